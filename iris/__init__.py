@@ -1,0 +1,106 @@
+"""Iris: Triton kernels that read, write and signal the memory of every GPU of the job.
+
+    import iris
+    ctx = iris.iris(heap_size=1 << 30)
+
+Import Iris before decorating kernels: where there is no GPU, it makes Triton interpret them (see
+:mod:`iris.backends`), and the same program then runs on any number of simulated ranks.
+"""
+
+from iris.backends import choose as _choose
+
+_choose()
+
+from iris import ops  # noqa: E402
+from iris.context import Iris, iris  # noqa: E402
+from iris.device import peer  # noqa: E402
+from iris.device.handle import Handle, rank, world_size  # noqa: E402
+from iris.device.rma import (  # noqa: E402
+    atomic_add,
+    atomic_and,
+    atomic_cas,
+    atomic_max,
+    atomic_min,
+    atomic_or,
+    atomic_sub,
+    atomic_xchg,
+    atomic_xor,
+    copy,
+    get,
+    load,
+    put,
+    store,
+    translate,
+)
+from iris.device.sync import (  # noqa: E402
+    barrier,
+    barrier_among,
+    signal,
+    signal_add,
+    signal_all,
+    wait,
+    wait_all,
+)
+from iris.errors import (  # noqa: E402
+    ArgumentError,
+    BackendError,
+    ContextError,
+    DTypeError,
+    HeapError,
+    IrisError,
+    LaunchError,
+    PeerDied,
+    PlacementError,
+    RankMismatch,
+    ShapeError,
+    WaitTimeout,
+)
+from iris.launch import RankPool, launch  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArgumentError",
+    "BackendError",
+    "ContextError",
+    "DTypeError",
+    "Handle",
+    "HeapError",
+    "Iris",
+    "IrisError",
+    "LaunchError",
+    "PeerDied",
+    "PlacementError",
+    "RankMismatch",
+    "RankPool",
+    "ShapeError",
+    "WaitTimeout",
+    "atomic_add",
+    "atomic_and",
+    "atomic_cas",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_sub",
+    "atomic_xchg",
+    "atomic_xor",
+    "barrier",
+    "barrier_among",
+    "copy",
+    "get",
+    "iris",
+    "launch",
+    "load",
+    "ops",
+    "peer",
+    "put",
+    "rank",
+    "signal",
+    "signal_add",
+    "signal_all",
+    "store",
+    "translate",
+    "wait",
+    "wait_all",
+    "world_size",
+]

@@ -1,0 +1,81 @@
+"""Where the heap lives and kernels run: GPUs, or a simulator on the CPU. :func:`choose` picks one.
+
+Triton decides when a kernel is *decorated* whether it will be compiled or interpreted, so the choice is
+made once, when ``iris`` is first imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iris.errors import BackendError
+
+if TYPE_CHECKING:
+    from iris.backends.base import Backend
+    from iris.mesh import Mesh
+
+GPU_BACKENDS = ("cuda", "hip")
+NAMES = (*GPU_BACKENDS, "sim")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A backend's name and why it was chosen, in words."""
+
+    name: str
+    reason: str
+
+
+def _gpus_of_torch() -> tuple[str | None, int]:
+    import torch
+
+    kind = "hip" if torch.version.hip else "cuda" if torch.version.cuda else None
+    return kind, torch.cuda.device_count() if kind else 0
+
+
+def detect() -> Choice:
+    """The backend for this process: ``IRIS_BACKEND`` if set, else GPUs if PyTorch sees any, else the simulator."""
+    wanted = os.environ.get("IRIS_BACKEND", "").lower()
+    kind, count = _gpus_of_torch()
+    if wanted == "sim":
+        return Choice("sim", "IRIS_BACKEND=sim")
+    if wanted in (*GPU_BACKENDS, "gpu"):
+        if not kind or not count or wanted not in (kind, "gpu"):
+            raise BackendError(
+                f"IRIS_BACKEND={wanted}, but PyTorch here is built for {kind or 'the CPU only'} and sees {count} GPUs. "
+                "Install a PyTorch built for your GPU, or unset IRIS_BACKEND to use the simulator."
+            )
+        return Choice(kind, f"IRIS_BACKEND={wanted}")
+    if wanted:
+        raise BackendError(f"IRIS_BACKEND={wanted} is not one of {', '.join(NAMES)}")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return Choice("sim", "TRITON_INTERPRET=1 was set")
+    if kind and count:
+        return Choice(kind, f"PyTorch sees {count} GPU{'s' if count > 1 else ''}")
+    return Choice("sim", f"PyTorch is built for {kind or 'the CPU only'} and sees no GPU")
+
+
+def choose() -> Choice:
+    """Detect the backend and, for the simulator, make Triton interpret the kernels decorated from now on."""
+    choice = detect()
+    if choice.name == "sim":
+        os.environ["TRITON_INTERPRET"] = "1"
+        if "triton" in sys.modules:
+            from iris.backends.interpreter import interpret_standard_library
+
+            interpret_standard_library()
+    return choice
+
+
+def open_backend(choice: Choice, mesh: Mesh, local_rank: int, heap_size: int) -> Backend:
+    """Start the chosen backend on this rank. Collective."""
+    if choice.name == "sim":
+        from iris.backends.sim import SimBackend
+
+        return SimBackend(mesh, heap_size)
+    from iris.backends.gpu import GpuBackend
+
+    return GpuBackend(choice.name, mesh, local_rank, heap_size)

@@ -1,0 +1,48 @@
+"""What a backend gives the context: peer-mapped memory, tensors over it, and waiting that ends."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Backend(ABC):
+    """One rank's memory, mapped on all ranks of the job, and the device that works on it.
+
+    Attributes:
+        name: ``"cuda"``, ``"hip"`` or ``"sim"``.
+        device: the torch device of tensors on the heap.
+        bases: address of every rank's heap *in this process*, in rank order.
+        num_sms: streaming multiprocessors (compute units) that kernels may count on being co-resident.
+    """
+
+    name: str
+    device: torch.device
+    bases: list[int]
+    num_sms: int
+
+    @abstractmethod
+    def bytes_at(self, offset: int, nbytes: int, on_release: Callable[[], None] | None) -> torch.Tensor:
+        """A uint8 tensor over ``nbytes`` of the own heap; ``on_release`` runs when its storage is let go."""
+
+    @abstractmethod
+    def status_words(self, count: int) -> torch.Tensor:
+        """``count`` int64 words that the host reads without waiting while kernels write them."""
+
+    @abstractmethod
+    def synchronize(self, stream: Any, check: Callable[[], None]) -> None:
+        """Wait for ``stream`` (None: the current one), calling ``check`` again and again meanwhile."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all memory. Tensors that the user still holds keep their memory until they go."""
+
+
+def call_on_release(owner: object, on_release: Callable[[], None] | None) -> None:
+    """Run ``on_release`` once ``owner`` is collected; not at interpreter exit."""
+    if on_release is not None:
+        weakref.finalize(owner, on_release).atexit = False

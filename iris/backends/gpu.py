@@ -1,0 +1,117 @@
+"""GPUs of one host: the heap is one PyTorch symmetric-memory allocation, mapped by every rank.
+
+The same code serves CUDA and HIP builds of PyTorch. The HIP branch is compiled and reviewed, but has not
+yet been run on AMD hardware.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import _SymmetricMemory
+
+from iris.backends.base import Backend, call_on_release
+from iris.errors import BackendError
+from iris.mesh import Mesh
+
+_opened = 0
+
+
+class _DeviceBytes:
+    """A range of the heap in the form that ``torch.as_tensor`` adopts without copying."""
+
+    def __init__(self, heap: torch.Tensor, offset: int, nbytes: int) -> None:
+        self._heap = heap
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (heap.data_ptr() + offset, False),
+            "version": 2,
+        }
+
+
+class GpuBackend(Backend):
+    """See :class:`~iris.backends.base.Backend`."""
+
+    def __init__(self, name: str, mesh: Mesh, local_rank: int, heap_size: int) -> None:
+        self.name = name
+        count = torch.cuda.device_count()
+        if local_rank >= count:
+            raise BackendError(
+                f"rank {mesh.rank} needs GPU {local_rank}, but PyTorch sees {count}. Start at most {count} ranks, "
+                "or set IRIS_BACKEND=sim to simulate any number."
+            )
+        self.device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(self.device)
+        properties = torch.cuda.get_device_properties(self.device)
+        self.num_sms = properties.multi_processor_count
+        self._require_peer_access(mesh, count)
+        self._heap, self._handle = self._rendezvous(mesh, heap_size)
+        self.bases = [int(pointer) for pointer in self._handle.buffer_ptrs]
+
+    def _require_peer_access(self, mesh: Mesh, count: int) -> None:
+        ours = self.device.index
+        for peer in range(min(count, mesh.world_size)):
+            if peer != ours and not torch.cuda.can_device_access_peer(ours, peer):
+                raise BackendError(
+                    f"GPU {ours} cannot reach the memory of GPU {peer} (no NVLink or PCIe peer access). "
+                    "`nvidia-smi topo -p2p r` shows which pairs can; choose those with CUDA_VISIBLE_DEVICES."
+                )
+
+    def _rendezvous(self, mesh: Mesh, heap_size: int) -> tuple[torch.Tensor, Any]:
+        """Allocate and map all heaps; the store that PyTorch needs for it lives only as long as this call."""
+        global _opened
+        _opened += 1
+        store = _shared_store(mesh)
+        group = f"iris-{id(store):x}-{_opened}"
+        group = mesh.exchange("name heap", group.encode())[0].decode()
+        _SymmetricMemory.set_group_info(group, mesh.rank, mesh.world_size, store)
+        try:
+            heap = _SymmetricMemory.empty_strided_p2p((heap_size,), (1,), torch.uint8, self.device, group)
+        except torch.cuda.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(self.device)
+            raise BackendError(
+                f"heap_size={heap_size} does not fit on {self.device}: {free} of {total} bytes are free"
+            ) from error
+        handle = _SymmetricMemory.rendezvous(heap)
+        mesh.exchange("heap mapped")
+        return heap, handle
+
+    def bytes_at(self, offset: int, nbytes: int, on_release: Callable[[], None] | None) -> torch.Tensor:
+        block = _DeviceBytes(self._heap, offset, nbytes)
+        call_on_release(block, on_release)
+        return torch.as_tensor(block, device=self.device)
+
+    def status_words(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int64, pin_memory=True)
+
+    def synchronize(self, stream: Any, check: Callable[[], None]) -> None:
+        event = torch.cuda.Event()
+        event.record(stream if stream is not None else torch.cuda.current_stream(self.device))
+        started = time.monotonic()
+        while not event.query():
+            if time.monotonic() - started > 1e-3:
+                check()
+                time.sleep(1e-4)
+        check()
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self.device)
+        del self._handle, self._heap
+
+
+def _shared_store(mesh: Mesh) -> torch.distributed.Store:
+    """A TCP store on loopback, at a port that the system chose, hosted by rank 0."""
+    timeout = timedelta(seconds=mesh.timeout_s)
+    store = None
+    if mesh.rank == 0:
+        store = torch.distributed.TCPStore("127.0.0.1", 0, mesh.world_size, True, timeout, wait_for_workers=False)
+    port = mesh.exchange("store", str(store.port if store else 0).encode())[0]
+    if store is None:
+        store = torch.distributed.TCPStore("127.0.0.1", int(port), mesh.world_size, False, timeout)
+    mesh.exchange("store joined")
+    return store

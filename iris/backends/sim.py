@@ -1,0 +1,94 @@
+"""The simulator: every rank a process, its heap an anonymous memory file that all peers map.
+
+Nothing is ever named in the file system (``memfd_create``), so nothing is left behind however a rank ends.
+Kernels run in Triton's interpreter, made cooperative and corrected by :mod:`iris.backends.interpreter`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from iris.backends.base import Backend, call_on_release
+from iris.errors import BackendError
+from iris.mesh import Mesh
+
+DEFAULT_SMS = 4
+
+
+class SimBackend(Backend):
+    """See :class:`~iris.backends.base.Backend`."""
+
+    name = "sim"
+
+    def __init__(self, mesh: Mesh, heap_size: int) -> None:
+        _require_interpreter()
+        from iris.backends import interpreter
+
+        interpreter.install()
+        self.device = torch.device("cpu")
+        self.num_sms = int(os.environ.get("IRIS_SIM_SMS", DEFAULT_SMS))
+        self._maps = self._map_heaps(mesh, heap_size)
+        self._own = self._maps[mesh.rank]
+        self.bases = [_address(self._maps[rank]) for rank in range(mesh.world_size)]
+
+    @staticmethod
+    def _map_heaps(mesh: Mesh, heap_size: int) -> dict[int, mmap.mmap]:
+        fd = os.memfd_create(f"iris-heap-{mesh.rank}", os.MFD_CLOEXEC)
+        fds = {mesh.rank: fd}
+        try:
+            os.ftruncate(fd, heap_size)
+            fds |= mesh.exchange_fd("share heap", fd)
+            return {rank: mmap.mmap(fds[rank], heap_size) for rank in sorted(fds)}
+        except OSError as error:
+            raise BackendError(
+                f"the simulated heap of {heap_size} bytes cannot be mapped: {error}. Choose a smaller heap_size."
+            ) from error
+        finally:
+            for one in fds.values():
+                os.close(one)
+
+    def bytes_at(self, offset: int, nbytes: int, on_release: Callable[[], None] | None) -> torch.Tensor:
+        block = np.frombuffer(self._own, dtype=np.uint8, count=nbytes, offset=offset)
+        call_on_release(block, on_release)
+        return torch.from_numpy(block)
+
+    def status_words(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int64)
+
+    def synchronize(self, stream: Any, check: Callable[[], None]) -> None:
+        check()
+
+    def close(self) -> None:
+        for mapped in self._maps.values():
+            try:
+                mapped.close()
+            except BufferError:
+                continue
+        self._maps = {}
+
+
+def _address(mapped: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+
+def _require_interpreter() -> None:
+    import triton
+
+    if not triton.knobs.runtime.interpret:
+        raise BackendError(
+            'backend="sim" needs Triton to interpret kernels, which must be known before they are decorated. '
+            "Set IRIS_BACKEND=sim in the environment before importing iris."
+        )
+
+
+def now_ns() -> int:
+    """The simulator's clock; the same on all ranks of a host."""
+    return time.monotonic_ns()

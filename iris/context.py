@@ -1,0 +1,605 @@
+"""The context: one rank's view of the job, its symmetric heap, and its peers."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+
+from iris import backends, launch
+from iris.device import sync
+from iris.device.handle import Handle
+from iris.errors import (
+    ArgumentError,
+    ContextError,
+    HeapError,
+    IrisError,
+    PeerDied,
+    PlacementError,
+    WaitTimeout,
+)
+from iris.heap import HeapTable, format_bytes
+from iris.mesh import Mesh, require_linux
+from iris.tensors import SymmetricTensors
+
+T = TypeVar("T")
+Group = Any
+"""A torch ProcessGroup, a sequence of ranks, or None for all ranks."""
+
+DEFAULT_HEAP_SIZE = 1 << 30
+STEADY_TIMEOUT_S = 60.0
+FIRST_TIMEOUT_S = 300.0
+MAX_RANKS = sync.MAX_RANKS.value
+
+_open_contexts: set[Iris] = set()
+_contexts_made = 0
+
+
+def iris(
+    heap_size: int = DEFAULT_HEAP_SIZE,
+    group: Group = None,
+    backend: str | None = None,
+    *,
+    timeout_s: float | None = None,
+    first_timeout_s: float | None = None,
+    log_level: str | int | None = None,
+) -> Iris:
+    """Join the job and return this rank's context. Collective.
+
+    Args:
+        heap_size: bytes of symmetric memory per rank; equal on all ranks.
+        group: a torch ProcessGroup whose ranks form the job (all on this host). None takes the default
+            group if ``torch.distributed`` is initialised, else what the launcher's environment says, else
+            a job of one rank.
+        backend: ``"cuda"``, ``"hip"`` or ``"sim"``; None takes what :func:`iris.backends.detect` chose.
+        timeout_s: seconds after which a wait for a peer gives up (default 60, or ``IRIS_TIMEOUT_S``).
+        first_timeout_s: the same while meeting, and for the first use of a flag, when peers may still be
+            compiling (default 300, or ``timeout_s`` if that is given).
+        log_level: for :meth:`Iris.info` and its siblings (default ``IRIS_LOG_LEVEL`` or ``"warning"``).
+
+    Raises:
+        WaitTimeout: ranks that did not arrive.
+        PeerDied: a rank that died on the way.
+        RankMismatch: ranks that disagree about ``heap_size`` or the number of ranks.
+        BackendError: what the backend lacks, and how to get it.
+    """
+    if isinstance(heap_size, bool) or not isinstance(heap_size, int) or heap_size < 1 << 16:
+        raise ArgumentError("iris", "heap_size", "at least 65536 bytes", heap_size)
+    given = timeout_s if timeout_s is not None else _seconds("IRIS_TIMEOUT_S")
+    steady = STEADY_TIMEOUT_S if given is None else given
+    first = first_timeout_s if first_timeout_s is not None else (FIRST_TIMEOUT_S if given is None else given)
+    if steady <= 0 or first <= 0:
+        raise ArgumentError("iris", "timeout_s", "more than 0 seconds", min(steady, first))
+    return Iris(heap_size, group, backend, steady, first, log_level)
+
+
+def _seconds(variable: str) -> float | None:
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ArgumentError("iris", variable, "a number of seconds", text) from error
+
+
+class Iris(SymmetricTensors):
+    """One rank's context; make it with :func:`iris.iris`, end it with :meth:`close` or ``with``.
+
+    Attributes:
+        rank: this rank.
+        world_size: the number of ranks.
+        device: the torch device of this rank's heap.
+        num_sms: SMs (compute units) of that device.
+        heap_bases: int64 tensor, the address of every rank's heap as this rank sees it; pass it to kernels.
+        handle: what device functions of :mod:`iris.peer` and :mod:`iris.device.sync` take.
+        backend_name: ``"cuda"``, ``"hip"`` or ``"sim"``.
+    """
+
+    _ops_factory: Callable[[Iris], Any] | None = None
+
+    def __init__(
+        self,
+        heap_size: int,
+        group: Group,
+        backend: str | None,
+        timeout_s: float,
+        first_timeout_s: float,
+        log_level: str | int | None,
+    ) -> None:
+        require_linux()
+        self._pid, self._open, self._failure = os.getpid(), False, None
+        choice = _choice(backend)
+        who = _identify(group)
+        if who.world_size > MAX_RANKS:
+            raise ArgumentError("iris", "world size", f"at most {MAX_RANKS} ranks", who.world_size)
+        self.rank, self.world_size, self.timeout_s = who.rank, who.world_size, timeout_s
+        self.backend_name, self.launched_by = choice.name, who.source
+        self._global_ranks = _global_ranks(group)
+        self._log = logging.getLogger(f"iris.rank{self.rank}")
+        self.set_log_level(log_level if log_level is not None else os.environ.get("IRIS_LOG_LEVEL", "warning"))
+        self._mesh = Mesh(who.rank, who.world_size, who.job, first_timeout_s)
+        try:
+            self._start(choice, who, heap_size, timeout_s, first_timeout_s)
+        except BaseException as error:
+            self._mesh.leave(error)
+            raise
+        self._open = True
+        _open_contexts.add(self)
+
+    def _start(
+        self, choice: backends.Choice, who: launch.Identity, heap_size: int, timeout_s: float, first_timeout_s: float
+    ) -> None:
+        self._mesh.exchange(f"iris(heap_size={heap_size}, backend={choice.name})")
+        self._table = HeapTable(heap_size)
+        self._backend = backends.open_backend(choice, self._mesh, who.local_rank, self._table.size)
+        self._mesh.timeout_s = timeout_s
+        self.device, self.num_sms, self.heap_size = self._backend.device, self._backend.num_sms, self._table.size
+        self._blocks: dict[int, _Lease] = {}
+        self._released: list[int] = []
+        self._released_by: dict[int, set[int]] = {}
+        self._workspaces: dict[Hashable, Any] = {}
+        self._group_tensors: dict[tuple[int, ...], torch.Tensor] = {}
+        self._control = self._table.allocate(sync.CONTROL_BYTES.value, "control block")
+        self._backend.bytes_at(self._control.offset, self._control.nbytes, None).zero_()
+        self._status = self._backend.status_words(sync.STATUS_WORDS.value)
+        self._status_view = self._status.numpy()
+        self.heap_bases = torch.tensor(self._backend.bases, dtype=torch.int64, device=self.device)
+        info = [self.rank, self.world_size, int(timeout_s * 1e9), int(first_timeout_s * 1e9), self._status.data_ptr()]
+        self._info = torch.tensor(info, dtype=torch.int64, device=self.device)
+        self.handle = Handle(self.heap_bases, self._info)
+        self._backend.synchronize(None, lambda: None)
+        self._mesh.exchange("heap ready")
+        self._watcher = _Watcher(self._mesh, self._status_view)
+        self.info(f"rank {self.rank} of {self.world_size} on {self.device} ({choice.reason})")
+
+    # -- what a rank may ask ------------------------------------------------------------------------
+
+    def get_rank(self) -> int:
+        """This rank."""
+        return self.rank
+
+    def get_num_ranks(self) -> int:
+        """The number of ranks."""
+        return self.world_size
+
+    def get_heap_bases(self) -> torch.Tensor:
+        """Addresses of all heaps, for kernels; see :attr:`heap_bases`."""
+        return self.heap_bases
+
+    def get_device(self) -> torch.device:
+        """The device of this rank's heap."""
+        return self.device
+
+    def get_cu_count(self) -> int:
+        """SMs (compute units) of this rank's device; see :attr:`num_sms`."""
+        return self.num_sms
+
+    @property
+    def ops(self) -> Any:
+        """Every op of :mod:`iris.ops`, bound to this context: ``ctx.ops.all_gather_matmul(output, A, B)``."""
+        if Iris._ops_factory is None:
+            raise ContextError("iris.ops is not imported: import iris")
+        return Iris._ops_factory(self)
+
+    @property
+    def heap_free_bytes(self) -> int:
+        """Bytes of the symmetric heap that are free on all ranks as of the last allocation."""
+        return self._table.free_bytes
+
+    # -- memory -------------------------------------------------------------------------------------
+
+    def _allocate(self, op: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        self._require_open(op)
+        count = 1
+        for extent in shape:
+            if extent < 0:
+                raise ArgumentError(op, "size", "extents of 0 or more", shape)
+            count *= extent
+        nbytes = count * dtype.itemsize
+        tag = f"{op}({nbytes} bytes)"
+        self._agree_on_releases(tag)
+        try:
+            block = self._table.allocate(nbytes, op)
+        except HeapError:
+            gc.collect()
+            self._agree_on_releases(f"{tag} again")
+            block = self._table.allocate(nbytes, op)
+        lease = _Lease(block.offset, self._released)
+        self._blocks[block.offset] = lease
+        memory = self._backend.bytes_at(block.offset, max(nbytes, 1), lease.release)
+        return memory[:nbytes].view(dtype).view(shape)
+
+    def _agree_on_releases(self, tag: str) -> None:
+        """Tell the peers which blocks this rank let go of, and free those that all have."""
+        mine, self._released[:] = list(self._released), []
+        answers = self._exchange(tag, json.dumps(mine).encode())
+        for peer in sorted(answers):
+            for offset in json.loads(answers[peer]):
+                self._released_by.setdefault(offset, set()).add(peer)
+        for offset in sorted(self._released_by):
+            if len(self._released_by[offset]) == self.world_size:
+                del self._released_by[offset], self._blocks[offset]
+                self._table.free(offset)
+
+    def free(self, tensor: torch.Tensor) -> None:
+        """Let go of ``tensor``'s block now, rather than when its last reference goes.
+
+        The block is reused once all ranks have let go of it. Using the tensor, or a view of it, after
+        this is an error that nobody detects.
+
+        Raises:
+            PlacementError: the tensor is not on the symmetric heap.
+        """
+        self._require_open("free")
+        offset = self._offset_of(tensor)
+        lease = next((one for start, one in self._blocks.items() if start == offset), None) if offset is not None else None
+        if lease is None:
+            raise PlacementError(
+                "free", "tensor", "the start of a block of this heap", f"{tuple(tensor.shape)} on {tensor.device}"
+            )
+        lease.release()
+
+    def _offset_of(self, tensor: torch.Tensor) -> int | None:
+        offset = tensor.data_ptr() - self._backend.bases[self.rank]
+        inside = 0 <= offset < self.heap_size and tensor.device.type == self.device.type
+        return offset if inside else None
+
+    def is_symmetric(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` lies on this context's symmetric heap."""
+        self._require_open("is_symmetric")
+        return self._offset_of(tensor) is not None
+
+    def workspace(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make()`` returned the first time ``key`` was asked for. Collective on first use.
+
+        Ops keep their flags and staging buffers here: made once, reused, never zeroed again.
+        """
+        self._require_open("workspace")
+        if key not in self._workspaces:
+            self._exchange(f"workspace({key})")
+            self._workspaces[key] = make()
+        made: T = self._workspaces[key]
+        return made
+
+    # -- synchronisation and small data -------------------------------------------------------------
+
+    def barrier(self, stream: Any = None, group: Group = None) -> None:
+        """Wait until this rank's ``stream`` is done and all ranks of ``group`` have come here.
+
+        Args:
+            stream: the stream to wait for (default: the current one).
+            group: the ranks that take part (default: all).
+
+        Sync: what any participating rank wrote on its stream before, all see afterwards.
+
+        Raises:
+            WaitTimeout, PeerDied: naming the ranks.
+        """
+        self._require_open("barrier")
+        ranks = self._ranks_of("barrier", group)
+        self.synchronize(stream)
+        self._exchange(f"barrier{ranks if group is not None else ''}", ranks=ranks)
+
+    def device_barrier(self, group: Group = None) -> None:
+        """A barrier of ``group`` on the current stream: the host does not wait, and it can be captured in a graph.
+
+        Sync: work on the stream before it, on any participating rank, is seen by work behind it on all.
+        All ranks of ``group`` must launch it, in the same order as their other device barriers.
+        """
+        self._require_open("device_barrier")
+        ranks = self._ranks_of("device_barrier", group)
+        if ranks not in self._group_tensors:
+            self._group_tensors[ranks] = torch.tensor(ranks, dtype=torch.int32, device=self.device)
+        sync.barrier_kernel[(1,)](self.handle, self._group_tensors[ranks], len(ranks), num_warps=1)
+
+    def synchronize(self, stream: Any = None) -> None:
+        """Wait for ``stream`` (default: the current one), noticing meanwhile when a peer dies or a wait expires."""
+        self._require_open("synchronize")
+        try:
+            self._backend.synchronize(stream, self.check)
+        except IrisError as error:
+            raise self._failed(error) from None
+
+    def broadcast(self, value: Any, source: int) -> Any:
+        """``value`` of rank ``source``, on every rank. Collective.
+
+        Args:
+            value: None, a bool, number, string, bytes, a list or dict of those, or a tensor (any device);
+                only ``source``'s counts.
+            source: the rank whose value is sent.
+        """
+        self._require_open("broadcast")
+        self._check_rank("broadcast", "source", source)
+        payload = _pack(value) if self.rank == source else b""
+        return _unpack(self._exchange(f"broadcast(source={source})", payload)[source], self.device)
+
+    def _ranks_of(self, op: str, group: Group) -> tuple[int, ...]:
+        """The members of ``group`` as ranks of this context, this rank among them."""
+        if group is None:
+            return tuple(range(self.world_size))
+        if isinstance(group, Sequence):
+            ranks = [int(rank) for rank in group]
+        else:
+            ranks = [self._global_ranks.index(rank) for rank in torch.distributed.get_process_group_ranks(group)]
+        for rank in ranks:
+            self._check_rank(op, "group", rank)
+        if self.rank not in ranks or len(set(ranks)) != len(ranks):
+            raise ArgumentError(op, "group", f"distinct ranks with this rank, {self.rank}, among them", ranks)
+        return tuple(ranks)
+
+    def _check_rank(self, op: str, argument: str, rank: int) -> None:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
+            raise ArgumentError(op, argument, f"a rank from 0 to {self.world_size - 1}", rank)
+
+    def _exchange(
+        self, tag: str, payload: bytes = b"", ranks: Sequence[int] | None = None
+    ) -> dict[int, bytes]:
+        self.check()
+        try:
+            return self._mesh.exchange(tag, payload, ranks)
+        except (PeerDied, WaitTimeout) as error:
+            raise self._failed(error) from None
+
+    # -- failure ------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise if a kernel's wait expired or a peer died since the last look. Costs no synchronisation.
+
+        Raises:
+            WaitTimeout: op, rank, the rank waited for, the flag, and what was wanted and seen.
+            PeerDied: the rank whose process is gone.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._status_view[sync.STATUS_CODE] or self._status_view[sync.STATUS_DEAD]:
+            raise self._failed(self._describe_status())
+
+    def _failed(self, error: IrisError) -> IrisError:
+        self._failure = self._failure or error
+        return self._failure
+
+    def _describe_status(self) -> IrisError:
+        dead = self._mesh.dead_ranks()
+        if dead:
+            try:
+                for rank in sorted(dead):
+                    self._mesh._drain(rank)
+            except IrisError as error:
+                return error
+            return self._mesh._death(min(dead), "kernel")
+        words = [int(word) for word in self._status_view]
+        site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
+        rank, peer = words[sync.STATUS_RANK], words[sync.STATUS_PEER]
+        if words[sync.STATUS_CODE] == sync.CODE_RELAYED:
+            message = f"{site}: rank {rank} gave up waiting for rank {peer}, so all ranks stopped"
+        else:
+            waited = words[sync.STATUS_WAITED] / 1e9
+            message = (
+                f"{site}: rank {rank} waited {waited:.1f} s for rank {peer}: flag at heap offset "
+                f"{words[sync.STATUS_FLAG]} should reach {words[sync.STATUS_WANTED]}, holds {words[sync.STATUS_SEEN]}"
+            )
+        return WaitTimeout(
+            f"{message}. Did rank {peer} make the same call? A slow but healthy peer needs a larger timeout_s.", [peer]
+        )
+
+    def _require_open(self, op: str) -> None:
+        if self._pid != os.getpid():
+            raise ContextError(
+                f"{op}: this context belongs to process {self._pid}; {os.getpid()} is a forked child. "
+                "Create contexts after forking, or start processes with 'spawn' or iris.launch."
+            )
+        if not self._open:
+            raise ContextError(f"{op}: this context is closed. Create a new one with iris.iris(...).")
+
+    # -- logging ------------------------------------------------------------------------------------
+
+    def set_log_level(self, level: str | int) -> None:
+        """Show messages of ``level`` (``"debug"``, ``"info"``, ``"warning"``, ``"error"``) and above."""
+        if not self._log.handlers:
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter(f"[iris %(levelname)s rank {self.rank}] %(message)s"))
+            self._log.addHandler(handler)
+            self._log.propagate = False
+        self._log.setLevel(level.upper() if isinstance(level, str) else level)
+
+    def debug(self, message: str) -> None:
+        """Log ``message`` with this rank's number, at level debug."""
+        self._log.debug(message)
+
+    def info(self, message: str) -> None:
+        """Log ``message`` with this rank's number, at level info."""
+        self._log.info(message)
+
+    def warning(self, message: str) -> None:
+        """Log ``message`` with this rank's number, at level warning."""
+        self._log.warning(message)
+
+    def error(self, message: str) -> None:
+        """Log ``message`` with this rank's number, at level error."""
+        self._log.error(message)
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for all ranks to be done, then give back all memory, sockets and threads. Collective.
+
+        Closing twice is harmless. After a failure nothing is waited for, and nothing is raised.
+
+        Raises:
+            PeerDied, WaitTimeout: a peer did not come; everything of this rank is released all the same.
+        """
+        if not self._open or self._pid != os.getpid():
+            return
+        try:
+            if self._failure is None:
+                self.synchronize()
+                self._exchange("close")
+        finally:
+            self._release(self._failure)
+
+    def _release(self, error: BaseException | None) -> None:
+        self._open = False
+        _open_contexts.discard(self)
+        self._watcher.stop()
+        self._workspaces.clear()
+        self._group_tensors.clear()
+        self._mesh.leave(error)
+        self._backend.close()
+        for handler in list(self._log.handlers):
+            self._log.removeHandler(handler)
+
+    def __enter__(self) -> Iris:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        elif self._open and self._pid == os.getpid():
+            self._release(error)
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "closed"
+        return (
+            f"Iris(rank={self.rank}, world_size={self.world_size}, device={self.device}, "
+            f"heap={format_bytes(self.heap_size)}, {state})"
+        )
+
+
+class _Lease:
+    """This rank's hold on a block; released once, by ``free`` or by the end of the tensor's storage."""
+
+    def __init__(self, offset: int, released: list[int]) -> None:
+        self._offset: int | None = offset
+        self._released = released
+
+    def release(self) -> None:
+        offset, self._offset = self._offset, None
+        if offset is not None:
+            self._released.append(offset)
+
+
+class _Watcher:
+    """A thread that tells waiting kernels when a peer's process has died."""
+
+    INTERVAL_S = 0.02
+
+    def __init__(self, mesh: Mesh, status: Any) -> None:
+        self._mesh, self._status, self._stop = mesh, status, threading.Event()
+        self._thread: threading.Thread | None = None
+        if mesh.world_size > 1:
+            self._thread = threading.Thread(target=self._watch, name="iris-watcher", daemon=True)
+            self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.INTERVAL_S):
+            dead = self._mesh.dead_ranks()
+            if dead:
+                self._status[sync.STATUS_DEAD] = 1 + min(dead)
+                return
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _choice(backend: str | None) -> backends.Choice:
+    choice = backends.detect()
+    if backend is None or backend == choice.name:
+        return choice
+    if backend not in backends.NAMES:
+        raise ArgumentError("iris", "backend", f"one of {', '.join(backends.NAMES)}", repr(backend))
+    return backends.Choice(backend, "asked for by the caller")
+
+
+def _identify(group: Group) -> launch.Identity:
+    """Who this rank is; the job's name differs for every context made."""
+    global _contexts_made
+    _contexts_made += 1
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if group is None and not distributed:
+        who = launch.identity() or launch.Identity(0, 1, 0, f"alone {os.getpid()}", "this process alone")
+        return launch.Identity(who.rank, who.world_size, who.local_rank, f"{who.job};#{_contexts_made}", who.source)
+    if not distributed:
+        raise ArgumentError("iris", "group", "None, as torch.distributed is not initialised", type(group).__name__)
+    ranks = _global_ranks(group)
+    rank = torch.distributed.get_rank(group)
+    if rank < 0:
+        raise ArgumentError("iris", "group", "a group that this rank belongs to", f"ranks {ranks}")
+    local_rank = int(os.environ.get("LOCAL_RANK", ranks[rank]))
+    name: list[Any] = [os.urandom(8).hex()]
+    if torch.distributed.get_backend(group) == "nccl":
+        torch.cuda.set_device(local_rank)
+    torch.distributed.broadcast_object_list(name, src=ranks[0], group=group)
+    return launch.Identity(rank, len(ranks), local_rank, name[0], "torch.distributed")
+
+
+def _global_ranks(group: Group) -> list[int]:
+    """``torch.distributed`` ranks of the context's ranks, in rank order."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return list(torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD))
+    return list(range(MAX_RANKS))
+
+
+def _pack(value: Any) -> bytes:
+    """``value`` as bytes: a JSON head, a newline, and raw data."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous()
+        head = {"tensor": str(flat.dtype).removeprefix("torch."), "shape": list(flat.shape)}
+        return json.dumps(head).encode() + b"\n" + flat.view(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(value, bytes):
+        return b'{"bytes": true}\n' + value
+    try:
+        return json.dumps({"json": value}).encode() + b"\n"
+    except TypeError as error:
+        raise ArgumentError(
+            "broadcast",
+            "value",
+            "None, bool, number, string, bytes, list or dict of those, or a tensor",
+            type(value).__name__,
+        ) from error
+
+
+def _unpack(data: bytes, device: torch.device) -> Any:
+    head, _, raw = data.partition(b"\n")
+    described = json.loads(head)
+    if "tensor" in described:
+        dtype = getattr(torch, described["tensor"])
+        flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+        return flat.view(dtype).view(described["shape"]).to(device)
+    return raw if "bytes" in described else described["json"]
+
+
+def _leave_all() -> None:
+    """At interpreter exit: close what the program forgot, telling the peers if it ends on an error."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    for context in list(_open_contexts):
+        if error is not None or context._failure is not None:
+            context._release(error or context._failure)
+            continue
+        context._mesh.timeout_s = min(context._mesh.timeout_s, 5.0)
+        try:
+            context.close()
+        except IrisError as late:
+            sys.stderr.write(f"iris: rank {context.rank} was not closed cleanly: {late}\n")
+
+
+def _abandon_all() -> None:
+    """In a forked child: close inherited sockets, so that the parent's death stays visible to its peers."""
+    for context in list(_open_contexts):
+        context._mesh.abandon()
+    _open_contexts.clear()
+
+
+atexit.register(_leave_all)
+os.register_at_fork(after_in_child=_abandon_all)

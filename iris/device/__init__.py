@@ -1,0 +1,1 @@
+"""Building blocks for kernels. Everything here is ``@triton.jit`` and imports nothing but Triton."""

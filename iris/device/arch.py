@@ -1,0 +1,60 @@
+"""What differs between NVIDIA, AMD and the simulator. The only inline assembly in Iris."""
+
+import os
+import time
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import globaltimer
+from triton.language.extra.hip import memrealtime
+from triton.language.target_info import is_hip
+
+
+def _host_clock_ns() -> int:
+    """The simulator's clock, the same for all ranks of the host."""
+    return time.monotonic_ns()
+
+
+_host_clock_ns.__triton_builtin__ = True  # type: ignore[attr-defined]
+
+SIMULATED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+MEMREALTIME_TICK_NS: tl.constexpr = tl.constexpr(10)
+"""AMD's real-time counter runs at 100 MHz on gfx9 (CDNA 3 ISA guide, S_MEMREALTIME)."""
+
+
+@triton.jit
+def clock_ns():
+    """Nanoseconds of a clock that all programs of this GPU share, int64. Resolution: about 1 µs or better."""
+    if SIMULATED:
+        return tl.full((), _host_clock_ns(), tl.int64)
+    elif is_hip():
+        return memrealtime() * MEMREALTIME_TICK_NS
+    else:
+        return globaltimer()
+
+
+@triton.jit
+def wait_bulk_stores():
+    """Wait until this thread's TMA stores are complete, not only read out of shared memory.
+
+    Needed between a TMA store and the flag that announces it on Triton 3.7 and older, whose own wait is
+    ``.read`` only (PTX ISA, cp.async.bulk.wait_group). Harmless elsewhere.
+    """
+    if not SIMULATED:
+        if not is_hip():
+            tl.inline_asm_elementwise(
+                "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+            )
+
+
+@triton.jit
+def fence_async_proxy():
+    """Order this thread's earlier acquire before its later TMA loads of data that a peer stored.
+
+    Ordinary accesses and TMA go through different proxies (PTX ISA, fence.proxy.async).
+    """
+    if not SIMULATED:
+        if not is_hip():
+            tl.inline_asm_elementwise(
+                "fence.proxy.async.global; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+            )

@@ -1,0 +1,35 @@
+"""The device handle: all that a kernel needs to reach its peers, as one argument.
+
+It is a ``NamedTuple`` of two small device tensors, so it passes through the JIT, a captured graph and the
+interpreter alike, and no rank's number is baked into a compiled kernel.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+RANK: tl.constexpr = tl.constexpr(0)
+WORLD_SIZE: tl.constexpr = tl.constexpr(1)
+TIMEOUT_NS: tl.constexpr = tl.constexpr(2)
+FIRST_TIMEOUT_NS: tl.constexpr = tl.constexpr(3)
+STATUS_ADDRESS: tl.constexpr = tl.constexpr(4)
+
+
+class Handle(NamedTuple):
+    """``ctx.handle``. ``bases``: int64 address of every rank's heap. ``info``: int64, see this module's constants."""
+
+    bases: Any
+    info: Any
+
+
+@triton.jit
+def rank(handle):
+    """This rank, int32."""
+    return tl.load(handle.info + RANK).to(tl.int32)
+
+
+@triton.jit
+def world_size(handle):
+    """The number of ranks, int32."""
+    return tl.load(handle.info + WORLD_SIZE).to(tl.int32)

@@ -1,0 +1,322 @@
+"""Remote memory access with explicit ranks and heap bases, in the argument order users of Iris know.
+
+A pointer argument is always one of *this* rank's heap; it is moved to the same offset in the other rank's
+heap. All functions work on scalars and on blocks of pointers, with ``mask``. :mod:`iris.device.peer` has
+the same functions without ``heap_bases`` and without this rank's number.
+
+Sync: loads and stores are plain; order them with :mod:`iris.device.sync`. Atomics default to ``acq_rel`` at
+``sys`` scope, the only scope that reaches another GPU. Before an atomic that releases, the program's threads
+meet at a barrier, so that everything they stored is published, not only what one thread stored.
+"""
+
+import triton
+import triton.language as tl
+
+HEAP_ALIGNMENT: tl.constexpr = tl.constexpr(1024)
+
+
+@triton.jit
+def translate(ptr, from_rank, to_rank, heap_bases):
+    """``ptr``, in ``from_rank``'s heap, moved to the same offset of ``to_rank``'s heap: ptr - bases[from] + bases[to].
+
+    Heaps start at multiples of 1 KiB, so the distance is a whole number of elements and keeps the alignment
+    that Triton has proved for ``ptr``: translated accesses vectorise like local ones.
+    """
+    ITEMSIZE: tl.constexpr = (ptr.dtype.element_ty.primitive_bitwidth + 7) // 8
+    from_base = tl.load(heap_bases + from_rank).to(tl.int64)
+    to_base = tl.load(heap_bases + to_rank).to(tl.int64)
+    distance = (to_base - from_base) // ITEMSIZE
+    return ptr + tl.multiple_of(distance, HEAP_ALIGNMENT // ITEMSIZE)
+
+
+@triton.jit
+def _hinted(ptr, hint: tl.constexpr):
+    """Tell Triton that ``ptr`` is contiguous and aligned in runs of ``hint`` elements."""
+    if hint is None:
+        return ptr
+    else:
+        return tl.max_contiguous(tl.multiple_of(ptr, hint), hint)
+
+
+@triton.jit
+def load(
+    ptr,
+    to_rank,
+    from_rank,
+    heap_bases,
+    mask=None,
+    other=None,
+    cache_modifier: tl.constexpr = "",
+    volatile: tl.constexpr = False,
+    hint: tl.constexpr = None,
+):
+    """Load from ``from_rank``'s memory.
+
+    Args:
+        ptr: where, as a pointer into this rank's heap.
+        to_rank: this rank, which receives the value.
+        from_rank: the rank whose memory is read.
+        mask, other, cache_modifier, volatile: as for ``tl.load``.
+        hint: elements (or one number per dimension) that are contiguous and aligned together.
+    """
+    remote = _hinted(translate(ptr, to_rank, from_rank, heap_bases), hint)
+    return tl.load(remote, mask=mask, other=other, cache_modifier=cache_modifier, volatile=volatile)
+
+
+@triton.jit
+def store(
+    ptr,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    cache_modifier: tl.constexpr = "",
+    hint: tl.constexpr = None,
+):
+    """Store ``value`` into ``to_rank``'s memory.
+
+    Args:
+        ptr: where, as a pointer into this rank's heap.
+        from_rank: this rank.
+        to_rank: the rank whose memory is written.
+        mask, cache_modifier: as for ``tl.store``.
+        hint: as for :func:`load`.
+    """
+    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    tl.store(remote, value, mask=mask, cache_modifier=cache_modifier)
+
+
+@triton.jit
+def get(
+    from_ptr,
+    to_ptr,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    other=None,
+    load_cache_modifier: tl.constexpr = "",
+    store_cache_modifier: tl.constexpr = "",
+    hint: tl.constexpr = None,
+):
+    """Copy from ``to_rank``'s memory at ``from_ptr`` to this rank's memory at ``to_ptr``.
+
+    ``from_rank`` is this rank, in whose heap both pointers are given; ``to_rank`` is the peer that is read.
+    """
+    remote = _hinted(translate(from_ptr, from_rank, to_rank, heap_bases), hint)
+    data = tl.load(remote, mask=mask, other=other, cache_modifier=load_cache_modifier)
+    tl.store(_hinted(to_ptr, hint), data, mask=mask, cache_modifier=store_cache_modifier)
+
+
+@triton.jit
+def put(
+    from_ptr,
+    to_ptr,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    other=None,
+    load_cache_modifier: tl.constexpr = "",
+    store_cache_modifier: tl.constexpr = "",
+    hint: tl.constexpr = None,
+):
+    """Copy from this rank's memory at ``from_ptr`` to ``to_rank``'s memory at ``to_ptr``.
+
+    ``from_rank`` is this rank, in whose heap both pointers are given; ``to_rank`` is the peer that is written.
+    """
+    data = tl.load(_hinted(from_ptr, hint), mask=mask, other=other, cache_modifier=load_cache_modifier)
+    remote = _hinted(translate(to_ptr, from_rank, to_rank, heap_bases), hint)
+    tl.store(remote, data, mask=mask, cache_modifier=store_cache_modifier)
+
+
+@triton.jit
+def copy(
+    src_ptr,
+    dst_ptr,
+    from_rank,
+    to_rank,
+    cur_rank,
+    heap_bases,
+    mask=None,
+    other=None,
+    load_cache_modifier: tl.constexpr = "",
+    store_cache_modifier: tl.constexpr = "",
+    hint: tl.constexpr = None,
+):
+    """Copy from ``from_rank``'s memory at ``src_ptr`` to ``to_rank``'s memory at ``dst_ptr``.
+
+    ``cur_rank`` is this rank, in whose heap both pointers are given; it need be neither of the two.
+    """
+    source = _hinted(translate(src_ptr, cur_rank, from_rank, heap_bases), hint)
+    data = tl.load(source, mask=mask, other=other, cache_modifier=load_cache_modifier)
+    target = _hinted(translate(dst_ptr, cur_rank, to_rank, heap_bases), hint)
+    tl.store(target, data, mask=mask, cache_modifier=store_cache_modifier)
+
+
+@triton.jit
+def _publish_before(sem: tl.constexpr):
+    """The CTA barrier that a releasing atomic needs; Triton adds none of its own before version 3.9."""
+    if sem is None or sem == "acq_rel" or sem == "release":
+        tl.debug_barrier()
+
+
+@triton.jit
+def atomic_add(
+    ptr,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = "acq_rel",
+    scope: tl.constexpr = "sys",
+    hint: tl.constexpr = None,
+):
+    """Add ``value`` to ``to_rank``'s memory; returns what was there. Arguments as for :func:`store` and ``tl.atomic_add``."""
+    _publish_before(sem)
+    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    return tl.atomic_add(remote, value, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_sub(
+    ptr,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = "acq_rel",
+    scope: tl.constexpr = "sys",
+    hint: tl.constexpr = None,
+):
+    """Subtract ``value`` from ``to_rank``'s memory, as an add of ``-value``; returns what was there."""
+    return atomic_add(ptr, -value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
+
+
+@triton.jit
+def atomic_xchg(
+    ptr,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = "acq_rel",
+    scope: tl.constexpr = "sys",
+    hint: tl.constexpr = None,
+):
+    """Exchange ``to_rank``'s memory for ``value``; returns what was there."""
+    _publish_before(sem)
+    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    return tl.atomic_xchg(remote, value, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_cas(
+    ptr,
+    cmp,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    sem: tl.constexpr = "acq_rel",
+    scope: tl.constexpr = "sys",
+    hint: tl.constexpr = None,
+):
+    """Put ``value`` into ``to_rank``'s memory where it equals ``cmp``; returns what was there."""
+    _publish_before(sem)
+    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    return tl.atomic_cas(remote, cmp, value, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_and(
+    ptr,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = "acq_rel",
+    scope: tl.constexpr = "sys",
+    hint: tl.constexpr = None,
+):
+    """Bitwise and of ``value`` into ``to_rank``'s memory; returns what was there."""
+    _publish_before(sem)
+    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    return tl.atomic_and(remote, value, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_or(
+    ptr,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = "acq_rel",
+    scope: tl.constexpr = "sys",
+    hint: tl.constexpr = None,
+):
+    """Bitwise or of ``value`` into ``to_rank``'s memory; returns what was there."""
+    _publish_before(sem)
+    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    return tl.atomic_or(remote, value, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_xor(
+    ptr,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = "acq_rel",
+    scope: tl.constexpr = "sys",
+    hint: tl.constexpr = None,
+):
+    """Bitwise exclusive or of ``value`` into ``to_rank``'s memory; returns what was there."""
+    _publish_before(sem)
+    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    return tl.atomic_xor(remote, value, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_min(
+    ptr,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = "acq_rel",
+    scope: tl.constexpr = "sys",
+    hint: tl.constexpr = None,
+):
+    """Minimum of ``value`` and ``to_rank``'s memory, kept there; returns what was there."""
+    _publish_before(sem)
+    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    return tl.atomic_min(remote, value, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_max(
+    ptr,
+    value,
+    from_rank,
+    to_rank,
+    heap_bases,
+    mask=None,
+    sem: tl.constexpr = "acq_rel",
+    scope: tl.constexpr = "sys",
+    hint: tl.constexpr = None,
+):
+    """Maximum of ``value`` and ``to_rank``'s memory, kept there; returns what was there."""
+    _publish_before(sem)
+    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    return tl.atomic_max(remote, value, mask=mask, sem=sem, scope=scope)

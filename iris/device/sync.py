@@ -1,0 +1,254 @@
+"""Flags between ranks: signal, wait, barrier, with the memory order built in.
+
+A *flag* is one aligned int32 word on the symmetric heap. It only grows: each use of it announces the next
+*epoch*, so nothing is ever reset and a captured graph replays correctly. Comparison is by difference, so
+the count may wrap around.
+
+Publishing: all stores → CTA barrier → one release at ``sys`` scope (:func:`signal`).
+Consuming: acquire at ``sys`` scope → CTA barrier → loads (:func:`wait`).
+
+Every wait is bounded. When one expires, the kernel records who waited for whom in the status words that the
+host reads, raises the abort word on all ranks so that their kernels stop waiting too, and goes on with
+whatever is in memory; the host raises ``WaitTimeout`` at its next look, so no such result is ever returned.
+"""
+
+import triton
+import triton.language as tl
+
+from iris.device.arch import clock_ns
+from iris.device.handle import FIRST_TIMEOUT_NS, STATUS_ADDRESS, TIMEOUT_NS, rank, world_size
+from iris.device.rma import translate
+
+MAX_RANKS: tl.constexpr = tl.constexpr(16)
+
+CONTROL_BYTES: tl.constexpr = tl.constexpr(4096)
+"""The control block at the start of every heap: the abort word, then barrier flags, then barrier epochs."""
+_BARRIER_FLAGS: tl.constexpr = tl.constexpr(256)
+_BARRIER_EPOCHS: tl.constexpr = tl.constexpr(512)
+
+STATUS_WORDS: tl.constexpr = tl.constexpr(16)
+STATUS_CODE = 0
+STATUS_SITE = 1
+STATUS_RANK = 2
+STATUS_PEER = 3
+STATUS_FLAG = 4
+STATUS_WANTED = 5
+STATUS_SEEN = 6
+STATUS_WAITED = 7
+STATUS_DEAD = 8
+CODE_EXPIRED = 1
+CODE_RELAYED = 2
+_DEAD: tl.constexpr = tl.constexpr(STATUS_DEAD)
+
+SITES = {
+    0: "a user kernel",
+    1: "device_barrier",
+    2: "all_gather_matmul",
+    3: "matmul_all_scatter",
+}
+"""What a wait belongs to, for the error message: pass the number as ``site``."""
+SITE_USER: tl.constexpr = tl.constexpr(0)
+SITE_BARRIER: tl.constexpr = tl.constexpr(1)
+SITE_ALL_GATHER_MATMUL: tl.constexpr = tl.constexpr(2)
+SITE_MATMUL_ALL_SCATTER: tl.constexpr = tl.constexpr(3)
+
+_POLLS_PER_CHECK: tl.constexpr = tl.constexpr(64)
+
+
+@triton.jit
+def _own_base(handle):
+    return tl.load(handle.bases + rank(handle))
+
+
+@triton.jit
+def _control_word(handle, offset: tl.constexpr):
+    return (_own_base(handle) + offset).to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def _abort_word(handle):
+    return _own_base(handle).to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def _status(handle):
+    return tl.load(handle.info + STATUS_ADDRESS).to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def _poll(flag_ptr):
+    """One look at a flag, with acquire at sys scope."""
+    return tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
+
+
+@triton.jit
+def signal(flag_ptr, value, peer, handle):
+    """Set ``flag_ptr`` at rank ``peer`` to ``value``, after everything this program has stored so far.
+
+    Args:
+        flag_ptr: int32 flag, as a pointer into this rank's heap.
+        value: the epoch to announce, int32.
+        peer: whose flag to set; may be this rank.
+
+    Sync: releases at sys scope all earlier stores of all threads of this program, to any rank.
+    """
+    tl.debug_barrier()
+    tl.atomic_xchg(translate(flag_ptr, rank(handle), peer, handle.bases), value, sem="release", scope="sys")
+
+
+@triton.jit
+def signal_add(flag_ptr, value, peer, handle):
+    """As :func:`signal`, but adds ``value``: for a flag that several programs or ranks count up together."""
+    tl.debug_barrier()
+    tl.atomic_add(translate(flag_ptr, rank(handle), peer, handle.bases), value, sem="release", scope="sys")
+
+
+@triton.jit
+def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
+    """Wait until this rank's flag at ``flag_ptr`` has reached ``value``. Returns what it holds, int32.
+
+    Args:
+        flag_ptr: int32 flag in this rank's heap.
+        value: the epoch to wait for; reached when ``flag - value >= 0``.
+        peer: the rank expected to signal, named if the wait expires.
+        site: what to call this wait in the error, a key of :data:`SITES`.
+
+    Sync: acquires at sys scope, for all threads of this program, what the signaller released.
+    Bounded: by the context's ``timeout_s``, or ``first_timeout_s`` while ``value`` is at most 1.
+    """
+    seen = _poll(flag_ptr)
+    if seen - value < 0:
+        started = clock_ns()
+        stopped = _stopped(handle)
+        polls = 0
+        while (seen - value < 0) & (stopped == 0):
+            seen = _poll(flag_ptr)
+            polls += 1
+            if polls % _POLLS_PER_CHECK == 0:
+                offset = flag_ptr.to(tl.int64) - _own_base(handle)
+                stopped = _check_bounds(offset, value, seen, peer, started, handle, site)
+    tl.debug_barrier()
+    return seen
+
+
+@triton.jit
+def signal_all(flag_ptr, values, peers, valid, handle):
+    """:func:`signal` to several peers at once: ``values`` and ``peers`` are blocks, ``valid`` masks them."""
+    remote = translate(flag_ptr + peers * 0, rank(handle), peers, handle.bases)
+    tl.debug_barrier()
+    tl.atomic_xchg(remote, values, mask=valid, sem="release", scope="sys")
+
+
+@triton.jit
+def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_USER):
+    """:func:`wait` for several flags at once: all arguments but the last two are blocks, masked by ``valid``."""
+    ahead = _poll_all(flag_ptrs, values, valid)
+    if tl.min(ahead) < 0:
+        started = clock_ns()
+        stopped = _stopped(handle)
+        polls = 0
+        while (tl.min(ahead) < 0) & (stopped == 0):
+            ahead = _poll_all(flag_ptrs, values, valid)
+            polls += 1
+            if polls % _POLLS_PER_CHECK == 0 and tl.min(ahead) < 0:
+                first = tl.arange(0, ahead.shape[0]) == tl.argmin(ahead, 0)
+                value = tl.sum(tl.where(first, values, 0))
+                seen = value + tl.min(ahead)
+                peer = tl.sum(tl.where(first, peers, 0))
+                offset = tl.sum(tl.where(first, flag_ptrs.to(tl.int64), 0)) - _own_base(handle)
+                stopped = _check_bounds(offset, value, seen, peer, started, handle, site)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _poll_all(flag_ptrs, values, valid):
+    """How far each flag is ahead of its value; negative where it must still be waited for."""
+    seen = tl.atomic_add(flag_ptrs, values * 0, mask=valid, sem="acquire", scope="sys")
+    return tl.where(valid, seen - values, 0)
+
+
+@triton.jit
+def _stopped(handle):
+    """Whether this rank's kernels have been told to stop waiting, int32."""
+    stopped = 0
+    if tl.atomic_add(_abort_word(handle), 0, sem="relaxed", scope="sys") != 0:
+        stopped = 1
+    return stopped
+
+
+@triton.jit
+def _check_bounds(offset, value, seen, peer, started, handle, site: tl.constexpr):
+    """Whether to give up this wait: its time is over, a peer is dead, or another rank gave up."""
+    stopped = 0
+    limit = tl.load(handle.info + TIMEOUT_NS)
+    if value <= 1:
+        limit = tl.load(handle.info + FIRST_TIMEOUT_NS)
+    waited = clock_ns() - started
+    told = tl.atomic_add(_abort_word(handle), 0, sem="acquire", scope="sys")
+    if told != 0:
+        _record(2, site, (told >> 8) & 255, told & 255, 0, value, seen, waited, handle)
+        stopped = 1
+    elif tl.load(_status(handle) + _DEAD, volatile=True) != 0:
+        stopped = 1
+    elif waited > limit:
+        me = rank(handle).to(tl.int64)
+        code = (1 << 16) | (me << 8) | peer
+        if tl.atomic_cas(_abort_word(handle), code * 0, code, sem="acq_rel", scope="sys") == 0:
+            _record(1, site, me, peer, offset, value, seen, waited, handle)
+            for other in range(world_size(handle)):
+                theirs = translate(_abort_word(handle), rank(handle), other, handle.bases)
+                tl.atomic_cas(theirs, code * 0, code, sem="acq_rel", scope="sys")
+        stopped = 1
+    return stopped
+
+
+@triton.jit
+def _record(code: tl.constexpr, site: tl.constexpr, me, peer, offset, wanted, seen, waited, handle):
+    """Write the status words; the code last, so that the host never reads half a record."""
+    words = _status(handle)
+    tl.store(words + 1, tl.full((), site, tl.int64))
+    tl.store(words + 2, me)
+    tl.store(words + 3, peer)
+    tl.store(words + 4, offset)
+    tl.store(words + 5, wanted)
+    tl.store(words + 6, seen)
+    tl.store(words + 7, waited)
+    tl.debug_barrier()
+    tl.atomic_xchg(words, tl.full((), code, tl.int64), sem="release", scope="sys")
+
+
+@triton.jit
+def _meet(peers, valid, handle, site: tl.constexpr):
+    """Signal all ``peers`` and wait for them. Each pair of ranks counts the barriers it has been in together,
+    so that any mix of groups shares one set of flags."""
+    flags, epochs = _control_word(handle, _BARRIER_FLAGS), _control_word(handle, _BARRIER_EPOCHS)
+    wanted = tl.load(epochs + peers, mask=valid, other=0) + 1
+    signal_all(flags + rank(handle), wanted, peers, valid, handle)
+    wait_all(flags + peers, wanted, peers, valid, handle, site)
+    tl.store(epochs + peers, wanted, mask=valid)
+
+
+@triton.jit
+def barrier(handle, site: tl.constexpr = SITE_BARRIER):
+    """A barrier of all ranks of the job. Run by ONE program per rank.
+
+    Sync: what each rank's program stored before, and what ran before its kernel on the stream, is seen by every
+    rank's program, and by what runs after its kernel.
+    """
+    lanes = tl.arange(0, MAX_RANKS)
+    valid = lanes < world_size(handle)
+    _meet(tl.where(valid, lanes, rank(handle)), valid, handle, site)
+
+
+@triton.jit
+def barrier_among(members_ptr, count, handle, site: tl.constexpr = SITE_BARRIER):
+    """:func:`barrier` of the ``count`` ranks listed at ``members_ptr`` (int32), this rank among them."""
+    lanes = tl.arange(0, MAX_RANKS)
+    valid = lanes < count
+    _meet(tl.load(members_ptr + lanes, mask=valid, other=rank(handle)), valid, handle, site)
+
+
+@triton.jit
+def barrier_kernel(handle, members_ptr, count):
+    """:func:`barrier_among` as a kernel of one program; launched by ``ctx.device_barrier``."""
+    barrier_among(members_ptr, count, handle)

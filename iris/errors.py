@@ -1,0 +1,94 @@
+"""Every error that Iris raises on purpose.
+
+::
+
+    IrisError
+    ├── ArgumentError (ValueError)      a bad argument: op, argument, expected, got
+    │   ├── ShapeError                  … because of its shape or strides
+    │   ├── DTypeError (TypeError)      … because of its dtype
+    │   └── PlacementError              … because it is on the wrong device or off the heap
+    ├── HeapError (MemoryError)         the symmetric heap is full, or misused
+    ├── RankMismatch                    ranks made different collective calls
+    ├── BackendError                    the machine lacks something Iris needs
+    ├── ContextError                    use after close, or in a forked child
+    ├── LaunchError                     ranks could not be started, or one failed
+    ├── WaitTimeout (TimeoutError)      a bounded wait ran out; names the rank waited for
+    └── PeerDied                        a peer's process is gone; names the rank
+
+All of them derive from the built-in that a caller would guess, so ``except ValueError`` still catches a
+bad shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class IrisError(Exception):
+    """Base of all errors raised by Iris."""
+
+
+class ArgumentError(IrisError, ValueError):
+    """An argument that cannot work, found before anything was launched."""
+
+    def __init__(self, op: str, argument: str, expected: str, got: object, fix: str = "") -> None:
+        self.op, self.argument, self.expected, self.got, self.fix = op, argument, expected, got, fix
+        text = f"{op}: {argument}: expected {expected}, got {got}"
+        super().__init__(f"{text}. {fix}" if fix else text)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.op, self.argument, self.expected, str(self.got), self.fix)
+
+
+class ShapeError(ArgumentError):
+    """A tensor whose shape or strides do not fit."""
+
+
+class DTypeError(ArgumentError, TypeError):
+    """A tensor whose dtype does not fit."""
+
+
+class PlacementError(ArgumentError):
+    """A tensor on the wrong device, or not on the symmetric heap."""
+
+
+class HeapError(IrisError, MemoryError):
+    """The symmetric heap cannot satisfy a request."""
+
+
+class RankMismatch(IrisError):
+    """Ranks that should have made the same collective call did not."""
+
+
+class BackendError(IrisError):
+    """The chosen backend cannot run here; the message says what is missing and how to get it."""
+
+
+class ContextError(IrisError):
+    """A context used after ``close()`` or in a forked child."""
+
+
+class LaunchError(IrisError):
+    """Ranks could not be started, or one of them failed."""
+
+
+class WaitTimeout(IrisError, TimeoutError):
+    """A wait that reached its bound. ``ranks`` are the ranks that were waited for."""
+
+    def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (str(self), self.ranks)
+
+
+class PeerDied(IrisError):
+    """A peer's process ended without closing its context. ``ranks`` are the ranks that died."""
+
+    def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (str(self), self.ranks)

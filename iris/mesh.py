@@ -1,0 +1,368 @@
+"""The control plane: one Unix socket between every pair of ranks of a job.
+
+It carries what must not travel over the heap: allocation checks, host barriers, small broadcasts, file
+descriptors, and the news that a rank has died (its socket closes, so every peer knows at once).
+
+Sockets live in Linux's abstract namespace: no file is ever made, so none can be left behind. Both ends
+check the other's user id. Frames are length-prefixed bytes; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import hashlib
+import itertools
+import json
+import os
+import select
+import selectors
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterable, Sequence
+
+from iris.errors import BackendError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout
+
+_HEADER = struct.Struct("!cHQ")
+_DATA, _ABORT = b"D", b"A"
+_ERRORS: dict[str, type[PeerDied] | type[WaitTimeout]] = {"PeerDied": PeerDied, "WaitTimeout": WaitTimeout}
+
+
+def address(key: str, rank: int) -> str:
+    """The abstract socket name on which ``rank`` of job ``key`` listens."""
+    digest = hashlib.sha256(f"{os.getuid()}:{key}".encode()).hexdigest()[:24]
+    return f"\0iris-{digest}-{rank}"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``rank 3`` or ``ranks 1, 3``."""
+    ordered = sorted(ranks)
+    return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(map(str, ordered))}"
+
+
+class Mesh:
+    """Connections from this rank to all others of the job ``key``.
+
+    Args:
+        rank: this rank, ``0 <= rank < world_size``.
+        world_size: the number of ranks; all must be on this host.
+        key: names the job; equal on all its ranks and on no other job's.
+        timeout_s: how long to wait for peers, here and in :meth:`exchange`.
+
+    Raises:
+        WaitTimeout: peers that did not arrive within ``timeout_s``, named.
+        PeerDied: a peer arrived and died before all had arrived.
+        LaunchError: another job already uses this key.
+    """
+
+    def __init__(self, rank: int, world_size: int, key: str, timeout_s: float) -> None:
+        self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
+        self.peers: dict[int, socket.socket] = {}
+        self.pids: dict[int, int] = {rank: os.getpid()}
+        self._received: dict[int, bytearray] = {}
+        self._fds: dict[int, list[int]] = {}
+        self._closed = False
+        if world_size > 1:
+            try:
+                self._connect(key, time.monotonic() + timeout_s)
+            except BaseException as error:
+                self.leave(error)
+                raise
+
+    # -- rendezvous ---------------------------------------------------------------------------------
+
+    def _connect(self, key: str, deadline: float) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
+            self._bind(listener, address(key, self.rank))
+            lower = set(range(self.rank))
+            while len(self.peers) < self.world_size - 1:
+                for peer in sorted(lower - self.peers.keys()):
+                    connection = self._dial(address(key, peer))
+                    if connection is not None:
+                        self._adopt(connection, deadline, expected=peer)
+                ready, _, _ = select.select([listener, *self.peers.values()], [], [], 0.01)
+                if listener in ready:
+                    self._adopt(listener.accept()[0], deadline)
+                for peer, connection in self.peers.items():
+                    if connection in ready:
+                        self._check_alive(peer)
+                if time.monotonic() > deadline and len(self.peers) < self.world_size - 1:
+                    missing = set(range(self.world_size)) - self.peers.keys() - {self.rank}
+                    raise WaitTimeout(
+                        f"rendezvous: rank {self.rank} waited {self.timeout_s:g} s for {ranks_text(missing)} "
+                        f"of {self.world_size}, which never arrived. Were all {self.world_size} ranks "
+                        "started on this host, and are they still running?",
+                        missing,
+                    )
+        for connection in self.peers.values():
+            connection.setblocking(False)
+
+    def _bind(self, listener: socket.socket, name: str) -> None:
+        try:
+            listener.bind(name)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise LaunchError(
+                f"rank {self.rank} of this job is already running in another process. Start the second "
+                "job with another IRIS_JOB=<name> in its environment, or end the first."
+            ) from error
+        listener.listen(self.world_size)
+
+    def _dial(self, name: str) -> socket.socket | None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(name)
+        except (ConnectionRefusedError, FileNotFoundError):
+            connection.close()
+            return None
+        return connection
+
+    def _adopt(self, connection: socket.socket, deadline: float, expected: int | None = None) -> None:
+        """Shake hands on a fresh connection and file it under its peer's rank."""
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, uid, _ = struct.unpack("3i", credentials)
+        if uid != os.getuid():
+            connection.close()
+            if expected is None:
+                return
+            raise LaunchError(f"rank {expected}'s socket belongs to user {uid}, not to you ({os.getuid()})")
+        connection.settimeout(max(0.05, deadline - time.monotonic()))
+        hello = json.dumps({"rank": self.rank, "world_size": self.world_size}).encode()
+        try:
+            connection.sendall(struct.pack("!H", len(hello)) + hello)
+            (length,) = struct.unpack("!H", _read_exactly(connection, 2))
+            theirs = json.loads(_read_exactly(connection, length))
+        except (OSError, EOFError):
+            connection.close()
+            if expected is None:
+                return
+            raise PeerDied(f"rendezvous: rank {expected} died while ranks were meeting", [expected]) from None
+        if theirs["world_size"] != self.world_size:
+            connection.close()
+            raise RankMismatch(
+                f"rendezvous: rank {theirs['rank']} expects {theirs['world_size']} ranks, "
+                f"rank {self.rank} expects {self.world_size}. Start all ranks with the same world size."
+            )
+        self.peers[theirs["rank"]] = connection
+        self.pids[theirs["rank"]] = pid
+        self._received[theirs["rank"]] = bytearray()
+        self._fds[theirs["rank"]] = []
+
+    def _check_alive(self, peer: int) -> None:
+        """Raise if the first word from ``peer`` during rendezvous is its end, or its reason for ending."""
+        connection = self.peers[peer]
+        data = connection.recv(65536, socket.MSG_DONTWAIT)
+        if not data:
+            raise PeerDied(f"rendezvous: rank {peer} died while ranks were meeting", [peer])
+        self._received[peer] += data
+        self._take_frame(peer, only_abort=True)
+
+    # -- collective calls ---------------------------------------------------------------------------
+
+    def exchange(
+        self,
+        tag: str,
+        payload: bytes = b"",
+        ranks: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+        fd: int | None = None,
+    ) -> dict[int, bytes]:
+        """Send ``payload`` to every rank of ``ranks`` and return what each of them sent, own included.
+
+        Args:
+            tag: what call this is; must be equal on all ranks.
+            ranks: the ranks that take part (all by default); this rank must be one of them.
+            fd: a file descriptor to send along; see :meth:`exchange_fd`.
+
+        Raises:
+            RankMismatch: some rank made another call; names each rank's call.
+            PeerDied: a participating rank's process ended.
+            WaitTimeout: a participating rank did not call within the time.
+        """
+        timeout = self.timeout_s if timeout_s is None else timeout_s
+        group = set(range(self.world_size)) if ranks is None else set(ranks)
+        frame = _frame(_DATA, tag, payload)
+        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        outgoing = {peer: memoryview(frame) for peer in sorted(group) if peer != self.rank}
+        tags, payloads = {self.rank: tag}, {self.rank: payload}
+        deadline = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            for peer in outgoing:
+                selector.register(self._socket(peer), selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
+            while True:
+                for peer in group - tags.keys():
+                    taken = self._take_frame(peer)
+                    if taken is not None:
+                        tags[peer], payloads[peer] = taken
+                if not group - tags.keys() and not outgoing:
+                    break
+                events = selector.select(max(0.0, deadline - time.monotonic()))
+                if not events and time.monotonic() >= deadline:
+                    late = sorted(group - tags.keys())
+                    raise WaitTimeout(
+                        f"{tag.split('(')[0]}: rank {self.rank} waited {timeout:g} s for {ranks_text(late)}, which "
+                        "did not make the call. Is it in other work, or stuck before this point?",
+                        late,
+                    )
+                for selected, mask in events:
+                    peer = selected.data
+                    if mask & selectors.EVENT_WRITE and peer in outgoing:
+                        data = outgoing[peer]
+                        outgoing[peer] = self._send_some(peer, data, rights if len(data) == len(frame) else [], tag)
+                    if mask & selectors.EVENT_READ and peer not in tags:
+                        self._receive_some(peer, tag)
+                    if peer in outgoing and not outgoing[peer]:
+                        del outgoing[peer]
+                        selector.modify(self._socket(peer), selectors.EVENT_READ, peer)
+                    if peer in tags and peer not in outgoing:
+                        selector.unregister(self._socket(peer))
+        if len(set(tags.values())) > 1:
+            calls = "; ".join(f"rank {peer}: {tags[peer]}" for peer in sorted(tags))
+            raise RankMismatch(
+                f"ranks made different calls: {calls}. Every rank must make the same Iris calls, "
+                "with the same sizes, in the same order."
+            )
+        return payloads
+
+    def exchange_fd(self, tag: str, fd: int) -> dict[int, int]:
+        """Give ``fd`` to every peer; return the descriptors they gave, open in this process."""
+        self.exchange(tag, fd=fd)
+        return {peer: self._fds[peer].pop(0) for peer in self.peers}
+
+    def _socket(self, peer: int) -> socket.socket:
+        if peer not in self.peers:
+            raise PeerDied(f"rank {peer} has left the job", [peer])
+        return self.peers[peer]
+
+    def _send_some(
+        self, peer: int, data: memoryview, rights: list[tuple[int, int, array.array[int]]], tag: str
+    ) -> memoryview:
+        try:
+            return data[self.peers[peer].sendmsg([data], rights) :]
+        except BlockingIOError:
+            return data
+        except OSError:
+            self._drain(peer)
+            raise self._death(peer, tag) from None
+
+    def _receive_some(self, peer: int, tag: str) -> None:
+        try:
+            data, ancillary, _, _ = self.peers[peer].recvmsg(1 << 20, socket.CMSG_SPACE(4))
+            for _, _, rights in ancillary:
+                self._fds[peer].append(int.from_bytes(rights[:4], sys.byteorder))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            raise self._death(peer, tag)
+        self._received[peer] += data
+
+    def _drain(self, peer: int) -> None:
+        """Read what a dead peer said last: it may have named another culprit."""
+        try:
+            while data := self.peers[peer].recv(1 << 20):
+                self._received[peer] += data
+        except OSError:
+            pass
+        while self._take_frame(peer) is not None:
+            pass
+
+    def _death(self, peer: int, tag: str) -> IrisError:
+        others = self.dead_ranks() - {peer}
+        named = sorted({peer} | others)
+        return PeerDied(
+            f"{tag.split('(')[0]}: {ranks_text(named)} died (process {self.pids[peer]} is gone). "
+            "Look at that rank's output for the cause; this context can only be closed.",
+            named,
+        )
+
+    def _take_frame(self, peer: int, only_abort: bool = False) -> tuple[str, bytes] | None:
+        """The next whole frame from ``peer``, if it is here; an abort frame raises the peer's error."""
+        buffer = self._received.get(peer, bytearray())
+        if len(buffer) < _HEADER.size:
+            return None
+        kind, tag_length, length = _HEADER.unpack_from(buffer)
+        end = _HEADER.size + tag_length + length
+        if len(buffer) < end or (only_abort and kind == _DATA):
+            return None
+        tag = bytes(buffer[_HEADER.size : _HEADER.size + tag_length]).decode()
+        payload = bytes(buffer[_HEADER.size + tag_length : end])
+        del buffer[:end]
+        if kind == _ABORT:
+            report = json.loads(payload)
+            error = _ERRORS.get(report["error"], PeerDied)
+            raise error(report["message"], report["ranks"])
+        return tag, payload
+
+    # -- life and death -----------------------------------------------------------------------------
+
+    def dead_ranks(self) -> set[int]:
+        """Peers whose end of the connection is closed, without reading anything. Thread-safe."""
+        poller = select.poll()
+        owners: dict[int, int] = {}
+        for peer, connection in list(self.peers.items()):
+            fd = connection.fileno()
+            if fd >= 0:
+                owners[fd] = peer
+                poller.register(fd, select.POLLRDHUP)
+        dead = (select.POLLRDHUP, select.POLLHUP, select.POLLERR)
+        return {owners[fd] for fd, event in poller.poll(0) if any(event & bit for bit in dead)}
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Close all connections; with ``error``, tell the peers first why."""
+        if self._closed:
+            return
+        self._closed = True
+        if error is not None:
+            culprits = list(getattr(error, "ranks", ())) or [self.rank]
+            kind = type(error).__name__ if isinstance(error, tuple(_ERRORS.values())) else "PeerDied"
+            if not isinstance(error, IrisError) or kind not in _ERRORS or culprits == [self.rank]:
+                kind, message = "PeerDied", f"rank {self.rank} left with {type(error).__name__}: {error}"
+            else:
+                message = str(error)
+            report = json.dumps({"error": kind, "message": message[:4000], "ranks": culprits}).encode()
+            frame = _frame(_ABORT, "abort", report)
+            for connection in self.peers.values():
+                try:
+                    connection.settimeout(0.2)
+                    connection.sendall(frame)
+                except OSError:
+                    continue
+        for connection in self.peers.values():
+            connection.close()
+        for fd in itertools.chain.from_iterable(self._fds.values()):
+            os.close(fd)
+        self.peers.clear()
+        self._fds.clear()
+
+    def abandon(self) -> None:
+        """In a forked child: drop the inherited descriptors without a word to the peers."""
+        self._closed = True
+        for connection in self.peers.values():
+            os.close(connection.detach())
+        self.peers.clear()
+
+
+def _frame(kind: bytes, tag: str, payload: bytes) -> bytes:
+    name = tag.encode()
+    return _HEADER.pack(kind, len(name), len(payload)) + name + payload
+
+
+def _read_exactly(connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        part = connection.recv(length - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def require_linux() -> None:
+    """Raise where abstract Unix sockets do not exist."""
+    if not hasattr(socket, "AF_UNIX") or os.uname().sysname != "Linux":
+        raise BackendError("Iris needs Linux (abstract Unix sockets and memfd); on macOS or Windows use a Linux VM or container.")
