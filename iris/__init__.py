@@ -56,6 +56,7 @@ from iris.errors import (  # noqa: E402
     WaitTimeout,
 )
 from iris.launch import RankPool, launch  # noqa: E402
+from iris.trace import Trace  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -74,6 +75,7 @@ __all__ = [
     "RankMismatch",
     "RankPool",
     "ShapeError",
+    "Trace",
     "WaitTimeout",
     "atomic_add",
     "atomic_and",

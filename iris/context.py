@@ -106,6 +106,8 @@ class Iris(SymmetricTensors):
     """
 
     _ops_factory: Callable[[Iris], Any] | None = None
+    last_trace: Any = None
+    """The Trace of the last op called with ``trace=True``."""
 
     def __init__(
         self,

@@ -26,6 +26,12 @@ CONTROL_BYTES: tl.constexpr = tl.constexpr(4096)
 _BARRIER_FLAGS: tl.constexpr = tl.constexpr(256)
 _BARRIER_EPOCHS: tl.constexpr = tl.constexpr(512)
 
+TURNSTILE_WORDS: tl.constexpr = tl.constexpr(256)
+"""int32 words of a turnstile, on the symmetric heap, zero when made: epoch, programs that left, flags."""
+_LEFT_COUNT: tl.constexpr = tl.constexpr(1)
+_ENTERED: tl.constexpr = tl.constexpr(64)
+_LEFT: tl.constexpr = tl.constexpr(128)
+
 STATUS_WORDS: tl.constexpr = tl.constexpr(16)
 STATUS_CODE = 0
 STATUS_SITE = 1
@@ -218,6 +224,14 @@ def _record(code: tl.constexpr, site: tl.constexpr, me, peer, offset, wanted, se
 
 
 @triton.jit
+def _everyone(handle):
+    """All ranks as a block of ``MAX_RANKS`` lanes, and which lanes are real."""
+    lanes = tl.arange(0, MAX_RANKS)
+    valid = lanes < world_size(handle)
+    return tl.where(valid, lanes, rank(handle)), valid
+
+
+@triton.jit
 def _meet(peers, valid, handle, site: tl.constexpr):
     """Signal all ``peers`` and wait for them. Each pair of ranks counts the barriers it has been in together,
     so that any mix of groups shares one set of flags."""
@@ -235,9 +249,8 @@ def barrier(handle, site: tl.constexpr = SITE_BARRIER):
     Sync: what each rank's program stored before, and what ran before its kernel on the stream, is seen by every
     rank's program, and by what runs after its kernel.
     """
-    lanes = tl.arange(0, MAX_RANKS)
-    valid = lanes < world_size(handle)
-    _meet(tl.where(valid, lanes, rank(handle)), valid, handle, site)
+    peers, valid = _everyone(handle)
+    _meet(peers, valid, handle, site)
 
 
 @triton.jit
@@ -252,3 +265,48 @@ def barrier_among(members_ptr, count, handle, site: tl.constexpr = SITE_BARRIER)
 def barrier_kernel(handle, members_ptr, count):
     """:func:`barrier_among` as a kernel of one program; launched by ``ctx.device_barrier``."""
     barrier_among(members_ptr, count, handle)
+
+
+@triton.jit
+def enter(turnstile_ptr, handle):
+    """Begin a kernel that touches peers' memory: tell all ranks that this one has come so far. Returns the epoch.
+
+    Called once by every program of the kernel. After :func:`wait_entered` for a peer, what ran on that peer's
+    stream before its kernel is visible, and its buffers may be read and written.
+    """
+    epoch = tl.load(turnstile_ptr) + 1
+    if tl.program_id(0) == 0:
+        peers, valid = _everyone(handle)
+        signal_all(turnstile_ptr + _ENTERED + rank(handle), epoch + peers * 0, peers, valid, handle)
+    return epoch
+
+
+@triton.jit
+def wait_entered(turnstile_ptr, epoch, peer, handle, site: tl.constexpr = SITE_USER):
+    """Wait until ``peer`` has entered the kernel of the same epoch."""
+    wait(turnstile_ptr + _ENTERED + peer, epoch, peer, handle, site)
+
+
+@triton.jit
+def wait_all_entered(turnstile_ptr, epoch, handle, site: tl.constexpr = SITE_USER):
+    """Wait until all ranks have entered the kernel of the same epoch."""
+    peers, valid = _everyone(handle)
+    wait_all(turnstile_ptr + _ENTERED + peers, epoch + peers * 0, peers, valid, handle, site)
+
+
+@triton.jit
+def leave(turnstile_ptr, epoch, handle, site: tl.constexpr = SITE_USER):
+    """End a kernel begun with :func:`enter`: it completes on no rank before all ranks are done with it.
+
+    Called once by every program. The last one to come meets the other ranks, and starts the next epoch; the
+    others end at once. Behind the kernel, every rank may overwrite what peers read and use what they wrote.
+    """
+    tl.debug_barrier()
+    before = tl.atomic_add(turnstile_ptr + _LEFT_COUNT, 1, sem="acq_rel", scope="sys")
+    if before == tl.num_programs(0) - 1:
+        tl.debug_barrier()
+        peers, valid = _everyone(handle)
+        signal_all(turnstile_ptr + _LEFT + rank(handle), epoch + peers * 0, peers, valid, handle)
+        wait_all(turnstile_ptr + _LEFT + peers, epoch + peers * 0, peers, valid, handle, site)
+        tl.store(turnstile_ptr + _LEFT_COUNT, 0)
+        tl.store(turnstile_ptr, epoch)

@@ -1,0 +1,241 @@
+"""The rank × rank bandwidth matrix that the load, store and atomic examples share.
+
+An example brings a ``move(peer)`` that moves ``nbytes`` between this rank and a peer. What is here reads the
+command line, makes and checks random data, measures every pair, and shows the matrix: rows are the rank that
+runs the kernel, columns its peer, values GB/s (10⁹ bytes per second) of payload.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from iris import backends, launch
+from iris.bench.timing import median_seconds
+from iris.context import Iris
+from iris.errors import IrisError
+
+Matrix = list[list[float]]
+Move = Callable[[int], object]
+
+DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
+SIMULATED_RANKS = 4
+GPU_BUFFER_BYTES, SIM_BUFFER_BYTES = 256 << 20, 64 << 10
+BLOCK_BYTES = 16 << 10
+PICTURES = (".svg", ".png")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line of a bandwidth example says."""
+
+    num_ranks: int
+    buffer_size: int
+    dtype: torch.dtype
+    block_size: int
+    heap_size: int
+    plot: str | None
+    validate: bool
+
+    @property
+    def count(self) -> int:
+        """Elements of ``dtype`` in a buffer."""
+        return self.buffer_size // self.dtype.itemsize
+
+    def grid(self, ctx: Iris) -> tuple[int]:
+        """One program per SM, fewer if the buffer has fewer blocks."""
+        return (min(ctx.num_sms, -(-self.count // self.block_size)),)
+
+
+def rank_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with ``--num_ranks`` and ``--help``, which shows ``doc``, the example's own docstring."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num_ranks", type=_positive, help="ranks to start (default: all GPUs if two or more, else 4)")
+    return parser
+
+
+def ranks_to_start(num_ranks: int | None) -> int:
+    """``num_ranks``, or if that is None, all GPUs where there are two or more, else 4 simulated ranks.
+
+    Under torchrun, mpirun or srun the ranks are there already, and :func:`iris.launch` ignores the number.
+    """
+    if num_ranks is not None:
+        return num_ranks
+    gpus = torch.cuda.device_count() if backends.detect().name in backends.GPU_BACKENDS else 0
+    if gpus > 1:
+        return gpus
+    if gpus == 1 and launch.identity() is None:
+        os.environ["IRIS_BACKEND"] = "sim"
+    return SIMULATED_RANKS
+
+
+def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Sequence[str] = tuple(DTYPES)) -> Options:
+    """Read the command line of the example called ``name``; a bad value ends the program with a usage line."""
+    parser = rank_parser(doc)
+    parser.add_argument("--buffer_size", type=_positive, help="bytes to move (default: 256 MiB, simulated 64 KiB)")
+    parser.add_argument("--dtype", choices=dtypes, default=dtype, help="element type (default: %(default)s)")
+    parser.add_argument("--block_size", type=_positive, help="elements per program and step (default: 16 KiB of them)")
+    parser.add_argument("--heap_size", type=_positive, help="bytes of symmetric heap (default: what is needed)")
+    parser.add_argument("--plot", type=Path, default=Path(f"{name}_bandwidth.svg"), help="picture (default: %(default)s)")
+    parser.add_argument("--no_plot", action="store_true", help="draw no picture")
+    parser.add_argument("-v", "--validate", action="store_true", help="check the result and stop, without measuring")
+    given = parser.parse_args()
+    element = DTYPES[given.dtype]
+    num_ranks = ranks_to_start(given.num_ranks)
+    simulated = backends.detect().name == "sim"
+    buffer_size = given.buffer_size or (SIM_BUFFER_BYTES if simulated else GPU_BUFFER_BYTES)
+    block_size = given.block_size or BLOCK_BYTES // element.itemsize
+    if buffer_size % element.itemsize:
+        parser.error(f"--buffer_size: {buffer_size} is no multiple of the {element.itemsize} bytes of {given.dtype}")
+    if block_size & (block_size - 1):
+        parser.error(f"--block_size: {block_size} is not a power of two")
+    if given.plot.suffix not in PICTURES:
+        parser.error(f"--plot: {given.plot} should end in {' or '.join(PICTURES)}")
+    plot = None if given.no_plot else str(given.plot.absolute())
+    heap_size = given.heap_size or 2 * buffer_size + (1 << 20)
+    return Options(num_ranks, buffer_size, element, block_size, heap_size, plot, given.validate)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
+
+
+def random_bits(count: int, dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:
+    """``count`` elements of random bits, the same for the same ``seed`` on every rank and device."""
+    words = -(-count * dtype.itemsize // 8)
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(-(1 << 63), (1 << 63) - 1, (words,), generator=generator)
+    return bits.view(dtype)[:count].to(device)
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors hold the same bits, NaNs included."""
+    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+
+
+def require(ctx: Iris, correct: bool, what: str) -> None:
+    """Raise the same error on every rank unless all ranks found their result correct. Collective.
+
+    Raises:
+        IrisError: ``what``, and the ranks where it is wrong.
+    """
+    wrong = [rank for rank in range(ctx.world_size) if not ctx.broadcast(correct, rank)]
+    if wrong:
+        raise IrisError(f"{what}: wrong result on rank {', '.join(map(str, wrong))} of {ctx.world_size}")
+
+
+def measure_pairs(ctx: Iris, move: Move, nbytes: int) -> Matrix:
+    """GB/s of every pair, one pair at a time while all other ranks are idle. Collective."""
+    row: list[float] = []
+    for rank in range(ctx.world_size):
+        ctx.barrier()
+        if rank == ctx.rank:
+            row = [nbytes / median_seconds(ctx, partial(move, peer)) / 1e9 for peer in range(ctx.world_size)]
+    ctx.barrier()
+    return gather_rows(ctx, row)
+
+
+def measure_all(ctx: Iris, move: Move, nbytes: int) -> Matrix:
+    """GB/s of every pair while all ranks work at once. Collective.
+
+    In turn ``shift`` every rank works on the peer ``shift`` places further, so no two ranks share a peer.
+    """
+    row = [0.0] * ctx.world_size
+    for shift in range(ctx.world_size):
+        peer = (ctx.rank + shift) % ctx.world_size
+        row[peer] = nbytes / median_seconds(ctx, partial(move, peer), together=True) / 1e9
+        ctx.barrier()
+    return gather_rows(ctx, row)
+
+
+def gather_rows(ctx: Iris, row: list[float]) -> Matrix:
+    """Every rank's ``row``, in rank order. Collective."""
+    return [ctx.broadcast(row, rank) for rank in range(ctx.world_size)]
+
+
+def report(ctx: Iris, title: str, matrix: Matrix, plot: str | None) -> None:
+    """On rank 0, print the matrix and draw it into the file ``plot``, if one is named."""
+    if ctx.rank != 0:
+        return
+    where = "simulated" if ctx.backend_name == "sim" else f"on {torch.cuda.get_device_name(ctx.device)}"
+    heading = f"{title}, GB/s, {ctx.world_size} rank{'s' if ctx.world_size > 1 else ''} {where}"
+    print_matrix(heading, matrix)
+    if plot is not None:
+        print(f"picture: {plot}" if draw_matrix(heading, matrix, plot) else "no picture: pip install matplotlib")
+
+
+def format_rate(rate: float) -> str:
+    """Four digits or so: ``1234``, ``33.3``, ``0.0123``."""
+    return f"{rate:.0f}" if rate >= 1000 else f"{rate:#.3g}"
+
+
+def print_matrix(heading: str, matrix: Matrix) -> None:
+    """Print a table: with rich where it is installed, else as plain text."""
+    peers = [f"peer {peer}" for peer in range(len(matrix))]
+    rows = [[f"rank {rank}", *map(format_rate, row)] for rank, row in enumerate(matrix)]
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        print(heading)
+        for cells in [["", *peers], *rows]:
+            print("  ".join(f"{cell:>8}" for cell in cells))
+        return
+    table = Table(title=heading)
+    for column in ["", *peers]:
+        table.add_column(column, justify="right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*cells)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 12 * (len(matrix) + 1))
+    console.print(table)
+
+
+def draw_matrix(heading: str, matrix: Matrix, path: str) -> bool:
+    """Draw a heat map into ``path``, an SVG or PNG file. False if matplotlib is not installed.
+
+    Colours span the values between different ranks: a rank's rate to itself is that of its own memory, often
+    ten times as high.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    size = len(matrix)
+    between = [rate for rank, row in enumerate(matrix) for peer, rate in enumerate(row) if rank != peer] or matrix[0]
+    figure = Figure(figsize=(3 + 0.7 * size, 2 + 0.6 * size), layout="constrained")
+    axes = figure.subplots()
+    low, high = min(between), max(between)
+    image = axes.imshow(matrix, cmap="viridis", vmin=low, vmax=high if high > low else low * 1.01)
+    for rank, row in enumerate(matrix):
+        for peer, rate in enumerate(row):
+            dark = rate < (low + high) / 2
+            text = format_rate(rate)
+            axes.text(peer, rank, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+    axes.set_xticks(range(size))
+    axes.set_yticks(range(size))
+    axes.set_xlabel("peer")
+    axes.set_ylabel("rank that runs the kernel")
+    axes.set_title(heading, fontsize=9, wrap=True)
+    figure.colorbar(image, ax=axes, label="GB/s", extend="both" if size > 1 else "neither")
+    figure.savefig(path)
+    return True

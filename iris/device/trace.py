@@ -1,0 +1,30 @@
+"""Record what a program did when, for ``trace=True``; see :mod:`iris.trace` for the host's half."""
+
+import triton
+import triton.language as tl
+
+CAPACITY: tl.constexpr = tl.constexpr(1024)
+"""Events that each program can record; later ones are counted, not kept."""
+FIELDS: tl.constexpr = tl.constexpr(4)
+WORDS_PER_PROGRAM: tl.constexpr = tl.constexpr((1024 + 1) * 4)
+
+KINDS = {0: "wg_gemm", 1: "wg_gemm_wait", 2: "wg_fetch"}
+GEMM: tl.constexpr = tl.constexpr(0)
+WAIT: tl.constexpr = tl.constexpr(1)
+FETCH: tl.constexpr = tl.constexpr(2)
+
+
+@triton.jit
+def record(trace_ptr, kind, start_ns, end_ns, detail):
+    """Append one event of this program: int64 ``kind, start_ns, end_ns, detail``."""
+    mine = trace_ptr + tl.program_id(0).to(tl.int64) * WORDS_PER_PROGRAM
+    count = tl.load(mine)
+    if count < CAPACITY:
+        slot = mine + FIELDS * (count + 1)
+        tl.store(slot, kind)
+        tl.store(slot + 1, start_ns)
+        tl.store(slot + 2, end_ns)
+        tl.store(slot + 3, detail)
+    tl.debug_barrier()
+    tl.store(mine, count + 1)
+    tl.debug_barrier()

@@ -1,0 +1,124 @@
+"""All-gather + matmul: A is sharded over the ranks, every rank multiplies all of it with its own B.
+
+Unfused, with A sharded by rows (``gather_dim=0``)::
+
+    torch.distributed.all_gather_into_tensor(A, A_sharded)
+    output = A @ B + bias
+
+and with A sharded by columns (``gather_dim=1``)::
+
+    torch.distributed.all_gather(shards, A_sharded)
+    output = torch.cat(shards, dim=1) @ B + bias
+
+Algorithm **pull**: the matmul kernel loads each tile of A from the rank that owns it, beginning with its own.
+
+Signals: on entry every rank flags "my A is ready" at all peers; a tile's source waits for its owner's flag.
+On exit the ranks meet, since a peer may be reading A until then. Flags carry the call's epoch.
+
+When it wins: small problems, and where no memory can be spared to gather A. Each tile of A crosses the link once
+per column of output tiles, so large problems are bound by the link.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from iris.context import Iris
+from iris.device.matmul import local_sink
+from iris.device.peer import translate
+from iris.device.sync import SITE_ALL_GATHER_MATMUL, wait_entered
+from iris.errors import ArgumentError, ShapeError
+from iris.ops.config import FusedConfig
+from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
+from iris.ops.problem import Problem
+from iris.ops.workspace import FusedWorkspace, workspace_for
+from iris.trace import Trace, trace_of
+
+OP = "all_gather_matmul"
+ALGORITHMS = ("pull",)
+
+
+@triton.jit
+def pull_source(handle, a_ptr, peer, turnstile_ptr, epoch, SITE: tl.constexpr):
+    """A's shard where it lies, in the memory of ``peer``, once that rank has entered the op."""
+    wait_entered(turnstile_ptr, epoch, peer, handle, SITE)
+    return translate(handle, a_ptr, peer)
+
+
+def all_gather_matmul(
+    ctx: Iris,
+    output: torch.Tensor,
+    A_sharded: torch.Tensor,
+    B: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gather_dim: int | None = None,
+    config: FusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+    trace: bool | Trace = False,
+) -> torch.Tensor:
+    """``output = all_gather(A_sharded) @ B + bias``; see the module for the unfused lines.
+
+    Args:
+        output: [M, N], any strides; int32 if A is int8, else A's dtype.
+        A_sharded: on the symmetric heap; [M / world_size, K] for ``gather_dim=0``, [M, K / world_size] for 1.
+        B: [K, N] in A's dtype, any strides.
+        bias: [N] per column or [M, 1] per row, in output's dtype; added in float32 (int32 for int8).
+        gather_dim: which dimension of A is sharded; None tells it from the shapes.
+        config: None picks one.
+        workspace: needed only to run the op on several streams at once; see ``iris.ops.new_workspace``.
+        trace: record per-program intervals, kept as ``ctx.last_trace`` or in the Trace given.
+
+    Returns:
+        ``output``.
+
+    Raises:
+        ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
+        WaitTimeout, PeerDied: from an earlier kernel of this context.
+
+    Sync: on the current stream. All ranks must call it, in the same order. When it is done on this rank's stream,
+        all ranks have finished reading A_sharded, so it may be overwritten; no barrier is needed between calls.
+    """
+    ctx.check()
+    check_operands(ctx, OP, output, ("A_sharded", A_sharded), B, bias)
+    world = ctx.world_size
+    by_rows = _gather_dim(A_sharded, B, world, gather_dim) == 0
+    (rows, cols), (k, n) = A_sharded.shape, B.shape
+    m = rows * world if by_rows else rows
+    check_shape(OP, "B", B, (cols if by_rows else cols * world, n), "rows of B = columns of the gathered A")
+    check_shape(OP, "output", output, (m, n), "rows of the gathered A, columns of B")
+    check_symmetric(ctx, OP, "A_sharded", A_sharded, "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A).")
+    bias_is = bias_kind(OP, bias, m, n)
+    received = rows * cols * A_sharded.element_size() * (world - 1)
+    problem = Problem(OP, m, n, k, A_sharded.dtype, world, received)
+    chosen = resolve(ctx, problem, config, ALGORITHMS)
+    plan = Plan(
+        SITE_ALL_GATHER_MATMUL.value,
+        pull_source,
+        local_sink,
+        shards=world if by_rows else 1,
+        segments=1 if by_rows else world,
+    )
+    flags = workspace_for(ctx, OP, workspace)
+    run(ctx, problem, plan, output, A_sharded, B, bias, bias_is, chosen, flags, trace_of(ctx, OP, trace))
+    return output
+
+
+def _gather_dim(a: torch.Tensor, b: torch.Tensor, world: int, given: int | None) -> int:
+    if given not in (None, 0, 1):
+        raise ArgumentError(OP, "gather_dim", "0, 1 or None", given)
+    if given is not None:
+        return given
+    if a.shape[1] == b.shape[0]:
+        return 0
+    if a.shape[1] * world == b.shape[0]:
+        return 1
+    raise ShapeError(
+        OP,
+        "A_sharded",
+        f"{b.shape[0]} columns (sharded by rows) or {b.shape[0]} / {world} columns (sharded by columns), as B has "
+        f"{b.shape[0]} rows",
+        tuple(a.shape),
+    )

@@ -1,0 +1,106 @@
+"""How an op runs: block sizes and launch options, and the choice of them from the problem alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+from iris.errors import ArgumentError
+from iris.ops.problem import Problem
+
+
+@dataclass(frozen=True)
+class FusedConfig:
+    """Options of a fused op. ``config=None`` picks them (:func:`pick_config`).
+
+    Attributes:
+        algorithm: how data and compute meet; each op names its own, and ``"auto"`` picks.
+        block_size_m, block_size_n, block_size_k: the tile of one program; powers of two, at least 16.
+        group_size_m: rows of tiles computed together, for L2 reuse.
+        num_sms: programs launched; at most the device's SMs, since waiting programs must all be resident.
+            None takes all.
+        num_warps, num_stages: as Triton has them.
+        waves_per_eu, matrix_instr_nonkdim, kpack: AMD only, passed to the compiler there.
+    """
+
+    algorithm: str = "auto"
+    block_size_m: int = 128
+    block_size_n: int = 128
+    block_size_k: int = 64
+    group_size_m: int = 8
+    num_sms: int | None = None
+    num_warps: int = 8
+    num_stages: int = 3
+    waves_per_eu: int = 0
+    matrix_instr_nonkdim: int = 16
+    kpack: int = 1
+
+    def check(self, op: str, algorithms: tuple[str, ...], num_sms: int) -> None:
+        """Raise ArgumentError, naming the field, if this config cannot run ``op`` on ``num_sms`` SMs."""
+        if self.algorithm not in algorithms:
+            raise ArgumentError(op, "config.algorithm", f"one of {', '.join(algorithms)}", repr(self.algorithm))
+        for name in ("block_size_m", "block_size_n", "block_size_k"):
+            size = getattr(self, name)
+            if size < 16 or size & (size - 1):
+                raise ArgumentError(op, f"config.{name}", "a power of two, at least 16", size)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and value < (0 if field.name == "waves_per_eu" else 1):
+                raise ArgumentError(op, f"config.{field.name}", "a positive number", value)
+        if self.num_sms is not None and self.num_sms > num_sms:
+            raise ArgumentError(
+                op, "config.num_sms", f"at most {num_sms}, the SMs of this device", self.num_sms,
+                "Programs that wait for peers must all be resident at once.",
+            )  # fmt: skip
+
+    def launch_options(self, target: Target) -> dict[str, int]:
+        """Keyword arguments of a kernel launch on ``target``."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        if target.backend == "hip":
+            options |= {
+                "waves_per_eu": self.waves_per_eu,
+                "matrix_instr_nonkdim": self.matrix_instr_nonkdim,
+                "kpack": self.kpack,
+            }
+        return options
+
+
+@dataclass(frozen=True)
+class Target:
+    """The hardware that a config is picked for."""
+
+    backend: str
+    num_sms: int
+    tma: bool = False
+
+
+def pick_config(problem: Problem, target: Target) -> FusedConfig:
+    """A config for ``problem`` on ``target``; a pure function, the same on every rank.
+
+    Large 16-bit problems take the tile that reaches cuBLAS's rate on H200 (128×256×64, 8 warps, 3 stages;
+    2026-11-21); smaller ones shrink it until the tiles fill the SMs.
+    """
+    if target.backend == "sim":
+        return FusedConfig(block_size_m=64, block_size_n=64, block_size_k=128)
+    block_m, block_n, block_k = 128, 256, 64
+    if problem.dtype == torch.float32:
+        block_m, block_n, block_k = 64, 64, 32
+    elif problem.dtype == torch.int8:
+        block_k = 128
+
+    def tiles() -> int:
+        return -(-problem.m // block_m) * -(-problem.n // block_n)
+
+    while block_n > 64 and tiles() < target.num_sms:
+        block_n //= 2
+    while block_m > 64 and tiles() < target.num_sms:
+        block_m //= 2
+    small = block_m * block_n <= 64 * 128
+    return FusedConfig(
+        block_size_m=block_m,
+        block_size_n=block_n,
+        block_size_k=block_k,
+        num_warps=4 if small else 8,
+        num_stages=2 if target.backend == "hip" else 4 if small else 3,
+    )

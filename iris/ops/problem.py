@@ -1,0 +1,51 @@
+"""What an op is asked to compute, and what that costs at least. Pure: no GPU, no context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8)
+"""Input dtypes that every op takes."""
+
+
+def output_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a product of ``dtype`` matrices: int8 gives int32, all others themselves."""
+    return torch.int32 if dtype == torch.int8 else dtype
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call of an op, by its sizes on one rank.
+
+    Attributes:
+        op: the op's name.
+        m, n, k: the local matmul, A[m, k] @ B[k, n]: for a gather of rows, ``m`` counts all ranks' rows.
+        dtype: of A and B.
+        world_size: the number of ranks.
+        received_bytes: bytes that must reach this rank from its peers.
+    """
+
+    op: str
+    m: int
+    n: int
+    k: int
+    dtype: torch.dtype
+    world_size: int
+    received_bytes: int
+
+    @property
+    def flops(self) -> int:
+        """Floating-point (or integer) operations on this rank."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes that must pass this rank's memory: each input read once, the output written once."""
+        item, out_item = self.dtype.itemsize, output_dtype(self.dtype).itemsize
+        return (self.m * self.k + self.k * self.n) * item + self.m * self.n * out_item
+
+    def floor_s(self, flops_per_s: float, link_bytes_per_s: float) -> float:
+        """The time that no schedule beats: the larger of the matmul's and the transfer's, in seconds."""
+        return max(self.flops / flops_per_s, self.received_bytes / link_bytes_per_s)

@@ -1,0 +1,145 @@
+"""Traces of fused ops: which program of which rank computed and waited when.
+
+    trace = iris.Trace()
+    iris.ops.all_gather_matmul(ctx, output, A, B, trace=trace)
+    ctx.barrier()
+    timelines = trace.gather(ctx)          # on every rank: all ranks' events
+    draw(timelines, "trace.svg")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from iris.context import Iris
+from iris.device import trace as device_trace
+from iris.errors import BackendError
+
+COLORS = {"wg_gemm": "#3b7dd8", "wg_gemm_wait": "#e4572e", "wg_fetch": "#f2b134"}
+LABELS = {"wg_gemm": "computes", "wg_gemm_wait": "waits for data", "wg_fetch": "stores and sends"}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One interval of one program, in nanoseconds since the trace's first event on any rank."""
+
+    rank: int
+    program: int
+    kind: str
+    start_ns: int
+    end_ns: int
+    detail: int
+
+
+class Trace:
+    """Events of the calls it was given to. ``buffer`` is what kernels write."""
+
+    def __init__(self) -> None:
+        self.op = ""
+        self.programs = 0
+        self.buffer: torch.Tensor | None = None
+
+    def begin(self, ctx: Iris, programs: int) -> None:
+        """Make room for a call with ``programs`` programs and forget earlier ones."""
+        self.programs = programs
+        words = programs * device_trace.WORDS_PER_PROGRAM.value
+        self.buffer = torch.zeros(words, dtype=torch.int64, device=ctx.device)
+
+    def events(self, ctx: Iris) -> list[Event]:
+        """This rank's events, by program and time. Waits for the current stream."""
+        ctx.synchronize()
+        if self.buffer is None:
+            return []
+        return _decode(self.buffer.cpu(), ctx.rank, self.programs)
+
+    def gather(self, ctx: Iris) -> list[Event]:
+        """All ranks' events, on every rank. Collective.
+
+        Ranks' clocks differ on GPUs: each rank's times are shifted so that all ranks' last events, the common exit
+        of the op, end together.
+        """
+        mine = self.events(ctx)
+        everyone: list[Event] = []
+        for rank in range(ctx.world_size):
+            rows = ctx.broadcast([[e.program, e.kind, e.start_ns, e.end_ns, e.detail] for e in mine], source=rank)
+            everyone += [Event(rank, *row) for row in rows]
+        return _aligned(everyone)
+
+    def waited_s(self, ctx: Iris) -> float:
+        """Seconds that this rank's programs waited for data, averaged over them."""
+        waits = [e.end_ns - e.start_ns for e in self.events(ctx) if e.kind == "wg_gemm_wait"]
+        return sum(waits) / max(1, self.programs) / 1e9
+
+
+def trace_of(ctx: Iris, op: str, trace: bool | Trace) -> Trace | None:
+    """The Trace to record into, if any; also kept as ``ctx.last_trace``."""
+    if trace is False:
+        return None
+    chosen = trace if isinstance(trace, Trace) else Trace()
+    chosen.op = op
+    ctx.last_trace = chosen
+    return chosen
+
+
+def _decode(words: torch.Tensor, rank: int, programs: int) -> list[Event]:
+    events: list[Event] = []
+    fields = device_trace.FIELDS.value
+    for program, row in enumerate(words.view(programs, -1, fields).tolist()):
+        for kind, start, end, detail in row[1 : 1 + min(row[0][0], device_trace.CAPACITY.value)]:
+            events.append(Event(rank, program, device_trace.KINDS[kind], start, end, detail))
+    return events
+
+
+def _aligned(events: Sequence[Event]) -> list[Event]:
+    last: dict[int, int] = {}
+    for event in events:
+        last[event.rank] = max(event.end_ns, last.get(event.rank, 0))
+    shifted = [(event, event.start_ns - last[event.rank], event.end_ns - last[event.rank]) for event in events]
+    zero = min((start for _, start, _ in shifted), default=0)
+    return [Event(e.rank, e.program, e.kind, start - zero, end - zero, e.detail) for e, start, end in shifted]
+
+
+def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
+    """A timeline, one line per program, grouped by rank; the suffix of ``path`` (.svg, .png) is the format.
+
+    Raises:
+        BackendError: matplotlib is missing.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError as error:
+        raise BackendError("drawing needs matplotlib: pip install 'iris[plots]'") from error
+    lines = sorted({(event.rank, event.program) for event in events})
+    place = {line: index for index, line in enumerate(lines)}
+    longest = max((event.end_ns for event in events), default=1)
+    scale, unit = (1e6, "ms") if longest > 1e6 else (1e3, "µs")
+    with matplotlib.rc_context({"svg.hashsalt": "iris"}):
+        figure = Figure(figsize=(10, min(14.0, 1.5 + 0.16 * len(lines))), layout="constrained")
+        axes = figure.add_subplot()
+        for kind, color in COLORS.items():
+            for line in lines:
+                bars = [
+                    (e.start_ns / scale, (e.end_ns - e.start_ns) / scale)
+                    for e in events
+                    if (e.rank, e.program) == line and e.kind == kind
+                ]
+                axes.broken_barh(bars, (place[line] - 0.4, 0.8), facecolors=color, linewidth=0)
+        ranks = sorted({rank for rank, _ in lines})
+        for rank in ranks:
+            mine = [place[line] for line in lines if line[0] == rank]
+            axes.axhline(max(mine) + 0.5, color="#cccccc", linewidth=0.6)
+        middles = [sum(place[line] for line in lines if line[0] == r) / sum(1 for x in lines if x[0] == r) for r in ranks]
+        axes.set_yticks(middles, [f"rank {rank}" for rank in ranks])
+        axes.invert_yaxis()
+        axes.set_xlabel(f"time [{unit}]")
+        axes.set_title(title)
+        used = [kind for kind in COLORS if any(event.kind == kind for event in events)]
+        axes.legend(handles=[Patch(color=COLORS[kind], label=LABELS[kind]) for kind in used], loc="upper right")
+        figure.savefig(path)
+    return Path(path)

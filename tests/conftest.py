@@ -1,0 +1,42 @@
+"""Fixtures. See :mod:`ranks` for how tests run on several ranks."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+
+import pytest
+from ranks import BACKEND, Ranks, worlds
+
+SEED = int(os.environ.get("IRIS_TEST_SEED") or secrets.randbelow(1 << 31))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: runs on two or more GPUs; select with -m gpu on such a machine")
+
+
+def pytest_report_header() -> str:
+    return f"iris: backend {BACKEND}, IRIS_TEST_SEED={SEED}"
+
+
+@pytest.fixture
+def seed() -> int:
+    """Seeds a test's random data; set IRIS_TEST_SEED to repeat a run."""
+    return SEED
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[dict[int, Ranks]]:
+    """Live ranks by world size."""
+    started: dict[int, Ranks] = {}
+    yield started
+    for ranks in started.values():
+        ranks.end()
+
+
+@pytest.fixture(params=worlds())
+def ranks(request: pytest.FixtureRequest, pools: dict[int, Ranks]) -> Ranks:
+    """Live ranks, for every world size; choose others with ``parametrize("ranks", worlds(2, 2), indirect=True)``."""
+    size: int = request.param
+    return pools.setdefault(size, Ranks(size))

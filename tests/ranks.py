@@ -1,0 +1,169 @@
+"""Where the tests' functions run: pools of live ranks, kept from test to test, one per world size.
+
+A test sends a function of its module to all ranks of a pool::
+
+    def offsets() -> list[int]:
+        ctx = context()
+        ...
+
+    def test_offsets(ranks: Ranks) -> None:
+        assert ranks.run(offsets) == ...
+
+The backend is the one that ``import iris`` picks: GPUs where there are some, unless ``IRIS_BACKEND=sim``.
+Tests that run on GPUs carry the marker ``gpu`` there.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import iris
+from iris import backends
+
+BACKEND = backends.detect().name
+HEAP_SIZE = 16 << 20
+TIMEOUT_S = 30.0
+RUN_LIMIT_S = 90.0
+
+_SIM_WORLD_SIZES = (1, 2, 3, 4)
+_GPU_WORLD_SIZES = (2, 4, 8)
+
+
+def worlds(at_least: int = 1, at_most: int = 16) -> list[Any]:
+    """World sizes to run a test with, as parameters of the fixture ``ranks``."""
+    if BACKEND == "sim":
+        return [size for size in _SIM_WORLD_SIZES if at_least <= size <= at_most]
+    limit = min(at_most, torch.cuda.device_count())
+    return [pytest.param(size, marks=pytest.mark.gpu) for size in _GPU_WORLD_SIZES if at_least <= size <= limit]
+
+
+# -- in the test process ------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """``world_size`` live ranks; replaced when a test has failed on one or killed one."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._pool: iris.RankPool | None = None
+
+    def run(self, fn: Callable[..., Any], *args: Any, limit_s: float = RUN_LIMIT_S) -> list[Any]:
+        """``fn(*args)`` on every rank; the results in rank order."""
+        if self._pool is None or not self._pool.alive:
+            self.end()
+            self._pool = iris.RankPool(self.world_size)
+        try:
+            return self._pool.run(fn, args, timeout_s=limit_s)
+        except iris.LaunchError:
+            self._pool.kill()
+            self._pool = None
+            raise
+
+    def end(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+# -- in a rank ----------------------------------------------------------------------------------------------
+
+_context: iris.Iris | None = None
+
+
+def context() -> iris.Iris:
+    """This rank's context, opened by the first test that asks and kept for the others."""
+    global _context
+    if _context is None:
+        _context = iris.iris(HEAP_SIZE, timeout_s=TIMEOUT_S)
+    return _context
+
+
+def poison(ctx: iris.Iris) -> None:
+    """Fill all free heap memory with 0xFF bytes: NaN in every float type, -1 in every signed integer."""
+    gc.collect()
+    ctx.free(ctx.empty(1, dtype=torch.uint8))
+    hole = ctx.empty(0, dtype=torch.uint8)
+    everything = ctx.empty(ctx._table.largest_free, dtype=torch.uint8)
+    everything.fill_(0xFF)
+    ctx.barrier()
+    ctx.free(everything)
+    ctx.free(hole)
+
+
+@dataclass
+class Failure:
+    """What was raised, in a form that can be sent back, and how long it took."""
+
+    kind: str = "nothing"
+    bases: tuple[str, ...] = ()
+    message: str = ""
+    ranks: tuple[int, ...] = ()
+    took_s: float = 0.0
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+def failure_of(fn: Callable[..., Any], *args: Any) -> Failure:
+    """Call ``fn`` and describe the exception it raised."""
+    started = time.monotonic()
+    try:
+        fn(*args)
+    except Exception as error:
+        kinds = tuple(kind.__name__ for kind in type(error).__mro__)
+        ranks = tuple(getattr(error, "ranks", ()))
+        return Failure(kinds[0], kinds, str(error), ranks, time.monotonic() - started)
+    return Failure(took_s=time.monotonic() - started)
+
+
+@contextmanager
+def fresh(heap_size: int = 1 << 20, timeout_s: float = TIMEOUT_S) -> Iterator[iris.Iris]:
+    """A context of its own, for tests that break it or count its parts."""
+    with iris.iris(heap_size, timeout_s=timeout_s) as ctx:
+        yield ctx
+
+
+# -- what a process holds -----------------------------------------------------------------------------------
+
+
+def open_fds() -> list[str]:
+    """What this process's file descriptors are open on, without the numbers that differ each time."""
+    targets = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            targets.append(os.readlink(f"/proc/self/fd/{fd}").split(":")[0])
+        except FileNotFoundError:
+            continue
+    return sorted(targets)
+
+
+def map_count() -> int:
+    """Lines of this process's memory map."""
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def thread_count() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def resident_kib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+def shared_memory_files() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def iris_sockets() -> set[str]:
+    """Names of abstract sockets of Iris that some process has bound."""
+    names = (line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return {name for name in names if name.startswith("@iris-")}
