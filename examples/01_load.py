@@ -39,7 +39,7 @@ def main(options: Options) -> None:
     with iris.iris(options.heap_size) as ctx:
         source = ctx.empty(options.count, dtype=options.dtype)
         target = torch.empty(options.count, dtype=options.dtype, device=ctx.device)
-        source.copy_(random_bits(options.count, options.dtype, ctx.rank, ctx.device))
+        source.copy_(random_bits(ctx, ctx.rank, options.count, options.dtype))
         ctx.barrier()
 
         def load_from(peer: int) -> None:
@@ -49,7 +49,7 @@ def main(options: Options) -> None:
 
         for peer in range(ctx.world_size):
             load_from(peer)
-            expected = random_bits(options.count, options.dtype, peer, ctx.device)
+            expected = random_bits(ctx, peer, options.count, options.dtype)
             require(ctx, same_bits(target, expected), f"load from rank {peer}")
         if ctx.rank == 0:
             print("validation passed: every rank loaded every peer's buffer")

@@ -36,7 +36,7 @@ def store_kernel(source, target, count, here, peer, heap_bases, BLOCK: tl.conste
 def main(options: Options) -> None:
     """What each rank runs."""
     with iris.iris(options.heap_size) as ctx:
-        source = random_bits(options.count, options.dtype, ctx.rank, ctx.device)
+        source = random_bits(ctx, ctx.rank, options.count, options.dtype)
         target = ctx.zeros(options.count, dtype=options.dtype)
         ctx.barrier()
 
@@ -49,7 +49,7 @@ def main(options: Options) -> None:
             store_to((ctx.rank + shift) % ctx.world_size)
             ctx.barrier()
             sender = (ctx.rank - shift) % ctx.world_size
-            expected = random_bits(options.count, options.dtype, sender, ctx.device)
+            expected = random_bits(ctx, sender, options.count, options.dtype)
             require(ctx, same_bits(target, expected), f"store over {shift} ranks")
         if ctx.rank == 0:
             print("validation passed: every rank stored into every peer's buffer")

@@ -41,7 +41,7 @@ def main(options: Options) -> None:
     with iris.iris(options.heap_size) as ctx:
         source = ctx.empty(options.count, dtype=options.dtype)
         target = torch.empty(options.count, dtype=options.dtype, device=ctx.device)
-        source.copy_(random_bits(options.count, options.dtype, ctx.rank, ctx.device))
+        source.copy_(random_bits(ctx, ctx.rank, options.count, options.dtype))
         ctx.barrier()
 
         def load_from(peer: int) -> None:
@@ -52,7 +52,7 @@ def main(options: Options) -> None:
         for shift in range(ctx.world_size):
             peer = (ctx.rank + shift) % ctx.world_size
             load_from(peer)
-            expected = random_bits(options.count, options.dtype, peer, ctx.device)
+            expected = random_bits(ctx, peer, options.count, options.dtype)
             require(ctx, same_bits(target, expected), f"all-load over {shift} ranks")
         if ctx.rank == 0:
             print("validation passed: all ranks loaded at once, from every peer")

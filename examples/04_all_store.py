@@ -37,7 +37,7 @@ def all_store_kernel(handle, source, target, count, peer, BLOCK: tl.constexpr):
 def main(options: Options) -> None:
     """What each rank runs."""
     with iris.iris(options.heap_size) as ctx:
-        source = random_bits(options.count, options.dtype, ctx.rank, ctx.device)
+        source = random_bits(ctx, ctx.rank, options.count, options.dtype)
         target = ctx.zeros(options.count, dtype=options.dtype)
         ctx.barrier()
 
@@ -50,7 +50,7 @@ def main(options: Options) -> None:
             store_to((ctx.rank + shift) % ctx.world_size)
             ctx.barrier()
             sender = (ctx.rank - shift) % ctx.world_size
-            expected = random_bits(options.count, options.dtype, sender, ctx.device)
+            expected = random_bits(ctx, sender, options.count, options.dtype)
             require(ctx, same_bits(target, expected), f"all-store over {shift} ranks")
         if ctx.rank == 0:
             print("validation passed: all ranks stored at once, into every peer")

@@ -223,8 +223,9 @@ class Iris(SymmetricTensors):
 
     def _agree_on_releases(self, tag: str) -> None:
         """Tell the peers which blocks this rank let go of, and free those that all have."""
-        mine, self._released[:] = list(self._released), []
+        mine = list(self._released)
         answers = self._exchange(tag, json.dumps(mine).encode())
+        del self._released[: len(mine)]
         for peer in sorted(answers):
             for offset in json.loads(answers[peer]):
                 self._released_by.setdefault(offset, set()).add(peer)
@@ -236,30 +237,35 @@ class Iris(SymmetricTensors):
     def free(self, tensor: torch.Tensor) -> None:
         """Let go of ``tensor``'s block now, rather than when its last reference goes.
 
-        The block is reused once all ranks have let go of it. Using the tensor, or a view of it, after
-        this is an error that nobody detects.
+        The block is reused once all ranks have let go of it. Using the tensor, or another view of its block,
+        after this is an error that nobody detects.
 
         Raises:
-            PlacementError: the tensor is not on the symmetric heap.
+            PlacementError: the tensor is not on the symmetric heap, or was freed before.
         """
         self._require_open("free")
-        offset = self._offset_of(tensor)
-        lease = next((one for start, one in self._blocks.items() if start == offset), None) if offset is not None else None
+        lease = self._lease_of(tensor)
         if lease is None:
             raise PlacementError(
-                "free", "tensor", "the start of a block of this heap", f"{tuple(tensor.shape)} on {tensor.device}"
+                "free",
+                "tensor",
+                "one that lives on this heap",
+                f"{tuple(tensor.shape)} on {tensor.device}",
+                "Only tensors made by this context, and not freed yet, can be freed.",
             )
         lease.release()
 
-    def _offset_of(self, tensor: torch.Tensor) -> int | None:
-        offset = tensor.data_ptr() - self._backend.bases[self.rank]
-        inside = 0 <= offset < self.heap_size and tensor.device.type == self.device.type
-        return offset if inside else None
+    def _lease_of(self, tensor: torch.Tensor) -> _Lease | None:
+        """This rank's hold on the block that ``tensor``, or what it is a view of, lives in."""
+        if tensor.device != self.device:
+            return None
+        lease = self._blocks.get(tensor.untyped_storage().data_ptr() - self._backend.bases[self.rank])
+        return lease if lease is not None and lease.held else None
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` lies on this context's symmetric heap."""
+        """Whether ``tensor`` lives on this context's symmetric heap, as a whole block or a view of one."""
         self._require_open("is_symmetric")
-        return self._offset_of(tensor) is not None
+        return self._lease_of(tensor) is not None
 
     def workspace(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make()`` returned the first time ``key`` was asked for. Collective on first use.
@@ -484,6 +490,10 @@ class _Lease:
         self._offset: int | None = offset
         self._released = released
 
+    @property
+    def held(self) -> bool:
+        return self._offset is not None
+
     def release(self) -> None:
         offset, self._offset = self._offset, None
         if offset is not None:
@@ -563,18 +573,16 @@ def _pack(value: Any) -> bytes:
         return b'{"bytes": true}\n' + value
     try:
         return json.dumps({"json": value}).encode() + b"\n"
-    except TypeError as error:
-        raise ArgumentError(
-            "broadcast",
-            "value",
-            "None, bool, number, string, bytes, list or dict of those, or a tensor",
-            type(value).__name__,
-        ) from error
+    except TypeError:
+        return json.dumps({"unsupported": type(value).__name__}).encode() + b"\n"
 
 
 def _unpack(data: bytes, device: torch.device) -> Any:
     head, _, raw = data.partition(b"\n")
     described = json.loads(head)
+    if "unsupported" in described:
+        expected = "None, bool, number, string, bytes, list or dict of those, or a tensor"
+        raise ArgumentError("broadcast", "value", expected, described["unsupported"])
     if "tensor" in described:
         dtype = getattr(torch, described["tensor"])
         flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)

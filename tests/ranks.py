@@ -92,12 +92,10 @@ def poison(ctx: iris.Iris) -> None:
     """Fill all free heap memory with 0xFF bytes: NaN in every float type, -1 in every signed integer."""
     gc.collect()
     ctx.free(ctx.empty(1, dtype=torch.uint8))
-    hole = ctx.empty(0, dtype=torch.uint8)
     everything = ctx.empty(ctx._table.largest_free, dtype=torch.uint8)
     everything.fill_(0xFF)
     ctx.barrier()
     ctx.free(everything)
-    ctx.free(hole)
 
 
 @dataclass

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from iris.mesh import Mesh
 
 GPU_BACKENDS = ("cuda", "hip")
-NAMES = (*GPU_BACKENDS, "sim")
+NAMES = (*GPU_BACKENDS, "sim", "compile")
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,15 @@ def _gpus_of_torch() -> tuple[str | None, int]:
 
 
 def detect() -> Choice:
-    """The backend for this process: ``IRIS_BACKEND`` if set, else GPUs if PyTorch sees any, else the simulator."""
+    """The backend for this process: ``IRIS_BACKEND`` if set, else GPUs if PyTorch sees any, else the simulator.
+
+    ``IRIS_BACKEND=compile`` leaves Triton its compiler on a machine without GPU: kernels can be compiled for any
+    target and their assembly read, but no context can be made.
+    """
     wanted = os.environ.get("IRIS_BACKEND", "").lower()
+    if wanted in ("sim", "compile"):
+        return Choice(wanted, f"IRIS_BACKEND={wanted}")
     kind, count = _gpus_of_torch()
-    if wanted == "sim":
-        return Choice("sim", "IRIS_BACKEND=sim")
     if wanted in (*GPU_BACKENDS, "gpu"):
         if not kind or not count or wanted not in (kind, "gpu"):
             raise BackendError(
@@ -72,6 +76,8 @@ def choose() -> Choice:
 
 def open_backend(choice: Choice, mesh: Mesh, local_rank: int, heap_size: int) -> Backend:
     """Start the chosen backend on this rank. Collective."""
+    if choice.name == "compile":
+        raise BackendError("IRIS_BACKEND=compile only compiles kernels; unset it to run them")
     if choice.name == "sim":
         from iris.backends.sim import SimBackend
 

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
 from triton.runtime import interpreter as upstream
@@ -232,6 +233,16 @@ def _narrowed(handle: Any) -> Any:
     return _Handle(narrow(handle.data), tl.bfloat16)
 
 
+def _matmul(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """``a @ b`` accumulated in ``dtype``, by PyTorch, whose thread count can be set (numpy's cannot, once loaded).
+
+    Products of 8-bit integers are summed exactly in float64.
+    """
+    wide = np.float64 if np.issubdtype(dtype, np.integer) else dtype
+    left, right = (torch.from_numpy(np.ascontiguousarray(x, dtype=wide)) for x in (a, b))
+    return torch.matmul(left, right).numpy().astype(dtype, copy=False)
+
+
 def _install_bfloat16() -> None:
     cast, convert, dot, rmw = _Builder.cast_impl, _Builder.create_fp_to_fp, _Builder.create_dot, _Builder.create_atomic_rmw
 
@@ -250,11 +261,10 @@ def _install_bfloat16() -> None:
         return convert(self, src, dst_type, rounding_mode)
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any, **named: Any) -> Any:
-        a, b = _widened(a), _widened(b)
-        if a.data.dtype == np.float16:
-            a = _Handle(a.data.astype(np.float32), tl.float32)
-            b = _Handle(b.data.astype(np.float32), tl.float32)
-        return dot(self, a, b, d, *options, **named)
+        if a.dtype.primitive_bitwidth == 8 and a.dtype.is_floating():
+            return dot(self, a, b, d, *options, **named)
+        product = _matmul(_widened(a).data, _widened(b).data, d.data.dtype)
+        return _Handle(product + d.data, d.dtype.scalar)
 
     def widening(name: str) -> None:
         original = getattr(_Builder, name)
@@ -269,9 +279,13 @@ def _install_bfloat16() -> None:
         setattr(_Builder, name, operate)
 
     def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        if not _is_bfloat16(val):
-            return rmw(self, op, ptr, val, mask, sem, scope)
-        return _atomic_add_bfloat16(self, op, ptr, val, mask, sem, scope)
+        if _is_bfloat16(val):
+            return _atomic_add_bfloat16(self, op, ptr, val, mask, sem, scope)
+        if op == upstream._ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
+            bits = _Handle(val.data.view(f"u{val.data.itemsize}"), val.dtype)
+            old = rmw(self, op, ptr, bits, mask, sem, scope)
+            return _Handle(old.data.view(val.data.dtype), val.dtype.scalar)
+        return rmw(self, op, ptr, val, mask, sem, scope)
 
     _Builder.cast_impl = cast_impl
     _Builder.create_fp_to_fp = create_fp_to_fp
@@ -283,9 +297,8 @@ def _install_bfloat16() -> None:
 
 def _atomic_add_bfloat16(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
     """One compare-and-swap loop per element, on the 32-bit word that holds it."""
-    add = upstream._ir.ATOMIC_OP.FADD
-    if op not in (add, upstream._ir.ATOMIC_OP.XCHG):
-        raise TypeError("bfloat16 atomics are add and xchg only")
+    if op != upstream._ir.ATOMIC_OP.FADD:
+        raise TypeError("add is the only bfloat16 atomic")
     pointers, values, active = np.broadcast_arrays(ptr.data, val.data, mask.data)
     old = np.zeros(pointers.shape, dtype=np.uint16)
     order = self.ir_sem_to_interpreter_sem[sem]
@@ -299,8 +312,7 @@ def _atomic_add_bfloat16(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem:
         while True:
             seen = upstream._interpreter.load(word, word_mask, np.zeros(1, np.uint32), np.dtype(np.uint32))
             half = (seen >> shift).astype(np.uint16)
-            new = narrow(widen(half) + widen(values[index : index + 1] if values.ndim == 0 else values[index].reshape(1)))
-            new = new if op == add else values[index].reshape(1)
+            new = narrow(widen(half) + widen(values[index].reshape(1)))
             merged = (seen & ~(np.uint32(0xFFFF) << shift)) | (new.astype(np.uint32) << shift)
             if upstream._interpreter.atomic_cas(word, seen, merged, order)[0] == seen[0]:
                 old[index] = half[0]

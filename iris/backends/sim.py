@@ -34,6 +34,7 @@ class SimBackend(Backend):
 
         interpreter.install()
         self.device = torch.device("cpu")
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // mesh.world_size))
         self.num_sms = int(os.environ.get("IRIS_SIM_SMS", DEFAULT_SMS))
         self._maps = self._map_heaps(mesh, heap_size)
         self._own = self._maps[mesh.rank]

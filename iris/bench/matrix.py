@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +92,9 @@ def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Seque
     parser.add_argument("--dtype", choices=dtypes, default=dtype, help="element type (default: %(default)s)")
     parser.add_argument("--block_size", type=_positive, help="elements per program and step (default: 16 KiB of them)")
     parser.add_argument("--heap_size", type=_positive, help="bytes of symmetric heap (default: what is needed)")
-    parser.add_argument("--plot", type=Path, default=Path(f"{name}_bandwidth.svg"), help="picture (default: %(default)s)")
+    parser.add_argument(
+        "--plot", type=Path, default=Path(f"{name}_bandwidth.svg"), help="picture (default: %(default)s)"
+    )
     parser.add_argument("--no_plot", action="store_true", help="draw no picture")
     parser.add_argument("-v", "--validate", action="store_true", help="check the result and stop, without measuring")
     given = parser.parse_args()
@@ -118,12 +121,20 @@ def _positive(text: str) -> int:
     return value
 
 
-def random_bits(count: int, dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:
-    """``count`` elements of random bits, the same for the same ``seed`` on every rank and device."""
+def shared_generator(ctx: Iris, stream: int) -> torch.Generator:
+    """A CPU generator of numbers that differ from run to run and from ``stream`` to ``stream``, but not between ranks.
+
+    Collective when first called: the ranks agree on a seed.
+    """
+    seed = ctx.workspace("random seed", lambda: ctx.broadcast(secrets.randbelow(1 << 32), 0))
+    return torch.Generator().manual_seed(int(seed) + (stream << 32))
+
+
+def random_bits(ctx: Iris, stream: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """``count`` elements of random bits on this rank's device; the same on all ranks, see :func:`shared_generator`."""
     words = -(-count * dtype.itemsize // 8)
-    generator = torch.Generator().manual_seed(seed)
-    bits = torch.randint(-(1 << 63), (1 << 63) - 1, (words,), generator=generator)
-    return bits.view(dtype)[:count].to(device)
+    bits = torch.randint(-(1 << 63), (1 << 63) - 1, (words,), generator=shared_generator(ctx, stream))
+    return bits.view(dtype)[:count].to(ctx.device)
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -183,8 +194,8 @@ def report(ctx: Iris, title: str, matrix: Matrix, plot: str | None) -> None:
 
 
 def format_rate(rate: float) -> str:
-    """Four digits or so: ``1234``, ``33.3``, ``0.0123``."""
-    return f"{rate:.0f}" if rate >= 1000 else f"{rate:#.3g}"
+    """Three digits, or all before the point: ``1234``, ``33.3``, ``0.0123``."""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:#.3g}"
 
 
 def print_matrix(heading: str, matrix: Matrix) -> None:
@@ -213,29 +224,31 @@ def print_matrix(heading: str, matrix: Matrix) -> None:
 def draw_matrix(heading: str, matrix: Matrix, path: str) -> bool:
     """Draw a heat map into ``path``, an SVG or PNG file. False if matplotlib is not installed.
 
-    Colours span the values between different ranks: a rank's rate to itself is that of its own memory, often
-    ten times as high.
+    Colours run from zero to the fastest pair of different ranks. The diagonal is left grey: a rank's rate to
+    itself is that of its own memory, often ten times as high.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
     size = len(matrix)
-    between = [rate for rank, row in enumerate(matrix) for peer, rate in enumerate(row) if rank != peer] or matrix[0]
+    cells = [(rank, peer, rate) for rank, row in enumerate(matrix) for peer, rate in enumerate(row)]
+    between = [rate if rank != peer or size == 1 else float("nan") for rank, peer, rate in cells]
+    high = max(rate for rate in between if rate == rate)
     figure = Figure(figsize=(3 + 0.7 * size, 2 + 0.6 * size), layout="constrained")
     axes = figure.subplots()
-    low, high = min(between), max(between)
-    image = axes.imshow(matrix, cmap="viridis", vmin=low, vmax=high if high > low else low * 1.01)
-    for rank, row in enumerate(matrix):
-        for peer, rate in enumerate(row):
-            dark = rate < (low + high) / 2
-            text = format_rate(rate)
-            axes.text(peer, rank, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+    axes.set_facecolor("lightgrey")
+    colours = [between[start : start + size] for start in range(0, size * size, size)]
+    image = axes.imshow(colours, cmap="viridis", vmin=0, vmax=high)
+    for rank, peer, rate in cells:
+        dark = (rank != peer or size == 1) and rate < high / 2
+        text = format_rate(rate)
+        axes.text(peer, rank, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
     axes.set_xticks(range(size))
     axes.set_yticks(range(size))
     axes.set_xlabel("peer")
     axes.set_ylabel("rank that runs the kernel")
     axes.set_title(heading, fontsize=9, wrap=True)
-    figure.colorbar(image, ax=axes, label="GB/s", extend="both" if size > 1 else "neither")
+    figure.colorbar(image, ax=axes, label="GB/s")
     figure.savefig(path)
     return True

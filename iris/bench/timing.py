@@ -54,9 +54,7 @@ def median_seconds(
 
 
 def _by_events(ctx: Iris, call: Callable[[], object], together: bool, iterations: int) -> list[float]:
-    events = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(iterations)
-    ]
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(iterations)]
     for begin, end in events:
         if together:
             ctx.device_barrier()

@@ -1,0 +1,54 @@
+"""Compile kernels for GPUs that are not there, through the same JIT path that a launch takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import MockTensor
+
+TARGETS = {
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+}
+
+
+class _Driver:
+    """What the JIT asks of a driver before it launches anything."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        """A number for each target: the JIT keeps one compiler per device."""
+        return list(TARGETS.values()).index(self._target)
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextmanager
+def target(name: str) -> Iterator[GPUTarget]:
+    """Let Triton believe that the GPU ``name`` is the current device."""
+    chosen = TARGETS[name]
+    triton.runtime.driver.set_active(_Driver(chosen))
+    yield chosen
+
+
+def assembly(kernel: Any, *args: Any, **options: Any) -> str:
+    """PTX or AMD assembly of ``kernel`` for the current :func:`target`. dtypes stand for tensors of that dtype."""
+    compiled = kernel.warmup(*args, grid=(1,), **options)
+    return str(compiled.asm.get("ptx") or compiled.asm["amdgcn"])
+
+
+def tensor(dtype: Any) -> MockTensor:
+    """A stand-in for a tensor argument."""
+    return MockTensor(dtype)
