@@ -461,8 +461,12 @@ class Iris(SymmetricTensors):
         self._watcher.stop()
         self._workspaces.clear()
         self._group_tensors.clear()
-        self._mesh.leave(error)
-        self._backend.close()
+        try:
+            self._backend.close()
+            if error is None:
+                self._mesh.exchange("released")  # memory is free once no peer maps it
+        finally:
+            self._mesh.leave(error)
         for handler in list(self._log.handlers):
             self._log.removeHandler(handler)
 

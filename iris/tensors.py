@@ -82,6 +82,12 @@ class SymmetricTensors(ABC):
             raise ShapeError(op, "out", str(tuple(like.shape)), tuple(out.shape))
         return out
 
+    def _check_floating(self, op: str, dtype: torch.dtype | None, out: torch.Tensor | None) -> None:
+        """Torch itself notices only when it fills the memory."""
+        wanted = dtype if dtype is not None or out is None else out.dtype
+        if wanted is not None and not (wanted.is_floating_point or wanted.is_complex):
+            raise DTypeError(op, "dtype", "a floating dtype", wanted)
+
     def empty(
         self,
         *size: Any,
@@ -150,6 +156,7 @@ class SymmetricTensors(ABC):
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """As :func:`torch.rand`, on the symmetric heap. Collective; the values are each rank's own."""
+        self._check_floating("rand", dtype, out)
         return self._make(
             "rand",
             torch.rand,
@@ -171,6 +178,7 @@ class SymmetricTensors(ABC):
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """As :func:`torch.randn`, on the symmetric heap. Collective; the values are each rank's own."""
+        self._check_floating("randn", dtype, out)
         return self._make(
             "randn",
             torch.randn,
@@ -220,7 +228,12 @@ class SymmetricTensors(ABC):
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """Values drawn evenly from ``[low, high)``, as :meth:`torch.Tensor.uniform_`. Collective."""
-        tensor = self.empty(*size, out=out, dtype=dtype, device=device)
+        self._check_floating("uniform", dtype, out)
+        if not low <= high:
+            raise ArgumentError("uniform", "low", f"at most high, {high}", low)
+        tensor = self._make(
+            "uniform", torch.empty, (_flat(size),), out=out, dtype=dtype, device=device, requires_grad=False
+        )
         with torch.no_grad():
             tensor.uniform_(low, high, generator=generator)
         return tensor.requires_grad_(requires_grad) if requires_grad else tensor

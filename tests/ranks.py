@@ -15,7 +15,6 @@ Tests that run on GPUs carry the marker ``gpu`` there.
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -90,7 +89,6 @@ def context() -> iris.Iris:
 
 def poison(ctx: iris.Iris) -> None:
     """Fill all free heap memory with 0xFF bytes: NaN in every float type, -1 in every signed integer."""
-    gc.collect()
     ctx.free(ctx.empty(1, dtype=torch.uint8))
     everything = ctx.empty(ctx._table.largest_free, dtype=torch.uint8)
     everything.fill_(0xFF)

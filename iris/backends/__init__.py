@@ -62,9 +62,18 @@ def detect() -> Choice:
     return Choice("sim", f"PyTorch is built for {kind or 'the CPU only'} and sees no GPU")
 
 
+_chosen: Choice | None = None
+
+
+def chosen() -> Choice:
+    """What :func:`choose` chose. Detecting again would find the TRITON_INTERPRET that it set, not the reason for it."""
+    return _chosen or detect()
+
+
 def choose() -> Choice:
     """Detect the backend and, for the simulator, make Triton interpret the kernels decorated from now on."""
-    choice = detect()
+    global _chosen
+    _chosen = choice = detect()
     if choice.name == "sim":
         os.environ["TRITON_INTERPRET"] = "1"
         if "triton" in sys.modules:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import _SymmetricMemory
+from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory, _unregister_process_group
 
 from iris.backends.base import Backend, call_on_release
 from iris.errors import BackendError
@@ -69,15 +69,18 @@ class GpuBackend(Backend):
         store = _shared_store(mesh)
         group = f"iris-{id(store):x}-{_opened}"
         group = mesh.exchange("name heap", group.encode())[0].decode()
-        _SymmetricMemory.set_group_info(group, mesh.rank, mesh.world_size, store)
+        members = torch.distributed.ProcessGroup(store, mesh.rank, mesh.world_size)
+        _register_process_group(group, members)
         try:
-            heap = _SymmetricMemory.empty_strided_p2p((heap_size,), (1,), torch.uint8, self.device, group)
+            heap = _SymmetricMemory.empty_strided_p2p((heap_size,), (1,), torch.uint8, self.device)
+            handle = _SymmetricMemory.rendezvous(heap, group)
         except torch.cuda.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info(self.device)
             raise BackendError(
                 f"heap_size={heap_size} does not fit on {self.device}: {free} of {total} bytes are free"
             ) from error
-        handle = _SymmetricMemory.rendezvous(heap)
+        finally:
+            _unregister_process_group(group)
         mesh.exchange("heap mapped")
         return heap, handle
 

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import torch
 
-from iris import backends, launch
+from iris import backends
 from iris.bench.timing import median_seconds
 from iris.context import Iris
 from iris.errors import IrisError
+from iris.launch import identity
 
 Matrix = list[list[float]]
 Move = Callable[[int], object]
@@ -80,7 +81,7 @@ def ranks_to_start(num_ranks: int | None) -> int:
     gpus = torch.cuda.device_count() if backends.detect().name in backends.GPU_BACKENDS else 0
     if gpus > 1:
         return gpus
-    if gpus == 1 and launch.identity() is None:
+    if gpus == 1 and identity() is None:
         os.environ["IRIS_BACKEND"] = "sim"
     return SIMULATED_RANKS
 
@@ -199,18 +200,18 @@ def format_rate(rate: float) -> str:
 
 
 def print_matrix(heading: str, matrix: Matrix) -> None:
-    """Print a table: with rich where it is installed, else as plain text."""
+    """Print ``heading`` and a table: with rich where it is installed, else as plain text."""
+    print(heading)
     peers = [f"peer {peer}" for peer in range(len(matrix))]
     rows = [[f"rank {rank}", *map(format_rate, row)] for rank, row in enumerate(matrix)]
     try:
         from rich.console import Console
         from rich.table import Table
     except ImportError:
-        print(heading)
         for cells in [["", *peers], *rows]:
             print("  ".join(f"{cell:>8}" for cell in cells))
         return
-    table = Table(title=heading)
+    table = Table()
     for column in ["", *peers]:
         table.add_column(column, justify="right", no_wrap=True)
     for cells in rows:

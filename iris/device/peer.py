@@ -11,6 +11,7 @@ import triton.language as tl
 
 from iris.device import rma
 from iris.device.handle import rank
+from iris.device.rma import ACQ_REL, DEFAULT_CACHE, SYS
 
 
 @triton.jit
@@ -26,7 +27,7 @@ def load(
     peer,
     mask=None,
     other=None,
-    cache_modifier: tl.constexpr = "",
+    cache_modifier: tl.constexpr = DEFAULT_CACHE,
     volatile: tl.constexpr = False,
     hint: tl.constexpr = None,
 ):
@@ -35,7 +36,7 @@ def load(
 
 
 @triton.jit
-def store(handle, ptr, value, peer, mask=None, cache_modifier: tl.constexpr = "", hint: tl.constexpr = None):
+def store(handle, ptr, value, peer, mask=None, cache_modifier: tl.constexpr = DEFAULT_CACHE, hint: tl.constexpr = None):
     """Store ``value`` into ``peer``'s memory at ``ptr``."""
     rma.store(ptr, value, rank(handle), peer, handle.bases, mask, cache_modifier, hint)
 
@@ -48,8 +49,8 @@ def get(
     peer,
     mask=None,
     other=None,
-    load_cache_modifier: tl.constexpr = "",
-    store_cache_modifier: tl.constexpr = "",
+    load_cache_modifier: tl.constexpr = DEFAULT_CACHE,
+    store_cache_modifier: tl.constexpr = DEFAULT_CACHE,
     hint: tl.constexpr = None,
 ):
     """Copy from ``peer``'s memory at ``from_ptr`` to this rank's at ``to_ptr``."""
@@ -75,8 +76,8 @@ def put(
     peer,
     mask=None,
     other=None,
-    load_cache_modifier: tl.constexpr = "",
-    store_cache_modifier: tl.constexpr = "",
+    load_cache_modifier: tl.constexpr = DEFAULT_CACHE,
+    store_cache_modifier: tl.constexpr = DEFAULT_CACHE,
     hint: tl.constexpr = None,
 ):
     """Copy from this rank's memory at ``from_ptr`` to ``peer``'s at ``to_ptr``."""
@@ -103,8 +104,8 @@ def copy(
     to_peer,
     mask=None,
     other=None,
-    load_cache_modifier: tl.constexpr = "",
-    store_cache_modifier: tl.constexpr = "",
+    load_cache_modifier: tl.constexpr = DEFAULT_CACHE,
+    store_cache_modifier: tl.constexpr = DEFAULT_CACHE,
     hint: tl.constexpr = None,
 ):
     """Copy from ``from_peer``'s memory at ``src_ptr`` to ``to_peer``'s at ``dst_ptr``."""
@@ -124,70 +125,54 @@ def copy(
 
 
 @triton.jit
-def atomic_add(
-    handle, ptr, value, peer, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
-):
+def atomic_add(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
     """Add to ``peer``'s memory; returns what was there."""
     return rma.atomic_add(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
 
 
 @triton.jit
-def atomic_sub(
-    handle, ptr, value, peer, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
-):
+def atomic_sub(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
     """Subtract from ``peer``'s memory; returns what was there."""
     return rma.atomic_sub(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
 
 
 @triton.jit
-def atomic_xchg(
-    handle, ptr, value, peer, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
-):
+def atomic_xchg(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
     """Exchange ``peer``'s memory for ``value``; returns what was there."""
     return rma.atomic_xchg(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
 
 
 @triton.jit
-def atomic_cas(handle, ptr, cmp, value, peer, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"):
+def atomic_cas(handle, ptr, cmp, value, peer, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
     """Put ``value`` into ``peer``'s memory where it equals ``cmp``; returns what was there."""
     return rma.atomic_cas(ptr, cmp, value, rank(handle), peer, handle.bases, sem, scope)
 
 
 @triton.jit
-def atomic_and(
-    handle, ptr, value, peer, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
-):
+def atomic_and(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
     """Bitwise and into ``peer``'s memory; returns what was there."""
     return rma.atomic_and(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
 
 
 @triton.jit
-def atomic_or(
-    handle, ptr, value, peer, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
-):
+def atomic_or(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
     """Bitwise or into ``peer``'s memory; returns what was there."""
     return rma.atomic_or(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
 
 
 @triton.jit
-def atomic_xor(
-    handle, ptr, value, peer, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
-):
+def atomic_xor(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
     """Bitwise exclusive or into ``peer``'s memory; returns what was there."""
     return rma.atomic_xor(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
 
 
 @triton.jit
-def atomic_min(
-    handle, ptr, value, peer, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
-):
+def atomic_min(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
     """Minimum into ``peer``'s memory; returns what was there."""
     return rma.atomic_min(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
 
 
 @triton.jit
-def atomic_max(
-    handle, ptr, value, peer, mask=None, sem: tl.constexpr = "acq_rel", scope: tl.constexpr = "sys"
-):
+def atomic_max(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
     """Maximum into ``peer``'s memory; returns what was there."""
     return rma.atomic_max(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)

@@ -14,19 +14,24 @@ import triton.language as tl
 
 HEAP_ALIGNMENT: tl.constexpr = tl.constexpr(1024)
 
+# Defaults are constexpr objects: Triton 3.6 does not wrap the plain strings among a device function's defaults.
+DEFAULT_CACHE: tl.constexpr = tl.constexpr("")
+ACQ_REL: tl.constexpr = tl.constexpr("acq_rel")
+SYS: tl.constexpr = tl.constexpr("sys")
+
 
 @triton.jit
 def translate(ptr, from_rank, to_rank, heap_bases):
     """``ptr``, in ``from_rank``'s heap, moved to the same offset of ``to_rank``'s heap: ptr - bases[from] + bases[to].
 
     Heaps start at multiples of 1 KiB, so the distance is a whole number of elements and keeps the alignment
-    that Triton has proved for ``ptr``: translated accesses vectorise like local ones.
+    that Triton has proved for ``ptr``: translated accesses vectorise like local ones. (The product proves it; a
+    ``tl.multiple_of`` on ``distance // ITEMSIZE`` is lost where ITEMSIZE is 1 and the division folds away.)
     """
     ITEMSIZE: tl.constexpr = (ptr.dtype.element_ty.primitive_bitwidth + 7) // 8
     from_base = tl.load(heap_bases + from_rank).to(tl.int64)
     to_base = tl.load(heap_bases + to_rank).to(tl.int64)
-    distance = (to_base - from_base) // ITEMSIZE
-    return ptr + tl.multiple_of(distance, HEAP_ALIGNMENT // ITEMSIZE)
+    return ptr + (to_base - from_base) // HEAP_ALIGNMENT * (HEAP_ALIGNMENT // ITEMSIZE)
 
 
 @triton.jit
@@ -46,7 +51,7 @@ def load(
     heap_bases,
     mask=None,
     other=None,
-    cache_modifier: tl.constexpr = "",
+    cache_modifier: tl.constexpr = DEFAULT_CACHE,
     volatile: tl.constexpr = False,
     hint: tl.constexpr = None,
 ):
@@ -71,7 +76,7 @@ def store(
     to_rank,
     heap_bases,
     mask=None,
-    cache_modifier: tl.constexpr = "",
+    cache_modifier: tl.constexpr = DEFAULT_CACHE,
     hint: tl.constexpr = None,
 ):
     """Store ``value`` into ``to_rank``'s memory.
@@ -96,8 +101,8 @@ def get(
     heap_bases,
     mask=None,
     other=None,
-    load_cache_modifier: tl.constexpr = "",
-    store_cache_modifier: tl.constexpr = "",
+    load_cache_modifier: tl.constexpr = DEFAULT_CACHE,
+    store_cache_modifier: tl.constexpr = DEFAULT_CACHE,
     hint: tl.constexpr = None,
 ):
     """Copy from ``to_rank``'s memory at ``from_ptr`` to this rank's memory at ``to_ptr``.
@@ -118,8 +123,8 @@ def put(
     heap_bases,
     mask=None,
     other=None,
-    load_cache_modifier: tl.constexpr = "",
-    store_cache_modifier: tl.constexpr = "",
+    load_cache_modifier: tl.constexpr = DEFAULT_CACHE,
+    store_cache_modifier: tl.constexpr = DEFAULT_CACHE,
     hint: tl.constexpr = None,
 ):
     """Copy from this rank's memory at ``from_ptr`` to ``to_rank``'s memory at ``to_ptr``.
@@ -141,8 +146,8 @@ def copy(
     heap_bases,
     mask=None,
     other=None,
-    load_cache_modifier: tl.constexpr = "",
-    store_cache_modifier: tl.constexpr = "",
+    load_cache_modifier: tl.constexpr = DEFAULT_CACHE,
+    store_cache_modifier: tl.constexpr = DEFAULT_CACHE,
     hint: tl.constexpr = None,
 ):
     """Copy from ``from_rank``'s memory at ``src_ptr`` to ``to_rank``'s memory at ``dst_ptr``.
@@ -170,8 +175,8 @@ def atomic_add(
     to_rank,
     heap_bases,
     mask=None,
-    sem: tl.constexpr = "acq_rel",
-    scope: tl.constexpr = "sys",
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
     """Add ``value`` to ``to_rank``'s memory; returns what was there. Arguments as for :func:`store` and ``tl.atomic_add``."""
@@ -188,8 +193,8 @@ def atomic_sub(
     to_rank,
     heap_bases,
     mask=None,
-    sem: tl.constexpr = "acq_rel",
-    scope: tl.constexpr = "sys",
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
     """Subtract ``value`` from ``to_rank``'s memory, as an add of ``-value``; returns what was there."""
@@ -204,8 +209,8 @@ def atomic_xchg(
     to_rank,
     heap_bases,
     mask=None,
-    sem: tl.constexpr = "acq_rel",
-    scope: tl.constexpr = "sys",
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
     """Exchange ``to_rank``'s memory for ``value``; returns what was there."""
@@ -222,8 +227,8 @@ def atomic_cas(
     from_rank,
     to_rank,
     heap_bases,
-    sem: tl.constexpr = "acq_rel",
-    scope: tl.constexpr = "sys",
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
     """Put ``value`` into ``to_rank``'s memory where it equals ``cmp``; returns what was there."""
@@ -240,8 +245,8 @@ def atomic_and(
     to_rank,
     heap_bases,
     mask=None,
-    sem: tl.constexpr = "acq_rel",
-    scope: tl.constexpr = "sys",
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
     """Bitwise and of ``value`` into ``to_rank``'s memory; returns what was there."""
@@ -258,8 +263,8 @@ def atomic_or(
     to_rank,
     heap_bases,
     mask=None,
-    sem: tl.constexpr = "acq_rel",
-    scope: tl.constexpr = "sys",
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
     """Bitwise or of ``value`` into ``to_rank``'s memory; returns what was there."""
@@ -276,8 +281,8 @@ def atomic_xor(
     to_rank,
     heap_bases,
     mask=None,
-    sem: tl.constexpr = "acq_rel",
-    scope: tl.constexpr = "sys",
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
     """Bitwise exclusive or of ``value`` into ``to_rank``'s memory; returns what was there."""
@@ -294,8 +299,8 @@ def atomic_min(
     to_rank,
     heap_bases,
     mask=None,
-    sem: tl.constexpr = "acq_rel",
-    scope: tl.constexpr = "sys",
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
     """Minimum of ``value`` and ``to_rank``'s memory, kept there; returns what was there."""
@@ -312,8 +317,8 @@ def atomic_max(
     to_rank,
     heap_bases,
     mask=None,
-    sem: tl.constexpr = "acq_rel",
-    scope: tl.constexpr = "sys",
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
     """Maximum of ``value`` and ``to_rank``'s memory, kept there; returns what was there."""

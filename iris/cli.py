@@ -1,0 +1,48 @@
+"""The command line: ``python -m iris info | demo | bench``.
+
+Each command is a module with ``main(arguments) -> exit status`` and parses its own arguments, so that it is
+imported only when asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+import iris
+from iris.errors import IrisError
+
+COMMANDS = {
+    "info": ("iris.info", "what Iris sees: GPUs, links, versions, the backend and why, what is missing"),
+    "demo": ("iris.demo", "run two fused ops over several ranks, check them, draw who waited when"),
+    "bench": ("iris.bench", "measure links and ops against what the hardware and other libraries reach"),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of everything up to the command's own arguments."""
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items())
+    made = argparse.ArgumentParser(
+        prog="iris",
+        description="Triton kernels that read, write and signal the memory of every GPU of the job.",
+        epilog=f"commands:\n{listed}\n\n`iris COMMAND --help` says what a command takes.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--version", action="version", version=f"iris {iris.__version__}")
+    made.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help=", ".join(COMMANDS))
+    made.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the command's own arguments")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status. An Iris error is printed without a traceback."""
+    given = parser().parse_args(arguments)
+    module, _ = COMMANDS[given.command]
+    try:
+        return int(importlib.import_module(module).main(given.arguments) or 0)
+    except IrisError as error:
+        print(f"iris {given.command}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1

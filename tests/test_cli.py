@@ -1,0 +1,198 @@
+"""The command line, and ``iris info`` on machines that lack things."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import iris
+from iris import cli, info
+
+ROOT = Path(__file__).parent.parent
+
+TOPOLOGY = (
+    "\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+    "GPU0\t X \tNV18\tSYS\tNODE\t0-47\t0\t\tN/A\n"
+    "GPU1\tNV18\t X \tPIX\tNODE\t0-47\t0\t\tN/A\n"
+    "GPU2\tSYS\tPIX\t X \tSYS\t48-95\t1\t\tN/A\n"
+    "NIC0\tNODE\tNODE\tSYS\t X \n\nLegend:\n\n  X    = Self\n"
+)
+EVERYTHING = dict.fromkeys(info.LIBRARIES, "9.9.9")
+ALL_LAUNCHERS: dict[str, str | None] = {name: f"/usr/bin/{name}" for name in info.LAUNCHERS}
+GPUS = [info.Gpu(0, "H200", 150 << 30, 132, "sm_90"), info.Gpu(1, "H200", 150 << 30, 132, "sm_90")]
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("IRIS_", "TRITON_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "iris", *arguments],
+        env=clean | {"PYTHONPATH": str(ROOT)} | env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_help_names_every_command() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for name, (_, about) in cli.COMMANDS.items():
+        assert f"{name} " in done.stdout
+        assert about in done.stdout
+
+
+def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["paint"])
+    assert stopped.value.code == 2
+    assert "invalid choice: 'paint'" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"iris {iris.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["demo", "bench"])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["rma", "--num-ranks", "4", "--json"]])
+def test_a_command_gets_its_own_arguments(monkeypatch: pytest.MonkeyPatch, command: str, arguments: list[str]) -> None:
+    seen: list[list[str]] = []
+    fake = ModuleType(f"iris.{command}")
+    vars(fake)["main"] = lambda given: seen.append(given) or 3
+    monkeypatch.setitem(sys.modules, f"iris.{command}", fake)
+    assert cli.main([command, *arguments]) == 3
+    assert seen == [arguments]
+
+
+def test_an_iris_error_is_printed_without_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(_: list[str]) -> int:
+        raise iris.BackendError("no such GPU: buy one")
+
+    monkeypatch.setitem(sys.modules, "iris.demo", SimpleNamespace(main=main))
+    assert cli.main(["demo"]) == 1
+    assert capsys.readouterr().err == "iris demo: BackendError: no such GPU: buy one\n"
+
+
+def test_info_as_json_in_a_fresh_process() -> None:
+    done = run("info", "--json", IRIS_BACKEND="sim")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["backend"] == "sim"
+    assert told["backend_reason"] == "IRIS_BACKEND=sim"
+    assert told["launcher"] == "none: this process is alone"
+    assert told["versions"]["iris"] == iris.__version__
+    assert told["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert set(info.LIBRARIES) <= set(told["versions"])
+    assert set(told["launchers"]) == set(info.LAUNCHERS)
+
+
+def test_info_gives_the_reason_and_not_what_iris_set_itself() -> None:
+    told = json.loads(run("info", "--json").stdout)
+    assert told["backend_reason"].startswith("PyTorch ")
+    assert "TRITON_INTERPRET" not in told["backend_reason"]
+
+
+def test_info_names_the_launcher() -> None:
+    told = json.loads(run("info", "--json", RANK="1", WORLD_SIZE="2", LOCAL_RANK="1").stdout)
+    assert told["launcher"] == "torchrun: rank 1 of 2"
+
+
+def test_info_reports_contradicting_launcher_variables() -> None:
+    done = run("info", "--json", RANK="5", WORLD_SIZE="2", LOCAL_RANK="1")
+    assert done.returncode == 0, done.stderr
+    assert "rank 5 of 2 ranks" in json.loads(done.stdout)["launcher"]
+
+
+def test_info_without_optional_libraries(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("greenlet", "rich", "matplotlib"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("PATH", "")
+    assert cli.main(["info"]) == 0
+    printed = capsys.readouterr().out
+    for line in ("greenlet", "rich", "matplotlib"):
+        assert f"pip install {line}" in printed
+    assert "apt-get install openmpi-bin" in printed
+    assert "─" not in printed, "tables were drawn by rich"
+
+
+def test_topology_is_read() -> None:
+    assert info.parse_topology(TOPOLOGY) == [["X", "NV18", "SYS"], ["NV18", "X", "PIX"], ["SYS", "PIX", "X"]]
+
+
+@pytest.mark.parametrize("text", ["", "command not found\n", "GPU0 GPU1\nGPU0 X\n", "GPU0 GPU1\nGPU0 X NV1\n"])
+def test_anything_else_is_no_topology(text: str) -> None:
+    assert info.parse_topology(text) == []
+
+
+def test_links_fall_back_on_peer_access(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "output_of", lambda *_: None)
+    monkeypatch.setattr("torch.cuda.can_device_access_peer", lambda a, b: {a, b} != {0, 2})
+    assert info.links(3) == [["self", "peer", "none"], ["peer", "self", "peer"], ["none", "peer", "self"]]
+
+
+def test_links_take_names_from_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(info, "output_of", lambda *_: TOPOLOGY)
+    monkeypatch.setattr("torch.cuda.can_device_access_peer", lambda a, b: {a, b} != {0, 2})
+    assert info.links(3) == [["self", "NV18", "none"], ["NV18", "self", "PIX"], ["none", "PIX", "self"]]
+
+
+def test_links_do_not_trust_the_driver_about_renumbered_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1,0")
+    monkeypatch.setattr(info, "output_of", lambda *_: TOPOLOGY)
+    monkeypatch.setattr("torch.cuda.can_device_access_peer", lambda a, b: True)
+    assert info.links(3)[0] == ["self", "peer", "peer"]
+
+
+def test_nothing_is_missing_where_all_is_there() -> None:
+    assert info.missing(dict(EVERYTHING), ALL_LAUNCHERS, GPUS, True, "") == []
+
+
+def test_a_gpu_that_pytorch_cannot_use_is_named() -> None:
+    (one,) = info.missing(dict(EVERYTHING), ALL_LAUNCHERS, [], True, "driver too old")
+    assert one.what == "PyTorch for your GPU"
+    assert "driver too old" in one.fix
+
+
+def test_old_triton_and_new_numpy_are_named() -> None:
+    old = info.missing(EVERYTHING | {"triton": "3.5.1"}, ALL_LAUNCHERS, GPUS, True, "")
+    clash = info.missing(EVERYTHING | {"triton": "3.6.0", "numpy": "2.4.6"}, ALL_LAUNCHERS, GPUS, True, "")
+    fine = info.missing(EVERYTHING | {"triton": "3.6.0", "numpy": "2.2.6"}, ALL_LAUNCHERS, GPUS, True, "")
+    assert [one.what for one in old] == ["Triton 3.6 or newer"]
+    assert [one.fix for one in clash] == ['pip install "numpy<2.3"']
+    assert fine == []
+
+
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_tables_show_gpus_and_links(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], with_rich: bool
+) -> None:
+    if not with_rich:
+        monkeypatch.setitem(sys.modules, "rich", None)
+    told = info.Info(
+        versions={"torch": "9.9", "greenlet": None},
+        machine={"cores": "2"},
+        gpus=GPUS,
+        links=[["self", "NV18"], ["NV18", "self"]],
+        backend="cuda",
+        backend_reason="PyTorch sees 2 GPUs",
+        launcher="none",
+        launchers={"srun": None},
+        missing=[],
+    )
+    info.print_tables(info.tables(told))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["0", "H200", "150.0", "GiB", "132", "sm_90"] in lines
+    assert ["GPU0", "self", "NV18"] in lines
+    assert ["greenlet", "not", "found"] in lines
+    assert ["Missing"] not in lines

@@ -1,0 +1,165 @@
+"""The house keeps its shape: who may import whom, what is public, where assembly and types are."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import iris
+
+PACKAGE = Path(iris.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+RUNTIME = {"errors", "heap", "mesh", "launch", "backends", "tensors", "context", "trace"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "heap": {"errors"},
+    "mesh": {"errors"},
+    "launch": {"errors"},
+    "backends": {"errors", "mesh"},
+    "tensors": {"errors"},
+    "device": set(),
+    "context": {"errors", "heap", "mesh", "launch", "backends", "tensors", "device.sync", "device.handle"},
+    "trace": {"errors", "context", "device"},
+    "ops": {*RUNTIME, "device"},
+    "bench": {*RUNTIME, "device", "ops", "iris"},
+    "demo": {*RUNTIME, "device", "ops", "bench", "iris"},
+    "info": {*RUNTIME, "iris"},
+    "cli": {"errors", "bench", "demo", "info", "iris"},
+    "__main__": {"cli"},
+    "iris": {*RUNTIME, "device", "ops"},
+}
+"""Each room of the house, and the rooms that it may import; ``iris`` is the package's own ``__init__``."""
+
+OF_DEVICE = {"triton", "__future__", "os", "time", "typing"}
+"""What device code may import besides its own room."""
+
+
+def room(module: str) -> str:
+    """The room that ``iris.x.y`` is in."""
+    return module.split(".")[1] if "." in module else "iris"
+
+
+def module_name(file: Path) -> str:
+    parts = [PACKAGE.name, *file.relative_to(PACKAGE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_module(dotted: str) -> bool:
+    path = PACKAGE.parent.joinpath(*dotted.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Dotted names of the modules that ``tree``, of ``package``, imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield inner if base.split(".")[0] == "iris" and is_module(inner) else base
+
+
+def wrong_arrows(source: str, module: str, package: str) -> list[str]:
+    """Imports of ``module`` that its room does not allow."""
+    here = room(module)
+    wrong = []
+    for target in imports(ast.parse(source), package):
+        top = target.split(".")[0]
+        if top != "iris":
+            if here == "device" and top not in OF_DEVICE:
+                wrong.append(f"{module} -> {target}")
+            continue
+        there = room(target)
+        inside = ".".join(target.split(".")[1:])
+        if there != here and there not in MAY_IMPORT[here] and inside not in MAY_IMPORT[here]:
+            wrong.append(f"{module} -> {target}")
+    return wrong
+
+
+@pytest.mark.parametrize("file", FILES, ids=[module_name(file) for file in FILES])
+def test_imports_follow_the_drawing(file: Path) -> None:
+    module = module_name(file)
+    assert room(module) in MAY_IMPORT, f"{module} is a new room: add it, and what it may import, to MAY_IMPORT"
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    assert wrong_arrows(file.read_text(), module, package) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("iris.errors", "import iris.heap"),
+        ("iris.heap", "from iris import context"),
+        ("iris.mesh", "from iris.context import Iris"),
+        ("iris.context", "from iris.ops import matmul"),
+        ("iris.context", "from iris.device import rma"),
+        ("iris.ops.matmul", "from iris import bench"),
+        ("iris.backends.sim", "from .. import context"),
+        ("iris.device.rma", "from iris.errors import IrisError"),
+        ("iris.device.rma", "import torch"),
+        ("iris.ops.matmul", "def late():\n    from iris.cli import main"),
+    ],
+)
+def test_a_wrong_arrow_is_found(module: str, source: str) -> None:
+    assert len(wrong_arrows(source, module, module.rpartition(".")[0])) == 1
+
+
+def test_context_may_import_the_device_files_it_launches() -> None:
+    source = "from iris.device import sync\nfrom iris.device.handle import Handle"
+    assert wrong_arrows(source, "iris.context", "iris") == []
+
+
+def test_no_module_is_reached_before_it_is_drawn() -> None:
+    """The drawing has no cycle: every room may be imported before those that import it."""
+    left = {name: {target.split(".")[0] for target in targets} for name, targets in MAY_IMPORT.items()}
+    while left:
+        free = {name for name, targets in left.items() if not targets & left.keys()}
+        assert free, f"rooms that import each other: {sorted(left)}"
+        left = {name: targets for name, targets in left.items() if name not in free}
+
+
+def test_all_is_what_is_public() -> None:
+    public = {
+        name
+        for name, value in vars(iris).items()
+        if not name.startswith("_") and (name in iris.__all__ or not isinstance(value, ModuleType))
+    }
+    assert set(iris.__all__) == public
+    assert len(iris.__all__) == len(set(iris.__all__))
+
+
+def test_every_error_is_public() -> None:
+    errors = sys.modules["iris.errors"]
+    tree = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, iris.IrisError)]
+    assert {error.__name__ for error in tree} <= set(iris.__all__)
+
+
+def test_assembly_is_in_one_file() -> None:
+    users = {module_name(file) for file in FILES if "inline_asm" in file.read_text()}
+    assert users == {"iris.device.arch"}
+
+
+def is_kernel(function: ast.FunctionDef) -> bool:
+    return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+@pytest.mark.parametrize("file", FILES, ids=[module_name(file) for file in FILES])
+def test_host_functions_are_typed(file: Path) -> None:
+    """mypy is told to let kernels be untyped where there are any; everything else has to be typed."""
+    untyped = []
+    for function in ast.walk(ast.parse(file.read_text())):
+        if not isinstance(function, ast.FunctionDef) or is_kernel(function):
+            continue
+        taken = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        bare = [one.arg for one in taken if one.annotation is None and one.arg not in ("self", "cls")]
+        if bare or function.returns is None:
+            untyped.append(f"{file.name}:{function.lineno} {function.name}({', '.join(bare)})")
+    assert untyped == []

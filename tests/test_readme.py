@@ -1,0 +1,80 @@
+"""Every ``python`` block of the README runs, as it stands, on four simulated ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+RANKS = 4
+TIMEOUT_S = 100
+
+
+def blocks(text: str) -> list[str]:
+    """The ``python`` blocks of a Markdown text."""
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def starts_ranks(source: str) -> bool:
+    return "launch(" in source
+
+
+def run(script: Path) -> list[tuple[int, str]]:
+    """Run ``script``: once if it starts its own ranks, else once as each of four. Exit codes and output."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")}
+    env |= {"IRIS_BACKEND": "sim", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    ranks: list[dict[str, str]] = [{}]
+    if not starts_ranks(script.read_text()):
+        job = secrets.token_hex(8)
+        ranks = [{"IRIS_RANK": str(rank), "IRIS_WORLD_SIZE": str(RANKS), "IRIS_JOB": job} for rank in range(RANKS)]
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env=env | rank,
+            cwd=script.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in ranks
+    ]
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return [(process.returncode, output) for process, output in zip(running, outputs, strict=True)]
+
+
+BLOCKS = blocks(README.read_text()) if README.exists() else []
+
+
+def test_readme_has_blocks() -> None:
+    assert BLOCKS, f"{README} has no python block"
+
+
+@pytest.mark.parametrize("source", BLOCKS, ids=[f"block{number}" for number in range(1, len(BLOCKS) + 1)])
+def test_block_runs(source: str, tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(source)
+    for rank, (code, output) in enumerate(run(script)):
+        assert code == 0, f"process {rank} ended with {code}:\n{output}"
+
+
+def test_a_failing_block_is_seen(tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text("import os\nraise SystemExit(int(os.environ['IRIS_RANK']) + 7)\n")
+    assert [code for code, _ in run(script)] == [7, 8, 9, 10]
+
+
+def test_only_python_blocks_are_taken() -> None:
+    text = "```sh\nmake demo\n```\n\n```python\nx = 1\n```\n\n```\nplain\n```\n\n```python\ny = 2\n\nz = 3\n```\n"
+    assert blocks(text) == ["x = 1\n", "y = 2\n\nz = 3\n"]

@@ -1,0 +1,369 @@
+"""Signals, waits, barriers and broadcasts between ranks, one of them late, all of them or some of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+from ranks import Failure, Ranks, context, failure_of, poison, worlds
+
+import iris
+
+pytestmark = pytest.mark.timeout(120)
+
+N = 32
+TWO_OR_MORE = pytest.mark.parametrize("ranks", worlds(2), indirect=True)
+
+# -- kernels ------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def send(inbox, outbox, flag, peer, epoch, handle, BLOCK: tl.constexpr):
+    offsets = epoch * BLOCK + tl.arange(0, BLOCK)
+    iris.peer.store(handle, inbox + offsets, tl.load(outbox + offsets), peer)
+    iris.signal(flag, epoch + 1, peer, handle)
+
+
+@triton.jit
+def receive(inbox, result, flag, peer, epoch, handle, BLOCK: tl.constexpr):
+    offsets = epoch * BLOCK + tl.arange(0, BLOCK)
+    iris.wait(flag, epoch + 1, peer, handle)
+    tl.store(result + offsets, tl.load(inbox + offsets))
+
+
+@triton.jit
+def message_kernel(
+    inbox, outbox, result, flag, following, previous, epoch, handle, RECEIVE_FIRST: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Two programs: one sends to the next rank, one receives from the previous rank."""
+    receives = tl.program_id(0) == (0 if RECEIVE_FIRST else 1)
+    if receives:
+        receive(inbox, result, flag, previous, epoch, handle, BLOCK)
+    else:
+        send(inbox, outbox, flag, following, epoch, handle, BLOCK)
+
+
+@triton.jit
+def count_kernel(counter, total, seen, handle, PROGRAMS: tl.constexpr):
+    """All programs of all ranks count rank 0's flag up; the last program of rank 0 waits for the total."""
+    if tl.program_id(0) < PROGRAMS:
+        iris.signal_add(counter, 1, 0, handle)
+    elif iris.rank(handle) == 0:
+        tl.store(seen, iris.wait(counter, total, 0, handle))
+
+
+@triton.jit
+def all_to_all_kernel(inbox, flags, result, epoch, handle, LANES: tl.constexpr):
+    """Every rank writes one word to every rank, signals all at once, and waits for all at once."""
+    me, size = iris.rank(handle), iris.world_size(handle)
+    lanes = tl.arange(0, LANES)
+    valid = lanes < size
+    for peer in range(size):
+        iris.peer.store(handle, inbox + me, epoch * 1000 + me * 10 + peer, peer)
+    iris.signal_all(flags + me, lanes * 0 + epoch, lanes, valid, handle)
+    iris.wait_all(flags + lanes, lanes * 0 + epoch, lanes, valid, handle)
+    tl.store(result + lanes, tl.load(inbox + lanes, mask=valid, other=-1), mask=valid)
+
+
+@triton.jit
+def rounds_kernel(slots, seen, first, handle, ROUNDS: tl.constexpr, LANES: tl.constexpr):
+    """ROUNDS times: write the round, meet, read every peer's, meet."""
+    lanes = tl.arange(0, LANES)
+    valid = lanes < iris.world_size(handle)
+    for turn in range(ROUNDS):
+        tl.store(slots, first + turn)
+        iris.barrier(handle)
+        theirs = tl.load(iris.peer.translate(handle, slots + lanes * 0, tl.where(valid, lanes, 0)), mask=valid, other=0)
+        tl.store(seen + turn * LANES + lanes, theirs, mask=valid)
+        iris.barrier(handle)
+
+
+@triton.jit
+def tell_kernel(slots, value, members, count, handle):
+    """Write ``value`` into the own slot of every member's memory."""
+    for index in range(count):
+        iris.peer.store(handle, slots + iris.rank(handle), value, tl.load(members + index))
+
+
+# -- signal and wait ----------------------------------------------------------------------------------------
+
+
+def run_messages(receive_first: bool, late: int | None, seed: int) -> None:
+    ctx = context()
+    poison(ctx)
+    epochs, me, size = 6, ctx.rank, ctx.world_size
+    previous, following = (me - 1) % size, (me + 1) % size
+    sent = [torch.randn(epochs * N, generator=torch.Generator().manual_seed(seed + rank)) for rank in range(size)]
+    inbox, outbox = ctx.empty(epochs * N), ctx.as_symmetric(sent[me])
+    result, flag = ctx.empty(epochs * N), ctx.zeros(1, dtype=torch.int32)
+    ctx.barrier()
+    for epoch in range(epochs):
+        if late == me:
+            time.sleep(0.15)
+        message_kernel[(2,)](
+            inbox, outbox, result, flag, following, previous, epoch, ctx.handle, receive_first, N, num_warps=1
+        )
+    ctx.barrier()
+    torch.testing.assert_close(result.cpu(), sent[previous], rtol=0, atol=0)
+
+
+def run_count(programs: int) -> int:
+    ctx = context()
+    counter, seen = ctx.zeros(1, dtype=torch.int32), ctx.zeros(1, dtype=torch.int32)
+    ctx.barrier()
+    count_kernel[(programs + 1,)](counter, programs * ctx.world_size, seen, ctx.handle, programs)
+    ctx.barrier()
+    assert int(counter.item()) == (programs * ctx.world_size if ctx.rank == 0 else 0)
+    return int(seen.item())
+
+
+def run_all_to_all(epochs: int) -> list[list[int]]:
+    ctx = context()
+    inbox, flags = ctx.zeros(16, dtype=torch.int32), ctx.zeros(16, dtype=torch.int32)
+    results = ctx.zeros(epochs, 16, dtype=torch.int32)
+    ctx.barrier()
+    for epoch in range(epochs):
+        if ctx.rank == epoch % ctx.world_size:
+            time.sleep(0.02)
+        all_to_all_kernel[(1,)](inbox, flags, results[epoch], epoch + 1, ctx.handle, 16)
+        ctx.device_barrier()
+    ctx.barrier()
+    rows: list[list[int]] = results[:, : ctx.world_size].tolist()
+    return rows
+
+
+def run_wrap_around() -> list[int]:
+    """A flag that has counted past the largest int32."""
+    ctx = context()
+    last = 2**31 - 1
+    flag, seen = ctx.full((1,), last, dtype=torch.int32), ctx.zeros(1, dtype=torch.int32)
+    ctx.barrier()
+    count_kernel[(2,)](flag, -(2**31) + ctx.world_size - 1, seen, ctx.handle, 1)
+    ctx.barrier()
+    return [int(flag.item()), int(seen.item())]
+
+
+@pytest.mark.parametrize("receive_first", [False, True], ids=["send-first", "receive-first"])
+def test_messages_arrive_whole_and_in_order(ranks: Ranks, receive_first: bool, seed: int) -> None:
+    ranks.run(run_messages, receive_first, None, seed)
+
+
+@TWO_OR_MORE
+@pytest.mark.parametrize("late", [0, 1])
+def test_messages_arrive_when_one_rank_is_late(ranks: Ranks, late: int, seed: int) -> None:
+    ranks.run(run_messages, True, late, seed)
+
+
+def test_signal_add_counts_every_program_of_every_rank(ranks: Ranks) -> None:
+    seen = ranks.run(run_count, 5)
+    assert seen == [5 * ranks.world_size] + [0] * (ranks.world_size - 1)
+
+
+def test_signal_all_and_wait_all(ranks: Ranks) -> None:
+    for rank, rows in enumerate(ranks.run(run_all_to_all, 8)):
+        expected = [[epoch * 1000 + peer * 10 + rank for peer in range(ranks.world_size)] for epoch in range(1, 9)]
+        assert rows == expected
+
+
+def test_a_flag_may_wrap_around(ranks: Ranks) -> None:
+    wrapped = -(2**31) + ranks.world_size - 1
+    assert ranks.run(run_wrap_around)[0] == [wrapped, wrapped]
+
+
+# -- barriers -----------------------------------------------------------------------------------------------
+
+
+def run_barrier_in_kernel(rounds: int) -> None:
+    ctx = context()
+    slots, seen = ctx.zeros(1, dtype=torch.int32), ctx.zeros(rounds, 16, dtype=torch.int32)
+    for first in (1, 1001):
+        ctx.barrier()
+        rounds_kernel[(1,)](slots, seen, first, ctx.handle, rounds, 16)
+        ctx.barrier()
+        expected = torch.arange(first, first + rounds, dtype=torch.int32)[:, None].expand(rounds, ctx.world_size)
+        torch.testing.assert_close(seen[:, : ctx.world_size].cpu(), expected, rtol=0, atol=0)
+
+
+def run_groups(on_device: bool, turns: int, late: int | None, seed: int) -> int:
+    """A random sequence of groups, the same on all ranks; each member tells the others, they meet, and look."""
+    ctx = context()
+    dice = random.Random(seed)
+    every = range(ctx.world_size)
+    groups = [list(group) for count in every for group in itertools.combinations(every, count + 1)]
+    slots = ctx.zeros(16, dtype=torch.int32)
+    ctx.barrier()
+    met = 0
+    for turn in range(1, turns + 1):
+        group = dice.choice(groups)
+        dice.shuffle(group)
+        if ctx.rank not in group:
+            continue
+        if late == ctx.rank:
+            time.sleep(0.02)
+        members = torch.tensor(group, dtype=torch.int32, device=ctx.device)
+        tell_kernel[(1,)](slots, turn, members, len(group), ctx.handle)
+        if on_device:
+            ctx.device_barrier(group=group)
+            got = slots.clone()
+            ctx.device_barrier(group=group)
+            ctx.synchronize()
+        else:
+            ctx.barrier(group=group)
+            got = slots.clone()
+            ctx.barrier(group=group)
+        assert [int(got[member]) for member in group] == [turn] * len(group), (turn, group)
+        met += 1
+    ctx.barrier()
+    return met
+
+
+def run_host_barrier_holds_back() -> tuple[float, float]:
+    """When each rank came to the barrier, and when it left."""
+    ctx = context()
+    if ctx.rank == ctx.world_size - 1:
+        time.sleep(0.4)
+    came = time.monotonic()
+    ctx.barrier()
+    return came, time.monotonic()
+
+
+def run_process_groups(path: str) -> dict[str, Any]:
+    """Sub-groups as torch makes them: for a barrier, and for a context of their own."""
+    rank, size = context().rank, context().world_size
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
+    try:
+        even, odd = dist.new_group(range(0, size, 2)), dist.new_group(range(1, size, 2))
+        mine = odd if rank % 2 else even
+        with iris.iris(1 << 20, timeout_s=20) as whole:
+            whole.barrier(group=mine)
+            whole.device_barrier(group=mine)
+            whole.synchronize()
+            wrong = failure_of(whole.barrier, None, even if rank % 2 else odd)
+        with iris.iris(1 << 20, group=mine, timeout_s=20) as part:
+            told = part.broadcast(f"from {rank}", part.world_size - 1)
+            seen = {"rank": part.rank, "size": part.world_size, "told": told, "whole": whole.world_size}
+            part.barrier(group=mine)
+            part.barrier(group=[0, part.world_size - 1] if part.rank in (0, part.world_size - 1) else [part.rank])
+        return {**seen, "wrong": wrong}
+    finally:
+        dist.destroy_process_group()
+
+
+def run_wrong_groups() -> list[Failure]:
+    ctx = context()
+    others = [rank for rank in range(ctx.world_size) if rank != ctx.rank]
+    wrong = ([], others, [ctx.rank, ctx.world_size], [ctx.rank, -1], [ctx.rank, ctx.rank])
+    return [failure_of(barrier, None, group) for group in wrong for barrier in (ctx.barrier,)] + [
+        failure_of(ctx.device_barrier, group) for group in wrong
+    ]
+
+
+def test_a_barrier_in_a_kernel_many_times(ranks: Ranks) -> None:
+    ranks.run(run_barrier_in_kernel, 12)
+
+
+@pytest.mark.parametrize("late", [None, 0], ids=["", "rank-0-late"])
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+def test_barriers_of_any_mix_of_groups(ranks: Ranks, on_device: bool, late: int | None, seed: int) -> None:
+    assert all(met > 0 for met in ranks.run(run_groups, on_device, 40, late, seed))
+
+
+@TWO_OR_MORE
+def test_nobody_leaves_a_barrier_before_the_last_has_come(ranks: Ranks) -> None:
+    times = ranks.run(run_host_barrier_holds_back)
+    assert min(left for _, left in times) >= max(came for came, _ in times)
+    assert times[-1][0] - times[0][0] > 0.3
+
+
+@pytest.mark.parametrize("ranks", worlds(4, 4), indirect=True)
+def test_process_groups(ranks: Ranks, tmp_path: Path) -> None:
+    for rank, seen in enumerate(ranks.run(run_process_groups, str(tmp_path / "store"))):
+        assert (seen["rank"], seen["size"], seen["whole"]) == (rank // 2, 2, 4)
+        assert seen["told"] == f"from {2 + rank % 2}"
+        assert seen["wrong"].kind == "ArgumentError"
+        assert f"barrier: group: expected distinct ranks with this rank, {rank}, among them" in seen["wrong"].message
+
+
+def test_a_group_that_cannot_be_is_named(ranks: Ranks) -> None:
+    for failures in ranks.run(run_wrong_groups):
+        for failure in failures:
+            assert failure.kind == "ArgumentError" and failure.took_s < 2
+            assert "barrier: group: expected" in failure.message
+        assert f"a rank from 0 to {ranks.world_size - 1}, got {ranks.world_size}" in failures[2].message
+        assert "got -1" in failures[3].message
+
+
+# -- broadcast ----------------------------------------------------------------------------------------------
+
+VALUES: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    -(2**70),
+    2.5,
+    math.inf,
+    "",
+    "Grüße, 世界\n",
+    b"",
+    bytes(range(256)),
+    [],
+    [1, "two", None, [3.0, False]],
+    {"a": 1, "b": {"c": [None]}},
+    "x" * 3_000_000,
+]
+
+
+def tensors_to_send(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(3, 5, generator=generator)
+    dtypes = (torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.bool)
+    return [drawn, drawn.t(), drawn[:, 1:4], torch.tensor(3.5), torch.zeros(0, 4), *(drawn.to(d) for d in dtypes)]
+
+
+def run_broadcasts(source: int, seed: int) -> None:
+    ctx = context()
+    mine = ctx.rank == source
+    for value in VALUES:
+        got = ctx.broadcast(value if mine else "ignored", source)
+        assert got == value and type(got) is type(value)
+    for tensor in tensors_to_send(seed):
+        got = ctx.broadcast(tensor if mine else object(), source)
+        assert got.device == ctx.device
+        torch.testing.assert_close(got.cpu(), tensor, rtol=0, atol=0)
+    symmetric = ctx.full((4,), float(ctx.rank))
+    assert ctx.broadcast(symmetric, source).tolist() == [float(source)] * 4
+
+
+def run_wrong_broadcasts() -> list[Failure]:
+    ctx = context()
+    return [
+        failure_of(ctx.broadcast, 1, ctx.world_size),
+        failure_of(ctx.broadcast, 1, -1),
+        failure_of(ctx.broadcast, 1, True),
+        failure_of(ctx.broadcast, object(), 0),
+        failure_of(ctx.broadcast, {3, 4}, ctx.world_size - 1),
+    ]
+
+
+def test_broadcast_of_every_kind_of_value(ranks: Ranks, seed: int) -> None:
+    for source in {0, ranks.world_size - 1}:
+        ranks.run(run_broadcasts, source, seed)
+
+
+def test_a_broadcast_that_cannot_be_is_the_same_error_on_every_rank(ranks: Ranks) -> None:
+    for failures in ranks.run(run_wrong_broadcasts):
+        assert [failure.kind for failure in failures] == ["ArgumentError"] * 5
+        assert all(failure.took_s < 2 for failure in failures)
+        assert f"broadcast: source: expected a rank from 0 to {ranks.world_size - 1}" in failures[0].message
+        assert "broadcast: value: expected None, bool, number, string" in failures[3].message
+        assert failures[3].message.endswith("got object") and failures[4].message.endswith("got set")

@@ -1,0 +1,446 @@
+"""Tensors on the symmetric heap: torch's signatures, torch's answers, and memory that comes back."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from ranks import Failure, Ranks, context, failure_of, fresh, worlds
+
+import iris
+
+pytestmark = pytest.mark.timeout(120)
+
+TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+
+DTYPES = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+)
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+SAME_AS_TORCH: list[Call] = [
+    ("zeros", (2, 3), {}),
+    ("zeros", ((2, 3),), {}),
+    ("zeros", ([4],), {}),
+    ("zeros", (torch.Size([2, 1, 2]),), {}),
+    ("zeros", (0,), {}),
+    ("zeros", ((3, 0, 2),), {}),
+    ("zeros", ((),), {}),
+    *(("zeros", (5,), {"dtype": dtype}) for dtype in DTYPES),
+    ("ones", (2, 3), {}),
+    *(("ones", ((7,),), {"dtype": dtype}) for dtype in DTYPES),
+    ("full", ((2, 3), 7), {}),
+    ("full", ((2, 3), 7.5), {}),
+    ("full", ((2, 3), True), {}),
+    ("full", ((), -1), {}),
+    ("full", ((2,), float("nan")), {"dtype": torch.bfloat16}),
+    *(("full", ((3,), 1), {"dtype": dtype}) for dtype in DTYPES),
+    ("arange", (7,), {}),
+    ("arange", (7.0,), {}),
+    ("arange", (2, 9), {}),
+    ("arange", (9, 2, -3), {}),
+    ("arange", (0, 1, 0.1), {}),
+    ("arange", (0,), {}),
+    ("arange", (1, 6, 2), {"dtype": torch.float16}),
+    ("arange", (5,), {"dtype": torch.int32}),
+    ("linspace", (0, 1, 7), {}),
+    ("linspace", (-2.5, 2.5, 10), {"dtype": torch.float64}),
+    ("linspace", (3, 3, 1), {}),
+    ("linspace", (0, 10, 0), {}),
+    ("linspace", (0, 10, 6), {"dtype": torch.int32}),
+]
+RANDOM: list[Call] = [
+    ("rand", (17,), {}),
+    ("rand", ((3, 5),), {"dtype": torch.float16}),
+    ("rand", (0,), {}),
+    ("randn", (4, 4), {}),
+    ("randn", ((33,),), {"dtype": torch.bfloat16}),
+    ("randint", (9, (3, 4)), {}),
+    ("randint", (-5, 5, (64,)), {}),
+    ("randint", (-5, 5, (64,)), {"dtype": torch.int8}),
+    ("randint", (3, [6]), {"dtype": torch.float32}),
+]
+
+
+def same(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal in every respect that torch promises."""
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert got.is_contiguous() and got.requires_grad == expected.requires_grad
+
+
+# -- factories ----------------------------------------------------------------------------------------------
+
+
+def run_same_as_torch() -> None:
+    ctx = context()
+    for name, args, options in SAME_AS_TORCH:
+        got = getattr(ctx, name)(*args, **options)
+        same(got, getattr(torch, name)(*args, **options, device=ctx.device))
+        assert ctx.is_symmetric(got), (name, args)
+
+
+def run_random_as_torch(seed: int) -> None:
+    ctx = context()
+    for name, args, options in RANDOM:
+        ours, theirs = (torch.Generator(ctx.device).manual_seed(seed) for _ in range(2))
+        got = getattr(ctx, name)(*args, **options, generator=ours)
+        same(got, getattr(torch, name)(*args, **options, generator=theirs, device=ctx.device))
+        again = getattr(ctx, name)(*args, **options, generator=torch.Generator(ctx.device).manual_seed(seed))
+        same(again, got)
+        torch.manual_seed(seed)
+        default = getattr(ctx, name)(*args, **options)
+        torch.manual_seed(seed)
+        same(default, getattr(torch, name)(*args, **options, device=ctx.device))
+
+
+def run_uniform(seed: int) -> None:
+    ctx = context()
+    generators = [torch.Generator(ctx.device).manual_seed(seed) for _ in range(2)]
+    got = ctx.uniform(50, 2, low=-3.0, high=-1.0, generator=generators[0])
+    same(got, torch.empty(50, 2, device=ctx.device).uniform_(-3.0, -1.0, generator=generators[1]))
+    assert -3 <= got.min() and got.max() < -1 and got.unique().numel() > 50
+    half = ctx.uniform((8,), dtype=torch.float16, requires_grad=True)
+    assert half.dtype == torch.float16 and half.requires_grad and half.is_leaf
+    assert 0 <= half.min() and half.max() <= 1
+
+
+def run_default_dtype() -> None:
+    ctx = context()
+    torch.set_default_dtype(torch.float64)
+    try:
+        made = [ctx.zeros(2), ctx.ones(2), ctx.empty(2), ctx.rand(2), ctx.randn(2), ctx.uniform(2)]
+        made += [ctx.full((2,), 1.0), ctx.arange(0.0, 2.0), ctx.linspace(0, 1, 2)]
+        assert [one.dtype for one in made] == [torch.float64] * len(made)
+        assert ctx.full((2,), 1).dtype == ctx.arange(3).dtype == ctx.randint(3, (2,)).dtype == torch.int64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def run_empty_and_zeros_like() -> None:
+    ctx = context()
+    for dtype in DTYPES:
+        made = ctx.empty(3, 2, dtype=dtype)
+        assert (made.shape, made.dtype, made.stride()) == ((3, 2), dtype, (2, 1))
+    original = torch.ones(4, 6, dtype=torch.int16, device=ctx.device).t()
+    same(ctx.zeros_like(original), torch.zeros(6, 4, dtype=torch.int16, device=ctx.device))
+    same(ctx.zeros_like(original, dtype=torch.float16), torch.zeros(6, 4, dtype=torch.float16, device=ctx.device))
+    assert ctx.zeros_like(torch.ones(2, device=ctx.device), requires_grad=True).requires_grad
+
+
+def run_out() -> None:
+    ctx = context()
+    target = ctx.full((2, 3), 9.0)
+    address = target.data_ptr()
+    for fill, value in ((ctx.zeros, 0.0), (ctx.ones, 1.0)):
+        got = fill((2, 3), out=target)
+        assert got.data_ptr() == address
+        same(target.cpu(), torch.full((2, 3), value))
+    assert ctx.full((2, 3), 4.0, out=target).data_ptr() == address
+    same(target.cpu(), torch.full((2, 3), 4.0))
+    for got in (ctx.empty(2, 3, out=target), ctx.rand(2, 3, out=target), ctx.randn(2, 3, out=target)):
+        assert got.data_ptr() == address
+    assert ctx.uniform(2, 3, out=target).data_ptr() == address
+    whole = ctx.zeros(6, dtype=torch.int32)
+    same(ctx.arange(0, 12, 2, out=whole).cpu(), torch.arange(0, 12, 2, dtype=torch.int32))
+    same(ctx.linspace(0, 10, 6, out=whole, dtype=torch.int32).cpu(), torch.linspace(0, 10, 6, dtype=torch.int32))
+    drawn = ctx.randint(3, 4, (6,), out=whole)
+    assert drawn.data_ptr() == whole.data_ptr() and drawn.tolist() == [3] * 6
+    part = ctx.zeros(10)[2:6]
+    same(ctx.ones(4, out=part).cpu(), torch.ones(4))
+
+
+def run_requires_grad(seed: int) -> None:
+    ctx = context()
+    weight = ctx.randn(4, 3, requires_grad=True)
+    inputs = torch.randn(2, 4, device=ctx.device, generator=torch.Generator(ctx.device).manual_seed(seed))
+    (inputs @ weight).sum().backward()
+    assert weight.is_leaf and weight.grad is not None
+    torch.testing.assert_close(weight.grad, inputs.sum(0)[:, None].expand(4, 3))
+    same(ctx.zeros(2, requires_grad=True), torch.zeros(2, device=ctx.device, requires_grad=True))
+
+
+@TWO
+def test_values_shapes_and_dtypes_are_those_of_torch(ranks: Ranks) -> None:
+    ranks.run(run_same_as_torch)
+
+
+@TWO
+def test_random_values_are_those_of_torch_for_the_same_generator(ranks: Ranks, seed: int) -> None:
+    ranks.run(run_random_as_torch, seed)
+
+
+@TWO
+def test_uniform(ranks: Ranks, seed: int) -> None:
+    ranks.run(run_uniform, seed)
+
+
+@TWO
+def test_the_default_dtype_is_followed(ranks: Ranks) -> None:
+    ranks.run(run_default_dtype)
+
+
+@TWO
+def test_empty_and_zeros_like(ranks: Ranks) -> None:
+    ranks.run(run_empty_and_zeros_like)
+
+
+@TWO
+def test_out_is_filled_in_place(ranks: Ranks) -> None:
+    ranks.run(run_out)
+
+
+@TWO
+def test_requires_grad(ranks: Ranks, seed: int) -> None:
+    ranks.run(run_requires_grad, seed)
+
+
+def run_same_generator_apart() -> list[float]:
+    ctx = context()
+    values: list[float] = ctx.rand(4, generator=torch.Generator(ctx.device).manual_seed(100 + ctx.rank)).tolist()
+    return values
+
+
+@TWO
+def test_ranks_may_draw_different_values(ranks: Ranks) -> None:
+    drawn = ranks.run(run_same_generator_apart)
+    assert drawn[0] != drawn[1]
+
+
+# -- wrong arguments ----------------------------------------------------------------------------------------
+
+WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str, str]] = [
+    ("zeros", (2,), {"device": "meta"}, "PlacementError", "zeros: device: expected"),
+    ("ones", (2,), {"device": "cuda:77"}, "PlacementError", "lives on that rank's own device"),
+    ("zeros", (2, -3), {}, "ArgumentError", "zeros: "),
+    ("arange", (1, 5, -1), {}, "ArgumentError", "arange: arguments: expected what torch.arange accepts"),
+    ("linspace", (0, 1, -1), {}, "ArgumentError", "linspace: arguments"),
+    ("randint", (5, 5, (2,)), {}, "ArgumentError", "randint: arguments"),
+    ("rand", (3,), {"dtype": torch.int32}, "DTypeError", "rand: dtype: expected a floating dtype, got torch.int32"),
+    ("randn", (3,), {"dtype": torch.bool}, "DTypeError", "randn: dtype: expected a floating dtype, got torch.bool"),
+    ("uniform", (3,), {"dtype": torch.int64}, "DTypeError", "uniform: dtype: expected a floating dtype"),
+    ("uniform", (3,), {"low": 2.0, "high": 1.0}, "ArgumentError", "uniform: low: expected at most high, 1.0, got 2.0"),
+    ("uniform", (3,), {"device": "meta"}, "PlacementError", "uniform: device: expected"),
+]
+
+
+def run_wrong(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Failure, list[float]]:
+    ctx = context()
+    failure = failure_of(lambda: getattr(ctx, name)(*args, **options))
+    return failure, ctx.ones(2).tolist()
+
+
+@TWO
+@pytest.mark.parametrize(("name", "args", "options", "kind", "words"), WRONG, ids=[f"{w[0]}-{w[3]}" for w in WRONG])
+def test_a_wrong_argument_is_named_on_every_rank_and_the_context_lives_on(
+    ranks: Ranks, name: str, args: tuple[Any, ...], options: dict[str, Any], kind: str, words: str
+) -> None:
+    for failure, after in ranks.run(run_wrong, name, args, options):
+        assert failure.kind == kind and words in failure.message and "ValueError" in failure.bases
+        assert failure.took_s < 2 and after == [1.0, 1.0]
+
+
+def run_wrong_out() -> list[Failure]:
+    ctx = context()
+    here = ctx.zeros(4)
+    gone = ctx.zeros(4)
+    ctx.free(gone)
+    return [
+        failure_of(lambda: ctx.zeros(4, out=torch.zeros(4, device=ctx.device))),
+        failure_of(lambda: ctx.zeros(4, out=gone)),
+        failure_of(lambda: ctx.zeros(5, out=here)),
+        failure_of(lambda: ctx.zeros(4, out=here, dtype=torch.float16)),
+        failure_of(lambda: ctx.uniform(5, out=here)),
+    ]
+
+
+@TWO
+def test_an_out_that_does_not_fit_is_named(ranks: Ranks) -> None:
+    expected = [
+        ("PlacementError", "zeros: out: expected a tensor on the symmetric heap"),
+        ("PlacementError", "Make it with ctx.empty(...)."),
+        ("ShapeError", "zeros: out: expected (5,), got (4,)"),
+        ("DTypeError", "zeros: out: expected torch.float16, got torch.float32"),
+        ("ShapeError", "uniform: out: expected (5,), got (4,)"),
+    ]
+    for failures in ranks.run(run_wrong_out):
+        for failure, (kind, words) in zip(failures, expected, strict=True):
+            assert failure.kind == kind and words in failure.message
+
+
+# -- where tensors live -------------------------------------------------------------------------------------
+
+
+def run_is_symmetric() -> None:
+    ctx = context()
+    made = ctx.rand(8, 6)
+    views = (made, made[3:], made[:, 2], made.t(), made.view(-1)[5:9], made.view(torch.int32), made[0:0], made.detach())
+    assert all(ctx.is_symmetric(view) for view in views)
+    assert ctx.is_symmetric(ctx.zeros(0))
+    outside = (made.clone(), made + 1, torch.zeros(3), torch.zeros(0), torch.empty(3, device="meta"), made.cpu().clone())
+    assert not any(ctx.is_symmetric(tensor) for tensor in outside)
+    ctx.free(made)
+    assert not any(ctx.is_symmetric(view) for view in views)
+
+
+def run_as_symmetric() -> None:
+    ctx = context()
+    here = ctx.rand(4, 3)
+    assert ctx.as_symmetric(here) is here
+    assert ctx.as_symmetric(view := here[1:]) is view
+    for original in (
+        torch.randn(3, 5),
+        torch.randn(5, 3).t(),
+        torch.arange(6, dtype=torch.int8)[::2],
+        torch.zeros(0, 4),
+        torch.tensor(3.5, dtype=torch.bfloat16),
+        torch.ones(2, requires_grad=True),
+    ):
+        copy = ctx.as_symmetric(original)
+        same(copy.cpu() if not copy.requires_grad else copy.detach().cpu(), original.detach().contiguous())
+        assert ctx.is_symmetric(copy) and copy.requires_grad == original.requires_grad and copy.is_leaf
+
+
+def offsets_of_many(seed: int) -> list[int]:
+    """The same random calls on all ranks, tensors dropped at times that differ between ranks."""
+    ctx = context()
+    dice, own = random.Random(seed), random.Random(seed + 1 + ctx.rank)
+    held: list[torch.Tensor] = []
+    offsets = []
+    for _ in range(60):
+        tensor = ctx.empty(dice.randint(0, 5000), dtype=dice.choice(DTYPES))
+        offsets.append(tensor.untyped_storage().data_ptr() - int(ctx.heap_bases[ctx.rank]))
+        held.append(tensor)
+        while held and own.random() < 0.4:
+            held.pop(own.randrange(len(held)))
+    return offsets
+
+
+@TWO
+def test_is_symmetric(ranks: Ranks) -> None:
+    ranks.run(run_is_symmetric)
+
+
+@TWO
+def test_as_symmetric(ranks: Ranks) -> None:
+    ranks.run(run_as_symmetric)
+
+
+def test_offsets_are_equal_on_all_ranks_and_aligned(ranks: Ranks, seed: int) -> None:
+    offsets = ranks.run(offsets_of_many, seed)
+    assert all(one == offsets[0] for one in offsets)
+    assert all(offset % 1024 == 0 for offset in offsets[0])
+    assert len(set(offsets[0])) < len(offsets[0]), "no block was reused"
+
+
+# -- memory that comes back ---------------------------------------------------------------------------------
+
+
+def fill_again_and_again(how: str) -> int:
+    """Allocate four times the heap, a third of it at a time."""
+    with fresh(heap_size=3 << 20) as ctx:
+        start = ctx.heap_free_bytes
+        for turn in range(12):
+            tensor = ctx.full(((1 << 20) - 8192,), turn, dtype=torch.uint8)
+            view = tensor[100:]
+            assert int(view.max()) == turn
+            if how == "free":
+                ctx.free(tensor)
+            elif how == "free a view":
+                ctx.free(view)
+            elif how == "cycle":
+                loop: list[Any] = [tensor]
+                loop.append(loop)
+            del tensor, view
+        if how == "cycle":
+            del loop
+            gc.collect()
+        ctx.free(ctx.empty(1))
+        ctx.empty(1)
+        return start - ctx.heap_free_bytes
+
+
+def hold_on_one_rank() -> tuple[list[int], int]:
+    """Rank 0 lets go at once, the others one allocation later."""
+    with fresh() as ctx:
+        offset_of: Callable[[torch.Tensor], int] = lambda tensor: tensor.data_ptr() - int(ctx.heap_bases[ctx.rank])  # noqa: E731
+        first = ctx.empty(1000, dtype=torch.uint8)
+        offsets = [offset_of(first)]
+        if ctx.rank == 0:
+            ctx.free(first)
+        second = ctx.empty(1000, dtype=torch.uint8)
+        offsets.append(offset_of(second))
+        if ctx.rank != 0:
+            del first
+        third = ctx.empty(1000, dtype=torch.uint8)
+        offsets.append(offset_of(third))
+        return offsets, ctx.world_size
+
+
+def views_keep_a_block() -> None:
+    with fresh() as ctx:
+        tensor = ctx.full((1000,), 3.0)
+        view = tensor[10:12]
+        del tensor
+        others = [ctx.full((1000,), 5.0) for _ in range(4)]
+        assert view.tolist() == [3.0, 3.0]
+        assert all(one.data_ptr() != view.data_ptr() - 40 for one in others)
+
+
+def free_what_cannot_be() -> list[Failure]:
+    ctx = context()
+    tensor = ctx.zeros(4)
+    ctx.free(tensor)
+    return [failure_of(ctx.free, wrong) for wrong in (tensor, torch.zeros(3), torch.empty(2, device="meta"))]
+
+
+def tensors_outlive_the_context() -> Sequence[float]:
+    with fresh() as ctx:
+        tensor = ctx.full((4,), 2.5)
+        ctx.barrier()
+    values: list[float] = tensor.tolist()
+    return values
+
+
+@pytest.mark.parametrize("how", ["del", "free", "free a view", "cycle"])
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_freed_memory_is_used_again(ranks: Ranks, how: str) -> None:
+    assert ranks.run(fill_again_and_again, how) == [1024] * ranks.world_size
+
+
+@pytest.mark.parametrize("ranks", worlds(2), indirect=True)
+def test_a_block_is_used_again_only_when_every_rank_has_let_go(ranks: Ranks) -> None:
+    for (first, second, third), _ in ranks.run(hold_on_one_rank):
+        assert second != first and third == first
+
+
+@TWO
+def test_a_view_keeps_its_block(ranks: Ranks) -> None:
+    ranks.run(views_keep_a_block)
+
+
+@TWO
+def test_freeing_twice_or_freeing_what_is_elsewhere_is_an_error(ranks: Ranks) -> None:
+    for failures in ranks.run(free_what_cannot_be):
+        for failure in failures:
+            assert failure.kind == "PlacementError"
+            assert "free: tensor: expected one that lives on this heap" in failure.message
+            assert "Only tensors made by this context, and not freed yet, can be freed." in failure.message
+
+
+@pytest.mark.skipif(iris.backends.detect().name != "sim", reason="a closed GPU heap is unmapped")
+@TWO
+def test_a_tensor_kept_past_close_is_still_readable_in_the_simulator(ranks: Ranks) -> None:
+    assert ranks.run(tensors_outlive_the_context) == [[2.5] * 4] * 2
