@@ -1,0 +1,434 @@
+"""What the simulator's interpreter must do beyond Triton's own: co-resident programs, and bfloat16 done right."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
+
+import iris
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(BACKEND != "sim", reason="tests the simulator"),
+]
+ONE = pytest.mark.parametrize("ranks", [1], indirect=True)
+TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+
+# -- co-residency -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def chain_kernel(flags, values, handle, LAST: tl.constexpr):
+    """Program i waits for program i + 1, so the programs finish in reverse order."""
+    program = tl.program_id(0) + tl.num_programs(0) * tl.program_id(1)
+    if program < LAST:
+        iris.wait(flags + program + 1, 1, 0, handle)
+        tl.store(values + program, tl.load(values + program + 1) + 1)
+    else:
+        tl.store(values + program, 1)
+    iris.signal(flags + program, 1, 0, handle)
+
+
+@triton.jit
+def volatile_kernel(word, seen):
+    """Program 0 polls with a volatile load for what program 1 stores."""
+    if tl.program_id(0) == 0:
+        value = tl.load(word, volatile=True)
+        while value == 0:
+            value = tl.load(word, volatile=True)
+        tl.store(seen, value)
+    else:
+        tl.store(word, 7)
+
+
+@triton.jit
+def ids_kernel(turns, out, handle, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
+    """Each program writes who it is after having been switched away from several times."""
+    for _ in range(3):
+        tl.atomic_add(turns, 1)
+    index = tl.program_id(0) + WIDTH * (tl.program_id(1) + HEIGHT * tl.program_id(2))
+    tl.store(out + index, index + 100 * tl.num_programs(0))
+
+
+@triton.jit
+def ping_pong_kernel(flags, handle, ROUNDS: tl.constexpr):
+    """Programs 0 and 1 of this rank, and the same two of the peer, take turns."""
+    me, program = iris.rank(handle), tl.program_id(0)
+    peer = 1 - me
+    for turn in range(ROUNDS):
+        if (turn + me) % 2 == 0:
+            iris.signal(flags + program, turn + 1, peer, handle)
+        else:
+            iris.wait(flags + program, turn + 1, peer, handle)
+
+
+def run_chain() -> list[int]:
+    ctx = context()
+    flags, values = ctx.zeros(12, dtype=torch.int32), ctx.zeros(12, dtype=torch.int32)
+    chain_kernel[(4, 3)](flags, values, ctx.handle, 11)
+    ctx.synchronize()
+    result: list[int] = values.tolist()
+    return result
+
+
+def run_volatile() -> int:
+    ctx = context()
+    word, seen = ctx.zeros(1, dtype=torch.int32), ctx.zeros(1, dtype=torch.int32)
+    volatile_kernel[(2,)](word, seen)
+    return int(seen.item())
+
+
+def run_ids() -> tuple[list[int], int]:
+    ctx = context()
+    turns, out = ctx.zeros(1, dtype=torch.int32), ctx.zeros(24, dtype=torch.int32)
+    ids_kernel[(2, 3, 4)](turns, out, ctx.handle, 2, 3)
+    return out.tolist(), int(turns.item())
+
+
+def run_ping_pong(rounds: int) -> None:
+    ctx = context()
+    flags = ctx.zeros(2, dtype=torch.int32)
+    ctx.barrier()
+    ping_pong_kernel[(2,)](flags, ctx.handle, rounds)
+    ctx.barrier()
+
+
+@ONE
+def test_a_consumer_may_precede_its_producer(ranks: Ranks) -> None:
+    assert ranks.run(run_chain)[0] == list(range(12, 0, -1))
+
+
+@ONE
+def test_a_volatile_poll_lets_the_others_run(ranks: Ranks) -> None:
+    assert ranks.run(run_volatile) == [7]
+
+
+@ONE
+def test_a_program_knows_who_it_is_after_a_switch(ranks: Ranks) -> None:
+    assert ranks.run(run_ids) == [([200 + index for index in range(24)], 3 * 24)]
+
+
+@TWO
+def test_programs_of_two_ranks_take_turns(ranks: Ranks) -> None:
+    ranks.run(run_ping_pong, 50)
+
+
+# -- waits that end -----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def wait_kernel(flag, epoch, peer, handle):
+    iris.wait(flag, epoch, peer, handle)
+
+
+@triton.jit
+def wait_all_kernel(flags, epoch, handle, LANES: tl.constexpr):
+    lanes = tl.arange(0, LANES)
+    iris.wait_all(flags + lanes, lanes * 0 + epoch, lanes, lanes < iris.world_size(handle), handle)
+
+
+def run_hopeless_wait(waiter: int, missing: int, timeout_s: float, kind: str) -> tuple[Failure, Failure, int]:
+    """``waiter`` waits for what ``missing`` never signals; everybody then synchronises."""
+    with pytest.raises(iris.WaitTimeout), fresh(timeout_s=timeout_s) as ctx:
+        flags = ctx.zeros(16, dtype=torch.int32)
+        flags[: ctx.world_size] = 4
+        flags[missing] = 2
+        offset = flags.data_ptr() - int(ctx.heap_bases[ctx.rank])
+        ctx.barrier()
+
+        def work() -> None:
+            if ctx.rank == waiter:
+                if kind == "wait":
+                    wait_kernel[(1,)](flags[missing:], 4, missing, ctx.handle)
+                elif kind == "wait_all":
+                    wait_all_kernel[(1,)](flags, 4, ctx.handle, 16)
+                else:
+                    ctx.device_barrier()
+            elif ctx.rank != missing:
+                wait_kernel[(1,)](flags[missing:], 4, missing, ctx.handle)
+            ctx.barrier()
+
+        first = failure_of(work)
+        again = failure_of(ctx.barrier)
+        ctx.synchronize()
+    return first, again, offset
+
+
+@pytest.mark.parametrize("kind", ["wait", "wait_all", "device_barrier"])
+@pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
+def test_a_wait_for_what_never_comes_ends_on_every_rank_and_names_everything(ranks: Ranks, kind: str) -> None:
+    timeout_s = 0.7
+    outcomes = ranks.run(run_hopeless_wait, 0, 1, timeout_s, kind)
+    for rank, (failure, again, _) in enumerate(outcomes):
+        assert failure.kind == "WaitTimeout" and "TimeoutError" in failure.bases, failure
+        assert failure.took_s < timeout_s + 1
+        assert again.kind == "WaitTimeout" and again.message == failure.message and again.took_s < 0.1
+        if rank != 1:
+            assert failure.ranks == (1,) and "rank 1" in failure.message
+    named = [failure.message for failure, _, _ in outcomes if "should reach" in failure.message]
+    assert named, "no rank told of the flag"
+    site = "device_barrier" if kind == "device_barrier" else "a user kernel"
+    if kind == "device_barrier":
+        assert any(message.startswith((site, "a user kernel")) for message in named)
+    else:
+        offset = outcomes[0][2] + 4
+        assert any(
+            message.startswith(site) and f"flag at heap offset {offset} should reach 4, holds 2" in message
+            for message in named
+        )
+    assert all("needs a larger timeout_s" in message for message in named)
+
+
+# -- bfloat16 -----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def dot_kernel(a, b, c, N: tl.constexpr):
+    rows, columns = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    product = tl.dot(tl.load(a + rows * N + columns), tl.load(b + rows * N + columns))
+    tl.store(c + rows * N + columns, product)
+
+
+@triton.jit
+def arithmetic_kernel(a, b, out, OP: tl.constexpr, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    x, y = tl.load(a + offsets), tl.load(b + offsets)
+    if OP == "add":
+        z = x + y
+    elif OP == "sub":
+        z = x - y
+    elif OP == "mul":
+        z = x * y
+    elif OP == "neg":
+        z = -x
+    elif OP == "abs":
+        z = tl.abs(x)
+    elif OP == "maximum":
+        z = tl.maximum(x, y)
+    elif OP == "minimum":
+        z = tl.minimum(x, y)
+    elif OP == "where":
+        z = tl.where(x > y, x, y)
+    elif OP == "scale":
+        z = x * 0.5 + 1.0
+    else:
+        tl.static_assert(OP == "sum")
+        z = x * 0 + tl.sum(x.to(tl.float32)).to(tl.bfloat16)
+    tl.store(out + offsets, z)
+
+
+@triton.jit
+def cast_kernel(source, target, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    tl.store(target + offsets, tl.load(source + offsets).to(target.dtype.element_ty))
+
+
+@triton.jit
+def compare_kernel(a, b, out, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    x, y = tl.load(a + offsets), tl.load(b + offsets)
+    bits = (x < y).to(tl.int32) + 2 * (x == y).to(tl.int32) + 4 * (x >= y).to(tl.int32) + 8 * (x != y).to(tl.int32)
+    tl.store(out + offsets, bits)
+
+
+@triton.jit
+def add_kernel(memory, values, returned, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    old = tl.atomic_add(memory + offsets, tl.load(values + offsets), mask=offsets < N - 1)
+    tl.store(returned + offsets, old, mask=offsets < N - 1)
+
+
+REFERENCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "neg": lambda x, y: -x,
+    "abs": lambda x, y: x.abs(),
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "scale": lambda x, y: x * 0.5 + 1.0,
+}
+
+
+def draws(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two bfloat16 vectors over a wide range of magnitudes."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(2, count, generator=generator)
+    scale = torch.randint(-10, 10, (2, count), generator=generator).float().exp2()
+    return (x * scale[0]).bfloat16(), (y * scale[1]).bfloat16()
+
+
+def equal(got: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def run_arithmetic(seed: int) -> None:
+    context()
+    x, y = draws(seed, 1024)
+    for op, reference in REFERENCE.items():
+        out = torch.empty_like(x)
+        arithmetic_kernel[(1,)](x, y, out, op, 1024)
+        equal(out, reference(x, y))
+    small, out = torch.arange(16).bfloat16(), torch.empty(16, dtype=torch.bfloat16)
+    arithmetic_kernel[(1,)](small, small, out, "sum", 16)
+    equal(out, torch.full((16,), 120.0).bfloat16())
+    pairs, bits = (torch.cat([x, x]), torch.cat([y, x])), torch.empty(2048, dtype=torch.int32)
+    compare_kernel[(1,)](*pairs, bits, 2048)
+    a, b = pairs
+    equal(bits, (a < b).int() + 2 * (a == b).int() + 4 * (a >= b).int() + 8 * (a != b).int())
+
+
+def run_casts(seed: int) -> None:
+    context()
+    special = torch.tensor([0.0, -0.0, 1.00390625, 1.01171875, 3.3895e38, -3.4028235e38, float("inf"), float("-inf")])
+    special = torch.cat([special, torch.tensor([float("nan"), 1e-40, 9.2e-41, 65504.0, 65520.0, 1.9960938, 255.5, -7.5])])
+    values = torch.cat([torch.randn(496, generator=torch.Generator().manual_seed(seed)) * 100, special])
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        source, target = values.to(dtype), torch.empty(512, dtype=torch.bfloat16)
+        cast_kernel[(1,)](source, target, 512)
+        equal(target, source.bfloat16())
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        source, target = values.bfloat16(), torch.empty(512, dtype=dtype)
+        cast_kernel[(1,)](source, target, 512)
+        equal(target, source.to(dtype))
+    for dtype in (torch.int8, torch.int32, torch.int64, torch.uint8):
+        whole = torch.randint(0, 127, (512,), generator=torch.Generator().manual_seed(seed))
+        target, back = torch.empty(512, dtype=torch.bfloat16), torch.empty(512, dtype=dtype)
+        cast_kernel[(1,)](whole.to(dtype), target, 512)
+        equal(target, whole.bfloat16())
+        cast_kernel[(1,)](whole.bfloat16(), back, 512)
+        equal(back, whole.to(dtype))
+
+
+def run_every_pattern() -> None:
+    """All 65536 bfloat16 patterns survive a trip through float32 and back; odd mantissas round to even."""
+    context()
+    count = 1 << 16
+    patterns = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    wide, back = torch.empty(count), torch.empty(count, dtype=torch.bfloat16)
+    cast_kernel[(1,)](patterns, wide, count)
+    equal(wide, patterns.float())
+    cast_kernel[(1,)](wide, back, count)
+    number = ~patterns.isnan()
+    equal(back[number].view(torch.int16), patterns[number].view(torch.int16))
+    assert back[~number].isnan().all()
+    for step in (0x7FFF, 0x8000, 0x8001):
+        between = (patterns[number].float().view(torch.int32) + step).view(torch.float32).contiguous()
+        between = torch.cat([between, torch.zeros(count - between.numel())])
+        cast_kernel[(1,)](between, back, count)
+        equal(back, between.bfloat16())
+
+
+def run_dots(seed: int) -> None:
+    context()
+    generator = torch.Generator().manual_seed(seed)
+    for dtype, out in itertools.product((torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)):
+        a, b = (torch.randint(-9, 9, (32, 32), generator=generator).to(dtype) for _ in range(2))
+        c = torch.empty(32, 32, dtype=out)
+        dot_kernel[(1,)](a, b, c, 32)
+        equal(c, (a.double() @ b.double()).to(out))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        a, b = (torch.randn(64, 64, generator=generator).to(dtype) for _ in range(2))
+        c = torch.empty(64, 64)
+        dot_kernel[(1,)](a, b, c, 64)
+        torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-5)
+
+
+def run_atomic_add(seed: int) -> None:
+    """On an odd and an even start, so that both halves of a 32-bit word are hit; neighbours stay as they are."""
+    context()
+    x, y = draws(seed, 34)
+    for start in (0, 1):
+        memory, returned = x.clone(), torch.zeros(32, dtype=torch.bfloat16)
+        add_kernel[(1,)](memory[start:], y, returned, 32)
+        expected = x.clone()
+        expected[start : start + 31] += y[:31]
+        equal(memory, expected)
+        equal(returned[:31], x[start : start + 31])
+
+
+@ONE
+def test_bfloat16_arithmetic_is_that_of_torch(ranks: Ranks, seed: int) -> None:
+    ranks.run(run_arithmetic, seed)
+
+
+@ONE
+def test_bfloat16_casts_are_those_of_torch(ranks: Ranks, seed: int) -> None:
+    ranks.run(run_casts, seed)
+
+
+@ONE
+def test_every_bfloat16_pattern(ranks: Ranks) -> None:
+    ranks.run(run_every_pattern)
+
+
+@ONE
+def test_dot(ranks: Ranks, seed: int) -> None:
+    ranks.run(run_dots, seed)
+
+
+@ONE
+def test_bfloat16_atomic_add_is_that_of_torch(ranks: Ranks, seed: int) -> None:
+    ranks.run(run_atomic_add, seed)
+
+
+# -- errors and imports -------------------------------------------------------------------------------------
+
+
+@triton.jit
+def failing_kernel(out):
+    tl.store(out, 1)
+    tl.device_assert(tl.load(out) == 2, "as it should")
+
+
+def run_failing_kernel() -> tuple[Failure, int]:
+    ctx = context()
+    out = ctx.zeros(1, dtype=torch.int32)
+    failure = failure_of(lambda: failing_kernel[(3,)](out))
+    return failure, int(run_chain()[0])
+
+
+@ONE
+def test_an_error_in_a_kernel_is_raised_and_the_next_launch_works(ranks: Ranks) -> None:
+    ((failure, after),) = ranks.run(run_failing_kernel)
+    assert failure.kind == "InterpreterError" and "as it should" in failure.message
+    assert after == 12
+
+
+SCRIPT = """
+import {first}
+import {second}
+import torch, triton, triton.language as tl
+
+@triton.jit
+def kernel(x, out, handle, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    values = tl.load(x + offsets).to(tl.float32)
+    total = tl.sum(values) + tl.max(values, 0) + tl.cdiv(N, 3) + tl.zeros((1,), tl.float32).sum()
+    tl.store(out, total + iris.rank(handle))
+
+with iris.iris(1 << 20) as ctx:
+    x, out = ctx.arange(8), ctx.zeros(1)
+    kernel[(1,)](x, out, ctx.handle, 8)
+    print(out.item())
+"""
+
+
+@pytest.mark.parametrize(("first", "second"), [("iris", "triton"), ("triton", "iris"), ("triton.language", "iris")])
+def test_triton_may_be_imported_before_iris(first: str, second: str, tmp_path: os.PathLike[str]) -> None:
+    script = os.path.join(tmp_path, "script.py")
+    with open(script, "w") as file:
+        file.write(SCRIPT.format(first=first, second=second))
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("38.0\n", "")
