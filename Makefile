@@ -18,7 +18,7 @@ test: setup ## Run the tests that need no GPU
 	@$(VENV)/bin/python -m pytest
 
 check: setup ## Run everything that CI runs: format, lint, types, assembly, tests
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
+	@scripts/check
 
 clean: ## Remove what make made: the environment, caches, builds, demo pictures
 	rm -rf $(VENV) build dist iris.egg-info .pytest_cache .mypy_cache .ruff_cache demo-*.svg

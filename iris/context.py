@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import gc
 import json
 import logging
@@ -279,6 +280,24 @@ class Iris(SymmetricTensors):
         made: T = self._workspaces[key]
         return made
 
+    def peer_view(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """``tensor`` as ``rank`` holds it: a tensor over the same place of that rank's heap, for ``copy_``.
+
+        Copies between it and this rank's tensors go through the copy engine. It stays valid until ``close()``.
+
+        Raises:
+            PlacementError: the tensor is not contiguous on the symmetric heap.
+        """
+        self._require_open("peer_view")
+        self._check_rank("peer_view", "rank", rank)
+        offset = self._offset_of(tensor)
+        if offset is None or not tensor.is_contiguous():
+            raise PlacementError(
+                "peer_view", "tensor", "a contiguous tensor on the symmetric heap", f"one on {tensor.device}"
+            )
+        raw = self._backend.peer_bytes(rank, offset, tensor.numel() * tensor.element_size())
+        return raw.view(tensor.dtype).view(tensor.shape)
+
     # -- synchronisation and small data -------------------------------------------------------------
 
     def barrier(self, stream: Any = None, group: Group = None) -> None:
@@ -368,22 +387,18 @@ class Iris(SymmetricTensors):
             PeerDied: the rank whose process is gone.
         """
         if self._failure is not None:
-            raise self._failure
+            raise copy.copy(self._failure)
         if self._status_view[sync.STATUS_CODE] or self._status_view[sync.STATUS_DEAD]:
             raise self._failed(self._describe_status())
 
     def _failed(self, error: IrisError) -> IrisError:
-        self._failure = self._failure or error
-        return self._failure
+        """Keep the first failure, without its traceback: that would keep the caller's tensors alive."""
+        self._failure = self._failure or copy.copy(error)
+        return copy.copy(self._failure)
 
     def _describe_status(self) -> IrisError:
         dead = self._mesh.dead_ranks()
         if dead:
-            try:
-                for rank in sorted(dead):
-                    self._mesh._drain(rank)
-            except IrisError as error:
-                return error
             return self._mesh._death(min(dead), "kernel")
         words = [int(word) for word in self._status_view]
         site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")

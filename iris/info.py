@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -195,8 +195,8 @@ def parse_topology(text: str) -> list[list[str]]:
 
 
 def missing(
-    versions: dict[str, str | None],
-    launchers: dict[str, str | None],
+    versions: Mapping[str, str | None],
+    launchers: Mapping[str, str | None],
     gpus: Sequence[Gpu],
     gpu_device: bool,
     complaint: str,

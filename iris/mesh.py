@@ -10,6 +10,7 @@ check the other's user id. Frames are length-prefixed bytes; nothing is unpickle
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import hashlib
 import itertools
@@ -21,13 +22,19 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from iris.errors import BackendError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout
 
 _HEADER = struct.Struct("!cHQ")
 _DATA, _ABORT = b"D", b"A"
-_ERRORS: dict[str, type[PeerDied] | type[WaitTimeout]] = {"PeerDied": PeerDied, "WaitTimeout": WaitTimeout}
+_ERRORS: dict[str, Callable[[str, Sequence[int]], IrisError]] = {
+    "PeerDied": PeerDied,
+    "WaitTimeout": WaitTimeout,
+    "RankMismatch": lambda message, _: RankMismatch(message),
+}
+_HANDSHAKE_S = 5.0
+_LATE_S = 1.0
 
 
 def address(key: str, rank: int) -> str:
@@ -76,28 +83,43 @@ class Mesh:
     def _connect(self, key: str, deadline: float) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
             self._bind(listener, address(key, self.rank))
-            lower = set(range(self.rank))
-            while len(self.peers) < self.world_size - 1:
-                for peer in sorted(lower - self.peers.keys()):
-                    connection = self._dial(address(key, peer))
-                    if connection is not None:
-                        self._adopt(connection, deadline, expected=peer)
-                ready, _, _ = select.select([listener, *self.peers.values()], [], [], 0.01)
-                if listener in ready:
-                    self._adopt(listener.accept()[0], deadline)
-                for peer, connection in self.peers.items():
-                    if connection in ready:
-                        self._check_alive(peer)
-                if time.monotonic() > deadline and len(self.peers) < self.world_size - 1:
-                    missing = set(range(self.world_size)) - self.peers.keys() - {self.rank}
-                    raise WaitTimeout(
-                        f"rendezvous: rank {self.rank} waited {self.timeout_s:g} s for {ranks_text(missing)} "
-                        f"of {self.world_size}, which never arrived. Were all {self.world_size} ranks "
-                        "started on this host, and are they still running?",
-                        missing,
-                    )
+            try:
+                self._meet(listener, key, deadline)
+            except IrisError:
+                self._meet_late(listener, deadline)
+                raise
         for connection in self.peers.values():
             connection.setblocking(False)
+
+    def _meet(self, listener: socket.socket, key: str, deadline: float) -> None:
+        lower = set(range(self.rank))
+        while len(self.peers) < self.world_size - 1:
+            for peer in sorted(lower - self.peers.keys()):
+                connection = self._dial(address(key, peer))
+                if connection is not None:
+                    self._adopt(connection, deadline, expected=peer)
+            ready, _, _ = select.select([listener, *self.peers.values()], [], [], 0.01)
+            if listener in ready:
+                self._adopt(listener.accept()[0], deadline)
+            for peer, connection in self.peers.items():
+                if connection in ready:
+                    self._check_alive(peer)
+            if time.monotonic() > deadline and len(self.peers) < self.world_size - 1:
+                missing = set(range(self.world_size)) - self.peers.keys() - {self.rank}
+                raise WaitTimeout(
+                    f"rendezvous: rank {self.rank} waited {self.timeout_s:g} s for {ranks_text(missing)} "
+                    f"of {self.world_size}, which never arrived. Were all {self.world_size} ranks "
+                    "started on this host, and are they still running?",
+                    missing,
+                )
+
+    def _meet_late(self, listener: socket.socket, deadline: float) -> None:
+        """After a failure: meet those who are still coming, so that they hear of it and do not wait in vain."""
+        until = min(deadline, time.monotonic() + _LATE_S)
+        while len(self.peers) < self.world_size - 1 and (left := until - time.monotonic()) > 0:
+            if select.select([listener], [], [], left)[0]:
+                with contextlib.suppress(IrisError):
+                    self._adopt(listener.accept()[0], until)
 
     def _bind(self, listener: socket.socket, name: str) -> None:
         try:
@@ -129,16 +151,23 @@ class Mesh:
             if expected is None:
                 return
             raise LaunchError(f"rank {expected}'s socket belongs to user {uid}, not to you ({os.getuid()})")
-        connection.settimeout(max(0.05, deadline - time.monotonic()))
+        left = max(0.05, deadline - time.monotonic())
+        connection.settimeout(min(left / 2, _HANDSHAKE_S) if expected is None else left)
         hello = json.dumps({"rank": self.rank, "world_size": self.world_size}).encode()
         try:
             connection.sendall(struct.pack("!H", len(hello)) + hello)
             (length,) = struct.unpack("!H", _read_exactly(connection, 2))
             theirs = json.loads(_read_exactly(connection, length))
-        except (OSError, EOFError):
+        except (OSError, EOFError) as error:
             connection.close()
             if expected is None:
                 return
+            if isinstance(error, TimeoutError):
+                raise WaitTimeout(
+                    f"rendezvous: rank {expected} is there but has not answered for {left:.1f} s. "
+                    "Is its process stopped, or its host overloaded?",
+                    [expected],
+                ) from None
             raise PeerDied(f"rendezvous: rank {expected} died while ranks were meeting", [expected]) from None
         if theirs["world_size"] != self.world_size:
             connection.close()
@@ -245,7 +274,6 @@ class Mesh:
         except BlockingIOError:
             return data
         except OSError:
-            self._drain(peer)
             raise self._death(peer, tag) from None
 
     def _receive_some(self, peer: int, tag: str) -> None:
@@ -272,8 +300,12 @@ class Mesh:
             pass
 
     def _death(self, peer: int, tag: str) -> IrisError:
-        others = self.dead_ranks() - {peer}
-        named = sorted({peer} | others)
+        named = sorted({peer} | self.dead_ranks())
+        for rank in named:
+            try:
+                self._drain(rank)
+            except IrisError as error:
+                return error
         return PeerDied(
             f"{tag.split('(')[0]}: {ranks_text(named)} died (process {self.pids[peer]} is gone). "
             "Look at that rank's output for the cause; this context can only be closed.",
@@ -294,8 +326,7 @@ class Mesh:
         del buffer[:end]
         if kind == _ABORT:
             report = json.loads(payload)
-            error = _ERRORS.get(report["error"], PeerDied)
-            raise error(report["message"], report["ranks"])
+            raise _ERRORS[report["error"]](report["message"], report["ranks"])
         return tag, payload
 
     # -- life and death -----------------------------------------------------------------------------
@@ -319,11 +350,9 @@ class Mesh:
         self._closed = True
         if error is not None:
             culprits = list(getattr(error, "ranks", ())) or [self.rank]
-            kind = type(error).__name__ if isinstance(error, tuple(_ERRORS.values())) else "PeerDied"
-            if not isinstance(error, IrisError) or kind not in _ERRORS or culprits == [self.rank]:
-                kind, message = "PeerDied", f"rank {self.rank} left with {type(error).__name__}: {error}"
-            else:
-                message = str(error)
+            kind, message = type(error).__name__, str(error)
+            if kind not in _ERRORS or (culprits == [self.rank] and kind != "RankMismatch"):
+                kind, message = "PeerDied", f"rank {self.rank} left with {kind}: {error}"
             report = json.dumps({"error": kind, "message": message[:4000], "ranks": culprits}).encode()
             frame = _frame(_ABORT, "abort", report)
             for connection in self.peers.values():

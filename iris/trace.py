@@ -140,6 +140,7 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
         axes.set_xlabel(f"time [{unit}]")
         axes.set_title(title)
         used = [kind for kind in COLORS if any(event.kind == kind for event in events)]
-        axes.legend(handles=[Patch(color=COLORS[kind], label=LABELS[kind]) for kind in used], loc="upper right")
+        patches = [Patch(color=COLORS[kind], label=LABELS[kind]) for kind in used]
+        figure.legend(handles=patches, loc="outside lower center", ncols=len(used), frameon=False)
         figure.savefig(path)
     return Path(path)

@@ -24,7 +24,7 @@ TOPOLOGY = (
     "NIC0\tNODE\tNODE\tSYS\t X \n\nLegend:\n\n  X    = Self\n"
 )
 EVERYTHING = dict.fromkeys(info.LIBRARIES, "9.9.9")
-ALL_LAUNCHERS: dict[str, str | None] = {name: f"/usr/bin/{name}" for name in info.LAUNCHERS}
+ALL_LAUNCHERS = {name: f"/usr/bin/{name}" for name in info.LAUNCHERS}
 GPUS = [info.Gpu(0, "H200", 150 << 30, 132, "sm_90"), info.Gpu(1, "H200", 150 << 30, 132, "sm_90")]
 
 
@@ -66,7 +66,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_command_gets_its_own_arguments(monkeypatch: pytest.MonkeyPatch, command: str, arguments: list[str]) -> None:
     seen: list[list[str]] = []
     fake = ModuleType(f"iris.{command}")
-    vars(fake)["main"] = lambda given: seen.append(given) or 3
+
+    def main(given: list[str]) -> int:
+        seen.append(given)
+        return 3
+
+    vars(fake)["main"] = main
     monkeypatch.setitem(sys.modules, f"iris.{command}", fake)
     assert cli.main([command, *arguments]) == 3
     assert seen == [arguments]

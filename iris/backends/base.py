@@ -30,6 +30,10 @@ class Backend(ABC):
         """A uint8 tensor over ``nbytes`` of the own heap; ``on_release`` runs when its storage is let go."""
 
     @abstractmethod
+    def peer_bytes(self, rank: int, offset: int, nbytes: int) -> torch.Tensor:
+        """A uint8 tensor over ``nbytes`` of ``rank``'s heap, for copies by the host or the copy engine."""
+
+    @abstractmethod
     def status_words(self, count: int) -> torch.Tensor:
         """``count`` int64 words that the host reads without waiting while kernels write them."""
 

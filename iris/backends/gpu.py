@@ -89,6 +89,10 @@ class GpuBackend(Backend):
         call_on_release(block, on_release)
         return torch.as_tensor(block, device=self.device)
 
+    def peer_bytes(self, rank: int, offset: int, nbytes: int) -> torch.Tensor:
+        view: torch.Tensor = self._handle.get_buffer(rank, (nbytes,), torch.uint8, offset)
+        return view
+
     def status_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64, pin_memory=True)
 

@@ -61,6 +61,9 @@ class SimBackend(Backend):
         call_on_release(block, on_release)
         return torch.from_numpy(block)
 
+    def peer_bytes(self, rank: int, offset: int, nbytes: int) -> torch.Tensor:
+        return torch.from_numpy(np.frombuffer(self._maps[rank], dtype=np.uint8, count=nbytes, offset=offset))
+
     def status_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64)
 

@@ -40,6 +40,7 @@ SIMULATED_RANKS = 4
 GPU_BUFFER_BYTES, SIM_BUFFER_BYTES = 256 << 20, 64 << 10
 BLOCK_BYTES = 16 << 10
 PICTURES = (".svg", ".png")
+_SEED_STEP = 0x9E3779B1  # odd, so streams differ; PyTorch's CPU generator uses no more than 32 bits of a seed
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def shared_generator(ctx: Iris, stream: int) -> torch.Generator:
     Collective when first called: the ranks agree on a seed.
     """
     seed = ctx.workspace("random seed", lambda: ctx.broadcast(secrets.randbelow(1 << 32), 0))
-    return torch.Generator().manual_seed(int(seed) + (stream << 32))
+    return torch.Generator().manual_seed((int(seed) + stream * _SEED_STEP) % (1 << 32))
 
 
 def random_bits(ctx: Iris, stream: int, count: int, dtype: torch.dtype) -> torch.Tensor:

@@ -179,7 +179,7 @@ def atomic_add(
     scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
-    """Add ``value`` to ``to_rank``'s memory; returns what was there. Arguments as for :func:`store` and ``tl.atomic_add``."""
+    """Add ``value`` to ``to_rank``'s memory; returns what was there. Other arguments as for ``tl.atomic_add``."""
     _publish_before(sem)
     remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
     return tl.atomic_add(remote, value, mask=mask, sem=sem, scope=scope)

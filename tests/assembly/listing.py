@@ -1,0 +1,319 @@
+"""Read PTX and AMD assembly into basic blocks of instructions, each with what it does to memory.
+
+The reader knows the instructions that Triton 3.6 to 3.9 emits for our targets. It refuses control flow that it does
+not know (computed jumps), and takes every branch as possible both ways. On AMD a branch over an empty execution mask
+is a branch like any other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Flag, auto
+
+
+class Event(Flag):
+    """What an instruction does, as far as the rules ask. ``LOAD`` and ``STORE`` are of global memory."""
+
+    NONE = 0
+    LOAD = auto()
+    STORE = auto()
+    WIDE = auto()
+    """A load or store of 16 bytes per thread."""
+    ATOMIC = auto()
+    CAS = auto()
+    ACQUIRE = auto()
+    RELEASE = auto()
+    NARROW = auto()
+    """An atomic, acquire, release or fence at less than system scope."""
+    BARRIER = auto()
+    """All threads of the program meet."""
+    CLOCK = auto()
+    BULK_STORE = auto()
+    BULK_WAIT = auto()
+    """Waits for whole bulk stores, not only until their source has been read."""
+    PROXY_FENCE = auto()
+    WRITEBACK = auto()
+    """AMD: this wave's stores are pushed through L2 to system scope."""
+    DRAIN = auto()
+    """AMD: this wave's memory operations, write-backs among them, are waited for."""
+
+
+@dataclass
+class Instruction:
+    """One instruction: registers written and read (for stores and loads, address and data alike)."""
+
+    text: str
+    op: str
+    events: Event
+    writes: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    address: tuple[str, ...] = ()
+    guarded: bool = False
+    jumps_to: str | None = None
+    falls_through: bool = True
+    argument: tuple[str, ...] = ()
+    """What each written register is, if this reads kernel arguments."""
+
+
+@dataclass
+class Block:
+    """Instructions that run one after the other."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+    after: list[int] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Listing:
+    """A kernel's blocks, the first of which is its entry, and whether the program is one warp or wave."""
+
+    amd: bool
+    blocks: list[Block]
+    single: bool
+
+    def __iter__(self) -> Iterator[Instruction]:
+        for block in self.blocks:
+            yield from block.instructions
+
+
+class UnknownAssembly(Exception):
+    """The reader met what it does not know."""
+
+
+def read(text: str) -> Listing:
+    """The listing of a kernel, PTX or AMD."""
+    if ".amdgcn_target" in text:
+        size = re.search(r"max_flat_workgroup_size:\s*(\d+)", text)
+        return Listing(True, _blocks(_amd_lines(text)), size is not None and int(size[1]) <= 64)
+    size = re.search(r"\.reqntid\s+(\d+)", text)
+    return Listing(False, _blocks(_ptx_statements(text)), size is not None and int(size[1]) <= 32)
+
+
+def _blocks(items: Iterator[str | Instruction]) -> list[Block]:
+    """Blocks from labels (strings) and instructions, joined by their jumps."""
+    blocks, labels = [Block()], {}
+    for item in items:
+        if isinstance(item, str):
+            if blocks[-1].instructions:
+                blocks.append(Block())
+            labels[item] = len(blocks) - 1
+        else:
+            blocks[-1].instructions.append(item)
+            if item.jumps_to is not None or not item.falls_through:
+                blocks.append(Block())
+    for number, block in enumerate(blocks):
+        last = block.instructions[-1] if block.instructions else None
+        if last is not None and last.jumps_to is not None:
+            block.after.append(labels[last.jumps_to])
+        if (last is None or last.falls_through) and number + 1 < len(blocks):
+            block.after.append(number + 1)
+    for number, block in enumerate(blocks):
+        for after in block.after:
+            blocks[after].before.append(number)
+    return blocks
+
+
+PTX_REGISTER = re.compile(r"%[a-z_]\w*(?:\.\w+)?")
+PTX_LABEL = re.compile(r"^(\$?\w+):\s*")
+PTX_NO_RESULT = {"st", "red", "bar", "barrier", "cp", "bra", "ret", "fence", "membar", "mbarrier", "prefetch", "stmatrix"}
+
+
+def _ptx_statements(text: str) -> Iterator[str | Instruction]:
+    body = text[text.index("\n{") + 2 :].split("$L__func_end0")[0]
+    statement = ""
+    for raw in body.splitlines():
+        line = raw.split("//")[0].strip()
+        if line.startswith("."):
+            continue
+        label = PTX_LABEL.match(line)
+        if label and not statement:
+            yield label[1]
+            line = line[label.end() :]
+        *whole, rest = (statement + " " + line).split(";")
+        for one in whole:
+            one = one.strip().lstrip("{}").strip()
+            if one and not one.startswith("."):
+                yield _ptx_instruction(one)
+        statement = rest.strip().lstrip("{}").strip() if rest.strip() in ("{", "}") else rest.strip()
+
+
+def _ptx_instruction(text: str) -> Instruction:
+    text = " ".join(text.split())
+    guard, rest = text.split(" ", 1) if text.startswith("@") else ("", text)
+    op, _, operands = rest.partition(" ")
+    parts = op.split(".")
+    if parts[0] == "brx":
+        raise UnknownAssembly(text)
+    found = Instruction(text, op, _ptx_events(parts, operands), guarded=bool(guard))
+    if parts[0] == "bra":
+        found.jumps_to, found.falls_through = operands.strip(), bool(guard)
+        return found
+    if parts[0] in ("ret", "exit", "trap"):
+        found.falls_through = bool(guard)
+        return found
+    first, others = _split_result(operands)
+    if parts[0] in PTX_NO_RESULT:
+        first, others = "", operands
+    found.writes = tuple(PTX_REGISTER.findall(first))
+    found.reads = tuple(PTX_REGISTER.findall(others))
+    found.address = tuple(PTX_REGISTER.findall(" ".join(re.findall(r"\[([^\]]*)\]", others))))
+    shared = any(part.startswith("shared") for part in parts) or parts[0] in ("ldmatrix", "stmatrix")
+    if shared and parts[0] in ("st", "stmatrix"):
+        found.writes, found.guarded = ("shared",), True
+    elif shared and parts[0] in ("ld", "ldmatrix"):
+        found.reads += ("shared",)
+    if parts[:2] == ["ld", "param"]:
+        number = re.search(r"param_(\d+)", others)
+        found.argument = tuple(f"argument {number[1]}" if number else "argument" for _ in found.writes)
+    return found
+
+
+def _split_result(operands: str) -> tuple[str, str]:
+    """The first operand, which may be a vector in braces, and the others."""
+    if operands.startswith("{"):
+        end = operands.index("}") + 1
+        return operands[:end], operands[end:]
+    first, _, others = operands.partition(",")
+    return first, others
+
+
+def _ptx_events(parts: list[str], operands: str) -> Event:
+    kind, words = parts[0], set(parts[1:])
+    shared = any(part.startswith("shared") for part in parts)
+    events = Event.NONE
+    if kind in ("bar", "barrier"):
+        whole = operands.strip() == "0" and "sync" in words
+        return Event.BARRIER if whole or "warp" in words else events
+    if "%globaltimer" in operands:
+        return Event.CLOCK
+    if parts[:3] == ["cp", "async", "bulk"]:
+        if "wait_group" in words:
+            return Event.BULK_WAIT if "read" not in words and operands.strip() == "0" else events
+        if "tensor" in words or "global" in words:
+            to_global = parts.index("global") < min(i for i, part in enumerate(parts) if part.startswith("shared"))
+            return Event.BULK_STORE if to_global else Event.LOAD
+        return events
+    if parts[:2] == ["cp", "async"]:
+        return Event.LOAD if "global" in words else events
+    if kind in ("fence", "membar"):
+        if "proxy" in words:
+            return Event.PROXY_FENCE if "async" in words and not shared else events
+        return Event.NARROW if words & {"gpu", "cta", "cluster", "gl"} and "mbarrier_init" not in words else events
+    if shared or kind not in ("ld", "st", "atom", "red") or words & {"param", "local", "const"}:
+        return events
+    if kind in ("atom", "red"):
+        events |= Event.ATOMIC
+        if "cas" in words:
+            events |= Event.CAS
+    else:
+        events |= Event.LOAD if kind == "ld" else Event.STORE
+        width = next((int(part[1:]) for part in parts if re.fullmatch(r"v\d", part)), 1)
+        bits = int(re.sub(r"\D", "", parts[-1]) or 0)
+        if width * bits == 128:
+            events |= Event.WIDE
+    ordered = kind in ("atom", "red") or words & {"acquire", "release", "relaxed", "acq_rel"}
+    if ordered and "sys" not in words:
+        events |= Event.NARROW
+    if words & {"acquire", "acq_rel"}:
+        events |= Event.ACQUIRE
+    if words & {"release", "acq_rel"}:
+        events |= Event.RELEASE
+    return events
+
+
+AMD_REGISTER = re.compile(r"\b([vsa])(\d+)\b|\b([vsa])\[(\d+):(\d+)\]|\b(vcc|exec|m0)(?:_lo|_hi)?\b")
+AMD_NO_RESULT = re.compile(r"s_(barrier|waitcnt|nop|endpgm|cbranch|branch|cmp|bitcmp|setprio|sleep|sethalt)|ds_write|buffer_(wbl2|inv)")
+
+
+def _amd_lines(text: str) -> Iterator[str | Instruction]:
+    body = text[re.search(r"^\.Lfunc_begin0:", text, re.M).end() :].split(".Lfunc_end0:")[0]  # type: ignore[union-attr]
+    inline = False
+    for raw in body.splitlines():
+        inline = (inline or "#ASMSTART" in raw) and "#ASMEND" not in raw
+        for line in raw.split("//")[0].split(";")[0].split("\\n"):
+            label = re.match(r"^(\.LBB\w+):", line)
+            if label:
+                yield label[1]
+            elif line.strip() and not line.strip().startswith(".") and not line.strip().endswith(":"):
+                yield _amd_instruction(line.strip(), inline)
+
+
+def _amd_registers(text: str) -> tuple[str, ...]:
+    found: list[str] = []
+    for one, number, many, low, high, special in AMD_REGISTER.findall(text):
+        if one:
+            found.append(one + number)
+        elif many:
+            found += [f"{many}{index}" for index in range(int(low), int(high) + 1)]
+        else:
+            found.append(special)
+    return tuple(found)
+
+
+def _amd_instruction(text: str, inline: bool) -> Instruction:
+    text = " ".join(text.split())
+    op, _, operands = text.partition(" ")
+    if op.startswith(("s_setpc", "s_swappc", "s_call")):
+        raise UnknownAssembly(text)
+    found = Instruction(text, op, _amd_events(op, text, inline))
+    if op.startswith(("s_branch", "s_cbranch")):
+        found.jumps_to, found.falls_through = operands.strip(), op != "s_branch"
+        return found
+    if op == "s_endpgm":
+        found.falls_through = False
+        return found
+    words = [word.strip() for word in operands.split(",")]
+    memory = op.startswith(("global_", "buffer_", "flat_", "scratch_"))
+    no_result = bool(AMD_NO_RESULT.match(op)) or "_store" in op or ("_atomic" in op and "sc0" not in text.split())
+    into_shared = memory and "_load" in op and "lds" in text.split()
+    results = 0 if no_result or into_shared else 2 if re.search(r"_(add|sub|subb|addc)\w*_co_", op) else 1
+    found.writes = _amd_registers(" , ".join(words[:results]))
+    found.reads = _amd_registers(" , ".join(words[results:]))
+    found.address = found.reads
+    if "_store" in op and op.startswith("buffer_"):
+        found.address = _amd_registers(" , ".join(words[1:]))
+    elif "_store" in op:
+        found.address = _amd_registers(" , ".join([words[0], *words[2:]]))
+    if op.startswith("ds_write") or into_shared:
+        found.writes, found.guarded = ("shared",), True
+    elif op.startswith("ds_"):
+        found.reads += ("shared",)
+    elif op.startswith("scratch_store"):
+        found.writes, found.guarded = ("scratch",), True
+    elif op.startswith("scratch_load"):
+        found.reads += ("scratch",)
+    if op.startswith("v_writelane"):
+        found.guarded = True
+    if op.startswith("s_load") and words[1] == "s[0:1]" and re.match(r"0x|\d", words[2]):
+        start = int(words[2], 0)
+        found.argument = tuple(f"argument {(start + 4 * index) // 8}" for index in range(len(found.writes)))
+    return found
+
+
+def _amd_events(op: str, text: str, inline: bool) -> Event:
+    bits = set(text.split()) & {"sc0", "sc1"}
+    if op == "s_barrier":
+        return Event.BARRIER
+    if op == "s_memrealtime":
+        return Event.CLOCK
+    if op == "s_waitcnt":
+        return Event.DRAIN if "vmcnt(0)" in text else Event.NONE
+    if op == "buffer_wbl2":
+        scope = Event.NONE if len(bits) == 2 else Event.NARROW
+        return scope | Event.WRITEBACK | (Event.NONE if inline else Event.RELEASE)
+    if op == "buffer_inv":
+        return Event.ACQUIRE | (Event.NONE if len(bits) == 2 else Event.NARROW)
+    if op.startswith("s_load") or op.startswith("s_buffer_load"):
+        return Event.NONE if " s[0:1]," in text else Event.LOAD
+    if not op.startswith(("global_", "buffer_", "flat_")):
+        return Event.NONE
+    if "_atomic" in op:
+        scope = Event.NONE if "sc1" in bits else Event.NARROW
+        return scope | Event.ATOMIC | (Event.CAS if "cmpswap" in op else Event.NONE)
+    events = Event.LOAD if "_load" in op else Event.STORE
+    if op.endswith("dwordx4"):
+        events |= Event.WIDE
+    return events | (Event.NARROW if len(bits) == 1 else Event.NONE)

@@ -1,0 +1,255 @@
+"""What must be true of every compiled kernel, read from its assembly. Each rule returns what it found wrong.
+
+The rules follow all paths through a kernel, loops included, and join facts where paths meet: a fact that may hold on
+any path counts. So they prove, for the listing at hand and for any run of it:
+
+- :func:`publication`: before each release all threads met at a barrier, after their last store to global memory, and
+  what had to be waited for first (bulk stores; on AMD every wave's own stores) was.
+- :func:`consumption`: after each acquire all threads meet before any of them touches memory other than the control
+  words that the device handle leads to.
+- :func:`scope`: nothing is atomic or ordered at less than system scope.
+- :func:`bounds`: the innermost loop around each poll reads the clock.
+- :func:`width`: contiguous data moves 16 bytes per thread and instruction.
+
+They do not prove that the clock decides when the loop ends, that a flag belongs to the data it announces, or that the
+hardware keeps its promises; the tests on GPUs are for that. Which memory an access touches is told by the kernel
+argument that its address was computed from. A vector register that AMD writes under a partial execution mask is taken
+as written whole, so a pointer chosen between two arguments without a branch counts as the later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Flag, auto
+
+from listing import Block, Event, Instruction, Listing
+
+HANDLE = frozenset({"argument 0", "argument 1"})
+"""Kernel arguments that a leading device handle becomes: heap bases and info."""
+
+
+class Fact(Flag):
+    """What may be so where the program stands."""
+
+    NONE = 0
+    NEVER_MET = auto()
+    STORED = auto()
+    """A store since the threads last met."""
+    IN_FLIGHT = auto()
+    """AMD: a store of this wave that has not been written back."""
+    WRITING_BACK = auto()
+    """AMD: a write-back that has not been waited for."""
+    LEFT_BEHIND = auto()
+    """AMD: some wave came to the last barrier with stores in flight."""
+    BULK_IN_FLIGHT = auto()
+    ACQUIRED = auto()
+    """An acquire since the threads last met."""
+
+
+WORDS = {
+    Fact.NEVER_MET: "no barrier before",
+    Fact.STORED: "a store between the barrier and",
+    Fact.LEFT_BEHIND: "a wave may still have stores in flight since before the barrier that precedes",
+    Fact.BULK_IN_FLIGHT: "a bulk store is not waited for before",
+}
+AGAINST_RELEASE = Fact.NEVER_MET | Fact.STORED | Fact.LEFT_BEHIND | Fact.BULK_IN_FLIGHT
+
+
+def publication(listing: Listing) -> list[str]:
+    """Stores → complete → barrier → release. A program of one warp or wave needs no barrier on AMD, where LLVM
+    removes it; there its own write-back must be waited for."""
+    wrong = []
+    for block, facts in _facts(listing):
+        for index, one in enumerate(block.instructions):
+            if Event.RELEASE in one.events:
+                bad = facts & AGAINST_RELEASE
+                if listing.amd and listing.single:
+                    complete = _drained_next(block, index)
+                    bad = Fact.LEFT_BEHIND if facts & (Fact.IN_FLIGHT | Fact.WRITING_BACK) and not complete else Fact.NONE
+                wrong += [f"{WORDS[fact]} {one.text}" for fact in WORDS if fact in bad]
+            facts = _after(one, facts, listing)
+    return wrong
+
+
+def _drained_next(block: Block, index: int) -> bool:
+    """Whether memory is waited for before the next access to it in this block."""
+    for one in block.instructions[index + 1 :]:
+        if Event.DRAIN in one.events:
+            return True
+        if one.events & (Event.ATOMIC | Event.STORE):
+            return False
+    return False
+
+
+def consumption(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]:
+    """Acquire → barrier → any access but those of addresses computed from the arguments ``private`` alone."""
+    suspects = []
+    used = {register for one in listing for register in one.reads}
+    for block, facts in _facts(listing, used):
+        for one in block.instructions:
+            plain = one.events & (Event.LOAD | Event.STORE | Event.BULK_STORE)
+            if plain and Fact.ACQUIRED in facts and not _ordered(one, listing):
+                suspects.append(one)
+            facts = _after(one, facts, listing, used)
+    if not suspects or (listing.single and listing.amd):
+        return []
+    origin = origins(listing)
+    return [f"no barrier between an acquire and {one.text}" for one in suspects if not origin[id(one)] <= private]
+
+
+def scope(listing: Listing) -> list[str]:
+    """System scope everywhere."""
+    return [f"less than system scope: {one.text}" for one in listing if Event.NARROW in one.events]
+
+
+def bounds(listing: Listing) -> list[str]:
+    """A clock in the innermost loop around every acquire whose result is used. A compare-and-swap is no poll:
+    it is repeated only when another thread got on."""
+    wrong = []
+    used = {register for one in listing for register in one.reads}
+    loops = _loops(listing)
+    for number, block in enumerate(listing.blocks):
+        around = [loop for loop in loops if number in loop]
+        if not around:
+            continue
+        inner = min(around, key=len)
+        timed = any(Event.CLOCK in one.events for inside in inner for one in listing.blocks[inside].instructions)
+        wrong += [
+            f"no clock in the loop around {one.text}"
+            for one in block.instructions
+            if not timed and _polls(one, listing, used)
+        ]
+    return wrong
+
+
+def width(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]:
+    """16 bytes at a time, for all but what addresses computed from ``private`` alone lead to."""
+    origin = origins(listing)
+    plain = [one for one in listing if one.events & (Event.LOAD | Event.STORE) and not origin[id(one)] <= private]
+    wrong = [f"not 16 bytes: {one.text}" for one in plain if Event.WIDE not in one.events]
+    for kind in (Event.LOAD, Event.STORE):
+        if not any(kind in one.events for one in plain):
+            wrong.append(f"no {kind.name} of data at all")
+    return wrong
+
+
+def _polls(one: Instruction, listing: Listing, used: set[str]) -> bool:
+    if Event.CAS in one.events:
+        return False
+    if listing.amd:
+        system_load = Event.LOAD in one.events and {"sc0", "sc1"} <= set(one.text.split())
+        return system_load or (Event.ATOMIC in one.events and bool(one.writes))
+    return Event.ACQUIRE in one.events and any(register in used for register in one.writes)
+
+
+def _ordered(one: Instruction, listing: Listing) -> bool:
+    """Whether a load or store has an order of its own: it reads or writes a flag, not data."""
+    words = set(one.text.split()) if listing.amd else set(one.op.split("."))
+    return {"sc0", "sc1"} <= words if listing.amd else bool(words & {"acquire", "release", "relaxed", "volatile"})
+
+
+def _after(one: Instruction, facts: Fact, listing: Listing, used: set[str] | None = None) -> Fact:
+    """The facts behind ``one``."""
+    events = one.events
+    if events & (Event.STORE | Event.ATOMIC | Event.BULK_STORE) and Event.RELEASE not in events:
+        orders = listing.amd and Event.ATOMIC in events
+        if not orders:
+            facts |= Fact.STORED
+            facts |= Fact.IN_FLIGHT if listing.amd else Fact.NONE
+    if Event.BULK_STORE in events:
+        facts |= Fact.BULK_IN_FLIGHT
+    if Event.BULK_WAIT in events and Fact.BULK_IN_FLIGHT in facts:
+        facts = facts & ~Fact.BULK_IN_FLIGHT | Fact.STORED
+    if Event.WRITEBACK in events and Event.NARROW not in events and Fact.IN_FLIGHT in facts:
+        facts = facts & ~Fact.IN_FLIGHT | Fact.WRITING_BACK
+    if Event.DRAIN in events:
+        facts &= ~Fact.WRITING_BACK
+    if Event.ACQUIRE in events and (used is None or listing.amd or any(name in used for name in one.writes)):
+        facts |= Fact.ACQUIRED
+    if Event.BARRIER in events:
+        behind = facts & (Fact.IN_FLIGHT | Fact.WRITING_BACK)
+        facts &= ~(Fact.NEVER_MET | Fact.STORED | Fact.ACQUIRED | Fact.LEFT_BEHIND)
+        facts |= Fact.LEFT_BEHIND if behind else Fact.NONE
+    return facts
+
+
+def _facts(listing: Listing, used: set[str] | None = None) -> Iterator[tuple[Block, Fact]]:
+    """Each reachable block, and the facts that may hold where it begins."""
+    begin: dict[int, Fact] = {0: Fact.NEVER_MET}
+    todo = [0]
+    while todo:
+        number = todo.pop()
+        facts = begin[number]
+        for one in listing.blocks[number].instructions:
+            facts = _after(one, facts, listing, used)
+        for after in listing.blocks[number].after:
+            joined = begin.get(after, Fact.NONE) | facts
+            if after not in begin or joined != begin[after]:
+                begin[after] = joined
+                todo.append(after)
+    for number in sorted(begin):
+        yield listing.blocks[number], begin[number]
+
+
+def _loops(listing: Listing) -> list[set[int]]:
+    """The blocks of every natural loop: for each jump back to a block that dominates it, all blocks between."""
+    everything = set(range(len(listing.blocks)))
+    dominators = [everything.copy() for _ in everything]
+    dominators[0] = {0}
+    changed = True
+    while changed:
+        changed = False
+        for number in sorted(everything - {0}):
+            before = [dominators[one] for one in listing.blocks[number].before]
+            new = ({number} | set.intersection(*before)) if before else {number}
+            if new != dominators[number]:
+                dominators[number], changed = new, True
+    loops: dict[int, set[int]] = {}
+    for number in everything:
+        for head in listing.blocks[number].after:
+            if head in dominators[number]:
+                loop, todo = loops.setdefault(head, {head}), [number]
+                while todo:
+                    one = todo.pop()
+                    if one not in loop:
+                        loop.add(one)
+                        todo += listing.blocks[one].before
+    return list(loops.values())
+
+
+def origins(listing: Listing) -> dict[int, frozenset[str]]:
+    """For every access to global memory, by ``id``: the kernel arguments that its address was computed from.
+
+    A value that was loaded counts as computed from what its address was; what lies in shared memory or was spilled,
+    from all that was ever put there.
+    """
+    begin: dict[int, dict[str, frozenset[str]]] = {0: {}}
+    found: dict[int, frozenset[str]] = {}
+    nothing: frozenset[str] = frozenset()
+    todo = [0]
+    while todo:
+        number = todo.pop()
+        state = dict(begin[number])
+        for one in listing.blocks[number].instructions:
+            if one.events & (Event.LOAD | Event.STORE | Event.ATOMIC | Event.BULK_STORE):
+                found[id(one)] = nothing.union(*(state.get(name, nothing) for name in one.address))
+            if one.argument:
+                for name, argument in zip(one.writes, one.argument, strict=True):
+                    state[name] = frozenset({argument})
+                continue
+            value = nothing.union(*(state.get(name, nothing) for name in one.reads))
+            for name in one.writes:
+                state[name] = value | state.get(name, nothing) if one.guarded else value
+        for after in listing.blocks[number].after:
+            known = begin.get(after)
+            joined = dict(known or {})
+            for name, value in state.items():
+                joined[name] = joined.get(name, nothing) | value
+            if known is None or joined != known:
+                begin[after] = joined
+                todo.append(after)
+    return found
+
+
+ALL = {"publication": publication, "consumption": consumption, "scope": scope, "bounds": bounds}
+"""The rules that hold for every kernel."""

@@ -1,0 +1,176 @@
+"""The docs say what the code says: the reference is current, links lead somewhere, whole scripts run."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import iris
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "scripts" / "make_reference"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+TIMEOUT_S = 100
+
+
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    """scripts/make_reference as a module."""
+    loader = importlib.machinery.SourceFileLoader("iris_make_reference", str(SCRIPT))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    keep, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    sys.modules[loader.name] = module
+    loader.exec_module(module)
+    sys.dont_write_bytecode = keep
+    return module
+
+
+# -- the reference ------------------------------------------------------------------------------------------
+
+
+def test_the_reference_is_what_the_docstrings_say(maker: ModuleType) -> None:
+    assert maker.TARGET.read_text() == maker.reference(), "run scripts/make_reference"
+
+
+def test_check_fails_on_a_reference_that_is_out_of_date(
+    maker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "reference.md"
+    old.write_text(maker.reference() + "more\n")
+    monkeypatch.setattr(maker, "TARGET", old)
+    monkeypatch.setattr(sys, "argv", ["make_reference", "--check"])
+    with pytest.raises(SystemExit, match="run scripts/make_reference"):
+        maker.main()
+    assert old.read_text().endswith("more\n")
+    monkeypatch.setattr(sys, "argv", ["make_reference"])
+    maker.main()
+    assert old.read_text() == maker.reference()
+
+
+@pytest.mark.parametrize("name", [f"iris.{name}" for name in iris.__all__ if name not in ("ops", "peer")])
+def test_every_public_name_has_an_entry(maker: ModuleType, name: str) -> None:
+    assert f"\n### `{name}`\n" in maker.reference()
+
+
+@pytest.mark.parametrize("name", iris.ops.__all__)
+def test_every_name_of_ops_has_an_entry(maker: ModuleType, name: str) -> None:
+    assert f"\n### `iris.ops.{name}`\n" in maker.reference()
+
+
+def test_every_method_of_the_context_has_an_entry(maker: ModuleType) -> None:
+    public = {name for name in dir(iris.Iris) if not name.startswith("_")}
+    entries = re.findall(r"^#### `ctx\.(\w+)`$", maker.reference(), re.MULTILINE)
+    assert len(entries) == len(set(entries))
+    assert public <= set(entries)
+
+
+def test_every_entry_says_something(maker: ModuleType) -> None:
+    """No heading is followed by a bare signature and the next heading."""
+    text = maker.reference()
+    entries = re.split(r"^(#+ `.*`)$", text, flags=re.MULTILINE)[1:]
+    silent = [
+        heading for heading, body in zip(entries[::2], entries[1::2], strict=True) if not FENCED.sub("", body).strip()
+    ]
+    assert silent == ["#### `RankPool.alive`"] or silent == []
+
+
+def test_every_environment_variable_is_described(maker: ModuleType) -> None:
+    read = {
+        variable
+        for file in maker.PACKAGE.rglob("*.py")
+        for variable in re.findall(r"\bIRIS_[A-Z]+(?:_[A-Z]+)*\b", file.read_text())
+    }
+    assert read == set(maker.ENVIRONMENT)
+
+
+# -- links --------------------------------------------------------------------------------------------------
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks and code."""
+    return re.sub(r"`[^`\n]*`", "", FENCED.sub("", page.read_text()))
+
+
+def headings(page: Path, maker: ModuleType) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {maker.anchor(title) for title in titles}
+
+
+def links(text: str) -> list[str]:
+    """Targets of the links and pictures in a Markdown text."""
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def broken(page: Path, targets: list[str], maker: ModuleType) -> list[str]:
+    """Those of ``targets`` that lead from ``page`` to no file, or to no heading of it."""
+    wrong = []
+    for target in targets:
+        if target.startswith(("https://", "http://")):
+            continue
+        name, _, fragment = target.partition("#")
+        file = page.parent / name if name else page
+        if not file.exists() or (fragment and fragment not in headings(file, maker)):
+            wrong.append(target)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_links_lead_somewhere(page: Path, maker: ModuleType) -> None:
+    assert broken(page, links(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)), maker) == []
+
+
+def test_a_broken_link_is_found(maker: ModuleType) -> None:
+    text = "[a](no-such.md) [b](design.md) [c](design.md#no-such-heading) [d](https://example.org) [e](#reference)"
+    assert broken(ROOT / "docs" / "reference.md", links(text), maker) == ["no-such.md", "design.md#no-such-heading"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_files_named_in_prose_exist(page: Path) -> None:
+    """Paths in backquotes, such as `iris/mesh.py`."""
+    named = re.findall(r"`((?:iris|docs|scripts|tests|examples|requirements)/[\w./-]*)`", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+# -- scripts ------------------------------------------------------------------------------------------------
+
+
+def whole_scripts(page: Path) -> list[str]:
+    """The ``python`` blocks of a page that start ranks; the others are excerpts."""
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [block for block in blocks if "iris.launch(" in block]
+
+
+SCRIPTS = [(f"{page.stem}-{number}", text) for page in DOCS for number, text in enumerate(whole_scripts(page), 1)]
+
+
+@pytest.mark.parametrize("text", [text for _, text in SCRIPTS], ids=[name for name, _ in SCRIPTS])
+def test_a_whole_script_runs(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=clean | {"IRIS_BACKEND": "sim", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", DOCS, ids=[page.stem for page in DOCS])
+def test_excerpts_are_python(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        compile(block, str(page), "exec")

@@ -1,0 +1,292 @@
+"""A rank is killed: every survivor learns it, by name and in time, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import triton
+from ranks import BACKEND, Failure, failure_of, iris_sockets, open_fds, shared_memory_files, worlds
+
+import iris
+from iris.launch import identity
+from iris.mesh import Mesh, address
+
+pytestmark = pytest.mark.timeout(120)
+
+SIZE = 3
+VICTIM = 1
+TIMEOUT_S = 1.5
+Work = Callable[[], object]
+MARKS = [] if BACKEND == "sim" else [pytest.mark.gpu]
+
+
+@triton.jit
+def wait_kernel(flag, epoch, peer, handle):
+    iris.wait(flag, epoch, peer, handle)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in(delay_s: float) -> None:
+    timer = threading.Timer(delay_s, die)
+    timer.daemon = True
+    timer.start()
+
+
+def die_late(rank: int) -> None:
+    if rank == VICTIM:
+        time.sleep(0.3)
+        die()
+
+
+def opened() -> iris.Iris:
+    return iris.iris(1 << 20, timeout_s=TIMEOUT_S)
+
+
+# -- where the victim dies, and what the survivors do: prepared first, timed then --------------------------------
+
+
+def before_rendezvous(rank: int) -> Work:
+    return die if rank == VICTIM else opened
+
+
+def mid_rendezvous(rank: int) -> Work:
+    """The victim dies once it has met one peer; the last rank comes later."""
+    if rank == VICTIM:
+        adopt = Mesh._adopt
+
+        def adopt_and_die(self: Mesh, *args: object, **options: object) -> None:
+            adopt(self, *args, **options)  # type: ignore[arg-type]
+            die()
+
+        Mesh._adopt = adopt_and_die  # type: ignore[method-assign]
+    elif rank == SIZE - 1:
+        time.sleep(0.5)
+    return opened
+
+
+def while_heaps_are_shared(rank: int) -> Work:
+    if rank == VICTIM:
+        Mesh.exchange_fd = lambda self, tag, fd: die()  # type: ignore[method-assign, assignment, return-value]
+    return opened
+
+
+def in_a_host_barrier(rank: int) -> Work:
+    ctx = opened()
+    ctx.barrier()
+
+    def work() -> None:
+        with ctx:
+            die_late(rank)
+            ctx.barrier()
+
+    return work
+
+
+def waiting_in_a_host_barrier(rank: int) -> Work:
+    """The victim has come to the barrier; the last rank has not when it dies."""
+    ctx = opened()
+    ctx.barrier()
+
+    def work() -> None:
+        with ctx:
+            if rank == VICTIM:
+                die_in(0.3)
+            elif rank == SIZE - 1:
+                time.sleep(0.6)
+            ctx.barrier()
+            ctx.barrier()
+
+    return work
+
+
+def in_a_device_barrier(rank: int) -> Work:
+    ctx = opened()
+    ctx.device_barrier()
+    ctx.barrier()
+
+    def work() -> None:
+        with ctx:
+            die_late(rank)
+            ctx.device_barrier()
+            ctx.synchronize()
+
+    return work
+
+
+def in_an_op(rank: int) -> Work:
+    """All ranks wait in a kernel, the victim too, when it is killed."""
+    ctx = opened()
+    flag = ctx.zeros(1, dtype=torch.int32)
+    ctx.barrier()
+
+    def work() -> None:
+        with ctx:
+            if rank == VICTIM:
+                die_in(0.3)
+            wait_kernel[(2,)](flag, 5, VICTIM if rank != VICTIM else 0, ctx.handle)
+            ctx.synchronize()
+
+    return work
+
+
+def in_an_allocation(rank: int) -> Work:
+    ctx = opened()
+    ctx.barrier()
+
+    def work() -> None:
+        with ctx:
+            die_late(rank)
+            ctx.zeros(4)
+
+    return work
+
+
+def in_teardown(rank: int) -> Work:
+    ctx = opened()
+    ctx.barrier()
+    if rank == VICTIM:
+        Mesh.exchange = lambda self, tag, *rest: die()  # type: ignore[method-assign, assignment, return-value]
+    return ctx.close
+
+
+POINTS: list[Callable[[int], Work]] = [
+    before_rendezvous,
+    mid_rendezvous,
+    while_heaps_are_shared,
+    in_a_host_barrier,
+    waiting_in_a_host_barrier,
+    in_a_device_barrier,
+    in_an_op,
+    in_an_allocation,
+    in_teardown,
+]
+
+# -- on the ranks -------------------------------------------------------------------------------------------
+
+
+def survive(point: Callable[[int], Work]) -> tuple[Failure, list[str], int]:
+    """What the rank saw, what descriptors it holds more than before, and how many threads."""
+    fds, threads = open_fds(), threading.active_count()
+    failure = failure_of(point(int(os.environ["IRIS_RANK"])))
+    now = open_fds()
+    return failure, sorted({fd for fd in now if now.count(fd) > fds.count(fd)}), threading.active_count() - threads
+
+
+def job_name() -> str:
+    who = identity()
+    assert who is not None
+    return who.job
+
+
+@pytest.fixture
+def doomed() -> Iterator[iris.RankPool]:
+    """Ranks of which one will be killed."""
+    with iris.RankPool(SIZE) as pool:
+        pool.run(job_name)
+        yield pool
+
+
+def children() -> set[str]:
+    """Processes that this one, or a server it started, has running."""
+    ours = str(os.getpid())
+    parents = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != "Z":
+            parents[pid] = parent
+    family = {ours}
+    while grown := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= grown
+    return family - {ours}
+
+
+@pytest.mark.parametrize("point", [pytest.param(one, marks=MARKS, id=one.__name__) for one in POINTS])
+def test_survivors_name_the_killed_rank_in_time(point: Callable[[int], Work], doomed: iris.RankPool) -> None:
+    outcomes = doomed.outcomes(survive, (point,), timeout_s=30)
+    victim = outcomes[VICTIM]
+    assert isinstance(victim.error, iris.LaunchError)
+    assert str(victim.error) == f"rank {VICTIM}'s process ended: killed by signal 9"
+    assert not doomed.alive
+    for outcome in outcomes:
+        if outcome.rank == VICTIM:
+            continue
+        assert outcome.error is None, outcome.trace
+        failure, fds, threads = outcome.value
+        assert failure.kind in ("PeerDied", "WaitTimeout"), failure
+        assert failure.ranks == (VICTIM,) and f"rank {VICTIM}" in failure.message, failure
+        assert failure.took_s < TIMEOUT_S + 1, failure
+        if point is not before_rendezvous:
+            assert failure.kind == "PeerDied"
+        assert (fds, threads) == ([], 0)
+
+
+def test_a_kill_leaves_nothing_behind() -> None:
+    with iris.RankPool(1) as pool:
+        pool.run(os.getpid)
+    time.sleep(0.1)
+    before = shared_memory_files(), children(), open_fds()
+    names = set()
+    for point in (mid_rendezvous, in_an_op):
+        with iris.RankPool(SIZE) as pool:
+            job = pool.run(job_name)[0]
+            names |= {address(f"{job};#1", rank).replace("\0", "@") for rank in range(SIZE)}
+            pool.outcomes(survive, (point,), timeout_s=30)
+    time.sleep(0.1)
+    assert (shared_memory_files(), children(), open_fds()) == before
+    assert not names & iris_sockets()
+
+
+def silent_in_handshake(rank: int) -> Failure:
+    """The victim is stopped, not dead, when its peers meet it: they wait for it no longer than asked."""
+    if rank == VICTIM:
+        Mesh._adopt = lambda self, *rest, **more: time.sleep(TIMEOUT_S + 1.5)  # type: ignore[method-assign, assignment]
+    return failure_of(opened)
+
+
+def run_silent() -> Failure:
+    return silent_in_handshake(int(os.environ["IRIS_RANK"]))
+
+
+@pytest.mark.skipif(not worlds(), reason="no ranks here")
+def test_a_rank_that_hangs_while_meeting_is_named_in_time(doomed: iris.RankPool) -> None:
+    outcomes = doomed.run(run_silent, timeout_s=30)
+    for rank, failure in enumerate(outcomes):
+        if rank != VICTIM:
+            assert failure.kind == "WaitTimeout" and failure.ranks == (VICTIM,), failure
+            assert failure.took_s < TIMEOUT_S + 1
+
+
+def leave_with_an_error() -> Failure:
+    rank = int(os.environ["IRIS_RANK"])
+
+    def work() -> None:
+        with opened() as ctx:
+            ctx.barrier()
+            if rank == VICTIM:
+                raise KeyError("the cause")
+            ctx.barrier()
+
+    return failure_of(work)
+
+
+def test_an_exception_in_a_with_block_reaches_the_peers(doomed: iris.RankPool) -> None:
+    for rank, failure in enumerate(doomed.run(leave_with_an_error, timeout_s=30)):
+        if rank == VICTIM:
+            assert (failure.kind, failure.message) == ("KeyError", "'the cause'")
+        else:
+            assert failure.kind == "PeerDied" and failure.ranks == (VICTIM,)
+            assert failure.message == f"rank {VICTIM} left with KeyError: 'the cause'"
+        assert failure.took_s < 1
