@@ -290,11 +290,11 @@ class Iris(SymmetricTensors):
         """
         self._require_open("peer_view")
         self._check_rank("peer_view", "rank", rank)
-        offset = self._offset_of(tensor)
-        if offset is None or not tensor.is_contiguous():
+        if self._lease_of(tensor) is None or not tensor.is_contiguous():
             raise PlacementError(
                 "peer_view", "tensor", "a contiguous tensor on the symmetric heap", f"one on {tensor.device}"
             )
+        offset = tensor.data_ptr() - self._backend.bases[self.rank]
         raw = self._backend.peer_bytes(rank, offset, tensor.numel() * tensor.element_size())
         return raw.view(tensor.dtype).view(tensor.shape)
 
@@ -463,12 +463,16 @@ class Iris(SymmetricTensors):
         """
         if not self._open or self._pid != os.getpid():
             return
+        error: IrisError | None = self._failure
         try:
-            if self._failure is None:
+            if error is None:
                 self.synchronize()
                 self._exchange("close")
+        except IrisError as raised:
+            error = raised
+            raise
         finally:
-            self._release(self._failure)
+            self._release(error)
 
     def _release(self, error: BaseException | None) -> None:
         self._open = False
@@ -476,14 +480,14 @@ class Iris(SymmetricTensors):
         self._watcher.stop()
         self._workspaces.clear()
         self._group_tensors.clear()
+        for handler in list(self._log.handlers):
+            self._log.removeHandler(handler)
         try:
             self._backend.close()
             if error is None:
                 self._mesh.exchange("released")  # memory is free once no peer maps it
         finally:
             self._mesh.leave(error)
-        for handler in list(self._log.handlers):
-            self._log.removeHandler(handler)
 
     def __enter__(self) -> Iris:
         return self

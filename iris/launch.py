@@ -140,8 +140,8 @@ def launch(
         timeout_s: end the ranks and raise if they take longer; None waits as long as it takes.
 
     Raises:
-        LaunchError: a rank failed, with the first failing rank's traceback, or time ran out. An
-            :class:`~iris.errors.IrisError` raised by the first rank to fail is raised itself.
+        LaunchError: a rank failed, with the first failing rank's traceback and its error as ``__cause__``, or time
+            ran out.
     """
     if identity() is not None:
         return [fn(*args)]
@@ -191,6 +191,7 @@ class RankPool:
 
     @property
     def alive(self) -> bool:
+        """Whether the processes of all ranks are running."""
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), *, timeout_s: float | None = None) -> list[Any]:

@@ -34,6 +34,27 @@ def clock_ns():
 
 
 @triton.jit
+def meet_to_publish():
+    """The CTA barrier between what this program stored and a release at sys scope that announces it.
+
+    A CTA barrier alone does on NVIDIA, where releases are cumulative. On AMD every wave first writes back its own
+    stores and waits for that (LLVM AMDGPU memory model, gfx942: release at system scope): neither the barrier nor
+    a release by one wave waits for the stores of the others.
+    """
+    if not SIMULATED:
+        if is_hip():
+            tl.inline_asm_elementwise(
+                "buffer_wbl2 sc0 sc1\ns_waitcnt vmcnt(0)\nv_mov_b32 $0, 0",
+                "=v",
+                [],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+    tl.debug_barrier()
+
+
+@triton.jit
 def wait_bulk_stores():
     """Wait until this thread's TMA stores are complete, not only read out of shared memory.
 

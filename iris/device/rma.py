@@ -12,6 +12,8 @@ meet at a barrier, so that everything they stored is published, not only what on
 import triton
 import triton.language as tl
 
+from iris.device.arch import meet_to_publish
+
 HEAP_ALIGNMENT: tl.constexpr = tl.constexpr(1024)
 
 # Defaults are constexpr objects: Triton 3.6 does not wrap the plain strings among a device function's defaults.
@@ -164,7 +166,7 @@ def copy(
 def _publish_before(sem: tl.constexpr):
     """The CTA barrier that a releasing atomic needs; Triton adds none of its own before version 3.9."""
     if sem is None or sem == "acq_rel" or sem == "release":
-        tl.debug_barrier()
+        meet_to_publish()
 
 
 @triton.jit

@@ -15,7 +15,7 @@ whatever is in memory; the host raises ``WaitTimeout`` at its next look, so no s
 import triton
 import triton.language as tl
 
-from iris.device.arch import clock_ns
+from iris.device.arch import clock_ns, meet_to_publish
 from iris.device.handle import FIRST_TIMEOUT_NS, STATUS_ADDRESS, TIMEOUT_NS, rank, world_size
 from iris.device.rma import translate
 
@@ -98,14 +98,14 @@ def signal(flag_ptr, value, peer, handle):
 
     Sync: releases at sys scope all earlier stores of all threads of this program, to any rank.
     """
-    tl.debug_barrier()
+    meet_to_publish()
     tl.atomic_xchg(translate(flag_ptr, rank(handle), peer, handle.bases), value, sem="release", scope="sys")
 
 
 @triton.jit
 def signal_add(flag_ptr, value, peer, handle):
     """As :func:`signal`, but adds ``value``: for a flag that several programs or ranks count up together."""
-    tl.debug_barrier()
+    meet_to_publish()
     tl.atomic_add(translate(flag_ptr, rank(handle), peer, handle.bases), value, sem="release", scope="sys")
 
 
@@ -141,7 +141,7 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
 def signal_all(flag_ptr, values, peers, valid, handle):
     """:func:`signal` to several peers at once: ``values`` and ``peers`` are blocks, ``valid`` masks them."""
     remote = translate(flag_ptr + peers * 0, rank(handle), peers, handle.bases)
-    tl.debug_barrier()
+    meet_to_publish()
     tl.atomic_xchg(remote, values, mask=valid, sem="release", scope="sys")
 
 
@@ -199,11 +199,12 @@ def _check_bounds(offset, value, seen, peer, started, handle, site: tl.constexpr
     elif waited > limit:
         me = rank(handle).to(tl.int64)
         code = (1 << 16) | (me << 8) | peer
-        if tl.atomic_cas(_abort_word(handle), code * 0, code, sem="acq_rel", scope="sys") == 0:
+        # Not a compare-and-swap: Triton 3.6 compiles that to agent scope on AMD, whatever scope is asked for.
+        if tl.atomic_max(_abort_word(handle), code, sem="relaxed", scope="sys") == 0:
             _record(1, site, me, peer, offset, value, seen, waited, handle)
             for other in range(world_size(handle)):
                 theirs = translate(_abort_word(handle), rank(handle), other, handle.bases)
-                tl.atomic_cas(theirs, code * 0, code, sem="acq_rel", scope="sys")
+                tl.atomic_max(theirs, code, sem="relaxed", scope="sys")
         stopped = 1
     return stopped
 
@@ -219,7 +220,7 @@ def _record(code: tl.constexpr, site: tl.constexpr, me, peer, offset, wanted, se
     tl.store(words + 5, wanted)
     tl.store(words + 6, seen)
     tl.store(words + 7, waited)
-    tl.debug_barrier()
+    meet_to_publish()
     tl.atomic_xchg(words, tl.full((), code, tl.int64), sem="release", scope="sys")
 
 
@@ -301,7 +302,7 @@ def leave(turnstile_ptr, epoch, handle, site: tl.constexpr = SITE_USER):
     Called once by every program. The last one to come meets the other ranks, and starts the next epoch; the
     others end at once. Behind the kernel, every rank may overwrite what peers read and use what they wrote.
     """
-    tl.debug_barrier()
+    meet_to_publish()
     before = tl.atomic_add(turnstile_ptr + _LEFT_COUNT, 1, sem="acq_rel", scope="sys")
     if before == tl.num_programs(0) - 1:
         tl.debug_barrier()

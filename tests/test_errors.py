@@ -1,0 +1,291 @@
+"""Mistakes: each a typed error with the fix in its words, on every rank, in under two seconds."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+
+import pytest
+import torch
+from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
+
+import iris
+from iris import errors
+
+pytestmark = pytest.mark.timeout(120)
+TWO_OR_MORE = pytest.mark.parametrize("ranks", worlds(2), indirect=True)
+
+
+def on_time(failures: list[Failure]) -> list[Failure]:
+    assert all(failure.took_s < 2 for failure in failures), failures
+    return failures
+
+
+# -- the tree -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (errors.ArgumentError("op", "argument", "a", "b", "Do c."), ValueError),
+        (errors.ShapeError("op", "argument", "a", (1, 2)), ValueError),
+        (errors.DTypeError("op", "argument", "a", torch.int8), TypeError),
+        (errors.PlacementError("op", "argument", "a", "b"), ValueError),
+        (errors.HeapError("full"), MemoryError),
+        (errors.RankMismatch("differ"), Exception),
+        (errors.BackendError("lacks"), Exception),
+        (errors.ContextError("closed"), Exception),
+        (errors.LaunchError("failed"), Exception),
+        (errors.WaitTimeout("late", [2, 3]), TimeoutError),
+        (errors.PeerDied("gone", [1]), Exception),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_every_error_is_an_iris_error_and_a_builtin_and_survives_pickling(error: Exception, builtin: type) -> None:
+    assert isinstance(error, errors.IrisError) and isinstance(error, builtin)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error)
+    assert getattr(again, "ranks", ()) == getattr(error, "ranks", ())
+    assert getattr(iris, type(error).__name__) is type(error)
+
+
+def test_an_argument_error_says_op_argument_expected_got_and_the_fix() -> None:
+    error = errors.ShapeError("all_gather_matmul", "A", "(4, 8)", (4, 9), "Transpose it.")
+    assert str(error) == "all_gather_matmul: A: expected (4, 8), got (4, 9). Transpose it."
+    assert (error.op, error.argument, error.expected, error.got) == ("all_gather_matmul", "A", "(4, 8)", (4, 9))
+
+
+# -- calls that differ between ranks ------------------------------------------------------------------------
+
+
+def allocate_different_sizes() -> tuple[Failure, list[float]]:
+    ctx = context()
+    failure = failure_of(lambda: ctx.zeros(4 if ctx.rank else 8))
+    return failure, ctx.full((2,), 3.0).tolist()
+
+
+def allocate_by_different_ops() -> Failure:
+    ctx = context()
+    return failure_of(lambda: ctx.zeros(4) if ctx.rank else ctx.ones(4))
+
+
+def call_different_things() -> Failure:
+    ctx = context()
+    return failure_of(ctx.barrier if ctx.rank else lambda: ctx.broadcast(1, 0))
+
+
+def broadcast_from_different_ranks() -> Failure:
+    ctx = context()
+    return failure_of(ctx.broadcast, 1, min(ctx.rank, 1))
+
+
+def mismatch_loses_no_memory() -> int:
+    with fresh() as ctx:
+        start = ctx.heap_free_bytes
+        tensor = ctx.zeros(100)
+        del tensor
+        failure = failure_of(lambda: ctx.zeros(4 if ctx.rank else 8))
+        assert failure.kind == "RankMismatch"
+        ctx.free(ctx.zeros(1))
+        ctx.zeros(1)
+        return start - ctx.heap_free_bytes
+
+
+MISMATCHES = [
+    (allocate_by_different_ops, "rank 0: ones(16 bytes); rank 1: zeros(16 bytes)"),
+    (call_different_things, "rank 0: broadcast(source=0); rank 1: barrier"),
+    (broadcast_from_different_ranks, "rank 0: broadcast(source=0); rank 1: broadcast(source=1)"),
+]
+FIX = "Every rank must make the same Iris calls, with the same sizes, in the same order."
+
+
+@TWO_OR_MORE
+def test_allocations_of_different_sizes(ranks: Ranks) -> None:
+    results = ranks.run(allocate_different_sizes)
+    for failure in on_time([failure for failure, _ in results]):
+        assert failure.kind == "RankMismatch"
+        assert failure.message.startswith("ranks made different calls: rank 0: zeros(32 bytes); rank 1: zeros(16 bytes)")
+        assert failure.message.endswith(FIX)
+    assert all(after == [3.0, 3.0] for _, after in results)
+
+
+@TWO_OR_MORE
+@pytest.mark.parametrize(("fn", "words"), MISMATCHES, ids=[fn.__name__ for fn, _ in MISMATCHES])
+def test_calls_that_differ(ranks: Ranks, fn: object, words: str) -> None:
+    for failure in on_time(ranks.run(fn)):  # type: ignore[arg-type]
+        assert failure.kind == "RankMismatch" and words in failure.message and failure.message.endswith(FIX)
+
+
+@TWO_OR_MORE
+def test_a_mismatch_loses_no_freed_memory(ranks: Ranks) -> None:
+    assert ranks.run(mismatch_loses_no_memory) == [1024] * ranks.world_size
+
+
+# -- the heap -----------------------------------------------------------------------------------------------
+
+
+def exhaust() -> tuple[Failure, str, list[float]]:
+    with fresh(heap_size=1 << 20) as ctx:
+        kept = ctx.zeros(100 << 10, dtype=torch.uint8)
+        failure = failure_of(lambda: ctx.empty(1 << 20, dtype=torch.uint8))
+        kept.fill_(1)
+        advised = failure.message.split("heap_size=")[1].rstrip(".")
+        after = ctx.ones(2).tolist()
+    with fresh(heap_size=int(advised)) as ctx:
+        kept = ctx.zeros(100 << 10, dtype=torch.uint8)
+        ctx.empty(1 << 20, dtype=torch.uint8)
+    return failure, advised, after
+
+
+def test_heap_exhaustion(ranks: Ranks) -> None:
+    results = ranks.run(exhaust)
+    for failure in on_time([failure for failure, _, _ in results]):
+        assert failure.kind == "HeapError" and "MemoryError" in failure.bases
+        assert "empty: symmetric heap exhausted: requested 1.0 MiB (1048576 bytes)" in failure.message
+        assert "largest free block" in failure.message and "Free tensors you no longer need" in failure.message
+    assert all(after == [1.0, 1.0] for _, _, after in results)
+
+
+# -- joining ------------------------------------------------------------------------------------------------
+
+
+def heap_sizes_differ() -> Failure:
+    rank = int(os.environ["IRIS_RANK"])
+    return failure_of(lambda: iris.iris((1 << 20) + (rank == 1) * 4096, timeout_s=20))
+
+
+def world_sizes_differ(who: int) -> Failure:
+    """Rank ``who`` was told another number of ranks; a later rank comes when the mismatch is already known."""
+    rank, size = int(os.environ["IRIS_RANK"]), int(os.environ["IRIS_WORLD_SIZE"])
+    if rank == size - 1 and size > 2:
+        time.sleep(0.4)
+    os.environ["IRIS_WORLD_SIZE"] = str(size + (rank == who))
+    try:
+        return failure_of(lambda: iris.iris(1 << 20, timeout_s=20))
+    finally:
+        os.environ["IRIS_WORLD_SIZE"] = str(size)
+
+
+def bad_arguments() -> list[Failure]:
+    return [
+        failure_of(iris.iris, 100),
+        failure_of(iris.iris, 1.5e9),
+        failure_of(iris.iris, True),
+        failure_of(lambda: iris.iris(1 << 20, timeout_s=0)),
+        failure_of(lambda: iris.iris(1 << 20, backend="tpu")),
+        failure_of(lambda: iris.iris(1 << 20, group=[0, 1])),
+        failure_of(lambda: with_variable("IRIS_TIMEOUT_S", "soon")),
+        failure_of(lambda: iris.iris(1 << 20, backend="cuda" if BACKEND == "sim" else "sim")),
+    ]
+
+
+def with_variable(name: str, value: str) -> iris.Iris:
+    os.environ[name] = value
+    try:
+        return iris.iris(1 << 20)
+    finally:
+        del os.environ[name]
+
+
+@TWO_OR_MORE
+def test_heap_sizes_that_differ(ranks: Ranks) -> None:
+    for failure in on_time(ranks.run(heap_sizes_differ)):
+        assert failure.kind == "RankMismatch"
+        assert f"rank 0: iris(heap_size={1 << 20}" in failure.message
+        assert f"rank 1: iris(heap_size={(1 << 20) + 4096}" in failure.message
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
+def test_world_sizes_that_differ(ranks: Ranks, who: int) -> None:
+    size = ranks.world_size
+    for failure in on_time(ranks.run(world_sizes_differ, who)):
+        assert failure.kind == "RankMismatch", failure
+        assert f"rank {who} expects {size + 1} ranks" in failure.message or f"expects {size} ranks" in failure.message
+        assert failure.message.endswith("Start all ranks with the same world size.")
+
+
+def test_arguments_of_iris(ranks: Ranks) -> None:
+    expected = [
+        ("ArgumentError", "iris: heap_size: expected at least 65536 bytes, got 100"),
+        ("ArgumentError", "iris: heap_size: expected at least 65536 bytes, got 1500000000.0"),
+        ("ArgumentError", "iris: heap_size: expected at least 65536 bytes, got True"),
+        ("ArgumentError", "iris: timeout_s: expected more than 0 seconds, got 0"),
+        ("ArgumentError", "iris: backend: expected one of cuda, hip, sim"),
+        ("ArgumentError", "iris: group: expected None, as torch.distributed is not initialised, got list"),
+        ("ArgumentError", "iris: IRIS_TIMEOUT_S: expected a number of seconds, got soon"),
+        ("BackendError", ""),
+    ]
+    for failures in ranks.run(bad_arguments):
+        for failure, (kind, words) in zip(on_time(failures), expected, strict=True):
+            assert failure.kind == kind and words in failure.message, failure
+
+
+def same_job_twice() -> tuple[Failure, Failure]:
+    """A second process claims this rank of this job while the first still waits for its peers."""
+    read, write = os.pipe()
+    os.environ["IRIS_JOB"], name = f"taken-{os.getpid()}", os.environ["IRIS_JOB"]
+    os.environ["IRIS_WORLD_SIZE"], size = "2", os.environ["IRIS_WORLD_SIZE"]
+    try:
+        child = os.fork()
+        if child == 0:
+            os.write(write, pickle.dumps(failure_of(lambda: iris.iris(1 << 20, timeout_s=1.5))))
+            os._exit(0)
+        time.sleep(0.5)
+        second = failure_of(lambda: iris.iris(1 << 20, timeout_s=1.5))
+        os.waitpid(child, 0)
+        return pickle.loads(os.read(read, 1 << 16)), second
+    finally:
+        os.environ["IRIS_JOB"], os.environ["IRIS_WORLD_SIZE"] = name, size
+        os.close(read)
+        os.close(write)
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="forks, which CUDA does not allow")
+@pytest.mark.parametrize("ranks", [1], indirect=True)
+def test_a_job_name_that_is_taken(ranks: Ranks) -> None:
+    ((first, second),) = ranks.run(same_job_twice)
+    assert first.kind == "WaitTimeout" and first.ranks == (1,)
+    assert second.kind == "LaunchError" and second.took_s < 0.5
+    assert second.message.startswith("rank 0 of this job is already running in another process.")
+    assert "IRIS_JOB=<name>" in second.message
+
+
+# -- broken arguments of a running context ----------------------------------------------------------------------
+
+
+def ranks_out_of_range() -> list[Failure]:
+    ctx = context()
+    size = ctx.world_size
+    return [failure_of(ctx.broadcast, 1, wrong) for wrong in (size, -1, 1.0, "0", None)] + [
+        failure_of(ctx.barrier, None, [ctx.rank, size]),
+        failure_of(ctx.device_barrier, [ctx.rank, size]),
+    ]
+
+
+def test_a_rank_out_of_range(ranks: Ranks) -> None:
+    for failures in ranks.run(ranks_out_of_range):
+        for failure in on_time(failures):
+            assert failure.kind == "ArgumentError", failure
+            assert f"a rank from 0 to {ranks.world_size - 1}, got" in failure.message
+
+
+def late_to_a_barrier() -> Failure:
+    """Rank 1 comes late: the others say so, in time, and rank 1 learns it when it comes."""
+
+    def work() -> None:
+        with fresh(timeout_s=0.5) as ctx:
+            ctx.barrier()
+            if ctx.rank == 1:
+                time.sleep(1)
+            ctx.barrier()
+
+    return failure_of(work)
+
+
+@TWO_OR_MORE
+def test_a_rank_that_does_not_come_to_a_barrier_is_named(ranks: Ranks) -> None:
+    for failure in on_time(ranks.run(late_to_a_barrier)):
+        assert failure.kind == "WaitTimeout" and failure.ranks == (1,)
+        assert "waited 0.5 s for rank 1, which did not make the call. Is it in other work" in failure.message

@@ -1,0 +1,365 @@
+"""Where ranks come from: started here, or by torchrun, mpirun (Open MPI, MPICH) and srun."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import BACKEND
+
+import iris
+from iris.launch import identity
+
+pytestmark = pytest.mark.timeout(120)
+
+LAUNCHER_PREFIXES = ("IRIS_RANK", "IRIS_WORLD", "IRIS_JOB", "OMPI_", "PMI", "MPI_", "SLURM_", "TORCHELASTIC", "LOCAL_")
+LAUNCHER_NAMES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"}
+
+
+def without_launcher(environment: dict[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in LAUNCHER_NAMES and not name.startswith(LAUNCHER_PREFIXES)
+    }
+
+
+@pytest.fixture
+def env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment in which no launcher is at work."""
+    kept = without_launcher(dict(os.environ))
+    for name in set(os.environ) - set(kept):
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+# -- identity -----------------------------------------------------------------------------------------------
+
+IRIS = {"IRIS_RANK": "2", "IRIS_WORLD_SIZE": "4", "IRIS_JOB": "abc"}
+TORCHRUN = {
+    "RANK": "2",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "2",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "run",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_MCA_ess_base_jobid": "77",
+}
+MPICH = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4"}
+SRUN = {
+    "SLURM_PROCID": "2",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_NTASKS": "8",
+    "SLURM_LOCALID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "4",
+    "SLURM_JOB_ID": "5",
+    "SLURM_STEP_ID": "1",
+}
+LAUNCHERS = {
+    "iris.launch": IRIS,
+    "torchrun": TORCHRUN,
+    "mpirun (Open MPI)": OPEN_MPI,
+    "mpirun (MPICH)": MPICH,
+    "srun": SRUN,
+}
+EACH = pytest.mark.parametrize(("source", "variables"), LAUNCHERS.items(), ids=LAUNCHERS)
+
+
+def setenv(env: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        env.setenv(name, value)
+
+
+def renamed(variables: dict[str, str], old: str, new: str, *names: str) -> dict[str, str]:
+    """``variables`` with ``new`` for ``old`` in the ones whose name contains one of ``names``."""
+    return {
+        key: new if value == old and any(name in key for name in names) else value for key, value in variables.items()
+    }
+
+
+def test_without_a_launcher_there_is_no_identity(env: pytest.MonkeyPatch) -> None:
+    assert identity() is None
+
+
+@EACH
+def test_each_launcher_says_who_this_is(env: pytest.MonkeyPatch, source: str, variables: dict[str, str]) -> None:
+    setenv(env, variables)
+    who = identity()
+    assert who is not None
+    assert (who.rank, who.world_size, who.local_rank, who.source) == (2, 4, 2, source)
+
+
+@EACH
+def test_ranks_of_a_job_share_its_name(env: pytest.MonkeyPatch, source: str, variables: dict[str, str]) -> None:
+    names = set()
+    for rank in "0123":
+        setenv(env, renamed(variables, "2", rank, "RANK", "PROCID", "LOCALID"))
+        who = identity()
+        assert who is not None and who.rank == int(rank)
+        names.add(who.job)
+    assert len(names) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("iris.launch", "IRIS_JOB"),
+        ("torchrun", "MASTER_PORT"),
+        ("torchrun", "TORCHELASTIC_RUN_ID"),
+        ("mpirun (Open MPI)", "OMPI_MCA_ess_base_jobid"),
+        ("mpirun (MPICH)", "IRIS_JOB"),
+        ("srun", "SLURM_JOB_ID"),
+        ("srun", "SLURM_STEP_ID"),
+    ],
+)
+def test_other_jobs_have_other_names(env: pytest.MonkeyPatch, source: str, name: str) -> None:
+    setenv(env, LAUNCHERS[source])
+    one = identity()
+    env.setenv(name, "another")
+    other = identity()
+    assert one is not None and other is not None and one.job != other.job
+
+
+def test_a_slurm_allocation_without_srun_is_no_launch(env: pytest.MonkeyPatch) -> None:
+    setenv(env, {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"})
+    assert identity() is None
+
+
+def test_iris_launch_counts_inside_another_launcher(env: pytest.MonkeyPatch) -> None:
+    setenv(env, {**renamed(SRUN, "2", "0", "PROCID", "LOCALID"), **IRIS})
+    who = identity()
+    assert who is not None and (who.rank, who.source) == (2, "iris.launch")
+
+
+@EACH
+def test_a_rank_beyond_the_world_is_a_contradiction(
+    env: pytest.MonkeyPatch, source: str, variables: dict[str, str]
+) -> None:
+    for rank in ("4", "-1"):
+        setenv(env, renamed(variables, "2", rank, "RANK", "PROCID"))
+        with pytest.raises(iris.LaunchError) as caught:
+            identity()
+        assert f"{source} says rank {rank} of 4 ranks" in str(caught.value) and "contradict" in str(caught.value)
+
+
+@EACH
+def test_a_rank_that_is_no_number_is_named(env: pytest.MonkeyPatch, source: str, variables: dict[str, str]) -> None:
+    setenv(env, renamed(variables, "2", "two", "RANK", "PROCID"))
+    with pytest.raises(iris.LaunchError, match="set a rank variable that is not a number: .*'two'"):
+        identity()
+
+
+@pytest.mark.parametrize(
+    ("source", "variables"),
+    [
+        ("torchrun", {**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}),
+        ("mpirun (Open MPI)", {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}),
+        ("mpirun (MPICH)", {**MPICH, "MPI_LOCALNRANKS": "2"}),
+        ("srun", {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}),
+    ],
+)
+def test_ranks_on_several_hosts_are_refused(env: pytest.MonkeyPatch, source: str, variables: dict[str, str]) -> None:
+    setenv(env, variables)
+    with pytest.raises(iris.LaunchError) as caught:
+        identity()
+    assert f"{source} started 4 ranks, 2 of them on this host." in str(caught.value)
+    assert "start all ranks on one, or pass group=" in str(caught.value)
+
+
+# -- started here -------------------------------------------------------------------------------------------
+
+
+def product(a: int, b: int) -> tuple[int, int]:
+    who = identity()
+    assert who is not None
+    return who.rank, a * b
+
+
+def fail_on(rank: int, kind: type[Exception]) -> int:
+    who = identity()
+    assert who is not None
+    if who.rank == rank:
+        raise kind(f"rank {rank} had enough")
+    return who.rank
+
+
+def fail_together() -> None:
+    with iris.iris(1 << 20, timeout_s=20) as ctx:
+        if ctx.rank == 1:
+            time.sleep(0.2)
+            raise ZeroDivisionError("the first failure")
+        ctx.barrier()
+
+
+def exit_on(rank: int) -> None:
+    who = identity()
+    assert who is not None
+    if who.rank == rank:
+        os._exit(3)
+
+
+def linger() -> None:
+    time.sleep(60)
+
+
+def unsendable() -> Any:
+    return threading.Lock()
+
+
+class Unpicklable(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def raise_unpicklable() -> None:
+    raise Unpicklable(1, 2)
+
+
+@pytest.fixture
+def pool(env: pytest.MonkeyPatch) -> Any:
+    with iris.RankPool(2) as ranks:
+        yield ranks
+
+
+def test_launch_returns_results_in_rank_order(env: pytest.MonkeyPatch) -> None:
+    assert iris.launch(product, 3, (6, 7)) == [(0, 42), (1, 42), (2, 42)]
+
+
+def test_launch_inside_a_rank_just_calls(env: pytest.MonkeyPatch) -> None:
+    setenv(env, IRIS)
+    assert iris.launch(product, 7, (2, 3)) == [(2, 6)]
+
+
+def test_launch_raises_with_the_ranks_traceback(env: pytest.MonkeyPatch) -> None:
+    with pytest.raises(iris.LaunchError) as caught:
+        iris.launch(fail_on, 2, (1, KeyError))
+    assert str(caught.value).startswith("rank 1 failed\nTraceback")
+    assert "in fail_on" in str(caught.value) and "rank 1 had enough" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_number_of_ranks_that_cannot_be(env: pytest.MonkeyPatch, number: int) -> None:
+    with pytest.raises(iris.LaunchError, match=f"num_ranks must be at least 1, got {number}"):
+        iris.launch(product, number)
+
+
+def test_the_first_failure_is_reported_not_its_consequence(pool: iris.RankPool) -> None:
+    with pytest.raises(iris.LaunchError) as caught:
+        pool.run(fail_together, timeout_s=30)
+    assert "rank 1 failed (also failed: 0)" in str(caught.value)
+    assert "ZeroDivisionError: the first failure" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_rank_that_raised_lives_on(pool: iris.RankPool) -> None:
+    with pytest.raises(iris.LaunchError, match="rank 0 failed"):
+        pool.run(fail_on, (0, iris.HeapError))
+    assert pool.alive and pool.run(product, (1, 1)) == [(0, 1), (1, 1)]
+
+
+def test_a_rank_whose_process_ends_is_named(pool: iris.RankPool) -> None:
+    with pytest.raises(iris.LaunchError, match="rank 1 failed\nprocess ended: exit code 3"):
+        pool.run(exit_on, (1,))
+    assert not pool.alive
+
+
+def test_ranks_that_take_too_long_are_ended(pool: iris.RankPool) -> None:
+    processes = list(pool.processes)
+    started = time.monotonic()
+    with pytest.raises(iris.LaunchError, match=r"ranks \[0, 1\] did not finish within 0.5 s and were ended"):
+        pool.run(linger, timeout_s=0.5)
+    assert time.monotonic() - started < 3 and not pool.alive
+    assert pool.processes == [] and len(processes) == 2
+
+
+def test_what_cannot_be_sent_is_named(pool: iris.RankPool) -> None:
+    with pytest.raises(iris.LaunchError, match="cannot be sent to rank 0: .*Define it at the top level of a module"):
+        pool.run(lambda: 1)
+    with pytest.raises(iris.LaunchError, match="result or error cannot be sent back"):
+        pool.run(unsendable)
+    with pytest.raises(iris.LaunchError, match="Unpicklable: 1 and 2"):
+        pool.run(raise_unpicklable)
+    assert pool.run(product, (2, 2)) == [(0, 4), (1, 4)]
+
+
+def test_a_closed_pool_holds_nothing(pool: iris.RankPool) -> None:
+    pool.run(product, (1, 1))
+    pids = [process.pid for process in pool.processes]
+    pool.close()
+    pool.close()
+    assert not pool.alive
+    for pid in pids:
+        assert not Path(f"/proc/{pid}").exists()
+
+
+# -- started by others --------------------------------------------------------------------------------------
+
+SCRIPT = """
+    import json, os, sys
+    import torch, triton, triton.language as tl
+    import iris
+
+    @triton.jit
+    def tell(slots, handle):
+        for peer in range(iris.world_size(handle)):
+            iris.peer.store(handle, slots + iris.rank(handle), iris.rank(handle) + 10, peer)
+        iris.barrier(handle)
+
+    def main():
+        with iris.iris(1 << 20, timeout_s=30) as ctx:
+            slots = ctx.zeros(16, dtype=torch.int32)
+            ctx.barrier()
+            tell[(1,)](slots, ctx.handle)
+            ctx.barrier()
+            seen = slots[: ctx.world_size].tolist()
+            said = ctx.broadcast({"from": ctx.rank}, ctx.world_size - 1)
+            line = {"rank": ctx.rank, "size": ctx.world_size, "by": ctx.launched_by, "seen": seen, "said": said}
+            with open(f"{sys.argv[1]}/{ctx.rank}.json", "w") as file:
+                json.dump(line, file)
+
+    if __name__ == "__main__":
+        iris.launch(main, num_ranks=2)
+"""
+COMMANDS: dict[str, list[str]] = {
+    "iris.launch": [sys.executable],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    "mpirun (Open MPI)": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable],
+    "mpirun (MPICH)": ["mpirun.mpich", "-np", "2", sys.executable],
+    "srun": ["srun", "--ntasks", "2", "--overcommit", sys.executable],
+}
+
+
+@pytest.mark.gpu if BACKEND != "sim" else pytest.mark.timeout(120)
+@pytest.mark.parametrize("source", COMMANDS)
+def test_one_script_runs_under_every_launcher(env: pytest.MonkeyPatch, source: str, tmp_path: Path) -> None:
+    command = COMMANDS[source]
+    if shutil.which(command[0]) is None:
+        assert source == "srun" or not os.environ.get("CI"), f"{command[0]} is missing here, where CI is set"
+        pytest.skip(f"{command[0]} is not installed")
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    environment = without_launcher(dict(os.environ)) | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        told = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert told == {"rank": rank, "size": 2, "by": source, "seen": [10, 11], "said": {"from": 1}}

@@ -1,0 +1,301 @@
+"""Contexts come and go: nothing grows, nothing is left, and use at the wrong time says so."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from ranks import (
+    BACKEND,
+    Failure,
+    Ranks,
+    context,
+    failure_of,
+    fresh,
+    map_count,
+    open_fds,
+    resident_kib,
+    shared_memory_files,
+    thread_count,
+    worlds,
+)
+
+import iris
+
+pytestmark = pytest.mark.timeout(120)
+FEW = pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+
+CYCLES = 100
+HEAP_SIZE = 4 << 20
+
+
+@triton.jit
+def work_kernel(data, handle, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    peer = (iris.rank(handle) + 1) % iris.world_size(handle)
+    iris.peer.atomic_add(handle, data + offsets, 1.0, peer)
+    iris.barrier(handle)
+
+
+def one_life(turn: int) -> None:
+    """Open, allocate, run a kernel, close: by ``with``, by ``close``, or with tensors still held."""
+    ctx = iris.iris(HEAP_SIZE, timeout_s=30)
+    data, more = ctx.full((16,), float(turn)), ctx.zeros(1000)
+    ctx.barrier()
+    work_kernel[(1,)](data, ctx.handle, 16)
+    ctx.barrier()
+    assert data.tolist() == [turn + 1.0] * 16
+    if turn % 3 == 0:
+        with ctx:
+            del data, more
+    elif turn % 3 == 1:
+        del data, more
+        ctx.close()
+    else:
+        ctx.close()
+
+
+def measures() -> dict[str, Any]:
+    gc.collect()
+    return {
+        "fds": open_fds(),
+        "threads": thread_count(),
+        "maps": map_count(),
+        "rss_kib": resident_kib(),
+        "gpu": torch.cuda.mem_get_info()[0] if BACKEND != "sim" else 0,
+    }
+
+
+def many_lives() -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """What the process holds after ten lives, and after a hundred more."""
+    files = shared_memory_files()
+    for turn in range(10):
+        one_life(turn)
+    early = measures()
+    for turn in range(CYCLES):
+        one_life(turn)
+    return early, measures(), sorted(shared_memory_files() - files)
+
+
+@FEW
+def test_a_hundred_lives_in_one_process_leave_it_as_it_was(ranks: Ranks) -> None:
+    for early, late, files in ranks.run(many_lives):
+        assert late["fds"] == early["fds"]
+        assert late["threads"] == early["threads"]
+        assert abs(late["maps"] - early["maps"]) <= 4
+        assert late["rss_kib"] - early["rss_kib"] < 4096, "a leak of one heap page table a life would be more"
+        assert late["gpu"] == early["gpu"]
+        assert files == []
+
+
+def test_lives_across_processes_leave_the_machine_as_it_was() -> None:
+    size = 2 if BACKEND == "sim" else 1
+    before = shared_memory_files(), open_fds(), thread_count()
+    for turn in range(10):
+        with iris.RankPool(size) as pool:
+            pool.run(one_life, (turn,), timeout_s=60)
+    assert (shared_memory_files(), open_fds(), thread_count()) == before
+
+
+# -- the end ------------------------------------------------------------------------------------------------
+
+
+def use_after_close() -> tuple[list[Failure], str]:
+    ctx = iris.iris(HEAP_SIZE, timeout_s=30)
+    tensor = ctx.zeros(3)
+    ctx.close()
+    ctx.close()
+    uses = (
+        lambda: ctx.zeros(3),
+        lambda: ctx.as_symmetric(torch.zeros(3)),
+        lambda: ctx.free(tensor),
+        lambda: ctx.is_symmetric(tensor),
+        lambda: ctx.barrier(),
+        lambda: ctx.device_barrier(),
+        lambda: ctx.synchronize(),
+        lambda: ctx.broadcast(1, 0),
+        lambda: ctx.workspace("key", dict),
+    )
+    return [failure_of(use) for use in uses], repr(ctx)
+
+
+def with_statement() -> tuple[str, str]:
+    with iris.iris(HEAP_SIZE, timeout_s=30) as ctx:
+        inside = repr(ctx)
+    with ctx:
+        pass
+    return inside, repr(ctx)
+
+
+def several_at_once() -> None:
+    """Contexts are independent: their heaps, their order of closing."""
+    a, b = (iris.iris(HEAP_SIZE, timeout_s=30) for _ in range(2))
+    x, y = a.full((4,), 1.0), b.full((4,), 2.0)
+    assert a.is_symmetric(x) and not a.is_symmetric(y)
+    a.close()
+    b.barrier()
+    assert y.tolist() == [2.0] * 4
+    b.close()
+
+
+@FEW
+def test_use_after_close(ranks: Ranks) -> None:
+    operations = ["zeros", "is_symmetric", "free", "is_symmetric", "barrier", "device_barrier", "synchronize"]
+    operations += ["broadcast", "workspace"]
+    for failures, text in ranks.run(use_after_close):
+        for operation, failure in zip(operations, failures, strict=True):
+            assert failure.kind == "ContextError" and failure.took_s < 2
+            assert failure.message == f"{operation}: this context is closed. Create a new one with iris.iris(...)."
+        assert text.endswith("heap=4.0 MiB, closed)")
+
+
+@FEW
+def test_a_with_block_closes(ranks: Ranks) -> None:
+    for rank, (inside, after) in enumerate(ranks.run(with_statement)):
+        assert inside.startswith(f"Iris(rank={rank}, world_size={ranks.world_size}, device=")
+        assert inside.endswith("open)") and after.endswith("closed)")
+
+
+@FEW
+def test_several_contexts_at_once(ranks: Ranks) -> None:
+    ranks.run(several_at_once)
+
+
+def close_without_the_others() -> Failure:
+    """Rank 0 closes; the others do something else, and then nothing."""
+    ctx = iris.iris(HEAP_SIZE, timeout_s=1)
+    ctx.barrier()
+    return failure_of(ctx.close if ctx.rank == 0 else lambda: ctx.zeros(3))
+
+
+@TWO
+def test_closing_on_one_rank_only_is_a_mismatch(ranks: Ranks) -> None:
+    for failure in ranks.run(close_without_the_others):
+        assert failure.kind == "RankMismatch"
+        assert "rank 0: close; rank 1: zeros(12 bytes)" in failure.message
+
+
+# -- forks --------------------------------------------------------------------------------------------------
+
+
+def use_in_a_forked_child() -> tuple[list[str], int, int]:
+    """The child reports what it got; the parent goes on."""
+    ctx = context()
+    tensor = ctx.full((4,), 2.0)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        uses = (ctx.barrier, lambda: ctx.zeros(3), lambda: ctx.broadcast(1, 0), ctx.device_barrier, ctx.close)
+        failures = [failure_of(use) for use in uses]
+        os.write(write, "\n".join(f"{one.kind}: {one.message}" for one in failures).encode())
+        os._exit(0)
+    os.close(write)
+    with open(read) as pipe:
+        told = pipe.read().split("\n")
+    _, status = os.waitpid(child, 0)
+    ctx.barrier()
+    assert ctx.broadcast(ctx.rank, 0) == 0
+    assert tensor.tolist() == [2.0] * 4 and ctx.zeros(2).tolist() == [0.0, 0.0]
+    ctx.device_barrier()
+    ctx.synchronize()
+    return told, status, os.getpid()
+
+
+@FEW
+def test_use_in_a_forked_child_is_an_error_and_the_parent_goes_on(ranks: Ranks) -> None:
+    for told, status, parent in ranks.run(use_in_a_forked_child):
+        assert status == 0 and len(told) == 5
+        for operation, line in zip(("barrier", "zeros", "broadcast", "device_barrier"), told, strict=False):
+            assert line.startswith(f"ContextError: {operation}: this context belongs to process {parent}; ")
+            assert "is a forked child. Create contexts after forking, or start processes with 'spawn'" in line
+        assert told[-1] == "nothing: "
+
+
+# -- the end of the process -----------------------------------------------------------------------------------
+
+FORGOTTEN = """
+    import sys, time, iris
+    ctx = iris.iris(1 << 20, timeout_s=10)
+    tensor = ctx.full((4,), 3.0)
+    ctx.barrier()
+    {last}
+"""
+
+
+def run_ranks(source: str, tmp_path: Path, size: int = 2) -> list[tuple[int, str, str]]:
+    """Run ``source`` as ``size`` ranks, started like any launcher would: exit code, output and errors of each."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(source))
+    job = {"IRIS_WORLD_SIZE": str(size), "IRIS_JOB": f"{tmp_path.name}-{os.getpid()}"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**os.environ, **job, "IRIS_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    outcomes = []
+    try:
+        for process in started:
+            out, err = process.communicate(timeout=60)
+            outcomes.append((process.returncode, out, err))
+    finally:
+        for process in started:
+            process.kill()
+    return outcomes
+
+
+def test_a_forgotten_close_is_made_up_for_at_exit(tmp_path: Path) -> None:
+    files = shared_memory_files()
+    source = FORGOTTEN.format(last="time.sleep(0.5 * ctx.rank); print('done', tensor.sum().item())")
+    assert run_ranks(source, tmp_path) == [(0, "done 12.0\n", "")] * 2
+    assert shared_memory_files() <= files
+
+
+def test_a_rank_that_ends_on_an_error_tells_its_peers(tmp_path: Path) -> None:
+    last = "if ctx.rank == 1: raise KeyError('the cause')\n    ctx.barrier()"
+    (code, _, errors), (their_code, _, their_errors) = run_ranks(FORGOTTEN.format(last=last), tmp_path)
+    assert (code, their_code) == (1, 1)
+    assert their_errors.rstrip().endswith("KeyError: 'the cause'")
+    assert errors.rstrip().endswith("iris.errors.PeerDied: rank 1 left with KeyError: 'the cause'")
+
+
+# -- logging ------------------------------------------------------------------------------------------------
+
+LOGGING = """
+    import iris
+    for level in ("warning", "debug"):
+        with iris.iris(1 << 20, timeout_s=10, log_level=level) as ctx:
+            for tell in (ctx.debug, ctx.info, ctx.warning, ctx.error):
+                tell(f"{level}-{tell.__name__}")
+            ctx.set_log_level("error")
+            ctx.warning("never")
+"""
+
+
+def test_log_lines_name_the_rank_and_appear_once(tmp_path: Path) -> None:
+    for rank, (code, out, errors) in enumerate(run_ranks(LOGGING, tmp_path)):
+        lines = [line for line in errors.splitlines() if "-" in line and " on " not in line]
+        assert (code, out) == (0, "") and "never" not in errors
+        assert lines == [
+            f"[iris WARNING rank {rank}] warning-warning",
+            f"[iris ERROR rank {rank}] warning-error",
+            f"[iris DEBUG rank {rank}] debug-debug",
+            f"[iris INFO rank {rank}] debug-info",
+            f"[iris WARNING rank {rank}] debug-warning",
+            f"[iris ERROR rank {rank}] debug-error",
+        ]
