@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from iris import backends, launch
+from iris import backends
 from iris.device import sync
 from iris.device.handle import Handle
 from iris.errors import (
@@ -29,6 +29,7 @@ from iris.errors import (
     WaitTimeout,
 )
 from iris.heap import HeapTable, format_bytes
+from iris.launch import Identity, identity
 from iris.mesh import Mesh, require_linux
 from iris.tensors import SymmetricTensors
 
@@ -120,7 +121,8 @@ class Iris(SymmetricTensors):
         log_level: str | int | None,
     ) -> None:
         require_linux()
-        self._pid, self._open, self._failure = os.getpid(), False, None
+        self._pid, self._open = os.getpid(), False
+        self._failure: IrisError | None = None
         choice = _choice(backend)
         who = _identify(group)
         if who.world_size > MAX_RANKS:
@@ -140,7 +142,7 @@ class Iris(SymmetricTensors):
         _open_contexts.add(self)
 
     def _start(
-        self, choice: backends.Choice, who: launch.Identity, heap_size: int, timeout_s: float, first_timeout_s: float
+        self, choice: backends.Choice, who: Identity, heap_size: int, timeout_s: float, first_timeout_s: float
     ) -> None:
         self._mesh.exchange(f"iris(heap_size={heap_size}, backend={choice.name})")
         self._table = HeapTable(heap_size)
@@ -368,9 +370,7 @@ class Iris(SymmetricTensors):
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
             raise ArgumentError(op, argument, f"a rank from 0 to {self.world_size - 1}", rank)
 
-    def _exchange(
-        self, tag: str, payload: bytes = b"", ranks: Sequence[int] | None = None
-    ) -> dict[int, bytes]:
+    def _exchange(self, tag: str, payload: bytes = b"", ranks: Sequence[int] | None = None) -> dict[int, bytes]:
         self.check()
         try:
             return self._mesh.exchange(tag, payload, ranks)
@@ -492,7 +492,9 @@ class Iris(SymmetricTensors):
     def __enter__(self) -> Iris:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self.close()
         elif self._open and self._pid == os.getpid():
@@ -557,14 +559,14 @@ def _choice(backend: str | None) -> backends.Choice:
     return backends.Choice(backend, "asked for by the caller")
 
 
-def _identify(group: Group) -> launch.Identity:
+def _identify(group: Group) -> Identity:
     """Who this rank is; the job's name differs for every context made."""
     global _contexts_made
     _contexts_made += 1
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if group is None and not distributed:
-        who = launch.identity() or launch.Identity(0, 1, 0, f"alone {os.getpid()}", "this process alone")
-        return launch.Identity(who.rank, who.world_size, who.local_rank, f"{who.job};#{_contexts_made}", who.source)
+        who = identity() or Identity(0, 1, 0, f"alone {os.getpid()}", "this process alone")
+        return Identity(who.rank, who.world_size, who.local_rank, f"{who.job};#{_contexts_made}", who.source)
     if not distributed:
         raise ArgumentError("iris", "group", "None, as torch.distributed is not initialised", type(group).__name__)
     ranks = _global_ranks(group)
@@ -576,7 +578,7 @@ def _identify(group: Group) -> launch.Identity:
     if torch.distributed.get_backend(group) == "nccl":
         torch.cuda.set_device(local_rank)
     torch.distributed.broadcast_object_list(name, src=ranks[0], group=group)
-    return launch.Identity(rank, len(ranks), local_rank, name[0], "torch.distributed")
+    return Identity(rank, len(ranks), local_rank, name[0], "torch.distributed")
 
 
 def _global_ranks(group: Group) -> list[int]:

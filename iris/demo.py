@@ -150,7 +150,9 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
         raise BackendError("the demo needs rich: pip install 'iris[cli]'") from error
     console = Console()
     m, n, k = shape
-    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1), title=f"fresh random {options.dtype}, checked on every rank")
+    table = Table(
+        box=box.SIMPLE, pad_edge=False, padding=(0, 1), title=f"fresh random {options.dtype}, checked on every rank"
+    )
     for heading in ("op", "ranks", "M×N×K", "backend", "error", "time", "waited"):
         table.add_column(heading, justify="left" if heading in ("op", "backend") else "right", no_wrap=True)
     item = getattr(torch, options.dtype).itemsize
@@ -169,13 +171,14 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
         step(f"starting {num_ranks} ranks", _start, heap_size)
         for op in OPS:
             step(f"{op}: inputs", _prepare, op, shape, options.dtype, int.from_bytes(os.urandom(4), "little"))
-            error = max(step(f"{op}: check", _check))
+            worst = max(step(f"{op}: check", _check))
             time_s = max(step(f"{op}: time", _time))
             traces = step(f"{op}: trace", _trace)
-            ok = error <= _bound(options.dtype, k)
+            ok = worst <= _bound(options.dtype, k)
             right &= ok
             waited = max(waited_s for waited_s, _ in traces)
-            row = (f"{error:.1e}{'' if ok else ' WRONG'}", _seconds(time_s), _seconds(waited))
+            verdict = "" if ok else " WRONG"
+            row = (f"{worst:.1e}{verdict}", _seconds(time_s), _seconds(waited))
             table.add_row(op, str(num_ranks), f"{m}×{n}×{k}", backend, *row)
             title = f"{op}, {num_ranks} ranks, {backend}, {m}×{n}×{k} {options.dtype}"
             pictures.append(draw(traces[0][1], Path(options.picture_dir) / f"demo-{op}.svg", title))

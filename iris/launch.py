@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from typing import Any
 
-from iris.errors import LaunchError
+from iris.errors import LaunchError, PeerDied, WaitTimeout
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,7 @@ def identity() -> Identity | None:
         if source == "srun" and "SLURM_STEP_ID" not in os.environ:
             continue
         try:
-            found = Identity(
-                int(rank), int(world), int(_first(names[_LOCAL_RANK]) or rank), _job(source), source
-            )
+            found = Identity(int(rank), int(world), int(_first(names[_LOCAL_RANK]) or rank), _job(source), source)
         except ValueError as error:
             raise LaunchError(f"{source} set a rank variable that is not a number: {error}") from error
         if not 0 <= found.rank < found.world_size:
@@ -140,8 +138,8 @@ def launch(
         timeout_s: end the ranks and raise if they take longer; None waits as long as it takes.
 
     Raises:
-        LaunchError: a rank failed, with the first failing rank's traceback and its error as ``__cause__``, or time
-            ran out.
+        LaunchError: a rank failed, with the traceback of the first to fail and its error as ``__cause__``; or
+            time ran out.
     """
     if identity() is not None:
         return [fn(*args)]
@@ -197,7 +195,9 @@ class RankPool:
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), *, timeout_s: float | None = None) -> list[Any]:
         """Run ``fn(*args)`` on every rank; results in rank order. Errors as for :func:`launch`."""
         outcomes = self.outcomes(fn, args, timeout_s=timeout_s)
-        failed = sorted((one for one in outcomes if one.error is not None), key=lambda one: one.at)
+        consequences = (PeerDied, WaitTimeout)
+        failed = [one for one in outcomes if one.error is not None]
+        failed.sort(key=lambda one: (isinstance(one.error, consequences), one.at))
         if failed:
             first = failed[0]
             assert first.error is not None
@@ -226,9 +226,7 @@ class RankPool:
             ready = multiprocessing.connection.wait(list(pending.values()), left)
             if not ready:
                 self.kill()
-                raise LaunchError(
-                    f"ranks {sorted(pending)} did not finish within {timeout_s:g} s and were ended"
-                )
+                raise LaunchError(f"ranks {sorted(pending)} did not finish within {timeout_s:g} s and were ended")
             for rank in [rank for rank, pipe in pending.items() if pipe in ready]:
                 outcomes[rank] = self._collect(rank)
                 del pending[rank]
@@ -289,20 +287,21 @@ def _serve(pipe: multiprocessing.connection.Connection, variables: dict[str, str
         reply: tuple[Any, BaseException | None, str]
         try:
             reply = (fn(*args), None, "")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (whatever a rank raises is sent back)
             reply = (None, _portable(error), traceback.format_exc())
         try:
             pipe.send(reply)
         except OSError:
             return
-        except Exception as error:
-            pipe.send((None, LaunchError(f"result or error cannot be sent back: {error}"), reply[2]))
+        except Exception as error:  # noqa: BLE001 (pickling runs any code)
+            text = f"its result cannot be sent back: {error}"
+            pipe.send((None, LaunchError(text), text))
 
 
 def _portable(error: Exception) -> Exception:
     """``error`` if it survives pickling, else an error that says the same."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:
+    except Exception:  # noqa: BLE001 (pickling runs any code)
         return LaunchError(f"{type(error).__name__}: {error}")
     return error

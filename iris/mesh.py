@@ -394,4 +394,6 @@ def _read_exactly(connection: socket.socket, length: int) -> bytes:
 def require_linux() -> None:
     """Raise where abstract Unix sockets do not exist."""
     if not hasattr(socket, "AF_UNIX") or os.uname().sysname != "Linux":
-        raise BackendError("Iris needs Linux (abstract Unix sockets and memfd); on macOS or Windows use a Linux VM or container.")
+        raise BackendError(
+            "Iris needs Linux (abstract Unix sockets and memfd); on macOS or Windows use a Linux VM or container."
+        )

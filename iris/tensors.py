@@ -56,7 +56,9 @@ class SymmetricTensors(ABC):
             like = factory(*arguments, dtype=wanted, device="meta")
         except (RuntimeError, TypeError, ValueError) as error:
             raise ArgumentError(op, "arguments", f"what torch.{op} accepts", f"{arguments}: {error}") from error
-        target = self._check_out(op, out, like) if out is not None else self._allocate(op, tuple(like.shape), like.dtype)
+        target = (
+            self._check_out(op, out, like) if out is not None else self._allocate(op, tuple(like.shape), like.dtype)
+        )
         random = {} if generator is None else {"generator": generator}
         with torch.no_grad():
             factory(*arguments, dtype=like.dtype, out=target, **random)

@@ -1,14 +1,15 @@
 """Traces of fused ops: which program of which rank computed and waited when.
 
-    trace = iris.Trace()
-    iris.ops.all_gather_matmul(ctx, output, A, B, trace=trace)
-    ctx.barrier()
-    timelines = trace.gather(ctx)          # on every rank: all ranks' events
-    draw(timelines, "trace.svg")
+trace = iris.Trace()
+iris.ops.all_gather_matmul(ctx, output, A, B, trace=trace)
+ctx.barrier()
+timelines = trace.gather(ctx)          # on every rank: all ranks' events
+draw(timelines, "trace.svg")
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +135,7 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
         for rank in ranks:
             mine = [place[line] for line in lines if line[0] == rank]
             axes.axhline(max(mine) + 0.5, color="#cccccc", linewidth=0.6)
-        middles = [sum(place[line] for line in lines if line[0] == r) / sum(1 for x in lines if x[0] == r) for r in ranks]
+        middles = [statistics.mean(place[line] for line in lines if line[0] == rank) for rank in ranks]
         axes.set_yticks(middles, [f"rank {rank}" for rank in ranks])
         axes.invert_yaxis()
         axes.set_xlabel(f"time [{unit}]")

@@ -12,10 +12,6 @@ from ranks import BACKEND, Ranks, worlds
 SEED = int(os.environ.get("IRIS_TEST_SEED") or secrets.randbelow(1 << 31))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: runs on two or more GPUs; select with -m gpu on such a machine")
-
-
 def pytest_report_header() -> str:
     return f"iris: backend {BACKEND}, IRIS_TEST_SEED={SEED}"
 

@@ -26,9 +26,9 @@ def test_pick_is_a_function_of_its_arguments() -> None:
     assert large.block_size_m * large.block_size_n > small.block_size_m * small.block_size_n
 
 
-@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float32, torch.int8), ids=str)
-@pytest.mark.parametrize("m", (1, 100, 16384))
-@pytest.mark.parametrize("target", (H200, MI300X, Target("sim", 4)), ids=lambda target: target.backend)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("m", [1, 100, 16384])
+@pytest.mark.parametrize("target", [H200, MI300X, Target("sim", 4)], ids=lambda target: target.backend)
 def test_every_pick_is_valid(target: Target, m: int, dtype: torch.dtype) -> None:
     config = pick_config(problem(m=m, dtype=dtype), target)
     config.check("all_gather_matmul", ("auto",), target.num_sms)

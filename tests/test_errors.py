@@ -105,7 +105,9 @@ def test_allocations_of_different_sizes(ranks: Ranks) -> None:
     results = ranks.run(allocate_different_sizes)
     for failure in on_time([failure for failure, _ in results]):
         assert failure.kind == "RankMismatch"
-        assert failure.message.startswith("ranks made different calls: rank 0: zeros(32 bytes); rank 1: zeros(16 bytes)")
+        assert failure.message.startswith(
+            "ranks made different calls: rank 0: zeros(32 bytes); rank 1: zeros(16 bytes)"
+        )
         assert failure.message.endswith(FIX)
     assert all(after == [3.0, 3.0] for _, after in results)
 

@@ -20,7 +20,6 @@ from ranks import (
     Ranks,
     context,
     failure_of,
-    fresh,
     map_count,
     open_fds,
     resident_kib,

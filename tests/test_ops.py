@@ -46,7 +46,8 @@ class Inputs:
 
 def unwritten(ctx: iris.Iris, rows: int, cols: int, dtype: torch.dtype, symmetric: bool) -> torch.Tensor:
     """An output that holds values no right result has."""
-    output = ctx.empty(rows, cols, dtype=dtype) if symmetric else torch.empty(rows, cols, dtype=dtype, device=ctx.device)
+    make = ctx.empty if symmetric else torch.empty
+    output = make(rows, cols, dtype=dtype, device=ctx.device)
     return output.fill_(float("nan") if dtype.is_floating_point else -(2**31))
 
 
@@ -124,7 +125,7 @@ def every_scatter(dtype: torch.dtype, seed: int) -> list[tuple[Any, float]]:
     return errors
 
 
-@pytest.mark.parametrize("gather_dim", (0, 1))
+@pytest.mark.parametrize("gather_dim", [0, 1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_gather_matmul(ranks: Ranks, dtype: torch.dtype, gather_dim: int, seed: int) -> None:
     for errors in ranks.run(every_gather, dtype, gather_dim, seed):

@@ -150,7 +150,17 @@ def atomic_kernel(
 
 @triton.jit
 def move_kernel(
-    source, target, active, me, peer, third, other, handle, OP: tl.constexpr, BY_HANDLE: tl.constexpr, BLOCK: tl.constexpr
+    source,
+    target,
+    active,
+    me,
+    peer,
+    third,
+    other,
+    handle,
+    OP: tl.constexpr,
+    BY_HANDLE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     if BLOCK == 1:
         offsets = tl.program_id(0)

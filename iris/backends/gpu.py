@@ -6,19 +6,28 @@ yet been run on AMD hardware.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory, _unregister_process_group
+from torch._C._distributed_c10d import (
+    ProcessGroup,
+    Store,
+    TCPStore,
+    _register_process_group,
+    _SymmetricMemory,
+    _unregister_process_group,
+)
 
 from iris.backends.base import Backend, call_on_release
 from iris.errors import BackendError
 from iris.mesh import Mesh
 
-_opened = 0
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName
 
 
 class _DeviceBytes:
@@ -64,12 +73,10 @@ class GpuBackend(Backend):
 
     def _rendezvous(self, mesh: Mesh, heap_size: int) -> tuple[torch.Tensor, Any]:
         """Allocate and map all heaps; the store that PyTorch needs for it lives only as long as this call."""
-        global _opened
-        _opened += 1
         store = _shared_store(mesh)
-        group = f"iris-{id(store):x}-{_opened}"
-        group = mesh.exchange("name heap", group.encode())[0].decode()
-        members = torch.distributed.ProcessGroup(store, mesh.rank, mesh.world_size)
+        name = mesh.exchange("name heap", f"iris-{secrets.token_hex(8)}".encode())[0].decode()
+        group = cast("GroupName", name)
+        members = ProcessGroup(store, mesh.rank, mesh.world_size)
         _register_process_group(group, members)
         try:
             heap = _SymmetricMemory.empty_strided_p2p((heap_size,), (1,), torch.uint8, self.device)
@@ -111,14 +118,14 @@ class GpuBackend(Backend):
         del self._handle, self._heap
 
 
-def _shared_store(mesh: Mesh) -> torch.distributed.Store:
+def _shared_store(mesh: Mesh) -> Store:
     """A TCP store on loopback, at a port that the system chose, hosted by rank 0."""
     timeout = timedelta(seconds=mesh.timeout_s)
     store = None
     if mesh.rank == 0:
-        store = torch.distributed.TCPStore("127.0.0.1", 0, mesh.world_size, True, timeout, wait_for_workers=False)
+        store = TCPStore("127.0.0.1", 0, mesh.world_size, True, timeout, wait_for_workers=False)
     port = mesh.exchange("store", str(store.port if store else 0).encode())[0]
     if store is None:
-        store = torch.distributed.TCPStore("127.0.0.1", int(port), mesh.world_size, False, timeout)
+        store = TCPStore("127.0.0.1", int(port), mesh.world_size, False, timeout)
     mesh.exchange("store joined")
     return store

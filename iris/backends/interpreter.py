@@ -112,9 +112,7 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
 
 def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ...]) -> None:
     builder = upstream.interpreter_builder
-    waiting = deque(
-        (greenlet.greenlet(body), index) for index in itertools.product(*(range(size) for size in grid))
-    )
+    waiting = deque((greenlet.greenlet(body), index) for index in itertools.product(*(range(size) for size in grid)))
     try:
         while waiting:
             launch.worked = False
@@ -210,7 +208,8 @@ def _atomic_poll(self: Any, ptr: Any, expected: Any, timeout_ns: Any, sem: Any, 
 
 def widen(bits: np.ndarray) -> np.ndarray:
     """bfloat16 patterns as float32 values."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    values: np.ndarray = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values
 
 
 def narrow(values: np.ndarray) -> np.ndarray:
@@ -218,7 +217,8 @@ def narrow(values: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x0040)
-    return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16).reshape(np.shape(values))
+    patterns: np.ndarray = np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
+    return patterns.reshape(np.shape(values))
 
 
 def _is_bfloat16(handle: Any) -> bool:
@@ -244,7 +244,12 @@ def _matmul(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _install_bfloat16() -> None:
-    cast, convert, dot, rmw = _Builder.cast_impl, _Builder.create_fp_to_fp, _Builder.create_dot, _Builder.create_atomic_rmw
+    cast, convert, dot, rmw = (
+        _Builder.cast_impl,
+        _Builder.create_fp_to_fp,
+        _Builder.create_dot,
+        _Builder.create_atomic_rmw,
+    )
 
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
         source, target = src.dtype.scalar, dst_type.scalar

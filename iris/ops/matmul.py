@@ -84,12 +84,12 @@ def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:
     A 1-D bias of length M ≠ N is per row, too.
     """
     if bias is None:
-        return kernels.BIAS_NONE.value
+        return int(kernels.BIAS_NONE.value)
     shape = tuple(bias.shape)
     if shape in ((cols,), (1, cols)):
-        return kernels.BIAS_COLUMN.value
+        return int(kernels.BIAS_COLUMN.value)
     if shape in ((rows, 1), (rows,)):
-        return kernels.BIAS_ROW.value
+        return int(kernels.BIAS_ROW.value)
     raise ShapeError(op, "bias", f"[{cols}] (per column) or [{rows}, 1] (per row)", shape)
 
 
