@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from ranks import BACKEND, Ranks, worlds
+
+import iris
+
+# Ranks and scripts that tests start import the same Iris as the tests, installed or not.
+_ROOT = str(Path(iris.__file__).parents[1])
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
 
 SEED = int(os.environ.get("IRIS_TEST_SEED") or secrets.randbelow(1 << 31))
 
