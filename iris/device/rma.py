@@ -6,7 +6,8 @@ the same functions without ``heap_bases`` and without this rank's number.
 
 Sync: loads and stores are plain; order them with :mod:`iris.device.sync`. Atomics default to ``acq_rel`` at
 ``sys`` scope, the only scope that reaches another GPU. Before an atomic that releases, the program's threads
-meet at a barrier, so that everything they stored is published, not only what one thread stored.
+meet at a barrier, so that everything they stored is published, not only what one thread stored; and behind one
+that acquires, so that all of them see what was published.
 """
 
 import triton
@@ -170,6 +171,13 @@ def _publish_before(sem: tl.constexpr):
 
 
 @triton.jit
+def _consume_behind(sem: tl.constexpr):
+    """The CTA barrier that an acquiring atomic needs; Triton adds none behind atomics on blocks before version 3.9."""
+    if sem is None or sem == "acq_rel" or sem == "acquire":
+        tl.debug_barrier()
+
+
+@triton.jit
 def atomic_add(
     ptr,
     value,
@@ -184,7 +192,9 @@ def atomic_add(
     """Add ``value`` to ``to_rank``'s memory; returns what was there. Other arguments as for ``tl.atomic_add``."""
     _publish_before(sem)
     remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
-    return tl.atomic_add(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_add(remote, value, mask=mask, sem=sem, scope=scope)
+    _consume_behind(sem)
+    return old
 
 
 @triton.jit
@@ -218,7 +228,9 @@ def atomic_xchg(
     """Exchange ``to_rank``'s memory for ``value``; returns what was there."""
     _publish_before(sem)
     remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
-    return tl.atomic_xchg(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_xchg(remote, value, mask=mask, sem=sem, scope=scope)
+    _consume_behind(sem)
+    return old
 
 
 @triton.jit
@@ -236,7 +248,9 @@ def atomic_cas(
     """Put ``value`` into ``to_rank``'s memory where it equals ``cmp``; returns what was there."""
     _publish_before(sem)
     remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
-    return tl.atomic_cas(remote, cmp, value, sem=sem, scope=scope)
+    old = tl.atomic_cas(remote, cmp, value, sem=sem, scope=scope)
+    _consume_behind(sem)
+    return old
 
 
 @triton.jit
@@ -254,7 +268,9 @@ def atomic_and(
     """Bitwise and of ``value`` into ``to_rank``'s memory; returns what was there."""
     _publish_before(sem)
     remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
-    return tl.atomic_and(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_and(remote, value, mask=mask, sem=sem, scope=scope)
+    _consume_behind(sem)
+    return old
 
 
 @triton.jit
@@ -272,7 +288,9 @@ def atomic_or(
     """Bitwise or of ``value`` into ``to_rank``'s memory; returns what was there."""
     _publish_before(sem)
     remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
-    return tl.atomic_or(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_or(remote, value, mask=mask, sem=sem, scope=scope)
+    _consume_behind(sem)
+    return old
 
 
 @triton.jit
@@ -290,7 +308,9 @@ def atomic_xor(
     """Bitwise exclusive or of ``value`` into ``to_rank``'s memory; returns what was there."""
     _publish_before(sem)
     remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
-    return tl.atomic_xor(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_xor(remote, value, mask=mask, sem=sem, scope=scope)
+    _consume_behind(sem)
+    return old
 
 
 @triton.jit
@@ -308,7 +328,9 @@ def atomic_min(
     """Minimum of ``value`` and ``to_rank``'s memory, kept there; returns what was there."""
     _publish_before(sem)
     remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
-    return tl.atomic_min(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_min(remote, value, mask=mask, sem=sem, scope=scope)
+    _consume_behind(sem)
+    return old
 
 
 @triton.jit
@@ -326,4 +348,6 @@ def atomic_max(
     """Maximum of ``value`` and ``to_rank``'s memory, kept there; returns what was there."""
     _publish_before(sem)
     remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
-    return tl.atomic_max(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_max(remote, value, mask=mask, sem=sem, scope=scope)
+    _consume_behind(sem)
+    return old

@@ -23,6 +23,7 @@ MAX_RANKS: tl.constexpr = tl.constexpr(16)
 
 CONTROL_BYTES: tl.constexpr = tl.constexpr(4096)
 """The control block at the start of every heap: the abort word, then barrier flags, then barrier epochs."""
+ABORT_WORD: tl.constexpr = tl.constexpr(0)
 _BARRIER_FLAGS: tl.constexpr = tl.constexpr(256)
 _BARRIER_EPOCHS: tl.constexpr = tl.constexpr(512)
 
@@ -41,10 +42,8 @@ STATUS_FLAG = 4
 STATUS_WANTED = 5
 STATUS_SEEN = 6
 STATUS_WAITED = 7
-STATUS_DEAD = 8
 CODE_EXPIRED = 1
 CODE_RELAYED = 2
-_DEAD: tl.constexpr = tl.constexpr(STATUS_DEAD)
 
 SITES = {
     0: "a user kernel",
@@ -57,6 +56,13 @@ SITE_USER: tl.constexpr = tl.constexpr(0)
 SITE_BARRIER: tl.constexpr = tl.constexpr(1)
 SITE_ALL_GATHER_MATMUL: tl.constexpr = tl.constexpr(2)
 SITE_MATMUL_ALL_SCATTER: tl.constexpr = tl.constexpr(3)
+
+
+def abort_code(waiting: int, peer: int) -> int:
+    """What the abort word holds when rank ``waiting`` gives up on rank ``peer``; kernels only read their own heap's
+    word while they wait, since reading host memory would hold them up for milliseconds."""
+    return (1 << 16) | (waiting << 8) | peer
+
 
 _POLLS_PER_CHECK: tl.constexpr = tl.constexpr(64)
 
@@ -73,7 +79,7 @@ def _control_word(handle, offset: tl.constexpr):
 
 @triton.jit
 def _abort_word(handle):
-    return _own_base(handle).to(tl.pointer_type(tl.int64))
+    return (_own_base(handle) + ABORT_WORD).to(tl.pointer_type(tl.int64))
 
 
 @triton.jit
@@ -193,8 +199,6 @@ def _check_bounds(offset, value, seen, peer, started, handle, site: tl.constexpr
     told = tl.atomic_add(_abort_word(handle), 0, sem="acquire", scope="sys")
     if told != 0:
         _record(2, site, (told >> 8) & 255, told & 255, 0, value, seen, waited, handle)
-        stopped = 1
-    elif tl.load(_status(handle) + _DEAD, volatile=True) != 0:
         stopped = 1
     elif waited > limit:
         me = rank(handle).to(tl.int64)

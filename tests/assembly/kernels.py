@@ -1,5 +1,5 @@
-"""Every kernel of Iris with arguments to compile it with: the ops' kernel in its variants, the barrier, the examples'
-kernels, and a small kernel around each device function that no other kernel reaches in that form."""
+"""Every kernel of Iris with arguments to compile it with: the ops' kernel in its variants, the barrier, the benchmarks'
+and examples' kernels, and a small kernel around each device function that no other kernel reaches in that form."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from compiler import TARGETS, assembly, target, tensor
 from listing import Event
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from iris.bench import rma as bench
 from iris.device import arch, matmul, peer, rma, sync
 from iris.device.handle import Handle
 from iris.ops.all_gather_matmul import pull_source
@@ -29,6 +30,8 @@ EVERYWHERE = tuple(TARGETS)
 CUDA = ("sm_90", "sm_100")
 WAITS = Event.ACQUIRE | Event.BARRIER | Event.CLOCK
 SIGNALS = Event.RELEASE | Event.BARRIER
+FIRST_TWO = frozenset({"argument 0", "argument 1"})
+BEHIND_HANDLE = frozenset({"argument 2", "argument 3"})
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Case:
         arguments: makes them; dtypes stand in for tensors.
         constants: constexpr arguments and launch options, by name.
         has: what its assembly must contain, so that no rule passes for want of anything to look at.
-        wide: whether all its data moves 16 bytes at a time.
+        wide: arguments, as :mod:`listing` calls them, that point to data which moves 16 bytes at a time.
     """
 
     name: str
@@ -48,7 +51,12 @@ class Case:
     constants: dict[str, Any] = field(default_factory=dict)
     targets: tuple[str, ...] = EVERYWHERE
     has: Event = Event.NONE
-    wide: bool = False
+    wide: frozenset[str] = frozenset()
+
+
+def short(dtype: torch.dtype) -> str:
+    """A dtype's name without ``torch.``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def of(*dtypes: Any) -> Callable[[], tuple[Any, ...]]:
@@ -140,6 +148,11 @@ def compare_and_swap(handle, words, values, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     value = tl.load(values + offsets)
     tl.store(values + offsets, peer.atomic_cas(handle, words + offsets, value, value + 1, 1))
+
+
+@triton.jit
+def compare_and_swap_word(handle, word, result):
+    tl.store(result, peer.atomic_cas(handle, word, 0, 1, 1))
 
 
 @triton.jit
@@ -248,7 +261,7 @@ def matmul_arguments(dtype: torch.dtype, tma: bool, traced: bool, bias: int, blo
 def matmul_case(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, even_k: bool, cuda: bool) -> Case:
     source, sink, shards, segments = OPS[op]
     block = 32 if dtype in (torch.float32, torch.int8) else 64
-    words = [op, str(dtype).removeprefix("torch."), *(["tma"] if tma else []), *(["trace"] if traced else [])]
+    words = [op, short(dtype), *(["tma"] if tma else []), *(["trace"] if traced else [])]
     constants = {
         "SOURCE": source, "SINK": sink, "SITE": 2, "SHARDS": shards, "SEGMENTS": segments, "BIAS": bias,
         "BLOCK_M": block, "BLOCK_N": block, "BLOCK_K": block, "GROUP_M": 8, "EVEN_K": even_k, "TMA_B": tma,
@@ -273,14 +286,14 @@ def _matmuls() -> list[Case]:
 def _movers() -> list[Case]:
     small = {"BLOCK": BLOCK}
     cases = [
-        Case(f"{kernel.fn.__name__}-{dtype}", kernel, with_handle(dtype, dtype), small, wide=True)
+        Case(f"{kernel.fn.__name__}-{short(dtype)}", kernel, with_handle(dtype, dtype), small, wide=BEHIND_HANDLE)
         for kernel in (load_store, get, put, copy)
         for dtype in (torch.bfloat16, torch.float32)
     ]
     ranks = (1 << 20, 3, 5)
     for dtype in (torch.float16, torch.int32):
         arguments = of(dtype, dtype, *ranks, torch.int64)
-        cases.append(Case(f"masked_load_store-{dtype}", masked_load_store, arguments, small))
+        cases.append(Case(f"masked_load_store-{short(dtype)}", masked_load_store, arguments, small, wide=FIRST_TWO))
     return cases
 
 
@@ -289,7 +302,7 @@ def _atomics() -> list[Case]:
     bits |= {torch.float16: 16, torch.bfloat16: 16, torch.float32: 0, torch.float64: 0}
     return [
         Case(
-            f"atomics-{dtype}-{sem}",
+            f"atomics-{short(dtype)}-{sem}",
             atomics,
             with_handle(dtype, dtype),
             {"BLOCK": 128, "BITS": kind, "SEM": sem},
@@ -301,10 +314,18 @@ def _atomics() -> list[Case]:
 
 
 def _compare_and_swaps() -> list[Case]:
-    return [
-        Case(f"compare_and_swap-{dtype}", compare_and_swap, with_handle(dtype, dtype), {"BLOCK": 128}, has=Event.CAS)
+    word = with_handle(torch.int32, torch.int32)
+    blocks = [
+        Case(
+            f"compare_and_swap-{short(dtype)}",
+            compare_and_swap,
+            with_handle(dtype, dtype),
+            {"BLOCK": 128},
+            has=Event.CAS,
+        )
         for dtype in (torch.int32, torch.int64)
     ]
+    return [Case("compare_and_swap_word", compare_and_swap_word, word, has=Event.CAS), *blocks]
 
 
 def _syncs() -> list[Case]:
@@ -342,6 +363,14 @@ def _syncs() -> list[Case]:
     ]
 
 
+def _benchmarks() -> list[Case]:
+    types, options = of(torch.int32, torch.int32, 1 << 26, 3), {"BLOCK": bench.BLOCK, "num_warps": 16}
+    return [
+        Case(f"bench-{kernel.fn.__name__}", kernel, lambda: (*types(), handle()), options, wide=FIRST_TWO)
+        for kernel in (bench.put_kernel, bench.get_kernel)
+    ]
+
+
 def _examples() -> list[Case]:
     f, bases, count = torch.float16, torch.int64, 1 << 20
     block = {"BLOCK": 8192, "num_warps": 8}
@@ -351,10 +380,10 @@ def _examples() -> list[Case]:
     passing = with_handle(torch.float32, torch.float32, torch.float32, torch.int32, torch.int32, 5)
     counted = of(f, f, count, 3, 5, bases)
     return [
-        Case("01_load", load.load_kernel, counted, block, wide=True),
-        Case("02_store", store.store_kernel, counted, block, wide=True),
-        Case("03_all_load", all_load.all_load_kernel, words, block, wide=True),
-        Case("04_all_store", all_store.all_store_kernel, words, block, wide=True),
+        Case("01_load", load.load_kernel, counted, block, wide=FIRST_TWO),
+        Case("02_store", store.store_kernel, counted, block, wide=FIRST_TWO),
+        Case("03_all_load", all_load.all_load_kernel, words, block, wide=BEHIND_HANDLE),
+        Case("04_all_store", all_store.all_store_kernel, words, block, wide=BEHIND_HANDLE),
         Case("05_all_kinds", add.all_kinds_kernel, of(torch.int32, torch.int32, 3, 8, bases), has=SIGNALS),
         Case("05_add", add.add_kernel, counted, block, has=Event.ATOMIC),
         Case("06_pass_messages", messages.pass_messages, passing, {"LENGTH": 1024}, has=WAITS | SIGNALS),
@@ -363,7 +392,7 @@ def _examples() -> list[Case]:
 
 CASES = {
     case.name: case
-    for case in [*_matmuls(), *_movers(), *_atomics(), *_compare_and_swaps(), *_syncs(), *_examples()]
+    for case in [*_matmuls(), *_movers(), *_atomics(), *_compare_and_swaps(), *_syncs(), *_benchmarks(), *_examples()]
 }
 """Every case by name."""
 

@@ -118,7 +118,20 @@ def _blocks(items: Iterator[str | Instruction]) -> list[Block]:
 
 PTX_REGISTER = re.compile(r"%[a-z_]\w*(?:\.\w+)?")
 PTX_LABEL = re.compile(r"^(\$?\w+):\s*")
-PTX_NO_RESULT = {"st", "red", "bar", "barrier", "cp", "bra", "ret", "fence", "membar", "mbarrier", "prefetch", "stmatrix"}
+PTX_NO_RESULT = {
+    "st",
+    "red",
+    "bar",
+    "barrier",
+    "cp",
+    "bra",
+    "ret",
+    "fence",
+    "membar",
+    "mbarrier",
+    "prefetch",
+    "stmatrix",
+}
 
 
 def _ptx_statements(text: str) -> Iterator[str | Instruction]:
@@ -225,7 +238,9 @@ def _ptx_events(parts: list[str], operands: str) -> Event:
 
 
 AMD_REGISTER = re.compile(r"\b([vsa])(\d+)\b|\b([vsa])\[(\d+):(\d+)\]|\b(vcc|exec|m0)(?:_lo|_hi)?\b")
-AMD_NO_RESULT = re.compile(r"s_(barrier|waitcnt|nop|endpgm|cbranch|branch|cmp|bitcmp|setprio|sleep|sethalt)|ds_write|buffer_(wbl2|inv)")
+AMD_NO_RESULT = re.compile(
+    r"s_(barrier|waitcnt|nop|endpgm|cbranch|branch|cmp|bitcmp|setprio|sleep|sethalt)|ds_write|buffer_(wbl2|inv)"
+)
 
 
 def _amd_lines(text: str) -> Iterator[str | Instruction]:
@@ -306,7 +321,7 @@ def _amd_events(op: str, text: str, inline: bool) -> Event:
         return scope | Event.WRITEBACK | (Event.NONE if inline else Event.RELEASE)
     if op == "buffer_inv":
         return Event.ACQUIRE | (Event.NONE if len(bits) == 2 else Event.NARROW)
-    if op.startswith("s_load") or op.startswith("s_buffer_load"):
+    if op.startswith(("s_load", "s_buffer_load")):
         return Event.NONE if " s[0:1]," in text else Event.LOAD
     if not op.startswith(("global_", "buffer_", "flat_")):
         return Event.NONE

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Flag, auto
+from itertools import pairwise
 
 from listing import Block, Event, Instruction, Listing
 
@@ -65,7 +66,9 @@ def publication(listing: Listing) -> list[str]:
                 bad = facts & AGAINST_RELEASE
                 if listing.amd and listing.single:
                     complete = _drained_next(block, index)
-                    bad = Fact.LEFT_BEHIND if facts & (Fact.IN_FLIGHT | Fact.WRITING_BACK) and not complete else Fact.NONE
+                    bad = (
+                        Fact.LEFT_BEHIND if facts & (Fact.IN_FLIGHT | Fact.WRITING_BACK) and not complete else Fact.NONE
+                    )
                 wrong += [f"{WORDS[fact]} {one.text}" for fact in WORDS if fact in bad]
             facts = _after(one, facts, listing)
     return wrong
@@ -85,10 +88,11 @@ def consumption(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]
     """Acquire → barrier → any access but those of addresses computed from the arguments ``private`` alone."""
     suspects = []
     used = {register for one in listing for register in one.reads}
+    guesses = _guesses(listing)
     for block, facts in _facts(listing, used):
         for one in block.instructions:
             plain = one.events & (Event.LOAD | Event.STORE | Event.BULK_STORE)
-            if plain and Fact.ACQUIRED in facts and not _ordered(one, listing):
+            if plain and Fact.ACQUIRED in facts and not _ordered(one, listing) and id(one) not in guesses:
                 suspects.append(one)
             facts = _after(one, facts, listing, used)
     if not suspects or (listing.single and listing.amd):
@@ -122,15 +126,13 @@ def bounds(listing: Listing) -> list[str]:
     return wrong
 
 
-def width(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]:
-    """16 bytes at a time, for all but what addresses computed from ``private`` alone lead to."""
+def width(listing: Listing, data: frozenset[str]) -> list[str]:
+    """16 bytes at a time, wherever the address was computed from one of the arguments ``data``."""
     origin = origins(listing)
-    plain = [one for one in listing if one.events & (Event.LOAD | Event.STORE) and not origin[id(one)] <= private]
+    plain = [one for one in listing if one.events & (Event.LOAD | Event.STORE) and origin[id(one)] & data]
     wrong = [f"not 16 bytes: {one.text}" for one in plain if Event.WIDE not in one.events]
-    for kind in (Event.LOAD, Event.STORE):
-        if not any(kind in one.events for one in plain):
-            wrong.append(f"no {kind.name} of data at all")
-    return wrong
+    absent = [kind for kind in (Event.LOAD, Event.STORE) if not any(kind in one.events for one in plain)]
+    return wrong + [f"no {kind.name} of data at all" for kind in absent]
 
 
 def _polls(one: Instruction, listing: Listing, used: set[str]) -> bool:
@@ -140,6 +142,17 @@ def _polls(one: Instruction, listing: Listing, used: set[str]) -> bool:
         system_load = Event.LOAD in one.events and {"sc0", "sc1"} <= set(one.text.split())
         return system_load or (Event.ATOMIC in one.events and bool(one.writes))
     return Event.ACQUIRE in one.events and any(register in used for register in one.writes)
+
+
+def _guesses(listing: Listing) -> set[int]:
+    """Loads, by ``id``, that only give the first guess of a compare-and-swap at the same address, which checks it.
+    LLVM makes them for AMD where the hardware lacks an atomic."""
+    accesses = [one for one in listing if one.events & (Event.LOAD | Event.STORE | Event.ATOMIC)]
+    return {
+        id(one)
+        for one, following in pairwise(accesses)
+        if Event.LOAD in one.events and Event.CAS in following.events and set(one.address) <= set(following.reads)
+    }
 
 
 def _ordered(one: Instruction, listing: Listing) -> bool:

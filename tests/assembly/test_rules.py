@@ -1,0 +1,234 @@
+"""The rules can fail: each finds what is wrong with a kernel, or a listing, that breaks it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import rules
+import torch
+import triton
+import triton.language as tl
+from compiler import TARGETS
+from kernels import CASES, CUDA, EVERYWHERE, Case, compile_case, compile_named, described, handle, of
+from listing import Event, UnknownAssembly, read
+
+from iris.device import sync
+from iris.device.arch import meet_to_publish, wait_bulk_stores
+
+VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+AMD = tuple(one for one in EVERYWHERE if one not in CUDA)
+
+everywhere = pytest.mark.parametrize("target_name", EVERYWHERE)
+on_amd = pytest.mark.parametrize("target_name", AMD)
+on_cuda = pytest.mark.parametrize("target_name", CUDA)
+
+CTA_BARRIER = re.compile(r"^\s*(bar\.sync\s.*|s_barrier)$", re.M)
+
+
+def assembly_of(kernel: Any, target_name: str, *arguments: Any, **constants: Any) -> str:
+    return compile_case(Case("", kernel, of(*arguments), constants), target_name)
+
+
+def without(text: str, pattern: str | re.Pattern[str], instead: str = "") -> str:
+    """``text`` with what matches replaced; it must be there."""
+    new, count = re.subn(pattern, instead, text, flags=0 if isinstance(pattern, re.Pattern) else re.M)
+    assert count
+    return new
+
+
+@triton.jit
+def bare_release(data, flag, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(data + offsets, offsets.to(tl.float32))
+    tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def late_store(data, flag, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    meet_to_publish()
+    tl.store(data + offsets, offsets.to(tl.float32))
+    tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def release_behind_a_plain_barrier(data, flag, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(data + offsets, offsets.to(tl.float32))
+    tl.debug_barrier()
+    tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def one_path_without_barrier(data, flag, count, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    if count > 3:
+        tl.store(data + offsets, offsets.to(tl.float32))
+        meet_to_publish()
+    else:
+        meet_to_publish()
+        tl.store(data + offsets, offsets.to(tl.float32))
+    tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+
+
+@pytest.mark.parametrize(
+    "kernel", [bare_release, late_store, one_path_without_barrier], ids=lambda one: one.fn.__name__
+)
+@everywhere
+def test_release_without_barrier(kernel: Any, target_name: str) -> None:
+    """From Triton 3.9 on the compiler puts a barrier before each release: there, only AMD's waves are not waited for."""
+    count = (7,) if kernel is one_path_without_barrier else ()
+    wrong = rules.publication(read(assembly_of(kernel, target_name, torch.float32, torch.int32, *count, BLOCK=1024)))
+    if VERSION < (3, 9):
+        assert [words for words in wrong if words.startswith(("no barrier before", "a store between the barrier and"))]
+    elif target_name in AMD:
+        assert [words for words in wrong if words.startswith("a wave may still have stores in flight")]
+    else:
+        assert wrong == []
+
+
+@on_amd
+def test_barrier_that_waits_for_no_stores(target_name: str) -> None:
+    text = assembly_of(release_behind_a_plain_barrier, target_name, torch.float32, torch.int32, BLOCK=1024)
+    [words] = rules.publication(read(text))
+    assert words.startswith("a wave may still have stores in flight")
+
+
+@on_amd
+def test_writeback_that_is_not_waited_for(target_name: str) -> None:
+    text = compile_named("signals", target_name)
+    assert rules.publication(read(text)) == []
+    dropped = without(text, r"^buffer_wbl2 sc0 sc1$|^\s*s_waitcnt vmcnt\(0\)$")
+    assert rules.publication(read(dropped))
+
+
+@everywhere
+def test_dropped_barriers(target_name: str) -> None:
+    text = compile_named("signals", target_name)
+    wrong = rules.publication(read(without(text, CTA_BARRIER)))
+    assert [words for words in wrong if words.startswith("no barrier before")]
+    wrong = rules.consumption(read(without(compile_named("waits", target_name), CTA_BARRIER)))
+    assert [words for words in wrong if words.startswith("no barrier between an acquire and")]
+
+
+@on_amd
+def test_single_wave_without_writeback(target_name: str) -> None:
+    """One wave needs no barrier, and LLVM leaves none, but its own stores must be written back."""
+    case = CASES["signals"]
+    text = compile_case(replace(case, constants={**case.constants, "num_warps": 1}), target_name)
+    listing = read(text)
+    assert listing.single
+    assert not any(Event.BARRIER in one.events for one in listing)
+    assert rules.publication(listing) == []
+    assert rules.publication(read(without(text, r"^\s*s_waitcnt vmcnt\(0\).*$")))
+
+
+@triton.jit
+def scoped_atomic(word, SEM: tl.constexpr, SCOPE: tl.constexpr):
+    tl.store(word + 1, tl.atomic_add(word, 1, sem=SEM, scope=SCOPE))
+
+
+@pytest.mark.parametrize("sem", ["relaxed", "acquire", "release", "acq_rel"])
+@pytest.mark.parametrize("scope", ["cta", "gpu"])
+@everywhere
+def test_less_than_system_scope(sem: str, scope: str, target_name: str) -> None:
+    assert rules.scope(read(assembly_of(scoped_atomic, target_name, torch.int32, SEM=sem, SCOPE=scope)))
+    assert rules.scope(read(assembly_of(scoped_atomic, target_name, torch.int32, SEM=sem, SCOPE="sys"))) == []
+
+
+@triton.jit
+def load_behind_acquire(flags, data, out, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    seen = tl.atomic_add(flags + offsets, 0, sem="acquire", scope="sys")
+    tl.store(out + offsets, tl.load(data + offsets) + seen)
+
+
+@on_cuda
+def test_acquire_without_barrier(target_name: str) -> None:
+    """From Triton 3.9 on the compiler puts a barrier behind each acquire."""
+    types = (torch.int32, torch.int32, torch.int32)
+    text = assembly_of(load_behind_acquire, target_name, *types, BLOCK=128)
+    if VERSION >= (3, 9):
+        assert rules.consumption(read(text), frozenset()) == []
+        text = without(text, CTA_BARRIER)
+    assert rules.consumption(read(text), frozenset())
+
+
+@triton.jit
+def endless_poll(flag, out):
+    while tl.atomic_add(flag, 0, sem="acquire", scope="sys") < 1:
+        pass
+    tl.debug_barrier()
+    tl.store(out, 1)
+
+
+@everywhere
+def test_poll_without_bound(target_name: str) -> None:
+    [words, *_] = rules.bounds(read(assembly_of(endless_poll, target_name, torch.int32, torch.int32)))
+    assert words.startswith("no clock in the loop around")
+    timed = compile_named("waits", target_name)
+    assert rules.bounds(read(without(timed, r"s_memrealtime.*$|^.*%globaltimer;$")))
+
+
+@triton.jit
+def bulk_store_then_signal(handle, result, flag, BLOCK: tl.constexpr):
+    result.store([0, 0], tl.full((BLOCK, BLOCK), 1.0, tl.float16))
+    sync.signal(flag, 1, 1, handle)
+
+
+@triton.jit
+def wait_behind_the_barrier(handle, result, flag, BLOCK: tl.constexpr):
+    result.store([0, 0], tl.full((BLOCK, BLOCK), 1.0, tl.float16))
+    tl.debug_barrier()
+    wait_bulk_stores()
+    tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+
+
+@on_cuda
+def test_bulk_store_read_but_not_complete(target_name: str) -> None:
+    """Up to Triton 3.7 a TMA store is waited for only until its shared memory may be used again."""
+    arguments = (handle(), described(torch.float16, 64), torch.int32)
+    wrong = rules.publication(read(assembly_of(bulk_store_then_signal, target_name, *arguments, BLOCK=64)))
+    assert [one.split(" is ")[0] for one in wrong] == (["a bulk store"] if VERSION < (3, 8) else [])
+    only_read = without(compile_named("bulk_signal", target_name), r"wait_group\s+0", "wait_group.read 0")
+    assert rules.publication(read(only_read))
+    if VERSION < (3, 8):
+        assert rules.publication(read(assembly_of(wait_behind_the_barrier, target_name, *arguments, BLOCK=64)))
+
+
+@triton.jit
+def crooked_move(source, target, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(target + offsets, tl.load(source + offsets + 1))
+
+
+@everywhere
+def test_narrow_moves(target_name: str) -> None:
+    listing = read(assembly_of(crooked_move, target_name, torch.float32, torch.float32, BLOCK=1024))
+    assert rules.width(listing, frozenset({"argument 0"}))
+    assert rules.width(listing, frozenset({"argument 9"})) == ["no LOAD of data at all", "no STORE of data at all"]
+
+
+@everywhere
+def test_events_are_read(target_name: str) -> None:
+    """What the reader finds in a signal: one store of a block, one release, and nothing that the kernel lacks."""
+    listing = read(assembly_of(bare_release, target_name, torch.float32, torch.int32, BLOCK=512))
+    count = {event: sum(event in one.events for one in listing) for event in Event}
+    assert count[Event.STORE] == count[Event.RELEASE] == count[Event.ATOMIC] == 1
+    assert count[Event.LOAD] == count[Event.ACQUIRE] == count[Event.CLOCK] == count[Event.NARROW] == 0
+
+
+@everywhere
+def test_a_computed_jump_is_refused(target_name: str) -> None:
+    text = assembly_of(bare_release, target_name, torch.float32, torch.int32, BLOCK=512)
+    jump = "s_setpc_b64 s[0:1]" if target_name in AMD else "brx.idx %r1, table;"
+    end = "s_endpgm" if target_name in AMD else "ret;"
+    with pytest.raises(UnknownAssembly, match=jump.split()[0]):
+        read(without(text, rf"^\s*{end}", jump))
+
+
+def test_targets_are_all_here() -> None:
+    assert {*CUDA, *AMD} == set(TARGETS)
