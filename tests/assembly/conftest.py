@@ -22,11 +22,11 @@ def compiled(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], F
     """Assembly by case and target, for those that this session's tests ask for, compiled by one process per core."""
     from kernels import compile_named
 
-    wanted = [item.callspec.params for item in request.session.items if "compiled" in getattr(item, "fixturenames", ())]
+    functions = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    functions = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    asking = [item.callspec.params for item in functions if "compiled" in item.fixturenames]
+    wanted = [(str(one["name"]), str(one["target_name"])) for one in asking]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        yield {
-            (one["name"], one["target_name"]): pool.submit(compile_named, one["name"], one["target_name"])
-            for one in wanted
-        }
+        yield {one: pool.submit(compile_named, *one) for one in wanted}
         pool.shutdown(cancel_futures=True)

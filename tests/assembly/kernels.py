@@ -244,8 +244,8 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool], ...] = (
     ("all_scatter", torch.int8, False, False, 1, True),
     ("both", torch.bfloat16, False, False, 0, True),
 )
-"""Op, dtype, B by TMA, traced, kind of bias, whole blocks of K. Every op with every dtype, and within that every op
-and every dtype with both values of each of the others: what they add to each other is outside the waits."""
+"""Op, dtype, B by TMA, traced, kind of bias, whole blocks of K. Every op with every dtype, and every op and every
+dtype with both values of each of the others: what those add to each other is outside the waits."""
 
 
 def matmul_arguments(dtype: torch.dtype, tma: bool, traced: bool, bias: int, block: int) -> tuple[Any, ...]:

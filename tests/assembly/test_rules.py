@@ -79,7 +79,7 @@ def one_path_without_barrier(data, flag, count, BLOCK: tl.constexpr):
 )
 @everywhere
 def test_release_without_barrier(kernel: Any, target_name: str) -> None:
-    """From Triton 3.9 on the compiler puts a barrier before each release: there, only AMD's waves are not waited for."""
+    """From Triton 3.9 on the compiler puts a barrier before each release; AMD's waves stay unawaited."""
     count = (7,) if kernel is one_path_without_barrier else ()
     wrong = rules.publication(read(assembly_of(kernel, target_name, torch.float32, torch.int32, *count, BLOCK=1024)))
     if VERSION < (3, 9):
