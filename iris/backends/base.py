@@ -38,6 +38,14 @@ class Backend(ABC):
         """Write an int64 into the own heap, while kernels run; from any thread."""
 
     @abstractmethod
+    def side_stream(self) -> Any:
+        """A stream beside the current one, for copies; None where there are no streams."""
+
+    @abstractmethod
+    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
+        """Copy between addresses of any heaps without a kernel, behind what ``stream`` holds."""
+
+    @abstractmethod
     def status_words(self, count: int) -> torch.Tensor:
         """``count`` int64 words that the host reads without waiting while kernels write them."""
 

@@ -67,6 +67,12 @@ class SimBackend(Backend):
     def poke(self, offset: int, value: int) -> None:
         self.bytes_at(offset, 8, None).view(torch.int64)[0] = value
 
+    def side_stream(self) -> None:
+        return None
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
+        ctypes.memmove(target, source, nbytes)
+
     def status_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64)
 

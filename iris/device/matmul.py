@@ -8,14 +8,18 @@
 
 ``SOURCE`` and ``SINK`` are ``@triton.jit`` functions passed as constexpr arguments, and may be the user's own:
 
-    SOURCE(handle, a_ptr, peer, turnstile_ptr, epoch, SITE) -> pointer to row 0, column 0 of the shard of A that
-        belongs to ``peer``. It waits for whatever must be waited for.
-    SINK(handle, c, value, rows, cols, mask, turnstile_ptr, epoch, SITE): ``value`` is the finished tile in the
-        output's dtype, bias added; ``rows`` and ``cols`` are its place in this rank's part of the output.
+    SOURCE(handle, a_ptr, peer, block_m, flags, epoch, SITE) -> pointer to row 0, column 0 of A as the kernel shall
+        index it. It waits for whatever must be waited for before block row ``block_m`` of ``peer``'s part is read.
+    SINK(handle, c, value, rows, cols, mask, flags, epoch, SITE): ``value`` is the finished tile in the output's
+        dtype, bias added; ``rows`` and ``cols`` are its place in this rank's part of the output.
 
 A is cut in one of two ways, or not at all. ``SHARDS`` > 1: by rows, one shard of M rows per rank, and a tile lies
 in one shard. ``SEGMENTS`` > 1: by columns, one segment of K columns per rank, and a tile needs all of them. M is
-the rows of one shard, K the columns of one segment.
+the rows of one shard, K the columns of one segment. ``peer`` is the rank that the shard or segment belongs to;
+ranks are visited in ring order from this one on, upwards (``RING`` 1) or downwards (-1).
+
+Where parts are gathered into one buffer, ``STACKED`` says that they lie there one below the other, M rows each; the
+own part, which needs no transfer, is then read where it lies (``own``) and comes first.
 
 The waits of a source stand outside the pipelined loop, so no load is moved above them.
 """
@@ -44,14 +48,24 @@ class Matrix(NamedTuple):
     col_stride: Any
 
 
+class Flags(NamedTuple):
+    """What ranks tell each other with. ``turnstile``: see :func:`iris.device.sync.enter`. ``ready``: one epoch per
+    (rank, chunk), for parts of A that arrive in ``chunks`` chunks of ``blocks_per_chunk`` block rows."""
+
+    turnstile: Any
+    ready: Any
+    chunks: Any
+    blocks_per_chunk: Any
+
+
 @triton.jit
-def local_source(handle, a_ptr, peer, turnstile_ptr, epoch, SITE: tl.constexpr):
+def local_source(handle, a_ptr, peer, block_m, flags, epoch, SITE: tl.constexpr):
     """A is whole, and here."""
     return a_ptr
 
 
 @triton.jit
-def local_sink(handle, c, value, rows, cols, mask, turnstile_ptr, epoch, SITE: tl.constexpr):
+def local_sink(handle, c, value, rows, cols, mask, flags, epoch, SITE: tl.constexpr):
     """The tile is stored in this rank's own output."""
     tl.store(tile_pointers(c, c.ptr, rows, cols), value, mask=mask)
 
@@ -63,49 +77,187 @@ def tile_pointers(matrix, ptr, rows, cols):
 
 
 @triton.jit
-def _multiply_segment(
+def _multiply(
     acc,
     a,
+    a_desc,
     a_ptr,
     b,
     b_desc,
-    rows,
-    cols,
+    first_row,
     first_col,
-    k_begin,
+    b_row,
+    M,
+    N,
     K,
-    BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
-    TMA_B: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """``acc`` plus A[rows, 0:K] @ B[k_begin : k_begin + K, cols]."""
+    """``acc`` plus A[first_row :, 0 : K] @ B[b_row : b_row + K, first_col :], one tile of each."""
     ks = tl.arange(0, BLOCK_K)
-    a_ptrs = tile_pointers(a, a_ptr, rows, ks)
-    b_ptrs = tile_pointers(b, b.ptr + k_begin.to(tl.int64) * b.row_stride, ks, cols)
+    if a_desc is None:
+        rows = first_row + tl.arange(0, BLOCK_M)
+        a_ptrs = tile_pointers(a, a_ptr, tl.where(rows < M, rows, 0), ks)
+    if b_desc is None:
+        cols = first_col + tl.arange(0, BLOCK_N)
+        b_start = b.ptr + b_row.to(tl.int64) * b.row_stride
+        b_ptrs = tile_pointers(b, b_start, ks, tl.where(cols < N, cols, 0))
     for k in range(0, K, BLOCK_K):
-        if EVEN_K:
+        if a_desc is not None:
+            a_tile = a_desc.load([first_row, k])
+        elif EVEN_K:
             a_tile = tl.load(a_ptrs)
         else:
             a_tile = tl.load(a_ptrs, mask=(ks < K - k)[None, :], other=0)
-        if TMA_B:
-            b_tile = b_desc.load([k_begin + k, first_col])
+        if b_desc is not None:
+            b_tile = b_desc.load([b_row + k, first_col])
         elif EVEN_K:
             b_tile = tl.load(b_ptrs)
         else:
             b_tile = tl.load(b_ptrs, mask=(ks < K - k)[:, None], other=0)
         acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION, out_dtype=acc.dtype)
-        a_ptrs += BLOCK_K * a.col_stride
-        b_ptrs += BLOCK_K * b.row_stride
+        if a_desc is None:
+            a_ptrs += BLOCK_K * a.col_stride
+        if b_desc is None:
+            b_ptrs += BLOCK_K * b.row_stride
     return acc
+
+
+@triton.jit
+def _tiles(
+    handle,
+    flags,
+    epoch,
+    own,
+    own_desc,
+    a,
+    a_desc,
+    b,
+    b_desc,
+    c,
+    bias_ptr,
+    trace_ptr,
+    M,
+    N,
+    K,
+    begin,
+    end,
+    SOURCE: tl.constexpr,
+    SINK: tl.constexpr,
+    SITE: tl.constexpr,
+    SHARDS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    RING: tl.constexpr,
+    STACKED: tl.constexpr,
+    OWN: tl.constexpr,
+    BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACC_DTYPE: tl.constexpr,
+    TRACE: tl.constexpr,
+):
+    """This program's tiles among ``begin``, …, ``end``. ``OWN``: all of them are of the own shard of rows, or their
+    first segment is the own one."""
+    me = rank(handle)
+    m_blocks = tl.cdiv(M, BLOCK_M)
+    n_blocks = tl.cdiv(N, BLOCK_N)
+    for tile in range(begin, end, tl.num_programs(0)):
+        turn, block_m, block_n = sharded(tile, m_blocks, n_blocks, GROUP_M)
+        shard = (me + RING * turn + SHARDS) % SHARDS
+        first_row, first_col = block_m * BLOCK_M, block_n * BLOCK_N
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
+        if OWN:
+            if TRACE:
+                started = clock_ns()
+            b_row = (me % SEGMENTS) * K
+            acc = _multiply(
+                acc,
+                own,
+                own_desc,
+                own.ptr,
+                b,
+                b_desc,
+                first_row,
+                first_col,
+                b_row,
+                M,
+                N,
+                K,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+                EVEN_K,
+                PRECISION,
+            )
+            if TRACE:
+                trace.record(trace_ptr, trace.GEMM, started, clock_ns(), tile)
+        for step in range(1 if OWN else 0, SEGMENTS):
+            segment = (me + RING * step + SEGMENTS) % SEGMENTS
+            if TRACE:
+                asked = clock_ns()
+            a_ptr = SOURCE(handle, a.ptr, shard + segment, block_m, flags, epoch, SITE)
+            if TRACE:
+                started = clock_ns()
+                trace.record(trace_ptr, trace.WAIT, asked, started, shard + segment)
+            if STACKED:
+                top = (shard + segment) * M
+                a_ptr += top.to(tl.int64) * a.row_stride
+                desc_row = top + first_row
+            else:
+                desc_row = first_row
+            acc = _multiply(
+                acc,
+                a,
+                a_desc,
+                a_ptr,
+                b,
+                b_desc,
+                desc_row if a_desc is not None else first_row,
+                first_col,
+                segment * K,
+                M,
+                N,
+                K,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+                EVEN_K,
+                PRECISION,
+            )
+            if TRACE:
+                trace.record(trace_ptr, trace.GEMM, started, clock_ns(), tile)
+        rows = first_row + tl.arange(0, BLOCK_M)
+        cols = first_col + tl.arange(0, BLOCK_N)
+        row_mask = rows < M
+        rows += shard * M
+        if BIAS == BIAS_ROW:
+            acc += tl.load(bias_ptr + rows, mask=row_mask, other=0).to(ACC_DTYPE)[:, None]
+        if BIAS == BIAS_COLUMN:
+            acc += tl.load(bias_ptr + cols, mask=cols < N, other=0).to(ACC_DTYPE)[None, :]
+        mask = row_mask[:, None] & (cols < N)[None, :]
+        value = acc.to(c.ptr.dtype.element_ty)
+        if TRACE:
+            asked = clock_ns()
+        SINK(handle, c, value, rows, cols, mask, flags, epoch, SITE)
+        if TRACE:
+            trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), tile)
 
 
 @triton.jit
 def matmul_kernel(
     handle,
-    turnstile_ptr,
+    flags,
+    own,
+    own_desc,
     a,
+    a_desc,
     b,
     b_desc,
     c,
@@ -119,71 +271,135 @@ def matmul_kernel(
     SITE: tl.constexpr,
     SHARDS: tl.constexpr,
     SEGMENTS: tl.constexpr,
+    RING: tl.constexpr,
+    STACKED: tl.constexpr,
     BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     EVEN_K: tl.constexpr,
-    TMA_B: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
     TRACE: tl.constexpr,
 ):
     """C = A @ B + bias, where A comes from ``SOURCE`` and C goes to ``SINK``. See the module's docstring."""
-    epoch = enter(turnstile_ptr, handle)
-    me = rank(handle)
-    m_blocks = tl.cdiv(M, BLOCK_M)
-    n_blocks = tl.cdiv(N, BLOCK_N)
-    for tile in range(tl.program_id(0), SHARDS * m_blocks * n_blocks, tl.num_programs(0)):
-        shard, block_m, block_n = sharded(tile, SHARDS, m_blocks, n_blocks, me, GROUP_M)
-        rows = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        cols = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        safe_rows = tl.where(rows < M, rows, 0)
-        safe_cols = tl.where(cols < N, cols, 0)
-        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
-        for step in range(SEGMENTS):
-            segment = (me + step) % SEGMENTS
-            if TRACE:
-                asked = clock_ns()
-            a_ptr = SOURCE(handle, a.ptr, shard + segment, turnstile_ptr, epoch, SITE)
-            if TRACE:
-                started = clock_ns()
-                trace.record(trace_ptr, trace.WAIT, asked, started, shard + segment)
-            acc = _multiply_segment(
-                acc,
-                a,
-                a_ptr,
-                b,
-                b_desc,
-                safe_rows,
-                safe_cols,
-                block_n * BLOCK_N,
-                segment * K,
-                K,
-                BLOCK_K,
-                BLOCK_N,
-                EVEN_K,
-                TMA_B,
-                PRECISION,
-            )
-            if TRACE:
-                trace.record(trace_ptr, trace.GEMM, started, clock_ns(), tile)
-        row_mask = rows < M
-        rows += shard * M
-        if BIAS == BIAS_ROW:
-            acc += tl.load(bias_ptr + rows, mask=row_mask, other=0).to(ACC_DTYPE)[:, None]
-        if BIAS == BIAS_COLUMN:
-            acc += tl.load(bias_ptr + cols, mask=cols < N, other=0).to(ACC_DTYPE)[None, :]
-        mask = row_mask[:, None] & (cols < N)[None, :]
-        value = acc.to(c.ptr.dtype.element_ty)
-        if TRACE:
-            asked = clock_ns()
-        SINK(handle, c, value, rows, cols, mask, turnstile_ptr, epoch, SITE)
-        if TRACE:
-            trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), tile)
+    epoch = enter(flags.turnstile, handle)
+    per_shard = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    begin = tl.program_id(0)
+    if STACKED and SHARDS > 1:
+        _tiles(
+            handle,
+            flags,
+            epoch,
+            own,
+            own_desc,
+            a,
+            a_desc,
+            b,
+            b_desc,
+            c,
+            bias_ptr,
+            trace_ptr,
+            M,
+            N,
+            K,
+            begin,
+            per_shard,
+            SOURCE,
+            SINK,
+            SITE,
+            SHARDS,
+            SEGMENTS,
+            RING,
+            STACKED,
+            True,
+            BIAS,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            GROUP_M,
+            EVEN_K,
+            PRECISION,
+            ACC_DTYPE,
+            TRACE,
+        )
+        begin += tl.cdiv(max(per_shard - begin, 0), tl.num_programs(0)) * tl.num_programs(0)
+        _tiles(
+            handle,
+            flags,
+            epoch,
+            own,
+            own_desc,
+            a,
+            a_desc,
+            b,
+            b_desc,
+            c,
+            bias_ptr,
+            trace_ptr,
+            M,
+            N,
+            K,
+            begin,
+            SHARDS * per_shard,
+            SOURCE,
+            SINK,
+            SITE,
+            SHARDS,
+            SEGMENTS,
+            RING,
+            STACKED,
+            False,
+            BIAS,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            GROUP_M,
+            EVEN_K,
+            PRECISION,
+            ACC_DTYPE,
+            TRACE,
+        )
+    else:
+        _tiles(
+            handle,
+            flags,
+            epoch,
+            own,
+            own_desc,
+            a,
+            a_desc,
+            b,
+            b_desc,
+            c,
+            bias_ptr,
+            trace_ptr,
+            M,
+            N,
+            K,
+            begin,
+            SHARDS * per_shard,
+            SOURCE,
+            SINK,
+            SITE,
+            SHARDS,
+            SEGMENTS,
+            RING,
+            STACKED,
+            STACKED,
+            BIAS,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            GROUP_M,
+            EVEN_K,
+            PRECISION,
+            ACC_DTYPE,
+            TRACE,
+        )
     if TRACE:
         asked = clock_ns()
-    leave(turnstile_ptr, epoch, handle, SITE)
+    leave(flags.turnstile, epoch, handle, SITE)
     if TRACE:
         trace.record(trace_ptr, trace.WAIT, asked, clock_ns(), -1)

@@ -19,13 +19,12 @@ def grouped(tile, m_blocks, n_blocks, GROUP_M: tl.constexpr):
 
 
 @triton.jit
-def sharded(tile, shards, m_blocks, n_blocks, first_shard, GROUP_M: tl.constexpr):
-    """Tile number → (shard, block row in the shard, block column), shard by shard, beginning with ``first_shard``.
+def sharded(tile, m_blocks, n_blocks, GROUP_M: tl.constexpr):
+    """Tile number → (turn, block row in the shard, block column), shard by shard.
 
-    Every rank begins with its own shard, which needs no transfer, and goes round the ring from there, so that
-    no two ranks read from the same peer at the same time.
+    Turn 0 is the rank's own shard, which needs no transfer; the others follow round the ring, so that no two ranks
+    want the same peer's at the same time.
     """
     per_shard = m_blocks * n_blocks
-    shard = (first_shard + tile // per_shard) % shards
     block_m, block_n = grouped(tile % per_shard, m_blocks, n_blocks, GROUP_M)
-    return shard, block_m, block_n
+    return tile // per_shard, block_m, block_n

@@ -30,6 +30,8 @@ _BARRIER_EPOCHS: tl.constexpr = tl.constexpr(512)
 TURNSTILE_WORDS: tl.constexpr = tl.constexpr(256)
 """int32 words of a turnstile, on the symmetric heap, zero when made: epoch, programs that left, flags."""
 _LEFT_COUNT: tl.constexpr = tl.constexpr(1)
+NEXT_EPOCH: tl.constexpr = tl.constexpr(2)
+"""Word of a turnstile that holds the coming call's epoch, for the copy engine to flag arrivals with; 1 when made."""
 _ENTERED: tl.constexpr = tl.constexpr(64)
 _LEFT: tl.constexpr = tl.constexpr(128)
 
@@ -315,3 +317,4 @@ def leave(turnstile_ptr, epoch, handle, site: tl.constexpr = SITE_USER):
         wait_all(turnstile_ptr + _LEFT + peers, epoch + peers * 0, peers, valid, handle, site)
         tl.store(turnstile_ptr + _LEFT_COUNT, 0)
         tl.store(turnstile_ptr, epoch)
+        tl.store(turnstile_ptr + NEXT_EPOCH, epoch + 1)

@@ -10,13 +10,17 @@ and with A sharded by columns (``gather_dim=1``)::
     torch.distributed.all_gather(shards, A_sharded)
     output = torch.cat(shards, dim=1) @ B + bias
 
-Algorithm **pull**: the matmul kernel loads each tile of A from the rank that owns it, beginning with its own.
+Algorithms:
 
-Signals: on entry every rank flags "my A is ready" at all peers; a tile's source waits for its owner's flag.
-On exit the ranks meet, since a peer may be reading A until then. Flags carry the call's epoch.
+**pull**: the matmul kernel loads each tile of A from the rank that owns it, beginning with its own. On entry every
+rank flags "my A is ready" at all peers; a tile's source waits for its owner's flag. When it wins: where no memory can
+be spared to gather A. Each tile of A crosses the link once per column of output tiles, so the link bounds it.
 
-When it wins: small problems, and where no memory can be spared to gather A. Each tile of A crosses the link once
-per column of output tiles, so large problems are bound by the link.
+**copy_engine**: every rank's copy engine puts its part into the staging memory of all peers, next rank first, in
+``num_chunks`` chunks, and behind each chunk the call's epoch into a flag. The matmul reads its own part in place, then
+each chunk as it arrives. No SM moves data. When it wins: parts of a few MiB and more.
+
+On exit the ranks meet, since a peer may be reading A, or what was staged, until then. Flags carry the call's epoch.
 """
 
 from __future__ import annotations
@@ -28,23 +32,33 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device.matmul import local_sink
 from iris.device.peer import translate
-from iris.device.sync import SITE_ALL_GATHER_MATMUL, wait_entered
+from iris.device.arch import fence_async_proxy
+from iris.device.sync import NEXT_EPOCH, SITE_ALL_GATHER_MATMUL, wait, wait_entered
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
-from iris.ops.workspace import FusedWorkspace, workspace_for
+from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "all_gather_matmul"
-ALGORITHMS = ("pull",)
+ALGORITHMS = ("pull", "copy_engine")
 
 
 @triton.jit
-def pull_source(handle, a_ptr, peer, turnstile_ptr, epoch, SITE: tl.constexpr):
+def pull_source(handle, a_ptr, peer, block_m, flags, epoch, SITE: tl.constexpr):
     """A's shard where it lies, in the memory of ``peer``, once that rank has entered the op."""
-    wait_entered(turnstile_ptr, epoch, peer, handle, SITE)
+    wait_entered(flags.turnstile, epoch, peer, handle, SITE)
     return translate(handle, a_ptr, peer)
+
+
+@triton.jit
+def arrived_source(handle, a_ptr, peer, block_m, flags, epoch, SITE: tl.constexpr):
+    """The staging memory, once the chunk of ``peer``'s part that holds block row ``block_m`` has arrived."""
+    chunk = block_m // flags.blocks_per_chunk
+    wait(flags.ready + peer * flags.chunks + chunk, epoch, peer, handle, SITE)
+    fence_async_proxy()
+    return a_ptr
 
 
 def all_gather_matmul(
@@ -94,16 +108,48 @@ def all_gather_matmul(
     received = rows * cols * A_sharded.element_size() * (world - 1)
     problem = Problem(OP, m, n, k, A_sharded.dtype, world, received)
     chosen = resolve(ctx, problem, config, ALGORITHMS)
-    plan = Plan(
-        SITE_ALL_GATHER_MATMUL.value,
-        pull_source,
-        local_sink,
-        shards=world if by_rows else 1,
-        segments=1 if by_rows else world,
-    )
-    flags = workspace_for(ctx, OP, workspace)
-    run(ctx, problem, plan, output, A_sharded, B, bias, bias_is, chosen, flags, trace_of(ctx, OP, trace))
+    recorded = trace_of(ctx, OP, trace)
+    cut = (world, 1) if by_rows else (1, world)
+    if chosen.algorithm == "copy_engine" and world > 1:
+        _run_copy_engine(ctx, problem, cut, output, A_sharded, B, bias, bias_is, chosen, workspace, recorded)
+    else:
+        plan = Plan(SITE_ALL_GATHER_MATMUL.value, pull_source, local_sink, *cut)
+        flags = workspace_for(ctx, OP, workspace)
+        run(ctx, problem, plan, output, A_sharded, B, bias, bias_is, chosen, flags, recorded)
     return output
+
+
+def _run_copy_engine(
+    ctx: Iris,
+    problem: Problem,
+    cut: tuple[int, int],
+    output: torch.Tensor,
+    own: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    bias_is: int,
+    config: FusedConfig,
+    workspace: FusedWorkspace | None,
+    trace: Trace | None,
+) -> None:
+    own = own.contiguous()
+    (rows, cols), world = own.shape, ctx.world_size
+    ours = workspace_for(ctx, OP, workspace, world * own.numel() * own.element_size())
+    staged = ours.staged(world * rows, cols, own.dtype)
+    blocks = -(-rows // config.block_size_m)
+    chunks = min(config.num_chunks, blocks, MAX_CHUNKS)
+    chunk_rows = -(-blocks // chunks) * config.block_size_m
+    epoch = ours.turnstile[NEXT_EPOCH.value :][:1]
+    here = staged[ctx.rank * rows :][:rows]
+    ours.engine.begin()
+    for step in range(1, world):
+        peer = (ctx.rank + step) % world
+        for chunk, first in enumerate(range(0, rows, chunk_rows)):
+            ours.engine.put(own[first : first + chunk_rows], here[first : first + chunk_rows], peer)
+            ours.engine.put(epoch, ours.ready[ctx.rank * chunks + chunk :][:1], peer)
+    plan = Plan(SITE_ALL_GATHER_MATMUL.value, arrived_source, local_sink, *cut, ring=-1, chunks=chunks)
+    run(ctx, problem, plan, output, own, b, bias, bias_is, config, ours, trace, staged)
+    ours.engine.end()
 
 
 def _gather_dim(a: torch.Tensor, b: torch.Tensor, world: int, given: int | None) -> int:

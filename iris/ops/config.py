@@ -20,6 +20,7 @@ class FusedConfig:
         group_size_m: rows of tiles computed together, for L2 reuse.
         num_sms: programs launched; at most the device's SMs, since waiting programs must all be resident.
             None takes all.
+        num_chunks: chunks in which a rank's part of A travels; the matmul starts on a chunk when it is there.
         num_warps, num_stages: as Triton has them.
         waves_per_eu, matrix_instr_nonkdim, kpack: AMD only, passed to the compiler there.
     """
@@ -30,6 +31,7 @@ class FusedConfig:
     block_size_k: int = 64
     group_size_m: int = 8
     num_sms: int | None = None
+    num_chunks: int = 1
     num_warps: int = 8
     num_stages: int = 3
     waves_per_eu: int = 0

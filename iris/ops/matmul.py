@@ -28,6 +28,8 @@ class Plan:
     sink: Any
     shards: int = 1
     segments: int = 1
+    ring: int = 1
+    chunks: int = 1
 
 
 def target_of(ctx: Iris) -> Target:
@@ -105,22 +107,35 @@ def run(
     config: FusedConfig,
     workspace: FusedWorkspace,
     trace: Trace | None,
+    staged: torch.Tensor | None = None,
 ) -> None:
-    """Launch the matmul kernel for ``problem`` as ``plan`` and ``config`` say."""
+    """Launch the matmul kernel for ``problem`` as ``plan`` and ``config`` say.
+
+    ``a`` is this rank's part; the others' parts arrive in ``staged``, if it is given, else the source finds them.
+    """
     target = target_of(ctx)
     rows, k = problem.m // plan.shards, problem.k // plan.segments
     blocks = plan.shards * -(-rows // config.block_size_m) * -(-problem.n // config.block_size_n)
     even_k = k % config.block_size_k == 0
-    descriptor = _describe(b, config) if target.tma and (even_k or plan.segments == 1) else None
+    use_b = target.tma and (even_k or plan.segments == 1)
+    b_block, a_block = [config.block_size_k, config.block_size_n], [config.block_size_m, config.block_size_k]
+    b_desc = _describe(b, b_block) if use_b else None
+    own_desc = _describe(a, a_block) if target.tma and (staged is not None or plan.source is kernels.local_source) else None
+    gathered = a if staged is None else staged
+    gathered_desc = own_desc if staged is None else _describe(staged, a_block) if own_desc is not None else None
+    blocks_per_chunk = -(-rows // (plan.chunks * config.block_size_m))
     programs = min(blocks, config.num_sms or ctx.num_sms)
     if trace is not None:
         trace.begin(ctx, programs)
     kernels.matmul_kernel[(programs,)](
         Handle(*ctx.handle),
-        workspace.turnstile,
+        workspace.flags(plan.chunks, blocks_per_chunk),
         Matrix(a, *a.stride()),
+        own_desc,
+        Matrix(gathered, *gathered.stride()),
+        gathered_desc,
         Matrix(b, *b.stride()),
-        descriptor,
+        b_desc,
         Matrix(output, *output.stride()),
         bias,
         trace.buffer if trace is not None else None,
@@ -132,13 +147,14 @@ def run(
         SITE=plan.site,
         SHARDS=plan.shards,
         SEGMENTS=plan.segments,
+        RING=plan.ring,
+        STACKED=staged is not None,
         BIAS=bias_is,
         BLOCK_M=config.block_size_m,
         BLOCK_N=config.block_size_n,
         BLOCK_K=config.block_size_k,
         GROUP_M=config.group_size_m,
         EVEN_K=even_k,
-        TMA_B=descriptor is not None,
         PRECISION=_precision(problem.dtype),
         ACC_DTYPE=tl.int32 if problem.dtype == torch.int8 else tl.float32,
         TRACE=trace is not None,
@@ -154,13 +170,13 @@ def resolve(ctx: Iris, problem: Problem, config: FusedConfig | None, algorithms:
     return config
 
 
-def _describe(b: torch.Tensor, config: FusedConfig) -> Any:
-    """A TMA descriptor of B, or None where TMA cannot read it: it needs unit column stride and 16-byte rows."""
-    if b.stride(1) != 1 or b.data_ptr() % 16 or b.stride(0) * b.element_size() % 16:
+def _describe(matrix: torch.Tensor, block: list[int]) -> Any:
+    """A TMA descriptor, or None where TMA cannot read the matrix: it needs unit column stride and 16-byte rows."""
+    if matrix.stride(1) != 1 or matrix.data_ptr() % 16 or matrix.stride(0) * matrix.element_size() % 16:
         return None
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor.from_tensor(b, [config.block_size_k, config.block_size_n])
+    return TensorDescriptor.from_tensor(matrix, block)
 
 
 def _precision(dtype: torch.dtype) -> str:

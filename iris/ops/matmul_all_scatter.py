@@ -36,9 +36,9 @@ ALGORITHMS = ("push",)
 
 
 @triton.jit
-def push_sink(handle, c, value, rows, cols, mask, turnstile_ptr, epoch, SITE: tl.constexpr):
+def push_sink(handle, c, value, rows, cols, mask, flags, epoch, SITE: tl.constexpr):
     """The tile is stored into every rank's output, this rank's own first, once all ranks allow it."""
-    wait_all_entered(turnstile_ptr, epoch, handle, SITE)
+    wait_all_entered(flags.turnstile, epoch, handle, SITE)
     me, world = handles.rank(handle), handles.world_size(handle)
     for step in range(world):
         peer = (me + step) % world
