@@ -51,7 +51,8 @@ def launches_of(monkeypatch: pytest.MonkeyPatch, config: FusedConfig, target: Ta
         num_sms = target.num_sms
 
     class Workspace:
-        turnstile = None
+        def flags(self, chunks: int, blocks_per_chunk: int) -> None:
+            return None
 
     monkeypatch.setattr(host.kernels, "matmul_kernel", Kernel())
     monkeypatch.setattr(host, "target_of", lambda ctx: target)
@@ -62,6 +63,7 @@ def launches_of(monkeypatch: pytest.MonkeyPatch, config: FusedConfig, target: Ta
     return seen
 
 
+# "algorithm" chooses the launch, and tests of the ops run each; "num_chunks" is proved by tests/test_ops.py.
 CHANGES = {
     "block_size_m": 32,
     "block_size_n": 32,
@@ -76,11 +78,15 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(FusedConfig) if field.name != "algorithm"])
+@pytest.mark.parametrize("field", CHANGES)
 def test_every_field_reaches_the_launch(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     base = FusedConfig()
     changed = replace(base, **{field: CHANGES[field]})
     assert launches_of(monkeypatch, base, MI300X) != launches_of(monkeypatch, changed, MI300X)
+
+
+def test_no_field_is_left_out() -> None:
+    assert {field.name for field in fields(FusedConfig)} == {*CHANGES, "algorithm", "num_chunks"}
 
 
 def test_amd_options_stay_on_amd(monkeypatch: pytest.MonkeyPatch) -> None:

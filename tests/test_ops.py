@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ import torch
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, poison, worlds
 
 import iris
-from iris.ops import FusedConfig
+from iris.ops import FusedConfig, new_workspace
+from iris.ops.all_gather_matmul import ALGORITHMS as GATHER_ALGORITHMS
 from iris.ops.problem import output_dtype
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8)
 SMALL = FusedConfig(block_size_m=16, block_size_n=16, block_size_k=32, num_warps=4, num_stages=2)
+OP = "all_gather_matmul"
 BIASES = (None, "column", "row")
 # Rows, columns and depth per rank: one less and one more than a block of SMALL, far below it, and primes.
 SHAPES = ((15, 17, 31), (17, 15, 33), (1, 1, 1), (16, 16, 32), (37, 29, 71))
@@ -105,12 +108,13 @@ def scatter_once(
     return relative_error(output, reference), output.cpu()
 
 
-def every_gather(dtype: torch.dtype, gather_dim: int, seed: int) -> list[tuple[Any, float]]:
+def every_gather(algorithm: str, dtype: torch.dtype, gather_dim: int, seed: int) -> list[tuple[Any, float]]:
     poison(context())
+    config = replace(SMALL, algorithm=algorithm, num_chunks=2)
     errors = []
     for index, shape in enumerate(SHAPES):
         bias, transposed = BIASES[index % 3], index % 2 == 1
-        error, _ = gather_once(shape, dtype, gather_dim, bias, transposed, SMALL, seed + index)
+        error, _ = gather_once(shape, dtype, gather_dim, bias, transposed, config, seed + index)
         errors.append((shape, error))
     return errors
 
@@ -127,8 +131,9 @@ def every_scatter(dtype: torch.dtype, seed: int) -> list[tuple[Any, float]]:
 
 @pytest.mark.parametrize("gather_dim", [0, 1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_all_gather_matmul(ranks: Ranks, dtype: torch.dtype, gather_dim: int, seed: int) -> None:
-    for errors in ranks.run(every_gather, dtype, gather_dim, seed):
+@pytest.mark.parametrize("algorithm", GATHER_ALGORITHMS)
+def test_all_gather_matmul(ranks: Ranks, algorithm: str, dtype: torch.dtype, gather_dim: int, seed: int) -> None:
+    for errors in ranks.run(every_gather, algorithm, dtype, gather_dim, seed):
         for shape, error in errors:
             assert error <= tolerance(dtype, shape[2] * ranks.world_size), shape
 
@@ -167,7 +172,7 @@ def test_bitwise_equal_on_all_ranks_and_calls(ranks: Ranks, seed: int) -> None:
     assert all(ranks.run(same_everywhere, seed))
 
 
-def back_to_back(seed: int, late_rank: int) -> list[float]:
+def back_to_back(algorithm: str, seed: int, late_rank: int) -> list[float]:
     """Three calls in a row with other shapes and no barrier, one rank always late; inputs overwritten in between."""
     ctx = context()
     shard = ctx.empty(24, 32, dtype=torch.float32)
@@ -181,7 +186,8 @@ def back_to_back(seed: int, late_rank: int) -> list[float]:
         output = unwritten(ctx, rows * ctx.world_size, n, torch.float32, symmetric=False)
         if ctx.rank == late_rank:
             time.sleep(0.005)
-        iris.ops.all_gather_matmul(ctx, output, here, b.to(ctx.device), gather_dim=0, config=SMALL)
+        config = replace(SMALL, algorithm=algorithm)
+        iris.ops.all_gather_matmul(ctx, output, here, b.to(ctx.device), gather_dim=0, config=config)
         here.fill_(float("nan"))
         ctx.synchronize()
         errors.append(relative_error(output, a.double() @ b.double()))
@@ -189,10 +195,32 @@ def back_to_back(seed: int, late_rank: int) -> list[float]:
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 4), indirect=True)
-def test_back_to_back_with_a_late_rank(ranks: Ranks, seed: int) -> None:
+@pytest.mark.parametrize("algorithm", GATHER_ALGORITHMS)
+def test_back_to_back_with_a_late_rank(ranks: Ranks, algorithm: str, seed: int) -> None:
     for late_rank in range(ranks.world_size):
-        for errors in ranks.run(back_to_back, seed, late_rank):
+        for errors in ranks.run(back_to_back, algorithm, seed, late_rank):
             assert max(errors) <= tolerance(torch.float32, 32)
+
+
+def chunks_that_arrived(num_chunks: int) -> tuple[int, bool]:
+    """How many flags peers set, and whether each holds the epoch of the second call."""
+    ctx = context()
+    config = replace(SMALL, algorithm="copy_engine", num_chunks=num_chunks)
+    workspace = new_workspace(ctx, "all_gather_matmul", 1 << 16)
+    shard, b = ctx.zeros(64, 16, dtype=torch.float16), torch.zeros(16, 16, dtype=torch.float16, device=ctx.device)
+    output = torch.zeros(64 * ctx.world_size, 16, dtype=torch.float16, device=ctx.device)
+    for _ in range(2):
+        ctx.ops.all_gather_matmul(output, shard, b, gather_dim=0, config=config, workspace=workspace)
+    ctx.synchronize()
+    epochs = workspace.ready[workspace.ready != 0]
+    return epochs.numel(), bool((epochs == 2).all())
+
+
+@pytest.mark.parametrize("num_chunks", [1, 3, 4])
+@pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
+def test_num_chunks(ranks: Ranks, num_chunks: int) -> None:
+    arrived = {1: 1, 3: 2, 4: 4}[num_chunks] * (ranks.world_size - 1)  # four block rows: two to a chunk for three
+    assert ranks.run(chunks_that_arrived, num_chunks) == [(arrived, True)] * ranks.world_size
 
 
 def gather_dim_from_shapes(seed: int) -> tuple[float, float]:
@@ -266,7 +294,8 @@ def bad_calls() -> dict[str, Failure]:
         "algorithm": gather(config=FusedConfig(algorithm="magic")),
         "block size": scatter(config=FusedConfig(block_size_m=48)),
         "too many programs": scatter(config=FusedConfig(num_sms=ctx.num_sms + 1)),
-        "workspace": gather(workspace=iris.ops.new_workspace(ctx, "matmul_all_scatter")),
+        "workspace": gather(workspace=new_workspace(ctx, "matmul_all_scatter")),
+        "small workspace": gather(workspace=new_workspace(ctx, OP, 64), config=replace(SMALL, algorithm="copy_engine")),
         "not a tensor": gather(b=[[1.0]]),
     }
     if ctx.device.type == "cuda":
@@ -290,6 +319,7 @@ EXPECTED = {
     "block size": ("ArgumentError", "config.block_size_m", "power of two"),
     "too many programs": ("ArgumentError", "config.num_sms", "resident"),
     "workspace": ("ArgumentError", "workspace", "new_workspace"),
+    "small workspace": ("ArgumentError", "workspace", "new_workspace"),
     "not a tensor": ("DTypeError", "B", "list"),
     "device": ("PlacementError", "B", "cpu"),
 }
@@ -298,6 +328,8 @@ EXPECTED = {
 def test_bad_arguments(ranks: Ranks) -> None:
     for failures in ranks.run(bad_calls):
         for case, failure in failures.items():
+            if case == "small workspace" and ranks.world_size == 1:
+                continue  # one rank stages nothing
             kind, argument, words = EXPECTED[case]
             assert failure.kind == kind, (case, failure)
             assert argument in failure.message and words in failure.message, (case, failure)
@@ -345,8 +377,10 @@ def captured(seed: int, replays: int) -> list[float]:
     scattered = ctx.empty(m * world, n * world, dtype=torch.float16)
     full = torch.empty(m * world, k, dtype=torch.float16, device=ctx.device)
 
+    staged = replace(SMALL, algorithm="copy_engine", num_chunks=2)
+
     def both() -> None:
-        ctx.ops.all_gather_matmul(gathered, shard, b, gather_dim=0, config=SMALL)
+        ctx.ops.all_gather_matmul(gathered, shard, b, gather_dim=0, config=staged)
         ctx.ops.matmul_all_scatter(scattered, full, b, config=SMALL)
         ctx.device_barrier()
 

@@ -85,6 +85,7 @@ def _multiply(
     b,
     b_desc,
     first_row,
+    desc_row,
     first_col,
     b_row,
     M,
@@ -96,7 +97,11 @@ def _multiply(
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """``acc`` plus A[first_row :, 0 : K] @ B[b_row : b_row + K, first_col :], one tile of each."""
+    """``acc`` plus A[first_row :, 0 : K] @ B[b_row : b_row + K, first_col :], one tile of each.
+
+    ``desc_row`` is ``first_row`` as ``a_desc`` counts. What is left of K behind the last whole block is added apart, so
+    that the loop needs no masks.
+    """
     ks = tl.arange(0, BLOCK_K)
     if a_desc is None:
         rows = first_row + tl.arange(0, BLOCK_M)
@@ -105,24 +110,24 @@ def _multiply(
         cols = first_col + tl.arange(0, BLOCK_N)
         b_start = b.ptr + b_row.to(tl.int64) * b.row_stride
         b_ptrs = tile_pointers(b, b_start, ks, tl.where(cols < N, cols, 0))
-    for k in range(0, K, BLOCK_K):
-        if a_desc is not None:
-            a_tile = a_desc.load([first_row, k])
-        elif EVEN_K:
-            a_tile = tl.load(a_ptrs)
-        else:
-            a_tile = tl.load(a_ptrs, mask=(ks < K - k)[None, :], other=0)
-        if b_desc is not None:
-            b_tile = b_desc.load([b_row + k, first_col])
-        elif EVEN_K:
-            b_tile = tl.load(b_ptrs)
-        else:
-            b_tile = tl.load(b_ptrs, mask=(ks < K - k)[:, None], other=0)
+    whole = K if EVEN_K else K // BLOCK_K * BLOCK_K
+    for k in range(0, whole, BLOCK_K):
+        a_tile = tl.load(a_ptrs) if a_desc is None else a_desc.load([desc_row, k])
+        b_tile = tl.load(b_ptrs) if b_desc is None else b_desc.load([b_row + k, first_col])
         acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION, out_dtype=acc.dtype)
         if a_desc is None:
             a_ptrs += BLOCK_K * a.col_stride
         if b_desc is None:
             b_ptrs += BLOCK_K * b.row_stride
+    if not EVEN_K:
+        ks = whole + tl.arange(0, BLOCK_K)
+        rows = first_row + tl.arange(0, BLOCK_M)
+        cols = first_col + tl.arange(0, BLOCK_N)
+        a_ptrs = tile_pointers(a, a_ptr, tl.where(rows < M, rows, 0), ks)
+        b_ptrs = tile_pointers(b, b.ptr + b_row.to(tl.int64) * b.row_stride, ks, tl.where(cols < N, cols, 0))
+        a_tile = tl.load(a_ptrs, mask=(ks < K)[None, :], other=0)
+        b_tile = tl.load(b_ptrs, mask=(ks < K)[:, None], other=0)
+        acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION, out_dtype=acc.dtype)
     return acc
 
 
@@ -185,6 +190,7 @@ def _tiles(
                 b,
                 b_desc,
                 first_row,
+                first_row,
                 first_col,
                 b_row,
                 M,
@@ -219,7 +225,8 @@ def _tiles(
                 a_ptr,
                 b,
                 b_desc,
-                desc_row if a_desc is not None else first_row,
+                first_row,
+                desc_row,
                 first_col,
                 segment * K,
                 M,

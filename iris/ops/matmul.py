@@ -117,10 +117,10 @@ def run(
     rows, k = problem.m // plan.shards, problem.k // plan.segments
     blocks = plan.shards * -(-rows // config.block_size_m) * -(-problem.n // config.block_size_n)
     even_k = k % config.block_size_k == 0
-    use_b = target.tma and (even_k or plan.segments == 1)
     b_block, a_block = [config.block_size_k, config.block_size_n], [config.block_size_m, config.block_size_k]
-    b_desc = _describe(b, b_block) if use_b else None
-    own_desc = _describe(a, a_block) if target.tma and (staged is not None or plan.source is kernels.local_source) else None
+    b_desc = _describe(b, b_block) if target.tma else None
+    whole = staged is not None or plan.source is kernels.local_source
+    own_desc = _describe(a, a_block) if target.tma and whole else None
     gathered = a if staged is None else staged
     gathered_desc = own_desc if staged is None else _describe(staged, a_block) if own_desc is not None else None
     blocks_per_chunk = -(-rows // (plan.chunks * config.block_size_m))
