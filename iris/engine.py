@@ -1,5 +1,7 @@
 """The copy engine: bulk copies between ranks that cost no SM, beside the kernels of the current stream.
 
+Between ``begin`` and ``end``, copies run in order, and kernels may wait for the flags that they set::
+
     engine = CopyEngine(ctx)
     engine.begin()                              # behind what the current stream holds so far
     engine.put(source, target, peer)            # this rank's source → peer's target

@@ -1,10 +1,12 @@
 """Traces of fused ops: which program of which rank computed and waited when.
 
-trace = iris.Trace()
-iris.ops.all_gather_matmul(ctx, output, A, B, trace=trace)
-ctx.barrier()
-timelines = trace.gather(ctx)          # on every rank: all ranks' events
-draw(timelines, "trace.svg")
+Give an op a trace, gather it, draw it::
+
+    trace = iris.Trace()
+    iris.ops.all_gather_matmul(ctx, output, A, B, trace=trace)
+    ctx.barrier()
+    events = trace.gather(ctx)             # on every rank: all ranks' events
+    draw(events, "trace.svg")
 """
 
 from __future__ import annotations

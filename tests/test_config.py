@@ -37,6 +37,11 @@ def test_every_pick_is_valid(target: Target, m: int, dtype: torch.dtype) -> None
     assert stage * (config.num_stages - (target.backend == "hip")) <= limit
 
 
+def with_value(config: FusedConfig, field: str, value: int) -> FusedConfig:
+    values: dict[str, Any] = {field: value}
+    return replace(config, **values)
+
+
 def launches_of(monkeypatch: pytest.MonkeyPatch, config: FusedConfig, target: Target) -> dict[str, Any]:
     """The grid and keyword arguments that a launch with ``config`` would have."""
     seen: dict[str, Any] = {}
@@ -54,7 +59,7 @@ def launches_of(monkeypatch: pytest.MonkeyPatch, config: FusedConfig, target: Ta
         def flags(self, chunks: int, blocks_per_chunk: int) -> None:
             return None
 
-    monkeypatch.setattr(host.kernels, "matmul_kernel", Kernel())
+    monkeypatch.setattr("iris.device.matmul.matmul_kernel", Kernel())
     monkeypatch.setattr(host, "target_of", lambda ctx: target)
     a, b, c = torch.zeros(2048, 64), torch.zeros(64, 2048), torch.zeros(2048, 2048)
     small = Problem("all_gather_matmul", 2048, 2048, 64, torch.float32, 1, 0)
@@ -81,7 +86,7 @@ CHANGES = {
 @pytest.mark.parametrize("field", CHANGES)
 def test_every_field_reaches_the_launch(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     base = FusedConfig()
-    changed = replace(base, **{field: CHANGES[field]})
+    changed = with_value(base, field, CHANGES[field])
     assert launches_of(monkeypatch, base, MI300X) != launches_of(monkeypatch, changed, MI300X)
 
 
@@ -97,7 +102,7 @@ def test_amd_options_stay_on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("field", [field.name for field in fields(FusedConfig) if field.name != "algorithm"])
 def test_nonsense_is_refused_by_name(field: str) -> None:
     with pytest.raises(ArgumentError, match=rf"some_op: config\.{field}: expected"):
-        replace(FusedConfig(), **{field: -1}).check("some_op", ("auto",), 132)
+        with_value(FusedConfig(), field, -1).check("some_op", ("auto",), 132)
 
 
 def test_floor_is_the_larger_term() -> None:

@@ -75,7 +75,7 @@ def mid_rendezvous(rank: int) -> Work:
 
 def while_heaps_are_shared(rank: int) -> Work:
     if rank == VICTIM:
-        Mesh.exchange_fd = lambda self, tag, fd: die()  # type: ignore[method-assign, assignment, return-value]
+        Mesh.exchange_fd = lambda self, tag, fd: die()  # type: ignore[method-assign, assignment]
     return opened
 
 
@@ -154,7 +154,7 @@ def in_teardown(rank: int) -> Work:
     ctx = opened()
     ctx.barrier()
     if rank == VICTIM:
-        Mesh.exchange = lambda self, tag, *rest: die()  # type: ignore[method-assign, assignment, return-value]
+        Mesh.exchange = lambda self, tag, *rest: die()  # type: ignore[method-assign, assignment]
     return ctx.close
 
 
@@ -252,7 +252,7 @@ def test_a_kill_leaves_nothing_behind() -> None:
 def silent_in_handshake(rank: int) -> Failure:
     """The victim is stopped, not dead, when its peers meet it: they wait for it no longer than asked."""
     if rank == VICTIM:
-        Mesh._adopt = lambda self, *rest, **more: time.sleep(TIMEOUT_S + 1.5)  # type: ignore[method-assign, assignment]
+        Mesh._adopt = lambda self, *rest, **more: time.sleep(TIMEOUT_S + 1.5)  # type: ignore[method-assign]
     return failure_of(opened)
 
 

@@ -118,7 +118,8 @@ def test_a_random_sequence_agrees_with_a_map_of_every_unit(seed: int) -> None:
 
 
 def test_two_tables_given_the_same_calls_hold_the_same_offsets(seed: int) -> None:
-    tables, offsets = (HeapTable(1 << 20), HeapTable(1 << 20)), ([], [])
+    tables = (HeapTable(1 << 20), HeapTable(1 << 20))
+    offsets: tuple[list[int], list[int]] = ([], [])
     for table, seen in zip(tables, offsets, strict=True):
         dice = random.Random(seed)
         for _ in range(300):

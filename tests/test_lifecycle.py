@@ -114,7 +114,7 @@ def use_after_close() -> tuple[list[Failure], str]:
     tensor = ctx.zeros(3)
     ctx.close()
     ctx.close()
-    uses = (
+    uses: tuple[Callable[[], object], ...] = (
         lambda: ctx.zeros(3),
         lambda: ctx.as_symmetric(torch.zeros(3)),
         lambda: ctx.free(tensor),

@@ -27,7 +27,7 @@ def tolerance(dtype: torch.dtype, k: int) -> float:
     """Relative error (Frobenius) of a right result: half an ulp of the output, and float32 sums of ``k`` products."""
     if dtype == torch.int8:
         return 0.0
-    return torch.finfo(dtype).eps / 2 + k**0.5 * torch.finfo(torch.float32).eps
+    return float(torch.finfo(dtype).eps / 2 + k**0.5 * torch.finfo(torch.float32).eps)
 
 
 class Inputs:

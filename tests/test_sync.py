@@ -261,7 +261,7 @@ def run_process_groups(path: str) -> dict[str, Any]:
 def run_wrong_groups() -> list[Failure]:
     ctx = context()
     others = [rank for rank in range(ctx.world_size) if rank != ctx.rank]
-    wrong = ([], others, [ctx.rank, ctx.world_size], [ctx.rank, -1], [ctx.rank, ctx.rank])
+    wrong: tuple[list[int], ...] = ([], others, [ctx.rank, ctx.world_size], [ctx.rank, -1], [ctx.rank, ctx.rank])
     return [failure_of(barrier, None, group) for group in wrong for barrier in (ctx.barrier,)] + [
         failure_of(ctx.device_barrier, group) for group in wrong
     ]

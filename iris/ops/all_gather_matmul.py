@@ -30,9 +30,9 @@ import triton
 import triton.language as tl
 
 from iris.context import Iris
+from iris.device.arch import fence_async_proxy
 from iris.device.matmul import local_sink
 from iris.device.peer import translate
-from iris.device.arch import fence_async_proxy
 from iris.device.sync import NEXT_EPOCH, SITE_ALL_GATHER_MATMUL, wait, wait_entered
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig

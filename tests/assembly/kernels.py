@@ -22,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from iris.bench import rma as bench
 from iris.device import arch, matmul, peer, rma, sync
 from iris.device.handle import Handle
-from iris.ops.all_gather_matmul import pull_source
+from iris.ops.all_gather_matmul import arrived_source, pull_source
 from iris.ops.matmul_all_scatter import push_sink
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,13 +221,15 @@ def described(dtype: torch.dtype, block: int) -> TensorDescriptor:
     return TensorDescriptor(tensor(dtype), [4096, 4096], [4096, 1], [block, block])
 
 
-OPS: dict[str, tuple[Any, Any, int, int]] = {
-    "gather_rows": (pull_source, matmul.local_sink, 8, 1),
-    "gather_columns": (pull_source, matmul.local_sink, 1, 8),
-    "all_scatter": (matmul.local_source, push_sink, 1, 1),
-    "both": (pull_source, push_sink, 8, 1),
+OPS: dict[str, tuple[Any, Any, int, int, bool]] = {
+    "gather_rows": (pull_source, matmul.local_sink, 8, 1, False),
+    "gather_columns": (pull_source, matmul.local_sink, 1, 8, False),
+    "staged_rows": (arrived_source, matmul.local_sink, 8, 1, True),
+    "staged_columns": (arrived_source, matmul.local_sink, 1, 8, True),
+    "all_scatter": (matmul.local_source, push_sink, 1, 1, False),
+    "both": (pull_source, push_sink, 8, 1, False),
 }
-"""Source, sink and cut of each op; ``both`` is what a user's own op could be."""
+"""Source, sink, cut, and whether A is staged, of each op; ``both`` is what a user's own op could be."""
 
 VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool], ...] = (
     ("gather_rows", torch.float16, True, False, 2, True),
@@ -238,37 +240,48 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool], ...] = (
     ("gather_columns", torch.bfloat16, True, False, 0, True),
     ("gather_columns", torch.float32, True, True, 2, True),
     ("gather_columns", torch.int8, False, False, 2, False),
+    ("staged_rows", torch.float16, True, False, 0, True),
+    ("staged_rows", torch.bfloat16, False, True, 1, False),
+    ("staged_rows", torch.int8, True, True, 0, False),
+    ("staged_columns", torch.float16, False, False, 2, True),
+    ("staged_columns", torch.bfloat16, True, True, 0, False),
+    ("staged_columns", torch.float32, True, False, 1, True),
     ("all_scatter", torch.float16, True, True, 0, True),
     ("all_scatter", torch.bfloat16, True, False, 2, True),
     ("all_scatter", torch.float32, False, True, 0, False),
     ("all_scatter", torch.int8, False, False, 1, True),
     ("both", torch.bfloat16, False, False, 0, True),
 )
-"""Op, dtype, B by TMA, traced, kind of bias, whole blocks of K. Every op with every dtype, and every op and every
-dtype with both values of each of the others: what those add to each other is outside the waits."""
+"""Op, dtype, operands by TMA, traced, kind of bias, whole blocks of K. Every op with most dtypes, and every op
+and every dtype with both values of each of the others: what those add to each other is outside the waits."""
 
 
-def matmul_arguments(dtype: torch.dtype, tma: bool, traced: bool, bias: int, block: int) -> tuple[Any, ...]:
+def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, block: int) -> tuple[Any, ...]:
     out = torch.int32 if dtype == torch.int8 else dtype
-    matrices = [matmul.Matrix(tensor(one), 4096, 1) for one in (dtype, dtype, out)]
-    events = tensor(torch.int64) if traced else None
-    descriptor = described(dtype, block) if tma else None
-    a, b, c = matrices
-    flags = tensor(torch.int32)
-    return handle(), flags, a, b, descriptor, c, tensor(out) if bias else None, events, 1024, 4096, 8192
+    own, a, b, c = (matmul.Matrix(tensor(one), 4096, 1) for one in (dtype, dtype, dtype, out))
+    flags = matmul.Flags(tensor(torch.int32), tensor(torch.int32), 3, 2)
+    b_desc = described(dtype, block) if tma else None
+    a_desc = described(dtype, block) if tma and OPS[op][0] is not pull_source else None
+    operands = own, a_desc, a, a_desc, b, b_desc, c
+    return handle(), flags, *operands, tensor(out) if bias else None, tensor(torch.int64) if traced else None, *SIZES
+
+
+SIZES = (1024, 4096, 8192)
+"""M, N and K."""
 
 
 def matmul_case(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, even_k: bool, cuda: bool) -> Case:
-    source, sink, shards, segments = OPS[op]
+    source, sink, shards, segments, stacked = OPS[op]
     block = 32 if dtype in (torch.float32, torch.int8) else 64
     words = [op, short(dtype), *(["tma"] if tma else []), *(["trace"] if traced else [])]
     constants = {
         "SOURCE": source, "SINK": sink, "SITE": 2, "SHARDS": shards, "SEGMENTS": segments, "BIAS": bias,
-        "BLOCK_M": block, "BLOCK_N": block, "BLOCK_K": block, "GROUP_M": 8, "EVEN_K": even_k, "TMA_B": tma,
+        "RING": -1 if stacked else 1, "STACKED": stacked,
+        "BLOCK_M": block, "BLOCK_N": block, "BLOCK_K": block, "GROUP_M": 8, "EVEN_K": even_k,
         "PRECISION": "ieee", "ACC_DTYPE": tl.int32 if dtype == torch.int8 else tl.float32, "TRACE": traced,
         "num_warps": 4, "num_stages": 3 if cuda else 2,
     }  # fmt: skip
-    arguments = partial(matmul_arguments, dtype, tma, traced, bias, block)
+    arguments = partial(matmul_arguments, op, dtype, tma, traced, bias, block)
     name = f"matmul-{'-'.join(words)}-{'cuda' if cuda else 'hip'}"
     targets = CUDA if cuda else tuple(one for one in EVERYWHERE if one not in CUDA)
     return Case(name, matmul.matmul_kernel, arguments, constants, targets, WAITS | SIGNALS)
