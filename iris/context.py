@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from iris import backends
+from iris.backends.base import Backend
 from iris.device import sync
 from iris.device.handle import Handle
 from iris.errors import (
@@ -164,7 +165,7 @@ class Iris(SymmetricTensors):
         self.handle = Handle(self.heap_bases, self._info)
         self._backend.synchronize(None, lambda: None)
         self._mesh.exchange("heap ready")
-        self._watcher = _Watcher(self._mesh, self._stop_kernels)
+        self._watcher = _Watcher(self._mesh, self._backend, self._control.offset)
         self.info(f"rank {self.rank} of {self.world_size} on {self.device} ({choice.reason})")
 
     # -- what a rank may ask ------------------------------------------------------------------------
@@ -391,10 +392,6 @@ class Iris(SymmetricTensors):
         if self._status_view[sync.STATUS_CODE] or self._watcher.saw_death:
             raise self._failed(self._describe_status())
 
-    def _stop_kernels(self, dead: int) -> None:
-        """Make this rank's waiting kernels give up, because rank ``dead`` is gone."""
-        self._backend.poke(self._control.offset + sync.ABORT_WORD.value, sync.abort_code(self.rank, dead))
-
     def _failed(self, error: IrisError) -> IrisError:
         """Keep the first failure, without its traceback: that would keep the caller's tensors alive."""
         self._failure = self._failure or copy.copy(error)
@@ -534,8 +531,8 @@ class _Watcher:
 
     INTERVAL_S = 0.02
 
-    def __init__(self, mesh: Mesh, stop_kernels: Callable[[int], None]) -> None:
-        self._mesh, self._stop_kernels, self._stop = mesh, stop_kernels, threading.Event()
+    def __init__(self, mesh: Mesh, backend: Backend, control: int) -> None:
+        self._mesh, self._backend, self._control, self._stop = mesh, backend, control, threading.Event()
         self.saw_death = False
         self._thread: threading.Thread | None = None
         if mesh.world_size > 1:
@@ -547,7 +544,8 @@ class _Watcher:
             dead = self._mesh.dead_ranks()
             if dead:
                 self.saw_death = True
-                self._stop_kernels(min(dead))
+                code = sync.abort_code(self._mesh.rank, min(dead))
+                self._backend.poke(self._control + sync.ABORT_WORD.value, code)
                 return
 
     def stop(self) -> None:

@@ -174,7 +174,13 @@ POINTS: list[Callable[[int], Work]] = [
 
 
 def survive(point: Callable[[int], Work]) -> tuple[Failure, list[str], int]:
-    """What the rank saw, what descriptors it holds more than before, and how many threads."""
+    """What the rank saw, what descriptors it holds more than before, and how many threads.
+
+    A GPU's driver keeps descriptors as long as the process lives, so there a whole context comes first.
+    """
+    if BACKEND != "sim":
+        with iris.iris(1 << 20) as ctx:
+            ctx.device_barrier()
     fds, threads = open_fds(), threading.active_count()
     failure = failure_of(point(int(os.environ["IRIS_RANK"])))
     now = open_fds()

@@ -23,6 +23,12 @@ BIASES = (None, "column", "row")
 SHAPES = ((15, 17, 31), (17, 15, 33), (1, 1, 1), (16, 16, 32), (37, 29, 71))
 
 
+def shapes_for(dtype: torch.dtype, turn: int) -> list[tuple[int, int, int]]:
+    """Three of the shapes; over dtypes and turns, all of them with each."""
+    first = DTYPES.index(dtype) + 3 * turn
+    return [SHAPES[(first + index) % len(SHAPES)] for index in range(3)] if BACKEND == "sim" else list(SHAPES)
+
+
 def tolerance(dtype: torch.dtype, k: int) -> float:
     """Relative error (Frobenius) of a right result: half an ulp of the output, and float32 sums of ``k`` products."""
     if dtype == torch.int8:
@@ -112,7 +118,7 @@ def every_gather(algorithm: str, dtype: torch.dtype, gather_dim: int, seed: int)
     poison(context())
     config = replace(SMALL, algorithm=algorithm, num_chunks=2)
     errors = []
-    for index, shape in enumerate(SHAPES):
+    for index, shape in enumerate(shapes_for(dtype, gather_dim + GATHER_ALGORITHMS.index(algorithm))):
         bias, transposed = BIASES[index % 3], index % 2 == 1
         error, _ = gather_once(shape, dtype, gather_dim, bias, transposed, config, seed + index)
         errors.append((shape, error))
@@ -122,7 +128,7 @@ def every_gather(algorithm: str, dtype: torch.dtype, gather_dim: int, seed: int)
 def every_scatter(dtype: torch.dtype, seed: int) -> list[tuple[Any, float]]:
     poison(context())
     errors = []
-    for index, shape in enumerate(SHAPES):
+    for index, shape in enumerate(shapes_for(dtype, 0)):
         bias, transposed = BIASES[index % 3], index % 2 == 1
         error, _ = scatter_once(shape, dtype, bias, transposed, SMALL, seed + index)
         errors.append((shape, error))
