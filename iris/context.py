@@ -202,6 +202,11 @@ class Iris(SymmetricTensors):
         """Bytes of the symmetric heap that are free on all ranks as of the last allocation."""
         return self._table.free_bytes
 
+    @property
+    def heap_largest_free_bytes(self) -> int:
+        """Bytes of the largest free block of the symmetric heap; the same on all ranks."""
+        return self._table.largest_free
+
     # -- memory -------------------------------------------------------------------------------------
 
     def _allocate(self, op: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -282,6 +287,10 @@ class Iris(SymmetricTensors):
             self._workspaces[key] = make()
         made: T = self._workspaces[key]
         return made
+
+    def has_workspace(self, key: Hashable) -> bool:
+        """Whether :meth:`workspace` has made what ``key`` stands for; the same on all ranks."""
+        return key in self._workspaces
 
     def peer_view(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """``tensor`` as ``rank`` holds it: a tensor over the same place of that rank's heap, for ``copy_``.

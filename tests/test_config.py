@@ -20,6 +20,15 @@ def problem(m: int = 8192, n: int = 4096, k: int = 8192, dtype: torch.dtype = to
     return Problem("all_gather_matmul", m, n, k, dtype, 8, m * k * dtype.itemsize * 7 // 8)
 
 
+def test_auto_stages_large_parts_where_there_is_room() -> None:
+    large, small = problem(), problem(m=64)
+    assert pick_config(large, H200).algorithm == "copy_engine"
+    assert pick_config(large, replace(H200, staging_fits=False)).algorithm == "pull"
+    assert pick_config(small, H200).algorithm == "pull"
+    assert pick_config(large, Target("sim", 4)).algorithm == "pull"
+    assert pick_config(replace(large, op="matmul_all_scatter"), H200).algorithm == "push"
+
+
 def test_pick_is_a_function_of_its_arguments() -> None:
     assert pick_config(problem(), H200) == pick_config(problem(), H200)
     large, small = pick_config(problem(), H200), pick_config(problem(m=64, n=256), H200)
@@ -31,7 +40,7 @@ def test_pick_is_a_function_of_its_arguments() -> None:
 @pytest.mark.parametrize("target", [H200, MI300X, Target("sim", 4)], ids=lambda target: target.backend)
 def test_every_pick_is_valid(target: Target, m: int, dtype: torch.dtype) -> None:
     config = pick_config(problem(m=m, dtype=dtype), target)
-    config.check("all_gather_matmul", ("auto",), target.num_sms)
+    config.check("all_gather_matmul", ("pull", "copy_engine"), target.num_sms)
     stage = (config.block_size_m + config.block_size_n) * config.block_size_k * dtype.itemsize
     limit = {"cuda": 227 << 10, "hip": 64 << 10, "sim": 1 << 30}[target.backend]
     assert stage * (config.num_stages - (target.backend == "hip")) <= limit

@@ -38,7 +38,7 @@ from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
-from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace, workspace_for
+from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace, staging_fits, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "all_gather_matmul"
@@ -81,7 +81,8 @@ def all_gather_matmul(
         B: [K, N] in A's dtype, any strides.
         bias: [N] per column or [M, 1] per row, in output's dtype; added in float32 (int32 for int8).
         gather_dim: which dimension of A is sharded; None tells it from the shapes.
-        config: None picks one.
+        config: None picks one: ``copy_engine`` on GPUs for parts of 4 MiB and more if the staging memory, all of A,
+            fits in what is free of the symmetric heap; else ``pull``.
         workspace: needed only to run the op on several streams at once; see ``iris.ops.new_workspace``.
         trace: record per-program intervals, kept as ``ctx.last_trace`` or in the Trace given.
 
@@ -107,7 +108,8 @@ def all_gather_matmul(
     bias_is = bias_kind(OP, bias, m, n)
     received = rows * cols * A_sharded.element_size() * (world - 1)
     problem = Problem(OP, m, n, k, A_sharded.dtype, world, received)
-    chosen = resolve(ctx, problem, config, ALGORITHMS)
+    fits = staging_fits(ctx, OP, workspace, received + rows * cols * A_sharded.element_size())
+    chosen = resolve(ctx, problem, config, ALGORITHMS, fits)
     recorded = trace_of(ctx, OP, trace)
     cut = (world, 1) if by_rows else (1, world)
     if chosen.algorithm == "copy_engine" and world > 1:

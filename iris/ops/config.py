@@ -70,11 +70,25 @@ class FusedConfig:
 
 @dataclass(frozen=True)
 class Target:
-    """The hardware that a config is picked for."""
+    """The hardware that a config is picked for, and whether the heap has room to stage what peers send."""
 
     backend: str
     num_sms: int
     tma: bool = False
+    staging_fits: bool = True
+
+
+COPY_ENGINE_FROM_BYTES = 4 << 20
+"""Parts smaller than this are pulled: a copy costs several microseconds however short it is (H200, 2026-11-21)."""
+
+
+def pick_algorithm(problem: Problem, target: Target) -> str:
+    """What ``"auto"`` stands for; a pure function, the same on every rank."""
+    if problem.op != "all_gather_matmul":
+        return "push"
+    part = problem.received_bytes // max(1, problem.world_size - 1)
+    on_gpus = target.backend in ("cuda", "hip")
+    return "copy_engine" if on_gpus and target.staging_fits and part >= COPY_ENGINE_FROM_BYTES else "pull"
 
 
 def pick_config(problem: Problem, target: Target) -> FusedConfig:
@@ -84,7 +98,7 @@ def pick_config(problem: Problem, target: Target) -> FusedConfig:
     2026-11-21); smaller ones shrink it until the tiles fill the SMs.
     """
     if target.backend == "sim":
-        return FusedConfig(block_size_m=64, block_size_n=64, block_size_k=128)
+        return FusedConfig(pick_algorithm(problem, target), block_size_m=64, block_size_n=64, block_size_k=128)
     block_m, block_n, block_k = 128, 256, 64
     if problem.dtype == torch.float32:
         block_m, block_n, block_k = 64, 64, 32
@@ -100,6 +114,7 @@ def pick_config(problem: Problem, target: Target) -> FusedConfig:
         block_m //= 2
     small = block_m * block_n <= 64 * 128
     return FusedConfig(
+        algorithm=pick_algorithm(problem, target),
         block_size_m=block_m,
         block_size_n=block_n,
         block_size_k=block_k,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from iris.device import matmul as kernels
 from iris.device.handle import Handle
 from iris.device.matmul import Matrix
 from iris.errors import DTypeError, PlacementError, ShapeError
-from iris.ops.config import FusedConfig, Target, pick_config
+from iris.ops.config import FusedConfig, Target, pick_algorithm, pick_config
 from iris.ops.problem import DTYPES, Problem, output_dtype
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
@@ -32,10 +32,10 @@ class Plan:
     chunks: int = 1
 
 
-def target_of(ctx: Iris) -> Target:
+def target_of(ctx: Iris, staging_fits: bool = True) -> Target:
     """The hardware under ``ctx``, as configs are picked for."""
     tma = ctx.backend_name == "cuda" and torch.cuda.get_device_capability(ctx.device) >= (9, 0)
-    return Target(ctx.backend_name, ctx.num_sms, tma)
+    return Target(ctx.backend_name, ctx.num_sms, tma, staging_fits)
 
 
 def check_operands(
@@ -162,12 +162,15 @@ def run(
     )
 
 
-def resolve(ctx: Iris, problem: Problem, config: FusedConfig | None, algorithms: tuple[str, ...]) -> FusedConfig:
-    """The config to run with: the caller's, checked, or the picked one."""
+def resolve(
+    ctx: Iris, problem: Problem, config: FusedConfig | None, algorithms: tuple[str, ...], staging_fits: bool = True
+) -> FusedConfig:
+    """The config to run with, its algorithm settled: the caller's, checked, or the picked one."""
+    target = target_of(ctx, staging_fits)
     if config is None:
-        return pick_config(problem, target_of(ctx))
+        return pick_config(problem, target)
     config.check(problem.op, ("auto", *algorithms), ctx.num_sms)
-    return config
+    return config if config.algorithm != "auto" else replace(config, algorithm=pick_algorithm(problem, target))
 
 
 def _describe(matrix: torch.Tensor, block: list[int]) -> Any:

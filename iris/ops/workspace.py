@@ -15,6 +15,8 @@ from iris.heap import format_bytes
 
 MAX_CHUNKS = 64
 """Chunks in which a rank's part may arrive, each with a flag of its own."""
+_FLAGS_NBYTES = 16 << 10
+"""Room for a workspace's flags, rounded up."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def workspace_for(
         ArgumentError: ``workspace`` was made for another op or context, or is too small.
     """
     if workspace is None:
-        size = 1 << (staging_nbytes - 1).bit_length() if staging_nbytes else 0
+        size = _staging_size(staging_nbytes)
         return ctx.workspace((op, size), lambda: new_workspace(ctx, op, size))
     if workspace.op != op or workspace.ctx is not ctx:
         raise ArgumentError(
@@ -70,6 +72,18 @@ def workspace_for(
             f'Make it with iris.ops.new_workspace(ctx, "{op}", {staging_nbytes}).',
         )  # fmt: skip
     return workspace
+
+
+def staging_fits(ctx: Iris, op: str, workspace: FusedWorkspace | None, staging_nbytes: int) -> bool:
+    """Whether :func:`workspace_for` would find or make so much staging memory; the same on all ranks."""
+    if workspace is not None:
+        return workspace.staging.numel() >= staging_nbytes
+    size = _staging_size(staging_nbytes)
+    return ctx.has_workspace((op, size)) or ctx.heap_largest_free_bytes >= size + _FLAGS_NBYTES
+
+
+def _staging_size(nbytes: int) -> int:
+    return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
 def new_workspace(ctx: Iris, op: str, staging_nbytes: int = 0) -> FusedWorkspace:
