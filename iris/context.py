@@ -409,7 +409,7 @@ class Iris(SymmetricTensors):
     def _describe_status(self) -> IrisError:
         dead = self._mesh.dead_ranks()
         if dead:
-            return self._mesh._death(min(dead), "kernel")
+            return self._mesh.death(min(dead), "kernel")
         words = [int(word) for word in self._status_view]
         site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
         rank, peer = words[sync.STATUS_RANK], words[sync.STATUS_PEER]

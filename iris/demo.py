@@ -142,16 +142,17 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, backend: str) -> int:
     try:
-        from rich import box
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.table import Table
     except ImportError as error:
         raise BackendError("the demo needs rich: pip install 'iris[cli]'") from error
     console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 100)
     m, n, k = shape
     table = Table(
-        box=box.SIMPLE, pad_edge=False, padding=(0, 1), title=f"fresh random {options.dtype}, checked on every rank"
+        box=None, pad_edge=False, padding=(0, 1, 0, 0), title=f"fresh random {options.dtype}, checked on every rank"
     )
     for heading in ("op", "ranks", "M×N×K", "backend", "error", "time", "waited"):
         table.add_column(heading, justify="left" if heading in ("op", "backend") else "right", no_wrap=True)

@@ -274,7 +274,7 @@ class Mesh:
         except BlockingIOError:
             return data
         except OSError:
-            raise self._death(peer, tag) from None
+            raise self.death(peer, tag) from None
 
     def _receive_some(self, peer: int, tag: str) -> None:
         try:
@@ -286,7 +286,7 @@ class Mesh:
         except OSError:
             data = b""
         if not data:
-            raise self._death(peer, tag)
+            raise self.death(peer, tag)
         self._received[peer] += data
 
     def _drain(self, peer: int) -> None:
@@ -299,7 +299,8 @@ class Mesh:
         while self._take_frame(peer) is not None:
             pass
 
-    def _death(self, peer: int, tag: str) -> IrisError:
+    def death(self, peer: int, tag: str) -> IrisError:
+        """The error to raise because ``peer`` is gone: its own last word, if it left one."""
         named = sorted({peer} | self.dead_ranks())
         for rank in named:
             try:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,8 +75,14 @@ def mid_rendezvous(rank: int) -> Work:
 
 
 def while_heaps_are_shared(rank: int) -> Work:
-    if rank == VICTIM:
+    if rank == VICTIM and BACKEND == "sim":
         Mesh.exchange_fd = lambda self, tag, fd: die()  # type: ignore[method-assign, assignment, return-value]
+    elif rank == VICTIM:
+        from iris.backends import gpu
+
+        torch_memory = vars(gpu)["_SymmetricMemory"]
+        made = SimpleNamespace(empty_strided_p2p=torch_memory.empty_strided_p2p, rendezvous=lambda *heap: die())
+        vars(gpu)["_SymmetricMemory"] = made
     return opened
 
 

@@ -93,6 +93,11 @@ class GpuBackend(Backend):
             raise BackendError(
                 f"heap_size={heap_size} does not fit on {self.device}: {free} of {total} bytes are free"
             ) from error
+        except torch.distributed.DistError as error:
+            dead = mesh.dead_ranks()
+            if dead:
+                raise mesh.death(min(dead), "share heaps") from None
+            raise BackendError(f"PyTorch could not map the heaps of all ranks: {error}") from error
         finally:
             _unregister_process_group(group)
         mesh.exchange("heap mapped")
