@@ -293,8 +293,10 @@ def matmul_kernel(
     """C = A @ B + bias, where A comes from ``SOURCE`` and C goes to ``SINK``. See the module's docstring."""
     epoch = enter(flags.turnstile, handle)
     per_shard = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    APART: tl.constexpr = STACKED and SHARDS > 1
     begin = tl.program_id(0)
-    if STACKED and SHARDS > 1:
+    for phase in tl.static_range(2 if APART else 1):
+        end = per_shard if APART and phase == 0 else SHARDS * per_shard
         _tiles(
             handle,
             flags,
@@ -312,7 +314,7 @@ def matmul_kernel(
             N,
             K,
             begin,
-            per_shard,
+            end,
             SOURCE,
             SINK,
             SITE,
@@ -320,7 +322,7 @@ def matmul_kernel(
             SEGMENTS,
             RING,
             STACKED,
-            True,
+            STACKED and phase == 0,
             BIAS,
             BLOCK_M,
             BLOCK_N,
@@ -331,80 +333,8 @@ def matmul_kernel(
             ACC_DTYPE,
             TRACE,
         )
-        begin += tl.cdiv(max(per_shard - begin, 0), tl.num_programs(0)) * tl.num_programs(0)
-        _tiles(
-            handle,
-            flags,
-            epoch,
-            own,
-            own_desc,
-            a,
-            a_desc,
-            b,
-            b_desc,
-            c,
-            bias_ptr,
-            trace_ptr,
-            M,
-            N,
-            K,
-            begin,
-            SHARDS * per_shard,
-            SOURCE,
-            SINK,
-            SITE,
-            SHARDS,
-            SEGMENTS,
-            RING,
-            STACKED,
-            False,
-            BIAS,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-            GROUP_M,
-            EVEN_K,
-            PRECISION,
-            ACC_DTYPE,
-            TRACE,
-        )
-    else:
-        _tiles(
-            handle,
-            flags,
-            epoch,
-            own,
-            own_desc,
-            a,
-            a_desc,
-            b,
-            b_desc,
-            c,
-            bias_ptr,
-            trace_ptr,
-            M,
-            N,
-            K,
-            begin,
-            SHARDS * per_shard,
-            SOURCE,
-            SINK,
-            SITE,
-            SHARDS,
-            SEGMENTS,
-            RING,
-            STACKED,
-            STACKED,
-            BIAS,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-            GROUP_M,
-            EVEN_K,
-            PRECISION,
-            ACC_DTYPE,
-            TRACE,
-        )
+        if APART:
+            begin += tl.cdiv(max(per_shard - begin, 0), tl.num_programs(0)) * tl.num_programs(0)
     if TRACE:
         asked = clock_ns()
     leave(flags.turnstile, epoch, handle, SITE)
