@@ -6,10 +6,8 @@ import atexit
 import copy
 import gc
 import json
-import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -17,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 
 from iris import backends
-from iris.backends.base import Backend
 from iris.device import sync
 from iris.device.handle import Handle
 from iris.errors import (
@@ -31,8 +28,11 @@ from iris.errors import (
 )
 from iris.heap import HeapTable, format_bytes
 from iris.launch import Identity, identity
+from iris.log import RankLogger
 from iris.mesh import Mesh, require_linux
 from iris.tensors import SymmetricTensors
+from iris.watcher import Watcher
+from iris.wire import pack, unpack
 
 T = TypeVar("T")
 Group = Any
@@ -95,7 +95,7 @@ def _seconds(variable: str) -> float | None:
         raise ArgumentError("iris", variable, "a number of seconds", text) from error
 
 
-class Iris(SymmetricTensors):
+class Iris(SymmetricTensors, RankLogger):
     """One rank's context; make it with :func:`iris.iris`, end it with :meth:`close` or ``with``.
 
     Attributes:
@@ -131,8 +131,7 @@ class Iris(SymmetricTensors):
         self.rank, self.world_size, self.timeout_s = who.rank, who.world_size, timeout_s
         self.backend_name, self.launched_by = choice.name, who.source
         self._global_ranks = _global_ranks(group)
-        self._log = logging.getLogger(f"iris.rank{self.rank}")
-        self.set_log_level(log_level if log_level is not None else os.environ.get("IRIS_LOG_LEVEL", "warning"))
+        self._start_logging(self.rank, log_level or os.environ.get("IRIS_LOG_LEVEL", "warning"))
         self._mesh = Mesh(who.rank, who.world_size, who.job, first_timeout_s)
         try:
             self._start(choice, who, heap_size, timeout_s, first_timeout_s)
@@ -165,7 +164,7 @@ class Iris(SymmetricTensors):
         self.handle = Handle(self.heap_bases, self._info)
         self._backend.synchronize(None, lambda: None)
         self._mesh.exchange("heap ready")
-        self._watcher = _Watcher(self._mesh, self._backend, self._control.offset)
+        self._watcher = Watcher(self._mesh, self._backend, self._control.offset)
         self.info(f"rank {self.rank} of {self.world_size} on {self.device} ({choice.reason})")
 
     # -- what a rank may ask ------------------------------------------------------------------------
@@ -359,8 +358,8 @@ class Iris(SymmetricTensors):
         """
         self._require_open("broadcast")
         self._check_rank("broadcast", "source", source)
-        payload = _pack(value) if self.rank == source else b""
-        return _unpack(self._exchange(f"broadcast(source={source})", payload)[source], self.device)
+        payload = pack(value) if self.rank == source else b""
+        return unpack(self._exchange(f"broadcast(source={source})", payload)[source], self.device)
 
     def _ranks_of(self, op: str, group: Group) -> tuple[int, ...]:
         """The members of ``group`` as ranks of this context, this rank among them."""
@@ -434,33 +433,6 @@ class Iris(SymmetricTensors):
         if not self._open:
             raise ContextError(f"{op}: this context is closed. Create a new one with iris.iris(...).")
 
-    # -- logging ------------------------------------------------------------------------------------
-
-    def set_log_level(self, level: str | int) -> None:
-        """Show messages of ``level`` (``"debug"``, ``"info"``, ``"warning"``, ``"error"``) and above."""
-        if not self._log.handlers:
-            handler = logging.StreamHandler()
-            handler.setFormatter(logging.Formatter(f"[iris %(levelname)s rank {self.rank}] %(message)s"))
-            self._log.addHandler(handler)
-            self._log.propagate = False
-        self._log.setLevel(level.upper() if isinstance(level, str) else level)
-
-    def debug(self, message: str) -> None:
-        """Log ``message`` with this rank's number, at level debug."""
-        self._log.debug(message)
-
-    def info(self, message: str) -> None:
-        """Log ``message`` with this rank's number, at level info."""
-        self._log.info(message)
-
-    def warning(self, message: str) -> None:
-        """Log ``message`` with this rank's number, at level warning."""
-        self._log.warning(message)
-
-    def error(self, message: str) -> None:
-        """Log ``message`` with this rank's number, at level error."""
-        self._log.error(message)
-
     # -- the end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -490,8 +462,6 @@ class Iris(SymmetricTensors):
         self._watcher.stop()
         self._workspaces.clear()
         self._group_tensors.clear()
-        for handler in list(self._log.handlers):
-            self._log.removeHandler(handler)
         try:
             self._backend.close()
             if error is None:
@@ -535,36 +505,8 @@ class _Lease:
             self._released.append(offset)
 
 
-class _Watcher:
-    """A thread that tells waiting kernels when a peer's process has died."""
-
-    INTERVAL_S = 0.02
-
-    def __init__(self, mesh: Mesh, backend: Backend, control: int) -> None:
-        self._mesh, self._backend, self._control, self._stop = mesh, backend, control, threading.Event()
-        self.saw_death = False
-        self._thread: threading.Thread | None = None
-        if mesh.world_size > 1:
-            self._thread = threading.Thread(target=self._watch, name="iris-watcher", daemon=True)
-            self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(self.INTERVAL_S):
-            dead = self._mesh.dead_ranks()
-            if dead:
-                self.saw_death = True
-                code = sync.abort_code(self._mesh.rank, min(dead))
-                self._backend.poke(self._control + sync.ABORT_WORD.value, code)
-                return
-
-    def stop(self) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-
-
 def _choice(backend: str | None) -> backends.Choice:
-    choice = backends.detect()
+    choice = backends.chosen()
     if backend is None or backend == choice.name:
         return choice
     if backend not in backends.NAMES:
@@ -599,33 +541,6 @@ def _global_ranks(group: Group) -> list[int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return list(torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD))
     return list(range(MAX_RANKS))
-
-
-def _pack(value: Any) -> bytes:
-    """``value`` as bytes: a JSON head, a newline, and raw data."""
-    if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().contiguous()
-        head = {"tensor": str(flat.dtype).removeprefix("torch."), "shape": list(flat.shape)}
-        return json.dumps(head).encode() + b"\n" + flat.view(-1).view(torch.uint8).numpy().tobytes()
-    if isinstance(value, bytes):
-        return b'{"bytes": true}\n' + value
-    try:
-        return json.dumps({"json": value}).encode() + b"\n"
-    except TypeError:
-        return json.dumps({"unsupported": type(value).__name__}).encode() + b"\n"
-
-
-def _unpack(data: bytes, device: torch.device) -> Any:
-    head, _, raw = data.partition(b"\n")
-    described = json.loads(head)
-    if "unsupported" in described:
-        expected = "None, bool, number, string, bytes, list or dict of those, or a tensor"
-        raise ArgumentError("broadcast", "value", expected, described["unsupported"])
-    if "tensor" in described:
-        dtype = getattr(torch, described["tensor"])
-        flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
-        return flat.view(dtype).view(described["shape"]).to(device)
-    return raw if "bytes" in described else described["json"]
 
 
 def _leave_all() -> None:

@@ -15,7 +15,8 @@ import iris
 PACKAGE = Path(iris.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-RUNTIME = {"errors", "heap", "mesh", "launch", "backends", "tensors", "context", "trace"}
+HOST = {"errors", "heap", "mesh", "launch", "backends", "tensors", "log", "wire", "watcher"}
+RUNTIME = {*HOST, "context", "trace"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "heap": {"errors"},
@@ -24,7 +25,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": {"errors", "mesh"},
     "tensors": {"errors"},
     "device": set(),
-    "context": {"errors", "heap", "mesh", "launch", "backends", "tensors", "device.sync", "device.handle"},
+    "log": set(),
+    "wire": {"errors"},
+    "watcher": {"mesh", "backends", "device.sync"},
+    "context": {*HOST, "device.sync", "device.handle"},
     "trace": {"errors", "context", "device"},
     "engine": {"errors", "context"},
     "ops": {*RUNTIME, "engine", "device"},

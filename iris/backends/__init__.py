@@ -70,17 +70,22 @@ def chosen() -> Choice:
     return _chosen or detect()
 
 
-def choose() -> Choice:
-    """Detect the backend and, for the simulator, make Triton interpret the kernels decorated from now on."""
+def choose() -> None:
+    """Detect the backend and, for the simulator, make Triton interpret the kernels decorated from now on.
+
+    Where the environment asks for what is not there, :func:`iris.iris` says so, not the import.
+    """
     global _chosen
-    _chosen = choice = detect()
-    if choice.name == "sim":
+    try:
+        _chosen = detect()
+    except BackendError:
+        return
+    if _chosen.name == "sim":
         os.environ["TRITON_INTERPRET"] = "1"
         if "triton" in sys.modules:
             from iris.backends.interpreter import interpret_standard_library
 
             interpret_standard_library()
-    return choice
 
 
 def open_backend(choice: Choice, mesh: Mesh, local_rank: int, heap_size: int) -> Backend:

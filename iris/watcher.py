@@ -1,0 +1,37 @@
+"""A thread per context that notices when a peer's process has died."""
+
+from __future__ import annotations
+
+import threading
+
+from iris.backends.base import Backend
+from iris.device import sync
+from iris.mesh import Mesh
+
+
+class Watcher:
+    """A thread that tells waiting kernels when a peer's process has died."""
+
+    INTERVAL_S = 0.02
+
+    def __init__(self, mesh: Mesh, backend: Backend, control: int) -> None:
+        self._mesh, self._backend, self._control, self._stop = mesh, backend, control, threading.Event()
+        self.saw_death = False
+        self._thread: threading.Thread | None = None
+        if mesh.world_size > 1:
+            self._thread = threading.Thread(target=self._watch, name="iris-watcher", daemon=True)
+            self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.INTERVAL_S):
+            dead = self._mesh.dead_ranks()
+            if dead:
+                self.saw_death = True
+                code = sync.abort_code(self._mesh.rank, min(dead))
+                self._backend.poke(self._control + sync.ABORT_WORD.value, code)
+                return
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
