@@ -160,8 +160,7 @@ class Iris(SymmetricTensors, RankLogger):
         self._status_view = self._status.numpy()
         self.heap_bases = torch.tensor(self._backend.bases, dtype=torch.int64, device=self.device)
         info = [self.rank, self.world_size, int(timeout_s * 1e9), int(first_timeout_s * 1e9), self._status.data_ptr()]
-        self._info = torch.tensor(info, dtype=torch.int64, device=self.device)
-        self.handle = Handle(self.heap_bases, self._info)
+        self.handle = Handle(self.heap_bases, torch.tensor(info, dtype=torch.int64, device=self.device))
         self._backend.synchronize(None, lambda: None)
         self._mesh.exchange("heap ready")
         self._watcher = Watcher(self._mesh, self._backend, self._control.offset)
@@ -412,7 +411,7 @@ class Iris(SymmetricTensors, RankLogger):
         words = [int(word) for word in self._status_view]
         site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
         rank, peer = words[sync.STATUS_RANK], words[sync.STATUS_PEER]
-        if words[sync.STATUS_CODE] == sync.CODE_RELAYED:
+        if words[sync.STATUS_CODE] == sync.CODE_RELAYED.value:
             message = f"{site}: rank {rank} gave up waiting for rank {peer}, so all ranks stopped"
         else:
             waited = words[sync.STATUS_WAITED] / 1e9

@@ -149,22 +149,19 @@ def _switch() -> None:
 
 
 def _install_switches() -> None:
-    def switching(name: str, works: bool) -> None:
+    def switching(name: str) -> None:
         original = getattr(_Builder, name, None)
         if original is None:
             return
 
         def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
             _switch()
-            if works and _current is not None:
-                _current.worked = True
             return original(self, *args, **kwargs)
 
         setattr(_Builder, name, replacement)
 
-    for name in ("create_atomic_cas", "create_atomic_rmw", "create_atomic_load"):
-        switching(name, works=False)
-    switching("create_atomic_store", works=True)
+    for name in ("create_atomic_cas", "create_atomic_rmw", "create_atomic_store"):
+        switching(name)
     for name in ("create_masked_store", "create_dot"):
         _mark_as_work(name)
 
@@ -175,7 +172,7 @@ def _install_switches() -> None:
             _switch()
         return load(self, ptrs, mask, other, *rest, **options)
 
-    _Builder.create_masked_load = masked_load
+    _Builder.create_masked_load = masked_load  # atomic loads are volatile loads
 
     if hasattr(_Builder, "create_atomic_poll"):
         _Builder.create_atomic_poll = _atomic_poll

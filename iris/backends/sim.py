@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -100,8 +99,3 @@ def _require_interpreter() -> None:
             'backend="sim" needs Triton to interpret kernels, which must be known before they are decorated. '
             "Set IRIS_BACKEND=sim in the environment before importing iris."
         )
-
-
-def now_ns() -> int:
-    """The simulator's clock; the same on all ranks of a host."""
-    return time.monotonic_ns()

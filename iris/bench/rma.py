@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ import triton.language as tl
 
 from iris import backends
 from iris.bench.matrix import random_bits, ranks_to_start, require, same_bits
-from iris.bench.timing import call_seconds
+from iris.bench.timing import median_seconds
 from iris.context import Iris, iris
 from iris.device import peer as peers
 from iris.launch import launch
@@ -99,12 +98,13 @@ def _rate(
     ctx.barrier()
     require(ctx, same_bits(target, expected), what)
 
+    copies = COPIES if ctx.backend_name != "sim" else 1
+
     def several() -> None:
-        for _ in range(COPIES if ctx.backend_name != "sim" else 1):
+        for _ in range(copies):
             move()
 
-    seconds = statistics.median(call_seconds(ctx, several, together=True))
-    copies = COPIES if ctx.backend_name != "sim" else 1
+    seconds = median_seconds(ctx, several, together=True)
     slowest = max(float(ctx.broadcast(seconds, rank)) for rank in range(ctx.world_size))
     return copies * nbytes / slowest / 1e9
 

@@ -36,16 +36,16 @@ _ENTERED: tl.constexpr = tl.constexpr(64)
 _LEFT: tl.constexpr = tl.constexpr(128)
 
 STATUS_WORDS: tl.constexpr = tl.constexpr(16)
-STATUS_CODE = 0
-STATUS_SITE = 1
-STATUS_RANK = 2
-STATUS_PEER = 3
-STATUS_FLAG = 4
-STATUS_WANTED = 5
-STATUS_SEEN = 6
-STATUS_WAITED = 7
-CODE_EXPIRED = 1
-CODE_RELAYED = 2
+STATUS_CODE: tl.constexpr = tl.constexpr(0)
+STATUS_SITE: tl.constexpr = tl.constexpr(1)
+STATUS_RANK: tl.constexpr = tl.constexpr(2)
+STATUS_PEER: tl.constexpr = tl.constexpr(3)
+STATUS_FLAG: tl.constexpr = tl.constexpr(4)
+STATUS_WANTED: tl.constexpr = tl.constexpr(5)
+STATUS_SEEN: tl.constexpr = tl.constexpr(6)
+STATUS_WAITED: tl.constexpr = tl.constexpr(7)
+CODE_EXPIRED: tl.constexpr = tl.constexpr(1)
+CODE_RELAYED: tl.constexpr = tl.constexpr(2)
 
 SITES = {
     0: "a user kernel",
@@ -200,14 +200,14 @@ def _check_bounds(offset, value, seen, peer, started, handle, site: tl.constexpr
     waited = clock_ns() - started
     told = tl.atomic_add(_abort_word(handle), 0, sem="acquire", scope="sys")
     if told != 0:
-        _record(2, site, (told >> 8) & 255, told & 255, 0, value, seen, waited, handle)
+        _record(CODE_RELAYED, site, (told >> 8) & 255, told & 255, 0, value, seen, waited, handle)
         stopped = 1
     elif waited > limit:
         me = rank(handle).to(tl.int64)
         code = (1 << 16) | (me << 8) | peer
         # Not a compare-and-swap: Triton 3.6 compiles that to agent scope on AMD, whatever scope is asked for.
         if tl.atomic_max(_abort_word(handle), code, sem="relaxed", scope="sys") == 0:
-            _record(1, site, me, peer, offset, value, seen, waited, handle)
+            _record(CODE_EXPIRED, site, me, peer, offset, value, seen, waited, handle)
             for other in range(world_size(handle)):
                 theirs = translate(_abort_word(handle), rank(handle), other, handle.bases)
                 tl.atomic_max(theirs, code, sem="relaxed", scope="sys")
@@ -219,15 +219,15 @@ def _check_bounds(offset, value, seen, peer, started, handle, site: tl.constexpr
 def _record(code: tl.constexpr, site: tl.constexpr, me, peer, offset, wanted, seen, waited, handle):
     """Write the status words; the code last, so that the host never reads half a record."""
     words = _status(handle)
-    tl.store(words + 1, tl.full((), site, tl.int64))
-    tl.store(words + 2, me)
-    tl.store(words + 3, peer)
-    tl.store(words + 4, offset)
-    tl.store(words + 5, wanted)
-    tl.store(words + 6, seen)
-    tl.store(words + 7, waited)
+    tl.store(words + STATUS_SITE, tl.full((), site, tl.int64))
+    tl.store(words + STATUS_RANK, me)
+    tl.store(words + STATUS_PEER, peer)
+    tl.store(words + STATUS_FLAG, offset)
+    tl.store(words + STATUS_WANTED, wanted)
+    tl.store(words + STATUS_SEEN, seen)
+    tl.store(words + STATUS_WAITED, waited)
     meet_to_publish()
-    tl.atomic_xchg(words, tl.full((), code, tl.int64), sem="release", scope="sys")
+    tl.atomic_xchg(words + STATUS_CODE, tl.full((), code, tl.int64), sem="release", scope="sys")
 
 
 @triton.jit

@@ -140,7 +140,8 @@ def _run_copy_engine(
     staged = ours.staged(world * rows, cols, own.dtype)
     blocks = -(-rows // config.block_size_m)
     chunks = min(config.num_chunks, blocks, MAX_CHUNKS)
-    chunk_rows = -(-blocks // chunks) * config.block_size_m
+    blocks_per_chunk = -(-blocks // chunks)
+    chunk_rows = blocks_per_chunk * config.block_size_m
     epoch = ours.turnstile[NEXT_EPOCH.value :][:1]
     here = staged[ctx.rank * rows :][:rows]
     ours.engine.begin()
@@ -149,7 +150,7 @@ def _run_copy_engine(
         for chunk, first in enumerate(range(0, rows, chunk_rows)):
             ours.engine.put(own[first : first + chunk_rows], here[first : first + chunk_rows], peer)
             ours.engine.put(epoch, ours.ready[ctx.rank * chunks + chunk :][:1], peer)
-    plan = Plan(SITE_ALL_GATHER_MATMUL.value, arrived_source, local_sink, *cut, ring=-1, chunks=chunks)
+    plan = Plan(SITE_ALL_GATHER_MATMUL.value, arrived_source, local_sink, *cut, -1, chunks, blocks_per_chunk)
     run(ctx, problem, plan, output, own, b, bias, bias_is, config, ours, trace, staged)
     ours.engine.end()
 

@@ -10,7 +10,6 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import matmul as kernels
-from iris.device.handle import Handle
 from iris.device.matmul import Matrix
 from iris.errors import DTypeError, PlacementError, ShapeError
 from iris.ops.config import FusedConfig, Target, pick_algorithm, pick_config
@@ -30,6 +29,7 @@ class Plan:
     segments: int = 1
     ring: int = 1
     chunks: int = 1
+    blocks_per_chunk: int = 1
 
 
 def target_of(ctx: Iris, staging_fits: bool = True) -> Target:
@@ -123,13 +123,12 @@ def run(
     own_desc = _describe(a, a_block) if target.tma and whole else None
     gathered = a if staged is None else staged
     gathered_desc = own_desc if staged is None else _describe(staged, a_block) if own_desc is not None else None
-    blocks_per_chunk = -(-rows // (plan.chunks * config.block_size_m))
     programs = min(blocks, config.num_sms or ctx.num_sms)
     if trace is not None:
         trace.begin(ctx, programs)
     kernels.matmul_kernel[(programs,)](
-        Handle(*ctx.handle),
-        workspace.flags(plan.chunks, blocks_per_chunk),
+        ctx.handle,
+        workspace.flags(plan.chunks, plan.blocks_per_chunk),
         Matrix(a, *a.stride()),
         own_desc,
         Matrix(gathered, *gathered.stride()),
