@@ -18,6 +18,7 @@ COMMANDS = {
     "info": ("iris.info", "what Iris sees: GPUs, links, versions, the backend and why, what is missing"),
     "demo": ("iris.demo", "run two fused ops over several ranks, check them, draw who waited when"),
     "bench": ("iris.bench", "measure links and ops against what the hardware and other libraries reach"),
+    "report": ("iris.report", "draw results into one HTML page, write them as Markdown tables, compare two sets"),
 }
 
 

@@ -30,13 +30,20 @@ class CopyEngine:
             self._stream.wait_stream(torch.cuda.current_stream(self._ctx.device))
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int) -> None:
-        """Copy ``source``, contiguous, to the place of ``target``, contiguous and symmetric, on rank ``peer``.
+        """Copy ``source`` to the place of ``target``, symmetric, on rank ``peer``: both of the same shape, of one dimension
+        or two, with rows that are contiguous.
 
         Sync: behind earlier copies of this engine, which any rank sees no later than this one.
         """
         bases = self._backend.bases
         address = target.data_ptr() - bases[self._ctx.rank] + bases[peer]
-        self._backend.copy(address, source.data_ptr(), source.numel() * source.element_size(), self._stream)
+        item = source.element_size()
+        if source.is_contiguous() and target.is_contiguous():
+            self._backend.copy(address, source.data_ptr(), source.numel() * item, self._stream)
+        else:
+            rows, width = source.shape[0], source.shape[1] * item
+            pitches = target.stride(0) * item, source.stride(0) * item
+            self._backend.copy_rows(address, source.data_ptr(), pitches, width, rows, self._stream)
 
     def end(self) -> None:
         """The current stream's later work waits for the copies."""

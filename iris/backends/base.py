@@ -46,6 +46,12 @@ class Backend(ABC):
         """Copy between addresses of any heaps without a kernel, behind what ``stream`` holds."""
 
     @abstractmethod
+    def copy_rows(
+        self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int, stream: Any
+    ) -> None:
+        """As ``copy``, but ``rows`` rows of ``width`` bytes that start ``pitches`` bytes apart in target and source."""
+
+    @abstractmethod
     def status_words(self, count: int) -> torch.Tensor:
         """``count`` int64 words that the host reads without waiting while kernels write them."""
 

@@ -65,7 +65,7 @@ class GpuBackend(Backend):
         self.num_sms = properties.multi_processor_count
         self._require_peer_access(mesh, count)
         self._poke_stream = torch.cuda.Stream(self.device)
-        self._memcpy_async = _load_memcpy_async(name)
+        self._memcpy_async, self._memcpy_2d_async = _load_copies(name)
         self._heap, self._handle = self._rendezvous(mesh, heap_size)
         self.bases = [int(pointer) for pointer in self._handle.buffer_ptrs]
 
@@ -124,6 +124,15 @@ class GpuBackend(Backend):
         if code:
             raise BackendError(f"a copy of {nbytes} bytes between heaps failed with {self.name} error {code}")
 
+    def copy_rows(
+        self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int, stream: torch.cuda.Stream
+    ) -> None:
+        code = self._memcpy_2d_async(
+            target, pitches[0], source, pitches[1], width, rows, _MEMCPY_DEFAULT, stream.cuda_stream
+        )
+        if code:
+            raise BackendError(f"a copy of {rows} rows of {width} bytes between heaps failed with {self.name} error {code}")
+
     def status_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64, pin_memory=True)
 
@@ -142,17 +151,20 @@ class GpuBackend(Backend):
         del self._handle, self._heap
 
 
-def _load_memcpy_async(name: str) -> Callable[..., int]:
-    """The runtime's own asynchronous copy: ``Tensor.copy_`` costs the host several times as much."""
+def _load_copies(name: str) -> tuple[Callable[..., int], Callable[..., int]]:
+    """The runtime's own asynchronous copies, of bytes and of rows: ``Tensor.copy_`` costs the host several times as
+    much."""
     if name == "cuda":
         library = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")
-        function = library.cudaMemcpyAsync
     else:
-        function = ctypes.CDLL("libamdhip64.so").hipMemcpyAsync
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-    function.restype = ctypes.c_int
-    copy: Callable[..., int] = function
-    return copy
+        library = ctypes.CDLL("libamdhip64.so")
+    prefix = "cuda" if name == "cuda" else "hip"
+    address, size, kind = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    flat, rows = library[f"{prefix}MemcpyAsync"], library[f"{prefix}Memcpy2DAsync"]
+    flat.argtypes = [address, address, size, kind, address]
+    rows.argtypes = [address, size, address, size, size, size, kind, address]
+    flat.restype = rows.restype = kind
+    return flat, rows
 
 
 def _shared_store(mesh: Mesh) -> Store:

@@ -1,17 +1,56 @@
-"""Benchmarks: ``python -m iris bench CASE``."""
+"""Benchmarks: ``python -m iris bench CASE``, and the means to write more.
+
+A case is a function of a state and a context::
+
+    import torch
+    from iris import bench
+
+    @bench.register
+    @bench.axis("dtype", ("fp16", "fp32"))
+    @bench.pow2("count", 10, 20)
+    def barrier_copy(state, ctx):
+        \"\"\"A copy into the next rank's memory.\"\"\"
+        dtype = bench.DTYPES[state["dtype"]]
+        source, target = ctx.randn(state["count"], dtype=dtype), ctx.empty(state["count"], dtype=dtype)
+        there = ctx.peer_view(target, (ctx.rank + 1) % ctx.world_size)
+        state.set_bytes(source.nbytes)
+        state.exec(lambda: there.copy_(source), validate_fn=...)
+
+    if __name__ == "__main__":
+        raise SystemExit(bench.main())
+
+Results are written as :mod:`iris.bench.records` says, data sets read as :mod:`iris.bench.dataset` says.
+"""
 
 from __future__ import annotations
 
-import argparse
+import itertools
+import sys
 from collections.abc import Sequence
 
+from iris.bench.axes import axis, linear, pow2
+from iris.bench.case import register, registered
+from iris.bench.matrix import DTYPES
+from iris.bench.state import State
+from iris.errors import ArgumentError
 
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark named first in ``argv`` with the rest as its options; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="iris bench", description="Measure Iris on this machine.")
-    parser.add_argument("case", choices=("rma",), help="rma: bulk put and get in a ring, beside the copy engine")
-    parser.add_argument("options", nargs=argparse.REMAINDER, help="options of the case; try: iris bench rma --help")
-    chosen = parser.parse_args(argv)
-    from iris.bench import rma
+__all__ = ["DTYPES", "State", "axis", "linear", "main", "pow2", "register"]
 
-    return rma.main(chosen.options)
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``iris bench``: measure the cases named first in ``argv`` as the options behind them say; returns the exit status."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), given))
+    if names == ["rma"]:
+        from iris.bench import rma
+
+        return rma.main(given[1:])
+    from iris.bench import cases, command
+
+    cases.load()
+    known = registered()
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        fix = "rma has options of its own: run it alone." if unknown == ["rma"] else ""
+        raise ArgumentError("bench", "case", f"one of {', '.join([*known, 'rma'])}", unknown[0], fix)
+    return command.run([known[name] for name in names], known, given[len(names) :])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -21,6 +22,8 @@ def call_seconds(
     together: bool = False,
     warmup: int | None = None,
     iterations: int | None = None,
+    preamble: Callable[[], object] | None = None,
+    lead_s: float = 0.0,
 ) -> list[float]:
     """Seconds that each of ``iterations`` calls of ``call`` took on this rank, after ``warmup`` untimed ones.
 
@@ -31,14 +34,20 @@ def call_seconds(
             Otherwise a single rank may time its call while the others are idle.
         warmup: untimed calls (default 3 on GPUs, 1 in the simulator).
         iterations: timed calls (default 11 on GPUs, 3 in the simulator).
+        preamble: runs before every call, untimed.
+        lead_s: on GPUs, seconds that the device idles before every call, so that the host has launched all of the
+            call when it begins. Without it a call that takes the host longer than the device is timed at the host's pace.
     """
     simulated = ctx.backend_name == "sim"
     untimed = warmup if warmup is not None else _SIM_WARMUP if simulated else _GPU_WARMUP
     timed = iterations if iterations is not None else _SIM_ITERATIONS if simulated else _GPU_ITERATIONS
+    before = preamble if preamble is not None else _nothing
     for _ in range(untimed):
+        before()
         call()
-    measure = _by_host_clock if simulated else _by_events
-    return measure(ctx, call, together, timed)
+    if simulated:
+        return _by_host_clock(ctx, call, together, timed, before)
+    return _by_events(ctx, call, together, timed, before, lead_s)
 
 
 def median_seconds(
@@ -53,9 +62,47 @@ def median_seconds(
     return statistics.median(call_seconds(ctx, call, together=together, warmup=warmup, iterations=iterations))
 
 
-def _by_events(ctx: Iris, call: Callable[[], object], together: bool, iterations: int) -> list[float]:
+def back_to_back_seconds(ctx: Iris, call: Callable[[], object], calls: int) -> float:
+    """Seconds per call of ``calls`` calls in a row on this rank's GPU, the host's part included. Collective."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    ctx.barrier()
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    ctx.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / calls
+
+
+def host_seconds(ctx: Iris, call: Callable[[], object], calls: int) -> float:
+    """The median time that the host takes to issue one call to an idle GPU, in seconds. Collective."""
+    taken = []
+    for _ in range(calls):
+        ctx.barrier()
+        begin = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begin)
+    ctx.synchronize()
+    return statistics.median(taken)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _by_events(
+    ctx: Iris,
+    call: Callable[[], object],
+    together: bool,
+    iterations: int,
+    before: Callable[[], object],
+    lead_s: float,
+) -> list[float]:
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(iterations)]
     for begin, end in events:
+        before()
+        if lead_s > 0:
+            torch.cuda._sleep(int(lead_s * _cycles_per_s(ctx.device)))
         if together:
             ctx.device_barrier()
         begin.record()
@@ -65,9 +112,25 @@ def _by_events(ctx: Iris, call: Callable[[], object], together: bool, iterations
     return [float(begin.elapsed_time(end)) / 1e3 for begin, end in events]
 
 
-def _by_host_clock(ctx: Iris, call: Callable[[], object], together: bool, iterations: int) -> list[float]:
+@cache
+def _cycles_per_s(device: torch.device) -> float:
+    """The unit of ``torch.cuda._sleep``: the GPU's clock on NVIDIA, a slower one on AMD."""
+    begin, end, cycles = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True), 100_000
+    with torch.cuda.device(device):
+        torch.cuda._sleep(cycles)
+        begin.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        end.synchronize()
+    return cycles * 1e3 / float(begin.elapsed_time(end))
+
+
+def _by_host_clock(
+    ctx: Iris, call: Callable[[], object], together: bool, iterations: int, before: Callable[[], object]
+) -> list[float]:
     seconds = []
     for _ in range(iterations):
+        before()
         if together:
             ctx.barrier()
         begin = time.perf_counter()

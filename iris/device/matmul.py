@@ -1,27 +1,35 @@
-"""The one persistent matmul kernel. Every fused op is this kernel with a source, a sink and a schedule.
+"""The one persistent matmul kernel. Every fused op is this kernel with a schedule, a source and a sink.
 
-    for each tile of the schedule:
-        for each segment of K:
-            a_ptr = SOURCE(…)          where this part of A is, once it may be read
-            acc += A tile @ B tile      over the segment, pipelined
+    for each tile, or part of a tile, that the schedule gives this program:
+        until K is through:
+            SOURCE(…)                  waits for some more of A, and says where it is
+            acc += A tile @ B tile     over that much of K, pipelined
         SINK(…, acc)                   what happens to the finished tile
 
-``SOURCE`` and ``SINK`` are ``@triton.jit`` functions passed as constexpr arguments, and may be the user's own:
+All are ``@triton.jit`` functions passed as constexpr arguments, and may be the user's own; schedules are described in
+:mod:`iris.device.schedule`, sinks in :mod:`iris.device.tile`.
 
-    SOURCE(handle, a_ptr, peer, block_m, flags, epoch, SITE) -> pointer to row 0, column 0 of A as the kernel shall
-        index it. It waits for whatever must be waited for before block row ``block_m`` of ``peer``'s part is read.
-    SINK(handle, c, value, rows, cols, mask, flags, epoch, SITE): ``value`` is the finished tile in the output's
-        dtype, bias added; ``rows`` and ``cols`` are its place in this rank's part of the output.
+    SOURCE(handle, a, flags, epoch, shard, block_m, k, M, K, SITE, SEGMENTS, JOIN) -> (pointer, k up to which A is here)
 
-A is cut in one of two ways, or not at all. ``SHARDS`` > 1: by rows, one shard of M rows per rank, and a tile lies
-in one shard. ``SEGMENTS`` > 1: by columns, one segment of K columns per rank, and a tile needs all of them. M is
-the rows of one shard, K the columns of one segment. ``peer`` is the rank that the shard or segment belongs to;
-ranks are visited in ring order from this one on, upwards (``RING`` 1) or downwards (-1).
+A is cut in one of two ways, or not at all. ``SHARDED``: by rows, M of them per rank, and a tile lies in one ``shard``.
+``SEGMENTS`` > 1: by columns, K of them per rank, and a tile needs all of them, beginning with this rank's own: ``k``
+counts columns in that order. The pointer is to where row 0, column 0 of the gathered A would be, so rows and columns
+are those of the whole; it need only be good for the part just waited for. ``JOIN`` allows the source to answer with
+several ranks' segments at once: K is then a multiple of ``BLOCK_K``.
 
-Where parts are gathered into one buffer, ``STACKED`` says that they lie there one below the other, M rows each; the
-own part, which needs no transfer, is then read where it lies (``own``) and comes first.
+``OWN``: the shard of rows that needs no transfer comes first, and is read where it lies (``own``).
 
-The waits of a source stand outside the pipelined loop, so no load is moved above them.
+``COURIER``, if given, is run by the first programs, the ``crew``, before they compute, and moves data for the others:
+
+    COURIER(handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows, SITE, SEGMENTS, COURIER_M, COURIER_N)
+
+The first ``dedicated`` programs of the ``crew`` compute nothing. The waits of a source stand outside the pipelined loop, so no load is
+moved above them.
+
+Stream-K: ``STREAM_K`` splits the tiles of the last waves evenly over the programs, along K. The program that has the
+first part of a tile gets the others' partial sums, which lie in ``partials``, in a tree of fixed order: results do not
+depend on timing. All programs are resident; each part of a tile but the first is the first thing that its program does
+of the split tiles, and waits only for programs further on.
 """
 
 from typing import Any, NamedTuple
@@ -32,102 +40,195 @@ import triton.language as tl
 from iris.device import trace
 from iris.device.arch import clock_ns
 from iris.device.handle import rank
-from iris.device.schedule import sharded
-from iris.device.sync import enter, leave
-
-BIAS_NONE: tl.constexpr = tl.constexpr(0)
-BIAS_ROW: tl.constexpr = tl.constexpr(1)
-BIAS_COLUMN: tl.constexpr = tl.constexpr(2)
+from iris.device.schedule import split_start, split_worker, whole_tiles
+from iris.device.sync import enter, leave, signal, wait
+from iris.device.tile import Tile, tile_pointers
 
 
-class Matrix(NamedTuple):
-    """A matrix in memory: where it starts, and its strides in elements."""
+class Crew(NamedTuple):
+    """The programs that move data: how many; how many of them compute nothing; and how many units of data all of
+    them share, the rest being left to the dedicated ones."""
 
-    ptr: Any
-    row_stride: Any
-    col_stride: Any
+    couriers: Any
+    dedicated: Any
+    first_units: Any
 
 
-class Flags(NamedTuple):
-    """What ranks tell each other with. ``turnstile``: see :func:`iris.device.sync.enter`. ``ready``: one epoch per
-    (rank, chunk), for parts of A that arrive in ``chunks`` chunks of ``blocks_per_chunk`` block rows."""
+class Operand(NamedTuple):
+    """A matrix as the inner loop reads it, whose first row is row number ``row`` of the whole."""
 
-    turnstile: Any
-    ready: Any
-    chunks: Any
-    blocks_per_chunk: Any
+    matrix: Any
+    desc: Any
+    row: Any
 
 
 @triton.jit
-def local_source(handle, a_ptr, peer, block_m, flags, epoch, SITE: tl.constexpr):
+def local_source(
+    handle,
+    a,
+    flags,
+    epoch,
+    shard,
+    block_m,
+    k,
+    M,
+    K,
+    SITE: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    JOIN: tl.constexpr,
+):
     """A is whole, and here."""
-    return a_ptr
-
-
-@triton.jit
-def local_sink(handle, c, value, rows, cols, mask, flags, epoch, SITE: tl.constexpr):
-    """The tile is stored in this rank's own output."""
-    tl.store(tile_pointers(c, c.ptr, rows, cols), value, mask=mask)
-
-
-@triton.jit
-def tile_pointers(matrix, ptr, rows, cols):
-    """Pointers to the elements at ``rows`` × ``cols`` of a matrix that starts at ``ptr``."""
-    return ptr + (rows.to(tl.int64) * matrix.row_stride)[:, None] + (cols.to(tl.int64) * matrix.col_stride)[None, :]
+    return a.ptr, K
 
 
 @triton.jit
 def _multiply(
     acc,
     a,
-    a_desc,
     a_ptr,
     b,
-    b_desc,
-    first_row,
-    desc_row,
-    first_col,
-    b_row,
-    M,
+    row,
+    row_end,
+    col,
+    first_k,
+    k_begin,
+    k_end,
     N,
-    K,
+    K_TOTAL,
+    WRAP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """``acc`` plus A[first_row :, 0 : K] @ B[b_row : b_row + K, first_col :], one tile of each.
+    """``acc`` plus one tile of A times one of B, over ``k_begin``, …, ``k_end`` counted from column ``first_k`` of A.
 
-    ``desc_row`` is ``first_row`` as ``a_desc`` counts. What is left of K behind the last whole block is added apart, so
-    that the loop needs no masks.
+    What is left of K behind the last whole block is added apart, so that the loop needs no masks.
     """
     ks = tl.arange(0, BLOCK_K)
-    if a_desc is None:
-        rows = first_row + tl.arange(0, BLOCK_M)
-        a_ptrs = tile_pointers(a, a_ptr, tl.where(rows < M, rows, 0), ks)
-    if b_desc is None:
-        cols = first_col + tl.arange(0, BLOCK_N)
-        b_start = b.ptr + b_row.to(tl.int64) * b.row_stride
-        b_ptrs = tile_pointers(b, b_start, ks, tl.where(cols < N, cols, 0))
-    whole = K if EVEN_K else K // BLOCK_K * BLOCK_K
-    for k in range(0, whole, BLOCK_K):
-        a_tile = tl.load(a_ptrs) if a_desc is None else a_desc.load([desc_row, k])
-        b_tile = tl.load(b_ptrs) if b_desc is None else b_desc.load([b_row + k, first_col])
+    rows = row + tl.arange(0, BLOCK_M)
+    cols = col + tl.arange(0, BLOCK_N)
+    if a.desc is None or not EVEN_K:
+        a_rows = tile_pointers(a.matrix, a_ptr, tl.where(rows < row_end, rows, row) - a.row, ks)
+    if b.desc is None or not EVEN_K:
+        b_cols = tile_pointers(b.matrix, b.matrix.ptr, ks, tl.where(cols < N, cols, 0))
+    whole = k_end if EVEN_K else k_begin + (k_end - k_begin) // BLOCK_K * BLOCK_K
+    for position in range(k_begin, whole, BLOCK_K):
+        k = position + first_k
+        if WRAP:
+            k = tl.where(k < K_TOTAL, k, k - K_TOTAL)
+        if a.desc is None:
+            a_tile = tl.load(a_rows + k.to(tl.int64) * a.matrix.col_stride)
+        else:
+            a_tile = a.desc.load([row - a.row, k])
+        if b.desc is None:
+            b_tile = tl.load(b_cols + k.to(tl.int64) * b.matrix.row_stride)
+        else:
+            b_tile = b.desc.load([k, col])
         acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION, out_dtype=acc.dtype)
-        if a_desc is None:
-            a_ptrs += BLOCK_K * a.col_stride
-        if b_desc is None:
-            b_ptrs += BLOCK_K * b.row_stride
     if not EVEN_K:
-        ks = whole + tl.arange(0, BLOCK_K)
-        rows = first_row + tl.arange(0, BLOCK_M)
-        cols = first_col + tl.arange(0, BLOCK_N)
-        a_ptrs = tile_pointers(a, a_ptr, tl.where(rows < M, rows, 0), ks)
-        b_ptrs = tile_pointers(b, b.ptr + b_row.to(tl.int64) * b.row_stride, ks, tl.where(cols < N, cols, 0))
-        a_tile = tl.load(a_ptrs, mask=(ks < K)[None, :], other=0)
-        b_tile = tl.load(b_ptrs, mask=(ks < K)[:, None], other=0)
-        acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+        if whole < k_end:
+            k = whole + first_k
+            if WRAP:
+                k = tl.where(k < K_TOTAL, k, k - K_TOTAL)
+            left = ks < k_end - whole
+            a_ptrs = a_rows + k.to(tl.int64) * a.matrix.col_stride
+            b_ptrs = b_cols + k.to(tl.int64) * b.matrix.row_stride
+            a_tile = tl.load(a_ptrs, mask=left[None, :], other=0)
+            b_tile = tl.load(b_ptrs, mask=left[:, None], other=0)
+            acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+    return acc
+
+
+@triton.jit
+def _continue(
+    acc,
+    k,
+    k_end,
+    handle,
+    flags,
+    epoch,
+    a,
+    b,
+    trace_ptr,
+    shard,
+    block_m,
+    item,
+    row,
+    row_end,
+    col,
+    first_k,
+    M,
+    N,
+    K,
+    SOURCE: tl.constexpr,
+    SITE: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TRACE: tl.constexpr,
+):
+    """``acc`` carried on from column ``k`` as far as the source has A, and that column."""
+    if TRACE:
+        asked = clock_ns()
+    a_ptr, ready = SOURCE(handle, a.matrix, flags, epoch, shard, block_m, k, M, K, SITE, SEGMENTS, EVEN_K)
+    stop = min(ready, k_end)
+    if TRACE:
+        started = clock_ns()
+        trace.record(trace_ptr, trace.WAIT, asked, started, item)
+    acc = _multiply(
+        acc, a, a_ptr, b, row, row_end, col, first_k, k, stop, N, K * SEGMENTS,
+        SEGMENTS > 1, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION,
+    )  # fmt: skip
+    if TRACE:
+        trace.record(trace_ptr, trace.GEMM, started, clock_ns(), item)
+    return acc, stop
+
+
+@triton.jit
+def _partial_pointers(partials, worker, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where ``worker`` leaves its part of a split tile."""
+    start = partials + worker.to(tl.int64) * (BLOCK_M * BLOCK_N)
+    return start + tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+
+
+@triton.jit
+def _combine(
+    acc,
+    handle,
+    flags,
+    epoch,
+    partials,
+    worker,
+    workers,
+    split_tile,
+    per_tile,
+    split_iterations,
+    SITE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Sum the parts of a split tile over the programs that share it, in a binary tree; the first of them gets the sum.
+
+    The others leave what they have in ``partials`` for the program below them in the tree.
+    """
+    first = split_worker(split_tile * per_tile, workers, split_iterations)
+    last = split_worker((split_tile + 1) * per_tile - 1, workers, split_iterations)
+    place = worker - first
+    step = 1
+    while (step <= last - first) & (place % (2 * step) == 0):
+        helper = worker + step
+        if helper <= last:
+            wait(flags.split + helper, epoch, rank(handle), handle, SITE)
+            acc += tl.load(_partial_pointers(partials, helper, BLOCK_M, BLOCK_N))
+        step *= 2
+    if place > 0:
+        tl.store(_partial_pointers(partials, worker, BLOCK_M, BLOCK_N), acc)
+        signal(flags.split + worker, epoch, rank(handle), handle)
     return acc
 
 
@@ -137,124 +238,112 @@ def _tiles(
     flags,
     epoch,
     own,
-    own_desc,
     a,
-    a_desc,
     b,
-    b_desc,
     c,
     bias_ptr,
+    slots,
+    partials,
     trace_ptr,
     M,
     N,
     K,
     begin,
     end,
+    per_shard,
+    per_round,
+    worker,
+    workers,
+    SCHEDULE: tl.constexpr,
     SOURCE: tl.constexpr,
     SINK: tl.constexpr,
     SITE: tl.constexpr,
     SHARDS: tl.constexpr,
+    SHARDED: tl.constexpr,
     SEGMENTS: tl.constexpr,
-    RING: tl.constexpr,
-    STACKED: tl.constexpr,
     OWN: tl.constexpr,
+    PIECEWISE: tl.constexpr,
     BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     EVEN_K: tl.constexpr,
+    STREAM_K: tl.constexpr,
+    TWO_TILES: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
     TRACE: tl.constexpr,
 ):
-    """This program's tiles among ``begin``, …, ``end``. ``OWN``: all of them are of the own shard of rows, or their
-    first segment is the own one."""
+    """This program's part of the tiles ``begin``, …, ``end``. ``OWN``: they are of the own shard of rows."""
     me = rank(handle)
     m_blocks = tl.cdiv(M, BLOCK_M)
     n_blocks = tl.cdiv(N, BLOCK_N)
-    for tile in range(begin, end, tl.num_programs(0)):
-        turn, block_m, block_n = sharded(tile, m_blocks, n_blocks, GROUP_M)
-        shard = (me + RING * turn + SHARDS) % SHARDS
-        first_row, first_col = block_m * BLOCK_M, block_n * BLOCK_N
+    K_TOTAL = K * SEGMENTS
+    per_tile = tl.cdiv(K_TOTAL, BLOCK_K)
+    dealt_out = begin + whole_tiles(end - begin, workers, STREAM_K, TWO_TILES)
+    first = begin + worker
+    units = tl.cdiv(max(dealt_out - first, 0), workers)
+    wholes = units
+    if STREAM_K:
+        split_iterations = (end - dealt_out) * per_tile
+        split_begin = split_start(worker, workers, split_iterations)
+        split_end = split_start(worker + 1, workers, split_iterations)
+        if split_begin < split_end:
+            units += (split_end - 1) // per_tile - split_begin // per_tile + 1
+    for unit in range(units):
+        item = first + unit * workers
+        k_begin, k_end = 0, K_TOTAL
+        if STREAM_K:
+            if unit >= wholes:
+                split_tile = split_begin // per_tile + unit - wholes
+                item = dealt_out + split_tile
+                k_begin = max(split_begin - split_tile * per_tile, 0) * BLOCK_K
+                k_end = min(min(split_end - split_tile * per_tile, per_tile) * BLOCK_K, K_TOTAL)
+        shard, index, block_m, block_n = SCHEDULE(
+            item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M, SHARDS
+        )
+        top = shard * M if SHARDED else 0
+        row, row_end, col = top + block_m * BLOCK_M, top + M, block_n * BLOCK_N
+        first_k = me * K if SEGMENTS > 1 else 0
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
+        k = k_begin
         if OWN:
             if TRACE:
                 started = clock_ns()
-            b_row = (me % SEGMENTS) * K
             acc = _multiply(
-                acc,
-                own,
-                own_desc,
-                own.ptr,
-                b,
-                b_desc,
-                first_row,
-                first_row,
-                first_col,
-                b_row,
-                M,
-                N,
-                K,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_K,
-                EVEN_K,
-                PRECISION,
-            )
+                acc, own, own.matrix.ptr, b, row, row_end, col, first_k, k, k_end, N, K_TOTAL,
+                False, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION,
+            )  # fmt: skip
             if TRACE:
-                trace.record(trace_ptr, trace.GEMM, started, clock_ns(), tile)
-        for step in range(1 if OWN else 0, SEGMENTS):
-            segment = (me + RING * step + SEGMENTS) % SEGMENTS
+                trace.record(trace_ptr, trace.GEMM, started, clock_ns(), item)
+        elif PIECEWISE:
+            while k < k_end:
+                acc, k = _continue(
+                    acc, k, k_end, handle, flags, epoch, a, b, trace_ptr, shard, block_m, item, row, row_end, col,
+                    first_k, M, N, K, SOURCE, SITE, SEGMENTS, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION, TRACE,
+                )  # fmt: skip
+        else:
+            acc, k = _continue(
+                acc, k, k_end, handle, flags, epoch, a, b, trace_ptr, shard, block_m, item, row, row_end, col,
+                first_k, M, N, K, SOURCE, SITE, SEGMENTS, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION, TRACE,
+            )  # fmt: skip
+        whole = True
+        if STREAM_K:
+            whole = k_begin == 0
+            if (k_begin > 0) | (k_end < K_TOTAL):
+                acc = _combine(
+                    acc, handle, flags, epoch, partials, worker, workers, item - dealt_out, per_tile, split_iterations,
+                    SITE, BLOCK_M, BLOCK_N,
+                )  # fmt: skip
+        if whole:
             if TRACE:
                 asked = clock_ns()
-            a_ptr = SOURCE(handle, a.ptr, shard + segment, block_m, flags, epoch, SITE)
+            rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
+            tile = Tile(shard, index, per_shard, top, rows, cols, rows < row_end, cols < N)
+            SINK(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE, BIAS)
             if TRACE:
-                started = clock_ns()
-                trace.record(trace_ptr, trace.WAIT, asked, started, shard + segment)
-            if STACKED:
-                top = (shard + segment) * M
-                a_ptr += top.to(tl.int64) * a.row_stride
-                desc_row = top + first_row
-            else:
-                desc_row = first_row
-            acc = _multiply(
-                acc,
-                a,
-                a_desc,
-                a_ptr,
-                b,
-                b_desc,
-                first_row,
-                desc_row,
-                first_col,
-                segment * K,
-                M,
-                N,
-                K,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_K,
-                EVEN_K,
-                PRECISION,
-            )
-            if TRACE:
-                trace.record(trace_ptr, trace.GEMM, started, clock_ns(), tile)
-        rows = first_row + tl.arange(0, BLOCK_M)
-        cols = first_col + tl.arange(0, BLOCK_N)
-        row_mask = rows < M
-        rows += shard * M
-        if BIAS == BIAS_ROW:
-            acc += tl.load(bias_ptr + rows, mask=row_mask, other=0).to(ACC_DTYPE)[:, None]
-        if BIAS == BIAS_COLUMN:
-            acc += tl.load(bias_ptr + cols, mask=cols < N, other=0).to(ACC_DTYPE)[None, :]
-        mask = row_mask[:, None] & (cols < N)[None, :]
-        value = acc.to(c.ptr.dtype.element_ty)
-        if TRACE:
-            asked = clock_ns()
-        SINK(handle, c, value, rows, cols, mask, flags, epoch, SITE)
-        if TRACE:
-            trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), tile)
+                trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), item)
 
 
 @triton.jit
@@ -269,74 +358,74 @@ def matmul_kernel(
     b_desc,
     c,
     bias_ptr,
+    slots,
+    partials,
     trace_ptr,
     M,
     N,
     K,
+    per_shard,
+    per_round,
+    crew,
+    SCHEDULE: tl.constexpr,
     SOURCE: tl.constexpr,
     SINK: tl.constexpr,
+    COURIER: tl.constexpr,
     SITE: tl.constexpr,
     SHARDS: tl.constexpr,
+    SHARDED: tl.constexpr,
     SEGMENTS: tl.constexpr,
-    RING: tl.constexpr,
-    STACKED: tl.constexpr,
+    OWN: tl.constexpr,
+    PIECEWISE: tl.constexpr,
+    MEET: tl.constexpr,
     BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     EVEN_K: tl.constexpr,
+    STREAM_K: tl.constexpr,
+    TWO_TILES: tl.constexpr,
+    COURIER_M: tl.constexpr,
+    COURIER_N: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
     TRACE: tl.constexpr,
 ):
     """C = A @ B + bias, where A comes from ``SOURCE`` and C goes to ``SINK``. See the module's docstring."""
     epoch = enter(flags.turnstile, handle)
-    per_shard = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
-    APART: tl.constexpr = STACKED and SHARDS > 1
-    begin = tl.program_id(0)
-    for phase in tl.static_range(2 if APART else 1):
-        end = per_shard if APART and phase == 0 else SHARDS * per_shard
-        _tiles(
-            handle,
-            flags,
-            epoch,
-            own,
-            own_desc,
-            a,
-            a_desc,
-            b,
-            b_desc,
-            c,
-            bias_ptr,
-            trace_ptr,
-            M,
-            N,
-            K,
-            begin,
-            end,
-            SOURCE,
-            SINK,
-            SITE,
-            SHARDS,
-            SEGMENTS,
-            RING,
-            STACKED,
-            STACKED and phase == 0,
-            BIAS,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-            GROUP_M,
-            EVEN_K,
-            PRECISION,
-            ACC_DTYPE,
-            TRACE,
-        )
-        if APART:
-            begin += tl.cdiv(max(per_shard - begin, 0), tl.num_programs(0)) * tl.num_programs(0)
+    program = tl.program_id(0)
+    me = rank(handle)
+    if COURIER is not None:
+        if program < crew.couriers:
+            if TRACE:
+                asked = clock_ns()
+            COURIER(
+                handle, own, a, c, flags, epoch, program, crew, M, N, K, flags.blocks_per_chunk * BLOCK_M,
+                SITE, SEGMENTS, COURIER_M, COURIER_N,
+            )  # fmt: skip
+            if TRACE:
+                trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), -1)
+    own_shard = Operand(own, own_desc, me * M if SHARDED else 0)
+    gathered = Operand(a, a_desc, 0)
+    right = Operand(b, b_desc, 0)
+    if program >= crew.dedicated:
+        worker, workers = program - crew.dedicated, tl.num_programs(0) - crew.dedicated
+        begin = 0
+        for phase in tl.static_range(2 if OWN else 1):
+            end = per_shard if OWN and phase == 0 else SHARDS * per_shard
+            _tiles(
+                handle, flags, epoch, own_shard, gathered, right, c, bias_ptr, slots, partials, trace_ptr, M, N, K,
+                begin, end, per_shard, per_round, worker, workers,
+                SCHEDULE, SOURCE, SINK, SITE, SHARDS, SHARDED, SEGMENTS, OWN and phase == 0,
+                PIECEWISE, BIAS, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, EVEN_K, STREAM_K and not (OWN and phase == 0), TWO_TILES, PRECISION,
+                ACC_DTYPE, TRACE,
+            )  # fmt: skip
+            if OWN:
+                worker = (worker + workers - per_shard % workers) % workers
+                begin = per_shard
     if TRACE:
         asked = clock_ns()
-    leave(flags.turnstile, epoch, handle, SITE)
+    leave(flags.turnstile, epoch, handle, SITE, MEET)
     if TRACE:
         trace.record(trace_ptr, trace.WAIT, asked, clock_ns(), -1)

@@ -1,4 +1,13 @@
-"""Which tile a program computes next."""
+"""Which tile a program computes next, and which part of its K.
+
+A matmul's tiles are numbered in the order in which they are to be computed; a *schedule* says which tile a number
+stands for. It is a ``@triton.jit`` function passed as constexpr, and may be the user's own:
+
+    SCHEDULE(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M, SHARDS) -> (shard, index, block_m, block_n)
+
+``shard`` is the rank that the tile belongs to, ``index`` its number among that rank's ``per_shard`` tiles,
+``block_m`` and ``block_n`` its place. Tiles come in rounds of ``per_round`` tiles of every shard.
+"""
 
 import triton
 import triton.language as tl
@@ -13,18 +22,78 @@ def grouped(tile, m_blocks, n_blocks, GROUP_M: tl.constexpr):
     """
     group_size = GROUP_M * n_blocks
     first = tile // group_size * GROUP_M
-    rows = min(m_blocks - first, GROUP_M)
+    rows = max(min(m_blocks - first, GROUP_M), 1)
     within = tile % group_size
     return first + within % rows, within // rows
 
 
 @triton.jit
-def sharded(tile, m_blocks, n_blocks, GROUP_M: tl.constexpr):
-    """Tile number → (turn, block row in the shard, block column), shard by shard.
+def _turn(item, per_shard, per_round, SHARDS: tl.constexpr):
+    """Item → (turn round the ring, number within the shard)."""
+    if SHARDS == 1:
+        return item * 0, item
+    else:
+        done = item // (per_round * SHARDS) * per_round
+        rest = item - done * SHARDS
+        size = max(min(per_round, per_shard - done), 1)
+        return rest // size, done + rest % size
 
-    Turn 0 is the rank's own shard, which needs no transfer; the others follow round the ring, so that no two ranks
-    want the same peer's at the same time.
+
+@triton.jit
+def own_first(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.constexpr, SHARDS: tl.constexpr):
+    """Shards of rows, beginning with this rank's own, which needs no transfer; then those of the next ranks.
+
+    No two ranks want the same peer's shard at the same time.
     """
-    per_shard = m_blocks * n_blocks
-    block_m, block_n = grouped(tile % per_shard, m_blocks, n_blocks, GROUP_M)
-    return tile // per_shard, block_m, block_n
+    turn, index = _turn(item, per_shard, per_round, SHARDS)
+    block_m, block_n = grouped(index, m_blocks, n_blocks, GROUP_M)
+    return (me + turn) % SHARDS, index, block_m, block_n
+
+
+@triton.jit
+def own_last(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.constexpr, SHARDS: tl.constexpr):
+    """Shards of rows, beginning with the next rank's; the own one last, when the peers have sent theirs for it."""
+    turn, index = _turn(item, per_shard, per_round, SHARDS)
+    block_m, block_n = grouped(index, m_blocks, n_blocks, GROUP_M)
+    return (me + 1 + turn) % SHARDS, index, block_m, block_n
+
+
+@triton.jit
+def dealt(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.constexpr, SHARDS: tl.constexpr):
+    """All tiles dealt to the ranks, neighbours to the same one, whatever their rows; the own ones last in each round.
+
+    Where ``per_shard`` × ``SHARDS`` exceeds the number of tiles, the last ones lie outside the matrix.
+    """
+    turn, index = _turn(item, per_shard, per_round, SHARDS)
+    shard = (me + 1 + turn) % SHARDS
+    block_m, block_n = grouped(shard * per_shard + index, m_blocks, n_blocks, GROUP_M)
+    return shard, index, block_m, block_n
+
+
+@triton.jit
+def whole_tiles(tiles, workers, STREAM_K: tl.constexpr, TWO_TILES: tl.constexpr):
+    """How many of ``tiles`` are computed whole, each by one program; Stream-K splits the rest evenly.
+
+    With ``TWO_TILES`` every program is left between one and two tiles' worth to split, else less than one: the two
+    variants of Osama et al., Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication
+    on the GPU, PPoPP 2023.
+    """
+    if STREAM_K:
+        waves = tiles // workers
+        if TWO_TILES:
+            waves = max(waves - 1, 0)
+        return tl.where(tiles % workers == 0, tiles, waves * workers)
+    else:
+        return tiles
+
+
+@triton.jit
+def split_start(worker, workers, iterations):
+    """The first of ``iterations`` that ``worker`` computes; those of the next worker follow."""
+    return (worker.to(tl.int64) * iterations // workers).to(tl.int32)
+
+
+@triton.jit
+def split_worker(iteration, workers, iterations):
+    """The worker whose part ``iteration`` is in: the inverse of :func:`split_start`."""
+    return (((iteration + 1).to(tl.int64) * workers - 1) // iterations).to(tl.int32)

@@ -52,12 +52,18 @@ SITES = {
     1: "device_barrier",
     2: "all_gather_matmul",
     3: "matmul_all_scatter",
+    4: "matmul",
+    5: "matmul_reduce_scatter",
+    6: "matmul_all_reduce",
 }
 """What a wait belongs to, for the error message: pass the number as ``site``."""
 SITE_USER: tl.constexpr = tl.constexpr(0)
 SITE_BARRIER: tl.constexpr = tl.constexpr(1)
 SITE_ALL_GATHER_MATMUL: tl.constexpr = tl.constexpr(2)
 SITE_MATMUL_ALL_SCATTER: tl.constexpr = tl.constexpr(3)
+SITE_MATMUL: tl.constexpr = tl.constexpr(4)
+SITE_MATMUL_REDUCE_SCATTER: tl.constexpr = tl.constexpr(5)
+SITE_MATMUL_ALL_REDUCE: tl.constexpr = tl.constexpr(6)
 
 
 def abort_code(waiting: int, peer: int) -> int:
@@ -172,6 +178,39 @@ def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_
                 offset = tl.sum(tl.where(first, flag_ptrs.to(tl.int64), 0)) - _own_base(handle)
                 stopped = _check_bounds(offset, value, seen, peer, started, handle, site)
     tl.debug_barrier()
+
+
+@triton.jit
+def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_USER):
+    """Wait until the first of several flags is reached; returns how many of the leading ones are, int32.
+
+    Arguments as for :func:`wait_all`; the first lane is valid. Acquires for all that are counted.
+    """
+    lanes = tl.arange(0, valid.shape[0])
+    leading = _leading(flag_ptrs, values, valid, lanes)
+    if leading == 0:
+        first = lanes == 0
+        value = tl.sum(tl.where(first, values, 0))
+        peer = tl.sum(tl.where(first, peers, 0))
+        offset = tl.sum(tl.where(first, flag_ptrs.to(tl.int64), 0)) - _own_base(handle)
+        started = clock_ns()
+        stopped = _stopped(handle)
+        polls = 0
+        while (leading == 0) & (stopped == 0):
+            leading = _leading(flag_ptrs, values, valid, lanes)
+            polls += 1
+            if polls % _POLLS_PER_CHECK == 0 and leading == 0:
+                stopped = _check_bounds(offset, value, value - 1, peer, started, handle, site)
+        leading = max(leading, 1)
+    tl.debug_barrier()
+    return leading
+
+
+@triton.jit
+def _leading(flag_ptrs, values, valid, lanes):
+    """How many flags from the first on are reached."""
+    reached = valid & (_poll_all(flag_ptrs, values, valid) >= 0)
+    return tl.min(tl.where(reached, valid.shape[0], lanes))
 
 
 @triton.jit
@@ -302,19 +341,36 @@ def wait_all_entered(turnstile_ptr, epoch, handle, site: tl.constexpr = SITE_USE
 
 
 @triton.jit
-def leave(turnstile_ptr, epoch, handle, site: tl.constexpr = SITE_USER):
+def arrive(counter_ptr, count):
+    """Count this program in. Returns whether it is the last of ``count``, and then sets the counter back to zero.
+
+    Args:
+        counter_ptr: int32 in this rank's memory, zero when made; for programs of one kernel.
+
+    Sync: what the last one signals after this covers what all of them stored before.
+    """
+    meet_to_publish()
+    last = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="sys") == count - 1
+    if last:
+        tl.debug_barrier()
+        tl.store(counter_ptr, 0)
+    return last
+
+
+@triton.jit
+def leave(turnstile_ptr, epoch, handle, site: tl.constexpr = SITE_USER, meet: tl.constexpr = True):
     """End a kernel begun with :func:`enter`: it completes on no rank before all ranks are done with it.
 
     Called once by every program. The last one to come meets the other ranks, and starts the next epoch; the
     others end at once. Behind the kernel, every rank may overwrite what peers read and use what they wrote.
+
+    Without ``meet`` only the epoch ends. That suffices where each program waits for what it needs, and peers' memory
+    is written only after :func:`wait_entered`, which they pass when they have finished the call before.
     """
-    meet_to_publish()
-    before = tl.atomic_add(turnstile_ptr + _LEFT_COUNT, 1, sem="acq_rel", scope="sys")
-    if before == tl.num_programs(0) - 1:
-        tl.debug_barrier()
-        peers, valid = _everyone(handle)
-        signal_all(turnstile_ptr + _LEFT + rank(handle), epoch + peers * 0, peers, valid, handle)
-        wait_all(turnstile_ptr + _LEFT + peers, epoch + peers * 0, peers, valid, handle, site)
-        tl.store(turnstile_ptr + _LEFT_COUNT, 0)
+    if arrive(turnstile_ptr + _LEFT_COUNT, tl.num_programs(0)):
+        if meet:
+            peers, valid = _everyone(handle)
+            signal_all(turnstile_ptr + _LEFT + rank(handle), epoch + peers * 0, peers, valid, handle)
+            wait_all(turnstile_ptr + _LEFT + peers, epoch + peers * 0, peers, valid, handle, site)
         tl.store(turnstile_ptr, epoch)
         tl.store(turnstile_ptr + NEXT_EPOCH, epoch + 1)

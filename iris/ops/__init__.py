@@ -8,22 +8,39 @@ from functools import partial
 import torch
 
 from iris.context import Iris
+from iris.ops import all_gather_matmul as _gather
+from iris.ops import local_matmul as _local
+from iris.ops import matmul_all_reduce as _reduce
+from iris.ops import matmul_all_scatter as _scatter
+from iris.ops import matmul_reduce_scatter as _reduce_scatter
 from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.config import FusedConfig, Target, pick_config
+from iris.ops.local_matmul import matmul
+from iris.ops.matmul_all_reduce import matmul_all_reduce
 from iris.ops.matmul_all_scatter import matmul_all_scatter
+from iris.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from iris.ops.problem import Problem
 from iris.ops.workspace import FusedWorkspace, new_workspace
 
 __all__ = [
+    "ALGORITHMS",
     "FusedConfig",
     "FusedWorkspace",
     "Problem",
     "Target",
     "all_gather_matmul",
+    "matmul",
+    "matmul_all_reduce",
     "matmul_all_scatter",
+    "matmul_reduce_scatter",
     "new_workspace",
     "pick_config",
 ]
+
+ALGORITHMS: dict[str, tuple[str, ...]] = {
+    module.OP: module.ALGORITHMS for module in (_gather, _scatter, _reduce_scatter, _reduce, _local)
+}
+"""The algorithms of each op; ``"auto"`` is one more for all."""
 
 
 class BoundOps:
@@ -32,6 +49,9 @@ class BoundOps:
     def __init__(self, ctx: Iris) -> None:
         self.all_gather_matmul: Callable[..., torch.Tensor] = partial(all_gather_matmul, ctx)
         self.matmul_all_scatter: Callable[..., torch.Tensor] = partial(matmul_all_scatter, ctx)
+        self.matmul_reduce_scatter: Callable[..., torch.Tensor] = partial(matmul_reduce_scatter, ctx)
+        self.matmul_all_reduce: Callable[..., torch.Tensor] = partial(matmul_all_reduce, ctx)
+        self.matmul: Callable[..., torch.Tensor] = partial(matmul, ctx)
 
 
 Iris._ops_factory = BoundOps

@@ -16,49 +16,216 @@ Algorithms:
 rank flags "my A is ready" at all peers; a tile's source waits for its owner's flag. When it wins: where no memory can
 be spared to gather A. Each tile of A crosses the link once per column of output tiles, so the link bounds it.
 
-**copy_engine**: every rank's copy engine puts its part into the staging memory of all peers, next rank first, in
+**push**: before it computes, every program stores its share of the own part into the staging memory of all peers and
+flags each chunk that is complete; the matmul waits for the chunks that a tile needs. When it wins: parts of less than a
+few MiB, for which a copy of the copy engine takes longer to start than to run.
+
+**hbm_buffer**: some programs only fetch: they load the other parts into this rank's staging memory, group by group of K,
+and flag each; the others compute as groups arrive. Every remote byte crosses the link once. When it wins: where the
+copy engines are busy with other work.
+
+**copy_engine**: every rank's copy engine puts its part into the staging memory of all peers, previous rank first, in
 ``num_chunks`` chunks, and behind each chunk the call's epoch into a flag. The matmul reads its own part in place, then
 each chunk as it arrives. No SM moves data. When it wins: parts of a few MiB and more.
 
-On exit the ranks meet, since a peer may be reading A, or what was staged, until then. Flags carry the call's epoch.
+**baseline**: gather, then ``torch.matmul``: what the others are measured against, and what "auto" picks where they lose.
+
+Where peers' staging memory is written by programs, they wait until the peer has entered the call: it has then finished
+the one before. Where the copy engine writes it, and where peers read A itself, the ranks meet on exit instead.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from iris.context import Iris
+from iris.device import handle as handles
+from iris.device import peer as peers
+from iris.device import schedule
 from iris.device.arch import fence_async_proxy
-from iris.device.matmul import local_sink
-from iris.device.peer import translate
-from iris.device.sync import NEXT_EPOCH, SITE_ALL_GATHER_MATMUL, wait, wait_entered
+from iris.device.sync import (
+    MAX_RANKS,
+    NEXT_EPOCH,
+    SITE_ALL_GATHER_MATMUL,
+    arrive,
+    enter,
+    leave,
+    signal,
+    signal_all,
+    wait_all_entered,
+    wait_entered,
+    wait_leading,
+)
+from iris.device.matmul import Crew
+from iris.device.tile import Flags, Matrix, local_sink, tile_pointers
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
+from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
 from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace, staging_fits, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "all_gather_matmul"
-ALGORITHMS = ("pull", "copy_engine")
+ALGORITHMS = ("pull", "push", "hbm_buffer", "copy_engine", "baseline")
+MAX_FLAGS = 1 << 16
+"""Flags for pieces of A, over all ranks, chunks and pieces."""
 
 
 @triton.jit
-def pull_source(handle, a_ptr, peer, block_m, flags, epoch, SITE: tl.constexpr):
-    """A's shard where it lies, in the memory of ``peer``, once that rank has entered the op."""
-    wait_entered(flags.turnstile, epoch, peer, handle, SITE)
-    return translate(handle, a_ptr, peer)
+def pull_source(
+    handle, a, flags, epoch, shard, block_m, k, M, K, SITE: tl.constexpr, SEGMENTS: tl.constexpr, JOIN: tl.constexpr
+):
+    """A's part where it lies, in the memory of its owner, once that rank has entered the op."""
+    if SEGMENTS == 1:
+        owner = shard
+        missing = (owner * M).to(tl.int64) * a.row_stride
+        ready = K
+    else:
+        owner = (handles.rank(handle) + k // K) % SEGMENTS
+        missing = (owner * K).to(tl.int64) * a.col_stride
+        ready = (k // K + 1) * K
+    wait_entered(flags.turnstile, epoch, owner, handle, SITE)
+    return peers.translate(handle, a.ptr, owner) - missing, ready
 
 
 @triton.jit
-def arrived_source(handle, a_ptr, peer, block_m, flags, epoch, SITE: tl.constexpr):
-    """The staging memory, once the chunk of ``peer``'s part that holds block row ``block_m`` has arrived."""
-    chunk = block_m // flags.blocks_per_chunk
-    wait(flags.ready + peer * flags.chunks + chunk, epoch, peer, handle, SITE)
+def arrived_source(
+    handle, a, flags, epoch, shard, block_m, k, M, K, SITE: tl.constexpr, SEGMENTS: tl.constexpr, JOIN: tl.constexpr
+):
+    """The staging memory, as far as pieces have arrived without a gap from column ``k`` on; at least one."""
+    lanes = tl.arange(0, MAX_RANKS)
+    segment = k // K
+    piece = segment * flags.pieces + (k - segment * K) // flags.piece_k
+    pieces = piece + lanes
+    home = shard if SEGMENTS == 1 else handles.rank(handle)
+    owners = (home + pieces // flags.pieces) % handles.world_size(handle)
+    valid = pieces < SEGMENTS * flags.pieces
+    if not JOIN:
+        valid &= pieces // flags.pieces == segment
+    slots = owners * flags.pieces + pieces % flags.pieces
+    ready = flags.ready + slots * flags.chunks + block_m // flags.blocks_per_chunk
+    last = piece + wait_leading(ready, epoch + lanes * 0, owners, valid, handle, SITE)
     fence_async_proxy()
-    return a_ptr
+    return a.ptr, last // flags.pieces * K + min(last % flags.pieces * flags.piece_k, K)
+
+
+@triton.jit
+def push_courier(
+    handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+):  # fmt: skip
+    """Store the own part into all peers' staging memory, and where A is cut by columns into the own, too. Peers have
+    entered the call by then, so they no longer read what the last call put there."""
+    wait_all_entered(flags.turnstile, epoch, handle, SITE)
+    first = 1 if SEGMENTS == 1 else 0
+    last = handles.world_size(handle)
+    _spread(handle, own, a, flags, epoch, program, crew, M, K, chunk_rows, first, last, SEGMENTS, COURIER_M, COURIER_N)
+
+
+@triton.jit
+def keep_courier(
+    handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+):  # fmt: skip
+    """Store the own part into the own staging memory, so that A is whole there; the peers' parts come by copies."""
+    _spread(handle, own, a, flags, epoch, program, crew, M, K, chunk_rows, 0, 1, SEGMENTS, COURIER_M, COURIER_N)
+
+
+@triton.jit
+def _spread(
+    handle, own, a, flags, epoch, program, crew, M, K, chunk_rows, first_step, last_step,
+    SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+):  # fmt: skip
+    """Store the own part into the staging memory of the ranks ``first_step``, … up to ``last_step`` places further,
+    chunk by chunk; the last program to finish a chunk flags it there."""
+    me, world = handles.rank(handle), handles.world_size(handle)
+    top = me * M if SEGMENTS == 1 else 0
+    left = me * K if SEGMENTS > 1 else 0
+    steps = first_step + tl.arange(0, MAX_RANKS)
+    targets = steps < last_step
+    across = tl.cdiv(K, COURIER_N)
+    for chunk in range(flags.chunks):
+        row_begin = chunk * chunk_rows
+        row_end = min(row_begin + chunk_rows, M)
+        blocks = tl.cdiv(row_end - row_begin, COURIER_M) * across
+        # Chunks begin at different programs, so that chunks of few blocks keep all of them busy.
+        for block in range((program + chunk * blocks) % crew.couriers, blocks, crew.couriers):
+            rows = row_begin + block // across * COURIER_M + tl.arange(0, COURIER_M)
+            cols = block % across * COURIER_N + tl.arange(0, COURIER_N)
+            mask = (rows < row_end)[:, None] & (cols < K)[None, :]
+            value = tl.load(tile_pointers(own, own.ptr, rows, cols), mask=mask)
+            for step in range(first_step, last_step):
+                there = peers.translate(handle, a.ptr, (me + step) % world)
+                tl.store(tile_pointers(a, there, top + rows, left + cols), value, mask=mask)
+            if arrive(flags.counters + chunk, blocks):
+                flag = flags.ready + me * flags.chunks + chunk
+                signal_all(flag, epoch + steps * 0, tl.where(targets, (me + steps) % world, me), targets, handle)
+
+
+@triton.jit
+def fetch_courier(
+    handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+):  # fmt: skip
+    """Load the peers' parts into the own staging memory, piece by piece in the order of use, and flag each piece. Where A
+    is cut by columns the own part, too."""
+    others = handles.world_size(handle) - (1 if SEGMENTS == 1 else 0)
+    total = others * flags.chunks * flags.pieces
+    first = min(crew.first_units, total)
+    for unit in range(program, first, crew.couriers):
+        _fetch(handle, own, a, flags, epoch, unit, M, K, chunk_rows, SITE, SEGMENTS, COURIER_M, COURIER_N)
+    if program < crew.dedicated:
+        for unit in range(first + program, total, crew.dedicated):
+            _fetch(handle, own, a, flags, epoch, unit, M, K, chunk_rows, SITE, SEGMENTS, COURIER_M, COURIER_N)
+
+
+@triton.jit
+def _fetch(
+    handle, own, a, flags, epoch, unit, M, K, chunk_rows,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+):  # fmt: skip
+    """Fetch one piece, number ``unit`` in the order of use."""
+    me, world = handles.rank(handle), handles.world_size(handle)
+    piece = unit % flags.pieces
+    if SEGMENTS == 1:
+        chunk = unit // flags.pieces % flags.chunks
+        owner = (me + 1 + unit // (flags.pieces * flags.chunks)) % world
+        top, left = owner * M, 0
+    else:
+        chunk = unit // (flags.pieces * world)
+        owner = (me + unit // flags.pieces % world) % world
+        top, left = 0, owner * K
+    wait_entered(flags.turnstile, epoch, owner, handle, SITE)
+    there = peers.translate(handle, own.ptr, owner)
+    row_end = min((chunk + 1) * chunk_rows, M)
+    col_end = min((piece + 1) * flags.piece_k, K)
+    for row in range(chunk * chunk_rows, row_end, COURIER_M):
+        for col in range(piece * flags.piece_k, col_end, COURIER_N):
+            rows, cols = row + tl.arange(0, COURIER_M), col + tl.arange(0, COURIER_N)
+            mask = (rows < row_end)[:, None] & (cols < col_end)[None, :]
+            value = tl.load(tile_pointers(own, there, rows, cols), mask=mask)
+            tl.store(tile_pointers(a, a.ptr, top + rows, left + cols), value, mask=mask)
+    signal(flags.ready + (owner * flags.pieces + piece) * flags.chunks + chunk, epoch, me, handle)
+
+
+@triton.jit
+def gather_kernel(
+    handle, flags, own, a, M, K, crew, chunk_rows,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+):  # fmt: skip
+    """The collective alone: all parts of A into every rank's staging memory."""
+    epoch = enter(flags.turnstile, handle)
+    program = tl.program_id(0)
+    last = handles.world_size(handle)
+    wait_all_entered(flags.turnstile, epoch, handle, SITE)
+    _spread(handle, own, a, flags, epoch, program, crew, M, K, chunk_rows, 0, last, SEGMENTS, COURIER_M, COURIER_N)
+    leave(flags.turnstile, epoch, handle, SITE)
 
 
 def all_gather_matmul(
@@ -77,12 +244,13 @@ def all_gather_matmul(
 
     Args:
         output: [M, N], any strides; int32 if A is int8, else A's dtype.
-        A_sharded: on the symmetric heap; [M / world_size, K] for ``gather_dim=0``, [M, K / world_size] for 1.
+        A_sharded: [M / world_size, K] for ``gather_dim=0``, [M, K / world_size] for 1; on the symmetric heap, with the
+            same strides on all ranks, for algorithms that read peers' A: ``pull`` and ``hbm_buffer``.
         B: [K, N] in A's dtype, any strides.
         bias: [N] per column or [M, 1] per row, in output's dtype; added in float32 (int32 for int8).
         gather_dim: which dimension of A is sharded; None tells it from the shapes.
-        config: None picks one: ``copy_engine`` on GPUs for parts of 4 MiB and more if the staging memory, all of A,
-            fits in what is free of the symmetric heap; else ``pull``.
+        config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for all
+            of A on the symmetric heap; "auto" takes ``pull`` where that is not free.
         workspace: needed only to run the op on several streams at once; see ``iris.ops.new_workspace``.
         trace: record per-program intervals, kept as ``ctx.last_trace`` or in the Trace given.
 
@@ -104,55 +272,151 @@ def all_gather_matmul(
     m = rows * world if by_rows else rows
     check_shape(OP, "B", B, (cols if by_rows else cols * world, n), "rows of B = columns of the gathered A")
     check_shape(OP, "output", output, (m, n), "rows of the gathered A, columns of B")
-    check_symmetric(ctx, OP, "A_sharded", A_sharded, "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A).")
     bias_is = bias_kind(OP, bias, m, n)
     received = rows * cols * A_sharded.element_size() * (world - 1)
     problem = Problem(OP, m, n, k, A_sharded.dtype, world, received)
-    fits = staging_fits(ctx, OP, workspace, received + rows * cols * A_sharded.element_size())
-    chosen = resolve(ctx, problem, config, ALGORITHMS, fits)
-    recorded = trace_of(ctx, OP, trace)
-    cut = (world, 1) if by_rows else (1, world)
-    if chosen.algorithm == "copy_engine" and world > 1:
-        _run_copy_engine(ctx, problem, cut, output, A_sharded, B, bias, bias_is, chosen, workspace, recorded)
+    gathered_nbytes = m * k * A_sharded.element_size()
+    chosen = resolve(ctx, problem, config, ALGORITHMS, lambda one: staging_fits(ctx, OP, one, workspace, gathered_nbytes, MAX_FLAGS))
+    call = _Call(ctx, problem, by_rows, output, A_sharded, B, bias, bias_is, chosen, trace_of(ctx, OP, trace))
+    if chosen.algorithm in ("pull", "hbm_buffer"):
+        fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
+        check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
+    if world == 1:
+        call.local(workspace_for(ctx, OP, chosen.algorithm, workspace))
+    elif chosen.algorithm == "pull":
+        call.pull(workspace_for(ctx, OP, chosen.algorithm, workspace))
     else:
-        plan = Plan(SITE_ALL_GATHER_MATMUL.value, pull_source, local_sink, *cut)
-        flags = workspace_for(ctx, OP, workspace)
-        run(ctx, problem, plan, output, A_sharded, B, bias, bias_is, chosen, flags, recorded)
+        staging = workspace_for(ctx, OP, chosen.algorithm, workspace, gathered_nbytes, MAX_FLAGS)
+        {"push": call.push, "hbm_buffer": call.hbm_buffer, "copy_engine": call.copy_engine, "baseline": call.baseline}[
+            chosen.algorithm
+        ](staging)
     return output
 
 
-def _run_copy_engine(
-    ctx: Iris,
-    problem: Problem,
-    cut: tuple[int, int],
-    output: torch.Tensor,
-    own: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    bias_is: int,
-    config: FusedConfig,
-    workspace: FusedWorkspace | None,
-    trace: Trace | None,
-) -> None:
-    own = own.contiguous()
-    (rows, cols), world = own.shape, ctx.world_size
-    ours = workspace_for(ctx, OP, workspace, world * own.numel() * own.element_size())
-    staged = ours.staged(world * rows, cols, own.dtype)
-    blocks = -(-rows // config.block_size_m)
-    chunks = min(config.num_chunks, blocks, MAX_CHUNKS)
-    blocks_per_chunk = -(-blocks // chunks)
-    chunk_rows = blocks_per_chunk * config.block_size_m
-    epoch = ours.turnstile[NEXT_EPOCH.value :][:1]
-    here = staged[ctx.rank * rows :][:rows]
-    ours.engine.begin()
-    for step in range(1, world):
-        peer = (ctx.rank + step) % world
-        for chunk, first in enumerate(range(0, rows, chunk_rows)):
-            ours.engine.put(own[first : first + chunk_rows], here[first : first + chunk_rows], peer)
-            ours.engine.put(epoch, ours.ready[ctx.rank * chunks + chunk :][:1], peer)
-    plan = Plan(SITE_ALL_GATHER_MATMUL.value, arrived_source, local_sink, *cut, -1, chunks, blocks_per_chunk)
-    run(ctx, problem, plan, output, own, b, bias, bias_is, config, ours, trace, staged)
-    ours.engine.end()
+@dataclass(frozen=True)
+class _Call:
+    """One checked call; a method per algorithm."""
+
+    ctx: Iris
+    problem: Problem
+    by_rows: bool
+    output: torch.Tensor
+    own: torch.Tensor
+    b: torch.Tensor
+    bias: torch.Tensor | None
+    bias_is: int
+    config: FusedConfig
+    trace: Trace | None
+
+    def local(self, workspace: FusedWorkspace) -> None:
+        """One rank: nothing to gather."""
+        self._run(Plan(SITE_ALL_GATHER_MATMUL.value, meet=False), self.own, workspace)
+
+    def pull(self, workspace: FusedWorkspace) -> None:
+        self._run(self._plan(pull_source, piecewise=not self.by_rows), self.own, workspace)
+
+    def push(self, workspace: FusedWorkspace) -> None:
+        chunks, blocks = self._chunks(self.config.num_chunks)
+        plan = self._plan(
+            arrived_source, push_courier, piecewise=not self.by_rows, meet=False, chunks=chunks, blocks_per_chunk=blocks,
+            couriers=self.config.num_sms or self.ctx.num_sms,
+        )  # fmt: skip
+        self._run(plan, self.own, workspace, self._staged(workspace))
+
+    def hbm_buffer(self, workspace: FusedWorkspace) -> None:
+        config, cols = self.config, self.own.shape[1]
+        chunks, blocks = self._chunks(-(-self.own.shape[0] // config.block_size_m))
+        room = MAX_FLAGS // (self.ctx.world_size * chunks)
+        k_blocks = -(-cols // config.block_size_k)
+        k_per_flag = max(config.k_per_flag, -(-k_blocks // room))
+        pieces = -(-k_blocks // k_per_flag)
+        fetchers = config.comm_sms or max(1, (config.num_sms or self.ctx.num_sms) // 8)
+        first_fetchers = max(fetchers, config.first_stage_fetch_sms or 0)
+        units = (self.ctx.world_size - self.by_rows) * chunks * pieces
+        plan = self._plan(
+            arrived_source, fetch_courier, piecewise=True, chunks=chunks, blocks_per_chunk=blocks, pieces=pieces,
+            piece_k=k_per_flag * config.block_size_k, couriers=first_fetchers, dedicated=fetchers,
+            first_units=-(-units // config.num_fetch_stages),
+        )  # fmt: skip
+        self._run(plan, self.own, workspace, self._staged(workspace, config.staged_a_layout))
+
+    def copy_engine(self, workspace: FusedWorkspace) -> None:
+        own, rank, world = self.own.contiguous(), self.ctx.rank, self.ctx.world_size
+        rows, cols = own.shape
+        chunks, blocks = self._chunks(self.config.num_chunks)
+        chunk_rows = blocks * self.config.block_size_m
+        epoch = workspace.turnstile[NEXT_EPOCH.value :][:1]
+        staged = self._staged(workspace)
+        here = staged[rank * rows :][:rows] if self.by_rows else staged[:, rank * cols :][:, :cols]
+        workspace.engine.begin()
+        for step in range(1, world):
+            peer = (rank - step) % world
+            for chunk, first in enumerate(range(0, rows, chunk_rows)):
+                workspace.engine.put(own[first : first + chunk_rows], here[first : first + chunk_rows], peer)
+                workspace.engine.put(epoch, workspace.ready[rank * chunks + chunk :][:1], peer)
+        plan = self._plan(
+            arrived_source, None if self.by_rows else keep_courier, piecewise=not self.by_rows,
+            chunks=chunks, blocks_per_chunk=blocks, couriers=self.config.num_sms or self.ctx.num_sms,
+        )  # fmt: skip
+        self._run(plan, own, workspace, staged)
+        workspace.engine.end()
+
+    def baseline(self, workspace: FusedWorkspace) -> None:
+        (rows, cols), staged, config = self.own.shape, self._staged(workspace), self.config
+        programs = config.num_sms or self.ctx.num_sms
+        counters = workspace.scratch("counters", 1, torch.int32)
+        flags = Flags(workspace.turnstile, workspace.ready, None, counters, 1, 1, 1, cols)
+        gather_kernel[(programs,)](
+            self.ctx.handle, flags, Matrix(self.own, *self.own.stride()), Matrix(staged, *staged.stride()), rows, cols,
+            Crew(programs, 0, 0), rows, SITE=SITE_ALL_GATHER_MATMUL.value,
+            SEGMENTS=1 if self.by_rows else self.ctx.world_size,
+            COURIER_M=config.comm_block_m, COURIER_N=config.comm_block_n, num_warps=8,
+        )  # fmt: skip
+        plain_matmul(self.ctx, self.output, staged, self.b, self.bias, config, self.trace)
+
+    def _plan(
+        self,
+        source: Any,
+        courier: Any = None,
+        *,
+        piecewise: bool,
+        meet: bool = True,
+        chunks: int = 1,
+        blocks_per_chunk: int = 1,
+        pieces: int = 1,
+        piece_k: int = 0,
+        couriers: int = 0,
+        dedicated: int = 0,
+        first_units: int = 0,
+    ) -> Plan:
+        world = self.ctx.world_size
+        return Plan(
+            SITE_ALL_GATHER_MATMUL.value, schedule.own_first, source, local_sink, courier,
+            shards=world if self.by_rows else 1, sharded=self.by_rows, segments=1 if self.by_rows else world, own=self.by_rows,
+            piecewise=piecewise, meet=meet, chunks=chunks, blocks_per_chunk=blocks_per_chunk, pieces=pieces,
+            piece_k=piece_k, couriers=couriers, dedicated=dedicated, first_units=first_units,
+        )  # fmt: skip
+
+    def _chunks(self, wanted: int) -> tuple[int, int]:
+        """Chunks of rows in which parts arrive, at most ``wanted``, and block rows in each."""
+        blocks = -(-self.own.shape[0] // self.config.block_size_m)
+        per_chunk = -(-blocks // min(wanted, blocks, MAX_CHUNKS))
+        return -(-blocks // per_chunk), per_chunk
+
+    def _staged(self, workspace: FusedWorkspace, layout: str = "k_contiguous") -> torch.Tensor:
+        """The staging memory as the gathered A."""
+        m, k = self.problem.m, self.problem.k
+        if layout == "k_contiguous":
+            return workspace.staged(m, k, self.own.dtype)
+        return workspace.staged(k, m, self.own.dtype).T
+
+    def _run(
+        self, plan: Plan, own: torch.Tensor, workspace: FusedWorkspace, staged: torch.Tensor | None = None
+    ) -> None:
+        run(
+            self.ctx, self.problem, plan, self.output, own, self.b, self.bias, self.bias_is, self.config, workspace,
+            self.trace, staged,
+        )  # fmt: skip
 
 
 def _gather_dim(a: torch.Tensor, b: torch.Tensor, world: int, given: int | None) -> int:

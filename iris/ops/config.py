@@ -10,6 +10,10 @@ from iris.errors import ArgumentError
 from iris.ops.problem import Problem
 
 
+LAYOUTS = ("k_contiguous", "m_contiguous")
+"""How A is staged: row by row, or column by column."""
+
+
 @dataclass(frozen=True)
 class FusedConfig:
     """Options of a fused op. ``config=None`` picks them (:func:`pick_config`).
@@ -21,6 +25,16 @@ class FusedConfig:
         num_sms: programs launched; at most the device's SMs, since waiting programs must all be resident.
             None takes all.
         num_chunks: chunks in which a rank's part of A travels; the matmul starts on a chunk when it is there.
+        stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
+        two_tiles: with ``stream_k``, leave each program between one and two tiles' worth to split, not less than one.
+        num_rounds: where ranks take turns in a tile order: rounds in which each rank's tiles are divided.
+        comm_sms: programs that only move data, where the algorithm has such; None picks a number.
+        comm_block_m, comm_block_n: the tile that those programs move at a time.
+        k_per_flag: blocks of K that one ready flag of ``hbm_buffer`` announces.
+        staged_a_layout: how ``hbm_buffer`` stages A: ``"k_contiguous"`` (row by row) or ``"m_contiguous"``.
+        num_fetch_stages: stages, of equal rows, in which ``hbm_buffer`` fetches A.
+        first_stage_fetch_sms: programs that fetch the first stage, those beyond ``comm_sms`` then computing; None: the
+            same as later.
         num_warps, num_stages: as Triton has them.
         waves_per_eu, matrix_instr_nonkdim, kpack: AMD only, passed to the compiler there.
     """
@@ -32,6 +46,16 @@ class FusedConfig:
     group_size_m: int = 8
     num_sms: int | None = None
     num_chunks: int = 1
+    stream_k: bool = False
+    two_tiles: bool = True
+    num_rounds: int = 1
+    comm_sms: int | None = None
+    comm_block_m: int = 64
+    comm_block_n: int = 128
+    k_per_flag: int = 8
+    staged_a_layout: str = "k_contiguous"
+    num_fetch_stages: int = 1
+    first_stage_fetch_sms: int | None = None
     num_warps: int = 8
     num_stages: int = 3
     waves_per_eu: int = 0
@@ -42,19 +66,28 @@ class FusedConfig:
         """Raise ArgumentError, naming the field, if this config cannot run ``op`` on ``num_sms`` SMs."""
         if self.algorithm not in algorithms:
             raise ArgumentError(op, "config.algorithm", f"one of {', '.join(algorithms)}", repr(self.algorithm))
-        for name in ("block_size_m", "block_size_n", "block_size_k"):
+        for name in ("block_size_m", "block_size_n", "block_size_k", "comm_block_m", "comm_block_n"):
             size = getattr(self, name)
             if size < 16 or size & (size - 1):
                 raise ArgumentError(op, f"config.{name}", "a power of two, at least 16", size)
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int) and value < (0 if field.name == "waves_per_eu" else 1):
+            if isinstance(value, int) and not isinstance(value, bool) and value < (0 if field.name == "waves_per_eu" else 1):
                 raise ArgumentError(op, f"config.{field.name}", "a positive number", value)
-        if self.num_sms is not None and self.num_sms > num_sms:
+        for name in ("num_sms", "comm_sms", "first_stage_fetch_sms"):
+            given = getattr(self, name)
+            if given is not None and given > num_sms:
+                raise ArgumentError(
+                    op, f"config.{name}", f"at most {num_sms}, the SMs of this device", given,
+                    "Programs that wait for peers must all be resident at once.",
+                )  # fmt: skip
+        if self.comm_sms is not None and self.comm_sms >= (self.num_sms or num_sms):
             raise ArgumentError(
-                op, "config.num_sms", f"at most {num_sms}, the SMs of this device", self.num_sms,
-                "Programs that wait for peers must all be resident at once.",
+                op, "config.comm_sms", f"less than the {self.num_sms or num_sms} programs of the launch", self.comm_sms,
+                "Some must be left to compute.",
             )  # fmt: skip
+        if self.staged_a_layout not in LAYOUTS:
+            raise ArgumentError(op, "config.staged_a_layout", f"one of {', '.join(LAYOUTS)}", repr(self.staged_a_layout))
 
     def launch_options(self, target: Target) -> dict[str, int]:
         """Keyword arguments of a kernel launch on ``target``."""
@@ -85,10 +118,20 @@ COPY_ENGINE_FROM_BYTES = 4 << 20
 def pick_algorithm(problem: Problem, target: Target) -> str:
     """What ``"auto"`` stands for; a pure function, the same on every rank."""
     if problem.op != "all_gather_matmul":
-        return "push"
+        return DEFAULT_ALGORITHMS[problem.op]
+    if not target.staging_fits:
+        return "pull"
     part = problem.received_bytes // max(1, problem.world_size - 1)
     on_gpus = target.backend in ("cuda", "hip")
-    return "copy_engine" if on_gpus and target.staging_fits and part >= COPY_ENGINE_FROM_BYTES else "pull"
+    return "copy_engine" if on_gpus and part >= COPY_ENGINE_FROM_BYTES else "push"
+
+
+DEFAULT_ALGORITHMS = {
+    "matmul": "local",
+    "matmul_all_scatter": "push",
+    "matmul_reduce_scatter": "push",
+    "matmul_all_reduce": "two_shot",
+}
 
 
 def pick_config(problem: Problem, target: Target) -> FusedConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +11,10 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import matmul as kernels
-from iris.device.matmul import Matrix
+from iris.device import schedule, tile
+from iris.device.tile import Flags, Matrix
 from iris.errors import DTypeError, PlacementError, ShapeError
-from iris.ops.config import FusedConfig, Target, pick_algorithm, pick_config
+from iris.ops.config import FusedConfig, Target, pick_config
 from iris.ops.problem import DTYPES, Problem, output_dtype
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
@@ -20,16 +22,36 @@ from iris.trace import Trace
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about a launch that the op decides: how A is cut, where tiles come from and go to."""
+    """Everything about a launch that the op decides; the fields are those of :mod:`iris.device.matmul`."""
 
     site: int
-    source: Any
-    sink: Any
+    schedule: Any = schedule.own_first
+    source: Any = kernels.local_source
+    sink: Any = tile.local_sink
+    courier: Any = None
     shards: int = 1
+    sharded: bool = False
     segments: int = 1
-    ring: int = 1
+    own: bool = False
+    piecewise: bool = False
+    meet: bool = True
     chunks: int = 1
     blocks_per_chunk: int = 1
+    pieces: int = 1
+    piece_k: int = 0
+    couriers: int = 0
+    dedicated: int = 0
+    first_units: int = 0
+    rounds: int = 1
+
+    def rows(self, problem: Problem) -> int:
+        """Rows of A as the kernel counts them: of one shard where A is sharded by rows, else all."""
+        return problem.m // self.shards if self.sharded else problem.m
+
+    def tiles_per_shard(self, problem: Problem, config: FusedConfig) -> int:
+        """Tiles of the output that belong to one rank."""
+        tiles = -(-self.rows(problem) // config.block_size_m) * -(-problem.n // config.block_size_n)
+        return tiles if self.sharded else -(-tiles // self.shards)
 
 
 def target_of(ctx: Iris, staging_fits: bool = True) -> Target:
@@ -86,12 +108,12 @@ def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:
     A 1-D bias of length M ≠ N is per row, too.
     """
     if bias is None:
-        return int(kernels.BIAS_NONE.value)
+        return int(tile.BIAS_NONE.value)
     shape = tuple(bias.shape)
     if shape in ((cols,), (1, cols)):
-        return int(kernels.BIAS_COLUMN.value)
+        return int(tile.BIAS_COLUMN.value)
     if shape in ((rows, 1), (rows,)):
-        return int(kernels.BIAS_ROW.value)
+        return int(tile.BIAS_ROW.value)
     raise ShapeError(op, "bias", f"[{cols}] (per column) or [{rows}, 1] (per row)", shape)
 
 
@@ -100,60 +122,86 @@ def run(
     problem: Problem,
     plan: Plan,
     output: torch.Tensor,
-    a: torch.Tensor,
+    own: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None,
     bias_is: int,
     config: FusedConfig,
     workspace: FusedWorkspace,
     trace: Trace | None,
-    staged: torch.Tensor | None = None,
+    gathered: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
 ) -> None:
     """Launch the matmul kernel for ``problem`` as ``plan`` and ``config`` say.
 
-    ``a`` is this rank's part; the others' parts arrive in ``staged``, if it is given, else the source finds them.
+    ``own`` is this rank's part of A; all of it is in ``gathered`` once it has arrived, if that is given, else the source
+    finds it.
     """
     target = target_of(ctx)
-    rows, k = problem.m // plan.shards, problem.k // plan.segments
-    blocks = plan.shards * -(-rows // config.block_size_m) * -(-problem.n // config.block_size_n)
-    even_k = k % config.block_size_k == 0
+    rows, k = plan.rows(problem), problem.k // plan.segments
+    per_shard = plan.tiles_per_shard(problem, config)
+    tiles = plan.shards * per_shard
     b_block, a_block = [config.block_size_k, config.block_size_n], [config.block_size_m, config.block_size_k]
     b_desc = _describe(b, b_block) if target.tma else None
-    whole = staged is not None or plan.source is kernels.local_source
-    own_desc = _describe(a, a_block) if target.tma and whole else None
-    gathered = a if staged is None else staged
-    gathered_desc = own_desc if staged is None else _describe(staged, a_block) if own_desc is not None else None
-    programs = min(blocks, config.num_sms or ctx.num_sms)
+    own_desc = _describe(own, a_block) if target.tma and (plan.own or plan.source is kernels.local_source) else None
+    whole = own if gathered is None else gathered
+    whole_desc = own_desc if whole is own else _describe(whole, a_block) if target.tma else None
+    if plan.source is not kernels.local_source and gathered is None:
+        whole_desc = None
+    units = tiles * -(-problem.k // config.block_size_k) if config.stream_k else tiles
+    programs = min(max(units + plan.dedicated, plan.couriers), config.num_sms or ctx.num_sms)
+    partials = split = None
+    counters = workspace.scratch("counters", plan.chunks, torch.int32) if plan.courier is not None else None
+    if config.stream_k:
+        partials = workspace.scratch("partials", programs * config.block_size_m * config.block_size_n, accumulator_of(problem.dtype))
+        split = workspace.scratch("split", programs, torch.int32)
     if trace is not None:
         trace.begin(ctx, programs)
+    flags = Flags(
+        workspace.turnstile, workspace.ready, split, counters,
+        plan.chunks, plan.blocks_per_chunk, plan.pieces, plan.piece_k or k,
+    )  # fmt: skip
     kernels.matmul_kernel[(programs,)](
         ctx.handle,
-        workspace.flags(plan.chunks, plan.blocks_per_chunk),
-        Matrix(a, *a.stride()),
+        flags,
+        Matrix(own, *own.stride()),
         own_desc,
-        Matrix(gathered, *gathered.stride()),
-        gathered_desc,
+        Matrix(whole, *whole.stride()),
+        whole_desc,
         Matrix(b, *b.stride()),
         b_desc,
         Matrix(output, *output.stride()),
         bias,
+        slots,
+        partials,
         trace.buffer if trace is not None else None,
         rows,
         problem.n,
         k,
+        per_shard,
+        -(-per_shard // plan.rounds),
+        kernels.Crew(plan.couriers, plan.dedicated, plan.first_units),
+        SCHEDULE=plan.schedule,
         SOURCE=plan.source,
         SINK=plan.sink,
+        COURIER=plan.courier,
         SITE=plan.site,
         SHARDS=plan.shards,
+        SHARDED=plan.sharded,
         SEGMENTS=plan.segments,
-        RING=plan.ring,
-        STACKED=staged is not None,
+        OWN=plan.own,
+        PIECEWISE=plan.piecewise,
+        MEET=plan.meet,
         BIAS=bias_is,
         BLOCK_M=config.block_size_m,
         BLOCK_N=config.block_size_n,
         BLOCK_K=config.block_size_k,
         GROUP_M=config.group_size_m,
-        EVEN_K=even_k,
+        EVEN_K=k % config.block_size_k == 0,
+        STREAM_K=config.stream_k,
+        TWO_TILES=config.two_tiles,
+        COURIER_M=config.comm_block_m,
+        COURIER_N=config.comm_block_n,
         PRECISION=_precision(problem.dtype),
         ACC_DTYPE=tl.int32 if problem.dtype == torch.int8 else tl.float32,
         TRACE=trace is not None,
@@ -162,14 +210,29 @@ def run(
 
 
 def resolve(
-    ctx: Iris, problem: Problem, config: FusedConfig | None, algorithms: tuple[str, ...], staging_fits: bool = True
+    ctx: Iris,
+    problem: Problem,
+    config: FusedConfig | None,
+    algorithms: tuple[str, ...],
+    staging_fits: Callable[[str], bool] = lambda _: True,
 ) -> FusedConfig:
-    """The config to run with, its algorithm settled: the caller's, checked, or the picked one."""
-    target = target_of(ctx, staging_fits)
-    if config is None:
-        return pick_config(problem, target)
-    config.check(problem.op, ("auto", *algorithms), ctx.num_sms)
-    return config if config.algorithm != "auto" else replace(config, algorithm=pick_algorithm(problem, target))
+    """The config to run with, its algorithm settled: the caller's, checked, or the picked one.
+
+    ``staging_fits`` says whether an algorithm's staging memory is, or could be, there.
+    """
+    if config is not None:
+        config.check(problem.op, ("auto", *algorithms), ctx.num_sms)
+        if config.algorithm != "auto":
+            return config
+    picked = pick_config(problem, target_of(ctx))
+    if not staging_fits(picked.algorithm):
+        picked = pick_config(problem, target_of(ctx, staging_fits=False))
+    return picked if config is None else replace(config, algorithm=picked.algorithm)
+
+
+def accumulator_of(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which products of ``dtype`` matrices are summed."""
+    return torch.int32 if dtype == torch.int8 else torch.float32
 
 
 def _describe(matrix: torch.Tensor, block: list[int]) -> Any:

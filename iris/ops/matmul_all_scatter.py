@@ -22,9 +22,9 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
-from iris.device.matmul import local_source, tile_pointers
 from iris.device.peer import translate
 from iris.device.sync import SITE_MATMUL_ALL_SCATTER, wait_all_entered
+from iris.device.tile import finished, tile_mask, tile_pointers
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
@@ -36,13 +36,15 @@ ALGORITHMS = ("push",)
 
 
 @triton.jit
-def push_sink(handle, c, value, rows, cols, mask, flags, epoch, SITE: tl.constexpr):
+def push_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
     """The tile is stored into every rank's output, this rank's own first, once all ranks allow it."""
+    value = finished(acc, bias_ptr, tile, c.ptr.dtype.element_ty, BIAS)
+    mask = tile_mask(tile)
     wait_all_entered(flags.turnstile, epoch, handle, SITE)
     me, world = handles.rank(handle), handles.world_size(handle)
     for step in range(world):
         peer = (me + step) % world
-        tl.store(tile_pointers(c, translate(handle, c.ptr, peer), rows, cols), value, mask=mask)
+        tl.store(tile_pointers(c, translate(handle, c.ptr, peer), tile.rows, tile.cols), value, mask=mask)
 
 
 def matmul_all_scatter(
@@ -85,8 +87,8 @@ def matmul_all_scatter(
     received = m * n * output.element_size() * (world - 1)
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     chosen = resolve(ctx, problem, config, ALGORITHMS)
-    plan = Plan(SITE_MATMUL_ALL_SCATTER.value, local_source, push_sink)
-    flags = workspace_for(ctx, OP, workspace)
+    plan = Plan(SITE_MATMUL_ALL_SCATTER.value, sink=push_sink)
+    flags = workspace_for(ctx, OP, chosen.algorithm, workspace)
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
     run(ctx, problem, plan, columns, A, B, bias, bias_is, chosen, flags, trace_of(ctx, OP, trace))
     return output

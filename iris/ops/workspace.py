@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from iris.context import MAX_RANKS, Iris
 from iris.device import sync
-from iris.device.matmul import Flags
 from iris.engine import CopyEngine
 from iris.errors import ArgumentError
 from iris.heap import format_bytes
 
 MAX_CHUNKS = 64
 """Chunks in which a rank's part may arrive, each with a flag of its own."""
+MIN_FLAGS = MAX_RANKS * MAX_CHUNKS
 _FLAGS_NBYTES = 16 << 10
-"""Room for a workspace's flags, rounded up."""
+"""Room for a workspace's turnstiles and smallest flags, rounded up."""
 
 
 @dataclass(frozen=True)
@@ -24,73 +24,98 @@ class FusedWorkspace:
     """Flags and staging memory of one op on one context; see :func:`new_workspace`.
 
     Attributes:
-        op: the op that it is for.
+        op, algorithm: what it is for. Algorithms differ in when peers may write into it, so they share none.
         turnstile: where ranks meet; see :func:`iris.device.sync.enter`.
-        ready: one epoch per (rank, chunk) that has arrived.
+        second_turnstile: the same, for a second kernel that runs beside the first.
+        ready: one epoch per part or tile that has arrived.
         staging: bytes on the symmetric heap that peers write into; empty where the algorithm needs none.
         engine: the copy engine's stream.
+        local: this rank's own memory, by what it is for, made when first needed.
     """
 
     op: str
+    algorithm: str
     ctx: Iris
     turnstile: torch.Tensor
+    second_turnstile: torch.Tensor
     ready: torch.Tensor
     staging: torch.Tensor
     engine: CopyEngine
-
-    def flags(self, chunks: int = 1, blocks_per_chunk: int = 1) -> Flags:
-        """The flags as the kernel takes them, for parts that arrive in ``chunks`` chunks."""
-        return Flags(self.turnstile, self.ready, chunks, blocks_per_chunk)
+    local: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def staged(self, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
         """The start of the staging memory as a matrix."""
         return self.staging[: rows * cols * dtype.itemsize].view(dtype).view(rows, cols)
 
+    def scratch(self, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """At least ``count`` elements of memory of this rank alone, zero when first made, kept under ``name``."""
+        kept = self.local.get(name)
+        if kept is None or kept.dtype != dtype or kept.numel() < count:
+            kept = torch.zeros(_power_of_two(count), dtype=dtype, device=self.ctx.device)
+            self.local[name] = kept
+        return kept
+
 
 def workspace_for(
-    ctx: Iris, op: str, workspace: FusedWorkspace | None = None, staging_nbytes: int = 0
+    ctx: Iris,
+    op: str,
+    algorithm: str,
+    workspace: FusedWorkspace | None = None,
+    staging_nbytes: int = 0,
+    num_flags: int = 0,
 ) -> FusedWorkspace:
-    """``workspace`` if it fits, or the context's own for ``op``. Collective the first time.
+    """``workspace`` if it fits, or the context's own for ``op`` and ``algorithm``. Collective the first time.
 
     The context's own are kept by size, in powers of two, so that calls of changing shape make few.
 
     Raises:
-        ArgumentError: ``workspace`` was made for another op or context, or is too small.
+        ArgumentError: ``workspace`` was made for another op, algorithm or context, or is too small.
     """
+    call = f'iris.ops.new_workspace(ctx, "{op}", "{algorithm}"'
     if workspace is None:
-        size = _staging_size(staging_nbytes)
-        return ctx.workspace((op, size), lambda: new_workspace(ctx, op, size))
-    if workspace.op != op or workspace.ctx is not ctx:
+        sizes = _power_of_two(staging_nbytes), max(MIN_FLAGS, _power_of_two(num_flags))
+        return ctx.workspace((op, algorithm, *sizes), lambda: new_workspace(ctx, op, algorithm, *sizes))
+    if (workspace.op, workspace.algorithm) != (op, algorithm) or workspace.ctx is not ctx:
         raise ArgumentError(
-            op, "workspace", f"one made for {op} on this context", f"one for {workspace.op}",
-            f'Make it with iris.ops.new_workspace(ctx, "{op}").',
+            op, "workspace", f"one made for {op}, {algorithm}, on this context",
+            f"one for {workspace.op}, {workspace.algorithm}" + ("" if workspace.ctx is ctx else ", on another context"),
+            f"Make it with {call}, {staging_nbytes}, {num_flags}).",
         )  # fmt: skip
-    if workspace.staging.numel() < staging_nbytes:
+    if workspace.staging.numel() < staging_nbytes or workspace.ready.numel() < num_flags:
         raise ArgumentError(
-            op, "workspace", f"{format_bytes(staging_nbytes)} of staging memory",
-            format_bytes(workspace.staging.numel()),
-            f'Make it with iris.ops.new_workspace(ctx, "{op}", {staging_nbytes}).',
+            op, "workspace", f"{format_bytes(staging_nbytes)} of staging memory and {num_flags} flags",
+            f"{format_bytes(workspace.staging.numel())} and {workspace.ready.numel()}",
+            f"Make it with {call}, {staging_nbytes}, {num_flags}).",
         )  # fmt: skip
     return workspace
 
 
-def staging_fits(ctx: Iris, op: str, workspace: FusedWorkspace | None, staging_nbytes: int) -> bool:
+def staging_fits(
+    ctx: Iris, op: str, algorithm: str, workspace: FusedWorkspace | None, staging_nbytes: int, num_flags: int = 0
+) -> bool:
     """Whether :func:`workspace_for` would find or make so much staging memory; the same on all ranks."""
     if workspace is not None:
-        return workspace.staging.numel() >= staging_nbytes
-    size = _staging_size(staging_nbytes)
-    return ctx.has_workspace((op, size)) or ctx.heap_largest_free_bytes >= size + _FLAGS_NBYTES
+        return workspace.staging.numel() >= staging_nbytes and workspace.ready.numel() >= num_flags
+    size, flags = _power_of_two(staging_nbytes), max(MIN_FLAGS, _power_of_two(num_flags))
+    needed = size + 4 * flags + _FLAGS_NBYTES
+    return ctx.has_workspace((op, algorithm, size, flags)) or ctx.heap_largest_free_bytes >= needed
 
 
-def _staging_size(nbytes: int) -> int:
-    return 1 << (nbytes - 1).bit_length() if nbytes else 0
+def _power_of_two(count: int) -> int:
+    """The next power of two; 0 for 0."""
+    return 1 << (count - 1).bit_length() if count else 0
 
 
-def new_workspace(ctx: Iris, op: str, staging_nbytes: int = 0) -> FusedWorkspace:
-    """A workspace of its own, for calls of ``op`` that run at the same time on several streams. Collective."""
-    turnstile = ctx.zeros(sync.TURNSTILE_WORDS.value, dtype=torch.int32)
-    turnstile[sync.NEXT_EPOCH.value] = 1
-    ready = ctx.zeros(MAX_RANKS * MAX_CHUNKS, dtype=torch.int32)
-    staging = ctx.empty(staging_nbytes, dtype=torch.uint8)
+def new_workspace(
+    ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, num_flags: int = 0
+) -> FusedWorkspace:
+    """A workspace of its own, for calls of ``op`` that run at the same time on several streams. Collective.
+
+    A call that is given one that is too small says how large it must be.
+    """
+    turnstiles = ctx.zeros(2, sync.TURNSTILE_WORDS.value, dtype=torch.int32)
+    turnstiles[:, sync.NEXT_EPOCH.value] = 1
+    ready = ctx.zeros(max(num_flags, MIN_FLAGS), dtype=torch.int32)
+    staging = ctx.zeros(staging_nbytes, dtype=torch.uint8)
     ctx.barrier()
-    return FusedWorkspace(op, ctx, turnstile, ready, staging, CopyEngine(ctx))
+    return FusedWorkspace(op, algorithm, ctx, turnstiles[0], turnstiles[1], ready, staging, CopyEngine(ctx))

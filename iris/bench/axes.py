@@ -1,0 +1,135 @@
+"""Axes of a case: the values that its parameters take, given in code or on the command line."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from iris.errors import ArgumentError
+
+Value = str | int | float
+Params = dict[str, Value]
+Function = TypeVar("Function", bound=Callable[..., object])
+
+FORMS = "pow2:LO:HI, linear:START:STOP:STEP, or values with commas between them"
+_ATTRIBUTE = "_bench_axes"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One parameter, or several that change together, and the values.
+
+    Attributes:
+        names: of the parameters.
+        rows: for each point, a value for each name.
+        variant: whether the values are ways of doing the same thing, which are timed in turns.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    variant: bool = False
+
+    def overridden(self, overrides: Mapping[str, Sequence[Value]]) -> Axis:
+        """The axis with the values that ``overrides`` has for its names, and no point twice."""
+        given = {name: overrides[name] for name in self.names if name in overrides}
+        rows: dict[tuple[Value, ...], None] = {}
+        for row in self.rows:
+            choices = [given.get(name, [value]) for name, value in zip(self.names, row, strict=True)]
+            rows |= dict.fromkeys(itertools.product(*choices))
+        return Axis(self.names, tuple(rows), self.variant)
+
+    def describe(self) -> str:
+        """The values as a command line would give them, shortened."""
+        texts = [",".join(map(str, row)) if len(row) == 1 else "×".join(map(str, row)) for row in self.rows]
+        return ", ".join(texts if len(texts) <= 8 else [*texts[:6], "…", texts[-1]])
+
+
+def axis(name: str, values: Iterable[object], *, variant: bool = False) -> Callable[[Function], Function]:
+    """A parameter of a case and its values; a decorator.
+
+    Args:
+        name: the parameter's name, or several with commas between them, e.g. ``"M,N,K"``; then each value is a tuple.
+        values: in the order in which they are measured; the axis written first changes slowest.
+        variant: the values are ways of doing the same thing. They are timed in turns, A B C A B C …, so that clocks
+            that drift favour none, and may share data: see :meth:`iris.bench.State.share`.
+    """
+    names = tuple(part.strip() for part in name.split(","))
+    rows = tuple(tuple(value) if isinstance(value, tuple) else (value,) for value in values)
+    if not rows or any(len(row) != len(names) for row in rows):
+        raise ArgumentError("bench.axis", name, f"values, each with {len(names)} parts", list(rows))
+
+    def add(fn: Function) -> Function:
+        setattr(fn, _ATTRIBUTE, [Axis(names, rows, variant), *axes_of(fn)])
+        return fn
+
+    return add
+
+
+def linear(name: str, start: int, stop: int, step: int) -> Callable[[Function], Function]:
+    """An axis with the values ``start``, ``start + step``, … up to ``stop``, which is included if it is met."""
+    return axis(name, _linear(name, start, stop, step))
+
+
+def pow2(name: str, lo: int, hi: int) -> Callable[[Function], Function]:
+    """An axis with the values 2**lo, 2**(lo + 1), … 2**hi."""
+    return axis(name, _pow2(name, lo, hi))
+
+
+def axes_of(fn: Callable[..., object]) -> list[Axis]:
+    """The axes that decorators have given ``fn``, in the order in which they are written."""
+    return list(getattr(fn, _ATTRIBUTE, ()))
+
+
+def parse_values(name: str, text: str) -> list[Value]:
+    """The values that ``--axis_<name>=<text>`` stands for; see FORMS. Whole numbers become int, others float.
+
+    Raises:
+        ArgumentError: ``text`` has none of the forms.
+    """
+    kind, *rest = text.split(":")
+    try:
+        if kind == "pow2":
+            lo, hi = map(int, rest)
+            return list(_pow2(name, lo, hi))
+        if kind == "linear":
+            start, stop, step = map(int, rest)
+            return list(_linear(name, start, stop, step))
+    except ValueError as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError("bench", f"--axis_{name}", FORMS, repr(text)) from error
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise ArgumentError("bench", f"--axis_{name}", FORMS, repr(text))
+    return [_number_or_text(part) for part in parts]
+
+
+def expand(axes: Sequence[Axis], overrides: Mapping[str, Sequence[Value]]) -> list[Params]:
+    """All points of ``axes``, the last axis changing fastest."""
+    rows = itertools.product(*(one.overridden(overrides).rows for one in axes))
+    names = [name for one in axes for name in one.names]
+    return [dict(zip(names, itertools.chain.from_iterable(row), strict=True)) for row in rows]
+
+
+def _pow2(name: str, lo: int, hi: int) -> Sequence[int]:
+    if not 0 <= lo <= hi <= 62:
+        raise ArgumentError("bench", name, "pow2:LO:HI with 0 <= LO <= HI <= 62, exponents of two", f"{lo}:{hi}")
+    return [1 << exponent for exponent in range(lo, hi + 1)]
+
+
+def _linear(name: str, start: int, stop: int, step: int) -> Sequence[int]:
+    if step < 1 or stop < start:
+        expected = "linear:START:STOP:STEP with START <= STOP and STEP >= 1"
+        raise ArgumentError("bench", name, expected, f"{start}:{stop}:{step}")
+    return range(start, stop + 1, step)
+
+
+def _number_or_text(text: str) -> Value:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

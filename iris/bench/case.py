@@ -1,0 +1,115 @@
+"""Cases: functions ``fn(state, ctx)`` that set something up and say what is to be timed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from iris.bench.axes import Axis, Params, Value, axes_of, expand
+from iris.bench.state import State
+from iris.context import Iris
+from iris.errors import ArgumentError
+
+CaseFunction = Callable[[State, Iris], None]
+Localize = Callable[[Params, int], Params]
+Show = Callable[[Sequence[Mapping[str, Any]]], None]
+
+SHAPE_AXIS = ("M", "N", "K")
+"""The axis whose points a data set replaces."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A registered function.
+
+    Attributes:
+        name: what the command line and the records call it.
+        fn: run on every rank for every point.
+        localize: what a point's parameters are for a given number of ranks; None leaves them as the axes have them.
+        show: prints more about the case's records, below the table.
+    """
+
+    name: str
+    fn: CaseFunction
+    localize: Localize | None = None
+    show: Show | None = None
+
+    @property
+    def axes(self) -> list[Axis]:
+        return axes_of(self.fn)
+
+    @property
+    def about(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.fn) or "").partition("\n")[0]
+
+    @property
+    def variant_names(self) -> set[str]:
+        return {name for axis in self.axes if axis.variant for name in axis.names}
+
+    @property
+    def takes_shapes(self) -> bool:
+        """Whether a data set's shapes can be its points."""
+        return any(axis.names == SHAPE_AXIS for axis in self.axes)
+
+    def points(
+        self, overrides: Mapping[str, Sequence[Value]], shapes: Sequence[Params] | None, world_size: int
+    ) -> list[Params]:
+        """The parameters of all points, as State and records have them.
+
+        Args:
+            overrides: values for some axes, instead of the case's own and of a data set's.
+            shapes: points of a data set, with M, N, K and labels; those of its names that are axes replace these.
+            world_size: the number of ranks.
+        """
+        points: dict[tuple[tuple[str, Value], ...], Params] = {}
+        for shape in shapes if shapes is not None else [{}]:
+            given = {name: [value] for name, value in shape.items()} | dict(overrides)
+            labels = {name: value for name, value in shape.items() if not any(name in one.names for one in self.axes)}
+            for point in expand(self.axes, given):
+                whole = {**labels, **point}
+                points[tuple(sorted(whole.items()))] = whole
+        found = points.values()
+        return [self.localize(point, world_size) for point in found] if self.localize is not None else list(found)
+
+
+_cases: dict[str, Case] = {}
+
+
+@overload
+def register(fn: CaseFunction) -> CaseFunction: ...
+@overload
+def register(
+    *, localize: Localize | None = None, show: Show | None = None
+) -> Callable[[CaseFunction], CaseFunction]: ...
+def register(
+    fn: CaseFunction | None = None, *, localize: Localize | None = None, show: Show | None = None
+) -> CaseFunction | Callable[[CaseFunction], CaseFunction]:
+    """Make ``fn(state, ctx)`` a case that ``iris bench`` can run; a decorator, with or without arguments.
+
+    The function must be defined at the top level of a module or script: ranks import it by name. Its name is the case's.
+
+    Args:
+        fn: the function.
+        localize: takes a point's parameters and the number of ranks, and returns the parameters to use and record.
+        show: prints more about the case's records, below the table.
+    """
+    if fn is None:
+        return lambda late: _add(late, localize, show)
+    return _add(fn, localize, show)
+
+
+def _add(fn: CaseFunction, localize: Localize | None, show: Show | None) -> CaseFunction:
+    name = fn.__name__
+    known = _cases.get(name)
+    if known is not None and inspect.getfile(known.fn) != inspect.getfile(fn):
+        raise ArgumentError("bench.register", name, "a name that no other case has", inspect.getfile(known.fn))
+    _cases[name] = Case(name, fn, localize, show)
+    return fn
+
+
+def registered() -> dict[str, Case]:
+    """All cases, by name."""
+    return dict(_cases)

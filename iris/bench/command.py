@@ -1,0 +1,164 @@
+"""The command line of the framework: ``iris bench CASE … [options]``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from iris.bench import driver, records
+from iris.bench.axes import Value, parse_values
+from iris.bench.case import Case
+from iris.bench.dataset import Dataset
+from iris.bench.driver import Group, grouped, label, live, measured
+from iris.bench.matrix import ranks_to_start
+from iris.bench.progress import progress
+from iris.bench.records import Record
+from iris.bench.session import Settings
+from iris.bench.tables import FORMATS
+from iris.errors import ArgumentError, LaunchError
+
+STOPPED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+_AXIS = "axis_"
+
+
+def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[str]) -> int:
+    """Measure ``cases`` as ``arguments`` say; returns the exit status: 0 if no result was wrong or failed.
+
+    Args:
+        cases: those named on the command line; none takes those that ``--benchmark_filter`` leaves of all.
+        known: all cases, by name.
+        arguments: the options.
+    """
+    parser = make_parser(cases, known)
+    given = parser.parse_args(arguments)
+    if not cases and given.benchmark_filter is None and not given.benchmark_list:
+        parser.error("name a case, or choose among all with --benchmark_filter")
+    num_ranks = ranks_to_start(given.num_ranks)
+    groups = _groups(cases or list(known.values()), given, num_ranks)
+    if given.benchmark_list:
+        for group in groups:
+            for params in group.variants:
+                print(label(group.case, params))
+        return 0
+    if not groups:
+        raise ArgumentError("bench", "--benchmark_filter", "a part of a point's name", repr(given.benchmark_filter),
+                            "--benchmark_list lists the points.")  # fmt: skip
+    return _measure(groups, known, given, num_ranks)
+
+
+def _groups(cases: Sequence[Case], given: argparse.Namespace, num_ranks: int) -> list[Group]:
+    overrides: dict[str, Sequence[Value]] = {
+        name.removeprefix(_AXIS): parse_values(name.removeprefix(_AXIS), text)
+        for name, text in vars(given).items()
+        if name.startswith(_AXIS) and text is not None
+    }
+    dataset = Dataset.read(given.dataset) if given.dataset is not None else None
+    wanted = re.compile(given.benchmark_filter or "")
+    groups = []
+    for case in cases:
+        shapes = None
+        if dataset is not None:
+            if not case.takes_shapes:
+                raise ArgumentError("bench", "--dataset", "a case with an axis M,N,K", case.name)
+            shapes = dataset.shapes(case.name, num_ranks)
+        points = case.points(overrides, shapes, num_ranks)
+        groups += grouped(case, [params for params in points if wanted.search(label(case, params))])
+    return groups
+
+
+def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse.Namespace, num_ranks: int) -> int:
+    """Measure what has no record yet, write each record as it comes, and show all."""
+    out: Path | None = given.resume or given.benchmark_out
+    done = records.load(given.resume) if given.resume is not None else {}
+    settings = Settings(given.timeout_s, given.heap_size, given.warmup, given.repeat, given.commit)
+    keys = [records.key(group.case.name, params, num_ranks) for group in groups for params in group.variants]
+    todo = [group for group in (_rest(group, done, num_ranks) for group in groups) if group.variants]
+    stopped = False
+    try:
+        with progress(sum(len(group.variants) for group in todo)) as advance:
+            if todo:
+                advance(f"starting {num_ranks} ranks", 0)
+                with live(num_ranks, settings) as ranks:
+                    for group in todo:
+                        advance(group.label, 0)
+                        for found in measured(ranks, group):
+                            done |= {records.key_of(one): one for one in found}
+                            if out is not None:
+                                records.append(out, found)
+                            advance("", len(found))
+    except KeyboardInterrupt:
+        stopped = True
+    results: list[Record] = [done[key] for key in keys if key in done]
+    FORMATS[given.benchmark_format](results, known, sys.stdout)
+    sys.stdout.flush()
+    if stopped:
+        how = f"--resume {out} goes on" if out is not None else "with --benchmark_out it could be resumed"
+        print(f"stopped after {len(results)} of {len(keys)} points; {how}", file=sys.stderr)
+        return STOPPED
+    return 0 if all(map(records.succeeded, results)) else 1
+
+
+def _rest(group: Group, done: Mapping[str, Record], num_ranks: int) -> Group:
+    """The variants of ``group`` without a record."""
+    left = [params for params in group.variants if records.key(group.case.name, params, num_ranks) not in done]
+    return Group(group.case, left)
+
+
+def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.ArgumentParser:
+    """The parser of all options, with those for the axes of ``cases``."""
+    names = [case.name for case in cases]
+    parser = argparse.ArgumentParser(
+        prog=" ".join(["iris bench", *(names or ["CASE …"])]),
+        description="\n\n".join(case.fn.__doc__ or "" for case in cases) or _list_of(known),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--num_ranks", type=_positive, help="ranks (default: all GPUs if two or more, else 4 simulated)")
+    parser.add_argument("--benchmark_filter", metavar="REGEX", help="only points whose name, as listed, has a match")
+    parser.add_argument("--benchmark_list", action="store_true", help="list the points and stop")
+    parser.add_argument("--benchmark_format", choices=tuple(FORMATS), default="console", help="what is printed at the end")
+    parser.add_argument("--benchmark_out", type=Path, metavar="FILE", help="append each result, as a JSON line, to FILE")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="measure only what FILE lacks, and append it there")
+    parser.add_argument("--dataset", type=Path, metavar="FILE", help="take the shapes from FILE (see dataset/)")
+    parser.add_argument("--timeout_s", type=_seconds, default=120.0, help="most seconds for a point (default: %(default)s)")
+    parser.add_argument("--heap_size", type=_positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)")
+    parser.add_argument("--warmup", type=int, help="untimed calls before the timed ones")
+    parser.add_argument("--repeat", type=_positive, help="timed calls")
+    parser.add_argument("--commit", help="what was measured, where git cannot tell")
+    axes = parser.add_argument_group("axes", "LIST is pow2:LO:HI, linear:START:STOP:STEP, or values with commas between")
+    shown: dict[str, str] = {}
+    for case in cases or known.values():
+        for axis in case.axes:
+            for position, name in enumerate(axis.names):
+                values = dict.fromkeys(str(row[position]) for row in axis.rows)
+                shown.setdefault(name, ", ".join(values) if cases else "")
+    for name, values in shown.items():
+        flags = dict.fromkeys((f"--{_AXIS}{name}", f"--{_AXIS}{name.lower()}"))
+        text = f"default: {values}".replace("%", "%%") if values else None
+        axes.add_argument(*flags, dest=f"{_AXIS}{name}", metavar="LIST", help=text)
+    return parser
+
+
+def _list_of(known: Mapping[str, Case]) -> str:
+    width = max(map(len, [*known, "rma"]))
+    lines = [f"  {name:{width}}  {case.about}" for name, case in known.items()]
+    lines.append(f"  {'rma':{width}}  Bulk put and get in a ring beside the copy engine; has options of its own.")
+    return "Measure Iris on this machine. Cases:\n\n" + "\n".join(lines)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value

@@ -1,0 +1,47 @@
+"""A ``torch.distributed`` process group over the ranks of a context, for the libraries that Iris is compared with."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from iris.context import Iris
+
+_TIMEOUT = timedelta(seconds=300)
+
+
+def process_group(ctx: Iris) -> dist.ProcessGroup:
+    """The group of all ranks: NCCL (RCCL) on GPUs, gloo in the simulator. Made on first use; collective then.
+
+    Ranks meet at a store on loopback, at a port that the system chose.
+    """
+    if not dist.is_initialized():
+        store = None
+        if ctx.rank == 0:
+            store = dist.TCPStore("127.0.0.1", 0, ctx.world_size, True, _TIMEOUT, wait_for_workers=False)
+        port = int(ctx.broadcast(store.port if store is not None else 0, 0))
+        if store is None:
+            store = dist.TCPStore("127.0.0.1", port, ctx.world_size, False, _TIMEOUT)
+        if ctx.backend_name == "sim":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            dist.init_process_group("gloo", store=store, rank=ctx.rank, world_size=ctx.world_size, timeout=_TIMEOUT)
+        else:
+            dist.init_process_group(
+                "nccl",
+                store=store,
+                rank=ctx.rank,
+                world_size=ctx.world_size,
+                timeout=_TIMEOUT,
+                device_id=ctx.device,
+            )
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def leave() -> None:
+    """End the group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

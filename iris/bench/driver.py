@@ -1,0 +1,147 @@
+"""The process that starts ranks, has them measure point after point, and writes down what comes back.
+
+The variants of a point are measured together. Where that fails (a rank dies, hangs or raises), the ranks are replaced and
+each variant is measured alone, so that only the one at fault is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from iris.bench import records, session
+from iris.bench.axes import Params
+from iris.bench.case import Case
+from iris.bench.environment import dated
+from iris.bench.records import Record
+from iris.bench.session import Settings
+from iris.bench.state import Outcome
+from iris.errors import LaunchError, PeerDied, RankMismatch, WaitTimeout
+from iris.launch import RankPool, identity
+
+START_S = 300.0
+"""The most that ranks may take to start: to import PyTorch, make heaps and meet."""
+_CONSEQUENCES = (PeerDied, WaitTimeout, RankMismatch)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Points of a case that differ in their variant only."""
+
+    case: Case
+    variants: Sequence[Params]
+
+    @property
+    def label(self) -> str:
+        return label(self.case, self.variants[0], self.case.variant_names)
+
+
+def label(case: Case, params: Params, without: frozenset[str] | set[str] = frozenset()) -> str:
+    """One line for a point: what the filter matches and the progress bar shows."""
+    parts = [f"{name}={value}" for name, value in params.items() if name not in without]
+    return " ".join([case.name, *parts])
+
+
+def grouped(case: Case, points: Sequence[Params]) -> list[Group]:
+    """``points`` by what they have in common, in the order in which they first appear."""
+    groups: dict[tuple[Any, ...], list[Params]] = {}
+    for params in points:
+        common = tuple((name, value) for name, value in params.items() if name not in case.variant_names)
+        groups.setdefault(common, []).append(params)
+    return [Group(case, variants) for variants in groups.values()]
+
+
+class Ranks:
+    """Live ranks with an open context, replaced when one has failed."""
+
+    def __init__(self, num_ranks: int, settings: Settings) -> None:
+        if identity() is not None:
+            raise LaunchError("iris bench starts its own ranks: run it without torchrun, mpirun or srun")
+        self.num_ranks, self.settings = num_ranks, settings
+        self.environment: dict[str, str | int | None] = {}
+        self._pool: RankPool | None = None
+
+    def start(self) -> None:
+        """Start the ranks, if they are not running.
+
+        Raises:
+            LaunchError: they cannot be started.
+        """
+        if self._pool is not None and not self._pool.alive:
+            self.kill()
+        if self._pool is None:
+            self._pool = RankPool(self.num_ranks)
+            self.environment = self._run(session.open_rank, (self.settings,), START_S)[0]
+
+    def measure(self, group: Group) -> list[list[Outcome]]:
+        """Every rank's outcomes of the variants of ``group``.
+
+        Raises:
+            LaunchError: a rank failed; the ranks are gone.
+        """
+        self.start()
+        timeout_s = self.settings.timeout_s * len(group.variants)
+        outcomes: list[list[Outcome]] = self._run(
+            session.measure, (group.case.fn, group.variants, self.settings), timeout_s
+        )
+        return outcomes
+
+    def _run(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float) -> list[Any]:
+        assert self._pool is not None
+        try:
+            outcomes = self._pool.outcomes(fn, args, timeout_s=timeout_s)
+        except LaunchError:
+            self.kill()
+            raise
+        failures = [one for one in outcomes if one.error is not None]
+        if not failures:
+            return [one.value for one in outcomes]
+        self.kill()
+        first = min(failures, key=lambda one: (isinstance(one.error, _CONSEQUENCES), one.at))
+        assert first.error is not None
+        raise LaunchError(f"rank {first.rank}: {session.described(first.error)}") from first.error
+
+    def kill(self) -> None:
+        if self._pool is not None:
+            self._pool.kill()
+        self._pool = None
+
+    def close(self) -> None:
+        if self._pool is not None and self._pool.alive:
+            self._run(session.close_rank, (), START_S)
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
+
+
+@contextmanager
+def live(num_ranks: int, settings: Settings) -> Iterator[Ranks]:
+    """Ranks for a run: closed at its end, killed if it ends by an exception, Ctrl-C among them."""
+    ranks = Ranks(num_ranks, settings)
+    try:
+        yield ranks
+    except BaseException:
+        ranks.kill()
+        raise
+    ranks.close()
+
+
+def measured(ranks: Ranks, group: Group) -> Iterator[list[Record]]:
+    """The records of ``group``, as they come: all at once, or one by one where a rank failed."""
+    ranks.start()
+    name, world = group.case.name, ranks.num_ranks
+    try:
+        by_rank = ranks.measure(group)
+    except LaunchError as error:
+        if len(group.variants) > 1:
+            for params in group.variants:
+                yield from measured(ranks, Group(group.case, [params]))
+            return
+        text = " ".join(str(error).split())
+        yield [records.failed(name, group.variants[0], text, dated(ranks.environment), world)]
+        return
+    environment: Mapping[str, str | int | None] = dated(ranks.environment)
+    by_variant = zip(group.variants, zip(*by_rank, strict=True), strict=True)
+    yield [records.record(name, params, outcomes, environment, world) for params, outcomes in by_variant]

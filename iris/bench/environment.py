@@ -1,0 +1,66 @@
+"""Where and with what a figure was measured."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+import triton
+
+import iris
+from iris.context import Iris
+
+SIMULATED = "simulated"
+_VARIABLES = (
+    "NCCL_ALGO",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_PROTO",
+    "NVSHMEM_DISABLE_NVLS",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST",
+)
+"""Environment variables that change what other libraries reach."""
+
+
+def environment(ctx: Iris, commit: str | None) -> dict[str, str | int | None]:
+    """Hardware, versions and date of this rank's process; ``commit`` is what git says if None is given."""
+    gpu = ctx.backend_name != "sim"
+    nccl = gpu and torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    changed = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
+    return {
+        "hardware": torch.cuda.get_device_name(ctx.device) if gpu else SIMULATED,
+        "backend": ctx.backend_name,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda or torch.version.hip,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
+        "iris": iris.__version__,
+        "commit": commit or checked_out_commit(),
+        "date": now(),
+        "host_ranks": ctx.world_size,
+        "variables": " ".join(changed) or None,
+    }
+
+
+def dated(known: Mapping[str, str | int | None]) -> dict[str, str | int | None]:
+    """``known`` with the date of now."""
+    return {**known, "date": now()}
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def checked_out_commit() -> str | None:
+    """The commit of the checkout that Iris is imported from, ``-dirty`` if files differ; None outside one."""
+    root = Path(iris.__file__).resolve().parents[1]
+    git = shutil.which("git")
+    if git is None or not (root / ".git").exists():
+        return None
+    command = [git, "-C", str(root), "describe", "--always", "--dirty", "--exclude", "*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None if done.returncode == 0 else None

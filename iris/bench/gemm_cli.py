@@ -1,0 +1,328 @@
+"""What ``examples/gemm/benchmark.py`` and ``examples/stream-k/benchmark.py`` run: check a fused op, time it, say so.
+
+Three times are taken, with all ranks at work, and of each the slowest rank's median:
+
+    total          the op
+    matmul         ``iris.ops.matmul`` on this rank's operands: the same kernel and schedule, and nobody to tell
+    communication  the op with K cut to one block: the same bytes along the same way, with next to no arithmetic
+
+TFLOP/s count the op's 2·M·N·K / ranks operations on each rank. Over the time of communication alone they are the rate
+that the op cannot exceed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from iris import ops
+from iris.bench.gemm_options import (
+    OPS,
+    Arguments,
+    Device,
+    config_of,
+    fit,
+    ignored,
+    parse,
+    shared_extent,
+)
+from iris.bench.matrix import ranks_to_start
+from iris.bench.timing import median_seconds
+from iris.context import Iris, iris
+from iris.device.matmul import matmul_kernel
+from iris.errors import ArgumentError, IrisError
+from iris.launch import identity, launch
+from iris.ops.config import FusedConfig
+from iris.ops.problem import output_dtype
+from iris.trace import Trace, draw
+
+PROBE_BYTES = 1 << 20
+VALIDATED_CALLS = 3
+WORST_SHOWN = 5
+ROUNDINGS = {"atomic": 1, "one_shot": 2, "split": 1, "push": 1}
+"""How often a sum is rounded to C's dtype: at the end, and where ranks' parts are sent in that dtype, before it."""
+
+
+# -- the problem --------------------------------------------------------------------------------------------
+
+
+class Work:
+    """This rank's operands, filled anew by :meth:`draw_inputs`, and the op on them."""
+
+    def __init__(self, ctx: Iris, arguments: Arguments, config: FusedConfig) -> None:
+        self.ctx, self.arguments, self.config = ctx, arguments, config
+        world, dtype = ctx.world_size, arguments.dtype
+        self.scatter = shared_extent(arguments) == "n"
+        self.n = arguments.n // world if self.scatter else arguments.n
+        self.k = arguments.k if self.scatter else arguments.k // world
+        self.a = torch.empty(arguments.m, self.k, dtype=dtype, device=ctx.device)
+        self.b = torch.empty(self.k, self.n, dtype=dtype, device=ctx.device)
+        self.output = ctx.empty(arguments.m, arguments.n, dtype=output_dtype(dtype))
+        self.generator = torch.Generator(ctx.device)
+
+    @property
+    def op(self) -> str:
+        return OPS[self.arguments.algorithm]
+
+    @property
+    def flops(self) -> int:
+        """Operations on this rank."""
+        return 2 * self.arguments.m * self.n * self.k
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that must reach a rank at least: C's other columns, or the sums as reduce-scatter + all-gather move
+        them."""
+        others = self.output.numel() * self.output.element_size() * (self.ctx.world_size - 1) // self.ctx.world_size
+        return others if self.scatter else 2 * others
+
+    def draw_inputs(self) -> torch.Tensor:
+        """Fill the operands with fresh random data, spoil the output, and return C in float64. Collective."""
+        self.generator.manual_seed(self.ctx.broadcast(secrets.randbelow(1 << 32), 0))
+        a, b = self._random(self.arguments.m, self.arguments.k), self._random(self.arguments.k, self.arguments.n)
+        rank = self.ctx.rank
+        self.a.copy_(a if self.scatter else a[:, rank * self.k :][:, : self.k])
+        self.b.copy_(b[:, rank * self.n :][:, : self.n] if self.scatter else b[rank * self.k :][: self.k])
+        self.output.fill_(float("nan") if self.output.is_floating_point() else torch.iinfo(self.output.dtype).min)
+        reference = a.double() @ b.double()
+        self.ctx.barrier()
+        return reference
+
+    def _random(self, rows: int, cols: int) -> torch.Tensor:
+        """The same on every rank."""
+        device, dtype = self.ctx.device, self.arguments.dtype
+        if dtype == torch.int8:
+            return torch.randint(-128, 128, (rows, cols), generator=self.generator, dtype=dtype, device=device)
+        return torch.randn(rows, cols, generator=self.generator, device=device).to(dtype)
+
+    def call(self, depth: int | None = None, trace: bool | Trace = False) -> None:
+        """The op, on the first ``depth`` of this rank's K if that is given."""
+        a, b = self.a[:, :depth], self.b[:depth]
+        getattr(ops, self.op)(self.ctx, self.output, a, b, config=self.config, trace=trace)
+
+
+def tolerance(dtype: torch.dtype, k: int, roundings: int = 1) -> float:
+    """Relative error (Frobenius) that a right result may have: ``roundings`` of half an ulp each to ``dtype``, and
+    float32 sums of ``k`` products, whose errors grow as in a random walk. int8 sums are exact."""
+    if not dtype.is_floating_point:
+        return 0.0
+    return float(roundings * torch.finfo(dtype).eps / 2 + k**0.5 * torch.finfo(torch.float32).eps)
+
+
+def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
+    """In the Frobenius norm; infinite if ``output`` holds a NaN or an infinity."""
+    error = float((output.double() - reference).norm() / reference.norm().clamp(min=1e-300))
+    return error if math.isfinite(error) else math.inf
+
+
+def slowest(ctx: Iris, value: float) -> float:
+    """The largest of all ranks' values. Collective."""
+    return max(float(ctx.broadcast(value, rank)) for rank in range(ctx.world_size))
+
+
+# -- measuring ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How long something takes on the slowest rank, and the op's operations over that time, on each GPU."""
+
+    ms: float
+    tflops_per_gpu: float
+    gbytes_per_s: float | None = None
+
+
+def timed(work: Work) -> dict[str, Rate]:
+    """The op and its two parts; see the module. Collective."""
+    alone = torch.empty(work.arguments.m, work.n, dtype=work.output.dtype, device=work.ctx.device)
+    local = replace(
+        work.config, algorithm="auto", comm_sms=None, num_sms=min(work.arguments.gemm_sms, work.ctx.num_sms)
+    )
+    calls: dict[str, Callable[[], object]] = {
+        "total": work.call,
+        "matmul": partial(ops.matmul, work.ctx, alone, work.a, work.b, config=local),
+        "communication": partial(work.call, min(work.k, work.arguments.BLK_K)),
+    }
+    rates = {}
+    for name, call in calls.items():
+        say(work.ctx, f"timing: {name} …")
+        seconds = slowest(work.ctx, median_seconds(work.ctx, call, together=True))
+        moved = None if name == "matmul" else work.received_bytes / seconds / 1e9
+        rates[name] = Rate(seconds * 1e3, work.flops / seconds / 1e12, moved)
+    return rates
+
+
+def checked(work: Work) -> float:
+    """The largest error of any rank over fresh inputs. Collective."""
+    worst = 0.0
+    for _ in range(VALIDATED_CALLS if work.arguments.validate else 1):
+        reference = work.draw_inputs()
+        work.call()
+        work.ctx.barrier()
+        worst = max(worst, relative_error(work.output, reference))
+        if work.arguments.debug:
+            show_worst(work, reference)
+    return slowest(work.ctx, worst)
+
+
+def registers_of(kernel: Any, device: torch.device) -> tuple[int | None, int | None]:
+    """Registers of a thread, and those spilled to memory, of ``kernel`` as it was compiled last; None if it is
+    interpreted, or has not run."""
+    compiled = list(kernel.device_caches[device.index][0].values()) if hasattr(kernel, "device_caches") else []
+    return (compiled[-1].n_regs, compiled[-1].n_spills) if compiled else (None, None)
+
+
+def device_of(ctx: Iris) -> Device:
+    """The weakest device of the job. Collective."""
+    if ctx.backend_name == "sim":
+        shared, free = 0, free_memory_bytes() // ctx.world_size
+    else:
+        properties = triton.runtime.driver.active.utils.get_device_properties(ctx.device.index)
+        shared, free = int(properties["max_shared_mem"]), torch.cuda.mem_get_info(ctx.device)[0]
+    own = [ctx.num_sms, shared, free]
+    weakest = [
+        min(values) for values in zip(*(ctx.broadcast(own, rank) for rank in range(ctx.world_size)), strict=True)
+    ]
+    return Device(ctx.backend_name, ctx.world_size, *weakest)
+
+
+def free_memory_bytes() -> int:
+    """Main memory that processes may still take, as far as the kernel and the container say."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(fields["MemAvailable"].split()[0]) << 10
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return free if text == "max" else min(free, int(text))
+
+
+# -- telling ------------------------------------------------------------------------------------------------
+
+
+def say(ctx: Iris, text: str) -> None:
+    """Print on rank 0."""
+    if ctx.rank == 0:
+        print(text, flush=True)
+
+
+def show_worst(work: Work, reference: torch.Tensor) -> None:
+    """Print this rank's elements that are furthest off."""
+    difference = (work.output.double() - reference).abs().nan_to_num(math.inf).flatten()
+    lines = []
+    for index in difference.topk(min(WORST_SHOWN, difference.numel())).indices.tolist():
+        row, col = divmod(index, work.arguments.n)
+        got, expected = work.output[row, col].item(), reference[row, col].item()
+        lines.append(f"debug: rank {work.ctx.rank}: C[{row}, {col}] is {got:.9g}, float64 {expected:.9g}\n")
+    print("".join(lines), end="", flush=True)
+
+
+def show_details(work: Work) -> None:
+    """Print on rank 0 what is run."""
+    tiles = -(-work.arguments.m // work.config.block_size_m) * -(-work.n // work.config.block_size_n)
+    for line in (
+        str(work.config),
+        f"on each rank: A {tuple(work.a.shape)} @ B {tuple(work.b.shape)}, {tiles} tiles",
+        f"output {tuple(work.output.shape)} {work.output.dtype}, at least {work.received_bytes} bytes from peers",
+        f"heap {work.ctx.heap_size} bytes, {work.ctx.heap_free_bytes} free",
+    ):
+        say(work.ctx, f"debug: {line}")
+
+
+def show_rates(ctx: Iris, rates: dict[str, Rate]) -> None:
+    """Print on rank 0 one line for each time taken."""
+    say(ctx, f"{'':13}  {'ms':>9}  {'TFLOP/s per GPU':>15}  {'GB/s received':>13}")
+    for name, rate in rates.items():
+        moved = "" if rate.gbytes_per_s is None else f"{rate.gbytes_per_s:.4g}"
+        say(ctx, f"{name:13}  {rate.ms:9.4g}  {rate.tflops_per_gpu:15.4g}  {moved:>13}".rstrip())
+
+
+def draw_trace(work: Work, path: str) -> None:
+    """Draw one call of the op, all ranks', into ``path``. Collective."""
+    trace = Trace()
+    work.call(trace=trace)
+    events = trace.gather(work.ctx)
+    if work.ctx.rank == 0:
+        print(f"trace: {draw(events, path, f'{work.op}, {work.ctx.world_size} ranks, {work.ctx.backend_name}')}")
+
+
+# -- running ------------------------------------------------------------------------------------------------
+
+
+def run(asked: Arguments, given: frozenset[str], stream_k: bool) -> int:
+    """What each rank runs; returns the exit status, the same on all ranks."""
+    with iris(PROBE_BYTES) as probe:
+        device = device_of(probe)
+    fitted, fits = fit(asked, given, device)
+    unused = ignored(fitted, device, stream_k)
+    with iris(fitted.heap_size) as ctx:
+        for line in (*fits, *unused):
+            say(ctx, line)
+        work = Work(ctx, fitted, config_of(fitted, stream_k))
+        hardware = "simulated" if ctx.backend_name == "sim" else torch.cuda.get_device_name(ctx.device)
+        schedule = "Stream-K" if stream_k else "data-parallel"
+        say(ctx, f"{work.op} ({work.config.algorithm}, {schedule}), {ctx.world_size} ranks, {hardware}: "
+            f"M={fitted.m} N={fitted.n} K={fitted.k} {fitted.datatype}")  # fmt: skip
+        if fitted.debug:
+            show_details(work)
+        say(ctx, "checking …")
+        error, allowed = checked(work), tolerance(fitted.dtype, fitted.k, ROUNDINGS[work.config.algorithm])
+        success = error <= allowed
+        say(ctx, f"validation {'passed' if success else 'FAILED'}: relative error {error:.2e}, at most {allowed:.2e}")
+        registers, spills = registers_of(matmul_kernel, ctx.device)
+        if fitted.trace is not None:
+            draw_trace(work, fitted.trace)
+        rates = timed(work) if fitted.benchmark and success else {}
+        if rates:
+            show_rates(ctx, rates)
+        if ctx.rank == 0:
+            record = {
+                "op": work.op,
+                "stream_k": stream_k,
+                "world_size": ctx.world_size,
+                "hardware": hardware,
+                "backend": ctx.backend_name,
+                "versions": {"torch": torch.__version__, "triton": triton.__version__},
+                "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "asked": asdict(asked),
+                "fitted": asdict(fitted),
+                "fits": fits,
+                "ignored": unused,
+                "config": asdict(work.config),
+                "registers": registers,
+                "spills": spills,
+                **{name: asdict(rates[name]) if rates else None for name in ("matmul", "communication", "total")},
+                "error": error if math.isfinite(error) else None,
+                "tolerance": allowed,
+                "success": success,
+            }
+            Path(fitted.output_file).write_text(json.dumps(record, indent=1) + "\n")
+            print(f"written: {fitted.output_file}", flush=True)
+    return 0 if success else 1
+
+
+def main(doc: str | None, stream_k: bool, argv: Sequence[str] | None = None) -> int:
+    """The whole program; returns its exit status: 1 if the result is wrong or there is nothing to do."""
+    asked, given = parse(doc, argv)
+    if not (asked.validate or asked.benchmark or asked.debug):
+        print("nothing to do: say --validate to check, --benchmark to time, --debug for details", file=sys.stderr)
+        return 1
+    who = None
+    try:
+        who, num_ranks = identity(), ranks_to_start(asked.num_ranks)
+        name, world = shared_extent(asked), who.world_size if who else num_ranks
+        if name in given and getattr(asked, name) % world:
+            raise ArgumentError("benchmark", f"-{name}", f"a multiple of the {world} ranks", getattr(asked, name))
+        return int(max(launch(run, num_ranks, (asked, given, stream_k))))
+    except IrisError as error:
+        print(f"benchmark{f', rank {who.rank}' if who else ''}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,308 @@
+"""The command line that ``examples/gemm/benchmark.py`` and ``examples/stream-k/benchmark.py`` share.
+
+Defaults are those that users of the Iris model know from larger GPUs, so :func:`fit` cuts them to what is here, and
+says what it cut. Nothing in this module needs a GPU or a context.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from iris.bench.matrix import PICTURES
+from iris.heap import format_bytes
+from iris.ops.config import FusedConfig
+
+DATATYPES = {"fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "bf16": torch.bfloat16}
+OPS = {"all_reduce": "matmul_all_reduce", "all_scatter": "matmul_all_scatter", "one_shot": "matmul_all_reduce"}
+"""``--algorithm``, and the op that it stands for."""
+AMD_ONLY = ("waves_per_eu", "mfmaInstrSize", "kpack")
+SIMULATED_SHAPE = (608, 512, 1032)
+"""M, N, K where kernels are interpreted and no other shape is asked for: the default one over eight."""
+SUMS_PER_THREAD = 128
+"""Sums of a tile that a thread can hold besides operands: half of the 255 registers that there are at most."""
+HEAP_SHARE = 0.8
+"""The share of free memory that heaps may take; operands and the reference need some, too."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Every flag, by its own name, with its default."""
+
+    m: int = 4864
+    n: int = 4096
+    k: int = 8256
+    debug: bool = False
+    validate: bool = False
+    benchmark: bool = False
+    datatype: str = "fp32"
+    algorithm: str = "all_reduce"
+    output_file: str = "log.json"
+    BLK_M: int = 256
+    BLK_N: int = 256
+    BLK_K: int = 32
+    COMMUNICATION_TILE_M: int = 128
+    COMMUNICATION_TILE_N: int = 128
+    gsize_m: int = 8
+    two_tiles: bool = True
+    num_stages: int = 1
+    num_warps: int = 8
+    waves_per_eu: int = 0
+    mfmaInstrSize: int = 16  # noqa: N815 (the name of the flag)
+    kpack: int = 2
+    heap_size: int = 1 << 32
+    gemm_sms: int = 256
+    total_sms: int = 304
+    communication_block_size: int = 256
+    num_ranks: int | None = None
+    trace: str | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DATATYPES[self.datatype]
+
+    @property
+    def split(self) -> bool:
+        """Whether some programs only communicate."""
+        return self.algorithm == "all_scatter" and self.gemm_sms < self.total_sms
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The parser of all flags; ``doc``, the program's own docstring, is what ``--help`` shows first.
+
+    What it returns holds only the flags that were given: :class:`Arguments` knows the defaults.
+    """
+    made = argparse.ArgumentParser(
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+
+    def add(flag: str, kind: Callable[[str], object], about: str, choices: Collection[str] | None = None) -> None:
+        default = getattr(Arguments, flag.lstrip("-"))
+        listed = "{" + ",".join(choices) + "}" if choices else flag.lstrip("-").upper()
+        made.add_argument(flag, type=kind, choices=choices, metavar=listed, help=f"{about} (default: {default})")
+
+    add("-m", _positive, "rows of A and of C")
+    add("-n", _positive, "columns of B and of C, over all ranks")
+    add("-k", _positive, "columns of A, rows of B, over all ranks")
+    made.add_argument("--debug", action="store_true", help="check the result; show config, shapes, worst elements")
+    made.add_argument("--validate", action="store_true", help="check three calls on fresh data against float64")
+    made.add_argument("--benchmark", action="store_true", help="check one call, then time the op and its two parts")
+    add("--datatype", str, "of A and B; int8 gives an int32 C", DATATYPES)
+    add("--algorithm", str, "how ranks share C; see above", OPS)
+    add("--output_file", _file, "JSON of arguments and results, written by rank 0")
+    add("--BLK_M", _block, "rows of a tile")
+    add("--BLK_N", _block, "columns of a tile")
+    add("--BLK_K", _block, "depth of a step")
+    add("--COMMUNICATION_TILE_M", _block, "rows that a communicating program moves at a time")
+    add("--COMMUNICATION_TILE_N", _block, "columns that a communicating program moves at a time")
+    add("--gsize_m", _positive, "rows of tiles computed together, for L2 reuse")
+    add("--two_tiles", _truth, "Stream-K splits between one and two tiles per program (True), or less than one")
+    add("--num_stages", _positive, "steps whose loads are in flight, as Triton has it")
+    add("--num_warps", _positive, "warps of a program")
+    add("--waves_per_eu", int, "AMD only, as Triton has it")
+    add("--mfmaInstrSize", _positive, "AMD only: Triton's matrix_instr_nonkdim")
+    add("--kpack", _positive, "AMD only, as Triton has it")
+    add("--heap_size", _positive, "bytes of symmetric heap on each rank")
+    add("--gemm_sms", _positive, "programs that multiply")
+    add("--total_sms", _positive, "programs in all; the others communicate (all_scatter)")
+    add("--communication_block_size", _positive, "accepted, and ignored: the communication tile says what is moved")
+    made.add_argument("--num_ranks", type=_positive, help="ranks to start (default: all GPUs if two or more, else 4)")
+    made.add_argument(
+        "--trace", type=_picture, metavar="FILE", help="draw who computed and waited when into FILE, .svg or .png"
+    )
+    return made
+
+
+def parse(doc: str | None, argv: Sequence[str] | None = None) -> tuple[Arguments, frozenset[str]]:
+    """What the command line says, and the names of the flags that it gives; a bad value ends the program."""
+    given = vars(parser(doc).parse_args(argv))
+    return Arguments(**given), frozenset(given)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
+
+
+def _block(text: str) -> int:
+    value = int(text)
+    if value < 16 or value & (value - 1):
+        raise argparse.ArgumentTypeError(f"{value} is not a power of two of at least 16")
+    return value
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
+    return text.lower() in ("true", "1")
+
+
+def _file(text: str) -> str:
+    if not Path(text).absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {Path(text).absolute().parent}")
+    return text
+
+
+def _picture(text: str) -> str:
+    if Path(text).suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text} should end in {' or '.join(PICTURES)}")
+    return _file(text)
+
+
+# -- fitting ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Device:
+    """What arguments are fitted to: the weakest of the job's devices.
+
+    Attributes:
+        backend: ``"cuda"``, ``"hip"`` or ``"sim"``.
+        world_size: the number of ranks.
+        num_sms: SMs (compute units).
+        shared_bytes: shared memory (LDS) of a block; 0 where there is no limit.
+        free_bytes: memory free for a rank's heap and everything else.
+    """
+
+    backend: str
+    world_size: int
+    num_sms: int
+    shared_bytes: int
+    free_bytes: int
+
+    @property
+    def warp_size(self) -> int:
+        return 64 if self.backend == "hip" else 32
+
+
+Changes = dict[str, int]
+
+
+def fit(asked: Arguments, given: Collection[str], device: Device) -> tuple[Arguments, list[str]]:
+    """``asked`` cut to what ``device`` can run, and a line for every change. Pure, the same on every rank.
+
+    Args:
+        asked: the arguments.
+        given: names of the flags that were on the command line; a shape among them is never changed.
+        device: where to run.
+    """
+    fitted, notes = asked, []
+    for find, why in (
+        (_small_shape, "kernels are interpreted here; give -m, -n or -k to choose"),
+        (_shares, f"a multiple of the {device.world_size} ranks"),
+        (_sms, f"the device has {device.num_sms} SMs"),
+        (_registers, f"a thread holds at most {SUMS_PER_THREAD} sums of its tile"),
+        (_shared_memory, f"a block has {format_bytes(device.shared_bytes)} of shared memory"),
+        (_heap, f"{format_bytes(device.free_bytes)} are free for each rank, {HEAP_SHARE:.0%} of that for its heap"),
+    ):
+        for name, value in find(fitted, given, device).items():
+            if value != getattr(fitted, name):
+                notes.append(f"{name} {getattr(fitted, name)} → {value}: {why}")
+                fitted = replace(fitted, **{name: value})  # type: ignore[arg-type]
+    return fitted, notes
+
+
+def _small_shape(asked: Arguments, given: Collection[str], device: Device) -> Changes:
+    if device.backend != "sim" or {"m", "n", "k"} & set(given):
+        return {}
+    return dict(zip("mnk", SIMULATED_SHAPE, strict=True))
+
+
+def _shares(asked: Arguments, given: Collection[str], device: Device) -> Changes:
+    """The shared extent, so that ranks get equal parts of it, unless it was asked for."""
+    name = shared_extent(asked)
+    extent: int = getattr(asked, name)
+    return {} if name in given else {name: max(1, extent // device.world_size) * device.world_size}
+
+
+def _sms(asked: Arguments, given: Collection[str], device: Device) -> Changes:
+    """``gemm_sms`` and ``total_sms``; where some programs only communicate, their share stays about the same."""
+    gemm, total = min(asked.gemm_sms, device.num_sms), min(asked.total_sms, device.num_sms)
+    if asked.algorithm != "all_scatter":
+        return {"gemm_sms": gemm}
+    if (asked.split or "gemm_sms" not in given) and 1 < total <= asked.gemm_sms:
+        like = asked if asked.split else Arguments
+        gemm = min(max(total * like.gemm_sms // like.total_sms, 1), total - 1)
+    return {"total_sms": total, "gemm_sms": gemm}
+
+
+def _registers(asked: Arguments, given: Collection[str], device: Device) -> Changes:
+    m, n = asked.BLK_M, asked.BLK_N
+    while device.backend != "sim" and m * n > SUMS_PER_THREAD * asked.num_warps * device.warp_size:
+        m, n = (m // 2, n) if m >= n else (m, n // 2)
+    return {"BLK_M": m, "BLK_N": n}
+
+
+def _shared_memory(asked: Arguments, given: Collection[str], device: Device) -> Changes:
+    """Fewer stages first, then shallower steps, then smaller tiles."""
+    m, n, k, stages = asked.BLK_M, asked.BLK_N, asked.BLK_K, asked.num_stages
+    while device.shared_bytes and stages * (m + n) * k * asked.dtype.itemsize > device.shared_bytes:
+        if stages > 1:
+            stages -= 1
+        elif k > 16:
+            k //= 2
+        else:
+            m, n = (m // 2, n) if m >= n else (m, n // 2)
+    return {"BLK_M": m, "BLK_N": n, "BLK_K": k, "num_stages": stages}
+
+
+def _heap(asked: Arguments, given: Collection[str], device: Device) -> Changes:
+    room = int(device.free_bytes * HEAP_SHARE) >> 20 << 20
+    return {"heap_size": min(asked.heap_size, room)}
+
+
+# -- meaning ------------------------------------------------------------------------------------------------
+
+
+def shared_extent(arguments: Arguments) -> str:
+    """The extent that ranks share: columns of B for all_scatter, else the K to sum over."""
+    return "n" if arguments.algorithm == "all_scatter" else "k"
+
+
+def ignored(arguments: Arguments, device: Device, stream_k: bool) -> list[str]:
+    """Lines about the flags that have no effect on this run."""
+    lines = []
+    if device.backend != "hip":
+        lines.append(f"{', '.join(AMD_ONLY)} are ignored: they are for AMD GPUs, this is {device.backend}")
+    unused = [] if arguments.split else ["COMMUNICATION_TILE_M", "COMMUNICATION_TILE_N", "total_sms"]
+    if unused:
+        lines.append(f"{', '.join(unused)} are ignored: no programs only communicate")
+    if not stream_k:
+        lines.append("two_tiles is ignored: it belongs to Stream-K (examples/stream-k/benchmark.py)")
+    lines.append("communication_block_size is ignored: the communication tile says what is moved at a time")
+    return lines
+
+
+def config_of(arguments: Arguments, stream_k: bool) -> FusedConfig:
+    """The config that the arguments, once fitted, stand for."""
+    algorithms = {"all_reduce": "atomic", "one_shot": "one_shot", "all_scatter": "split" if arguments.split else "push"}
+    return FusedConfig(
+        algorithm=algorithms[arguments.algorithm],
+        block_size_m=arguments.BLK_M,
+        block_size_n=arguments.BLK_N,
+        block_size_k=arguments.BLK_K,
+        group_size_m=arguments.gsize_m,
+        num_sms=arguments.total_sms if arguments.split else arguments.gemm_sms,
+        comm_sms=arguments.total_sms - arguments.gemm_sms if arguments.split else None,
+        comm_block_m=arguments.COMMUNICATION_TILE_M,
+        comm_block_n=arguments.COMMUNICATION_TILE_N,
+        stream_k=stream_k,
+        two_tiles=arguments.two_tiles,
+        num_warps=arguments.num_warps,
+        num_stages=arguments.num_stages,
+        waves_per_eu=arguments.waves_per_eu,
+        matrix_instr_nonkdim=arguments.mfmaInstrSize,
+        kpack=arguments.kpack,
+    )

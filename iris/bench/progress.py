@@ -1,0 +1,51 @@
+"""How far a run is, on stderr: a bar with the time that is left, or without rich a line per step."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Advance = Callable[[str, int], None]
+"""Takes what comes next, in words, and how many points have just been finished."""
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Advance]:
+    """Show progress over ``total`` points while the block runs."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        yield _lines(total)
+        return
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(total)
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting ranks", total=total)
+
+        def advance(following: str, finished: int) -> None:
+            bar.update(task, description=following, advance=finished)
+
+        yield advance
+
+
+def _lines(total: int) -> Advance:
+    started, done = time.monotonic(), 0
+
+    def advance(following: str, finished: int) -> None:
+        nonlocal done
+        done += finished
+        left = f", {_duration((time.monotonic() - started) / done * (total - done))} left" if done else ""
+        if following:
+            print(f"[{done}/{total}{left}] {following}", file=sys.stderr, flush=True)
+
+    return advance
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,204 @@
+"""What the driver has every rank do: open a context, measure the variants of one point, close."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from triton.errors import TritonError
+
+from iris.bench import distributed
+from iris.bench.axes import Params
+from iris.bench.case import CaseFunction
+from iris.bench.environment import environment
+from iris.bench.state import Call, Outcome, Skipped, State, agreed
+from iris.bench.timing import back_to_back_seconds, call_seconds, host_seconds
+from iris.context import Iris, iris
+from iris.errors import IrisError, PeerDied, WaitTimeout
+
+ROUNDS = 5
+GPU_WARMUP, GPU_CALLS, SIM_CALLS = 5, 30, 3
+FEWEST_CALLS, LONG_CALL_S = 10, 5e-3
+"""A call that takes longer than LONG_CALL_S is timed less often, but never less than FEWEST_CALLS times."""
+HOST_CALLS = 10
+MOST_LEAD_S = 2e-3
+GPU_HEAP_LIMIT, SIM_HEAP_SIZE = 32 << 30, 256 << 20
+MOST_WAIT_S = 60.0
+
+REPORTED = (IrisError, TritonError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError)
+"""Errors of a case function that become its record's error, if all ranks can go on after them."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says about how to measure.
+
+    Attributes:
+        timeout_s: the most that a point may take.
+        heap_size: bytes of symmetric heap; None takes a quarter of the GPU's memory, 32 GiB at most, simulated 256 MiB.
+        warmup, repeat: calls, instead of what cases and the defaults say.
+        commit: what records say was measured, where git cannot tell.
+    """
+
+    timeout_s: float
+    heap_size: int | None = None
+    warmup: int | None = None
+    repeat: int | None = None
+    commit: str | None = None
+
+
+_ctx: Iris | None = None
+
+
+def open_rank(settings: Settings) -> dict[str, str | int | None]:
+    """Open the context; returns what records say of the environment."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the driver ends the ranks
+    return environment(_context(settings), settings.commit)
+
+
+def close_rank() -> None:
+    global _ctx
+    distributed.leave()
+    if _ctx is not None:
+        _ctx.close()
+    _ctx = None
+
+
+def measure(fn: CaseFunction, variants: Sequence[Params], settings: Settings) -> list[Outcome]:
+    """Set up and check every variant, then time those that are right in turns."""
+    ctx, shared = _context(settings), dict[Hashable, Any]()
+    states = [State(ctx, params, shared) for params in variants]
+    for state in states:
+        _set_up(ctx, fn, state)
+    _time(ctx, [state for state in states if state.call is not None and state.outcome.error is None], settings)
+    ctx.barrier()
+    return [state.outcome for state in states]
+
+
+def _context(settings: Settings) -> Iris:
+    """This rank's context; a new one when half of its heap is taken by what ops keep from one shape to the next."""
+    global _ctx
+    gc.collect()
+    if _ctx is not None:
+        _ctx.free(_ctx.empty(1, dtype=torch.uint8))  # to allocate is to hear what all ranks have let go of
+        if 2 * _ctx.heap_largest_free_bytes >= _ctx.heap_size:
+            return _ctx
+        _ctx.close()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    _ctx = iris(settings.heap_size or _heap_size(), timeout_s=min(MOST_WAIT_S, settings.timeout_s / 2))
+    return _ctx
+
+
+def _heap_size() -> int:
+    from iris.backends import chosen
+
+    if chosen().name == "sim":
+        return SIM_HEAP_SIZE
+    total = torch.cuda.get_device_properties(0).total_memory
+    return min(GPU_HEAP_LIMIT, total // 4 >> 30 << 30)
+
+
+def _set_up(ctx: Iris, fn: CaseFunction, state: State) -> None:
+    """Run the case function. Its error is one of the record if it leaves this rank able to go on, else it is raised."""
+    outcome, complaint = state.outcome, ""
+    try:
+        fn(state, ctx)
+    except Skipped as skipped:
+        outcome.skipped = str(skipped)
+    except (WaitTimeout, PeerDied):
+        raise
+    except REPORTED as error:
+        complaint = described(error)
+        ctx.synchronize()
+    failed = agreed(ctx, complaint)
+    if failed is not None:
+        outcome.error, outcome.skipped, outcome.validated = failed, None, None
+
+
+def described(error: BaseException) -> str:
+    """An error on one line of bounded length."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) <= 400 else text[:399] + '…'}"
+
+
+# -- timing -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How often a call is timed, and how long the device waits for the host before it."""
+
+    calls: int
+    in_a_row: int = 0
+    lead_s: float = 0.0
+    host_s: float | None = None
+
+
+def _time(ctx: Iris, states: Sequence[State], settings: Settings) -> None:
+    """Fill in the times of all states, a few calls of each in turn."""
+    plans = [_plan(ctx, state, settings) for state in states]
+    for turn in range(ROUNDS):
+        for state, plan in zip(states, plans, strict=True):
+            assert state.call is not None
+            calls = plan.calls // ROUNDS + (turn < plan.calls % ROUNDS)
+            if calls:
+                state.outcome.seconds += call_seconds(
+                    ctx,
+                    state.call,
+                    together=True,
+                    warmup=1 if plan.in_a_row else 0,
+                    iterations=calls,
+                    preamble=state.preamble,
+                    lead_s=plan.lead_s,
+                )
+            if turn == ROUNDS - 1:
+                _finish(ctx, state, plan)
+
+
+def _finish(ctx: Iris, state: State, plan: _Plan) -> None:
+    assert state.call is not None
+    if plan.in_a_row and state.preamble is None:
+        state.outcome.host_s = plan.host_s
+        state.outcome.back_to_back_s = back_to_back_seconds(ctx, state.call, plan.in_a_row)
+    ctx.barrier()
+    state.validate(f" after {plan.calls} more calls")
+
+
+def _plan(ctx: Iris, state: State, settings: Settings) -> _Plan:
+    """Warm up, and see how long a call takes on the slowest rank."""
+    assert state.call is not None
+    simulated = ctx.backend_name == "sim"
+    call = state.call if state.preamble is None else _both(state.preamble, state.call)
+    warmup = _first(settings.warmup, state.warmup, 0 if simulated else GPU_WARMUP)
+    for _ in range(warmup):
+        call()
+    ctx.barrier()
+    wanted = _first(settings.repeat, state.repeat, None)
+    if simulated:
+        return _Plan(_first(wanted, SIM_CALLS))
+    host_s = _slowest(ctx, host_seconds(ctx, call, HOST_CALLS))
+    device_s = _slowest(ctx, min(call_seconds(ctx, call, together=True, warmup=0, iterations=3)))
+    few = max(FEWEST_CALLS, int(GPU_CALLS * LONG_CALL_S / max(device_s, LONG_CALL_S)))
+    return _Plan(_first(wanted, few), few, min(MOST_LEAD_S, 2 * host_s + 50e-6), host_s)
+
+
+def _both(preamble: Call, call: Call) -> Call:
+    def run() -> None:
+        preamble()
+        call()
+
+    return run
+
+
+def _first(*values: int | None) -> int:
+    return next((value for value in values if value is not None), 0)
+
+
+def _slowest(ctx: Iris, seconds: float) -> float:
+    return max(float(ctx.broadcast(seconds, rank)) for rank in range(ctx.world_size))

@@ -1,0 +1,150 @@
+"""What a case function is given: the parameters of one point, and the means to say what is to be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
+
+from iris.bench.axes import Value
+from iris.context import Iris
+from iris.errors import ArgumentError, IrisError, LaunchError
+
+T = TypeVar("T")
+Call = Callable[[], object]
+Check = Callable[[], str]
+"""Looks at a result: empty text if it is right, else how wrong it is."""
+
+
+class Skipped(Exception):
+    """Raised by :meth:`State.skip`."""
+
+
+@dataclass
+class Outcome:
+    """What one rank has to say of one point. Times are in seconds."""
+
+    skipped: str | None = None
+    error: str | None = None
+    validated: bool | None = None
+    seconds: list[float] = field(default_factory=list)
+    back_to_back_s: float | None = None
+    host_s: float | None = None
+    flops: int | None = None
+    nbytes: int | None = None
+    floor_s: float | None = None
+    predicted_s: float | None = None
+    counters: dict[str, float] = field(default_factory=dict)
+
+
+class State:
+    """One point of a case on one rank.
+
+    ``state["M"]`` is the value of a parameter. A case function tells what a call costs, prepares data, and ends with
+    :meth:`exec`; it runs on all ranks, and what it says of costs and counters counts on rank 0.
+    """
+
+    def __init__(self, ctx: Iris, params: Mapping[str, Value], shared: dict[Hashable, Any]) -> None:
+        self.params = dict(params)
+        self.outcome = Outcome()
+        self.warmup: int | None = None
+        self.repeat: int | None = None
+        self.call: Call | None = None
+        self.preamble: Call | None = None
+        self.check: Check | None = None
+        self._ctx, self._shared = ctx, shared
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.params:
+            raise ArgumentError("state", repr(name), f"one of {', '.join(self.params)}", "a name that is no axis")
+        return self.params[name]
+
+    def skip(self, reason: str) -> NoReturn:
+        """Leave this point out; its record says why. All ranks must come to the same end."""
+        raise Skipped(reason)
+
+    def set_flops(self, flops: int) -> None:
+        """Floating-point (or integer) operations of one call on one rank."""
+        self.outcome.flops = flops
+
+    def set_bytes(self, nbytes: int) -> None:
+        """Bytes that must reach a rank over the links in one call."""
+        self.outcome.nbytes = nbytes
+
+    def set_floor(self, seconds: float | None) -> None:
+        """The time that no implementation beats on this hardware; None if a rate is not known."""
+        self.outcome.floor_s = seconds
+
+    def set_predicted(self, seconds: float | None) -> None:
+        """The time that a model predicts."""
+        self.outcome.predicted_s = seconds
+
+    def add_counter(self, name: str, value: float) -> None:
+        """A further figure for the record."""
+        self.outcome.counters[name] = float(value)
+
+    def set_warmup(self, calls: int) -> None:
+        """Untimed calls before the timed ones (default 5, simulated 0)."""
+        self.warmup = calls
+
+    def set_repeat(self, calls: int) -> None:
+        """Timed calls (default 30, fewer if a call takes more than 5 ms, simulated 3)."""
+        self.repeat = calls
+
+    def share(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make()`` returned for the first of the variants that differ from this point in nothing else.
+
+        Data that all variants work on is made once here, so that it takes memory once.
+        """
+        if key not in self._shared:
+            self._shared[key] = make()
+        made: T = self._shared[key]
+        return made
+
+    def exec(self, fn: Call, preamble_fn: Call | None = None, validate_fn: Check | None = None) -> None:
+        """Call ``fn`` once and check the result; if it is right on all ranks, ``fn`` is timed later, with the other
+        variants in turns. What ``fn`` uses must live on until then.
+
+        Args:
+            fn: launches work on the current stream; in the simulator, does it. All ranks call it together.
+            preamble_fn: runs before every call, untimed. Calls cannot follow each other then, so there is no
+                back-to-back time.
+            validate_fn: says how wrong the result is; empty text if it is right. It is asked again after many calls in a
+                row. Without it a point is timed, and its record says that nobody checked.
+        """
+        self.call, self.preamble, self.check = fn, preamble_fn, validate_fn
+        self._ctx.barrier()
+        if preamble_fn is not None:
+            preamble_fn()
+        fn()
+        self._ctx.barrier()
+        self.validate("")
+
+    def validate(self, when: str) -> None:
+        """Ask ``validate_fn``; a wrong result on any rank is an error on all, and takes the times away. Collective."""
+        if self.check is None:
+            return
+        wrong = agreed(self._ctx, self.check())
+        self.outcome.validated = wrong is None
+        if wrong is not None:
+            self.outcome.error = f"wrong result{when}: {wrong}"
+            self.outcome.seconds, self.outcome.back_to_back_s, self.outcome.host_s = [], None, None
+
+
+def agreed(ctx: Iris, complaint: str) -> str | None:
+    """The first complaint of any rank, with the ranks that have one; None if all are content. Collective.
+
+    Raises:
+        LaunchError: this rank's complaint, if the others cannot be asked any more.
+    """
+    try:
+        complaints = [str(ctx.broadcast(complaint, rank)) for rank in range(ctx.world_size)]
+    except IrisError as lost:
+        if complaint:
+            raise LaunchError(complaint) from lost
+        raise
+    complaining = [rank for rank, text in enumerate(complaints) if text]
+    if not complaining:
+        return None
+    ranks = f"rank{'s' if len(complaining) > 1 else ''} {', '.join(map(str, complaining))}"
+    return f"{complaints[complaining[0]]} ({ranks} of {ctx.world_size})"

@@ -1,0 +1,171 @@
+"""Records as people and programs read them: a table, JSON lines, or CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
+
+from iris.bench import records
+from iris.bench.case import Case
+from iris.bench.environment import SIMULATED
+from iris.bench.records import Record
+
+REFERENCE = "nccl"
+"""The algorithm that speed-ups are given over."""
+FIGURES = ("flops", "nbytes", "back_to_back_ms", "host_us", "floor_ms", "floor_share", "tflops_per_gpu", "gbytes_per_s")
+TIMES = ("median", "min", "p10", "p90", "rank_skew", "calls")
+WHERE = ("hardware", "backend", "commit", "date")
+_SIZES = {"m", "n", "k"}
+
+
+def write_json(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
+    """One JSON object per line."""
+    for one in results:
+        file.write(json.dumps(one) + "\n")
+
+
+def write_csv(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
+    """One line per record under a line of names."""
+    names = list(dict.fromkeys(name for one in results for name in one["params"]))
+    counters = list(dict.fromkeys(name for one in results for name in one["counters"]))
+    head = ["case", *names, "world_size", "validated", "skipped", "error", *(f"time_ms_{name}" for name in TIMES)]
+    out = csv.writer(file, lineterminator="\n")
+    out.writerow([*head, *FIGURES, "speedup", *counters, *WHERE])
+    base = _references(results, cases)
+    for one in results:
+        time = one["time_ms"] or {}
+        row = [one["case"], *(one["params"].get(name) for name in names), one["world_size"]]
+        row += [one["validated"], one["skipped"], one["error"], *(time.get(name) for name in TIMES)]
+        row += [*(one[name] for name in FIGURES), _speedup(one, base, cases)]
+        row += [*(one["counters"].get(name) for name in counters), *(one["environment"].get(name) for name in WHERE)]
+        out.writerow(row)
+
+
+def write_table(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
+    """A table per case, then what the case itself has to show."""
+    base = _references(results, cases)
+    for name in dict.fromkeys(one["case"] for one in results):
+        mine = [one for one in results if one["case"] == name]
+        _print(_title(mine), _headers(mine), [_cells(one, base, cases, _names(mine)) for one in mine], file)
+        for one in mine:
+            if one["skipped"] or one["error"]:
+                why = f"skipped: {one['skipped']}" if one["skipped"] else f"ERROR: {one['error']}"
+                params = " ".join(str(one["params"][shown]) for shown in _names(mine))
+                file.write(f"{params or name}: {why}\n")
+        show = cases[name].show if name in cases else None
+        if show is not None:
+            show(mine)
+
+
+FORMATS: Mapping[str, Callable[[Sequence[Record], Mapping[str, Case], TextIO], None]] = {
+    "console": write_table,
+    "json": write_json,
+    "csv": write_csv,
+}
+
+
+# -- cells --------------------------------------------------------------------------------------------------
+
+
+def _names(results: Sequence[Record]) -> list[str]:
+    """Parameters that differ between ``results``; of a shape and its sizes only the shape."""
+    names = list(dict.fromkeys(name for one in results for name in one["params"]))
+    if "shape" in names:
+        names = [name for name in names if name not in _SIZES]
+    several = [name for name in names if len({one["params"].get(name) for one in results}) > 1]
+    return several or names
+
+
+def _title(results: Sequence[Record]) -> str:
+    first, shown = results[0], _names(results)
+    fixed = [
+        f"{name}={value}"
+        for name, value in first["params"].items()
+        if name not in shown and not (name in _SIZES and "shape" in first["params"])
+    ]
+    where = first["environment"].get("hardware") or "unknown hardware"
+    clock = ", wall time" if where == SIMULATED else ""
+    return f"{first['case']}: {first['world_size']} × {where}{clock}{', ' if fixed else ''}{' '.join(fixed)}"
+
+
+def _headers(results: Sequence[Record]) -> list[str]:
+    figures = ["ms", "p10–p90", "skew µs", "in a row ms", "host µs", "GB/s", "TFLOP/s", "floor ms", "of floor"]
+    return [*_names(results), *figures, "vs NCCL", "validated"]
+
+
+def _cells(
+    one: Record, base: Mapping[str, float], cases: Mapping[str, Case], names: Sequence[str]
+) -> list[str]:
+    time = one["time_ms"]
+    spread = f"{_short(time['p10'])}–{_short(time['p90'])}" if time else ""
+    speedup = _speedup(one, base, cases)
+    verdict = {True: "yes", False: "NO", None: "skipped" if one["skipped"] else "error" if one["error"] else "unchecked"}
+    return [
+        *(str(one["params"].get(name, "")) for name in names),
+        _short(time["median"]) if time else "",
+        spread,
+        _short(time["rank_skew"] * 1e3) if time else "",
+        _short(one["back_to_back_ms"]),
+        _short(one["host_us"]),
+        _short(one["gbytes_per_s"]),
+        _short(one["tflops_per_gpu"]),
+        _short(one["floor_ms"]),
+        f"{one['floor_share']:.0%}" if one["floor_share"] is not None else "",
+        f"{speedup:.2f}×" if speedup is not None else "",
+        verdict[one["validated"]],
+    ]
+
+
+def _short(value: float | None) -> str:
+    """Four digits, or all before the point."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _references(results: Sequence[Record], cases: Mapping[str, Case]) -> dict[str, float]:
+    """Median times of the reference by what its variants have in common."""
+    return {
+        _common(one, cases): one["time_ms"]["median"]
+        for one in results
+        if one["params"].get("algorithm") == REFERENCE and one["time_ms"] is not None
+    }
+
+
+def _speedup(one: Record, base: Mapping[str, float], cases: Mapping[str, Case]) -> float | None:
+    reference = base.get(_common(one, cases))
+    return reference / one["time_ms"]["median"] if reference is not None and one["time_ms"] is not None else None
+
+
+def _common(one: Record, cases: Mapping[str, Case]) -> str:
+    variants = cases[one["case"]].variant_names if one["case"] in cases else {"algorithm"}
+    common = {name: value for name, value in one["params"].items() if name not in variants}
+    return records.key(one["case"], common, one["world_size"])
+
+
+def _print(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], file: TextIO) -> None:
+    """With rich where it is installed, else as aligned text."""
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        lines = [headers, *rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        file.write(f"{title}\n")
+        for line in lines:
+            file.write("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) + "\n")
+        return
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for header in headers:
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console(file=file)
+    if file is not sys.stdout or not console.is_terminal:
+        console.width = max(console.width, 250)
+    console.print(table)

@@ -1,0 +1,102 @@
+"""A finished tile of the output, and what sources and sinks say about it.
+
+Sinks are ``@triton.jit`` functions passed to the matmul kernel as constexpr, and may be the user's own:
+
+    SINK(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE, BIAS)
+
+``acc`` is the product in float32 (int32 for int8), without the bias; ``tile`` a :class:`Tile`; ``slots`` the memory
+that the op set aside for tiles on their way between ranks, or None.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+BIAS_NONE: tl.constexpr = tl.constexpr(0)
+BIAS_ROW: tl.constexpr = tl.constexpr(1)
+BIAS_COLUMN: tl.constexpr = tl.constexpr(2)
+
+
+class Matrix(NamedTuple):
+    """A matrix in memory: where it starts, and its strides in elements."""
+
+    ptr: Any
+    row_stride: Any
+    col_stride: Any
+
+
+class Tile(NamedTuple):
+    """A tile of the output. ``shard``, ``index``: whose it is, and its number among that rank's ``per_shard`` tiles;
+    ``top``: the first row of that rank's rows, where they are sharded by rows, else 0; ``rows``, ``cols``: the tile's place in
+    the output; ``row_mask``, ``col_mask``: what of that lies inside."""
+
+    shard: Any
+    index: Any
+    per_shard: Any
+    top: Any
+    rows: Any
+    cols: Any
+    row_mask: Any
+    col_mask: Any
+
+
+class Flags(NamedTuple):
+    """What programs and ranks tell each other with; all but ``turnstile`` hold the epoch of the call.
+
+    ``turnstile``: see :func:`iris.device.sync.enter`. ``ready``: parts of A, or tiles, that have arrived.
+    ``split``: partial sums of split tiles, one flag per program. ``counters``: see :func:`iris.device.sync.arrive`. Parts of A arrive in ``chunks`` chunks of
+    ``blocks_per_chunk`` block rows, times ``pieces`` pieces of ``piece_k`` columns.
+    """
+
+    turnstile: Any
+    ready: Any
+    split: Any
+    counters: Any
+    chunks: Any
+    blocks_per_chunk: Any
+    pieces: Any
+    piece_k: Any
+
+
+@triton.jit
+def tile_pointers(matrix, ptr, rows, cols):
+    """Pointers to the elements at ``rows`` × ``cols`` of a matrix that starts at ``ptr``."""
+    return ptr + (rows.to(tl.int64) * matrix.row_stride)[:, None] + (cols.to(tl.int64) * matrix.col_stride)[None, :]
+
+
+@triton.jit
+def tile_mask(tile):
+    """Which elements of the tile lie inside the output."""
+    return tile.row_mask[:, None] & tile.col_mask[None, :]
+
+
+@triton.jit
+def slot_pointers(slots, source, tile, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Pointers into the slot for ``tile`` of rank ``source``: tiles lie there whole, one behind the other."""
+    slot = (source * tile.per_shard + tile.index).to(tl.int64) * (BLOCK_M * BLOCK_N)
+    return slots + slot + tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+
+
+@triton.jit
+def within_shard(tile):
+    """The tile with its rows counted from the top of its shard."""
+    rows = tile.rows - tile.top
+    return Tile(tile.shard, tile.index, tile.per_shard, 0, rows, tile.cols, tile.row_mask, tile.col_mask)
+
+
+@triton.jit
+def finished(acc, bias_ptr, tile, dtype: tl.constexpr, BIAS: tl.constexpr):
+    """The tile in the output's dtype, bias added."""
+    if BIAS == BIAS_ROW:
+        acc += tl.load(bias_ptr + tile.rows, mask=tile.row_mask, other=0).to(acc.dtype)[:, None]
+    if BIAS == BIAS_COLUMN:
+        acc += tl.load(bias_ptr + tile.cols, mask=tile.col_mask, other=0).to(acc.dtype)[None, :]
+    return acc.to(dtype)
+
+
+@triton.jit
+def local_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
+    """The tile is stored in this rank's own output."""
+    value = finished(acc, bias_ptr, tile, c.ptr.dtype.element_ty, BIAS)
+    tl.store(tile_pointers(c, c.ptr, tile.rows, tile.cols), value, mask=tile_mask(tile))

@@ -1,0 +1,134 @@
+"""What the hardware can do, from vendors' data sheets and from measurement. Pure data: no GPU is needed to look.
+
+Rates are per GPU. Compute rates are dense, in FLOP (or integer operations) per second; links are payload or raw
+bytes per second and direction. Hardware that is not here has no entry rather than a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+
+from iris.ops.problem import Problem
+
+_TERA, _GIGA, _MIB = 10**12, 10**9, 1 << 20
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One kind of GPU.
+
+    Attributes:
+        name: as people write it.
+        num_sms: SMs (compute units).
+        peak_flops: dense peak by number format, per second, at boost clock; ``"fp32"`` is without tensor cores on NVIDIA,
+            on AMD the matrix cores' rate.
+        memory_bytes_per_s: of the GPU's own memory.
+        l2_bytes: L2 cache of the whole GPU.
+        link_bytes_per_s: to all peers together, per direction, as the data sheet has it.
+        link_peers: peers that share that rate, each over links of its own; 0 behind a switch, which gives any one
+            peer all of it.
+        sustained_flops: what a large matmul was measured to keep up on random data, by number format.
+        copy_bytes_per_s, store_bytes_per_s, load_bytes_per_s: payload that was measured in a ring, all ranks at once,
+            by copy engine, by stores to peers from SMs, and by loads; None where nobody has measured.
+    """
+
+    name: str
+    num_sms: int
+    peak_flops: Mapping[str, float]
+    memory_bytes_per_s: float
+    l2_bytes: int
+    link_bytes_per_s: float
+    link_peers: int = 0
+    sustained_flops: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    copy_bytes_per_s: float | None = None
+    store_bytes_per_s: float | None = None
+    load_bytes_per_s: float | None = None
+
+    def matmul_flops(self, dtype: torch.dtype) -> float | None:
+        """The rate that a local matmul of ``dtype`` can have, per second: measured if known, else the peak."""
+        name = number_format(dtype)
+        return self.sustained_flops.get(name, self.peak_flops.get(name))
+
+    def received_bytes_per_s(self, world_size: int) -> float:
+        """The most payload that can reach a GPU from ``world_size`` - 1 peers at once, per second."""
+        whole = self.copy_bytes_per_s or self.link_bytes_per_s
+        return whole if not self.link_peers else whole * min(world_size - 1, self.link_peers) / self.link_peers
+
+
+def number_format(dtype: torch.dtype) -> str:
+    """The key of ``dtype`` in a table of rates: ``bf16``, ``fp16``, ``fp8``, ``int8``, ``tf32``, ``fp32``, …"""
+    if dtype == torch.float32:
+        return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
+    name = str(dtype).removeprefix("torch.")
+    return "fp8" if name.startswith("float8") else _FORMATS.get(name, name)
+
+
+_FORMATS = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+def _rates(**tera: float) -> Mapping[str, float]:
+    return MappingProxyType({name: rate * _TERA for name, rate in tera.items()})
+
+
+# NVIDIA H100 Tensor Core GPU data sheet and H100 architecture white paper (SXM5; sparse figures halved).
+_HOPPER = _rates(bf16=989.4, fp16=989.4, fp8=1978.9, int8=1978.9, tf32=494.7, fp32=66.9)
+_H100 = Hardware("H100 SXM", 132, _HOPPER, 3.35 * _TERA, 50 * _MIB, 450 * _GIGA)
+
+# NVIDIA H200 Tensor Core GPU data sheet (SXM); L2 as the H100's. Measured: docs/performance.md, 2026-11-21.
+_H200 = Hardware(
+    "H200 SXM", 132, _HOPPER, 4.8 * _TERA, 50 * _MIB, 450 * _GIGA,
+    sustained_flops=_rates(bf16=800),
+    copy_bytes_per_s=389 * _GIGA, store_bytes_per_s=364 * _GIGA, load_bytes_per_s=335 * _GIGA,
+)  # fmt: skip
+
+# NVIDIA HGX B200 data sheet (one of eight GPUs, sparse figures halved); SMs and L2 as the driver reports them.
+_B200 = Hardware(
+    "B200", 148, _rates(bf16=2250, fp16=2250, fp8=4500, int8=4500, tf32=1125, fp32=75), 8 * _TERA, 126 * _MIB, 900 * _GIGA
+)
+
+# AMD Instinct MI300X and MI325X data sheets and the CDNA 3 white paper: eight dies with 4 MiB of L2 each, seven
+# links of 64 GB/s per direction to seven peers.
+_CDNA3 = _rates(bf16=1307.4, fp16=1307.4, fp8=2614.9, int8=2614.9, tf32=653.7, fp32=163.4)
+_MI300X = Hardware("MI300X", 304, _CDNA3, 5.3 * _TERA, 32 * _MIB, 7 * 64 * _GIGA, link_peers=7)
+_MI325X = Hardware("MI325X", 304, _CDNA3, 6.0 * _TERA, 32 * _MIB, 7 * 64 * _GIGA, link_peers=7)
+
+# AMD Instinct MI355X data sheet and the CDNA 4 white paper: no TF32; seven links of 76.8 GB/s per direction.
+_MI355X = Hardware(
+    "MI355X", 256, _rates(bf16=2516.6, fp16=2516.6, fp8=5033.2, int8=5033.2, fp32=157.3),
+    8 * _TERA, 32 * _MIB, 7 * 76.8 * _GIGA, link_peers=7,
+)  # fmt: skip
+
+HARDWARE: Mapping[str, Hardware] = MappingProxyType(
+    {one.name: one for one in (_H100, _H200, _B200, _MI300X, _MI325X, _MI355X)}
+)
+"""All that is known, by name."""
+
+_PATTERNS = {name: re.compile(rf"\b{name.split()[0]}\b") for name in HARDWARE}
+_OTHERS = re.compile(r"\b(PCIe|NVL|MIG)\b")
+"""Words in the name of a variant with other rates than the SXM or OAM module's."""
+
+
+def hardware(device_name: str) -> Hardware | None:
+    """What is known of the device that PyTorch calls ``device_name``, e.g. ``NVIDIA H200``; None if nothing."""
+    if _OTHERS.search(device_name):
+        return None
+    return next((HARDWARE[name] for name, pattern in _PATTERNS.items() if pattern.search(device_name)), None)
+
+
+def floor_s(problem: Problem, known: Hardware | None) -> float | None:
+    """The time, in seconds, that no schedule of ``problem`` beats on ``known``; None where a rate is not known.
+
+    The largest of the matmul's time at the rate a local matmul has, of what must arrive over the links, and of what
+    must pass the GPU's memory even if L2 still holds as much as it can of the last call.
+    """
+    rate = known.matmul_flops(problem.dtype) if known is not None else None
+    if known is None or rate is None:
+        return None
+    arriving = problem.received_bytes / known.received_bytes_per_s(problem.world_size) if problem.received_bytes else 0.0
+    passing = max(0, problem.hbm_bytes - known.l2_bytes) / known.memory_bytes_per_s
+    return max(problem.flops / rate, arriving, passing)

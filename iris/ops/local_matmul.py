@@ -1,0 +1,84 @@
+"""A matrix product on one rank, by the kernel that every fused op is made of.
+
+Unfused::
+
+    output = A @ B + bias
+
+It is here to measure the kernel by itself, and for the dtypes that ``torch.matmul`` does not multiply.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from iris.context import Iris
+from iris.device.sync import SITE_MATMUL
+from iris.ops.config import FusedConfig
+from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, resolve, run
+from iris.ops.problem import Problem
+from iris.ops.workspace import FusedWorkspace, workspace_for
+from iris.trace import Trace, trace_of
+
+OP = "matmul"
+ALGORITHMS = ("local",)
+
+
+def matmul(
+    ctx: Iris,
+    output: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    config: FusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+    trace: bool | Trace = False,
+) -> torch.Tensor:
+    """``output = A @ B + bias`` on this rank alone.
+
+    Args:
+        output: [M, N], any strides; int32 if A is int8, else A's dtype.
+        A: [M, K], any strides.
+        B: [K, N] in A's dtype, any strides.
+        bias: [N] per column or [M, 1] per row, in output's dtype; added in float32 (int32 for int8).
+        config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
+
+    Returns:
+        ``output``.
+
+    Raises:
+        ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
+
+    Sync: on the current stream. All ranks call it the first time, as it makes flags on the symmetric heap; later calls
+        need no other rank.
+    """
+    ctx.check()
+    check_operands(ctx, OP, output, ("A", A), B, bias)
+    (m, k), n = A.shape, B.shape[1]
+    check_shape(OP, "B", B, (k, n), "rows of B = columns of A")
+    check_shape(OP, "output", output, (m, n), "rows of A, columns of B")
+    bias_is = bias_kind(OP, bias, m, n)
+    problem = Problem(OP, m, n, k, A.dtype, 1, 0)
+    chosen = resolve(ctx, problem, config, ALGORITHMS)
+    plan = Plan(SITE_MATMUL.value, meet=False)
+    flags = workspace_for(ctx, OP, chosen.algorithm, workspace)
+    run(ctx, problem, plan, output, A, B, bias, bias_is, chosen, flags, trace_of(ctx, OP, trace))
+    return output
+
+
+def plain_matmul(
+    ctx: Iris,
+    output: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    config: FusedConfig,
+    trace: Trace | None = None,
+) -> None:
+    """``output = a @ b + bias`` as PyTorch does it: the second half of every baseline; int8 by :func:`matmul`."""
+    if a.dtype == torch.int8 or (bias is not None and bias.dim() == 1 and bias.shape[0] != b.shape[1]):
+        matmul(ctx, output, a, b, bias, config=FusedConfig(**{**config.__dict__, "algorithm": "auto"}), trace=trace or False)
+    elif bias is None:
+        torch.matmul(a, b, out=output)
+    else:
+        torch.addmm(bias, a, b, out=output)

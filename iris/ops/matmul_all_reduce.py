@@ -1,0 +1,157 @@
+"""Matmul + all-reduce: each rank has a part of K; the products are summed, and all ranks end with the whole sum.
+
+Unfused::
+
+    output = A @ B
+    torch.distributed.all_reduce(output)
+    output += bias
+
+Algorithms (:mod:`iris.ops.reduction` has the signals of the first and the third):
+
+**two_shot**: the tiles are dealt to the ranks. The epilogue stores every finished tile into a slot at its owner, who adds
+up its own tiles, in float32 and in rank order, and stores the results into every rank's output. ``num_rounds`` rounds
+spread these stores over the matmul. When it wins: nearly always; each rank receives about twice the output.
+
+**one_shot**: every rank keeps its tiles in slots of its own, flags each at all peers, and reads everybody's tile as soon as
+it is there. When it wins: for outputs so small that one trip counts for more than (world_size - 1) × the bytes.
+
+**atomic**: as ``two_shot``, but tiles are added to one float32 sum at the owner. **Not deterministic**: the order of the
+sum depends on timing. All ranks still end with the same bits.
+
+**baseline**: ``torch.matmul``, then the collective.
+
+On exit the ranks meet: then every output is whole.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from iris.context import Iris
+from iris.device import handle as handles
+from iris.device import schedule
+from iris.device.peer import translate
+from iris.device.sync import MAX_RANKS, SITE_MATMUL_ALL_REDUCE, signal_all, wait_all, wait_all_entered
+from iris.device.tile import finished, local_sink, slot_pointers, tile_mask, tile_pointers
+from iris.ops.config import FusedConfig
+from iris.ops.local_matmul import plain_matmul
+from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
+from iris.ops.problem import Problem
+from iris.ops.reduction import collected, collected_sum, deliver, deliver_add, reduction_slots, sum_partials
+from iris.ops.workspace import FusedWorkspace, workspace_for
+from iris.trace import Trace, trace_of
+
+OP = "matmul_all_reduce"
+ALGORITHMS = ("atomic", "one_shot", "two_shot", "baseline")
+
+
+@triton.jit
+def store_everywhere(handle, c, value, tile, flags, epoch, SITE: tl.constexpr):
+    """Store a finished tile into every rank's output, this rank's own first, once all ranks allow it."""
+    me, world = handles.rank(handle), handles.world_size(handle)
+    mask = tile_mask(tile)
+    wait_all_entered(flags.turnstile, epoch, handle, SITE)
+    for step in range(world):
+        there = translate(handle, c.ptr, (me + step) % world)
+        tl.store(tile_pointers(c, there, tile.rows, tile.cols), value, mask=mask)
+
+
+@triton.jit
+def two_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
+    """To the tile's owner; the own tiles are summed up and stored everywhere."""
+    if tile.shard == handles.rank(handle):
+        total = collected(handle, slots, acc, tile, flags, epoch, SITE)
+        value = finished(total, bias_ptr, tile, c.ptr.dtype.element_ty, BIAS)
+        store_everywhere(handle, c, value, tile, flags, epoch, SITE)
+    else:
+        deliver(handle, slots, acc.to(c.ptr.dtype.element_ty), tile, flags, epoch, SITE)
+
+
+@triton.jit
+def atomic_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
+    """As :func:`two_shot_sink`, but added up on the way."""
+    if tile.shard == handles.rank(handle):
+        total = collected_sum(handle, slots, acc, tile, flags, epoch, SITE)
+        value = finished(total, bias_ptr, tile, c.ptr.dtype.element_ty, BIAS)
+        store_everywhere(handle, c, value, tile, flags, epoch, SITE)
+    else:
+        deliver_add(handle, slots, acc, tile, flags, epoch, SITE)
+
+
+@triton.jit
+def one_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
+    """Into an own slot, flagged at all ranks; then the sum of all ranks' tiles, in rank order, into the own output."""
+    me, world = handles.rank(handle), handles.world_size(handle)
+    lanes = tl.arange(0, MAX_RANKS)
+    ranks = lanes < world
+    peers = tl.where(ranks, lanes, me)
+    mine = slot_pointers(slots, 0, tile, acc.shape[0], acc.shape[1])
+    tl.store(mine, acc.to(slots.dtype.element_ty))
+    signal_all(flags.ready + me * tile.per_shard + tile.index, epoch + lanes * 0, peers, ranks, handle)
+    wait_all(flags.ready + peers * tile.per_shard + tile.index, epoch + lanes * 0, peers, ranks, handle, SITE)
+    total = tl.zeros_like(acc)
+    for source in range(world):
+        total += tl.load(translate(handle, mine, source)).to(acc.dtype)
+    local_sink(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
+
+
+SINKS = {"atomic": atomic_sink, "one_shot": one_shot_sink, "two_shot": two_shot_sink}
+
+
+def matmul_all_reduce(
+    ctx: Iris,
+    output: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    config: FusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+    trace: bool | Trace = False,
+) -> torch.Tensor:
+    """``output = sum over ranks of A @ B, + bias`` on all ranks, the same bits on each.
+
+    Args:
+        output: [M, N] on the symmetric heap, the same strides on all ranks; int32 if A is int8, else A's dtype.
+        A: [M, K / world_size], this rank's columns; any strides.
+        B: [K / world_size, N], this rank's rows, in A's dtype; any strides.
+        bias: [N] per column or [M, 1] per row, in output's dtype, equal on all ranks; added once, to the sum.
+        config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
+
+    Returns:
+        ``output``.
+
+    Raises:
+        ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
+        WaitTimeout, PeerDied: from an earlier kernel of this context.
+
+    Sync: on the current stream. All ranks must call it, in the same order. When it is done on this rank's stream,
+        this rank's output is whole; no barrier is needed between calls.
+    """
+    ctx.check()
+    check_operands(ctx, OP, output, ("A", A), B, bias)
+    world, (m, k), n = ctx.world_size, A.shape, B.shape[1]
+    check_shape(OP, "B", B, (k, n), "rows of B = columns of A")
+    check_shape(OP, "output", output, (m, n), "rows of A, columns of B")
+    check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
+    bias_is = bias_kind(OP, bias, m, n)
+    received = 2 * (m * n - m * n // world) * output.element_size()
+    problem = Problem(OP, m, n, k, A.dtype, world, received)
+    chosen = resolve(ctx, problem, config, ALGORITHMS)
+    recorded = trace_of(ctx, OP, trace)
+    site = SITE_MATMUL_ALL_REDUCE.value
+    if chosen.algorithm == "baseline":
+        ours = workspace_for(ctx, OP, "baseline", workspace, m * n * output.element_size())
+        partial = ours.staged(m, n, output.dtype)
+        plain_matmul(ctx, partial, A, B, None, chosen, recorded)
+        sum_partials(ctx, problem, ours, partial, output, bias, bias_is, site, chosen, everywhere=True)
+        return output
+    if chosen.algorithm == "one_shot":
+        plan = Plan(site, schedule.own_first, sink=one_shot_sink)
+    else:
+        plan = Plan(site, schedule.dealt, sink=SINKS[chosen.algorithm], shards=world, rounds=chosen.num_rounds)
+    ours, slots = reduction_slots(ctx, problem, plan, chosen, workspace)
+    run(ctx, problem, plan, output, A, B, bias, bias_is, chosen, ours, recorded, slots=slots)
+    return output

@@ -1,0 +1,140 @@
+"""Matmul + reduce-scatter: each rank has a part of K; the products are summed, and each rank ends with some rows.
+
+Unfused::
+
+    partial = A @ B
+    torch.distributed.reduce_scatter_tensor(output, partial)
+    output += bias
+
+Algorithms (:mod:`iris.ops.reduction` has the signals):
+
+**push**: the epilogue stores every finished tile into a slot at the rank that owns its rows, in the output's dtype, next
+rank's rows first; each rank computes its own rows last and adds the others' tiles from its slots, in float32 and in
+rank order: the result does not depend on timing. When it wins: nearly always.
+
+**atomic**: the epilogue adds every tile to one float32 sum at its owner. Less memory, twice the bytes on the link for
+16-bit outputs. **Not deterministic**: the order of the sum depends on timing.
+
+**baseline**: ``torch.matmul``, then the collective.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from iris.context import Iris
+from iris.device import handle as handles
+from iris.device import schedule
+from iris.device.sync import SITE_MATMUL_REDUCE_SCATTER
+from iris.device.tile import local_sink, within_shard
+from iris.errors import ShapeError
+from iris.ops.config import FusedConfig
+from iris.ops.local_matmul import plain_matmul
+from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, resolve, run
+from iris.ops.problem import Problem
+from iris.ops.reduction import collected, collected_sum, deliver, deliver_add, reduction_slots, sum_partials
+from iris.ops.workspace import FusedWorkspace, workspace_for
+from iris.trace import Trace, trace_of
+
+OP = "matmul_reduce_scatter"
+ALGORITHMS = ("push", "atomic", "baseline")
+
+
+@triton.jit
+def scatter_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
+    """To the owner of the rows; the own tiles are summed up and stored."""
+    if tile.shard == handles.rank(handle):
+        _store_rows(handle, c, collected(handle, slots, acc, tile, flags, epoch, SITE), bias_ptr, tile, BIAS)
+    else:
+        deliver(handle, slots, acc.to(c.ptr.dtype.element_ty), tile, flags, epoch, SITE)
+
+
+@triton.jit
+def add_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
+    """As :func:`scatter_rows_sink`, but added up on the way."""
+    if tile.shard == handles.rank(handle):
+        _store_rows(handle, c, collected_sum(handle, slots, acc, tile, flags, epoch, SITE), bias_ptr, tile, BIAS)
+    else:
+        deliver_add(handle, slots, acc, tile, flags, epoch, SITE)
+
+
+@triton.jit
+def _store_rows(handle, c, acc, bias_ptr, tile, BIAS: tl.constexpr):
+    local_sink(handle, c, None, acc, bias_ptr, within_shard(tile), None, 0, 0, BIAS)
+
+
+def matmul_reduce_scatter(
+    ctx: Iris,
+    output: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    config: FusedConfig | None = None,
+    workspace: FusedWorkspace | None = None,
+    trace: bool | Trace = False,
+) -> torch.Tensor:
+    """``output = (sum over ranks of A @ B)[r * rows : (r + 1) * rows] + bias`` on rank r, with ``rows = M / world_size``.
+
+    Args:
+        output: [M / world_size, N], any strides; int32 if A is int8, else A's dtype.
+        A: [M, K / world_size], this rank's columns; M a multiple of the number of ranks; any strides.
+        B: [K / world_size, N], this rank's rows, in A's dtype; any strides.
+        bias: [N] per column, or [M / world_size, 1] per row of the own output, in output's dtype; added once, to the sum.
+        config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
+
+    Returns:
+        ``output``.
+
+    Raises:
+        ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
+        WaitTimeout, PeerDied: from an earlier kernel of this context.
+
+    Sync: on the current stream. All ranks must call it, in the same order; no barrier is needed between calls.
+    """
+    ctx.check()
+    check_operands(ctx, OP, output, ("A", A), B, bias)
+    world, (m, k), n = ctx.world_size, A.shape, B.shape[1]
+    check_shape(OP, "B", B, (k, n), "rows of B = columns of A")
+    if m % world:
+        raise ShapeError(OP, "A", f"rows that {world} ranks can share evenly", tuple(A.shape), "Pad A with zero rows.")
+    check_shape(OP, "output", output, (m // world, n), "rows of A / number of ranks, columns of B")
+    bias_is = bias_kind(OP, bias, m // world, n)
+    received = (m - m // world) * n * output.element_size()
+    problem = Problem(OP, m, n, k, A.dtype, world, received)
+    chosen = resolve(ctx, problem, config, ALGORITHMS)
+    recorded = trace_of(ctx, OP, trace)
+    if chosen.algorithm == "baseline":
+        _baseline(ctx, problem, output, A, B, bias, bias_is, chosen, workspace, recorded)
+        return output
+    summing = chosen.algorithm == "atomic"
+    plan = Plan(
+        SITE_MATMUL_REDUCE_SCATTER.value, schedule.own_last, sink=add_rows_sink if summing else scatter_rows_sink,
+        shards=world, sharded=True, meet=False,
+    )  # fmt: skip
+    ours, slots = reduction_slots(ctx, problem, plan, chosen, workspace)
+    run(ctx, problem, plan, output, A, B, bias, bias_is, chosen, ours, recorded, slots=slots)
+    return output
+
+
+def _baseline(
+    ctx: Iris,
+    problem: Problem,
+    output: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    bias_is: int,
+    config: FusedConfig,
+    workspace: FusedWorkspace | None,
+    trace: Trace | None,
+) -> None:
+    nbytes = problem.m * problem.n * output.element_size()
+    ours = workspace_for(ctx, OP, "baseline", workspace, nbytes)
+    partial = ours.staged(problem.m, problem.n, output.dtype)
+    plain_matmul(ctx, partial, a, b, None, config, trace)
+    sum_partials(
+        ctx, problem, ours, partial, output, bias, bias_is, SITE_MATMUL_REDUCE_SCATTER.value, config, everywhere=False
+    )

@@ -1,0 +1,139 @@
+"""``python -m iris report``: results as a page with charts, as Markdown tables, or two sets of them compared."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from iris.errors import ArgumentError, BackendError
+from iris.report import comparison, markdown, page
+from iris.report.charts import Chart, charts
+from iris.report.palette import Palette
+from iris.report.records import read
+from iris.report.study import Study, grouped
+
+T = TypeVar("T")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The ``report`` command."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if (given.results is None) == (given.compare is None):
+        parser.error("give one folder of results, or --compare A B")
+    if given.compare is not None:
+        return _compare(given.compare[0], given.compare[1], given.threshold, given.fail_on_regression)
+    if given.markdown is not None:
+        markdown.parts(given.markdown)
+    study = Study(read(given.results))
+    out = given.out
+    if out is None and given.markdown is None and given.svg_dir is None:
+        out = Path("report.html")
+    if out is not None or given.svg_dir is not None:
+        _draw(study, out, given.svg_dir)
+    if given.markdown is not None:
+        markdown.write(study, given.markdown)
+        print(f"tables of {len(study.results)} results: {given.markdown}")
+    return 0
+
+
+def _compare(before: Path, after: Path, threshold_percent: float, fail_on_regression: bool) -> int:
+    old, new = read(before), read(after)
+    changes = comparison.compare(old, new, threshold_percent)
+    comparison.show(changes, old, new)
+    worse = any(change.kind in comparison.REGRESSIONS for change in changes)
+    return 1 if worse and fail_on_regression else 0
+
+
+def _draw(study: Study, out: Path | None, svg_dir: Path | None) -> None:
+    """Write the page and the pictures that are wanted."""
+    try:
+        from iris.report import drawing, svg
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise BackendError("charts need matplotlib: pip install matplotlib (--markdown does without)") from error
+    for folder in filter(None, (svg_dir, out and out.parent)):
+        _make(folder)
+    palette = Palette(result.algorithm for result in study.results)
+    pictures: list[tuple[Chart, str]] = []
+    for chart in _tracked(charts(study)):
+        text = svg.text_of(drawing.draw(chart, study, palette), chart.name)
+        if svg_dir is not None:
+            (svg_dir / f"{chart.name}.svg").write_text(text, encoding="utf-8")
+        pictures.append((chart, svg.inlined(text, chart.alt, palette.variables)))
+    if svg_dir is not None:
+        print(f"{len(pictures)} charts: {svg_dir}")
+    if out is not None:
+        sections = grouped(pictures, lambda pair: pair[0].section.title)
+        out.write_text(page.render(study, sections, palette), encoding="utf-8")
+        print(f"{len(study.results)} results, {len(pictures)} charts: {out}")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ArgumentError("report", "folder", "a folder to write into", f"{folder}, which is a file") from error
+
+
+def _tracked(items: Sequence[T]) -> Iterable[T]:
+    """The items, with a progress bar on a terminal if rich is installed."""
+    try:
+        from rich.console import Console
+        from rich.progress import track
+    except ImportError:
+        return _counted(items)
+    return track(items, description="drawing", console=Console(stderr=True), disable=len(items) < 20, transient=True)
+
+
+def _counted(items: Sequence[T]) -> Iterator[T]:
+    for number, item in enumerate(items, 1):
+        if number % 100 == 0:
+            print(f"drawing chart {number} of {len(items)}", flush=True)
+        yield item
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="iris report",
+        description="Draw benchmark results into one HTML page that needs no network, write them as Markdown tables, "
+        "or compare two sets of them.",
+    )
+    parser.add_argument("results", type=Path, nargs="?", help="a folder; all *.jsonl files below it are read")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the page (default: report.html, unless --svg_dir or --markdown is given)",
+    )
+    parser.add_argument("--svg_dir", type=Path, metavar="DIR", help="write each chart into this folder as an SVG file")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help=f"replace what stands between {markdown.BEGIN} and {markdown.END} in this file by the tables",
+    )
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        nargs=2,
+        metavar=("A", "B"),
+        help="say what is faster or slower in B than in A beyond noise, what is new and what is gone",
+    )
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        default=3.0,
+        metavar="PERCENT",
+        help="with --compare: medians must differ by more than this, and the p10 to p90 ranges must not overlap "
+        "(default: 3)",
+    )
+    parser.add_argument(
+        "--fail_on_regression",
+        action="store_true",
+        help="with --compare: exit with 1 if anything got slower, or has no valid time any more",
+    )
+    return parser

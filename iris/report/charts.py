@@ -1,0 +1,90 @@
+"""Which charts a study has, and what each of them shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from iris.report.study import Problem, Section, Study, grouped
+
+KINDS = {
+    "times": "Times",
+    "shares": "Share of the floor",
+    "scaling": "Scaling over ranks",
+    "crossover": "Crossover in M",
+}
+_SHARES_PER_CHART = 12
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture: of one problem (times), or of several that differ in one thing (the other kinds)."""
+
+    kind: str
+    title: str
+    subtitle: str
+    problems: Sequence[Problem]
+
+    @property
+    def section(self) -> Section:
+        return self.problems[0].section
+
+    @property
+    def case(self) -> str:
+        return self.problems[0].case
+
+    @property
+    def name(self) -> str:
+        """A name for a file: words of the title with hyphens."""
+        simulated = "simulated" if self.section.simulated else self.section.hardware
+        words = f"{self.case} {self.kind} {self.title.replace('×', 'x')} {self.subtitle} {simulated}"
+        return re.sub(r"[^a-z0-9_.]+", "-", words.lower()).strip("-.")
+
+    @property
+    def alt(self) -> str:
+        """What the chart shows, for those who do not see it."""
+        return f"{self.case}, {KINDS[self.kind].lower()}: {self.title}; {self.subtitle}; {self.section.title}"
+
+
+def charts(study: Study) -> list[Chart]:
+    """All charts, in the order of a page: by section, case and kind."""
+    found = [*_times(study), *_shares(study), *_scalings(study), *_crossovers(study)]
+    kinds = list(KINDS)
+    return sorted(found, key=lambda chart: (chart.section, chart.case, kinds.index(chart.kind)))
+
+
+def _times(study: Study) -> Iterator[Chart]:
+    for problem in study.outstanding:
+        yield Chart("times", problem.label, _said(_ranks(problem), problem.setting, problem.names), [problem])
+
+
+def _shares(study: Study) -> Iterator[Chart]:
+    shared = [p for p in study.outstanding if any(r.floor_share is not None for r in p.timed.values())]
+    for problems in grouped(shared, lambda p: (p.section, p.case, p.world_size, p.setting)).values():
+        for start in range(0, len(problems), _SHARES_PER_CHART):
+            part = problems[start : start + _SHARES_PER_CHART]
+            page = f"{start + 1} to {start + len(part)} of {len(problems)}" if len(part) < len(problems) else ""
+            yield Chart("shares", _ranks(part[0]), _said(part[0].setting, page), part)
+
+
+def _scalings(study: Study) -> Iterator[Chart]:
+    for problems in study.scalings:
+        first = problems[0]
+        yield Chart("scaling", first.label, _said(first.setting, first.names), problems)
+
+
+def _crossovers(study: Study) -> Iterator[Chart]:
+    for problems in study.sweeps:
+        first = problems[0]
+        assert first.shape is not None
+        _, n, k = first.shape
+        yield Chart("crossover", f"M×{n}×{k}", _said(_ranks(first), first.setting, first.names), problems)
+
+
+def _ranks(problem: Problem) -> str:
+    return f"{problem.world_size} rank{'s' if problem.world_size > 1 else ''}"
+
+
+def _said(*parts: str) -> str:
+    return ", ".join(filter(None, parts))

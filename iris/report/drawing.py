@@ -1,0 +1,309 @@
+"""Charts as matplotlib figures, each as wide as a phone's screen or a column of a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from iris.report.charts import Chart
+from iris.report.palette import INK, LOSS, MUTED, PAPER, RULE, Palette
+from iris.report.records import Result
+from iris.report.study import COMPARATORS, Problem, Study, time_of
+from iris.report.svg import SETTINGS
+
+WIDTH = 4.7
+"""Of every figure, in inches."""
+
+_MARGIN, _LABELS, _END = 0.12, 1.32, 0.12
+_HEAD, _ROW, _LEGEND_ROW = 0.52, 0.225, 0.2
+_PLOT, _AXIS, _GAP = 1.75, 0.4, 0.34
+_LEGEND_COLUMNS = 4
+_RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+Curve = list[tuple[float, float]]
+
+
+def draw(chart: Chart, study: Study, palette: Palette) -> Figure:
+    """The figure of a chart."""
+    with matplotlib.rc_context(SETTINGS):
+        return _DRAWN[chart.kind](chart, study, palette)
+
+
+def _times(chart: Chart, study: Study, palette: Palette) -> Figure:
+    (problem,) = chart.problems
+    algorithms = palette.ordered(problem.results)
+    figure, (axes,) = _figure(chart, [_ROW * (len(algorithms) + 0.6)], foot=0.06)
+    timed = problem.timed
+    floor = next((result.floor_ms for result in timed.values() if result.floor_ms is not None), None)
+    longest = max([floor or 0.0, *map(time_of, timed.values())]) or 1.0
+    best = min((time_of(result) for name, result in timed.items() if name != "matmul"), default=0.0)
+    for place, algorithm in enumerate(algorithms):
+        result = problem.results[algorithm]
+        if result.time is None:
+            axes.text(0.01 * longest, place, _short(result), va="center", color=LOSS.light, style="italic")
+            continue
+        time = time_of(result)
+        axes.barh(place, time, 0.66, color=palette.tones[algorithm].light)
+        weight = "bold" if time == best else "normal"
+        axes.text(time + 0.015 * longest, place, f"{time:.3f}", va="center", color=INK.light, weight=weight)
+    axes.set_yticks(range(len(algorithms)), map(_label, algorithms))
+    axes.set_ylim(len(algorithms) - 0.5, -1.1)
+    axes.set_xlim(0, longest * 1.2)
+    axes.set_xticks([])
+    axes.spines["left"].set_visible(True)
+    if floor is not None:
+        axes.vlines(floor, -0.55, len(algorithms) - 0.5, color=INK.light, linestyle=(0, (3, 2)), linewidth=1)
+        axes.text(floor, -0.62, f"floor {floor:.3f}", ha="center", va="bottom", color=MUTED.light, size=7.5)
+    figure.text(1 - _END / WIDTH, 1 - 0.2 / figure.get_figheight(), "ms", ha="right", color=MUTED.light)
+    return figure
+
+
+def _shares(chart: Chart, study: Study, palette: Palette) -> Figure:
+    problems = chart.problems
+    algorithms = palette.ordered(
+        name for p in problems for name, r in p.timed.items() if r.floor_share is not None and name != "matmul"
+    )
+    figure, (axes,) = _figure(chart, [0.32 * len(problems) + 0.1], _AXIS, algorithms, palette, labels=1.6)
+    highest = 1.0
+    for place, problem in enumerate(problems):
+        for algorithm in reversed(algorithms):
+            share = problem.timed[algorithm].floor_share if algorithm in problem.timed else None
+            if share is not None:
+                _plot(axes, [(share, place)], algorithm, palette, joined=False)
+                highest = max(highest, share)
+    axes.set_yticks(range(len(problems)), [_two_lines(problem) for problem in problems])
+    axes.set_ylim(len(problems) - 0.5, -0.5)
+    axes.set_xlim(0, highest * 1.03)
+    axes.xaxis.set_major_formatter(_percent())
+    axes.xaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
+    axes.grid(axis="both", color=RULE.light, linewidth=0.7)
+    axes.axvline(1, color=INK.light, linestyle=(0, (3, 2)), linewidth=1)
+    return figure
+
+
+def _scaling(chart: Chart, study: Study, palette: Palette) -> Figure:
+    problems = chart.problems
+    algorithms = palette.ordered(name for problem in problems for name in problem.timed)
+    rates = all(result.tflops_per_gpu is not None for problem in problems for result in problem.timed.values())
+
+    def height(result: Result) -> float | None:
+        return result.tflops_per_gpu if rates else time_of(result)
+
+    figure, (axes,) = _figure(chart, [_PLOT], _AXIS + 0.12, [*algorithms, "floor"], palette)
+    _curves(axes, problems, algorithms, palette, lambda problem: problem.world_size, height)
+    floor = [point for problem in problems for point in _floor_point(problem, rates)]
+    axes.plot(*_columns(floor), color=INK.light, linestyle=(0, (3, 2)), linewidth=1)
+    sizes = sorted({problem.world_size for problem in problems})
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sizes))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
+    axes.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.15)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("ranks", color=MUTED.light)
+    _unit(axes, "TFLOP/s per GPU (level: perfect scaling)" if rates else "ms")
+    return figure
+
+
+def _floor_point(problem: Problem, rates: bool) -> Curve:
+    for result in problem.timed.values():
+        if result.floor_ms is not None and result.floor_ms > 0:
+            rate = (result.tflops_per_gpu or 0.0) * time_of(result) / result.floor_ms
+            return [(problem.world_size, rate if rates else result.floor_ms)]
+    return []
+
+
+def _crossover(chart: Chart, study: Study, palette: Palette) -> Figure:
+    problems = chart.problems
+    everyone = palette.ordered(name for problem in problems for name in problem.timed)
+    shared = any(result.floor_share is not None for problem in problems for result in problem.timed.values())
+    ratio = any(study.speedup(result, "nccl") is not None for p in problems for result in p.timed.values())
+    algorithms = [name for name in everyone if name != "matmul" and not (ratio and name == "nccl" and not shared)]
+    figure, plots = _figure(chart, [_PLOT, 1.2] if shared else [_PLOT], _AXIS + 0.12, algorithms, palette)
+    above = plots[0]
+    if ratio:
+        rivals = [name for name in algorithms if name != "nccl"]
+        _curves(above, problems, rivals, palette, _m, lambda result: study.speedup(result, "nccl"))
+        _ratio_axis(above)
+        _unit(above, "speed-up over NCCL + matmul")
+    else:
+        _curves(above, problems, algorithms, palette, _m, time_of)
+        above.set_yscale("log")
+        above.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        above.yaxis.set_minor_locator(NullLocator())
+        _unit(above, "ms")
+    if shared:
+        _curves(plots[1], problems, algorithms, palette, _m, lambda result: result.floor_share)
+        plots[1].set_ylim(0, max(1.05, plots[1].get_ylim()[1]))
+        plots[1].yaxis.set_major_formatter(_percent())
+        plots[1].yaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
+        plots[1].axhline(1, color=INK.light, linestyle=(0, (3, 2)), linewidth=1)
+        _unit(plots[1], "share of the floor")
+    values = [_m(problem) for problem in problems]
+    for axes in plots:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(_thinned(values)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
+        axes.set_xlim(min(values) / 1.3, max(values) * 1.3)
+    plots[-1].set_xlabel("M", color=MUTED.light)
+    return figure
+
+
+def _ratio_axis(axes: Axes) -> None:
+    """Twice as fast is as far above 1 as half as fast is below; below 1, Iris loses."""
+    low, high = axes.get_ylim()
+    low, high = min(low, 0.8), max(high, 1.25)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(FixedLocator([ratio for ratio in _RATIOS if low <= ratio <= high]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}×"))
+    axes.set_ylim(low, high)
+    axes.axhspan(low, 1, color=LOSS.light, alpha=0.09, linewidth=0)
+    axes.axhline(1, color=INK.light, linewidth=1)
+    axes.annotate(
+        "slower", (1, 0), (-4, 4), xycoords="axes fraction", textcoords="offset points", ha="right", color=LOSS.light
+    )
+
+
+def _curves(
+    axes: Axes,
+    problems: Sequence[Problem],
+    algorithms: Sequence[str],
+    palette: Palette,
+    x: Callable[[Problem], float],
+    y: Callable[[Result], float | None],
+) -> None:
+    for algorithm in reversed(algorithms):
+        points: Curve = []
+        for problem in problems:
+            height = y(problem.timed[algorithm]) if algorithm in problem.timed else None
+            if height is not None:
+                points.append((x(problem), height))
+        _plot(axes, points, algorithm, palette, joined=True)
+    axes.grid(axis="y", color=RULE.light, linewidth=0.7)
+
+
+def _figure(
+    chart: Chart,
+    heights: Sequence[float],
+    foot: float = 0.0,
+    legend: Sequence[str] = (),
+    palette: Palette | None = None,
+    labels: float | None = None,
+) -> tuple[Figure, list[Axes]]:
+    """A figure with its title, its legend and plots below each other of these heights; ``foot`` is for the last one's
+    ticks. Lengths in inches."""
+    left = labels or (0.5 if legend else _LABELS)
+    rows = math.ceil(len(legend) / _LEGEND_COLUMNS)
+    head = _HEAD + (0.24 if legend and labels is None else 0.0)
+    height = head + sum(heights) + _GAP * (len(heights) - 1) + foot + _LEGEND_ROW * rows + (0.06 if rows else 0)
+    figure = Figure(figsize=(WIDTH, height), facecolor=PAPER.light)
+    figure.text(_MARGIN / WIDTH, 1 - 0.2 / height, chart.title, weight="bold", size=10, color=INK.light)
+    figure.text(_MARGIN / WIDTH, 1 - 0.4 / height, chart.subtitle, color=MUTED.light)
+    plots = []
+    top = height - head
+    for extent in heights:
+        box = (left / WIDTH, (top - extent) / height, 1 - (left + _END) / WIDTH, extent / height)
+        plots.append(_bare(figure.add_axes(box)))
+        top -= extent + _GAP
+    if palette is not None:
+        figure.legend(
+            handles=[_handle(name, palette) for name in legend],
+            loc="lower left",
+            bbox_to_anchor=(_MARGIN / WIDTH, 0.02 / height),
+            ncols=_LEGEND_COLUMNS,
+            frameon=False,
+            fontsize=8,
+            borderpad=0,
+            borderaxespad=0,
+            handlelength=1.2,
+            handletextpad=0.4,
+            columnspacing=1.0,
+            labelcolor=INK.light,
+        )
+    return figure, plots
+
+
+def _bare(axes: Axes) -> Axes:
+    axes.set_facecolor("none")
+    axes.set_axisbelow(True)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+        spine.set_color(MUTED.light)
+    axes.tick_params(colors=INK.light, pad=5)
+    return axes
+
+
+def _handle(name: str, palette: Palette) -> Line2D:
+    if name == "floor":
+        return Line2D([], [], color=INK.light, linestyle=(0, (3, 2)), linewidth=1, label=name)
+    handle = Line2D([], [], linewidth=0, label=_label(name))
+    _mark(handle, name, palette)
+    return handle
+
+
+def _plot(axes: Axes, points: Curve, algorithm: str, palette: Palette, joined: bool) -> None:
+    """Markers of an algorithm, joined by a line or not; those of Iris lie above those of comparators."""
+    theirs = algorithm in COMPARATORS
+    (line,) = axes.plot(*_columns(points), zorder=2 if theirs else 3)
+    _mark(line, algorithm, palette)
+    line.set_linewidth((1.2 if theirs else 1.7) if joined else 0)
+
+
+def _mark(line: Line2D, algorithm: str, palette: Palette) -> None:
+    line.set_color(palette.tones[algorithm].light)
+    line.set_marker(palette.marker(algorithm))
+    line.set_markersize(5.5)
+    line.set_markeredgecolor(PAPER.light)
+    line.set_markeredgewidth(0.5)
+
+
+def _label(algorithm: str) -> str:
+    return "matmul alone" if algorithm == "matmul" else algorithm
+
+
+def _short(result: Result) -> str:
+    return "wrong result" if result.failure == "wrong result" else "skipped" if result.skipped is not None else "failed"
+
+
+def _two_lines(problem: Problem) -> str:
+    return f"{problem.label}\n{problem.names}" if problem.names else problem.label
+
+
+def _unit(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", size=8.5, color=MUTED.light, pad=5)
+
+
+def _percent() -> FuncFormatter:
+    return FuncFormatter(lambda x, _: f"{100 * x:.0f} %")
+
+
+def _m(problem: Problem) -> float:
+    assert problem.shape is not None
+    return problem.shape[0]
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _thinned(values: Iterable[float], most: int = 7) -> list[float]:
+    """At most so many of the values, evenly spread, with the last."""
+    ordered = sorted(set(values))
+    step = math.ceil(len(ordered) / most)
+    return ordered[::-1][::step][::-1]
+
+
+_DRAWN: dict[str, Callable[[Chart, Study, Palette], Figure]] = {
+    "times": _times,
+    "shares": _shares,
+    "scaling": _scaling,
+    "crossover": _crossover,
+}

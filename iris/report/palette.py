@@ -1,0 +1,87 @@
+"""One colour for each algorithm, in every chart, on light and on dark ground."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from iris.report.study import COMPARATORS
+
+
+@dataclass(frozen=True)
+class Tone:
+    """A colour on light ground, the same on dark ground, and its name as a CSS variable."""
+
+    name: str
+    light: str
+    dark: str
+
+
+INK = Tone("ink", "#1b2230", "#e8ebf0")
+MUTED = Tone("muted", "#5c6675", "#9ba5b4")
+RULE = Tone("rule", "#dde2e9", "#343c49")
+PAPER = Tone("paper", "#ffffff", "#151920")
+LOSS = Tone("loss", "#b3261e", "#ff8f85")
+WIN = Tone("win", "#1b6e3c", "#74d39a")
+GROUND = (INK, MUTED, RULE, PAPER, LOSS, WIN)
+
+ALGORITHMS = (
+    Tone("auto", "#1f4fd1", "#86a8ff"),
+    Tone("copy_engine", "#0f857a", "#42c7b8"),
+    Tone("push", "#cc6a08", "#f2a34f"),
+    Tone("pull", "#8438b4", "#c996f0"),
+    Tone("hbm_buffer", "#c4205f", "#f47aa8"),
+    Tone("split", "#5a8600", "#a9d153"),
+    Tone("streams", "#0a7ca6", "#5cc8ea"),
+    Tone("atomic", "#c93a2e", "#fa8d7e"),
+    Tone("one_shot", "#8f6a14", "#dcbb5f"),
+    Tone("two_shot", "#2c7a4b", "#70d199"),
+    Tone("baseline", "#6b5a86", "#b3a2d0"),
+    Tone("nccl", "#7d8896", "#8f9aa9"),
+    Tone("torch_symm_mem", "#a5afbb", "#6c7786"),
+    Tone("matmul", "#c9d0d9", "#4a5462"),
+)
+"""In the order in which charts show them: Iris first, comparators in greys last."""
+
+_SPARE = (
+    ("#3a6ea5", "#8db8e8"),
+    ("#a0522d", "#dd9b78"),
+    ("#4b7f52", "#93c99a"),
+    ("#7a4988", "#c79bd3"),
+    ("#9a7d0a", "#d9c15a"),
+    ("#35707a", "#84bfca"),
+)
+MARKERS = "osD^vPX*<>hd"
+
+
+class Palette:
+    """Tones, markers and order of the algorithms of one study; names that nobody foresaw get tones of their own."""
+
+    def __init__(self, algorithms: Iterable[str]) -> None:
+        known = {tone.name: tone for tone in ALGORITHMS}
+        strange = sorted(set(algorithms) - known.keys())
+        spare = {
+            name: Tone(f"other-{index}", *_SPARE[index % len(_SPARE)]) if index < len(_SPARE) else MUTED
+            for index, name in enumerate(strange)
+        }
+        ours = {name: tone for name, tone in known.items() if name not in COMPARATORS}
+        theirs = {name: known[name] for name in COMPARATORS}
+        self.tones = {**ours, **spare, **theirs}
+
+    def ordered(self, algorithms: Iterable[str]) -> list[str]:
+        """Algorithms in the order in which charts and tables show them."""
+        wanted = set(algorithms)
+        return [name for name in self.tones if name in wanted]
+
+    def marker(self, algorithm: str) -> str:
+        return MARKERS[list(self.tones).index(algorithm) % len(MARKERS)]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The CSS variable of each colour on light ground."""
+        return {tone.light: f"var(--{tone.name})" for tone in (*GROUND, *self.tones.values())}
+
+    def css(self, dark: bool) -> str:
+        """Declarations of all variables."""
+        tones = {tone.name: tone for tone in (*GROUND, *self.tones.values())}
+        return "".join(f"--{tone.name}:{tone.dark if dark else tone.light};" for tone in tones.values())

@@ -1,0 +1,240 @@
+"""Results as they lie on disk: JSON lines, one object for each measured case."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from iris.errors import ArgumentError
+
+SCHEMA = 1
+SIMULATOR = "sim"
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Time:
+    """One call on the slowest rank, in milliseconds: the median of all calls, and where 80 % of them lie."""
+
+    median: float
+    p10: float
+    p90: float
+    rank_skew: float | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line. A result that is wrong, failed or was skipped has no time and no figure made from it."""
+
+    case: str
+    params: Mapping[str, Value]
+    world_size: int
+    validated: bool | None
+    skipped: str | None
+    error: str | None
+    time: Time | None
+    back_to_back_ms: float | None
+    host_us: float | None
+    floor_ms: float | None
+    floor_share: float | None
+    tflops_per_gpu: float | None
+    gbytes_per_s: float | None
+    predicted_ms: float | None
+    counters: Mapping[str, float]
+    environment: Mapping[str, str]
+    file: Path
+
+    @property
+    def hardware(self) -> str:
+        return self.environment["hardware"]
+
+    @property
+    def simulated(self) -> bool:
+        return self.environment["backend"] == SIMULATOR
+
+    @property
+    def date(self) -> str:
+        return self.environment["date"]
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.params.get("algorithm", self.case))
+
+    @property
+    def key(self) -> str:
+        """What another measurement of the same thing has in common with this one."""
+        return self.key_of(self.params)
+
+    def key_of(self, params: Mapping[str, Value]) -> str:
+        """The key that this result would have with other parameters."""
+        return json.dumps([self.case, params, self.world_size, self.hardware, self.simulated], sort_keys=True)
+
+    @property
+    def failure(self) -> str | None:
+        """Why there is no time: a few words, or None where there is one."""
+        if self.skipped is not None:
+            return f"skipped: {self.skipped}"
+        if self.error is not None:
+            return f"failed: {self.error}"
+        if self.validated is False:
+            return "wrong result"
+        return None if self.time is not None else "failed: no time was recorded"
+
+
+def read(path: Path) -> list[Result]:
+    """The results of a file, or of all ``*.jsonl`` files below a folder, in the order of names and lines.
+
+    Raises:
+        ArgumentError: there is no such file, no result in it, or a line that is no result; names file and line.
+    """
+    if not path.exists():
+        raise ArgumentError("report", "results", "a file or folder of results", path, f"There is no {path}.")
+    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+    results = [result for file in files for result in _read_file(file)]
+    if not results:
+        raise ArgumentError("report", "results", "results in *.jsonl files", f"none in {path}")
+    return results
+
+
+def _read_file(file: Path) -> list[Result]:
+    results = []
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{file}:{number}"
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            fix = f"The line is broken ({error}); if a run was stopped while it wrote the line, delete it."
+            raise ArgumentError("report", where, "a JSON object", _shortened(line), fix) from error
+        results.append(_parse(_Fields(where, "", fields), file))
+    return results
+
+
+def _parse(line: _Fields, file: Path) -> Result:
+    if line.fields.get("schema") != SCHEMA:
+        got = line.fields.get("schema", "none")
+        fix = "The file comes from another version of Iris, or is no file of results."
+        raise ArgumentError("report", line.where, f"schema {SCHEMA}", f"schema {got}", fix)
+    environment = line.inner("environment")
+    for name in ("hardware", "backend", "date"):
+        environment.text(name)
+    counters = line.inner("counters", optional=True)
+    validated, skipped, error = (
+        line.optional_flag("validated"),
+        line.optional_text("skipped"),
+        line.optional_text("error"),
+    )
+    counts = skipped is None and error is None and validated is not False
+
+    def figure(name: str) -> float | None:
+        value = line.optional_number(name)
+        return value if counts else None
+
+    time = _time(line.inner("time_ms")) if line.fields.get("time_ms") is not None else None
+    return Result(
+        case=line.text("case"),
+        params={name: _plain(value) for name, value in line.inner("params").fields.items()},
+        world_size=int(line.number("world_size")),
+        validated=validated,
+        skipped=skipped,
+        error=error,
+        time=time if counts else None,
+        back_to_back_ms=figure("back_to_back_ms"),
+        host_us=figure("host_us"),
+        floor_ms=line.optional_number("floor_ms"),
+        floor_share=figure("floor_share"),
+        tflops_per_gpu=figure("tflops_per_gpu"),
+        gbytes_per_s=figure("gbytes_per_s"),
+        predicted_ms=line.optional_number("predicted_ms"),
+        counters={name: counters.number(name) for name in counters.fields} if counts else {},
+        environment={name: str(value) for name, value in environment.fields.items() if value is not None},
+        file=file,
+    )
+
+
+def _time(fields: _Fields) -> Time:
+    median, p10, p90 = (fields.number(name) for name in ("median", "p10", "p90"))
+    time = Time(median, p10, p90, fields.optional_number("rank_skew"))
+    if time.median <= 0:
+        raise fields.wrong("median", "more than 0", time.median)
+    return time
+
+
+def _plain(value: Any) -> Value:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _shortened(line: bytes) -> str:
+    text = line.decode(errors="replace")
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """The fields of one object of a line, looked at as they are taken."""
+
+    where: str
+    path: str
+    fields: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fields, dict):
+            raise ArgumentError(
+                "report", self.where, f"a JSON object{f' as {self.path}' if self.path else ''}", self.fields
+            )
+
+    def wrong(self, name: str, expected: str, got: object) -> ArgumentError:
+        path = f"{self.path}.{name}" if self.path else name
+        return ArgumentError("report", self.where, f"{path}: {expected}", "nothing" if got is None else repr(got))
+
+    def inner(self, name: str, optional: bool = False) -> _Fields:
+        value = self.fields.get(name)
+        return _Fields(self.where, name, {} if value is None and optional else value)
+
+    def text(self, name: str) -> str:
+        value = self.optional_text(name)
+        if value is None:
+            raise self.wrong(name, "text", value)
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(name, "text", value)
+        return value
+
+    def number(self, name: str) -> float:
+        value = self.optional_number(name)
+        if value is None:
+            raise self.wrong(name, "a number", value)
+        return value
+
+    def optional_number(self, name: str) -> float | None:
+        value = self.fields.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.wrong(name, "a finite number", value)
+        return float(value)
+
+    def optional_flag(self, name: str) -> bool | None:
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(name, "true, false or null", value)
+        return value
+
+
+def newest(results: Sequence[Result]) -> dict[str, Result]:
+    """The newest result of each key, in the order in which the keys first appear."""
+    found: dict[str, Result] = {}
+    for result in results:
+        known = found.get(result.key)
+        if known is None or result.date >= known.date:
+            found[result.key] = result
+    return found

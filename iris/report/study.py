@@ -1,0 +1,222 @@
+"""Results seen as problems: what was computed where, by which algorithms, and how they compare."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from iris.report.records import Result, Value, newest
+
+OPPONENTS = {"nccl": "NCCL", "torch_symm_mem": "torch.ops.symm_mem"}
+"""Algorithms that do an op's whole work without Iris: what speed-ups are over."""
+COMPARATORS = (*OPPONENTS, "matmul")
+"""… and the local matmul alone, which does only a part of it."""
+
+Shape = tuple[int, int, int]
+T = TypeVar("T")
+K = TypeVar("K")
+
+_SHAPE = re.compile(r"(\d+)[x×](\d+)[x×](\d+)")
+_NAMES = ("model", "layer")
+_REMARKS = ("note", "source", "phase")
+_EXTENTS = ("m", "n", "k", "shape")
+SWEEP = 4
+"""So many values of M make a sweep."""
+
+
+@dataclass(frozen=True, order=True)
+class Section:
+    """Results that may stand beside each other in a chart: GPUs of one kind, or simulated ranks."""
+
+    simulated: bool
+    hardware: str
+
+    @property
+    def title(self) -> str:
+        return f"Simulated ranks ({self.hardware})" if self.simulated else self.hardware
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One piece of work, and its results by algorithm.
+
+    ``shape`` is the global M, N, K where the results tell it; ``setting`` names what else distinguishes the problem.
+    """
+
+    section: Section
+    case: str
+    world_size: int
+    shape: Shape | None
+    label: str
+    setting: str
+    names: str
+    results: Mapping[str, Result]
+
+    @property
+    def timed(self) -> dict[str, Result]:
+        return {algorithm: result for algorithm, result in self.results.items() if result.time is not None}
+
+    @property
+    def representative(self) -> Result | None:
+        """What Iris makes of the problem: ``auto``, where it was not measured the fastest algorithm of Iris."""
+        ours = {algorithm: time_of(result) for algorithm, result in self.timed.items() if algorithm not in COMPARATORS}
+        if "auto" in self.results:
+            return self.results["auto"] if "auto" in ours else None
+        return self.results[min(ours, key=lambda algorithm: ours[algorithm])] if ours else None
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Geometric mean of speed-ups, over how many problems of how many that were measured, and how they are spread."""
+
+    speedup: float
+    count: int
+    of: int
+    faster: int
+    slower: int
+    worst: float
+
+
+class Study:
+    """All results, the newest of each case, and the problems they solve."""
+
+    def __init__(self, results: Sequence[Result]) -> None:
+        self.results = list(newest(results).values())
+        self.replaced = len(results) - len(self.results)
+        self._opponents = {
+            (result.file, result.key): result for result in results if result.algorithm in OPPONENTS and result.time
+        }
+
+    def speedup(self, result: Result, opponent: str) -> float | None:
+        """How many times as fast as ``opponent``, measured in the same run, i.e. in the same file."""
+        if result.time is None or result.algorithm in (opponent, "matmul") or "algorithm" not in result.params:
+            return None
+        key = result.key_of({**result.params, "algorithm": opponent})
+        other = self._opponents.get((result.file, key))
+        return None if other is None else time_of(other) / time_of(result)
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        return sorted({section_of(result) for result in self.results})
+
+    @cached_property
+    def problems(self) -> list[Problem]:
+        """By section and case, from few ranks to many, from small shapes to large."""
+        groups = grouped(self.results, lambda result: result.key_of(_without(result.params, "algorithm")))
+        return sorted(map(_problem, groups.values()), key=_order)
+
+    @cached_property
+    def sweeps(self) -> list[list[Problem]]:
+        """Problems that differ in nothing but M and were timed at ``SWEEP`` or more values of it, by M."""
+        shaped = [problem for problem in self.problems if problem.shape is not None and problem.timed]
+        groups = grouped(
+            shaped, lambda p: (p.section, p.case, p.world_size, p.setting, p.names, p.shape and p.shape[1:])
+        )
+        sorts = [sorted(group, key=_rows) for group in groups.values()]
+        return [group for group in sorts if len({_rows(problem) for problem in group}) >= SWEEP]
+
+    @cached_property
+    def outstanding(self) -> list[Problem]:
+        """The problems that are in no sweep, and the largest of each sweep."""
+        swept = {id(problem) for sweep in self.sweeps for problem in sweep[:-1]}
+        return [problem for problem in self.problems if id(problem) not in swept]
+
+    @cached_property
+    def scalings(self) -> list[list[Problem]]:
+        """The same problem on different numbers of ranks, by that number."""
+        groups = grouped(
+            (problem for problem in self.outstanding if problem.timed),
+            lambda p: (p.section, p.case, p.setting, p.names, p.label),
+        )
+        return [group for group in groups.values() if len({problem.world_size for problem in group}) > 1]
+
+    def means(self, results: Sequence[Result], opponent: str) -> Mean | None:
+        """The geometric mean of the speed-ups of ``results`` over ``opponent``; None where there is none."""
+        found = [self.speedup(result, opponent) for result in results]
+        ratios = [ratio for ratio in found if ratio is not None]
+        if not ratios:
+            return None
+        verdicts = list(map(verdict, ratios))
+        return Mean(
+            math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
+            len(ratios),
+            len(results),
+            verdicts.count("faster"),
+            verdicts.count("slower"),
+            min(ratios),
+        )
+
+
+def time_of(result: Result) -> float:
+    """The median in milliseconds of a result that has one."""
+    assert result.time is not None
+    return result.time.median
+
+
+def verdict(speedup: float) -> str:
+    """``faster``, ``slower`` or ``even``, as the speed-up reads with two decimals."""
+    shown = round(speedup, 2)
+    return "faster" if shown > 1 else "slower" if shown < 1 else "even"
+
+
+def section_of(result: Result) -> Section:
+    return Section(result.simulated, result.hardware)
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Items by key, both in the order in which they come."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def describe(params: Mapping[str, Value]) -> str:
+    """Parameters in words: ``bf16, gather_dim 0``."""
+    return ", ".join(str(value) if name == "dtype" else f"{name} {value}" for name, value in params.items())
+
+
+def _problem(results: Sequence[Result]) -> Problem:
+    first = results[0]
+    params = _without(first.params, "algorithm")
+    shape = _shape(params)
+    setting = describe(_without(params, *_EXTENTS, *_NAMES, *_REMARKS))
+    given = params.get("shape")
+    label = "×".join(map(str, shape)) if shape else str(given) if given is not None else setting or first.case
+    return Problem(
+        section_of(first),
+        first.case,
+        first.world_size,
+        shape,
+        label,
+        setting if setting != label else "",
+        " ".join(str(params[name]) for name in _NAMES if params.get(name) is not None),
+        {result.algorithm: result for result in results},
+    )
+
+
+def _shape(params: Mapping[str, Value]) -> Shape | None:
+    given = params.get("shape")
+    if given is not None:
+        match = _SHAPE.fullmatch(str(given))
+        return (int(match[1]), int(match[2]), int(match[3])) if match else None
+    m, n, k = (params.get(name) for name in ("m", "n", "k"))
+    return (m, n, k) if isinstance(m, int) and isinstance(n, int) and isinstance(k, int) else None
+
+
+def _without(params: Mapping[str, Value], *names: str) -> dict[str, Value]:
+    return {name: value for name, value in params.items() if name not in names}
+
+
+def _rows(problem: Problem) -> int:
+    return problem.shape[0] if problem.shape else 0
+
+
+def _order(problem: Problem) -> tuple[object, ...]:
+    m, n, k = problem.shape or (0, 0, 0)
+    place = (problem.section, problem.case, problem.world_size, problem.setting)
+    return (*place, problem.names, n, k, m) if problem.names else (*place, "", m * n * k, n, m)

@@ -1,0 +1,276 @@
+"""Every figure of a study as tables, for a page or for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from iris.report.palette import Palette
+from iris.report.records import Result, Value
+from iris.report.study import COMPARATORS, OPPONENTS, Mean, Problem, Section, Study, describe, grouped, time_of, verdict
+
+NOTHING = "–"
+SIGNS = {"faster": "▲", "slower": "▼"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text, and what is to be seen at once: ``best``, ``faster``, ``slower``, ``wrong`` or nothing."""
+
+    text: str
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading; numbers are aligned to the right."""
+
+    name: str
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells below headings, what the table is about, and what has to be known to read it."""
+
+    title: str
+    note: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+
+
+EXPLANATIONS = {
+    "ms": "median time of one call on the slowest rank, in milliseconds. Bold: the fastest of its problem, the "
+    "matmul alone not counted.",
+    "spread": "where 80 % of the calls lie: (p90 − p10) / median.",
+    "skew µs": "median of the slowest rank minus that of the fastest.",
+    "in a row ms": "calls issued back to back, host included, per call.",
+    "host µs": "the host's time to issue one call.",
+    "GB/s": "bytes that must reach a rank over the links, per time.",
+    "TFLOP/s": "floating-point operations of one GPU, per time.",
+    "floor ms": "what the hardware allows: the larger of the local matmul by the vendor's library and the bytes at the "
+    "full rate of the links.",
+    "of floor": "floor / ms.",
+    "model ms": "what the analytical model predicted.",
+    "× NCCL, × torch": "speed-up over NCCL (RCCL, gloo) + torch.matmul and over torch.ops.symm_mem, measured in the "
+    "same run. ▲ faster, ▼ slower, by what two decimals show.",
+    "valid": "whether the result was compared with a reference before it was timed. A wrong result has no time.",
+}
+"""What the columns of the measurements are."""
+
+
+def means(study: Study, section: Section) -> Table:
+    """Geometric-mean speed-ups, for each op, number of ranks and algorithm."""
+    rows = []
+    palette = Palette(result.algorithm for result in study.results)
+    mine = [problem for problem in study.problems if problem.section == section]
+    for (case, world_size), problems in grouped(mine, lambda p: (p.case, p.world_size)).items():
+        for algorithm in palette.ordered(name for problem in problems for name in problem.results):
+            if algorithm in COMPARATORS:
+                continue
+            results = [problem.results[algorithm] for problem in problems if algorithm in problem.results]
+            found = [study.means(results, opponent) for opponent in OPPONENTS]
+            if any(found):
+                cells = [cell for mean in found for cell in _mean_cells(mean)]
+                rows.append([Cell(case), Cell(str(world_size)), Cell(algorithm), *cells])
+    columns = [Column("op", False), Column("ranks"), Column("algorithm", False)]
+    for over in ("× NCCL", "× torch"):
+        columns += [Column(over), Column("rows"), Column("▲"), Column("▼"), Column("worst")]
+    note = (
+        "Geometric means of the speed-ups over NCCL + torch.matmul and over torch.ops.symm_mem in the same run. Rows: "
+        "over how many of the rows measured; ▲ faster, ▼ slower, worst: the lowest speed-up among them."
+    )
+    return Table("Geometric-mean speed-up", note, columns, rows)
+
+
+def _mean_cells(mean: Mean | None) -> list[Cell]:
+    if mean is None:
+        return [Cell(NOTHING)] * 5
+    rows = str(mean.count) if mean.count == mean.of else f"{mean.count} of {mean.of}"
+    counts = [Cell(rows), Cell(str(mean.faster)), Cell(str(mean.slower), "slower" if mean.slower else "")]
+    return [_ratio(mean.speedup), *counts, _ratio(mean.worst)]
+
+
+def losses(study: Study, section: Section) -> Table:
+    """The problems on which Iris is slower than a comparator, the worst first."""
+    found: list[tuple[float, list[Cell]]] = []
+    compared = 0
+    for problem in study.problems:
+        ours = problem.representative
+        if problem.section != section or ours is None:
+            continue
+        ratios = [study.speedup(ours, opponent) for opponent in OPPONENTS]
+        known = [ratio for ratio in ratios if ratio is not None]
+        compared += bool(known)
+        if any(verdict(ratio) == "slower" for ratio in known):
+            texts = [problem.case, str(problem.world_size), problem.label, _named(problem), ours.algorithm]
+            found.append((min(known), [*map(Cell, texts), Cell(f"{time_of(ours):.3f}"), *map(_ratio, ratios)]))
+    columns = [
+        *(Column("op", False), Column("ranks"), Column("M×N×K", False), Column("setting", False)),
+        *(Column("algorithm", False), Column("ms"), Column("× NCCL"), Column("× torch")),
+    ]
+    note = (
+        f"{len(found)} of {compared} problems that a comparator solved too. The algorithm is auto where it was "
+        "measured, else the fastest of Iris."
+    )
+    return Table("Where Iris loses", note, columns, [cells for _, cells in sorted(found, key=lambda pair: pair[0])])
+
+
+def unmeasured(study: Study, section: Section) -> Table:
+    """What has no time, and why."""
+    rows = [
+        [Cell(result.case), Cell(str(result.world_size)), Cell(describe(result.params)), Cell(failure, _wrong(result))]
+        for result in study.results
+        if (failure := result.failure) and (result.simulated, result.hardware) == (section.simulated, section.hardware)
+    ]
+    columns = [Column("op", False), Column("ranks"), Column("parameters", False), Column("why", False)]
+    return Table("Skipped, failed, wrong", f"{len(rows)} results have no time.", columns, rows)
+
+
+def _wrong(result: Result) -> str:
+    return "" if result.skipped is not None else "wrong"
+
+
+def environments(study: Study) -> Table:
+    """The machines and versions that the results come from."""
+    names = list(dict.fromkeys(name for result in study.results for name in result.environment))
+    names = [name for name in names if name not in ("hardware", "date")]
+    groups = grouped(
+        study.results, lambda r: (r.hardware, r.world_size, *(r.environment.get(name, NOTHING) for name in names))
+    )
+    rows = []
+    for (hardware, world_size, *values), results in sorted(groups.items(), key=str):
+        dates = sorted({result.date[:10] for result in results})
+        period = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        cells = [hardware, str(world_size), *map(str, values), period, str(len(results))]
+        rows.append([Cell(str(cell)) for cell in cells])
+    columns = [Column("hardware", False), Column("ranks"), *(Column(name.replace("_", " "), False) for name in names)]
+    note = f"{study.replaced} older results of the same cases are left out." if study.replaced else ""
+    return Table("Environment", note, [*columns, Column("measured", False), Column("results")], rows)
+
+
+def measurements(study: Study, section: Section, case: str) -> list[Table]:
+    """Every result of a case, one table for each number of ranks."""
+    palette = Palette(result.algorithm for result in study.results)
+    mine = [problem for problem in study.problems if problem.section == section and problem.case == case]
+    sizes = grouped(mine, lambda problem: problem.world_size)
+    return [_measured(study, palette, problems) for problems in sizes.values()]
+
+
+def _measured(study: Study, palette: Palette, problems: Sequence[Problem]) -> Table:
+    lines = [(problem, problem.results[name]) for problem in problems for name in palette.ordered(problem.results)]
+    results = [result for _, result in lines]
+    names = [name for name in _names(results) if name != "algorithm"]
+    varying = [name for name in names if len({str(result.params.get(name)) for result in results}) > 1]
+    fixed = {name: results[0].params.get(name) for name in names if name not in varying}
+    columns = [Column(name, not _is_text(name, results)) for name in varying]
+    rows = [[Cell(_plain(result.params.get(name))) for name in varying] for result in results]
+    if any("algorithm" in result.params for result in results):
+        columns.append(Column("algorithm", False))
+        for row, result in zip(rows, results, strict=True):
+            row.append(Cell(str(result.params.get("algorithm", NOTHING))))
+    columns.append(Column("ms"))
+    for row, (problem, result) in zip(rows, lines, strict=True):
+        row.append(_time_cell(problem, result))
+    for name, cell_of, optional in _FIGURES:
+        cells = [cell_of(study, result) for result in results]
+        if optional and all(cell.text == NOTHING for cell in cells):
+            continue
+        columns.append(Column(name))
+        for row, cell in zip(rows, cells, strict=True):
+            row.append(cell)
+    for name in dict.fromkeys(name for result in results for name in result.counters):
+        columns.append(Column(name))
+        for row, result in zip(rows, results, strict=True):
+            row.append(Cell(f"{result.counters[name]:g}" if name in result.counters else NOTHING))
+    first = problems[0]
+    title = f"{first.case}, {first.world_size} rank{'s' if first.world_size > 1 else ''}"
+    return Table(title, f"All rows: {describe(fixed)}." if fixed else "", columns, rows)
+
+
+def _names(results: Sequence[Result]) -> list[str]:
+    """Names of all parameters: shapes and models first."""
+    names = dict.fromkeys(name for result in results for name in result.params)
+    first = [name for name in ("model", "layer", "shape", "m", "n", "k") if name in names]
+    return [*first, *(name for name in names if name not in first)]
+
+
+def _is_text(name: str, results: Sequence[Result]) -> bool:
+    return any(isinstance(result.params.get(name), str) for result in results)
+
+
+def _plain(value: Value) -> str:
+    if value is None:
+        return NOTHING
+    return str(value).replace("x", "×") if isinstance(value, str) and value[:1].isdigit() else str(value)
+
+
+def _time_cell(problem: Problem, result: Result) -> Cell:
+    if result.time is None:
+        word = "wrong result" if result.failure == "wrong result" else "failed" if result.skipped is None else "skipped"
+        return Cell(word, _wrong(result))
+    others = [time_of(other) for name, other in problem.timed.items() if name != "matmul"]
+    best = result.algorithm != "matmul" and len(others) > 1 and time_of(result) == min(others)
+    return Cell(f"{time_of(result):.3f}", "best" if best else "")
+
+
+def _ratio(ratio: float | None) -> Cell:
+    if ratio is None:
+        return Cell(NOTHING)
+    word = verdict(ratio)
+    return Cell(f"{SIGNS.get(word, '')} {ratio:.2f}".strip(), word if word != "even" else "")
+
+
+def _number(take: Callable[[Result], float | None], form: str) -> Callable[[Study, Result], Cell]:
+    def cell(_: Study, result: Result) -> Cell:
+        value = take(result)
+        return Cell(NOTHING if value is None else form.format(value))
+
+    return cell
+
+
+def _speedup(opponent: str) -> Callable[[Study, Result], Cell]:
+    def cell(study: Study, result: Result) -> Cell:
+        shown = _ratio(study.speedup(result, opponent))
+        return Cell(shown.text.lstrip("▲▼ ")) if result.algorithm in COMPARATORS else shown
+
+    return cell
+
+
+def _spread(result: Result) -> float | None:
+    return None if result.time is None else 100 * (result.time.p90 - result.time.p10) / result.time.median
+
+
+def _skew(result: Result) -> float | None:
+    return None if result.time is None or result.time.rank_skew is None else 1e3 * result.time.rank_skew
+
+
+def _share(result: Result) -> float | None:
+    return None if result.floor_share is None else 100 * result.floor_share
+
+
+def _valid(_: Study, result: Result) -> Cell:
+    if result.validated is None:
+        return Cell("not checked" if result.time is not None else NOTHING)
+    return Cell("yes") if result.validated else Cell("no", "wrong")
+
+
+_FIGURES: Sequence[tuple[str, Callable[[Study, Result], Cell], bool]] = (
+    ("spread", _number(_spread, "{:.1f} %"), False),
+    ("skew µs", _number(_skew, "{:.1f}"), False),
+    ("in a row ms", _number(lambda result: result.back_to_back_ms, "{:.3f}"), True),
+    ("host µs", _number(lambda result: result.host_us, "{:.0f}"), True),
+    ("GB/s", _number(lambda result: result.gbytes_per_s, "{:.1f}"), False),
+    ("TFLOP/s", _number(lambda result: result.tflops_per_gpu, "{:.1f}"), False),
+    ("floor ms", _number(lambda result: result.floor_ms, "{:.3f}"), False),
+    ("of floor", _number(_share, "{:.0f} %"), False),
+    ("model ms", _number(lambda result: result.predicted_ms, "{:.3f}"), True),
+    ("× NCCL", _speedup("nccl"), False),
+    ("× torch", _speedup("torch_symm_mem"), False),
+    ("valid", _valid, False),
+)
+"""Columns of the measurements: heading, cell, and whether the column may go where it is empty."""
+
+
+def _named(problem: Problem) -> str:
+    return ", ".join(filter(None, (problem.names, problem.setting)))
