@@ -46,9 +46,7 @@ class Backend(ABC):
         """Copy between addresses of any heaps without a kernel, behind what ``stream`` holds."""
 
     @abstractmethod
-    def copy_rows(
-        self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int, stream: Any
-    ) -> None:
+    def copy_rows(self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int, stream: Any) -> None:
         """As ``copy``, but ``rows`` rows of ``width`` bytes that start ``pitches`` bytes apart in target and source."""
 
     @abstractmethod

@@ -131,7 +131,9 @@ class GpuBackend(Backend):
             target, pitches[0], source, pitches[1], width, rows, _MEMCPY_DEFAULT, stream.cuda_stream
         )
         if code:
-            raise BackendError(f"a copy of {rows} rows of {width} bytes between heaps failed with {self.name} error {code}")
+            raise BackendError(
+                f"a copy of {rows} rows of {width} bytes between heaps failed with {self.name} error {code}"
+            )
 
     def status_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64, pin_memory=True)

@@ -72,9 +72,7 @@ class SimBackend(Backend):
     def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
         ctypes.memmove(target, source, nbytes)
 
-    def copy_rows(
-        self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int, stream: Any
-    ) -> None:
+    def copy_rows(self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int, stream: Any) -> None:
         for row in range(rows):
             ctypes.memmove(target + row * pitches[0], source + row * pitches[1], width)
 

@@ -38,7 +38,7 @@ __all__ = ["DTYPES", "State", "axis", "linear", "main", "pow2", "register"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``iris bench``: measure the cases named first in ``argv`` as the options behind them say; returns the exit status."""
+    """``iris bench``: measure the cases that ``argv`` begins with, as the options after them say; the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), given))
     if names == ["rma"]:

@@ -89,7 +89,7 @@ def register(
 ) -> CaseFunction | Callable[[CaseFunction], CaseFunction]:
     """Make ``fn(state, ctx)`` a case that ``iris bench`` can run; a decorator, with or without arguments.
 
-    The function must be defined at the top level of a module or script: ranks import it by name. Its name is the case's.
+    The function must be defined at the top level of a module or script: ranks import it by name. The case has its name.
 
     Args:
         fn: the function.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from iris.bench import driver, records
+from iris.bench import records
 from iris.bench.axes import Value, parse_values
 from iris.bench.case import Case
 from iris.bench.dataset import Dataset
@@ -18,7 +18,7 @@ from iris.bench.progress import progress
 from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.tables import FORMATS
-from iris.errors import ArgumentError, LaunchError
+from iris.errors import ArgumentError
 
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -117,28 +117,40 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--num_ranks", type=_positive, help="ranks (default: all GPUs if two or more, else 4 simulated)")
+    parser.add_argument(
+        "--num_ranks", type=_positive, help="ranks (default: all GPUs if two or more, else 4 simulated)"
+    )
     parser.add_argument("--benchmark_filter", metavar="REGEX", help="only points whose name, as listed, has a match")
     parser.add_argument("--benchmark_list", action="store_true", help="list the points and stop")
-    parser.add_argument("--benchmark_format", choices=tuple(FORMATS), default="console", help="what is printed at the end")
-    parser.add_argument("--benchmark_out", type=Path, metavar="FILE", help="append each result, as a JSON line, to FILE")
+    parser.add_argument(
+        "--benchmark_format", choices=tuple(FORMATS), default="console", help="what is printed at the end"
+    )
+    parser.add_argument(
+        "--benchmark_out", type=Path, metavar="FILE", help="append each result, as a JSON line, to FILE"
+    )
     parser.add_argument("--resume", type=Path, metavar="FILE", help="measure only what FILE lacks, and append it there")
     parser.add_argument("--dataset", type=Path, metavar="FILE", help="take the shapes from FILE (see dataset/)")
-    parser.add_argument("--timeout_s", type=_seconds, default=120.0, help="most seconds for a point (default: %(default)s)")
-    parser.add_argument("--heap_size", type=_positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)")
+    parser.add_argument(
+        "--timeout_s", type=_seconds, default=120.0, help="most seconds for a point (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--heap_size", type=_positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
+    )
     parser.add_argument("--warmup", type=int, help="untimed calls before the timed ones")
     parser.add_argument("--repeat", type=_positive, help="timed calls")
     parser.add_argument("--commit", help="what was measured, where git cannot tell")
-    axes = parser.add_argument_group("axes", "LIST is pow2:LO:HI, linear:START:STOP:STEP, or values with commas between")
+    axes = parser.add_argument_group(
+        "axes", "LIST is pow2:LO:HI, linear:START:STOP:STEP, or values with commas between"
+    )
     shown: dict[str, str] = {}
     for case in cases or known.values():
         for axis in case.axes:
             for position, name in enumerate(axis.names):
                 values = dict.fromkeys(str(row[position]) for row in axis.rows)
                 shown.setdefault(name, ", ".join(values) if cases else "")
-    for name, values in shown.items():
+    for name, listed in shown.items():
         flags = dict.fromkeys((f"--{_AXIS}{name}", f"--{_AXIS}{name.lower()}"))
-        text = f"default: {values}".replace("%", "%%") if values else None
+        text = f"default: {listed}".replace("%", "%%") if listed else None
         axes.add_argument(*flags, dest=f"{_AXIS}{name}", metavar="LIST", help=text)
     return parser
 

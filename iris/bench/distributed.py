@@ -6,6 +6,7 @@ import os
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from iris.context import Iris
 
@@ -20,10 +21,10 @@ def process_group(ctx: Iris) -> dist.ProcessGroup:
     if not dist.is_initialized():
         store = None
         if ctx.rank == 0:
-            store = dist.TCPStore("127.0.0.1", 0, ctx.world_size, True, _TIMEOUT, wait_for_workers=False)
+            store = TCPStore("127.0.0.1", 0, ctx.world_size, True, _TIMEOUT, wait_for_workers=False)
         port = int(ctx.broadcast(store.port if store is not None else 0, 0))
         if store is None:
-            store = dist.TCPStore("127.0.0.1", port, ctx.world_size, False, _TIMEOUT)
+            store = TCPStore("127.0.0.1", port, ctx.world_size, False, _TIMEOUT)
         if ctx.backend_name == "sim":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             dist.init_process_group("gloo", store=store, rank=ctx.rank, world_size=ctx.world_size, timeout=_TIMEOUT)

@@ -1,7 +1,7 @@
 """The process that starts ranks, has them measure point after point, and writes down what comes back.
 
-The variants of a point are measured together. Where that fails (a rank dies, hangs or raises), the ranks are replaced and
-each variant is measured alone, so that only the one at fault is lost.
+The variants of a point are measured together. Where that fails (a rank dies, hangs or raises), the ranks are replaced
+and each variant is measured alone, so that only the one at fault is lost.
 """
 
 from __future__ import annotations

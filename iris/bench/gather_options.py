@@ -1,23 +1,24 @@
-"""The command line and the data sets of the programs that check and time all-gather + matmul.
+"""The command line of the programs that check and time all-gather + matmul by one algorithm.
 
-Sizes are those of the whole problem: A is [m, k], sharded over the ranks, and of B, [k, n], every rank multiplies its
-own n / world_size columns. Nothing in this module needs a context.
+Sizes on it, as in a data set, are those of the whole problem: A is [m, k], sharded over the ranks, and of B, [k, n],
+every rank multiplies its own n / world_size columns. Nothing in this module needs a context.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from iris import backends
-from iris.bench.matrix import DTYPES, rank_parser, ranks_to_start
+from iris.bench.axes import Params
+from iris.bench.dataset import Dataset
+from iris.bench.matrix import rank_parser, ranks_to_start
+from iris.errors import ArgumentError
+from iris.launch import identity
 
+OP = "all_gather_matmul"
 SIM_SHRINK = 64
 """The simulator divides the sizes of the project's own data set by this, so that a sweep takes seconds."""
 KERNEL_FLAGS = {
@@ -33,54 +34,26 @@ KERNEL_FLAGS = {
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of a whole problem, and what it is."""
-
-    m: int
-    n: int
-    k: int
-    note: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k}"
-
-    def shrunk(self, multiple: int) -> Shape:
-        """The shape with sizes divided by SIM_SHRINK, rounded up to multiples of ``multiple``."""
-        m, n, k = (-(-size // (SIM_SHRINK * multiple)) * multiple for size in (self.m, self.n, self.k))
-        return Shape(m, n, k, f"{self.note}; sizes divided by {SIM_SHRINK} for the simulator")
-
-    def obstacle(self, world_size: int, gather_dim: int) -> str | None:
-        """Why ``world_size`` ranks cannot share this problem, or None if they can."""
-        shared = {"n": self.n, "m": self.m} if gather_dim == 0 else {"n": self.n, "k": self.k}
-        uneven = [f"{name}={size}" for name, size in shared.items() if size % world_size]
-        return f"{' and '.join(uneven)}: no multiple of {world_size} ranks" if uneven else None
-
-
-@dataclass(frozen=True)
 class Options:
     """What the command line of a program says.
 
     Attributes:
-        algorithm: the program's own: one of the op's, or "nccl".
-        shrink: divide the sizes of ``shapes``; see :meth:`Shape.shrunk`.
-        heap_size: None for what ``iris bench`` takes.
+        algorithm: the program's own, as ``iris bench all_gather_matmul`` names it.
+        num_ranks: ranks to start, where no launcher has started them.
+        benchmark: whether to time what is right.
+        shapes: M, N and K of the whole problem, dtype, gather_dim and labels of each configuration.
+        output_dir: where files go.
+        heap_size: bytes; None for what ``iris bench`` takes.
         fields: those of FusedConfig that were given; the others are picked.
     """
 
     algorithm: str
     num_ranks: int
     benchmark: bool
-    shapes: tuple[Shape, ...]
-    shrink: bool
-    dtype: str
-    gather_dim: int
+    shapes: Sequence[Params]
     output_dir: Path
     heap_size: int | None
     fields: Mapping[str, int]
-
-    @property
-    def element(self) -> torch.dtype:
-        return DTYPES[self.dtype]
 
 
 def parse_options(
@@ -90,72 +63,75 @@ def parse_options(
 
     A bad value ends the program with a usage line and status 2; no order to do anything, with status 1.
     """
-    parser = rank_parser(doc)
-    parser.add_argument("-v", "--validate", action="store_true", help="check every configuration, without timing it")
-    parser.add_argument("-b", "--benchmark", action="store_true", help="check every configuration, and time it")
-    for name, meaning in (("m", "rows of A"), ("n", "columns of B, over all ranks"), ("k", "columns of A, rows of B")):
-        parser.add_argument(f"-{name}", type=_positive, help=f"{meaning}; m, n and k replace the data set")
-    parser.add_argument("--dataset", type=Path, help=f'JSON list of {{"m", "n", "k"}} (default: {data_set.name})')
-    parser.add_argument("--datatype", choices=dtypes, default="bf16", help="of A and B (default: %(default)s)")
-    parser.add_argument(
-        "--gather_dim", type=int, choices=(0, 1), default=1, help="A is sharded by rows (0) or by columns (1, default)"
-    )
-    parser.add_argument(
-        "--output_dir",
-        type=Path,
-        default=Path("results") / f"all_gather_gemm_{algorithm}",
-        help="where to write a JSON file per configuration (default: %(default)s)",
-    )
-    parser.add_argument("--heap_size", type=_positive, help="bytes of symmetric heap (default: as iris bench has it)")
-    for flag, (_, meaning) in KERNEL_FLAGS.items():
-        parser.add_argument(f"--{flag}", type=_positive, help=f"{meaning} (default: picked for each shape)")
+    parser = _parser(doc, algorithm, data_set, dtypes)
     given = parser.parse_args(argv)
     if not (given.validate or given.benchmark):
         parser.exit(
             1, f"{parser.prog}: nothing to do: give -v to check results, -b to check and time them; see --help\n"
         )
+    sizes = {"M": given.m, "N": given.n, "K": given.k}
+    alone = all(sizes.values())
+    if any(sizes.values()) and (given.dataset or not alone):
+        parser.error("-m, -n and -k: give all three and no --dataset, or none of them")
     num_ranks = ranks_to_start(given.num_ranks)
-    sizes = (given.m, given.n, given.k)
-    if any(sizes) and (given.dataset or not all(sizes)):
-        parser.error("-m, -n and -k: give all three, and no --dataset, or none of them")
+    who = identity()
+    world_size = who.world_size if who is not None else num_ranks
     try:
-        shapes = (Shape(*sizes),) if all(sizes) else read_data_set(given.dataset or data_set)
-    except (OSError, ValueError) as error:
-        parser.error(f"--dataset: {error}")
+        shapes = [sizes] if alone else Dataset.read(given.dataset or data_set).shapes(OP, world_size)
+    except ArgumentError as error:
+        parser.error(str(error))
+    if backends.detect().name == "sim" and not (alone or given.dataset):
+        shapes = [_shrunk(shape, world_size) for shape in shapes]
     return Options(
         algorithm=algorithm,
         num_ranks=num_ranks,
         benchmark=given.benchmark,
-        shapes=shapes,
-        shrink=backends.detect().name == "sim" and not (any(sizes) or given.dataset),
-        dtype=given.datatype,
-        gather_dim=given.gather_dim,
+        shapes=[{"dtype": given.datatype, "gather_dim": given.gather_dim, **shape} for shape in shapes],
         output_dir=given.output_dir,
         heap_size=given.heap_size,
         fields={
-            field: value for flag, (field, _) in KERNEL_FLAGS.items() if (value := getattr(given, flag)) is not None
+            field: getattr(given, flag) for flag, (field, _) in KERNEL_FLAGS.items() if getattr(given, flag) is not None
         },
     )
 
 
-def read_data_set(file: Path) -> tuple[Shape, ...]:
-    """The shapes of ``file``: a JSON list of objects with m, n, k, and a note if there is something to say.
+def _parser(doc: str | None, algorithm: str, data_set: Path, dtypes: Sequence[str]) -> argparse.ArgumentParser:
+    parser = rank_parser(doc)
+    parser.add_argument("-v", "--validate", action="store_true", help="check every configuration, without timing it")
+    parser.add_argument("-b", "--benchmark", action="store_true", help="check every configuration, and time it")
+    for name, meaning in (("m", "rows of A"), ("n", "columns of B, over all ranks"), ("k", "columns of A, rows of B")):
+        parser.add_argument(f"-{name}", type=_positive, help=f"{meaning}; with the other two, instead of a data set")
+    parser.add_argument(
+        "--dataset",
+        type=Path,
+        help=f"shapes, as for iris bench (default: {data_set.name}; its sizes / {SIM_SHRINK} if simulated)",
+    )
+    parser.add_argument("--datatype", choices=dtypes, default="bf16", help="of A and B (default: %(default)s)")
+    parser.add_argument(
+        "--gather_dim",
+        type=int,
+        choices=(0, 1),
+        default=1,
+        help="A is sharded by rows (0) or by columns, that is K (1) (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output_dir",
+        type=Path,
+        default=Path("results", f"all_gather_gemm_{algorithm}"),
+        help="where to write a file of JSON for each configuration (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--heap_size", type=_positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
+    )
+    for flag, (_, meaning) in KERNEL_FLAGS.items():
+        parser.add_argument(f"--{flag}", type=_positive, help=f"{meaning} (default: picked for each shape)")
+    return parser
 
-    Raises:
-        OSError: there is no such file.
-        ValueError: it is not JSON, or not such a list; names the entry.
-    """
-    entries = json.loads(file.read_text())
-    if not isinstance(entries, list) or not entries:
-        raise ValueError(f"{file} should hold a list of shapes")
-    return tuple(_shape(f"{file}, entry {number}", entry) for number, entry in enumerate(entries, 1))
 
-
-def _shape(where: str, entry: Any) -> Shape:
-    sizes = [entry.get(name) for name in "mnk"] if isinstance(entry, dict) else []
-    if not sizes or not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError(f'{where} should be {{"m": …, "n": …, "k": …}} with positive numbers, is {json.dumps(entry)}')
-    return Shape(*sizes, note=str(entry.get("note", "")))
+def _shrunk(shape: Params, multiple: int) -> Params:
+    """The shape with its sizes divided by SIM_SHRINK, rounded up to multiples of ``multiple``."""
+    sizes = {name: -(-int(shape[name]) // (SIM_SHRINK * multiple)) * multiple for name in ("M", "N", "K")}
+    return {**shape, **sizes, "divided_by": SIM_SHRINK}
 
 
 def _positive(text: str) -> int:

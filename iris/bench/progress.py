@@ -29,7 +29,7 @@ def progress(total: int) -> Iterator[Advance]:
         task = bar.add_task("starting ranks", total=total)
 
         def advance(following: str, finished: int) -> None:
-            bar.update(task, description=following, advance=finished)
+            bar.update(task, description=following or None, advance=finished)
 
         yield advance
 

@@ -1,8 +1,8 @@
 """Results: one JSON object per line and point, appended as each is finished.
 
 A line says what was measured (``case``, ``params``, ``world_size``), whether the result was right (``validated``), why
-there is no figure (``skipped``, ``error``), the figures, and the ``environment``. ``time_ms`` is of the slowest rank: for
-each call the longest time of any rank, and of those the median, the smallest, and the 10th and 90th percentile;
+there is no figure (``skipped``, ``error``), the figures, and the ``environment``. ``time_ms`` is of the slowest rank:
+for each call the longest time of any rank, and of those the median, the smallest, and the 10th and 90th percentile;
 ``rank_skew`` is the slowest rank's median minus the fastest's. ``back_to_back_ms`` is per call of many in a row, host
 included; ``host_us`` the host's time for one call. ``flops`` and ``nbytes`` are per rank and call.
 """

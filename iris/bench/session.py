@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +56,9 @@ _ctx: Iris | None = None
 
 def open_rank(settings: Settings) -> dict[str, str | int | None]:
     """Open the context; returns what records say of the environment."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the driver ends the ranks
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C goes to all processes of a terminal; the driver ends the ranks
     return environment(_context(settings), settings.commit)
 
 
@@ -146,7 +147,7 @@ def _time(ctx: Iris, states: Sequence[State], settings: Settings) -> None:
     for turn in range(ROUNDS):
         for state, plan in zip(states, plans, strict=True):
             assert state.call is not None
-            calls = plan.calls // ROUNDS + (turn < plan.calls % ROUNDS)
+            calls = plan.calls // ROUNDS + (turn >= ROUNDS - plan.calls % ROUNDS)  # one at least in the last turn
             if calls:
                 state.outcome.seconds += call_seconds(
                     ctx,
@@ -179,13 +180,12 @@ def _plan(ctx: Iris, state: State, settings: Settings) -> _Plan:
     for _ in range(warmup):
         call()
     ctx.barrier()
-    wanted = _first(settings.repeat, state.repeat, None)
     if simulated:
-        return _Plan(_first(wanted, SIM_CALLS))
+        return _Plan(_first(settings.repeat, state.repeat, SIM_CALLS))
     host_s = _slowest(ctx, host_seconds(ctx, call, HOST_CALLS))
     device_s = _slowest(ctx, min(call_seconds(ctx, call, together=True, warmup=0, iterations=3)))
     few = max(FEWEST_CALLS, int(GPU_CALLS * LONG_CALL_S / max(device_s, LONG_CALL_S)))
-    return _Plan(_first(wanted, few), few, min(MOST_LEAD_S, 2 * host_s + 50e-6), host_s)
+    return _Plan(_first(settings.repeat, state.repeat, few), few, min(MOST_LEAD_S, 2 * host_s + 50e-6), host_s)
 
 
 def _both(preamble: Call, call: Call) -> Call:

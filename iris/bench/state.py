@@ -109,8 +109,8 @@ class State:
             fn: launches work on the current stream; in the simulator, does it. All ranks call it together.
             preamble_fn: runs before every call, untimed. Calls cannot follow each other then, so there is no
                 back-to-back time.
-            validate_fn: says how wrong the result is; empty text if it is right. It is asked again after many calls in a
-                row. Without it a point is timed, and its record says that nobody checked.
+            validate_fn: says how wrong the result is; empty text if it is right. It is asked again after many calls
+                in a row. Without it a point is timed, and its record says that nobody checked.
         """
         self.call, self.preamble, self.check = fn, preamble_fn, validate_fn
         self._ctx.barrier()

@@ -96,13 +96,15 @@ def _headers(results: Sequence[Record]) -> list[str]:
     return [*_names(results), *figures, "vs NCCL", "validated"]
 
 
-def _cells(
-    one: Record, base: Mapping[str, float], cases: Mapping[str, Case], names: Sequence[str]
-) -> list[str]:
+def _cells(one: Record, base: Mapping[str, float], cases: Mapping[str, Case], names: Sequence[str]) -> list[str]:
     time = one["time_ms"]
     spread = f"{_short(time['p10'])}–{_short(time['p90'])}" if time else ""
     speedup = _speedup(one, base, cases)
-    verdict = {True: "yes", False: "NO", None: "skipped" if one["skipped"] else "error" if one["error"] else "unchecked"}
+    verdict = {
+        True: "yes",
+        False: "NO",
+        None: "skipped" if one["skipped"] else "error" if one["error"] else "unchecked",
+    }
     return [
         *(str(one["params"].get(name, "")) for name in names),
         _short(time["median"]) if time else "",

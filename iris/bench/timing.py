@@ -36,7 +36,8 @@ def call_seconds(
         iterations: timed calls (default 11 on GPUs, 3 in the simulator).
         preamble: runs before every call, untimed.
         lead_s: on GPUs, seconds that the device idles before every call, so that the host has launched all of the
-            call when it begins. Without it a call that takes the host longer than the device is timed at the host's pace.
+            call when it begins. Without it a call that takes the host longer than the device is timed at the host's
+            pace.
     """
     simulated = ctx.backend_name == "sim"
     untimed = warmup if warmup is not None else _SIM_WARMUP if simulated else _GPU_WARMUP

@@ -9,13 +9,14 @@
 All are ``@triton.jit`` functions passed as constexpr arguments, and may be the user's own; schedules are described in
 :mod:`iris.device.schedule`, sinks in :mod:`iris.device.tile`.
 
-    SOURCE(handle, a, flags, epoch, shard, block_m, k, M, K, SITE, SEGMENTS, JOIN) -> (pointer, k up to which A is here)
+    SOURCE(handle, a, flags, epoch, shard, block_m, k, M, K, SITE, SEGMENTS, BLOCK_K, EVEN_K)
+        -> (pointer, k up to which A is here)
 
 A is cut in one of two ways, or not at all. ``SHARDED``: by rows, M of them per rank, and a tile lies in one ``shard``.
 ``SEGMENTS`` > 1: by columns, K of them per rank, and a tile needs all of them, beginning with this rank's own: ``k``
-counts columns in that order. The pointer is to where row 0, column 0 of the gathered A would be, so rows and columns
-are those of the whole; it need only be good for the part just waited for. ``JOIN`` allows the source to answer with
-several ranks' segments at once: K is then a multiple of ``BLOCK_K``.
+counts columns in that order, from :func:`ring_start` on. The pointer is to where row 0, column 0 of the gathered A would
+be, so rows and columns are those of the whole; it need only be good for the part just waited for. ``EVEN_K``: K in all is
+a multiple of ``BLOCK_K``, and blocks may reach from one rank's segment into the next.
 
 ``OWN``: the shard of rows that needs no transfer comes first, and is read where it lies (``own``).
 
@@ -27,8 +28,8 @@ The first ``dedicated`` programs of the ``crew`` compute nothing. The waits of a
 moved above them.
 
 Stream-K: ``STREAM_K`` splits the tiles of the last waves evenly over the programs, along K. The program that has the
-first part of a tile gets the others' partial sums, which lie in ``partials``, in a tree of fixed order: results do not
-depend on timing. All programs are resident; each part of a tile but the first is the first thing that its program does
+first part of a tile gets the others' partial sums, which lie in ``partials``, in a fixed order: results do not depend on
+timing. All programs are resident; each part of a tile but the first is the first thing that its program does
 of the split tiles, and waits only for programs further on.
 """
 
@@ -43,6 +44,11 @@ from iris.device.handle import rank
 from iris.device.schedule import split_start, split_worker, whole_tiles
 from iris.device.sync import enter, leave, signal, wait
 from iris.device.tile import Tile, tile_pointers
+
+
+_MANY: tl.constexpr = tl.constexpr(3)
+"""Programs besides the first from which on the parts of a split tile are added up in slices."""
+_SLICE: tl.constexpr = tl.constexpr(1024)
 
 
 class Crew(NamedTuple):
@@ -63,6 +69,18 @@ class Operand(NamedTuple):
 
 
 @triton.jit
+def ring_start(me, K, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """The column of A with which this rank begins: the first of its own, or, so that all blocks are whole ones, the
+    first block boundary behind it; the block before that comes last."""
+    if SEGMENTS == 1:
+        return me * 0
+    elif EVEN_K:
+        return tl.cdiv(me * K, BLOCK_K) * BLOCK_K
+    else:
+        return me * K
+
+
+@triton.jit
 def local_source(
     handle,
     a,
@@ -75,7 +93,8 @@ def local_source(
     K,
     SITE: tl.constexpr,
     SEGMENTS: tl.constexpr,
-    JOIN: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
 ):
     """A is whole, and here."""
     return a.ptr, K
@@ -175,7 +194,9 @@ def _continue(
     """``acc`` carried on from column ``k`` as far as the source has A, and that column."""
     if TRACE:
         asked = clock_ns()
-    a_ptr, ready = SOURCE(handle, a.matrix, flags, epoch, shard, block_m, k, M, K, SITE, SEGMENTS, EVEN_K)
+    a_ptr, ready = SOURCE(
+        handle, a.matrix, flags, epoch, shard, block_m, k, M, K, SITE, SEGMENTS, BLOCK_K, EVEN_K
+    )  # fmt: skip
     stop = min(ready, k_end)
     if TRACE:
         started = clock_ns()
@@ -212,24 +233,63 @@ def _combine(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Sum the parts of a split tile over the programs that share it, in a binary tree; the first of them gets the sum.
+    """Sum the parts of a split tile over the programs that share it; the first of them gets the sum.
 
-    The others leave what they have in ``partials`` for the program below them in the tree.
+    Few programs add up along a binary tree: each leaves its part in ``partials`` for the one below it and goes on. Many
+    all leave their parts there, and each adds up some slices.
     """
     first = split_worker(split_tile * per_tile, workers, split_iterations)
     last = split_worker((split_tile + 1) * per_tile - 1, workers, split_iterations)
     place = worker - first
-    step = 1
-    while (step <= last - first) & (place % (2 * step) == 0):
-        helper = worker + step
-        if helper <= last:
-            wait(flags.split + helper, epoch, rank(handle), handle, SITE)
-            acc += tl.load(_partial_pointers(partials, helper, BLOCK_M, BLOCK_N))
-        step *= 2
-    if place > 0:
+    many = last - first >= _MANY
+    if not many:
+        step = 1
+        while (step <= last - first) & (place % (2 * step) == 0):
+            helper = worker + step
+            if helper <= last:
+                wait(flags.split + helper, epoch, rank(handle), handle, SITE)
+                acc += tl.load(_partial_pointers(partials, helper, BLOCK_M, BLOCK_N))
+            step *= 2
+    if many | (place > 0):
         tl.store(_partial_pointers(partials, worker, BLOCK_M, BLOCK_N), acc)
         signal(flags.split + worker, epoch, rank(handle), handle)
+    if many:
+        # The last of them may have another tile to go on with.
+        adders = last - first
+        if worker < last:
+            _add_slices(handle, flags, epoch, partials, first, last, place, adders, workers, SITE, BLOCK_M * BLOCK_N)
+        if place == 0:
+            for helper in range(first, last):
+                wait(flags.split + workers + helper, epoch, rank(handle), handle, SITE)
+            acc = tl.load(_partial_pointers(partials, first, BLOCK_M, BLOCK_N))
     return acc
+
+
+@triton.jit
+def _add_slices(
+    handle,
+    flags,
+    epoch,
+    partials,
+    first,
+    last,
+    place,
+    adders,
+    workers,
+    SITE: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Add up some slices of the parts of a split tile, in the order of the programs, into the first one's part."""
+    for helper in range(first, last + 1):
+        wait(flags.split + helper, epoch, rank(handle), handle, SITE)
+    SLICE: tl.constexpr = min(SIZE, _SLICE)
+    for number in range(place, SIZE // SLICE, adders):
+        start = partials + number * SLICE + tl.arange(0, SLICE)
+        total = tl.load(start + first.to(tl.int64) * SIZE)
+        for helper in range(first + 1, last + 1):
+            total += tl.load(start + helper.to(tl.int64) * SIZE)
+        tl.store(start + first.to(tl.int64) * SIZE, total)
+    signal(flags.split + workers + first + place, epoch, rank(handle), handle)
 
 
 @triton.jit
@@ -300,12 +360,10 @@ def _tiles(
                 item = dealt_out + split_tile
                 k_begin = max(split_begin - split_tile * per_tile, 0) * BLOCK_K
                 k_end = min(min(split_end - split_tile * per_tile, per_tile) * BLOCK_K, K_TOTAL)
-        shard, index, block_m, block_n = SCHEDULE(
-            item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M, SHARDS
-        )
+        shard, index, block_m, block_n = SCHEDULE(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M, SHARDS)
         top = shard * M if SHARDED else 0
         row, row_end, col = top + block_m * BLOCK_M, top + M, block_n * BLOCK_N
-        first_k = me * K if SEGMENTS > 1 else 0
+        first_k = ring_start(me, K, SEGMENTS, BLOCK_K, EVEN_K)
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
         k = k_begin
         if OWN:

@@ -61,7 +61,7 @@ from iris.device.sync import (
     wait_entered,
     wait_leading,
 )
-from iris.device.matmul import Crew
+from iris.device.matmul import Crew, ring_start
 from iris.device.tile import Flags, Matrix, local_sink, tile_pointers
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
@@ -79,8 +79,9 @@ MAX_FLAGS = 1 << 16
 
 @triton.jit
 def pull_source(
-    handle, a, flags, epoch, shard, block_m, k, M, K, SITE: tl.constexpr, SEGMENTS: tl.constexpr, JOIN: tl.constexpr
-):
+    handle, a, flags, epoch, shard, block_m, k, M, K,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
     """A's part where it lies, in the memory of its owner, once that rank has entered the op."""
     if SEGMENTS == 1:
         owner = shard
@@ -96,23 +97,32 @@ def pull_source(
 
 @triton.jit
 def arrived_source(
-    handle, a, flags, epoch, shard, block_m, k, M, K, SITE: tl.constexpr, SEGMENTS: tl.constexpr, JOIN: tl.constexpr
-):
-    """The staging memory, as far as pieces have arrived without a gap from column ``k`` on; at least one."""
+    handle, a, flags, epoch, shard, block_m, k, M, K,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """The staging memory, as far as pieces have arrived without a gap from column ``k`` on; at least one block."""
     lanes = tl.arange(0, MAX_RANKS)
-    segment = k // K
-    piece = segment * flags.pieces + (k - segment * K) // flags.piece_k
-    pieces = piece + lanes
     home = shard if SEGMENTS == 1 else handles.rank(handle)
-    owners = (home + pieces // flags.pieces) % handles.world_size(handle)
-    valid = pieces < SEGMENTS * flags.pieces
-    if not JOIN:
-        valid &= pieces // flags.pieces == segment
-    slots = owners * flags.pieces + pieces % flags.pieces
-    ready = flags.ready + slots * flags.chunks + block_m // flags.blocks_per_chunk
-    last = piece + wait_leading(ready, epoch + lanes * 0, owners, valid, handle, SITE)
+    skipped = ring_start(home, K, SEGMENTS, BLOCK_K, EVEN_K) - home * K if SEGMENTS > 1 else 0
+    segment = (k + skipped) // K
+    piece = segment * flags.pieces + (k + skipped - segment * K) // flags.piece_k
+    ready = k
+    while ready <= k:
+        pieces = piece + lanes
+        owners = (home + pieces // flags.pieces) % handles.world_size(handle)
+        valid = pieces < SEGMENTS * flags.pieces
+        if not EVEN_K:
+            valid &= pieces // flags.pieces == segment
+        slots = owners * flags.pieces + pieces % flags.pieces
+        arrived = flags.ready + slots * flags.chunks + block_m // flags.blocks_per_chunk
+        piece += wait_leading(arrived, epoch + lanes * 0, owners, valid, handle, SITE)
+        ready = piece // flags.pieces * K + min(piece % flags.pieces * flags.piece_k, K)
+        if EVEN_K and SEGMENTS > 1:
+            # Blocks count from ring_start; the last one reaches round to the own segment's first columns.
+            whole = (ready - skipped) // BLOCK_K * BLOCK_K
+            ready = tl.where(piece == SEGMENTS * flags.pieces, SEGMENTS * K, whole)
     fence_async_proxy()
-    return a.ptr, last // flags.pieces * K + min(last % flags.pieces * flags.piece_k, K)
+    return a.ptr, ready
 
 
 @triton.jit
@@ -163,9 +173,9 @@ def _spread(
             for step in range(first_step, last_step):
                 there = peers.translate(handle, a.ptr, (me + step) % world)
                 tl.store(tile_pointers(a, there, top + rows, left + cols), value, mask=mask)
-            if arrive(flags.counters + chunk, blocks):
-                flag = flags.ready + me * flags.chunks + chunk
-                signal_all(flag, epoch + steps * 0, tl.where(targets, (me + steps) % world, me), targets, handle)
+        if arrive(flags.counters + chunk, crew.couriers):
+            flag = flags.ready + me * flags.chunks + chunk
+            signal_all(flag, epoch + steps * 0, tl.where(targets, (me + steps) % world, me), targets, handle)
 
 
 @triton.jit
@@ -276,7 +286,9 @@ def all_gather_matmul(
     received = rows * cols * A_sharded.element_size() * (world - 1)
     problem = Problem(OP, m, n, k, A_sharded.dtype, world, received)
     gathered_nbytes = m * k * A_sharded.element_size()
-    chosen = resolve(ctx, problem, config, ALGORITHMS, lambda one: staging_fits(ctx, OP, one, workspace, gathered_nbytes, MAX_FLAGS))
+    chosen = resolve(
+        ctx, problem, config, ALGORITHMS, lambda one: staging_fits(ctx, OP, one, workspace, gathered_nbytes, MAX_FLAGS)
+    )
     call = _Call(ctx, problem, by_rows, output, A_sharded, B, bias, bias_is, chosen, trace_of(ctx, OP, trace))
     if chosen.algorithm in ("pull", "hbm_buffer"):
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."

@@ -72,7 +72,11 @@ class FusedConfig:
                 raise ArgumentError(op, f"config.{name}", "a power of two, at least 16", size)
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int) and not isinstance(value, bool) and value < (0 if field.name == "waves_per_eu" else 1):
+            if (
+                isinstance(value, int)
+                and not isinstance(value, bool)
+                and value < (0 if field.name == "waves_per_eu" else 1)
+            ):
                 raise ArgumentError(op, f"config.{field.name}", "a positive number", value)
         for name in ("num_sms", "comm_sms", "first_stage_fetch_sms"):
             given = getattr(self, name)
@@ -87,7 +91,9 @@ class FusedConfig:
                 "Some must be left to compute.",
             )  # fmt: skip
         if self.staged_a_layout not in LAYOUTS:
-            raise ArgumentError(op, "config.staged_a_layout", f"one of {', '.join(LAYOUTS)}", repr(self.staged_a_layout))
+            raise ArgumentError(
+                op, "config.staged_a_layout", f"one of {', '.join(LAYOUTS)}", repr(self.staged_a_layout)
+            )
 
     def launch_options(self, target: Target) -> dict[str, int]:
         """Keyword arguments of a kernel launch on ``target``."""

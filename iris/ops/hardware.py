@@ -25,8 +25,8 @@ class Hardware:
     Attributes:
         name: as people write it.
         num_sms: SMs (compute units).
-        peak_flops: dense peak by number format, per second, at boost clock; ``"fp32"`` is without tensor cores on NVIDIA,
-            on AMD the matrix cores' rate.
+        peak_flops: dense peak by number format, per second, at boost clock; ``"fp32"`` is without tensor cores on
+            NVIDIA, on AMD the matrix cores' rate.
         memory_bytes_per_s: of the GPU's own memory.
         l2_bytes: L2 cache of the whole GPU.
         link_bytes_per_s: to all peers together, per direction, as the data sheet has it.
@@ -88,7 +88,12 @@ _H200 = Hardware(
 
 # NVIDIA HGX B200 data sheet (one of eight GPUs, sparse figures halved); SMs and L2 as the driver reports them.
 _B200 = Hardware(
-    "B200", 148, _rates(bf16=2250, fp16=2250, fp8=4500, int8=4500, tf32=1125, fp32=75), 8 * _TERA, 126 * _MIB, 900 * _GIGA
+    "B200",
+    148,
+    _rates(bf16=2250, fp16=2250, fp8=4500, int8=4500, tf32=1125, fp32=75),
+    8 * _TERA,
+    126 * _MIB,
+    900 * _GIGA,
 )
 
 # AMD Instinct MI300X and MI325X data sheets and the CDNA 3 white paper: eight dies with 4 MiB of L2 each, seven
@@ -129,6 +134,8 @@ def floor_s(problem: Problem, known: Hardware | None) -> float | None:
     rate = known.matmul_flops(problem.dtype) if known is not None else None
     if known is None or rate is None:
         return None
-    arriving = problem.received_bytes / known.received_bytes_per_s(problem.world_size) if problem.received_bytes else 0.0
+    arriving = (
+        problem.received_bytes / known.received_bytes_per_s(problem.world_size) if problem.received_bytes else 0.0
+    )
     passing = max(0, problem.hbm_bytes - known.l2_bytes) / known.memory_bytes_per_s
     return max(problem.flops / rate, arriving, passing)

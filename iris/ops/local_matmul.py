@@ -77,7 +77,15 @@ def plain_matmul(
 ) -> None:
     """``output = a @ b + bias`` as PyTorch does it: the second half of every baseline; int8 by :func:`matmul`."""
     if a.dtype == torch.int8 or (bias is not None and bias.dim() == 1 and bias.shape[0] != b.shape[1]):
-        matmul(ctx, output, a, b, bias, config=FusedConfig(**{**config.__dict__, "algorithm": "auto"}), trace=trace or False)
+        matmul(
+            ctx,
+            output,
+            a,
+            b,
+            bias,
+            config=FusedConfig(**{**config.__dict__, "algorithm": "auto"}),
+            trace=trace or False,
+        )
     elif bias is None:
         torch.matmul(a, b, out=output)
     else:

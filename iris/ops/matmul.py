@@ -153,8 +153,10 @@ def run(
     partials = split = None
     counters = workspace.scratch("counters", plan.chunks, torch.int32) if plan.courier is not None else None
     if config.stream_k:
-        partials = workspace.scratch("partials", programs * config.block_size_m * config.block_size_n, accumulator_of(problem.dtype))
-        split = workspace.scratch("split", programs, torch.int32)
+        partials = workspace.scratch(
+            "partials", programs * config.block_size_m * config.block_size_n, accumulator_of(problem.dtype)
+        )
+        split = workspace.scratch("split", 2 * programs, torch.int32)
     if trace is not None:
         trace.begin(ctx, programs)
     flags = Flags(
@@ -197,7 +199,7 @@ def run(
         BLOCK_N=config.block_size_n,
         BLOCK_K=config.block_size_k,
         GROUP_M=config.group_size_m,
-        EVEN_K=k % config.block_size_k == 0,
+        EVEN_K=(problem.k if gathered is not None else k) % config.block_size_k == 0,
         STREAM_K=config.stream_k,
         TWO_TILES=config.two_tiles,
         COURIER_M=config.comm_block_m,

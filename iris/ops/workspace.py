@@ -106,9 +106,7 @@ def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length() if count else 0
 
 
-def new_workspace(
-    ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, num_flags: int = 0
-) -> FusedWorkspace:
+def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, num_flags: int = 0) -> FusedWorkspace:
     """A workspace of its own, for calls of ``op`` that run at the same time on several streams. Collective.
 
     A call that is given one that is too small says how large it must be.

@@ -109,9 +109,10 @@ def _section(
         yield _key(study, section, case, palette)
         for kind, drawn in grouped(cases.get(case, ()), lambda pair: pair[0].kind).items():
             yield f"<h4>{KINDS[kind]}</h4><p class=note>{_EXPLAINED[kind]}</p>"
-            yield f'<div class="charts {kind}">'
-            yield from (f"<figure>{picture}</figure>" for _, picture in drawn)
-            yield "</div>"
+            for pairs in grouped(drawn, _shelf).values():
+                yield f'<div class="charts {kind}">'
+                yield from (f"<figure>{picture}</figure>" for _, picture in pairs)
+                yield "</div>"
         yield "<h4>All results</h4>"
         for table in tables.measurements(study, section, case):
             yield f"<details open><summary>{_escaped(table.title)}<span>{len(table.rows)} rows</span></summary>"
@@ -145,12 +146,12 @@ def _appendix(study: Study) -> Iterator[str]:
 def _table(table: Table) -> str:
     heads = "".join(f"<th{_classes(column)}>{_escaped(column.name)}</th>" for column in table.columns)
     lines = [f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>"]
-    for row in table.rows:
+    for place, row in enumerate(table.rows):
         cells = (
             f"<td{_classes(column, cell.mark)}>{_escaped(cell.text)}</td>"
             for column, cell in zip(table.columns, row, strict=True)
         )
-        lines.append(f"<tr>{''.join(cells)}</tr>")
+        lines.append(f"<tr{' class=g' if place in table.breaks else ''}>{''.join(cells)}</tr>")
     return "\n".join([*lines, "</tbody></table></div>"])
 
 
@@ -158,6 +159,13 @@ def _classes(column: Column, mark: str = "") -> str:
     names = ["" if column.numeric else "l", "w" if column.name == "why" else "", mark]
     joined = " ".join(filter(None, names))
     return f' class="{joined}"' if joined else ""
+
+
+def _shelf(pair: tuple[Chart, str]) -> object:
+    """Pictures of one shelf stand in a row: those of times with as many ranks and the same setting."""
+    chart, _ = pair
+    first = chart.problems[0]
+    return (first.world_size, first.setting) if chart.kind == "times" else None
 
 
 def _cases(study: Study, section: Section) -> list[str]:

@@ -105,7 +105,7 @@ class Study:
 
     @cached_property
     def problems(self) -> list[Problem]:
-        """By section and case, from few ranks to many, from small shapes to large."""
+        """By section and case, from few ranks to many, those that differ in nothing but M next to each other."""
         groups = grouped(self.results, lambda result: result.key_of(_without(result.params, "algorithm")))
         return sorted(map(_problem, groups.values()), key=_order)
 
@@ -218,5 +218,4 @@ def _rows(problem: Problem) -> int:
 
 def _order(problem: Problem) -> tuple[object, ...]:
     m, n, k = problem.shape or (0, 0, 0)
-    place = (problem.section, problem.case, problem.world_size, problem.setting)
-    return (*place, problem.names, n, k, m) if problem.names else (*place, "", m * n * k, n, m)
+    return problem.section, problem.case, problem.world_size, problem.setting, problem.names, n, k, m, problem.label

@@ -28,6 +28,7 @@ nav{position:sticky;top:0;z-index:2;background:var(--paper);border-bottom:1px so
 nav>div{display:flex;gap:4px 20px;overflow-x:auto;white-space:nowrap;padding-top:9px;padding-bottom:9px}
 .charts{display:grid;gap:28px 32px;align-items:start;
   grid-template-columns:repeat(auto-fill,minmax(min(100%,370px),1fr))}
+.charts+.charts{margin-top:28px}
 figure{margin:0;max-width:520px;break-inside:avoid}
 figure svg{display:block;width:100%;height:auto}
 figure svg *{stroke-linejoin:round;stroke-linecap:butt}
@@ -36,13 +37,13 @@ figure svg text{font-family:var(--font)!important;font-variant-numeric:tabular-n
 .key i{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:6px;vertical-align:-1px}
 .scroll{overflow-x:auto;margin:0 0 8px}
 table{border-collapse:collapse;font-size:13px;line-height:1.35;font-variant-numeric:tabular-nums}
-th,td{padding:4px 10px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
+th,td{padding:3px 8px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
 th:first-child,td:first-child{padding-left:2px}
 th{font-weight:600;color:var(--muted);vertical-align:bottom;border-bottom-color:var(--muted)}
 .l{text-align:left}
 .w{white-space:normal;min-width:16em;max-width:60ch}
 tbody tr:hover{background:color-mix(in srgb,var(--rule) 45%,transparent)}
-tr.g td{border-top:1px solid var(--muted)}
+tr:has(+.g) td{border-bottom-color:var(--muted)}
 .best{font-weight:700}
 .faster{color:var(--win)}
 .slower,.wrong{color:var(--loss);font-weight:600}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from iris.report.palette import Palette
@@ -37,34 +37,38 @@ class Table:
     note: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
+    breaks: Collection[int] = ()
+    """Rows before which something new begins."""
 
 
 EXPLANATIONS = {
     "ms": "median time of one call on the slowest rank, in milliseconds. Bold: the fastest of its problem, the "
     "matmul alone not counted.",
+    "× NCCL, × torch": "speed-up over NCCL (RCCL, gloo) + torch.matmul and over torch.ops.symm_mem, measured in the "
+    "same run. ▲ faster, ▼ slower, by what two decimals show.",
+    "valid": "whether the result was compared with a reference before it was timed. A wrong result has no time.",
+    "of floor": "floor / ms.",
+    "floor ms": "what the hardware allows: the larger of the local matmul by the vendor's library and the bytes at the "
+    "full rate of the links.",
+    "TFLOP/s": "floating-point operations of one GPU, per time.",
+    "GB/s": "bytes that must reach a rank over the links, per time.",
     "spread": "where 80 % of the calls lie: (p90 − p10) / median.",
     "skew µs": "median of the slowest rank minus that of the fastest.",
     "in a row ms": "calls issued back to back, host included, per call.",
     "host µs": "the host's time to issue one call.",
-    "GB/s": "bytes that must reach a rank over the links, per time.",
-    "TFLOP/s": "floating-point operations of one GPU, per time.",
-    "floor ms": "what the hardware allows: the larger of the local matmul by the vendor's library and the bytes at the "
-    "full rate of the links.",
-    "of floor": "floor / ms.",
     "model ms": "what the analytical model predicted.",
-    "× NCCL, × torch": "speed-up over NCCL (RCCL, gloo) + torch.matmul and over torch.ops.symm_mem, measured in the "
-    "same run. ▲ faster, ▼ slower, by what two decimals show.",
-    "valid": "whether the result was compared with a reference before it was timed. A wrong result has no time.",
 }
 """What the columns of the measurements are."""
 
 
 def means(study: Study, section: Section) -> Table:
     """Geometric-mean speed-ups, for each op, number of ranks and algorithm."""
-    rows = []
+    rows: list[list[Cell]] = []
+    breaks = []
     palette = Palette(result.algorithm for result in study.results)
     mine = [problem for problem in study.problems if problem.section == section]
     for (case, world_size), problems in grouped(mine, lambda p: (p.case, p.world_size)).items():
+        breaks.append(len(rows))
         for algorithm in palette.ordered(name for problem in problems for name in problem.results):
             if algorithm in COMPARATORS:
                 continue
@@ -80,7 +84,7 @@ def means(study: Study, section: Section) -> Table:
         "Geometric means of the speed-ups over NCCL + torch.matmul and over torch.ops.symm_mem in the same run. Rows: "
         "over how many of the rows measured; ▲ faster, ▼ slower, worst: the lowest speed-up among them."
     )
-    return Table("Geometric-mean speed-up", note, columns, rows)
+    return Table("Geometric-mean speed-up", note, columns, rows, breaks)
 
 
 def _mean_cells(mean: Mean | None) -> list[Cell]:
@@ -103,12 +107,8 @@ def losses(study: Study, section: Section) -> Table:
         known = [ratio for ratio in ratios if ratio is not None]
         compared += bool(known)
         if any(verdict(ratio) == "slower" for ratio in known):
-            texts = [problem.case, str(problem.world_size), problem.label, _named(problem), ours.algorithm]
-            found.append((min(known), [*map(Cell, texts), Cell(f"{time_of(ours):.3f}"), *map(_ratio, ratios)]))
-    columns = [
-        *(Column("op", False), Column("ranks"), Column("M×N×K", False), Column("setting", False)),
-        *(Column("algorithm", False), Column("ms"), Column("× NCCL"), Column("× torch")),
-    ]
+            found.append((min(known), [*_place(problem, ours), Cell(f"{time_of(ours):.3f}"), *map(_ratio, ratios)]))
+    columns = [*_PLACE, Column("ms"), Column("× NCCL"), Column("× torch")]
     note = (
         f"{len(found)} of {compared} problems that a comparator solved too. The algorithm is auto where it was "
         "measured, else the fastest of Iris."
@@ -119,11 +119,12 @@ def losses(study: Study, section: Section) -> Table:
 def unmeasured(study: Study, section: Section) -> Table:
     """What has no time, and why."""
     rows = [
-        [Cell(result.case), Cell(str(result.world_size)), Cell(describe(result.params)), Cell(failure, _wrong(result))]
-        for result in study.results
-        if (failure := result.failure) and (result.simulated, result.hardware) == (section.simulated, section.hardware)
+        [*_place(problem, result), Cell(failure, _wrong(result))]
+        for problem in study.problems
+        for result in problem.results.values()
+        if problem.section == section and (failure := result.failure)
     ]
-    columns = [Column("op", False), Column("ranks"), Column("parameters", False), Column("why", False)]
+    columns = [*_PLACE, Column("why", False)]
     return Table("Skipped, failed, wrong", f"{len(rows)} results have no time.", columns, rows)
 
 
@@ -161,6 +162,8 @@ def _measured(study: Study, palette: Palette, problems: Sequence[Problem]) -> Ta
     lines = [(problem, problem.results[name]) for problem in problems for name in palette.ordered(problem.results)]
     results = [result for _, result in lines]
     names = [name for name in _names(results) if name != "algorithm"]
+    if all(_shape_is_told(result) for result in results):
+        names.remove("shape")
     varying = [name for name in names if len({str(result.params.get(name)) for result in results}) > 1]
     fixed = {name: results[0].params.get(name) for name in names if name not in varying}
     columns = [Column(name, not _is_text(name, results)) for name in varying]
@@ -185,7 +188,14 @@ def _measured(study: Study, palette: Palette, problems: Sequence[Problem]) -> Ta
             row.append(Cell(f"{result.counters[name]:g}" if name in result.counters else NOTHING))
     first = problems[0]
     title = f"{first.case}, {first.world_size} rank{'s' if first.world_size > 1 else ''}"
-    return Table(title, f"All rows: {describe(fixed)}." if fixed else "", columns, rows)
+    starts = [index for index, (problem, _) in enumerate(lines) if index == 0 or problem is not lines[index - 1][0]]
+    return Table(title, f"All rows: {describe(fixed)}." if fixed else "", columns, rows, starts)
+
+
+def _shape_is_told(result: Result) -> bool:
+    """Whether m, n and k say all that the shape says."""
+    extents = "x".join(str(result.params.get(name)) for name in ("m", "n", "k"))
+    return result.params.get("shape") == extents
 
 
 def _names(results: Sequence[Result]) -> list[str]:
@@ -256,21 +266,30 @@ def _valid(_: Study, result: Result) -> Cell:
 
 
 _FIGURES: Sequence[tuple[str, Callable[[Study, Result], Cell], bool]] = (
+    ("× NCCL", _speedup("nccl"), False),
+    ("× torch", _speedup("torch_symm_mem"), False),
+    ("valid", _valid, False),
+    ("of floor", _number(_share, "{:.0f} %"), False),
+    ("floor ms", _number(lambda result: result.floor_ms, "{:.3f}"), False),
+    ("TFLOP/s", _number(lambda result: result.tflops_per_gpu, "{:.1f}"), False),
+    ("GB/s", _number(lambda result: result.gbytes_per_s, "{:.1f}"), False),
     ("spread", _number(_spread, "{:.1f} %"), False),
     ("skew µs", _number(_skew, "{:.1f}"), False),
     ("in a row ms", _number(lambda result: result.back_to_back_ms, "{:.3f}"), True),
     ("host µs", _number(lambda result: result.host_us, "{:.0f}"), True),
-    ("GB/s", _number(lambda result: result.gbytes_per_s, "{:.1f}"), False),
-    ("TFLOP/s", _number(lambda result: result.tflops_per_gpu, "{:.1f}"), False),
-    ("floor ms", _number(lambda result: result.floor_ms, "{:.3f}"), False),
-    ("of floor", _number(_share, "{:.0f} %"), False),
     ("model ms", _number(lambda result: result.predicted_ms, "{:.3f}"), True),
-    ("× NCCL", _speedup("nccl"), False),
-    ("× torch", _speedup("torch_symm_mem"), False),
-    ("valid", _valid, False),
 )
 """Columns of the measurements: heading, cell, and whether the column may go where it is empty."""
 
 
-def _named(problem: Problem) -> str:
-    return ", ".join(filter(None, (problem.names, problem.setting)))
+_PLACE = (
+    *(Column("op", False), Column("ranks"), Column("algorithm", False)),
+    *(Column("M×N×K", False), Column("setting", False)),
+)
+
+
+def _place(problem: Problem, result: Result) -> list[Cell]:
+    """What was measured where: cells below ``_PLACE``."""
+    setting = ", ".join(filter(None, (problem.names, problem.setting)))
+    texts = (problem.case, str(problem.world_size), result.algorithm, problem.label, setting or NOTHING)
+    return [Cell(text) for text in texts]

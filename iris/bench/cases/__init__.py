@@ -1,0 +1,13 @@
+"""The cases that come with Iris: the fused ops beside other libraries, and transfers between every two ranks."""
+
+from __future__ import annotations
+
+import importlib
+
+_MODULES = ("iris.bench.cases.fused", "iris.bench.cases.transfers")
+
+
+def load() -> None:
+    """Register them."""
+    for module in _MODULES:
+        importlib.import_module(module)

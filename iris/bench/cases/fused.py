@@ -1,0 +1,136 @@
+"""Every fused op by every algorithm, beside NCCL + matmul, ``torch.ops.symm_mem`` and the matmul alone."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from iris import backends
+from iris.bench.axes import Params, axis
+from iris.bench.case import SHAPE_AXIS, register
+from iris.bench.cases.operands import ALL_REDUCE, CUT, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, Operands
+from iris.bench.cases.ways import MATMUL, way, ways_of
+from iris.bench.matrix import DTYPES
+from iris.bench.state import State
+from iris.context import Iris
+from iris.ops import Problem
+from iris.ops.hardware import floor_s, hardware
+from iris.ops.problem import DTYPES as OP_DTYPES
+
+GPU_SHAPES = (
+    (8192, 8192, 29568),
+    (8192, 29568, 8192),
+    (16384, 28672, 8192),
+    (4096, 4096, 14336),
+    (1024, 28672, 8192),
+    (512, 8192, 8192),
+)
+SIM_SHAPES = ((128, 192, 256), (60, 84, 72))
+SHAPES = SIM_SHAPES if backends.chosen().name == "sim" else GPU_SHAPES
+
+
+def local_params(params: Params, world_size: int, *, op: str) -> Params:
+    """Sizes of the local matmul as m, n, k, and of the whole problem as ``shape``, instead of M, N, K.
+
+    Sizes that the ranks cannot share evenly are rounded up; such a point is skipped, and its record has them so.
+    """
+    sizes = {name: int(params[name]) for name in SHAPE_AXIS}
+    shape = "x".join(str(size) for size in sizes.values())
+    if CUT[op]:
+        sizes[CUT[op].upper()] = -(-sizes[CUT[op].upper()] // world_size)
+    local = {name.lower(): size for name, size in sizes.items()}
+    others = {name: value for name, value in params.items() if name not in SHAPE_AXIS}
+    return {"shape": shape, **local, **others}
+
+
+def obstacle(op: str, shape: str, gather_dim: int, world_size: int) -> str | None:
+    """Why ``world_size`` ranks cannot share the whole problem ``shape``, or None if they can."""
+    m, n, k = map(int, shape.split("x"))
+    sizes = {"M": m, "N": n, "K": k}
+    shared = {CUT[op].upper()} - {""}
+    if op == GATHER:
+        shared.add("M" if gather_dim == 0 else "K")
+    if op == REDUCE_SCATTER:
+        shared.add("M")
+    uneven = [f"{name}={sizes[name]}" for name in sorted(shared) if sizes[name] % world_size]
+    return f"{' and '.join(uneven)}: no multiple of {world_size} ranks" if uneven else None
+
+
+def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
+    """Check one way to compute ``op``, and have it timed."""
+    reason = obstacle(op, state["shape"], gather_dim, ctx.world_size)
+    if reason is not None:
+        state.skip(reason)
+    sizes, dtype = (state["m"], state["n"], state["k"]), DTYPES.get(state["dtype"])
+    if dtype not in OP_DTYPES:
+        state.skip(f"no op takes dtype {state['dtype']}")
+    operands = state.share("operands", lambda: Operands(ctx, op, sizes, dtype, gather_dim))
+    chosen = way(state, operands, state["algorithm"])
+    problem = operands.problem
+    if state["algorithm"] == MATMUL:
+        problem = Problem(LOCAL, *sizes, dtype, ctx.world_size, 0)
+    state.set_flops(problem.flops)
+    state.set_bytes(problem.received_bytes)
+    if ctx.backend_name != "sim":
+        state.set_floor(floor_s(problem, hardware(torch.cuda.get_device_name(ctx.device))))
+    # What is kept from a call on other numbers must not be taken for this call's.
+    operands.fill(decoy=True)
+    chosen.refresh()
+    chosen.call()
+    operands.fill()
+    chosen.refresh()
+    operands.spoil()
+    state.exec(
+        chosen.call,
+        validate_fn=lambda: operands.complaint(chosen.result(), chosen.roundings, local=chosen.local),
+    )
+
+
+# -- the cases ----------------------------------------------------------------------------------------------
+
+
+@register(localize=partial(local_params, op=GATHER))
+@axis("M,N,K", SHAPES)
+@axis("dtype", ("bf16",))
+@axis("gather_dim", (0, 1))
+@axis("algorithm", ways_of(GATHER), variant=True)
+def all_gather_matmul(state: State, ctx: Iris) -> None:
+    """A, sharded by rows (gather_dim 0) or columns (1), is gathered; every rank multiplies it with its columns of B."""
+    run(state, ctx, GATHER, state["gather_dim"])
+
+
+@register(localize=partial(local_params, op=SCATTER))
+@axis("M,N,K", SHAPES)
+@axis("dtype", ("bf16",))
+@axis("algorithm", ways_of(SCATTER), variant=True)
+def matmul_all_scatter(state: State, ctx: Iris) -> None:
+    """Every rank computes its columns of A @ B; all ranks end with all columns."""
+    run(state, ctx, SCATTER)
+
+
+@register(localize=partial(local_params, op=REDUCE_SCATTER))
+@axis("M,N,K", SHAPES)
+@axis("dtype", ("bf16",))
+@axis("algorithm", ways_of(REDUCE_SCATTER), variant=True)
+def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
+    """A and B are sharded by K; the products are summed over ranks, and every rank ends with its rows of the sum."""
+    run(state, ctx, REDUCE_SCATTER)
+
+
+@register(localize=partial(local_params, op=ALL_REDUCE))
+@axis("M,N,K", SHAPES)
+@axis("dtype", ("bf16",))
+@axis("algorithm", ways_of(ALL_REDUCE), variant=True)
+def matmul_all_reduce(state: State, ctx: Iris) -> None:
+    """A and B are sharded by K; the products are summed over ranks, and all ranks end with the sum."""
+    run(state, ctx, ALL_REDUCE)
+
+
+@register(localize=partial(local_params, op=LOCAL))
+@axis("M,N,K", SHAPES)
+@axis("dtype", ("bf16",))
+@axis("algorithm", ways_of(LOCAL), variant=True)
+def matmul(state: State, ctx: Iris) -> None:
+    """A @ B on every rank for itself, data-parallel over tiles and with Stream-K, beside torch.matmul."""
+    run(state, ctx, LOCAL)

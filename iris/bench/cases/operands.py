@@ -1,0 +1,185 @@
+"""Random matrices for a fused op, what it should make of them, and how far a result is off.
+
+Numbers are drawn anew in every run, from one seed that the ranks agree on: a rank can draw any other rank's, too, and
+so compute what the op should give without talking to anyone.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from iris.context import MAX_RANKS, Iris
+from iris.ops import Problem
+from iris.ops.problem import output_dtype
+
+GATHER, SCATTER, REDUCE_SCATTER, ALL_REDUCE, LOCAL = OPS = (
+    "all_gather_matmul",
+    "matmul_all_scatter",
+    "matmul_reduce_scatter",
+    "matmul_all_reduce",
+    "matmul",
+)
+CUT = {GATHER: "n", SCATTER: "n", REDUCE_SCATTER: "k", ALL_REDUCE: "k", LOCAL: ""}
+"""The size of B that each op shares out among ranks."""
+_ROWS_AT_A_TIME = 1024
+_A, _B = 0, 1
+
+
+class Operands:
+    """A, B and output of one op on one rank.
+
+    Attributes:
+        a: this rank's part of A: [m / world_size, k] or [m, k / world_size] for a gather, else [m, k]. On the symmetric
+            heap for a gather.
+        b: this rank's part of B, [k, n].
+        output: what the op fills; on the symmetric heap where peers write it.
+        problem: sizes of the local matmul, and what must arrive.
+        local_output: [m, n], for the local matmul alone; made on first use.
+    """
+
+    def __init__(self, ctx: Iris, op: str, sizes: tuple[int, int, int], dtype: torch.dtype, gather_dim: int) -> None:
+        (m, n, k), world = sizes, ctx.world_size
+        self.ctx, self.op, self.dtype, self.gather_dim = ctx, op, dtype, gather_dim
+        self.m, self.n, self.k = sizes
+        item, out_item = dtype.itemsize, output_dtype(dtype).itemsize
+        received = {
+            GATHER: m * k * item * (world - 1) // world,
+            SCATTER: m * n * out_item * (world - 1),
+            REDUCE_SCATTER: m * n * out_item * (world - 1) // world,
+            ALL_REDUCE: 2 * m * n * out_item * (world - 1) // world,
+            LOCAL: 0,
+        }[op]
+        self.problem = Problem(op, m, n, k, dtype, world, received)
+        self._seed = int(ctx.broadcast(secrets.randbelow(1 << 31), 0))
+        self._kept: dict[str, torch.Tensor] = {}
+        part = (m, k)
+        if op == GATHER:
+            part = (m // world, k) if gather_dim == 0 else (m, k // world)
+        whole = {SCATTER: (m, n * world), REDUCE_SCATTER: (m // world, n)}.get(op, (m, n))
+        symmetric = op in (SCATTER, ALL_REDUCE)
+        self.a = ctx.empty(*part, dtype=dtype) if op == GATHER else torch.empty(part, dtype=dtype, device=ctx.device)
+        self.b = torch.empty(k, n, dtype=dtype, device=ctx.device)
+        made = output_dtype(dtype)
+        self.output = ctx.empty(*whole, dtype=made) if symmetric else torch.empty(whole, dtype=made, device=ctx.device)
+
+    @property
+    def local_output(self) -> torch.Tensor:
+        return self._keep(
+            "local output", lambda: torch.empty(self.m, self.n, dtype=self.output.dtype, device=self.ctx.device)
+        )
+
+    def gathered(self) -> torch.Tensor:
+        """All of the A that the local matmul reads, [m, k]."""
+        if self.op != GATHER:
+            return self.a
+        return self._keep("gathered", lambda: torch.cat(list(self._parts_of_a()), dim=self.gather_dim))
+
+    def fill(self, *, decoy: bool = False) -> None:
+        """Draw A and B; as a decoy, numbers that the result must not be made of. Collective."""
+        self.ctx.barrier()
+        self.a.copy_(self._random(_A, self._owner_of_a(self.ctx.rank), decoy))
+        self.b.copy_(self._random(_B, self.ctx.rank, decoy))
+        self.ctx.barrier()
+
+    def spoil(self) -> None:
+        """Fill the outputs with what no right result has. Collective."""
+        nothing = float("nan") if self.output.is_floating_point() else -(2**31)
+        self.output.fill_(nothing)
+        if "local output" in self._kept:
+            self._kept["local output"].fill_(nothing)
+        self.ctx.barrier()
+
+    # -- what is right --------------------------------------------------------------------------------
+
+    def complaint(self, result: torch.Tensor, roundings: int, *, local: bool = False) -> str:
+        """How wrong ``result`` is as the op's output (``local``: the local matmul's); empty if it is right.
+
+        Right is: no element further off than ``roundings`` roundings of values as large as sums become on the way, plus
+        float32 sums of k products; and in the mean as close as that suggests. Integers must be equal.
+        """
+        expected = self._local_reference() if local else self._reference()
+        if result.shape != expected.shape:
+            return f"shape {tuple(result.shape)} instead of {tuple(expected.shape)}"
+        if not expected.is_floating_point():
+            wrong = int((result != expected).sum())
+            return f"{wrong} of {expected.numel()} elements differ" if wrong else ""
+        unit = torch.finfo(self.dtype).eps
+        depth = self.k * (self.ctx.world_size if CUT[self.op] == "k" and not local else 1)
+        sums = math.sqrt(depth) * torch.finfo(torch.float32).eps
+        typical = float(expected.square().mean(dtype=torch.float64).sqrt())
+        off, wrong = 0.0, 0
+        for rows in self._blocks(expected):
+            right = expected[rows].double()
+            distance = (result[rows].double() - right).abs()
+            allowed = roundings * unit * (right.abs() / 2 + 3 * typical) + 10 * sums * typical
+            wrong += int((~(distance <= allowed)).sum())  # not: distance > allowed, which NaN is not
+            off += float(distance.square().sum())
+        error = math.sqrt(off / expected.numel()) / max(typical, 1e-30)
+        if not wrong and error <= roundings * unit / 2 + sums:
+            return ""
+        return f"relative error {error:.1e}, {wrong} of {expected.numel()} elements too far off"
+
+    def _reference(self) -> torch.Tensor:
+        """The op's output, by float64 matmuls."""
+        if self.op in (GATHER, LOCAL):
+            return self._local_reference()
+        rows = slice(None)
+        if self.op == REDUCE_SCATTER:
+            share = self.m // self.ctx.world_size
+            rows = slice(self.ctx.rank * share, (self.ctx.rank + 1) * share)
+
+        def make() -> torch.Tensor:
+            if self.op == SCATTER:
+                parts = [self._random(_B, rank) for rank in range(self.ctx.world_size)]
+                return self._product([(self.a, torch.cat(parts, dim=1))])
+            ranks = range(self.ctx.world_size)
+            return self._product([(self._random(_A, rank)[rows], self._random(_B, rank)) for rank in ranks])
+
+        return self._keep("reference", make)
+
+    def _local_reference(self) -> torch.Tensor:
+        return self._keep("local reference", lambda: self._product([(self.gathered(), self.b)]))
+
+    def _product(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """The sum of the matrix products, in float64, kept in float32 (integers: as they are)."""
+        first, second = pairs[0]
+        exact = torch.int32 if self.dtype == torch.int8 else torch.float32
+        total = torch.empty(first.shape[0], second.shape[1], dtype=exact, device=first.device)
+        right = [b.double() for _, b in pairs]
+        for rows in self._blocks(total):
+            products = [a[rows].double() @ b for (a, _), b in zip(pairs, right, strict=True)]
+            total[rows] = torch.stack(products).sum(0).to(exact) if len(products) > 1 else products[0].to(exact)
+        return total
+
+    @staticmethod
+    def _blocks(matrix: torch.Tensor) -> Iterator[slice]:
+        """A few rows at a time, so that float64 copies stay small."""
+        return (slice(first, first + _ROWS_AT_A_TIME) for first in range(0, matrix.shape[0], _ROWS_AT_A_TIME))
+
+    # -- random numbers -------------------------------------------------------------------------------
+
+    def _owner_of_a(self, rank: int) -> int:
+        """The rank whose numbers are ``rank``'s A: all ranks have the same one before a scatter."""
+        return 0 if self.op == SCATTER else rank
+
+    def _parts_of_a(self) -> Iterator[torch.Tensor]:
+        return (self._random(_A, rank) for rank in range(self.ctx.world_size))
+
+    def _random(self, which: int, rank: int, decoy: bool = False) -> torch.Tensor:
+        """``rank``'s A or B: the same on every rank that asks."""
+        stream = (2 * decoy + which) * MAX_RANKS + rank
+        generator = torch.Generator(self.ctx.device).manual_seed(self._seed + stream)
+        shape, device = (self.a if which == _A else self.b).shape, self.ctx.device
+        if self.dtype == torch.int8:
+            return torch.randint(-128, 128, shape, dtype=torch.int8, device=device, generator=generator)
+        return torch.randn(shape, dtype=self.dtype, device=device, generator=generator)
+
+    def _keep(self, name: str, make: Any) -> torch.Tensor:
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]

@@ -1,0 +1,78 @@
+"""Bulk transfers: all ranks at once in a ring, timed as other cases are, and then between every two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from iris import backends
+from iris.bench.axes import axis
+from iris.bench.case import register
+from iris.bench.matrix import measure_pairs, print_matrix, random_bits, same_bits
+from iris.bench.rma import BLOCK, PROGRAMS_PER_SM, get_kernel, put_kernel
+from iris.bench.state import State
+from iris.context import Iris
+from iris.ops.hardware import hardware
+
+BUFFER_BYTES = 64 << 10 if backends.chosen().name == "sim" else 256 << 20
+_PAIR = "GB/s rank {} peer {}"
+
+
+def show(results: Sequence[Mapping[str, Any]]) -> None:
+    """Print a rank × rank matrix for each record that has one."""
+    for one in results:
+        world, counters = range(one["world_size"]), one["counters"]
+        if counters:
+            heading = " ".join(str(value) for value in one["params"].values())
+            matrix = [[counters[_PAIR.format(rank, peer)] for peer in world] for rank in world]
+            print_matrix(f"{heading}: GB/s of each pair while all others are idle", matrix)
+
+
+@register(show=show)
+@axis("direction", ("put", "get"))
+@axis("buffer_size", (BUFFER_BYTES,))
+@axis("way", ("copy_engine", "kernel"), variant=True)
+def rma_matrix(state: State, ctx: Iris) -> None:
+    """put and get of a buffer: timed with all ranks in a ring, then every two ranks alone (rank × rank matrix)."""
+    nbytes, put = state["buffer_size"], state["direction"] == "put"
+    count = nbytes // 4
+    if not count or nbytes % 4:
+        state.skip(f"{nbytes} bytes: not a multiple of 4")
+    source, target = state.share(
+        "buffers", lambda: (ctx.empty(count, dtype=torch.int32), ctx.empty(count, dtype=torch.int32))
+    )
+    source.copy_(random_bits(ctx, ctx.rank, count, torch.int32))
+    target.fill_(-1)
+    programs = min(PROGRAMS_PER_SM * ctx.num_sms, -(-count // BLOCK))
+    views = [(ctx.peer_view(source, peer), ctx.peer_view(target, peer)) for peer in range(ctx.world_size)]
+
+    def by_engine(peer: int) -> None:
+        source_there, target_there = views[peer]
+        if put:
+            target_there.copy_(source)
+        else:
+            target.copy_(source_there)
+
+    def by_kernel(peer: int) -> None:
+        kernel = put_kernel if put else get_kernel
+        kernel[(programs,)](source, target, count, peer, ctx.handle, BLOCK=BLOCK, num_warps=16)
+
+    moves: dict[str, Callable[[int], None]] = {"copy_engine": by_engine, "kernel": by_kernel}
+    if state["way"] not in moves:
+        state.skip(f"no way {state['way']}; there are {', '.join(moves)}")
+    move = moves[state["way"]]
+    following, giver = (ctx.rank + 1) % ctx.world_size, (ctx.rank + (-1 if put else 1)) % ctx.world_size
+    expected = random_bits(ctx, giver, count, torch.int32)
+    known = hardware(torch.cuda.get_device_name(ctx.device)) if ctx.backend_name != "sim" else None
+    if ctx.world_size > 1:
+        state.set_bytes(nbytes)
+        state.set_floor(nbytes / known.received_bytes_per_s(2) if known is not None else None)
+    state.exec(partial(move, following), validate_fn=lambda: "" if same_bits(target, expected) else "other bits")
+    if state.outcome.validated:
+        matrix = measure_pairs(ctx, move, nbytes)
+        for rank, row in enumerate(matrix):
+            for peer, rate in enumerate(row):
+                state.add_counter(_PAIR.format(rank, peer), rate)

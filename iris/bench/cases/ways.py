@@ -1,0 +1,204 @@
+"""Ways to compute an op: Iris's algorithms, and what it is compared with.
+
+* ``nccl``: a collective of ``torch.distributed`` (NCCL, RCCL, or gloo in the simulator) and ``torch.matmul``;
+* ``torch_symm_mem``: PyTorch's own fused ops on symmetric memory, on GPUs;
+* ``matmul``: the local matmul alone, ``torch.matmul``, which moves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from iris import ops
+from iris.bench.cases.operands import ALL_REDUCE, CUT, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, Operands
+from iris.bench.distributed import process_group
+from iris.bench.state import State
+from iris.context import Iris
+from iris.ops import FusedConfig, pick_config
+from iris.ops.matmul import target_of
+
+NCCL, SYMM_MEM, MATMUL = "nccl", "torch_symm_mem", "matmul"
+AUTO = "auto"
+STREAM_K = "stream_k"
+"""The local matmul with Stream-K, beside the same without."""
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""By the names of PyTorch 2.13, else by the older ones."""
+_ROUNDINGS_OF_A_MATMUL = 2
+"""cuBLAS may split a sum over K and round the parts."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an op is computed.
+
+    Attributes:
+        call: launches it.
+        result: what it has computed.
+        roundings: how often it may round a sum to the dtype of the output.
+        local: whether the result is the local matmul's, not the op's.
+        refresh: copies A to where the way needs it; to be called when A has been drawn anew.
+    """
+
+    call: Callable[[], object]
+    result: Callable[[], torch.Tensor]
+    roundings: int
+    local: bool = False
+    refresh: Callable[[], object] = lambda: None
+
+
+def ways_of(op: str) -> tuple[str, ...]:
+    """The names of all ways to compute ``op``, Iris's own first."""
+    own = (AUTO, *ops.ALGORITHMS[op])
+    return (*own, STREAM_K, MATMUL) if op == LOCAL else (*own, NCCL, SYMM_MEM, MATMUL)
+
+
+def way(state: State, operands: Operands, name: str) -> Way:
+    """The way called ``name``; skips the point where there is none."""
+    known = ways_of(operands.op)
+    if name not in known:
+        state.skip(f"{operands.op} has no algorithm {name}; it has {', '.join(known)}")
+    if name in (NCCL, SYMM_MEM, MATMUL):
+        if operands.dtype == torch.int8:
+            state.skip(f"{name}: torch.matmul takes no int8")
+        if name == MATMUL:
+            return _matmul(operands)
+        return _nccl(operands) if name == NCCL else _symm_mem(state, operands)
+    return _iris(operands, name)
+
+
+def _iris(operands: Operands, name: str) -> Way:
+    op = getattr(operands.ctx.ops, operands.op)
+    config = None if name == AUTO else _config(operands, name)
+
+    def call() -> None:
+        if operands.op == GATHER:
+            op(operands.output, operands.a, operands.b, gather_dim=operands.gather_dim, config=config)
+        else:
+            op(operands.output, operands.a, operands.b, config=config)
+
+    return Way(call, lambda: operands.output, _roundings(operands))
+
+
+def _config(operands: Operands, name: str) -> FusedConfig:
+    """What ``pick_config`` picks, with the algorithm ``name``."""
+    picked = pick_config(operands.problem, target_of(operands.ctx))
+    if name == STREAM_K:
+        return replace(picked, algorithm=ops.ALGORITHMS[LOCAL][0], stream_k=True)
+    return replace(picked, algorithm=name)
+
+
+def _roundings(operands: Operands) -> int:
+    """Every rank's part of a sum may be rounded on its way, and the sum again."""
+    return _ROUNDINGS_OF_A_MATMUL + (operands.ctx.world_size if CUT[operands.op] == "k" else 0)
+
+
+def _matmul(operands: Operands) -> Way:
+    a, b, out = operands.gathered(), operands.b, operands.local_output
+    return Way(lambda: torch.matmul(a, b, out=out), lambda: out, _ROUNDINGS_OF_A_MATMUL, local=True)
+
+
+def _nccl(operands: Operands) -> Way:
+    process_group(operands.ctx)
+    calls = {
+        GATHER: _nccl_gather,
+        SCATTER: _nccl_scatter,
+        REDUCE_SCATTER: _nccl_reduce_scatter,
+        ALL_REDUCE: _nccl_all_reduce,
+    }
+    return Way(calls[operands.op](operands), lambda: operands.output, _roundings(operands))
+
+
+def _nccl_gather(operands: Operands) -> Callable[[], None]:
+    full = operands.a.new_empty(operands.m, operands.k)
+    parts = [torch.empty_like(operands.a) for _ in range(operands.ctx.world_size)] if operands.gather_dim == 1 else []
+
+    def call() -> None:
+        if operands.gather_dim == 0:
+            _all_gather(full, operands.a)
+        else:
+            dist.all_gather(parts, operands.a)
+            torch.cat(parts, dim=1, out=full)
+        torch.matmul(full, operands.b, out=operands.output)
+
+    return call
+
+
+def _nccl_scatter(operands: Operands) -> Callable[[], None]:
+    columns = operands.output.new_empty(operands.m, operands.n)
+    parts = [torch.empty_like(columns) for _ in range(operands.ctx.world_size)]
+
+    def call() -> None:
+        torch.matmul(operands.a, operands.b, out=columns)
+        dist.all_gather(parts, columns)
+        torch.cat(parts, dim=1, out=operands.output)
+
+    return call
+
+
+def _nccl_reduce_scatter(operands: Operands) -> Callable[[], None]:
+    partial = operands.output.new_empty(operands.m, operands.n)
+
+    def call() -> None:
+        torch.matmul(operands.a, operands.b, out=partial)
+        _reduce_scatter(operands.output, partial)
+
+    return call
+
+
+def _nccl_all_reduce(operands: Operands) -> Callable[[], None]:
+    def call() -> None:
+        torch.matmul(operands.a, operands.b, out=operands.output)
+        dist.all_reduce(operands.output)
+
+    return call
+
+
+def _symm_mem(state: State, operands: Operands) -> Way:
+    if operands.ctx.backend_name == "sim":
+        state.skip("torch.ops.symm_mem needs GPUs")
+    if operands.op == SCATTER:
+        state.skip("torch.ops.symm_mem has no matmul + gather of columns")
+    group = process_group(operands.ctx).group_name
+    made: list[torch.Tensor] = []
+    if operands.op == GATHER:
+        a = _symmetric(operands.ctx, operands.a.shape, operands.dtype)
+
+        def gather() -> None:
+            fused = torch.ops.symm_mem.fused_all_gather_matmul
+            made[:] = fused(a, [operands.b], operands.gather_dim, group)[1]
+
+        return Way(gather, lambda: made[0], _roundings(operands), refresh=lambda: a.copy_(operands.a))
+    if operands.op == REDUCE_SCATTER:
+
+        def reduce_scatter() -> None:
+            made[:] = [torch.ops.symm_mem.fused_matmul_reduce_scatter(operands.a, operands.b, "sum", 0, group)]
+
+        return Way(reduce_scatter, lambda: made[0], _roundings(operands))
+    total = _symmetric(operands.ctx, (operands.m, operands.n), operands.dtype)
+
+    def all_reduce() -> None:
+        torch.matmul(operands.a, operands.b, out=total)
+        torch.ops.symm_mem.two_shot_all_reduce_(total, "sum", group)
+
+    return Way(all_reduce, lambda: total, _roundings(operands))
+
+
+_buffers: dict[int, torch.Tensor] = {}
+
+
+def _symmetric(ctx: Iris, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """PyTorch symmetric memory, kept by sizes in powers of two: PyTorch does not always give back what is freed."""
+    from torch.distributed import _symmetric_memory as symm_mem
+
+    nbytes = math.prod(shape) * dtype.itemsize
+    size = 1 << max(16, (nbytes - 1).bit_length())
+    if size not in _buffers:
+        _buffers[size] = symm_mem.empty(size, dtype=torch.uint8, device=ctx.device)
+        symm_mem.rendezvous(_buffers[size], process_group(ctx).group_name)
+    return _buffers[size][:nbytes].view(dtype).view(*shape)
