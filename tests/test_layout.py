@@ -35,7 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {*RUNTIME, "device", "ops", "iris"},
     "demo": {*RUNTIME, "device", "ops", "bench", "iris"},
     "info": {*RUNTIME, "iris"},
-    "cli": {"errors", "bench", "demo", "info", "iris"},
+    "report": {"errors"},
+    "cli": {"errors", "bench", "demo", "info", "report", "iris"},
     "__main__": {"cli"},
     "iris": {*RUNTIME, "device", "ops"},
 }

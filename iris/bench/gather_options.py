@@ -19,7 +19,7 @@ from iris.errors import ArgumentError
 from iris.launch import identity
 
 OP = "all_gather_matmul"
-SIM_SHRINK = 64
+SIM_SHRINK = 128
 """The simulator divides the sizes of the project's own data set by this, so that a sweep takes seconds."""
 KERNEL_FLAGS = {
     "BLK_M": ("block_size_m", "rows of a tile"),

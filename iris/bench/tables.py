@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
@@ -19,6 +19,8 @@ FIGURES = ("flops", "nbytes", "back_to_back_ms", "host_us", "floor_ms", "floor_s
 TIMES = ("median", "min", "p10", "p90", "rank_skew", "calls")
 WHERE = ("hardware", "backend", "commit", "date")
 _SIZES = {"m", "n", "k"}
+_WIDTH = 250
+"""Columns that a table may take: a narrow terminal wraps lines, and no digit is lost."""
 
 
 def write_json(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
@@ -49,7 +51,10 @@ def write_table(results: Sequence[Record], cases: Mapping[str, Case], file: Text
     base = _references(results, cases)
     for name in dict.fromkeys(one["case"] for one in results):
         mine = [one for one in results if one["case"] == name]
-        _print(_title(mine), _headers(mine), [_cells(one, base, cases, _names(mine)) for one in mine], file)
+        rows = [_cells(one, base, cases, _names(mine)) for one in mine]
+        used = [any(column) for column in zip(*rows, strict=True)]
+        headers, *rows = [list(itertools.compress(row, used)) for row in [_headers(mine), *rows]]
+        _print(_title(mine), headers, rows, file)
         for one in mine:
             if one["skipped"] or one["error"]:
                 why = f"skipped: {one['skipped']}" if one["skipped"] else f"ERROR: {one['error']}"
@@ -168,6 +173,5 @@ def _print(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], fi
     for row in rows:
         table.add_row(*map(Text, row))
     console = Console(file=file)
-    if file is not sys.stdout or not console.is_terminal:
-        console.width = max(console.width, 250)
+    console.width = max(console.width, _WIDTH)
     console.print(table)

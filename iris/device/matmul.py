@@ -251,8 +251,10 @@ def _combine(
                 acc += tl.load(_partial_pointers(partials, helper, BLOCK_M, BLOCK_N))
             step *= 2
     if many | (place > 0):
-        tl.store(_partial_pointers(partials, worker, BLOCK_M, BLOCK_N), acc)
-        signal(flags.split + worker, epoch, rank(handle), handle)
+        # A program may be the last of one tile and the first of the next, so it has two places.
+        mine = worker if place > 0 else workers + worker
+        tl.store(_partial_pointers(partials, mine, BLOCK_M, BLOCK_N), acc)
+        signal(flags.split + mine, epoch, rank(handle), handle)
     if many:
         # The last of them may have another tile to go on with.
         adders = last - first
@@ -260,8 +262,8 @@ def _combine(
             _add_slices(handle, flags, epoch, partials, first, last, place, adders, workers, SITE, BLOCK_M * BLOCK_N)
         if place == 0:
             for helper in range(first, last):
-                wait(flags.split + workers + helper, epoch, rank(handle), handle, SITE)
-            acc = tl.load(_partial_pointers(partials, first, BLOCK_M, BLOCK_N))
+                wait(flags.split + 2 * workers + helper, epoch, rank(handle), handle, SITE)
+            acc = tl.load(_partial_pointers(partials, workers + first, BLOCK_M, BLOCK_N))
     return acc
 
 
@@ -280,16 +282,19 @@ def _add_slices(
     SIZE: tl.constexpr,
 ):
     """Add up some slices of the parts of a split tile, in the order of the programs, into the first one's part."""
-    for helper in range(first, last + 1):
+    wait(flags.split + workers + first, epoch, rank(handle), handle, SITE)
+    for helper in range(first + 1, last + 1):
         wait(flags.split + helper, epoch, rank(handle), handle, SITE)
     SLICE: tl.constexpr = min(SIZE, _SLICE)
     for number in range(place, SIZE // SLICE, adders):
-        start = partials + number * SLICE + tl.arange(0, SLICE)
-        total = tl.load(start + first.to(tl.int64) * SIZE)
-        for helper in range(first + 1, last + 1):
-            total += tl.load(start + helper.to(tl.int64) * SIZE)
-        tl.store(start + first.to(tl.int64) * SIZE, total)
-    signal(flags.split + workers + first + place, epoch, rank(handle), handle)
+        slices = partials + first.to(tl.int64) * SIZE + number * SLICE + tl.arange(0, SLICE)
+        start = slices + workers.to(tl.int64) * SIZE
+        total = tl.load(start)
+        for _ in range(first, last):
+            slices += SIZE
+            total += tl.load(slices)
+        tl.store(start, total)
+    signal(flags.split + 2 * workers + first + place, epoch, rank(handle), handle)
 
 
 @triton.jit

@@ -154,9 +154,9 @@ def run(
     counters = workspace.scratch("counters", plan.chunks, torch.int32) if plan.courier is not None else None
     if config.stream_k:
         partials = workspace.scratch(
-            "partials", programs * config.block_size_m * config.block_size_n, accumulator_of(problem.dtype)
+            "partials", 2 * programs * config.block_size_m * config.block_size_n, accumulator_of(problem.dtype)
         )
-        split = workspace.scratch("split", 2 * programs, torch.int32)
+        split = workspace.scratch("split", 3 * programs, torch.int32)
     if trace is not None:
         trace.begin(ctx, programs)
     flags = Flags(

@@ -23,6 +23,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if (given.results is None) == (given.compare is None):
         parser.error("give one folder of results, or --compare A B")
+    if given.compare is not None and (given.out or given.svg_dir or given.markdown):
+        parser.error("--compare only prints: leave out --out, --svg_dir and --markdown")
     if given.compare is not None:
         return _compare(given.compare[0], given.compare[1], given.threshold, given.fail_on_regression)
     if given.markdown is not None:
@@ -57,12 +59,16 @@ def _draw(study: Study, out: Path | None, svg_dir: Path | None) -> None:
         raise BackendError("charts need matplotlib: pip install matplotlib (--markdown does without)") from error
     for folder in filter(None, (svg_dir, out and out.parent)):
         _make(folder)
+    if out is not None and out.is_dir():
+        raise ArgumentError(
+            "report", "--out", "a file", f"{out}, which is a folder", f"Try --out {out / 'report.html'}."
+        )
     palette = Palette(result.algorithm for result in study.results)
     pictures: list[tuple[Chart, str]] = []
-    for chart in _tracked(charts(study)):
-        text = svg.text_of(drawing.draw(chart, study, palette), chart.name)
+    for name, chart in _tracked(list(charts(study).items())):
+        text = svg.text_of(drawing.draw(chart, study, palette), name)
         if svg_dir is not None:
-            (svg_dir / f"{chart.name}.svg").write_text(text, encoding="utf-8")
+            (svg_dir / f"{name}.svg").write_text(text, encoding="utf-8")
         pictures.append((chart, svg.inlined(text, chart.alt, palette.variables)))
     if svg_dir is not None:
         print(f"{len(pictures)} charts: {svg_dir}")

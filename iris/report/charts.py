@@ -15,6 +15,7 @@ KINDS = {
     "crossover": "Crossover in M",
 }
 _SHARES_PER_CHART = 12
+_LONGEST_NAME = 160
 
 
 @dataclass(frozen=True)
@@ -35,23 +36,28 @@ class Chart:
         return self.problems[0].case
 
     @property
-    def name(self) -> str:
-        """A name for a file: words of the title with hyphens."""
-        simulated = "simulated" if self.section.simulated else self.section.hardware
-        words = f"{self.case} {self.kind} {self.title.replace('×', 'x')} {self.subtitle} {simulated}"
-        return re.sub(r"[^a-z0-9_.]+", "-", words.lower()).strip("-.")
-
-    @property
     def alt(self) -> str:
         """What the chart shows, for those who do not see it."""
         return f"{self.case}, {KINDS[self.kind].lower()}: {self.title}; {self.subtitle}; {self.section.title}"
 
 
-def charts(study: Study) -> list[Chart]:
-    """All charts, in the order of a page: by section, case and kind."""
+def charts(study: Study) -> dict[str, Chart]:
+    """All charts by name, in the order of a page: by section, case and kind."""
     found = [*_times(study), *_shares(study), *_scalings(study), *_crossovers(study)]
     kinds = list(KINDS)
-    return sorted(found, key=lambda chart: (chart.section, chart.case, kinds.index(chart.kind)))
+    named: dict[str, Chart] = {}
+    for chart in sorted(found, key=lambda chart: (chart.section, chart.case, kinds.index(chart.kind))):
+        name = _name(chart)
+        count = sum(other == name or other.startswith(f"{name}--") for other in named)
+        named[f"{name}--{count + 1}" if count else name] = chart
+    return named
+
+
+def _name(chart: Chart) -> str:
+    """A name for a file: words of the title with hyphens."""
+    where = "simulated" if chart.section.simulated else chart.section.hardware
+    words = f"{chart.case} {chart.kind} {chart.title.replace('×', 'x')} {chart.subtitle} {where}"
+    return re.sub(r"[^a-z0-9_.]+", "-", words.lower()).strip("-.")[:_LONGEST_NAME]
 
 
 def _times(study: Study) -> Iterator[Chart]:

@@ -35,7 +35,11 @@ figure svg *{stroke-linejoin:round;stroke-linecap:butt}
 figure svg text{font-family:var(--font)!important;font-variant-numeric:tabular-nums;white-space:pre}
 .key{display:flex;flex-wrap:wrap;gap:4px 18px;list-style:none;margin:12px 0 0;padding:0;font-size:13px}
 .key i{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:6px;vertical-align:-1px}
-.scroll{overflow-x:auto;margin:0 0 8px}
+.scroll{overflow-x:auto;margin:0 0 8px;--hint:color-mix(in srgb,var(--ink) 22%,transparent);background:
+  linear-gradient(90deg,var(--paper) 30%,transparent) 0/36px 100% no-repeat local,
+  linear-gradient(270deg,var(--paper) 30%,transparent) 100%/36px 100% no-repeat local,
+  linear-gradient(90deg,var(--hint),transparent) 0/10px 100% no-repeat scroll,
+  linear-gradient(270deg,var(--hint),transparent) 100%/10px 100% no-repeat scroll}
 table{border-collapse:collapse;font-size:13px;line-height:1.35;font-variant-numeric:tabular-nums}
 th,td{padding:3px 8px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
 th:first-child,td:first-child{padding-left:2px}
@@ -56,13 +60,13 @@ footer{max-width:1280px;margin:48px auto 40px;padding:14px 24px 0;color:var(--mu
 @media (max-width:640px){
   main,header,nav>div,footer{padding-left:16px;padding-right:16px}
   header{padding-top:24px}h1{font-size:25px}h2{font-size:20px;margin-top:44px}
-  dl{grid-template-columns:1fr;gap:2px}dd{margin-bottom:8px}th,td{padding:4px 8px}
+  dl{grid-template-columns:1fr;gap:2px}dd{margin-bottom:8px}th,td{padding:3px 7px}
 }
 @media print{
   @page{size:A4 landscape;margin:12mm}
   body{font-size:10pt}nav{display:none}main,header,footer{max-width:none;padding:0}
-  h2,h3,h4,summary{break-after:avoid}tr,dl{break-inside:avoid}thead{display:table-header-group}
-  .charts{grid-template-columns:repeat(3,1fr);gap:14px 20px}.scroll{overflow:visible}
+  h2,h3,h4,summary,.note,.key{break-after:avoid}tr,dl{break-inside:avoid}thead{display:table-header-group}
+  .charts{grid-template-columns:repeat(3,1fr);gap:14px 20px}.scroll{overflow:visible;background:none}
   table{font-size:7.5pt}th,td{padding:2px 5px}tbody tr:hover{background:none}
 }
 """

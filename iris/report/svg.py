@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
+    "text.parse_math": False,
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8.5,
     "axes.linewidth": 0.8,

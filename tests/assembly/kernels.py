@@ -23,7 +23,14 @@ from iris.bench import rma as bench
 from iris.device import arch, matmul, peer, rma, schedule, sync, tile
 from iris.device.handle import Handle
 from iris.ops import reduction
-from iris.ops.all_gather_matmul import arrived_source, fetch_courier, gather_kernel, keep_courier, pull_source, push_courier
+from iris.ops.all_gather_matmul import (
+    arrived_source,
+    fetch_courier,
+    gather_kernel,
+    keep_courier,
+    pull_source,
+    push_courier,
+)
 from iris.ops.matmul_all_reduce import atomic_sink, one_shot_sink, two_shot_sink
 from iris.ops.matmul_all_scatter import push_sink
 from iris.ops.matmul_reduce_scatter import add_rows_sink, scatter_rows_sink
@@ -487,7 +494,16 @@ def _examples() -> list[Case]:
 
 CASES = {
     case.name: case
-    for case in [*_matmuls(), *_collectives(), *_movers(), *_atomics(), *_compare_and_swaps(), *_syncs(), *_benchmarks(), *_examples()]
+    for case in [
+        *_matmuls(),
+        *_collectives(),
+        *_movers(),
+        *_atomics(),
+        *_compare_and_swaps(),
+        *_syncs(),
+        *_benchmarks(),
+        *_examples(),
+    ]
 }
 """Every case by name."""
 
