@@ -1,15 +1,15 @@
 """The copy engine: bulk copies between ranks that cost no SM, beside the kernels of the current stream.
 
-Between ``begin`` and ``end``, copies run in order, and kernels may wait for the flags that they set::
-
     engine = CopyEngine(ctx)
-    engine.begin()                              # behind what the current stream holds so far
-    engine.put(source, target, peer)            # this rank's source → peer's target
-    …                                           # launch kernels that wait for flags
-    engine.end()                                # the current stream goes on when the copies are done
+    engine.beside(kernel, copies)       # two functions: one launches, the other asks for copies
+
+``copies`` calls :meth:`put`, and where it must not run ahead of the kernel, :meth:`wait`. Copies run in the order in which
+they are asked for. The current stream goes on when both are done.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -24,10 +24,40 @@ class CopyEngine:
         self._backend = ctx._backend
         self._stream = self._backend.side_stream()
 
-    def begin(self) -> None:
-        """Copies asked for from now on start when the current stream's work so far is done."""
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._ctx.device))
+    def beside(self, kernel: Callable[[], None], copies: Callable[[], None], *, copies_first: bool = False) -> None:
+        """Run what ``kernel`` launches on the current stream, and beside it ``copies``, both behind the current stream's
+        work so far.
+
+        The kernel is launched first, so that no copy that waits for it can be in its way, however few queues the
+        driver has; ``copies_first`` where they wait for nothing and the kernel waits for them.
+        """
+        stream = self._stream
+        if isinstance(stream, torch.cuda.Stream):
+            current = torch.cuda.current_stream(self._ctx.device)
+            stream.wait_stream(current)
+            first, second = (copies, kernel) if copies_first else (kernel, copies)
+            first()
+            second()
+            current.wait_stream(stream)
+            return
+        with stream:
+            copies()
+            kernel()
+
+    def then(self, producer: Callable[[], None], consumer: Callable[[], None]) -> None:
+        """Run the kernels that ``producer`` launches on the current stream, and those of ``consumer``, which wait for what
+        the producer's flag, beside them on this engine's stream."""
+        stream = self._stream
+        if not isinstance(stream, torch.cuda.Stream):
+            producer()
+            consumer()
+            return
+        current = torch.cuda.current_stream(self._ctx.device)
+        stream.wait_stream(current)
+        producer()
+        with torch.cuda.stream(stream):
+            consumer()
+        current.wait_stream(stream)
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int) -> None:
         """Copy ``source`` to the place of ``target``, symmetric, on rank ``peer``: both of the same shape, of one dimension
@@ -45,7 +75,10 @@ class CopyEngine:
             pitches = target.stride(0) * item, source.stride(0) * item
             self._backend.copy_rows(address, source.data_ptr(), pitches, width, rows, self._stream)
 
-    def end(self) -> None:
-        """The current stream's later work waits for the copies."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._ctx.device).wait_stream(self._stream)
+    def wait(self, word: torch.Tensor) -> None:
+        """Later copies wait until the int32 ``word`` of this rank is positive; see :meth:`clear`."""
+        self._backend.wait_word(word.data_ptr(), self._stream)
+
+    def clear(self, word: torch.Tensor) -> None:
+        """Set the int32 ``word`` of this rank to zero, behind the copies so far."""
+        self._backend.clear_word(word.data_ptr(), self._stream)

@@ -39,7 +39,7 @@ class Backend(ABC):
 
     @abstractmethod
     def side_stream(self) -> Any:
-        """A stream beside the current one, for copies; None where there are no streams."""
+        """A stream beside the current one, for copies."""
 
     @abstractmethod
     def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
@@ -48,6 +48,14 @@ class Backend(ABC):
     @abstractmethod
     def copy_rows(self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int, stream: Any) -> None:
         """As ``copy``, but ``rows`` rows of ``width`` bytes that start ``pitches`` bytes apart in target and source."""
+
+    @abstractmethod
+    def wait_word(self, address: int, stream: Any) -> None:
+        """Let ``stream`` wait until the int32 at ``address`` of the own memory is positive."""
+
+    @abstractmethod
+    def clear_word(self, address: int, stream: Any) -> None:
+        """Set the int32 at ``address`` of the own memory to zero, behind what ``stream`` holds."""
 
     @abstractmethod
     def status_words(self, count: int) -> torch.Tensor:

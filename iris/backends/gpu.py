@@ -66,6 +66,7 @@ class GpuBackend(Backend):
         self._require_peer_access(mesh, count)
         self._poke_stream = torch.cuda.Stream(self.device)
         self._memcpy_async, self._memcpy_2d_async = _load_copies(name)
+        self._wait_value, self._write_value = _load_word_operations(name)
         self._heap, self._handle = self._rendezvous(mesh, heap_size)
         self.bases = [int(pointer) for pointer in self._handle.buffer_ptrs]
 
@@ -121,8 +122,7 @@ class GpuBackend(Backend):
 
     def copy(self, target: int, source: int, nbytes: int, stream: torch.cuda.Stream) -> None:
         code = self._memcpy_async(target, source, nbytes, _MEMCPY_DEFAULT, stream.cuda_stream)
-        if code:
-            raise BackendError(f"a copy of {nbytes} bytes between heaps failed with {self.name} error {code}")
+        self._require_success(code, f"a copy of {nbytes} bytes between heaps")
 
     def copy_rows(
         self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int, stream: torch.cuda.Stream
@@ -130,10 +130,17 @@ class GpuBackend(Backend):
         code = self._memcpy_2d_async(
             target, pitches[0], source, pitches[1], width, rows, _MEMCPY_DEFAULT, stream.cuda_stream
         )
+        self._require_success(code, f"a copy of {rows} rows of {width} bytes between heaps")
+
+    def wait_word(self, address: int, stream: torch.cuda.Stream) -> None:
+        self._require_success(self._wait_value(stream.cuda_stream, address, 1), "a stream that waits for a word")
+
+    def clear_word(self, address: int, stream: torch.cuda.Stream) -> None:
+        self._require_success(self._write_value(stream.cuda_stream, address, 0), "a stream that writes a word")
+
+    def _require_success(self, code: int, what: str) -> None:
         if code:
-            raise BackendError(
-                f"a copy of {rows} rows of {width} bytes between heaps failed with {self.name} error {code}"
-            )
+            raise BackendError(f"{what} failed with {self.name} error {code}")
 
     def status_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64, pin_memory=True)
@@ -167,6 +174,21 @@ def _load_copies(name: str) -> tuple[Callable[..., int], Callable[..., int]]:
     rows.argtypes = [address, size, address, size, size, size, kind, address]
     flat.restype = rows.restype = kind
     return flat, rows
+
+
+def _load_word_operations(name: str) -> tuple[Callable[[int, int, int], int], Callable[[int, int, int], int]]:
+    """Let a stream wait until an int32 word reaches a value, and write one: ``(stream, address, value) -> error``."""
+    stream, address, number = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
+    if name == "cuda":
+        library = ctypes.CDLL("libcuda.so.1")
+        wait, write = library.cuStreamWaitValue32_v2, library.cuStreamWriteValue32_v2
+        wait.argtypes = write.argtypes = [stream, address, number, ctypes.c_uint]
+        return (lambda s, a, v: int(wait(s, a, v, 0))), (lambda s, a, v: int(write(s, a, v, 0)))
+    library = ctypes.CDLL("libamdhip64.so")
+    wait, write = library.hipStreamWaitValue32, library.hipStreamWriteValue32
+    wait.argtypes = [stream, address, number, ctypes.c_uint, number]
+    write.argtypes = [stream, address, number, ctypes.c_uint]
+    return (lambda s, a, v: int(wait(s, a, v, 0, 0xFFFFFFFF))), (lambda s, a, v: int(write(s, a, v, 0)))
 
 
 def _shared_store(mesh: Mesh) -> Store:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import queue
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +23,44 @@ from iris.errors import BackendError
 from iris.mesh import Mesh
 
 DEFAULT_SMS = 4
+
+
+class SideStream:
+    """What a stream of copies is on a GPU: a thread that does one task after the other, beside the interpreter.
+
+    Used as a context manager around a kernel; all tasks are done when it ends.
+    """
+
+    _POLL_S = 2e-4
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._cancelled = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, task: Callable[[], object]) -> None:
+        """Queue ``task``."""
+        self._tasks.put(task)
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Hold up later tasks until ``ready()``, or until the kernel has failed."""
+        while not (ready() or self._cancelled):
+            time.sleep(self._POLL_S)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+    def __enter__(self) -> None:
+        self._cancelled = False
+        self._thread = threading.Thread(target=self._work, name="iris-side-stream", daemon=True)
+        self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._cancelled = kind is not None
+        self._tasks.put(None)
+        if self._thread is not None:
+            self._thread.join()
 
 
 class SimBackend(Backend):
@@ -66,15 +107,23 @@ class SimBackend(Backend):
     def poke(self, offset: int, value: int) -> None:
         self.bytes_at(offset, 8, None).view(torch.int64)[0] = value
 
-    def side_stream(self) -> None:
-        return None
+    def side_stream(self) -> SideStream:
+        return SideStream()
 
-    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
-        ctypes.memmove(target, source, nbytes)
+    def copy(self, target: int, source: int, nbytes: int, stream: SideStream) -> None:
+        stream.add(lambda: ctypes.memmove(target, source, nbytes))
 
-    def copy_rows(self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int, stream: Any) -> None:
+    def copy_rows(
+        self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int, stream: SideStream
+    ) -> None:
         for row in range(rows):
-            ctypes.memmove(target + row * pitches[0], source + row * pitches[1], width)
+            self.copy(target + row * pitches[0], source + row * pitches[1], width, stream)
+
+    def wait_word(self, address: int, stream: SideStream) -> None:
+        stream.add(lambda: stream.wait_until(lambda: ctypes.c_int32.from_address(address).value > 0))
+
+    def clear_word(self, address: int, stream: SideStream) -> None:
+        stream.add(lambda: ctypes.memset(address, 0, 4))
 
     def status_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64)

@@ -45,7 +45,6 @@ from iris.device.schedule import split_start, split_worker, whole_tiles
 from iris.device.sync import enter, leave, signal, wait
 from iris.device.tile import Tile, tile_pointers
 
-
 _MANY: tl.constexpr = tl.constexpr(3)
 """Programs besides the first from which on the parts of a split tile are added up in slices."""
 _SLICE: tl.constexpr = tl.constexpr(1024)
@@ -430,6 +429,7 @@ def matmul_kernel(
     per_shard,
     per_round,
     crew,
+    chunk_rows,
     SCHEDULE: tl.constexpr,
     SOURCE: tl.constexpr,
     SINK: tl.constexpr,
@@ -464,7 +464,7 @@ def matmul_kernel(
             if TRACE:
                 asked = clock_ns()
             COURIER(
-                handle, own, a, c, flags, epoch, program, crew, M, N, K, flags.blocks_per_chunk * BLOCK_M,
+                handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
                 SITE, SEGMENTS, COURIER_M, COURIER_N,
             )  # fmt: skip
             if TRACE:

@@ -48,6 +48,7 @@ from iris.device import handle as handles
 from iris.device import peer as peers
 from iris.device import schedule
 from iris.device.arch import fence_async_proxy
+from iris.device.matmul import Crew, ring_start
 from iris.device.sync import (
     MAX_RANKS,
     NEXT_EPOCH,
@@ -61,7 +62,6 @@ from iris.device.sync import (
     wait_entered,
     wait_leading,
 )
-from iris.device.matmul import Crew, ring_start
 from iris.device.tile import Flags, Matrix, local_sink, tile_pointers
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
@@ -360,18 +360,19 @@ class _Call:
         epoch = workspace.turnstile[NEXT_EPOCH.value :][:1]
         staged = self._staged(workspace)
         here = staged[rank * rows :][:rows] if self.by_rows else staged[:, rank * cols :][:, :cols]
-        workspace.engine.begin()
-        for step in range(1, world):
-            peer = (rank - step) % world
-            for chunk, first in enumerate(range(0, rows, chunk_rows)):
-                workspace.engine.put(own[first : first + chunk_rows], here[first : first + chunk_rows], peer)
-                workspace.engine.put(epoch, workspace.ready[rank * chunks + chunk :][:1], peer)
         plan = self._plan(
             arrived_source, None if self.by_rows else keep_courier, piecewise=not self.by_rows,
             chunks=chunks, blocks_per_chunk=blocks, couriers=self.config.num_sms or self.ctx.num_sms,
         )  # fmt: skip
-        self._run(plan, own, workspace, staged)
-        workspace.engine.end()
+
+        def copies() -> None:
+            for step in range(1, world):
+                peer = (rank - step) % world
+                for chunk, first in enumerate(range(0, rows, chunk_rows)):
+                    workspace.engine.put(own[first : first + chunk_rows], here[first : first + chunk_rows], peer)
+                    workspace.engine.put(epoch, workspace.ready[rank * chunks + chunk :][:1], peer)
+
+        workspace.engine.beside(lambda: self._run(plan, own, workspace, staged), copies, copies_first=True)
 
     def baseline(self, workspace: FusedWorkspace) -> None:
         (rows, cols), staged, config = self.own.shape, self._staged(workspace), self.config
@@ -406,7 +407,7 @@ class _Call:
             SITE_ALL_GATHER_MATMUL.value, schedule.own_first, source, local_sink, courier,
             shards=world if self.by_rows else 1, sharded=self.by_rows, segments=1 if self.by_rows else world, own=self.by_rows,
             piecewise=piecewise, meet=meet, chunks=chunks, blocks_per_chunk=blocks_per_chunk, pieces=pieces,
-            piece_k=piece_k, couriers=couriers, dedicated=dedicated, first_units=first_units,
+            piece_k=piece_k, chunk_rows=blocks_per_chunk * self.config.block_size_m, couriers=couriers, dedicated=dedicated, first_units=first_units,
         )  # fmt: skip
 
     def _chunks(self, wanted: int) -> tuple[int, int]:

@@ -9,7 +9,6 @@ import torch
 from iris.errors import ArgumentError
 from iris.ops.problem import Problem
 
-
 LAYOUTS = ("k_contiguous", "m_contiguous")
 """How A is staged: row by row, or column by column."""
 
@@ -24,7 +23,7 @@ class FusedConfig:
         group_size_m: rows of tiles computed together, for L2 reuse.
         num_sms: programs launched; at most the device's SMs, since waiting programs must all be resident.
             None takes all.
-        num_chunks: chunks in which a rank's part of A travels; the matmul starts on a chunk when it is there.
+        num_chunks: chunks in which a rank's part of A, or of the output, travels.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
         two_tiles: with ``stream_k``, leave each program between one and two tiles' worth to split, not less than one.
         num_rounds: where ranks take turns in a tile order: rounds in which each rank's tiles are divided.
@@ -61,6 +60,11 @@ class FusedConfig:
     waves_per_eu: int = 0
     matrix_instr_nonkdim: int = 16
     kpack: int = 1
+
+    @property
+    def tile_elements(self) -> int:
+        """Elements of a tile of the output."""
+        return self.block_size_m * self.block_size_n
 
     def check(self, op: str, algorithms: tuple[str, ...], num_sms: int) -> None:
         """Raise ArgumentError, naming the field, if this config cannot run ``op`` on ``num_sms`` SMs."""

@@ -37,11 +37,13 @@ class Plan:
     meet: bool = True
     chunks: int = 1
     blocks_per_chunk: int = 1
+    chunk_rows: int = 0
     pieces: int = 1
     piece_k: int = 0
     couriers: int = 0
     dedicated: int = 0
     first_units: int = 0
+    counts: int = 0
     rounds: int = 1
 
     def rows(self, problem: Problem) -> int:
@@ -130,7 +132,7 @@ def run(
     workspace: FusedWorkspace,
     trace: Trace | None,
     gathered: torch.Tensor | None = None,
-    slots: torch.Tensor | None = None,
+    slots: Any = None,
 ) -> None:
     """Launch the matmul kernel for ``problem`` as ``plan`` and ``config`` say.
 
@@ -151,7 +153,8 @@ def run(
     units = tiles * -(-problem.k // config.block_size_k) if config.stream_k else tiles
     programs = min(max(units + plan.dedicated, plan.couriers), config.num_sms or ctx.num_sms)
     partials = split = None
-    counters = workspace.scratch("counters", plan.chunks, torch.int32) if plan.courier is not None else None
+    counts = max(plan.counts, plan.chunks if plan.courier is not None else 0)
+    counters = workspace.scratch("counters", counts, torch.int32) if counts else None
     if config.stream_k:
         partials = workspace.scratch(
             "partials", 2 * programs * config.block_size_m * config.block_size_n, accumulator_of(problem.dtype)
@@ -183,6 +186,7 @@ def run(
         per_shard,
         -(-per_shard // plan.rounds),
         kernels.Crew(plan.couriers, plan.dedicated, plan.first_units),
+        plan.chunk_rows,
         SCHEDULE=plan.schedule,
         SOURCE=plan.source,
         SINK=plan.sink,

@@ -12,6 +12,9 @@ Algorithms (:mod:`iris.ops.reduction` has the signals of the first and the third
 up its own tiles, in float32 and in rank order, and stores the results into every rank's output. ``num_rounds`` rounds
 spread these stores over the matmul. When it wins: nearly always; each rank receives about twice the output.
 
+**copy_engine**: as ``two_shot``, the ranks owning rows, but the copy engine moves tiles and results, in ``num_chunks``
+chunks for each rank. M must be a multiple of the number of ranks. When it wins: outputs of a few MiB per rank and more.
+
 **one_shot**: every rank keeps its tiles in slots of its own, flags each at all peers, and reads everybody's tile as soon as
 it is there. When it wins: for outputs so small that one trip counts for more than (world_size - 1) × the bytes.
 
@@ -35,16 +38,27 @@ from iris.device import schedule
 from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, SITE_MATMUL_ALL_REDUCE, signal_all, wait_all, wait_all_entered
 from iris.device.tile import finished, local_sink, slot_pointers, tile_mask, tile_pointers
+from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
-from iris.ops.reduction import collected, collected_sum, deliver, deliver_add, reduction_slots, sum_partials
+from iris.ops.reduction import (
+    collected,
+    collected_sum,
+    complete_chunk,
+    deliver,
+    deliver_add,
+    keep,
+    reduction_for,
+    send_chunk,
+    sum_partials,
+)
 from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_reduce"
-ALGORITHMS = ("atomic", "one_shot", "two_shot", "baseline")
+ALGORITHMS = ("atomic", "one_shot", "two_shot", "copy_engine", "baseline")
 
 
 @triton.jit
@@ -87,17 +101,28 @@ def one_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.
     lanes = tl.arange(0, MAX_RANKS)
     ranks = lanes < world
     peers = tl.where(ranks, lanes, me)
-    mine = slot_pointers(slots, 0, tile, acc.shape[0], acc.shape[1])
-    tl.store(mine, acc.to(slots.dtype.element_ty))
-    signal_all(flags.ready + me * tile.per_shard + tile.index, epoch + lanes * 0, peers, ranks, handle)
-    wait_all(flags.ready + peers * tile.per_shard + tile.index, epoch + lanes * 0, peers, ranks, handle, SITE)
+    mine = slot_pointers(slots.incoming, 0, tile, acc.shape[0], acc.shape[1])
+    tl.store(mine, acc.to(slots.incoming.dtype.element_ty))
+    signal_all(flags.ready + me * flags.chunks + tile.index, epoch + lanes * 0, peers, ranks, handle)
+    wait_all(flags.ready + peers * flags.chunks + tile.index, epoch + lanes * 0, peers, ranks, handle, SITE)
     total = tl.zeros_like(acc)
     for source in range(world):
         total += tl.load(translate(handle, mine, source)).to(acc.dtype)
     local_sink(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
 
 
-SINKS = {"atomic": atomic_sink, "one_shot": one_shot_sink, "two_shot": two_shot_sink}
+@triton.jit
+def copied_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
+    """As :func:`two_shot_sink`, but both ways are left to the copy engine."""
+    if tile.shard == handles.rank(handle):
+        total = collected(handle, slots, acc, tile, flags, epoch, SITE)
+        local_sink(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
+        complete_chunk(handle, slots.done, tile, flags, epoch, SITE)
+    else:
+        keep(handle, slots, acc.to(c.ptr.dtype.element_ty), tile, flags, epoch, SITE)
+
+
+SINKS = {"atomic": atomic_sink, "one_shot": one_shot_sink, "two_shot": two_shot_sink, "copy_engine": copied_sink}
 
 
 def matmul_all_reduce(
@@ -148,10 +173,70 @@ def matmul_all_reduce(
         plain_matmul(ctx, partial, A, B, None, chosen, recorded)
         sum_partials(ctx, problem, ours, partial, output, bias, bias_is, site, chosen, everywhere=True)
         return output
+    if chosen.algorithm == "copy_engine":
+        _run_copy_engine(ctx, problem, output, A, B, bias, bias_is, chosen, workspace, recorded)
+        return output
     if chosen.algorithm == "one_shot":
         plan = Plan(site, schedule.own_first, sink=one_shot_sink)
     else:
         plan = Plan(site, schedule.dealt, sink=SINKS[chosen.algorithm], shards=world, rounds=chosen.num_rounds)
-    ours, slots = reduction_slots(ctx, problem, plan, chosen, workspace)
-    run(ctx, problem, plan, output, A, B, bias, bias_is, chosen, ours, recorded, slots=slots)
+    sums = reduction_for(ctx, problem, plan, chosen, workspace)
+    run(ctx, problem, sums.plan, output, A, B, bias, bias_is, chosen, sums.workspace, recorded, slots=sums.slots)
     return output
+
+
+def _run_copy_engine(
+    ctx: Iris,
+    problem: Problem,
+    output: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    bias_is: int,
+    config: FusedConfig,
+    workspace: FusedWorkspace | None,
+    trace: Trace | None,
+) -> None:
+    world, rank = ctx.world_size, ctx.rank
+    if problem.m % world:
+        raise ShapeError(
+            OP, "A", f"for copy_engine, rows that {world} ranks can share evenly", (problem.m, problem.k),
+            'Take algorithm "two_shot", or pad A with zero rows.',
+        )  # fmt: skip
+    if output.stride(1) != 1:
+        raise ShapeError(OP, "output", "for copy_engine, rows that are contiguous", f"strides {output.stride()}")
+    rows = problem.m // world
+    blocks, across = -(-rows // config.block_size_m), -(-problem.n // config.block_size_n)
+    # A chunk is whole groups of block rows, so that its tiles are consecutive ones and its rows complete.
+    groups = -(-blocks // config.group_size_m)
+    chunk_blocks = -(-groups // min(config.num_chunks, groups)) * config.group_size_m
+    chunk_rows = chunk_blocks * config.block_size_m
+    plan = Plan(
+        SITE_MATMUL_ALL_REDUCE.value, schedule.own_last, sink=copied_sink, shards=world, sharded=True, meet=False,
+        rounds=-(-blocks // chunk_blocks),
+    )  # fmt: skip
+    sums = reduction_for(ctx, problem, plan, config, workspace, min(chunk_blocks, blocks) * across)
+    engine, mine = sums.workspace.engine, output[rank * rows :][:rows]
+
+    def kernel() -> None:
+        run(ctx, problem, sums.plan, output, a, b, bias, bias_is, config, sums.workspace, trace, slots=sums.slots)
+
+    def spread(chunk: int) -> None:
+        done = sums.slots.done[rank * sums.plan.chunks + chunk :][:1]
+        finished_rows = mine[chunk * chunk_rows :][:chunk_rows]
+        engine.wait(done)
+        for step in range(1, world):
+            engine.put(finished_rows, finished_rows, (rank + step) % world)
+        engine.clear(done)
+
+    def copies() -> None:
+        for chunk in range(sums.plan.chunks + 1):
+            if chunk < sums.plan.chunks:
+                for step in range(1, world):
+                    send_chunk(ctx, sums, config.tile_elements, blocks * across, (rank + step) % world, chunk)
+            if chunk > 0:
+                spread(chunk - 1)
+
+    engine.beside(kernel, copies)
+    if world > 1:
+        ctx.device_barrier()

@@ -6,15 +6,29 @@ Unfused::
     torch.distributed.all_gather(parts, columns)
     output = torch.cat(parts, dim=1)
 
-Algorithm **push**: the epilogue stores every finished tile into the output of every rank.
+Algorithms:
+
+**push**: the epilogue stores every finished tile into the output of every rank. When it wins: small outputs; all programs
+push at the same time and wait for the link together.
+
+**split**: ``comm_sms`` programs only send: the others store finished tiles in the own output, and as soon as a chunk is
+complete the senders store it, in tiles of ``comm_block_m`` × ``comm_block_n``, into the outputs of all peers.
+
+**streams**: as ``split``, but the senders are a kernel of their own on a second stream.
+
+**copy_engine**: as ``split``, but the copy engine sends, in ``num_chunks`` chunks; all SMs compute. When it wins: outputs of
+a few MiB per rank and more.
+
+**baseline**: ``torch.matmul``, then the collective.
 
 Signals: on entry every rank flags "my output may be written" at all peers, and the first store to a peer waits for
 that; on exit the ranks meet, and then each output is whole. Flags carry the call's epoch.
-
-When it wins: where the matmul is long against (world_size - 1) × the output's bytes over the link.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -22,17 +36,21 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
+from iris.device.chunk import complete_chunk
+from iris.device.matmul import Crew
 from iris.device.peer import translate
-from iris.device.sync import SITE_MATMUL_ALL_SCATTER, wait_all_entered
-from iris.device.tile import finished, tile_mask, tile_pointers
+from iris.device.sync import SITE_MATMUL_ALL_SCATTER, enter, leave, wait, wait_all_entered
+from iris.device.tile import Flags, Matrix, finished, local_sink, tile_mask, tile_pointers
+from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
+from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
 from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_scatter"
-ALGORITHMS = ("push",)
+ALGORITHMS = ("push", "split", "streams", "copy_engine", "baseline")
 
 
 @triton.jit
@@ -45,6 +63,57 @@ def push_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.cons
     for step in range(world):
         peer = (me + step) % world
         tl.store(tile_pointers(c, translate(handle, c.ptr, peer), tile.rows, tile.cols), value, mask=mask)
+
+
+@triton.jit
+def chunk_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
+    """The tile is stored in the own output, and counted; ``slots`` are the words of complete chunks."""
+    local_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE, BIAS)
+    complete_chunk(handle, slots, tile, flags, epoch, SITE)
+
+
+@triton.jit
+def send_courier(
+    handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+):  # fmt: skip
+    """Store chunk after chunk of the own columns into all peers' outputs, each when it is complete."""
+    for chunk in range(tl.cdiv(M, chunk_rows)):
+        wait(flags.ready + chunk, epoch, handles.rank(handle), handle, SITE)
+        _send(handle, c, program, crew, chunk * chunk_rows, min((chunk + 1) * chunk_rows, M), N, COURIER_M, COURIER_N)
+
+
+@triton.jit
+def _send(handle, c, program, crew, row_begin, row_end, N, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr):
+    """This program's share of some rows of the own columns, into all peers' outputs."""
+    me, world = handles.rank(handle), handles.world_size(handle)
+    across = tl.cdiv(N, COURIER_N)
+    for block in range(program, tl.cdiv(row_end - row_begin, COURIER_M) * across, crew.couriers):
+        rows = row_begin + block // across * COURIER_M + tl.arange(0, COURIER_M)
+        cols = block % across * COURIER_N + tl.arange(0, COURIER_N)
+        mask = (rows < row_end)[:, None] & (cols < N)[None, :]
+        value = tl.load(tile_pointers(c, c.ptr, rows, cols), mask=mask)
+        for step in range(1, world):
+            there = translate(handle, c.ptr, (me + step) % world)
+            tl.store(tile_pointers(c, there, rows, cols), value, mask=mask)
+
+
+@triton.jit
+def send_kernel(
+    handle, flags, c, M, N, crew, chunk_rows,
+    SITE: tl.constexpr, BESIDE: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+):  # fmt: skip
+    """The collective alone. ``BESIDE``: beside the matmul, chunk by chunk; else all at once."""
+    epoch = enter(flags.turnstile, handle)
+    program = tl.program_id(0)
+    if BESIDE:
+        send_courier(
+            handle, c, c, c, flags, epoch, program, crew, M, N, 0, chunk_rows, SITE, 1, COURIER_M, COURIER_N
+        )  # fmt: skip
+    else:
+        wait_all_entered(flags.turnstile, epoch, handle, SITE)
+        _send(handle, c, program, crew, 0, M, N, COURIER_M, COURIER_N)
+    leave(flags.turnstile, epoch, handle, SITE)
 
 
 def matmul_all_scatter(
@@ -87,8 +156,105 @@ def matmul_all_scatter(
     received = m * n * output.element_size() * (world - 1)
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     chosen = resolve(ctx, problem, config, ALGORITHMS)
-    plan = Plan(SITE_MATMUL_ALL_SCATTER.value, sink=push_sink)
-    flags = workspace_for(ctx, OP, chosen.algorithm, workspace)
+    ours = workspace_for(ctx, OP, chosen.algorithm, workspace, 0, m)
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
-    run(ctx, problem, plan, columns, A, B, bias, bias_is, chosen, flags, trace_of(ctx, OP, trace))
+    call = _Call(ctx, problem, columns, A, B, bias, bias_is, chosen, ours, trace_of(ctx, OP, trace))
+    {
+        "push": call.push, "split": call.split, "streams": call.streams, "copy_engine": call.copy_engine,
+        "baseline": call.baseline,
+    }[chosen.algorithm]()  # fmt: skip
     return output
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One checked call; a method per algorithm. ``columns`` are the own ones of the output."""
+
+    ctx: Iris
+    problem: Problem
+    columns: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
+    bias: torch.Tensor | None
+    bias_is: int
+    config: FusedConfig
+    workspace: FusedWorkspace
+    trace: Trace | None
+
+    def push(self) -> None:
+        self._run(Plan(SITE_MATMUL_ALL_SCATTER.value, sink=push_sink), None)
+
+    def split(self) -> None:
+        senders = self._senders()
+        self._run(self._plan(send_courier, couriers=senders, dedicated=senders), self.workspace.ready)
+
+    def streams(self) -> None:
+        senders = self._senders()
+        plan = self._plan(meet=False)
+        computing = (self.config.num_sms or self.ctx.num_sms) - senders
+        kernel_config = replace(self.config, num_sms=computing)
+        self.workspace.engine.then(
+            lambda: self._run(plan, self.workspace.ready, kernel_config), lambda: self._send(senders, plan)
+        )
+
+    def copy_engine(self) -> None:
+        if self.columns.stride(1) != 1:
+            strides = f"strides {self.columns.stride()}"
+            raise ShapeError(OP, "output", "for copy_engine, rows that are contiguous", strides)
+        plan, engine, world = self._plan(chunks=self.config.num_chunks), self.workspace.engine, self.ctx.world_size
+        done = self.workspace.scratch("done", plan.chunks, torch.int32)
+
+        def copies() -> None:
+            for chunk in range(plan.chunks):
+                rows = self.columns[chunk * plan.chunk_rows :][: plan.chunk_rows]
+                engine.wait(done[chunk:][:1])
+                for step in range(1, world):
+                    engine.put(rows, rows, (self.ctx.rank + step) % world)
+                engine.clear(done[chunk:][:1])
+
+        engine.beside(lambda: self._run(plan, done), copies)
+        if world > 1:
+            self.ctx.device_barrier()
+
+    def baseline(self) -> None:
+        plain_matmul(self.ctx, self.columns, self.a, self.b, self.bias, self.config, self.trace)
+        self._send(self.config.num_sms or self.ctx.num_sms, None)
+
+    def _senders(self) -> int:
+        """Programs that only send: as many as saturate a link on H200, if they are few against the rest."""
+        programs = self.config.num_sms or self.ctx.num_sms
+        if programs < 2:
+            raise ArgumentError(OP, "config.num_sms", f"at least 2 for {self.config.algorithm}", programs)
+        return self.config.comm_sms or max(1, programs // 8)
+
+    def _plan(
+        self, courier: Any = None, *, couriers: int = 0, dedicated: int = 0, chunks: int | None = None, meet: bool = True
+    ) -> Plan:
+        """Chunks are whole groups of block rows, so that their tiles are consecutive ones and their rows complete."""
+        config = self.config
+        groups = -(-self.problem.m // (config.block_size_m * config.group_size_m))
+        per_chunk = -(-groups // min(chunks or groups, groups))
+        tiles = per_chunk * config.group_size_m * -(-self.problem.n // config.block_size_n)
+        count = -(-groups // per_chunk)
+        return Plan(
+            SITE_MATMUL_ALL_SCATTER.value, sink=chunk_sink, courier=courier, couriers=couriers, dedicated=dedicated,
+            chunks=count, blocks_per_chunk=tiles, counts=count, meet=meet,
+            chunk_rows=per_chunk * config.group_size_m * config.block_size_m,
+        )  # fmt: skip
+
+    def _run(self, plan: Plan, done: torch.Tensor | None, config: FusedConfig | None = None) -> None:
+        run(
+            self.ctx, self.problem, plan, self.columns, self.a, self.b, self.bias, self.bias_is, config or self.config,
+            self.workspace, self.trace, slots=done,
+        )  # fmt: skip
+
+    def _send(self, programs: int, beside: Plan | None) -> None:
+        """The second kernel: it has a turnstile of its own, which counts the same calls."""
+        turnstile = self.workspace.second_turnstile
+        flags = Flags(turnstile, self.workspace.ready, None, None, 1, 1, 1, 1)
+        send_kernel[(programs,)](
+            self.ctx.handle, flags, Matrix(self.columns, *self.columns.stride()), self.problem.m, self.problem.n,
+            Crew(programs, programs, 0), beside.chunk_rows if beside is not None else self.problem.m,
+            SITE=SITE_MATMUL_ALL_SCATTER.value, BESIDE=beside is not None,
+            COURIER_M=self.config.comm_block_m, COURIER_N=self.config.comm_block_n, num_warps=8,
+        )  # fmt: skip

@@ -1,15 +1,24 @@
 """How the tiles of a sum over ranks come together: what matmul + reduce-scatter and matmul + all-reduce share.
 
-Every tile has an owner, who adds it up. A rank delivers its part of a tile to the owner's memory, where it has a slot of
-its own (``push``), or adds it to the one sum that lies there (``add``). The owner computes its tiles last in each round,
-adds what the others have sent to what it has in registers, and finishes the tile.
+Every tile has an owner, who adds it up. The other ranks hand their parts of it over in one of three ways:
 
-Signals: before a rank writes to an owner it waits until that one has entered the call, and so has finished the one before.
-For ``push`` each (source, tile) has a flag that takes the call's epoch; for ``add`` each tile has a count of the sources
-that have added to it, which the owner sets back to zero, and the sum with it, when it takes the sum.
+- ``deliver``: the program stores the finished tile into a slot of its rank's at the owner, and flags it.
+- ``keep``: the program leaves the tile in an outgoing slot of its own rank's; when a chunk of tiles is complete, the copy
+  engine, which waits for that, copies the chunk into the slots at the owner and flags it. No SM waits for the link.
+- ``deliver_add``: the program adds the tile to the one sum that lies at the owner.
+
+The owner computes its own tiles last in each round, adds what the others have sent to what it has in registers, and
+finishes the tile.
+
+Signals: a rank writes to an owner only when that one has entered the call, and so has finished the one before. Flags of
+arrived chunks (of one tile, for ``deliver``) take the call's epoch. For ``deliver_add`` each tile has a count of the
+sources that have added to it, which the owner sets back to zero, and the sum with it, when it takes the sum.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,6 +26,7 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
+from iris.device.chunk import complete_chunk
 from iris.device.peer import translate
 from iris.device.sync import (
     MAX_RANKS,
@@ -36,14 +46,30 @@ from iris.ops.problem import Problem, output_dtype
 from iris.ops.workspace import FusedWorkspace, workspace_for
 
 
+class Slots(NamedTuple):
+    """Room for tiles on their way. ``incoming``: at the owner, per source and tile, or one sum per tile; ``outgoing``: per
+    owner and tile; ``done``: words that hold the epoch when a chunk of outgoing or finished tiles is complete."""
+
+    incoming: Any
+    outgoing: Any
+    done: Any
+
+
 @triton.jit
 def deliver(handle, slots, value, tile, flags, epoch, SITE: tl.constexpr):
     """Store ``value``, this rank's part of a tile, into its slot at the tile's owner."""
     me = handles.rank(handle)
     wait_entered(flags.turnstile, epoch, tile.shard, handle, SITE)
-    there = translate(handle, slots, tile.shard)
+    there = translate(handle, slots.incoming, tile.shard)
     tl.store(slot_pointers(there, me, tile, value.shape[0], value.shape[1]), value)
-    signal(flags.ready + me * tile.per_shard + tile.index, epoch, tile.shard, handle)
+    signal(flags.ready + me * flags.chunks + tile.index, epoch, tile.shard, handle)
+
+
+@triton.jit
+def keep(handle, slots, value, tile, flags, epoch, SITE: tl.constexpr):
+    """Leave ``value``, this rank's part of a tile, for the copy engine."""
+    tl.store(slot_pointers(slots.outgoing, tile.shard, tile, value.shape[0], value.shape[1]), value)
+    complete_chunk(handle, slots.done, tile, flags, epoch, SITE)
 
 
 @triton.jit
@@ -53,11 +79,11 @@ def collected(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
     lanes = tl.arange(0, MAX_RANKS)
     others = (lanes < world) & (lanes != me)
     sources = tl.where(others, lanes, me)
-    ready = flags.ready + sources * tile.per_shard + tile.index
+    ready = flags.ready + sources * flags.chunks + tile.index // flags.blocks_per_chunk
     wait_all(ready, epoch + lanes * 0, sources, others, handle, SITE)
     for source in range(world):
         if source != me:
-            acc += tl.load(slot_pointers(slots, source, tile, acc.shape[0], acc.shape[1])).to(acc.dtype)
+            acc += tl.load(slot_pointers(slots.incoming, source, tile, acc.shape[0], acc.shape[1])).to(acc.dtype)
     return acc
 
 
@@ -65,7 +91,7 @@ def collected(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
 def deliver_add(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
     """Add ``acc``, this rank's part of a tile, to the sum at the tile's owner."""
     wait_entered(flags.turnstile, epoch, tile.shard, handle, SITE)
-    there = translate(handle, slots, tile.shard)
+    there = translate(handle, slots.incoming, tile.shard)
     tl.atomic_add(slot_pointers(there, 0, tile, acc.shape[0], acc.shape[1]), acc, sem="relaxed", scope="sys")
     signal_add(flags.ready + tile.index, 1, tile.shard, handle)
 
@@ -75,7 +101,7 @@ def collected_sum(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
     """``acc`` plus the sum that the others have left for a tile of this rank's; zero is left in its place."""
     me, world = handles.rank(handle), handles.world_size(handle)
     wait(flags.ready + tile.index, world - 1, (me + 1) % world, handle, SITE)
-    pointers = slot_pointers(slots, 0, tile, acc.shape[0], acc.shape[1])
+    pointers = slot_pointers(slots.incoming, 0, tile, acc.shape[0], acc.shape[1])
     total = acc + tl.load(pointers)
     tl.debug_barrier()
     tl.store(pointers, tl.zeros_like(acc))
@@ -83,17 +109,52 @@ def collected_sum(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
     return total
 
 
-def reduction_slots(
-    ctx: Iris, problem: Problem, plan: Plan, config: FusedConfig, workspace: FusedWorkspace | None
-) -> tuple[FusedWorkspace, torch.Tensor]:
-    """The workspace of a reduction, and in it room for the tiles that others send: one slot per source and own tile, or
-    one sum per own tile."""
-    tiles = plan.tiles_per_shard(problem, config)
-    sources = 1 if config.algorithm == "atomic" else problem.world_size
-    dtype = accumulator_of(problem.dtype) if config.algorithm == "atomic" else output_dtype(problem.dtype)
-    count = sources * tiles * config.block_size_m * config.block_size_n
-    ours = workspace_for(ctx, problem.op, config.algorithm, workspace, count * dtype.itemsize, sources * tiles)
-    return ours, ours.staging[: count * dtype.itemsize].view(dtype)
+@dataclass(frozen=True)
+class Reduction:
+    """The memory of one call, and how its tiles are cut into chunks. ``plan`` is the op's, chunks filled in."""
+
+    plan: Plan
+    workspace: FusedWorkspace
+    slots: Slots
+
+
+def reduction_for(
+    ctx: Iris,
+    problem: Problem,
+    plan: Plan,
+    config: FusedConfig,
+    workspace: FusedWorkspace | None,
+    tiles_per_chunk: int = 1,
+) -> Reduction:
+    """Room for the tiles that others send and, for ``copy_engine``, for those that wait to be sent."""
+    world, per_shard = problem.world_size, plan.tiles_per_shard(problem, config)
+    summing, copying = config.algorithm == "atomic", config.algorithm == "copy_engine"
+    dtype = accumulator_of(problem.dtype) if summing else output_dtype(problem.dtype)
+    tile = config.block_size_m * config.block_size_n
+    count = (1 if summing else world) * per_shard * tile
+    chunks = -(-per_shard // tiles_per_chunk)
+    ours = workspace_for(ctx, problem.op, config.algorithm, workspace, count * dtype.itemsize, world * chunks)
+    incoming = ours.staging[: count * dtype.itemsize].view(dtype)
+    outgoing = ours.scratch("outgoing", count, dtype) if copying else None
+    done = ours.scratch("done", world * chunks, torch.int32) if copying else None
+    chunked = replace(plan, chunks=chunks, blocks_per_chunk=tiles_per_chunk, counts=world * chunks if copying else 0)
+    return Reduction(chunked, ours, Slots(incoming, outgoing, done))
+
+
+def send_chunk(ctx: Iris, reduction: Reduction, tile_elements: int, per_shard: int, owner: int, chunk: int) -> None:
+    """Let the copy engine hand a chunk of tiles over to its owner once it is complete."""
+    plan, slots, engine = reduction.plan, reduction.slots, reduction.workspace.engine
+    first = chunk * plan.blocks_per_chunk
+    tiles = min(plan.blocks_per_chunk, per_shard - first)
+    start, length = first * tile_elements, tiles * tile_elements
+    done = slots.done[owner * plan.chunks + chunk :][:1]
+    engine.wait(done)
+    whole = per_shard * tile_elements
+    engine.put(
+        slots.outgoing[owner * whole + start :][:length], slots.incoming[ctx.rank * whole + start :][:length], owner
+    )
+    engine.put(done, reduction.workspace.ready[ctx.rank * plan.chunks + chunk :][:1], owner)
+    engine.clear(done)
 
 
 @triton.jit

@@ -70,7 +70,11 @@ def _shares(chart: Chart, study: Study, palette: Palette) -> Figure:
     algorithms = palette.ordered(
         name for p in problems for name, r in p.timed.items() if r.floor_share is not None and name != "matmul"
     )
-    figure, (axes,) = _figure(chart, [0.32 * len(problems) + 0.1], _AXIS, algorithms, palette, labels=1.5)
+    names = [_two_lines(problem) for problem in problems]
+    longest = max(len(line) for name in names for line in name.split("\n"))
+    row = 0.36 if any("\n" in name for name in names) else 0.3
+    labels = max(_LABELS, 0.2 + 0.076 * longest)
+    figure, (axes,) = _figure(chart, [row * len(problems) + 0.1], _AXIS, algorithms, palette, labels)
     highest = 1.0
     for place, problem in enumerate(problems):
         for algorithm in reversed(algorithms):
@@ -78,7 +82,7 @@ def _shares(chart: Chart, study: Study, palette: Palette) -> Figure:
             if share is not None:
                 _plot(axes, [(share, place)], algorithm, palette, joined=False)
                 highest = max(highest, share)
-    axes.set_yticks(range(len(problems)), [_two_lines(problem) for problem in problems])
+    axes.set_yticks(range(len(problems)), names)
     axes.set_ylim(len(problems) - 0.5, -0.5)
     axes.set_xlim(0, highest * 1.08)
     axes.xaxis.set_major_formatter(_percent())
@@ -206,8 +210,8 @@ def _figure(
     head = _HEAD + (0.24 if legend and labels is None else 0.0)
     height = head + sum(heights) + _GAP * (len(heights) - 1) + foot + _LEGEND_ROW * rows + (0.06 if rows else 0)
     figure = Figure(figsize=(WIDTH, height), facecolor=PAPER.light)
-    figure.text(_MARGIN / WIDTH, 1 - 0.2 / height, chart.title, weight="bold", size=10, color=INK.light)
-    figure.text(_MARGIN / WIDTH, 1 - 0.4 / height, chart.subtitle, color=MUTED.light)
+    figure.text(_MARGIN / WIDTH, 1 - 0.2 / height, _cut(chart.title, 48), weight="bold", size=10, color=INK.light)
+    figure.text(_MARGIN / WIDTH, 1 - 0.4 / height, _cut(chart.subtitle, 72), color=MUTED.light)
     plots = []
     top = height - head
     for extent in heights:
@@ -275,7 +279,11 @@ def _short(result: Result) -> str:
 
 
 def _two_lines(problem: Problem) -> str:
-    return f"{problem.label}\n{problem.names}" if problem.names else problem.label
+    return "\n".join(_cut(line, 26) for line in (problem.label, problem.names) if line)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _unit(axes: Axes, text: str) -> None:

@@ -23,7 +23,7 @@ def parts(file: Path) -> tuple[str, str]:
     fix = f"Put the lines {BEGIN} and {END} where the tables belong."
     if not file.is_file():
         raise ArgumentError("report", "--markdown", "a file with two marker lines", f"no file {file}", fix)
-    text = file.read_text(encoding="utf-8")
+    text = file.read_bytes().decode()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end or text.count(BEGIN) > 1 or text.count(END) > 1:
@@ -35,7 +35,7 @@ def parts(file: Path) -> tuple[str, str]:
 def write(study: Study, file: Path) -> None:
     """Put the tables between the markers of ``file``; all else stays as it is."""
     before, after = parts(file)
-    file.write_text(f"{before}\n\n{render(study)}\n{after}", encoding="utf-8")
+    file.write_bytes(f"{before}\n\n{render(study)}\n{after}".encode())
 
 
 def render(study: Study) -> str:
