@@ -153,6 +153,7 @@ class Iris(SymmetricTensors, RankLogger):
         self._released: list[int] = []
         self._released_by: dict[int, set[int]] = {}
         self._workspaces: dict[Hashable, Any] = {}
+        self._kept: dict[Hashable, Any] = {}
         self._group_tensors: dict[tuple[int, ...], torch.Tensor] = {}
         self._control = self._table.allocate(sync.CONTROL_BYTES.value, "control block")
         self._backend.bytes_at(self._control.offset, self._control.nbytes, None).zero_()
@@ -284,6 +285,14 @@ class Iris(SymmetricTensors, RankLogger):
             self._exchange(f"workspace({key})")
             self._workspaces[key] = make()
         made: T = self._workspaces[key]
+        return made
+
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """As :meth:`workspace`, for what is of no concern to other ranks; not collective."""
+        self._require_open("kept")
+        if key not in self._kept:
+            self._kept[key] = make()
+        made: T = self._kept[key]
         return made
 
     def has_workspace(self, key: Hashable) -> bool:
@@ -460,6 +469,7 @@ class Iris(SymmetricTensors, RankLogger):
         _open_contexts.discard(self)
         self._watcher.stop()
         self._workspaces.clear()
+        self._kept.clear()
         self._group_tensors.clear()
         try:
             self._backend.close()

@@ -45,7 +45,7 @@ def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[st
                 print(label(group.case, params))
         return 0
     if not groups:
-        raise ArgumentError("bench", "--benchmark_filter", "a part of a point's name", repr(given.benchmark_filter),
+        raise ArgumentError("bench", "--benchmark_filter", "what a point's name has", given.benchmark_filter.pattern,
                             "--benchmark_list lists the points.")  # fmt: skip
     return _measure(groups, known, given, num_ranks)
 
@@ -57,7 +57,7 @@ def _groups(cases: Sequence[Case], given: argparse.Namespace, num_ranks: int) ->
         if name.startswith(_AXIS) and text is not None
     }
     dataset = Dataset.read(given.dataset) if given.dataset is not None else None
-    wanted = re.compile(given.benchmark_filter or "")
+    wanted: re.Pattern[str] = given.benchmark_filter or re.compile("")
     groups = []
     for case in cases:
         shapes = None
@@ -76,6 +76,8 @@ def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse
     done = records.load(given.resume) if given.resume is not None else {}
     settings = Settings(given.timeout_s, given.heap_size, given.warmup, given.repeat, given.commit)
     keys = [records.key(group.case.name, params, num_ranks) for group in groups for params in group.variants]
+    if out is not None:
+        records.append(out, [])
     todo = [group for group in (_rest(group, done, num_ranks) for group in groups) if group.variants]
     stopped = False
     try:
@@ -96,8 +98,8 @@ def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse
     FORMATS[given.benchmark_format](results, known, sys.stdout)
     sys.stdout.flush()
     if stopped:
-        how = f"--resume {out} goes on" if out is not None else "with --benchmark_out it could be resumed"
-        print(f"stopped after {len(results)} of {len(keys)} points; {how}", file=sys.stderr)
+        how = f"; --resume {out} goes on" if out is not None else ""
+        print(f"stopped after {len(results)} of {len(keys)} points{how}", file=sys.stderr)
         return STOPPED
     return 0 if all(map(records.succeeded, results)) else 1
 
@@ -120,7 +122,9 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
     parser.add_argument(
         "--num_ranks", type=_positive, help="ranks (default: all GPUs if two or more, else 4 simulated)"
     )
-    parser.add_argument("--benchmark_filter", metavar="REGEX", help="only points whose name, as listed, has a match")
+    parser.add_argument(
+        "--benchmark_filter", type=_regex, metavar="REGEX", help="only points whose name, as listed, has a match"
+    )
     parser.add_argument("--benchmark_list", action="store_true", help="list the points and stop")
     parser.add_argument(
         "--benchmark_format", choices=tuple(FORMATS), default="console", help="what is printed at the end"
@@ -131,7 +135,7 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
     parser.add_argument("--resume", type=Path, metavar="FILE", help="measure only what FILE lacks, and append it there")
     parser.add_argument("--dataset", type=Path, metavar="FILE", help="take the shapes from FILE (see dataset/)")
     parser.add_argument(
-        "--timeout_s", type=_seconds, default=120.0, help="most seconds for a point (default: %(default)s)"
+        "--timeout_s", type=_seconds, default=60.0, help="most seconds for a point (default: %(default)s)"
     )
     parser.add_argument(
         "--heap_size", type=_positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
@@ -167,6 +171,13 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not a positive number")
     return value
+
+
+def _regex(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
 
 
 def _seconds(text: str) -> float:

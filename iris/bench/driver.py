@@ -17,7 +17,7 @@ from iris.bench.case import Case
 from iris.bench.environment import dated
 from iris.bench.records import Record
 from iris.bench.session import Settings
-from iris.bench.state import Outcome
+from iris.bench.state import Outcome, described
 from iris.errors import LaunchError, PeerDied, RankMismatch, WaitTimeout
 from iris.launch import RankPool, identity
 
@@ -101,7 +101,8 @@ class Ranks:
         self.kill()
         first = min(failures, key=lambda one: (isinstance(one.error, _CONSEQUENCES), one.at))
         assert first.error is not None
-        raise LaunchError(f"rank {first.rank}: {session.described(first.error)}") from first.error
+        said = described(first.error)
+        raise LaunchError(said if said.startswith("rank") else f"rank {first.rank}: {said}") from first.error
 
     def kill(self) -> None:
         if self._pool is not None:

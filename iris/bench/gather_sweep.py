@@ -43,7 +43,7 @@ def sweep(options: Options) -> int:
         known, total, first = environment(ctx, None), len(options.shapes), ctx.rank == 0
         if first:
             options.output_dir.mkdir(parents=True, exist_ok=True)
-            print(f"{OP} by {options.algorithm}: {total} shapes, {ctx.world_size} ranks, {known['hardware']}")
+            print(f"{OP} by {options.algorithm}, {ctx.world_size} ranks, {known['hardware']}, configurations: {total}")
         right = wrong = 0
         for number, shape in enumerate(options.shapes, 1):
             params = local_params({"algorithm": options.algorithm, **shape}, ctx.world_size, op=OP)

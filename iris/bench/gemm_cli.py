@@ -18,7 +18,6 @@ import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ import torch
 import triton
 
 from iris import ops
+from iris.bench.environment import environment
 from iris.bench.gemm_options import (
     OPS,
     Arguments,
@@ -268,9 +268,9 @@ def run(asked: Arguments, given: frozenset[str], stream_k: bool) -> int:
         for line in (*fits, *unused):
             say(ctx, line)
         work = Work(ctx, fitted, config_of(fitted, stream_k))
-        hardware = "simulated" if ctx.backend_name == "sim" else torch.cuda.get_device_name(ctx.device)
+        where = environment(ctx, None)
         schedule = "Stream-K" if stream_k else "data-parallel"
-        say(ctx, f"{work.op} ({work.config.algorithm}, {schedule}), {ctx.world_size} ranks, {hardware}: "
+        say(ctx, f"{work.op} ({work.config.algorithm}, {schedule}), {ctx.world_size} ranks, {where['hardware']}: "
             f"M={fitted.m} N={fitted.n} K={fitted.k} {fitted.datatype}")  # fmt: skip
         if fitted.debug:
             show_details(work)
@@ -289,10 +289,7 @@ def run(asked: Arguments, given: frozenset[str], stream_k: bool) -> int:
                 "op": work.op,
                 "stream_k": stream_k,
                 "world_size": ctx.world_size,
-                "hardware": hardware,
-                "backend": ctx.backend_name,
-                "versions": {"torch": torch.__version__, "triton": triton.__version__},
-                "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "environment": where,
                 "asked": asdict(asked),
                 "fitted": asdict(fitted),
                 "fits": fits,

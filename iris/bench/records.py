@@ -105,9 +105,17 @@ def _slowest(seconds: Sequence[float | None], scale: float) -> float | None:
 
 
 def append(path: Path, records: Sequence[Record]) -> None:
-    """Add lines to a file, made if it is not there; what a run that was killed left of a line is taken away first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+b") as file:
+    """Add lines to a file, made if it is not there; what a run that was killed left of a line is taken away first.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a+b")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise ArgumentError("bench", "--benchmark_out", "a file that can be written", error) from error
+    with file:
         if file.tell() and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)

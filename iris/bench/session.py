@@ -15,10 +15,10 @@ from iris.bench import distributed
 from iris.bench.axes import Params
 from iris.bench.case import CaseFunction
 from iris.bench.environment import environment
-from iris.bench.state import Call, Outcome, Skipped, State, agreed
+from iris.bench.state import Call, Outcome, Skipped, State, agreed, described
 from iris.bench.timing import back_to_back_seconds, call_seconds, host_seconds
 from iris.context import Iris, iris
-from iris.errors import IrisError, PeerDied, WaitTimeout
+from iris.errors import IrisError, PeerDied, RankMismatch, WaitTimeout
 
 ROUNDS = 5
 GPU_WARMUP, GPU_CALLS, SIM_CALLS = 5, 30, 3
@@ -56,9 +56,8 @@ _ctx: Iris | None = None
 
 def open_rank(settings: Settings) -> dict[str, str | int | None]:
     """Open the context; returns what records say of the environment."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C goes to all processes of a terminal; the driver ends the ranks
+    # Ctrl-C goes to all processes of a terminal; the driver ends the ranks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     return environment(_context(settings), settings.commit)
 
 
@@ -90,8 +89,8 @@ def _context(settings: Settings) -> Iris:
         if 2 * _ctx.heap_largest_free_bytes >= _ctx.heap_size:
             return _ctx
         _ctx.close()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        if _ctx.backend_name != "sim":
+            torch.cuda.empty_cache()
     _ctx = iris(settings.heap_size or _heap_size(), timeout_s=min(MOST_WAIT_S, settings.timeout_s / 2))
     return _ctx
 
@@ -112,7 +111,7 @@ def _set_up(ctx: Iris, fn: CaseFunction, state: State) -> None:
         fn(state, ctx)
     except Skipped as skipped:
         outcome.skipped = str(skipped)
-    except (WaitTimeout, PeerDied):
+    except (WaitTimeout, PeerDied, RankMismatch):
         raise
     except REPORTED as error:
         complaint = described(error)
@@ -120,12 +119,6 @@ def _set_up(ctx: Iris, fn: CaseFunction, state: State) -> None:
     failed = agreed(ctx, complaint)
     if failed is not None:
         outcome.error, outcome.skipped, outcome.validated = failed, None, None
-
-
-def described(error: BaseException) -> str:
-    """An error on one line of bounded length."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text if len(text) <= 400 else text[:399] + '…'}"
 
 
 # -- timing -------------------------------------------------------------------------------------------------

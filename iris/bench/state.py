@@ -14,6 +14,7 @@ T = TypeVar("T")
 Call = Callable[[], object]
 Check = Callable[[], str]
 """Looks at a result: empty text if it is right, else how wrong it is."""
+LONGEST_ERROR = 400
 
 
 class Skipped(Exception):
@@ -148,3 +149,10 @@ def agreed(ctx: Iris, complaint: str) -> str | None:
         return None
     ranks = f"rank{'s' if len(complaining) > 1 else ''} {', '.join(map(str, complaining))}"
     return f"{complaints[complaining[0]]} ({ranks} of {ctx.world_size})"
+
+
+def described(error: BaseException) -> str:
+    """An error on one line of bounded length."""
+    kind = "" if isinstance(error, LaunchError) else f"{type(error).__name__}: "
+    text = f"{kind}{' '.join(str(error).split())}"
+    return text if len(text) <= LONGEST_ERROR else f"{text[: LONGEST_ERROR - 1]}…"

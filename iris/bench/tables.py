@@ -55,11 +55,7 @@ def write_table(results: Sequence[Record], cases: Mapping[str, Case], file: Text
         used = [any(column) for column in zip(*rows, strict=True)]
         headers, *rows = [list(itertools.compress(row, used)) for row in [_headers(mine), *rows]]
         _print(_title(mine), headers, rows, file)
-        for one in mine:
-            if one["skipped"] or one["error"]:
-                why = f"skipped: {one['skipped']}" if one["skipped"] else f"ERROR: {one['error']}"
-                params = " ".join(str(one["params"][shown]) for shown in _names(mine))
-                file.write(f"{params or name}: {why}\n")
+        file.writelines(_remarks(mine))
         show = cases[name].show if name in cases else None
         if show is not None:
             show(mine)
@@ -70,6 +66,20 @@ FORMATS: Mapping[str, Callable[[Sequence[Record], Mapping[str, Case], TextIO], N
     "json": write_json,
     "csv": write_csv,
 }
+
+
+def _remarks(results: Sequence[Record]) -> list[str]:
+    """A line for each reason why points have no time, with the points."""
+    points: dict[str, list[str]] = {}
+    for one in results:
+        if one["skipped"] or one["error"]:
+            why = f"skipped: {one['skipped']}" if one["skipped"] else f"ERROR: {one['error']}"
+            points.setdefault(why, []).append(" ".join(str(one["params"].get(name, "")) for name in _names(results)))
+    return [f"{_some(names)}: {why}\n" for why, names in points.items()]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names if len(names) <= 3 else [*names[:2], f"and {len(names) - 2} more"])
 
 
 # -- cells --------------------------------------------------------------------------------------------------
@@ -167,11 +177,11 @@ def _print(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], fi
         for line in lines:
             file.write("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) + "\n")
         return
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))
     console = Console(file=file)
     console.width = max(console.width, _WIDTH)
-    console.print(table)
+    console.print(Text(title), table, sep="\n")

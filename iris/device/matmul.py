@@ -42,7 +42,7 @@ from iris.device import trace
 from iris.device.arch import clock_ns
 from iris.device.handle import rank
 from iris.device.schedule import split_start, split_worker, whole_tiles
-from iris.device.sync import enter, leave, signal, wait
+from iris.device.sync import enter, leave, signal, wait, wait_all_entered
 from iris.device.tile import Tile, tile_pointers
 
 _MANY: tl.constexpr = tl.constexpr(3)
@@ -321,6 +321,8 @@ def _tiles(
     SCHEDULE: tl.constexpr,
     SOURCE: tl.constexpr,
     SINK: tl.constexpr,
+    AFTER: tl.constexpr,
+    GATE: tl.constexpr,
     SITE: tl.constexpr,
     SHARDS: tl.constexpr,
     SHARDED: tl.constexpr,
@@ -355,6 +357,9 @@ def _tiles(
         split_end = split_start(worker + 1, workers, split_iterations)
         if split_begin < split_end:
             units += (split_end - 1) // per_tile - split_begin // per_tile + 1
+    gated = 0
+    pending_shard = me * 0
+    pending_index = me * 0 - 1
     for unit in range(units):
         item = first + unit * workers
         k_begin, k_end = 0, K_TOTAL
@@ -390,6 +395,10 @@ def _tiles(
                 acc, k, k_end, handle, flags, epoch, a, b, trace_ptr, shard, block_m, item, row, row_end, col,
                 first_k, M, N, K, SOURCE, SITE, SEGMENTS, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION, TRACE,
             )  # fmt: skip
+        if AFTER is not None:
+            if pending_index >= 0:
+                AFTER(handle, slots, pending_shard, pending_index, per_shard, flags, epoch, SITE)
+                pending_index = me * 0 - 1
         whole = True
         if STREAM_K:
             whole = k_begin == 0
@@ -401,11 +410,19 @@ def _tiles(
         if whole:
             if TRACE:
                 asked = clock_ns()
+            if GATE:
+                if gated == 0:
+                    wait_all_entered(flags.turnstile, epoch, handle, SITE)
+                    gated = 1
             rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
             tile = Tile(shard, index, per_shard, top, rows, cols, rows < row_end, cols < N)
             SINK(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE, BIAS)
+            pending_shard, pending_index = shard, index
             if TRACE:
                 trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), item)
+    if AFTER is not None:
+        if pending_index >= 0:
+            AFTER(handle, slots, pending_shard, pending_index, per_shard, flags, epoch, SITE)
 
 
 @triton.jit
@@ -433,6 +450,8 @@ def matmul_kernel(
     SCHEDULE: tl.constexpr,
     SOURCE: tl.constexpr,
     SINK: tl.constexpr,
+    AFTER: tl.constexpr,
+    GATE: tl.constexpr,
     COURIER: tl.constexpr,
     SITE: tl.constexpr,
     SHARDS: tl.constexpr,
@@ -480,7 +499,7 @@ def matmul_kernel(
             _tiles(
                 handle, flags, epoch, own_shard, gathered, right, c, bias_ptr, slots, partials, trace_ptr, M, N, K,
                 begin, end, per_shard, per_round, worker, workers,
-                SCHEDULE, SOURCE, SINK, SITE, SHARDS, SHARDED, SEGMENTS, OWN and phase == 0,
+                SCHEDULE, SOURCE, SINK, AFTER, GATE, SITE, SHARDS, SHARDED, SEGMENTS, OWN and phase == 0,
                 PIECEWISE, BIAS, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, EVEN_K, STREAM_K and not (OWN and phase == 0), TWO_TILES, PRECISION,
                 ACC_DTYPE, TRACE,
             )  # fmt: skip

@@ -1,8 +1,15 @@
 """A finished tile of the output, and what sources and sinks say about it.
 
-Sinks are ``@triton.jit`` functions passed to the matmul kernel as constexpr, and may be the user's own:
+Sinks, and what comes after them, are ``@triton.jit`` functions passed to the matmul kernel as constexpr, and may be the
+user's own:
 
     SINK(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE, BIAS)
+
+    AFTER(handle, slots, shard, index, per_shard, flags, epoch, SITE)
+
+``AFTER``, if given, announces a tile that the sink has stored: it is called when the program has computed its next tile,
+so that the stores are through by then and no program stands waiting for them. ``GATE``: no sink is called before all
+ranks have entered the call, so it may write peers' memory.
 
 ``acc`` is the product in float32 (int32 for int8), without the bias; ``tile`` a :class:`Tile`; ``slots`` the memory
 that the op set aside for tiles on their way between ranks, or None.

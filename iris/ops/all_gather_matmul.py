@@ -68,6 +68,7 @@ from iris.ops.config import FusedConfig
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
+from iris.ops.replay import replayed
 from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace, staging_fits, workspace_for
 from iris.trace import Trace, trace_of
 
@@ -238,6 +239,7 @@ def gather_kernel(
     leave(flags.turnstile, epoch, handle, SITE)
 
 
+@replayed
 def all_gather_matmul(
     ctx: Iris,
     output: torch.Tensor,

@@ -16,6 +16,7 @@ from iris.device.sync import SITE_MATMUL
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, resolve, run
 from iris.ops.problem import Problem
+from iris.ops.replay import replayed
 from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
@@ -23,6 +24,7 @@ OP = "matmul"
 ALGORITHMS = ("local",)
 
 
+@replayed
 def matmul(
     ctx: Iris,
     output: torch.Tensor,

@@ -28,6 +28,8 @@ class Plan:
     schedule: Any = schedule.own_first
     source: Any = kernels.local_source
     sink: Any = tile.local_sink
+    after: Any = None
+    gate: bool = False
     courier: Any = None
     shards: int = 1
     sharded: bool = False
@@ -190,6 +192,8 @@ def run(
         SCHEDULE=plan.schedule,
         SOURCE=plan.source,
         SINK=plan.sink,
+        AFTER=plan.after,
+        GATE=plan.gate,
         COURIER=plan.courier,
         SITE=plan.site,
         SHARDS=plan.shards,

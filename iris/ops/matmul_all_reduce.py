@@ -36,7 +36,7 @@ from iris.context import Iris
 from iris.device import handle as handles
 from iris.device import schedule
 from iris.device.peer import translate
-from iris.device.sync import MAX_RANKS, SITE_MATMUL_ALL_REDUCE, signal_all, wait_all, wait_all_entered
+from iris.device.sync import MAX_RANKS, SITE_MATMUL_ALL_REDUCE, signal_all, wait_all
 from iris.device.tile import finished, local_sink, slot_pointers, tile_mask, tile_pointers
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
@@ -44,16 +44,19 @@ from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
+    added_after,
     collected,
     collected_sum,
-    complete_chunk,
+    counted_after,
     deliver,
     deliver_add,
+    delivered_after,
     keep,
     reduction_for,
     send_chunk,
     sum_partials,
 )
+from iris.ops.replay import replayed
 from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
@@ -62,11 +65,10 @@ ALGORITHMS = ("atomic", "one_shot", "two_shot", "copy_engine", "baseline")
 
 
 @triton.jit
-def store_everywhere(handle, c, value, tile, flags, epoch, SITE: tl.constexpr):
-    """Store a finished tile into every rank's output, this rank's own first, once all ranks allow it."""
+def store_everywhere(handle, c, value, tile):
+    """Store a finished tile into every rank's output, this rank's own first."""
     me, world = handles.rank(handle), handles.world_size(handle)
     mask = tile_mask(tile)
-    wait_all_entered(flags.turnstile, epoch, handle, SITE)
     for step in range(world):
         there = translate(handle, c.ptr, (me + step) % world)
         tl.store(tile_pointers(c, there, tile.rows, tile.cols), value, mask=mask)
@@ -78,9 +80,9 @@ def two_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.
     if tile.shard == handles.rank(handle):
         total = collected(handle, slots, acc, tile, flags, epoch, SITE)
         value = finished(total, bias_ptr, tile, c.ptr.dtype.element_ty, BIAS)
-        store_everywhere(handle, c, value, tile, flags, epoch, SITE)
+        store_everywhere(handle, c, value, tile)
     else:
-        deliver(handle, slots, acc.to(c.ptr.dtype.element_ty), tile, flags, epoch, SITE)
+        deliver(handle, slots, acc.to(c.ptr.dtype.element_ty), tile)
 
 
 @triton.jit
@@ -89,9 +91,9 @@ def atomic_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.co
     if tile.shard == handles.rank(handle):
         total = collected_sum(handle, slots, acc, tile, flags, epoch, SITE)
         value = finished(total, bias_ptr, tile, c.ptr.dtype.element_ty, BIAS)
-        store_everywhere(handle, c, value, tile, flags, epoch, SITE)
+        store_everywhere(handle, c, value, tile)
     else:
-        deliver_add(handle, slots, acc, tile, flags, epoch, SITE)
+        deliver_add(handle, slots, acc, tile)
 
 
 @triton.jit
@@ -117,14 +119,15 @@ def copied_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.co
     if tile.shard == handles.rank(handle):
         total = collected(handle, slots, acc, tile, flags, epoch, SITE)
         local_sink(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
-        complete_chunk(handle, slots.done, tile, flags, epoch, SITE)
     else:
-        keep(handle, slots, acc.to(c.ptr.dtype.element_ty), tile, flags, epoch, SITE)
+        keep(handle, slots, acc.to(c.ptr.dtype.element_ty), tile)
 
 
-SINKS = {"atomic": atomic_sink, "one_shot": one_shot_sink, "two_shot": two_shot_sink, "copy_engine": copied_sink}
+SINKS = {"atomic": (atomic_sink, added_after), "two_shot": (two_shot_sink, delivered_after)}
+"""What happens to a finished tile, and what announces it, where tiles are dealt to owners."""
 
 
+@replayed
 def matmul_all_reduce(
     ctx: Iris,
     output: torch.Tensor,
@@ -179,7 +182,10 @@ def matmul_all_reduce(
     if chosen.algorithm == "one_shot":
         plan = Plan(site, schedule.own_first, sink=one_shot_sink)
     else:
-        plan = Plan(site, schedule.dealt, sink=SINKS[chosen.algorithm], shards=world, rounds=chosen.num_rounds)
+        sink, after = SINKS[chosen.algorithm]
+        plan = Plan(
+            site, schedule.dealt, sink=sink, after=after, gate=True, shards=world, rounds=chosen.num_rounds
+        )  # fmt: skip
     sums = reduction_for(ctx, problem, plan, chosen, workspace)
     run(ctx, problem, sums.plan, output, A, B, bias, bias_is, chosen, sums.workspace, recorded, slots=sums.slots)
     return output
@@ -212,8 +218,8 @@ def _run_copy_engine(
     chunk_blocks = -(-groups // min(config.num_chunks, groups)) * config.group_size_m
     chunk_rows = chunk_blocks * config.block_size_m
     plan = Plan(
-        SITE_MATMUL_ALL_REDUCE.value, schedule.own_last, sink=copied_sink, shards=world, sharded=True, meet=False,
-        rounds=-(-blocks // chunk_blocks),
+        SITE_MATMUL_ALL_REDUCE.value, schedule.own_last, sink=copied_sink, after=counted_after, gate=True,
+        shards=world, sharded=True, meet=False, rounds=-(-blocks // chunk_blocks),
     )  # fmt: skip
     sums = reduction_for(ctx, problem, plan, config, workspace, min(chunk_blocks, blocks) * across)
     engine, mine = sums.workspace.engine, output[rank * rows :][:rows]

@@ -36,16 +36,17 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
-from iris.device.chunk import complete_chunk
+from iris.device.chunk import chunk_after
 from iris.device.matmul import Crew
 from iris.device.peer import translate
 from iris.device.sync import SITE_MATMUL_ALL_SCATTER, enter, leave, wait, wait_all_entered
-from iris.device.tile import Flags, Matrix, finished, local_sink, tile_mask, tile_pointers
+from iris.device.tile import Flags, Matrix, finished, tile_mask, tile_pointers
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
+from iris.ops.replay import replayed
 from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
@@ -55,21 +56,13 @@ ALGORITHMS = ("push", "split", "streams", "copy_engine", "baseline")
 
 @triton.jit
 def push_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """The tile is stored into every rank's output, this rank's own first, once all ranks allow it."""
+    """The tile is stored into every rank's output, this rank's own first."""
     value = finished(acc, bias_ptr, tile, c.ptr.dtype.element_ty, BIAS)
     mask = tile_mask(tile)
-    wait_all_entered(flags.turnstile, epoch, handle, SITE)
     me, world = handles.rank(handle), handles.world_size(handle)
     for step in range(world):
         peer = (me + step) % world
         tl.store(tile_pointers(c, translate(handle, c.ptr, peer), tile.rows, tile.cols), value, mask=mask)
-
-
-@triton.jit
-def chunk_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """The tile is stored in the own output, and counted; ``slots`` are the words of complete chunks."""
-    local_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE, BIAS)
-    complete_chunk(handle, slots, tile, flags, epoch, SITE)
 
 
 @triton.jit
@@ -116,6 +109,7 @@ def send_kernel(
     leave(flags.turnstile, epoch, handle, SITE)
 
 
+@replayed
 def matmul_all_scatter(
     ctx: Iris,
     output: torch.Tensor,
@@ -182,7 +176,7 @@ class _Call:
     trace: Trace | None
 
     def push(self) -> None:
-        self._run(Plan(SITE_MATMUL_ALL_SCATTER.value, sink=push_sink), None)
+        self._run(Plan(SITE_MATMUL_ALL_SCATTER.value, sink=push_sink, gate=True), None)
 
     def split(self) -> None:
         senders = self._senders()
@@ -237,7 +231,7 @@ class _Call:
         tiles = per_chunk * config.group_size_m * -(-self.problem.n // config.block_size_n)
         count = -(-groups // per_chunk)
         return Plan(
-            SITE_MATMUL_ALL_SCATTER.value, sink=chunk_sink, courier=courier, couriers=couriers, dedicated=dedicated,
+            SITE_MATMUL_ALL_SCATTER.value, after=chunk_after, gate=True, courier=courier, couriers=couriers, dedicated=dedicated,
             chunks=count, blocks_per_chunk=tiles, counts=count, meet=meet,
             chunk_rows=per_chunk * config.group_size_m * config.block_size_m,
         )  # fmt: skip

@@ -38,15 +38,19 @@ from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, resolve, run
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
+    added_after,
     collected,
     collected_sum,
     deliver,
     deliver_add,
+    delivered_after,
     keep,
+    kept_after,
     reduction_for,
     send_chunk,
     sum_partials,
 )
+from iris.ops.replay import replayed
 from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
@@ -60,7 +64,7 @@ def scatter_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE:
     if tile.shard == handles.rank(handle):
         _store_rows(handle, c, collected(handle, slots, acc, tile, flags, epoch, SITE), bias_ptr, tile, BIAS)
     else:
-        deliver(handle, slots, acc.to(c.ptr.dtype.element_ty), tile, flags, epoch, SITE)
+        deliver(handle, slots, acc.to(c.ptr.dtype.element_ty), tile)
 
 
 @triton.jit
@@ -69,7 +73,7 @@ def keep_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl
     if tile.shard == handles.rank(handle):
         _store_rows(handle, c, collected(handle, slots, acc, tile, flags, epoch, SITE), bias_ptr, tile, BIAS)
     else:
-        keep(handle, slots, acc.to(c.ptr.dtype.element_ty), tile, flags, epoch, SITE)
+        keep(handle, slots, acc.to(c.ptr.dtype.element_ty), tile)
 
 
 @triton.jit
@@ -78,7 +82,7 @@ def add_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.
     if tile.shard == handles.rank(handle):
         _store_rows(handle, c, collected_sum(handle, slots, acc, tile, flags, epoch, SITE), bias_ptr, tile, BIAS)
     else:
-        deliver_add(handle, slots, acc, tile, flags, epoch, SITE)
+        deliver_add(handle, slots, acc, tile)
 
 
 @triton.jit
@@ -86,9 +90,15 @@ def _store_rows(handle, c, acc, bias_ptr, tile, BIAS: tl.constexpr):
     local_sink(handle, c, None, acc, bias_ptr, within_shard(tile), None, 0, 0, BIAS)
 
 
-SINKS = {"push": scatter_rows_sink, "copy_engine": keep_rows_sink, "atomic": add_rows_sink}
+SINKS = {
+    "push": (scatter_rows_sink, delivered_after),
+    "copy_engine": (keep_rows_sink, kept_after),
+    "atomic": (add_rows_sink, added_after),
+}
+"""What happens to a finished tile, and what announces it."""
 
 
+@replayed
 def matmul_reduce_scatter(
     ctx: Iris,
     output: torch.Tensor,
@@ -133,9 +143,10 @@ def matmul_reduce_scatter(
     if chosen.algorithm == "baseline":
         _baseline(ctx, problem, output, A, B, bias, bias_is, chosen, workspace, recorded)
         return output
+    sink, after = SINKS[chosen.algorithm]
     plan = Plan(
-        SITE_MATMUL_REDUCE_SCATTER.value, schedule.own_last, sink=SINKS[chosen.algorithm], shards=world, sharded=True,
-        meet=False,
+        SITE_MATMUL_REDUCE_SCATTER.value, schedule.own_last, sink=sink, after=after, gate=True, shards=world,
+        sharded=True, meet=False,
     )  # fmt: skip
     per_shard = plan.tiles_per_shard(problem, chosen)
     copying = chosen.algorithm == "copy_engine"

@@ -10,8 +10,8 @@ Every tile has an owner, who adds it up. The other ranks hand their parts of it 
 The owner computes its own tiles last in each round, adds what the others have sent to what it has in registers, and
 finishes the tile.
 
-Signals: a rank writes to an owner only when that one has entered the call, and so has finished the one before. Flags of
-arrived chunks (of one tile, for ``deliver``) take the call's epoch. For ``deliver_add`` each tile has a count of the
+Signals: a rank writes to others only when all have entered the call (``GATE``), and so have finished the one before. Flags
+of arrived chunks (of one tile, for ``deliver``) take the call's epoch. For ``deliver_add`` each tile has a count of the
 sources that have added to it, which the owner sets back to zero, and the sum with it, when it takes the sum.
 """
 
@@ -26,7 +26,7 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
-from iris.device.chunk import complete_chunk
+from iris.device.chunk import count_tile
 from iris.device.peer import translate
 from iris.device.sync import (
     MAX_RANKS,
@@ -37,7 +37,6 @@ from iris.device.sync import (
     wait,
     wait_all,
     wait_all_entered,
-    wait_entered,
 )
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers, within_shard
 from iris.ops.config import FusedConfig
@@ -56,20 +55,37 @@ class Slots(NamedTuple):
 
 
 @triton.jit
-def deliver(handle, slots, value, tile, flags, epoch, SITE: tl.constexpr):
+def deliver(handle, slots, value, tile):
     """Store ``value``, this rank's part of a tile, into its slot at the tile's owner."""
-    me = handles.rank(handle)
-    wait_entered(flags.turnstile, epoch, tile.shard, handle, SITE)
     there = translate(handle, slots.incoming, tile.shard)
-    tl.store(slot_pointers(there, me, tile, value.shape[0], value.shape[1]), value)
-    signal(flags.ready + me * flags.chunks + tile.index, epoch, tile.shard, handle)
+    tl.store(slot_pointers(there, handles.rank(handle), tile, value.shape[0], value.shape[1]), value)
 
 
 @triton.jit
-def keep(handle, slots, value, tile, flags, epoch, SITE: tl.constexpr):
+def delivered_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.constexpr):
+    """Flag a delivered tile at its owner."""
+    me = handles.rank(handle)
+    if shard != me:
+        signal(flags.ready + me * flags.chunks + index, epoch, shard, handle)
+
+
+@triton.jit
+def keep(handle, slots, value, tile):
     """Leave ``value``, this rank's part of a tile, for the copy engine."""
     tl.store(slot_pointers(slots.outgoing, tile.shard, tile, value.shape[0], value.shape[1]), value)
-    complete_chunk(handle, slots.done, tile, flags, epoch, SITE)
+
+
+@triton.jit
+def kept_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.constexpr):
+    """Count a tile of another owner's that was left for the copy engine."""
+    if shard != handles.rank(handle):
+        count_tile(handle, slots.done, shard, index, per_shard, flags, epoch)
+
+
+@triton.jit
+def counted_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.constexpr):
+    """Count any tile for the copy engine: those of other owners, and finished ones."""
+    count_tile(handle, slots.done, shard, index, per_shard, flags, epoch)
 
 
 @triton.jit
@@ -88,12 +104,17 @@ def collected(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
 
 
 @triton.jit
-def deliver_add(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
+def deliver_add(handle, slots, acc, tile):
     """Add ``acc``, this rank's part of a tile, to the sum at the tile's owner."""
-    wait_entered(flags.turnstile, epoch, tile.shard, handle, SITE)
     there = translate(handle, slots.incoming, tile.shard)
     tl.atomic_add(slot_pointers(there, 0, tile, acc.shape[0], acc.shape[1]), acc, sem="relaxed", scope="sys")
-    signal_add(flags.ready + tile.index, 1, tile.shard, handle)
+
+
+@triton.jit
+def added_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.constexpr):
+    """Count a tile that was added to the sum at its owner."""
+    if shard != handles.rank(handle):
+        signal_add(flags.ready + index, 1, shard, handle)
 
 
 @triton.jit

@@ -41,19 +41,21 @@ class FusedWorkspace:
     ready: torch.Tensor
     staging: torch.Tensor
     engine: CopyEngine
-    local: dict[str, torch.Tensor] = field(default_factory=dict)
+    local: dict[tuple[str, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def staged(self, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
         """The start of the staging memory as a matrix."""
         return self.staging[: rows * cols * dtype.itemsize].view(dtype).view(rows, cols)
 
     def scratch(self, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """At least ``count`` elements of memory of this rank alone, zero when first made, kept under ``name``."""
-        kept = self.local.get(name)
-        if kept is None or kept.dtype != dtype or kept.numel() < count:
-            kept = torch.zeros(_power_of_two(count), dtype=dtype, device=self.ctx.device)
-            self.local[name] = kept
-        return kept
+        """At least ``count`` elements of memory of this rank alone, zero when first made, kept under ``name``.
+
+        Smaller ones stay when a larger one is made: a captured graph may still use them.
+        """
+        key = name, _power_of_two(count), dtype
+        if key not in self.local:
+            self.local[key] = torch.zeros(key[1], dtype=dtype, device=self.ctx.device)
+        return self.local[key]
 
 
 def workspace_for(

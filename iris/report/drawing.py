@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from iris.report.charts import Chart
 from iris.report.palette import INK, LOSS, MUTED, PAPER, RULE, Palette
 from iris.report.records import Result
-from iris.report.study import COMPARATORS, Problem, Study, time_of
+from iris.report.study import COMPARATORS, MATMUL, Problem, Study, time_of
 from iris.report.svg import SETTINGS
 
 WIDTH = 4.7
@@ -43,7 +43,7 @@ def _times(chart: Chart, study: Study, palette: Palette) -> Figure:
     timed = problem.timed
     floor = next((result.floor_ms for result in timed.values() if result.floor_ms is not None), None)
     longest = max([floor or 0.0, *map(time_of, timed.values())]) or 1.0
-    best = min((time_of(result) for name, result in timed.items() if name != "matmul"), default=0.0)
+    best = min(map(time_of, problem.complete.values()), default=0.0)
     for place, algorithm in enumerate(algorithms):
         result = problem.results[algorithm]
         if result.time is None:
@@ -68,7 +68,7 @@ def _times(chart: Chart, study: Study, palette: Palette) -> Figure:
 def _shares(chart: Chart, study: Study, palette: Palette) -> Figure:
     problems = chart.problems
     algorithms = palette.ordered(
-        name for p in problems for name, r in p.timed.items() if r.floor_share is not None and name != "matmul"
+        name for problem in problems for name, result in problem.complete.items() if result.floor_share is not None
     )
     names = [_two_lines(problem) for problem in problems]
     longest = max(len(line) for name in names for line in name.split("\n"))
@@ -126,10 +126,10 @@ def _floor_point(problem: Problem, rates: bool) -> Curve:
 
 def _crossover(chart: Chart, study: Study, palette: Palette) -> Figure:
     problems = chart.problems
-    everyone = palette.ordered(name for problem in problems for name in problem.timed)
+    everyone = palette.ordered(name for problem in problems for name in problem.complete)
     shared = any(result.floor_share is not None for problem in problems for result in problem.timed.values())
     ratio = any(study.speedup(result, "nccl") is not None for p in problems for result in p.timed.values())
-    algorithms = [name for name in everyone if name != "matmul" and not (ratio and name == "nccl" and not shared)]
+    algorithms = [name for name in everyone if not (ratio and name == "nccl" and not shared)]
     figure, plots = _figure(chart, [_PLOT, 1.2] if shared else [_PLOT], _AXIS + 0.12, algorithms, palette)
     above = plots[0]
     if ratio:
@@ -271,7 +271,7 @@ def _mark(line: Line2D, algorithm: str, palette: Palette) -> None:
 
 
 def _label(algorithm: str) -> str:
-    return "matmul alone" if algorithm == "matmul" else algorithm
+    return "torch.matmul" if algorithm == MATMUL else algorithm
 
 
 def _short(result: Result) -> str:

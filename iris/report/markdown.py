@@ -48,13 +48,13 @@ def _blocks(study: Study) -> Iterator[str]:
         yield f"### {section.title}\n"
         if section.simulated:
             yield "Simulated ranks show that results are right; their times say nothing about a GPU.\n"
-        for table in (tables.means(study, section), tables.losses(study, section), tables.unmeasured(study, section)):
+        for table in tables.summary(study, section):
             if table.rows:
                 yield f"**{table.title}.** {table.note}\n\n{grid(table)}"
             else:
                 yield f"**{table.title}:** none.\n"
         for case in sorted({problem.case for problem in study.problems if problem.section == section}):
-            for table in tables.measurements(study, section, case):
+            for table in (*tables.measurements(study, section, case), *tables.matrices(study, section, case)):
                 yield f"<details><summary>{html.escape(table.title)}: {len(table.rows)} rows</summary>\n"
                 yield f"{table.note}\n\n{grid(table)}\n</details>\n" if table.note else f"{grid(table)}\n</details>\n"
     environment = tables.environments(study)
@@ -89,6 +89,6 @@ def _cell(cell: Cell) -> str:
 
 
 def _escaped(text: str) -> str:
-    for character in "\\|*_`<>":
+    for character in "\\|*`<>":
         text = text.replace(character, f"\\{character}")
     return " ".join(text.split())

@@ -9,7 +9,7 @@ from iris.report import tables
 from iris.report.charts import KINDS, Chart
 from iris.report.palette import Palette
 from iris.report.records import Result
-from iris.report.study import COMPARATORS, Section, Study, grouped
+from iris.report.study import COMPARATORS, MATMUL, Section, Study, grouped
 from iris.report.style import css
 from iris.report.tables import Column, Table
 
@@ -99,7 +99,7 @@ def _section(
     yield f'<section id="s{place}"><h2>{_escaped(section.title)}</h2>'
     if section.simulated:
         yield f"<p class=simulated>{_SIMULATED}</p>"
-    for table in (tables.means(study, section), tables.losses(study, section), tables.unmeasured(study, section)):
+    for table in tables.summary(study, section):
         yield f"<h3>{_escaped(table.title)}</h3>"
         yield f"<p class=note>{_escaped(table.note)}</p>{_table(table)}" if table.rows else "<p>None.</p>"
     cases = grouped(pictures.get(section.title, ()), lambda pair: pair[0].case)
@@ -114,7 +114,7 @@ def _section(
                 yield from (f"<figure>{picture}</figure>" for _, picture in pairs)
                 yield "</div>"
         yield "<h4>All results</h4>"
-        for table in tables.measurements(study, section, case):
+        for table in (*tables.measurements(study, section, case), *tables.matrices(study, section, case)):
             yield f"<details open><summary>{_escaped(table.title)}<span>{len(table.rows)} rows</span></summary>"
             yield f"<p class=note>{_escaped(table.note)}</p>" if table.note else ""
             yield f"{_table(table)}</details>"
@@ -125,7 +125,11 @@ def _section(
 def _key(study: Study, section: Section, case: str, palette: Palette) -> str:
     problems = [problem for problem in study.problems if problem.section == section and problem.case == case]
     names = palette.ordered(name for problem in problems for name in problem.results)
-    what = {"nccl": "NCCL + torch.matmul", "torch_symm_mem": "torch.ops.symm_mem", "matmul": "the local matmul alone"}
+    what = {
+        "nccl": "NCCL + torch.matmul",
+        "torch_symm_mem": "torch.ops.symm_mem",
+        MATMUL: "torch.matmul alone, no communication",
+    }
     items = (
         f'<li><i style="background:var(--{palette.tones[name].name})"></i>{_escaped(name)}'
         f"{f' <span class=lead>{what[name]}</span>' if name in COMPARATORS else ''}</li>"

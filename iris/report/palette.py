@@ -37,6 +37,9 @@ ALGORITHMS = (
     Tone("one_shot", "#8f6a14", "#dcbb5f"),
     Tone("two_shot", "#2c7a4b", "#70d199"),
     Tone("baseline", "#6b5a86", "#b3a2d0"),
+    Tone("local", "#3a6ea5", "#8db8e8"),
+    Tone("stream_k", "#a0522d", "#dd9b78"),
+    Tone("kernel", "#4b7f52", "#93c99a"),
     Tone("nccl", "#7d8896", "#8f9aa9"),
     Tone("torch_symm_mem", "#a5afbb", "#6c7786"),
     Tone("matmul", "#c9d0d9", "#4a5462"),
@@ -44,9 +47,8 @@ ALGORITHMS = (
 """In the order in which charts show them: Iris first, comparators in greys last."""
 
 _SPARE = (
-    ("#3a6ea5", "#8db8e8"),
-    ("#a0522d", "#dd9b78"),
-    ("#4b7f52", "#93c99a"),
+    ("#5566aa", "#a3b1ee"),
+    ("#b0478a", "#e69aca"),
     ("#7a4988", "#c79bd3"),
     ("#9a7d0a", "#d9c15a"),
     ("#35707a", "#84bfca"),

@@ -13,6 +13,8 @@ from iris.errors import ArgumentError
 
 SCHEMA = 1
 SIMULATOR = "sim"
+SERIES = ("algorithm", "way")
+"""Parameters that say how something was computed or moved, rather than what."""
 
 Value = str | int | float | bool | None
 
@@ -63,7 +65,7 @@ class Result:
 
     @property
     def algorithm(self) -> str:
-        return str(self.params.get("algorithm", self.case))
+        return next((str(self.params[name]) for name in SERIES if name in self.params), self.case)
 
     @property
     def key(self) -> str:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from iris.report.records import Result, Value, newest
+from iris.report.records import SERIES, Result, Value, newest
 
-OPPONENTS = {"nccl": "NCCL", "torch_symm_mem": "torch.ops.symm_mem"}
+OPPONENTS = ("nccl", "torch_symm_mem")
 """Algorithms that do an op's whole work without Iris: what speed-ups are over."""
-COMPARATORS = (*OPPONENTS, "matmul")
-"""… and the local matmul alone, which does only a part of it."""
+MATMUL = "matmul"
+"""As an algorithm, torch.matmul alone: a part of an op's work, but all of it in the case of this name."""
+COMPARATORS = (*OPPONENTS, MATMUL)
 
 Shape = tuple[int, int, int]
 T = TypeVar("T")
@@ -37,7 +38,9 @@ class Section:
 
     @property
     def title(self) -> str:
-        return f"Simulated ranks ({self.hardware})" if self.simulated else self.hardware
+        if not self.simulated:
+            return self.hardware
+        return "Simulated ranks" if self.hardware == "simulated" else f"Simulated ranks ({self.hardware})"
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class Problem:
     @property
     def timed(self) -> dict[str, Result]:
         return {algorithm: result for algorithm, result in self.results.items() if result.time is not None}
+
+    @property
+    def complete(self) -> dict[str, Result]:
+        """The timed results of all that do the whole work."""
+        return {name: result for name, result in self.timed.items() if name != MATMUL or self.case == MATMUL}
 
     @property
     def representative(self) -> Result | None:
@@ -88,14 +96,18 @@ class Study:
         self.results = list(newest(results).values())
         self.replaced = len(results) - len(self.results)
         self._opponents = {
-            (result.file, result.key): result for result in results if result.algorithm in OPPONENTS and result.time
+            (result.file, result.key): result for result in results if result.algorithm in COMPARATORS and result.time
         }
 
     def speedup(self, result: Result, opponent: str) -> float | None:
-        """How many times as fast as ``opponent``, measured in the same run, i.e. in the same file."""
-        if result.time is None or result.algorithm in (opponent, "matmul") or "algorithm" not in result.params:
+        """How many times as fast as ``opponent``, measured in the same run, i.e. in the same file.
+
+        In the case ``matmul``, which has no communication, PyTorch's opponent is torch.matmul.
+        """
+        rival = MATMUL if result.case == MATMUL and opponent == "torch_symm_mem" else opponent
+        if result.time is None or result.algorithm in (rival, MATMUL) or "algorithm" not in result.params:
             return None
-        key = result.key_of({**result.params, "algorithm": opponent})
+        key = result.key_of({**result.params, "algorithm": rival})
         other = self._opponents.get((result.file, key))
         return None if other is None else time_of(other) / time_of(result)
 
@@ -106,7 +118,7 @@ class Study:
     @cached_property
     def problems(self) -> list[Problem]:
         """By section and case, from few ranks to many, those that differ in nothing but M next to each other."""
-        groups = grouped(self.results, lambda result: result.key_of(_without(result.params, "algorithm")))
+        groups = grouped(self.results, lambda result: result.key_of(_without(result.params, *SERIES)))
         return sorted(map(_problem, groups.values()), key=_order)
 
     @cached_property
@@ -182,7 +194,7 @@ def describe(params: Mapping[str, Value]) -> str:
 
 def _problem(results: Sequence[Result]) -> Problem:
     first = results[0]
-    params = _without(first.params, "algorithm")
+    params = _without(first.params, *SERIES)
     shape = _shape(params)
     setting = describe(_without(params, *_EXTENTS, *_NAMES, *_REMARKS))
     given = params.get("shape")

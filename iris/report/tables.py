@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from iris.report.palette import Palette
-from iris.report.records import Result, Value
+from iris.report.records import SERIES, Result, Value
 from iris.report.study import COMPARATORS, OPPONENTS, Mean, Problem, Section, Study, describe, grouped, time_of, verdict
 
 NOTHING = "–"
 SIGNS = {"faster": "▲", "slower": "▼"}
+_PAIR = re.compile(r"(?P<kind>.+) rank (?P<rank>\d+) peer (?P<peer>\d+)")
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,10 @@ class Table:
 
 EXPLANATIONS = {
     "ms": "median time of one call on the slowest rank, in milliseconds. Bold: the fastest of its problem, the "
-    "matmul alone not counted.",
-    "× NCCL, × torch": "speed-up over NCCL (RCCL, gloo) + torch.matmul and over torch.ops.symm_mem, measured in the "
-    "same run. ▲ faster, ▼ slower, by what two decimals show.",
+    "torch.matmul alone not counted.",
+    "× NCCL, × torch": "speed-up over NCCL (RCCL, gloo) + torch.matmul and over torch.ops.symm_mem (of a matmul "
+    "without communication: over torch.matmul), measured in the same run. ▲ faster, ▼ slower, by what two decimals "
+    "show.",
     "valid": "whether the result was compared with a reference before it was timed. A wrong result has no time.",
     "of floor": "floor / ms.",
     "floor ms": "what the hardware allows: the larger of the local matmul by the vendor's library and the bytes at the "
@@ -59,6 +62,12 @@ EXPLANATIONS = {
     "model ms": "what the analytical model predicted.",
 }
 """What the columns of the measurements are."""
+
+
+def summary(study: Study, section: Section) -> list[Table]:
+    """Speed-ups and losses, where times mean something, and what has no time."""
+    speed = [] if section.simulated else [means(study, section), losses(study, section)]
+    return [*speed, unmeasured(study, section)]
 
 
 def means(study: Study, section: Section) -> Table:
@@ -161,17 +170,17 @@ def measurements(study: Study, section: Section, case: str) -> list[Table]:
 def _measured(study: Study, palette: Palette, problems: Sequence[Problem]) -> Table:
     lines = [(problem, problem.results[name]) for problem in problems for name in palette.ordered(problem.results)]
     results = [result for _, result in lines]
-    names = [name for name in _names(results) if name != "algorithm"]
+    names = [name for name in _names(results) if name not in SERIES]
     if all(_shape_is_told(result) for result in results):
         names.remove("shape")
     varying = [name for name in names if len({str(result.params.get(name)) for result in results}) > 1]
     fixed = {name: results[0].params.get(name) for name in names if name not in varying}
     columns = [Column(name, not _is_text(name, results)) for name in varying]
     rows = [[Cell(_plain(result.params.get(name))) for name in varying] for result in results]
-    if any("algorithm" in result.params for result in results):
+    if any(name in result.params for result in results for name in SERIES):
         columns.append(Column("algorithm", False))
         for row, result in zip(rows, results, strict=True):
-            row.append(Cell(str(result.params.get("algorithm", NOTHING))))
+            row.append(Cell(result.algorithm))
     columns.append(Column("ms"))
     for row, (problem, result) in zip(rows, lines, strict=True):
         row.append(_time_cell(problem, result))
@@ -182,7 +191,7 @@ def _measured(study: Study, palette: Palette, problems: Sequence[Problem]) -> Ta
         columns.append(Column(name))
         for row, cell in zip(rows, cells, strict=True):
             row.append(cell)
-    for name in dict.fromkeys(name for result in results for name in result.counters):
+    for name in dict.fromkeys(name for result in results for name in result.counters if not _PAIR.fullmatch(name)):
         columns.append(Column(name))
         for row, result in zip(rows, results, strict=True):
             row.append(Cell(f"{result.counters[name]:g}" if name in result.counters else NOTHING))
@@ -196,6 +205,33 @@ def _shape_is_told(result: Result) -> bool:
     """Whether m, n and k say all that the shape says."""
     extents = "x".join(str(result.params.get(name)) for name in ("m", "n", "k"))
     return result.params.get("shape") == extents
+
+
+def matrices(study: Study, section: Section, case: str) -> list[Table]:
+    """Counters of every two ranks, such as ``GB/s rank 0 peer 1``: one table for each result and kind of counter."""
+    found = []
+    for problem in study.problems:
+        if (problem.section, problem.case) != (section, case):
+            continue
+        for result in problem.results.values():
+            pairs = [(match, value) for name, value in result.counters.items() if (match := _PAIR.fullmatch(name))]
+            for kind, cells in grouped(pairs, lambda pair: pair[0]["kind"]).items():
+                values = {(int(match["rank"]), int(match["peer"])): value for match, value in cells}
+                title = f"{case}, {describe(result.params)}, {result.world_size} ranks: {kind}"
+                found.append(_matrix(title, values))
+    return found
+
+
+def _matrix(title: str, values: Mapping[tuple[int, int], float]) -> Table:
+    ranks, peers = (sorted(set(ends)) for ends in zip(*values, strict=True))
+    rows = [
+        [
+            Cell(f"rank {rank}"),
+            *(Cell(f"{values[rank, peer]:.1f}" if (rank, peer) in values else NOTHING) for peer in peers),
+        ]
+        for rank in ranks
+    ]
+    return Table(title, "", [Column("", False), *(Column(f"peer {peer}") for peer in peers)], rows)
 
 
 def _names(results: Sequence[Result]) -> list[str]:
@@ -219,8 +255,8 @@ def _time_cell(problem: Problem, result: Result) -> Cell:
     if result.time is None:
         word = "wrong result" if result.failure == "wrong result" else "failed" if result.skipped is None else "skipped"
         return Cell(word, _wrong(result))
-    others = [time_of(other) for name, other in problem.timed.items() if name != "matmul"]
-    best = result.algorithm != "matmul" and len(others) > 1 and time_of(result) == min(others)
+    times = [time_of(other) for other in problem.complete.values()]
+    best = result.algorithm in problem.complete and len(times) > 1 and time_of(result) == min(times)
     return Cell(f"{time_of(result):.3f}", "best" if best else "")
 
 

@@ -10,9 +10,9 @@ from iris import backends
 from iris.bench.axes import Params, axis
 from iris.bench.case import SHAPE_AXIS, register
 from iris.bench.cases.operands import ALL_REDUCE, CUT, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, Operands
-from iris.bench.cases.ways import MATMUL, way, ways_of
+from iris.bench.cases.ways import COMPARATORS, MATMUL, way, ways_of
 from iris.bench.matrix import DTYPES
-from iris.bench.state import State
+from iris.bench.state import State, described
 from iris.context import Iris
 from iris.ops import Problem
 from iris.ops.hardware import floor_s, hardware
@@ -27,7 +27,7 @@ GPU_SHAPES = (
     (512, 8192, 8192),
 )
 SIM_SHAPES = ((128, 192, 256), (60, 84, 72))
-SHAPES = SIM_SHAPES if backends.chosen().name == "sim" else GPU_SHAPES
+SHAPES = GPU_SHAPES if backends.detect().name != "sim" and torch.cuda.device_count() > 1 else SIM_SHAPES
 
 
 def local_params(params: Params, world_size: int, *, op: str) -> Params:
@@ -77,7 +77,12 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     # What is kept from a call on other numbers must not be taken for this call's.
     operands.fill(decoy=True)
     chosen.refresh()
-    chosen.call()
+    try:
+        chosen.call()
+    except RuntimeError as error:
+        if state["algorithm"] not in COMPARATORS:
+            raise
+        state.skip(f"{state['algorithm']} does not take this: {described(error)}")
     operands.fill()
     chosen.refresh()
     operands.spoil()

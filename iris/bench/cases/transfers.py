@@ -17,7 +17,7 @@ from iris.bench.state import State
 from iris.context import Iris
 from iris.ops.hardware import hardware
 
-BUFFER_BYTES = 64 << 10 if backends.chosen().name == "sim" else 256 << 20
+BUFFER_BYTES = 256 << 20 if backends.detect().name != "sim" and torch.cuda.device_count() > 1 else 64 << 10
 _PAIR = "GB/s rank {} peer {}"
 
 

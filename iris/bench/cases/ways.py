@@ -22,7 +22,7 @@ from iris.context import Iris
 from iris.ops import FusedConfig, pick_config
 from iris.ops.matmul import target_of
 
-NCCL, SYMM_MEM, MATMUL = "nccl", "torch_symm_mem", "matmul"
+NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
 AUTO = "auto"
 STREAM_K = "stream_k"
 """The local matmul with Stream-K, beside the same without."""
@@ -55,7 +55,7 @@ class Way:
 def ways_of(op: str) -> tuple[str, ...]:
     """The names of all ways to compute ``op``, Iris's own first."""
     own = (AUTO, *ops.ALGORITHMS[op])
-    return (*own, STREAM_K, MATMUL) if op == LOCAL else (*own, NCCL, SYMM_MEM, MATMUL)
+    return (*own, STREAM_K, MATMUL) if op == LOCAL else (*own, *COMPARATORS)
 
 
 def way(state: State, operands: Operands, name: str) -> Way:
@@ -63,7 +63,7 @@ def way(state: State, operands: Operands, name: str) -> Way:
     known = ways_of(operands.op)
     if name not in known:
         state.skip(f"{operands.op} has no algorithm {name}; it has {', '.join(known)}")
-    if name in (NCCL, SYMM_MEM, MATMUL):
+    if name in COMPARATORS:
         if operands.dtype == torch.int8:
             state.skip(f"{name}: torch.matmul takes no int8")
         if name == MATMUL:
