@@ -322,6 +322,7 @@ def _tiles(
     SOURCE: tl.constexpr,
     SINK: tl.constexpr,
     AFTER: tl.constexpr,
+    EAGER: tl.constexpr,
     GATE: tl.constexpr,
     SITE: tl.constexpr,
     SHARDS: tl.constexpr,
@@ -417,7 +418,11 @@ def _tiles(
             rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
             tile = Tile(shard, index, per_shard, top, rows, cols, rows < row_end, cols < N)
             SINK(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE, BIAS)
-            pending_shard, pending_index = shard, index
+            if EAGER:
+                if AFTER is not None:
+                    AFTER(handle, slots, shard, index, per_shard, flags, epoch, SITE)
+            else:
+                pending_shard, pending_index = shard, index
             if TRACE:
                 trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), item)
     if AFTER is not None:
@@ -451,6 +456,7 @@ def matmul_kernel(
     SOURCE: tl.constexpr,
     SINK: tl.constexpr,
     AFTER: tl.constexpr,
+    EAGER: tl.constexpr,
     GATE: tl.constexpr,
     COURIER: tl.constexpr,
     SITE: tl.constexpr,
@@ -499,7 +505,7 @@ def matmul_kernel(
             _tiles(
                 handle, flags, epoch, own_shard, gathered, right, c, bias_ptr, slots, partials, trace_ptr, M, N, K,
                 begin, end, per_shard, per_round, worker, workers,
-                SCHEDULE, SOURCE, SINK, AFTER, GATE, SITE, SHARDS, SHARDED, SEGMENTS, OWN and phase == 0,
+                SCHEDULE, SOURCE, SINK, AFTER, EAGER, GATE, SITE, SHARDS, SHARDED, SEGMENTS, OWN and phase == 0,
                 PIECEWISE, BIAS, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, EVEN_K, STREAM_K and not (OWN and phase == 0), TWO_TILES, PRECISION,
                 ACC_DTYPE, TRACE,
             )  # fmt: skip

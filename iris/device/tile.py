@@ -8,7 +8,7 @@ user's own:
     AFTER(handle, slots, shard, index, per_shard, flags, epoch, SITE)
 
 ``AFTER``, if given, announces a tile that the sink has stored: it is called when the program has computed its next tile,
-so that the stores are through by then and no program stands waiting for them. ``GATE``: no sink is called before all
+so that the stores are through by then and no program stands waiting for them; or, if ``EAGER``, at once. ``GATE``: no sink is called before all
 ranks have entered the call, so it may write peers' memory.
 
 ``acc`` is the product in float32 (int32 for int8), without the bias; ``tile`` a :class:`Tile`; ``slots`` the memory

@@ -62,7 +62,7 @@ from iris.device.sync import (
     wait_entered,
     wait_leading,
 )
-from iris.device.tile import Flags, Matrix, local_sink, tile_pointers
+from iris.device.tile import Flags, Matrix, tile_pointers
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.local_matmul import plain_matmul
@@ -406,7 +406,7 @@ class _Call:
     ) -> Plan:
         world = self.ctx.world_size
         return Plan(
-            SITE_ALL_GATHER_MATMUL.value, schedule.own_first, source, local_sink, courier,
+            SITE_ALL_GATHER_MATMUL.value, schedule.own_first, source, courier=courier,
             shards=world if self.by_rows else 1, sharded=self.by_rows, segments=1 if self.by_rows else world, own=self.by_rows,
             piecewise=piecewise, meet=meet, chunks=chunks, blocks_per_chunk=blocks_per_chunk, pieces=pieces,
             piece_k=piece_k, chunk_rows=blocks_per_chunk * self.config.block_size_m, couriers=couriers, dedicated=dedicated, first_units=first_units,

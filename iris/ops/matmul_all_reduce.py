@@ -218,7 +218,7 @@ def _run_copy_engine(
     chunk_blocks = -(-groups // min(config.num_chunks, groups)) * config.group_size_m
     chunk_rows = chunk_blocks * config.block_size_m
     plan = Plan(
-        SITE_MATMUL_ALL_REDUCE.value, schedule.own_last, sink=copied_sink, after=counted_after, gate=True,
+        SITE_MATMUL_ALL_REDUCE.value, schedule.own_last, sink=copied_sink, after=counted_after, eager=True, gate=True,
         shards=world, sharded=True, meet=False, rounds=-(-blocks // chunk_blocks),
     )  # fmt: skip
     sums = reduction_for(ctx, problem, plan, config, workspace, min(chunk_blocks, blocks) * across)

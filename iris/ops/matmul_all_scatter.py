@@ -231,7 +231,7 @@ class _Call:
         tiles = per_chunk * config.group_size_m * -(-self.problem.n // config.block_size_n)
         count = -(-groups // per_chunk)
         return Plan(
-            SITE_MATMUL_ALL_SCATTER.value, after=chunk_after, gate=True, courier=courier, couriers=couriers, dedicated=dedicated,
+            SITE_MATMUL_ALL_SCATTER.value, after=chunk_after, eager=True, gate=True, courier=courier, couriers=couriers, dedicated=dedicated,
             chunks=count, blocks_per_chunk=tiles, counts=count, meet=meet,
             chunk_rows=per_chunk * config.group_size_m * config.block_size_m,
         )  # fmt: skip

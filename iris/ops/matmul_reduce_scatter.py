@@ -145,8 +145,8 @@ def matmul_reduce_scatter(
         return output
     sink, after = SINKS[chosen.algorithm]
     plan = Plan(
-        SITE_MATMUL_REDUCE_SCATTER.value, schedule.own_last, sink=sink, after=after, gate=True, shards=world,
-        sharded=True, meet=False,
+        SITE_MATMUL_REDUCE_SCATTER.value, schedule.own_last, sink=sink, after=after,
+        eager=True if chosen.algorithm == "copy_engine" else None, gate=True, shards=world, sharded=True, meet=False,
     )  # fmt: skip
     per_shard = plan.tiles_per_shard(problem, chosen)
     copying = chosen.algorithm == "copy_engine"

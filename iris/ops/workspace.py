@@ -29,7 +29,7 @@ class FusedWorkspace:
         second_turnstile: the same, for a second kernel that runs beside the first.
         ready: one epoch per part or tile that has arrived.
         staging: bytes on the symmetric heap that peers write into; empty where the algorithm needs none.
-        engine: the copy engine's stream.
+        engine: the copy engine's stream; the context's own workspaces share one.
         local: this rank's own memory, by what it is for, made when first needed.
     """
 
@@ -76,7 +76,8 @@ def workspace_for(
     call = f'iris.ops.new_workspace(ctx, "{op}", "{algorithm}"'
     if workspace is None:
         sizes = _power_of_two(staging_nbytes), max(MIN_FLAGS, _power_of_two(num_flags))
-        return ctx.workspace((op, algorithm, *sizes), lambda: new_workspace(ctx, op, algorithm, *sizes))
+        engine = ctx.kept(CopyEngine, lambda: CopyEngine(ctx))
+        return ctx.workspace((op, algorithm, *sizes), lambda: _made(ctx, op, algorithm, *sizes, engine))
     if (workspace.op, workspace.algorithm) != (op, algorithm) or workspace.ctx is not ctx:
         raise ArgumentError(
             op, "workspace", f"one made for {op}, {algorithm}, on this context",
@@ -113,9 +114,15 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
 
     A call that is given one that is too small says how large it must be.
     """
+    return _made(ctx, op, algorithm, staging_nbytes, num_flags, CopyEngine(ctx))
+
+
+def _made(
+    ctx: Iris, op: str, algorithm: str, staging_nbytes: int, num_flags: int, engine: CopyEngine
+) -> FusedWorkspace:
     turnstiles = ctx.zeros(2, sync.TURNSTILE_WORDS.value, dtype=torch.int32)
     turnstiles[:, sync.NEXT_EPOCH.value] = 1
     ready = ctx.zeros(max(num_flags, MIN_FLAGS), dtype=torch.int32)
     staging = ctx.zeros(staging_nbytes, dtype=torch.uint8)
     ctx.barrier()
-    return FusedWorkspace(op, algorithm, ctx, turnstiles[0], turnstiles[1], ready, staging, CopyEngine(ctx))
+    return FusedWorkspace(op, algorithm, ctx, turnstiles[0], turnstiles[1], ready, staging, engine)

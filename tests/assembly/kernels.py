@@ -262,7 +262,7 @@ OPS: dict[str, dict[str, Any]] = {
 """What each op passes to the kernel, where it differs from :data:`PLAIN`; ``both`` is what a user's own op could be."""
 
 PLAIN = {
-    "SCHEDULE": schedule.own_first, "SOURCE": matmul.local_source, "SINK": tile.local_sink, "AFTER": None, "GATE": False, "COURIER": None, "SITE": 2,
+    "SCHEDULE": schedule.own_first, "SOURCE": matmul.local_source, "SINK": tile.local_sink, "AFTER": None, "EAGER": False, "GATE": False, "COURIER": None, "SITE": 2,
     "SHARDS": 1, "SHARDED": False, "SEGMENTS": 1, "OWN": False, "PIECEWISE": False, "MEET": True, "TWO_TILES": True,
     "GROUP_M": 8, "COURIER_M": 32, "COURIER_N": 64, "PRECISION": "ieee",
 }  # fmt: skip

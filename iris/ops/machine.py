@@ -1,0 +1,147 @@
+"""What one kind of GPU does in a second, as the model of :mod:`iris.ops.model` needs it: tiles, stores to peers, copies.
+
+Constants are what 4 × H200 took (Triton 3.6, 2026-11-21), scaled by the figures of :mod:`iris.ops.hardware` to other
+hardware. There nobody has measured: a prediction for it orders configs, and its milliseconds are an estimate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from iris.ops.config import FusedConfig
+from iris.ops.hardware import Hardware
+from iris.ops.problem import Problem, output_dtype
+
+LAUNCH_S = 6e-6
+"""A kernel's start and end."""
+FLAG_S = 1.2e-6
+"""A flag's way to a peer."""
+MEET_S = 5e-6
+"""From when a rank has flagged its peers until it sees that all have."""
+COPY_S = 3.6e-6
+"""A copy by the copy engine, however short."""
+WORD_S = 2e-6
+"""The copy engine writing a flag behind a copy, or waiting for one before it."""
+
+_COPY_SHARES = ((64 << 10, 0.05), (1 << 20, 0.42), (4 << 20, 0.50), (16 << 20, 0.72), (32 << 20, 0.97), (64 << 20, 1.0))
+"""Bytes of a copy, one of many, and the share of the engine's best rate that such copies reach."""
+_STORE_BYTES_PER_S, _LOAD_BYTES_PER_S = 20e9, 12e9
+"""What one program moves to and from peers."""
+_FETCH_S, _FETCH_BYTES_PER_S = 1.6e-6, 15.5e9
+"""One tile from a peer into the own memory, by one program: however small, and by its bytes."""
+_COPY_SHARE, _STORE_SHARE, _LOAD_SHARE = 0.86, 0.81, 0.74
+"""What H200 reaches of its links' raw rate, for hardware whose payload has not been measured."""
+_FLOPS_SHARE, _FLOPS_SHARE_OF_AMD = 0.81, 0.5
+"""What a large matmul reaches of the peak where it has not been measured: as H200 does; on AMD GPUs, whose peak is
+further from what compilers reach, as has been published for Triton on MI300X."""
+_MEMORY_SHARE = 0.8
+_FLOAT32_SHARE = 0.6
+"""Without tensor cores."""
+
+_REFERENCE = 128 * 256 / (128 + 256)
+_LOST = 30.0
+"""A tile of m × n makes m · n / (m + n) products of every element it loads; at this many it runs at half the rate of the
+largest ones. Rates are relative to 128 × 256."""
+_ONE_WARPGROUP = 0.945
+"""Four warps on NVIDIA GPUs: nobody computes while they do anything else."""
+_L2_BYTES_PER_S = 130e9
+"""What one program can load."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of one GPU for one dtype, per second; ``flops`` of one program with a tile of 128 × 256.
+
+    ``copy_rate`` is to one peer at a time; ``store_rate`` and ``load_rate`` are to and from all peers together, by all
+    programs, for two ranks: ``links`` of the peers' ranks share them equally if it is not 0.
+    """
+
+    num_sms: int
+    flops: float
+    memory_rate: float
+    l2_bytes: int
+    copy_rate: float
+    store_rate: float
+    load_rate: float
+    links: int
+    warpgroups: bool
+
+    def copy_s(self, nbytes: int) -> float:
+        """One copy of the copy engine's, among many."""
+        return COPY_S + nbytes / (self.copy_rate * _copy_share(nbytes))
+
+    def store_s(self, nbytes: float, programs: int, world_size: int) -> float:
+        """``nbytes`` in all, stored to all peers by ``programs``."""
+        return nbytes / min(programs * _STORE_BYTES_PER_S, self.store_rate * self._links_used(world_size))
+
+    def load_s(self, nbytes: float, programs: int, world_size: int) -> float:
+        """``nbytes`` in all, loaded from all peers by ``programs``."""
+        return nbytes / min(programs * _LOAD_BYTES_PER_S, self.load_rate * self._links_used(world_size))
+
+    def fetch_s(self, nbytes: float, programs: int, tile_nbytes: int, world_size: int) -> float:
+        """``nbytes`` from all peers into the own memory, by ``programs``, a tile of ``tile_nbytes`` at a time."""
+        each = tile_nbytes / (_FETCH_S + tile_nbytes / _FETCH_BYTES_PER_S)
+        return nbytes / min(programs * each, self.load_rate * self._links_used(world_size))
+
+    def tile_s(self, config: FusedConfig, problem: Problem) -> float:
+        """One program's time for the products of one tile of the output."""
+        m, n, step = config.block_size_m, config.block_size_n, config.block_size_k
+        intensity = m * n / (m + n)
+        share = min(1.0, intensity / (intensity + _LOST) * (_REFERENCE + _LOST) / _REFERENCE)
+        if self.warpgroups and config.num_warps < 8:
+            share *= _ONE_WARPGROUP
+        computing = 2 * m * n * (-(-problem.k // step) * step) / (self.flops * share)
+        return max(computing, (m + n) * problem.k * problem.dtype.itemsize / _L2_BYTES_PER_S)
+
+    def memory_s(self, config: FusedConfig, problem: Problem) -> float:
+        """The local matmul's traffic with the own memory: B once for every group of tile rows if L2 cannot hold it."""
+        item, out_item = problem.dtype.itemsize, output_dtype(problem.dtype).itemsize
+        a, b, c = problem.m * problem.k * item, problem.k * problem.n * item, problem.m * problem.n * out_item
+        passes = 1 if b < self.l2_bytes // 2 else -(-problem.m // (config.group_size_m * config.block_size_m))
+        return (a + b * passes + c) / self.memory_rate
+
+    def _links_used(self, world_size: int) -> float:
+        return min(1.0, (world_size - 1) / self.links) if self.links else 1.0
+
+
+@lru_cache(maxsize=64)
+def _copy_share(nbytes: int) -> float:
+    """The share of the copy engine's rate, between the sizes measured by the logarithm of the size."""
+    if nbytes <= _COPY_SHARES[0][0]:
+        return _COPY_SHARES[0][1]
+    for (low, share), (high, more) in zip(_COPY_SHARES, _COPY_SHARES[1:], strict=False):
+        if nbytes < high:
+            return share + (more - share) * math.log(nbytes / low) / math.log(high / low)
+    return _COPY_SHARES[-1][1]
+
+
+@lru_cache(maxsize=64)
+def machine(known: Hardware, dtype: torch.dtype) -> Machine:
+    """The rates of ``known`` for matrices of ``dtype``."""
+    amd = bool(known.link_peers)
+    raw, links = known.link_bytes_per_s, known.link_peers
+    return Machine(
+        known.num_sms,
+        _flops(known, dtype, amd) / known.num_sms,
+        known.memory_bytes_per_s * _MEMORY_SHARE,
+        known.l2_bytes,
+        (known.copy_bytes_per_s or raw * _COPY_SHARE) / (links or 1),
+        known.store_bytes_per_s or raw * _STORE_SHARE,
+        known.load_bytes_per_s or raw * _LOAD_SHARE,
+        links,
+        not amd,
+    )
+
+
+def _flops(known: Hardware, dtype: torch.dtype, amd: bool) -> float:
+    """What a large matmul of ``dtype`` keeps up, over the whole GPU."""
+    rate = known.matmul_flops(dtype)
+    if rate is None:
+        raise KeyError(f"{known.name} has no rate for {dtype}")
+    if dtype == torch.float32 and not amd:
+        return rate * _FLOAT32_SHARE
+    ...
