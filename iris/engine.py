@@ -3,8 +3,8 @@
     engine = CopyEngine(ctx)
     engine.beside(kernel, copies)       # two functions: one launches, the other asks for copies
 
-``copies`` calls :meth:`put`, and where it must not run ahead of the kernel, :meth:`wait`. Copies run in the order in which
-they are asked for. The current stream goes on when both are done.
+``copies`` calls :meth:`put`, and where it must not run ahead of the kernel, :meth:`wait`. Copies run in the order in
+which they are asked for. The current stream goes on when both are done.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class CopyEngine:
         self._stream = self._backend.side_stream()
 
     def beside(self, kernel: Callable[[], None], copies: Callable[[], None], *, copies_first: bool = False) -> None:
-        """Run what ``kernel`` launches on the current stream, and beside it ``copies``, both behind the current stream's
-        work so far.
+        """Run what ``kernel`` launches on the current stream, and beside it ``copies``, both behind the current
+        stream's work so far.
 
         The kernel is launched first, so that no copy that waits for it can be in its way, however few queues the
         driver has; ``copies_first`` where they wait for nothing and the kernel waits for them.
@@ -45,8 +45,8 @@ class CopyEngine:
             kernel()
 
     def then(self, producer: Callable[[], None], consumer: Callable[[], None]) -> None:
-        """Run the kernels that ``producer`` launches on the current stream, and those of ``consumer``, which wait for what
-        the producer's flag, beside them on this engine's stream."""
+        """Run the kernels that ``producer`` launches on the current stream, and those of ``consumer``, which wait for
+        what the producer's flag, beside them on this engine's stream."""
         stream = self._stream
         if not isinstance(stream, torch.cuda.Stream):
             producer()
@@ -60,8 +60,8 @@ class CopyEngine:
         current.wait_stream(stream)
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int) -> None:
-        """Copy ``source`` to the place of ``target``, symmetric, on rank ``peer``: both of the same shape, of one dimension
-        or two, with rows that are contiguous.
+        """Copy ``source`` to the place of ``target``, symmetric, on rank ``peer``: both of the same shape, of one
+        dimension or two, with rows that are contiguous.
 
         Sync: behind earlier copies of this engine, which any rank sees no later than this one.
         """

@@ -12,8 +12,8 @@ def count_tile(handle, done, shard, index, per_shard, flags, epoch):
     """Count a tile that this program has stored. With the last one of its chunk, the chunk's word in ``done`` takes the
     epoch.
 
-    A chunk is ``flags.blocks_per_chunk`` tiles of one shard that follow each other; ``flags.counters`` has a counter and
-    ``done`` a word for each of the ``flags.chunks`` chunks of each shard.
+    A chunk is ``flags.blocks_per_chunk`` tiles of one shard that follow each other; ``flags.counters`` has a counter
+    and ``done`` a word for each of the ``flags.chunks`` chunks of each shard.
     """
     chunk = index // flags.blocks_per_chunk
     tiles = min(per_shard - chunk * flags.blocks_per_chunk, flags.blocks_per_chunk)

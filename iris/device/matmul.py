@@ -14,9 +14,9 @@ All are ``@triton.jit`` functions passed as constexpr arguments, and may be the 
 
 A is cut in one of two ways, or not at all. ``SHARDED``: by rows, M of them per rank, and a tile lies in one ``shard``.
 ``SEGMENTS`` > 1: by columns, K of them per rank, and a tile needs all of them, beginning with this rank's own: ``k``
-counts columns in that order, from :func:`ring_start` on. The pointer is to where row 0, column 0 of the gathered A would
-be, so rows and columns are those of the whole; it need only be good for the part just waited for. ``EVEN_K``: K in all is
-a multiple of ``BLOCK_K``, and blocks may reach from one rank's segment into the next.
+counts columns in that order, from :func:`ring_start` on. The pointer is to where row 0, column 0 of the gathered A
+would be, so rows and columns are those of the whole; it need only be good for the part just waited for. ``EVEN_K``: K
+in all is a multiple of ``BLOCK_K``, and blocks may reach from one rank's segment into the next.
 
 ``OWN``: the shard of rows that needs no transfer comes first, and is read where it lies (``own``).
 
@@ -24,13 +24,13 @@ a multiple of ``BLOCK_K``, and blocks may reach from one rank's segment into the
 
     COURIER(handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows, SITE, SEGMENTS, COURIER_M, COURIER_N)
 
-The first ``dedicated`` programs of the ``crew`` compute nothing. The waits of a source stand outside the pipelined loop, so no load is
-moved above them.
+The first ``dedicated`` programs of the ``crew`` compute nothing. The waits of a source stand outside the pipelined
+loop, so no load is moved above them.
 
 Stream-K: ``STREAM_K`` splits the tiles of the last waves evenly over the programs, along K. The program that has the
-first part of a tile gets the others' partial sums, which lie in ``partials``, in a fixed order: results do not depend on
-timing. All programs are resident; each part of a tile but the first is the first thing that its program does
-of the split tiles, and waits only for programs further on.
+first part of a tile gets the others' partial sums, which lie in ``partials``, in a fixed order: results do not depend
+on timing. All programs are resident; each part of a tile but the first is the first thing that its program does of the
+split tiles, and waits only for programs further on.
 """
 
 from typing import Any, NamedTuple
@@ -41,13 +41,10 @@ import triton.language as tl
 from iris.device import trace
 from iris.device.arch import clock_ns
 from iris.device.handle import rank
-from iris.device.schedule import split_start, split_worker, whole_tiles
-from iris.device.sync import enter, leave, signal, wait, wait_all_entered
+from iris.device.schedule import split_start, whole_tiles
+from iris.device.split import combined
+from iris.device.sync import enter, leave, wait_all_entered
 from iris.device.tile import Tile, tile_pointers
-
-_MANY: tl.constexpr = tl.constexpr(3)
-"""Programs besides the first from which on the parts of a split tile are added up in slices."""
-_SLICE: tl.constexpr = tl.constexpr(1024)
 
 
 class Crew(NamedTuple):
@@ -210,93 +207,6 @@ def _continue(
 
 
 @triton.jit
-def _partial_pointers(partials, worker, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Where ``worker`` leaves its part of a split tile."""
-    start = partials + worker.to(tl.int64) * (BLOCK_M * BLOCK_N)
-    return start + tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-
-
-@triton.jit
-def _combine(
-    acc,
-    handle,
-    flags,
-    epoch,
-    partials,
-    worker,
-    workers,
-    split_tile,
-    per_tile,
-    split_iterations,
-    SITE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Sum the parts of a split tile over the programs that share it; the first of them gets the sum.
-
-    Few programs add up along a binary tree: each leaves its part in ``partials`` for the one below it and goes on. Many
-    all leave their parts there, and each adds up some slices.
-    """
-    first = split_worker(split_tile * per_tile, workers, split_iterations)
-    last = split_worker((split_tile + 1) * per_tile - 1, workers, split_iterations)
-    place = worker - first
-    many = last - first >= _MANY
-    if not many:
-        step = 1
-        while (step <= last - first) & (place % (2 * step) == 0):
-            helper = worker + step
-            if helper <= last:
-                wait(flags.split + helper, epoch, rank(handle), handle, SITE)
-                acc += tl.load(_partial_pointers(partials, helper, BLOCK_M, BLOCK_N))
-            step *= 2
-    if many | (place > 0):
-        # A program may be the last of one tile and the first of the next, so it has two places.
-        mine = worker if place > 0 else workers + worker
-        tl.store(_partial_pointers(partials, mine, BLOCK_M, BLOCK_N), acc)
-        signal(flags.split + mine, epoch, rank(handle), handle)
-    if many:
-        # The last of them may have another tile to go on with.
-        adders = last - first
-        if worker < last:
-            _add_slices(handle, flags, epoch, partials, first, last, place, adders, workers, SITE, BLOCK_M * BLOCK_N)
-        if place == 0:
-            for helper in range(first, last):
-                wait(flags.split + 2 * workers + helper, epoch, rank(handle), handle, SITE)
-            acc = tl.load(_partial_pointers(partials, workers + first, BLOCK_M, BLOCK_N))
-    return acc
-
-
-@triton.jit
-def _add_slices(
-    handle,
-    flags,
-    epoch,
-    partials,
-    first,
-    last,
-    place,
-    adders,
-    workers,
-    SITE: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """Add up some slices of the parts of a split tile, in the order of the programs, into the first one's part."""
-    wait(flags.split + workers + first, epoch, rank(handle), handle, SITE)
-    for helper in range(first + 1, last + 1):
-        wait(flags.split + helper, epoch, rank(handle), handle, SITE)
-    SLICE: tl.constexpr = min(SIZE, _SLICE)
-    for number in range(place, SIZE // SLICE, adders):
-        slices = partials + first.to(tl.int64) * SIZE + number * SLICE + tl.arange(0, SLICE)
-        start = slices + workers.to(tl.int64) * SIZE
-        total = tl.load(start)
-        for _ in range(first, last):
-            slices += SIZE
-            total += tl.load(slices)
-        tl.store(start, total)
-    signal(flags.split + 2 * workers + first + place, epoch, rank(handle), handle)
-
-
-@triton.jit
 def _tiles(
     handle,
     flags,
@@ -404,7 +314,7 @@ def _tiles(
         if STREAM_K:
             whole = k_begin == 0
             if (k_begin > 0) | (k_end < K_TOTAL):
-                acc = _combine(
+                acc = combined(
                     acc, handle, flags, epoch, partials, worker, workers, item - dealt_out, per_tile, split_iterations,
                     SITE, BLOCK_M, BLOCK_N,
                 )  # fmt: skip
@@ -506,8 +416,8 @@ def matmul_kernel(
                 handle, flags, epoch, own_shard, gathered, right, c, bias_ptr, slots, partials, trace_ptr, M, N, K,
                 begin, end, per_shard, per_round, worker, workers,
                 SCHEDULE, SOURCE, SINK, AFTER, EAGER, GATE, SITE, SHARDS, SHARDED, SEGMENTS, OWN and phase == 0,
-                PIECEWISE, BIAS, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, EVEN_K, STREAM_K and not (OWN and phase == 0), TWO_TILES, PRECISION,
-                ACC_DTYPE, TRACE,
+                PIECEWISE, BIAS, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, EVEN_K, STREAM_K and not (OWN and phase == 0),
+                TWO_TILES, PRECISION, ACC_DTYPE, TRACE,
             )  # fmt: skip
             if OWN:
                 worker = (worker + workers - per_shard % workers) % workers

@@ -7,9 +7,9 @@ user's own:
 
     AFTER(handle, slots, shard, index, per_shard, flags, epoch, SITE)
 
-``AFTER``, if given, announces a tile that the sink has stored: it is called when the program has computed its next tile,
-so that the stores are through by then and no program stands waiting for them; or, if ``EAGER``, at once. ``GATE``: no sink is called before all
-ranks have entered the call, so it may write peers' memory.
+``AFTER``, if given, announces a tile that the sink has stored: it is called when the program has computed its next
+tile, so that the stores are through by then and no program stands waiting for them; or, if ``EAGER``, at once.
+``GATE``: no sink is called before all ranks have entered the call, so it may write peers' memory.
 
 ``acc`` is the product in float32 (int32 for int8), without the bias; ``tile`` a :class:`Tile`; ``slots`` the memory
 that the op set aside for tiles on their way between ranks, or None.
@@ -35,8 +35,8 @@ class Matrix(NamedTuple):
 
 class Tile(NamedTuple):
     """A tile of the output. ``shard``, ``index``: whose it is, and its number among that rank's ``per_shard`` tiles;
-    ``top``: the first row of that rank's rows, where they are sharded by rows, else 0; ``rows``, ``cols``: the tile's place in
-    the output; ``row_mask``, ``col_mask``: what of that lies inside."""
+    ``top``: the first row of that rank's rows, where they are sharded by rows, else 0; ``rows``, ``cols``: the tile's
+    place in the output; ``row_mask``, ``col_mask``: what of that lies inside."""
 
     shard: Any
     index: Any
@@ -52,8 +52,9 @@ class Flags(NamedTuple):
     """What programs and ranks tell each other with; all but ``turnstile`` hold the epoch of the call.
 
     ``turnstile``: see :func:`iris.device.sync.enter`. ``ready``: parts of A, or tiles, that have arrived.
-    ``split``: partial sums of split tiles, three flags per program. ``counters``: see :func:`iris.device.sync.arrive`. Parts of A arrive in ``chunks`` chunks of
-    ``blocks_per_chunk`` block rows, times ``pieces`` pieces of ``piece_k`` columns.
+    ``split``: partial sums of split tiles, three flags per program. ``counters``: see :func:`iris.device.sync.arrive`.
+    Parts of A arrive in ``chunks`` chunks of ``blocks_per_chunk`` block rows, times ``pieces`` pieces of ``piece_k``
+    columns.
     """
 
     turnstile: Any

@@ -15,6 +15,7 @@ from iris.ops import matmul_all_scatter as _scatter
 from iris.ops import matmul_reduce_scatter as _reduce_scatter
 from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.config import FusedConfig, Target, pick_config
+from iris.ops.hbm_buffer import all_gather_matmul_hbm_buffer, all_gather_matmul_hbm_buffer_preamble
 from iris.ops.local_matmul import matmul
 from iris.ops.matmul_all_reduce import matmul_all_reduce
 from iris.ops.matmul_all_scatter import matmul_all_scatter
@@ -29,6 +30,8 @@ __all__ = [
     "Problem",
     "Target",
     "all_gather_matmul",
+    "all_gather_matmul_hbm_buffer",
+    "all_gather_matmul_hbm_buffer_preamble",
     "matmul",
     "matmul_all_reduce",
     "matmul_all_scatter",
@@ -48,6 +51,10 @@ class BoundOps:
 
     def __init__(self, ctx: Iris) -> None:
         self.all_gather_matmul: Callable[..., torch.Tensor] = partial(all_gather_matmul, ctx)
+        self.all_gather_matmul_hbm_buffer: Callable[..., torch.Tensor] = partial(all_gather_matmul_hbm_buffer, ctx)
+        self.all_gather_matmul_hbm_buffer_preamble: Callable[..., FusedWorkspace] = partial(
+            all_gather_matmul_hbm_buffer_preamble, ctx
+        )
         self.matmul_all_scatter: Callable[..., torch.Tensor] = partial(matmul_all_scatter, ctx)
         self.matmul_reduce_scatter: Callable[..., torch.Tensor] = partial(matmul_reduce_scatter, ctx)
         self.matmul_all_reduce: Callable[..., torch.Tensor] = partial(matmul_all_reduce, ctx)

@@ -20,15 +20,16 @@ be spared to gather A. Each tile of A crosses the link once per column of output
 flags each chunk that is complete; the matmul waits for the chunks that a tile needs. When it wins: parts of less than a
 few MiB, for which a copy of the copy engine takes longer to start than to run.
 
-**hbm_buffer**: some programs only fetch: they load the other parts into this rank's staging memory, group by group of K,
-and flag each; the others compute as groups arrive. Every remote byte crosses the link once. When it wins: where the
+**hbm_buffer**: some programs only fetch: they load the other parts into this rank's staging memory, group by group of
+K, and flag each; the others compute as groups arrive. Every remote byte crosses the link once. When it wins: where the
 copy engines are busy with other work.
 
 **copy_engine**: every rank's copy engine puts its part into the staging memory of all peers, previous rank first, in
 ``num_chunks`` chunks, and behind each chunk the call's epoch into a flag. The matmul reads its own part in place, then
 each chunk as it arrives. No SM moves data. When it wins: parts of a few MiB and more.
 
-**baseline**: gather, then ``torch.matmul``: what the others are measured against, and what "auto" picks where they lose.
+**baseline**: gather, then ``torch.matmul``: what the others are measured against, and what "auto" picks where they
+lose.
 
 Where peers' staging memory is written by programs, they wait until the peer has entered the call: it has then finished
 the one before. Where the copy engine writes it, and where peers read A itself, the ranks meet on exit instead.
@@ -184,8 +185,8 @@ def fetch_courier(
     handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """Load the peers' parts into the own staging memory, piece by piece in the order of use, and flag each piece. Where A
-    is cut by columns the own part, too."""
+    """Load the peers' parts into the own staging memory, piece by piece in the order of use, and flag each piece.
+    Where A is cut by columns the own part, too."""
     others = handles.world_size(handle) - (1 if SEGMENTS == 1 else 0)
     total = others * flags.chunks * flags.pieces
     first = min(crew.first_units, total)
@@ -261,7 +262,8 @@ def all_gather_matmul(
         B: [K, N] in A's dtype, any strides.
         bias: [N] per column or [M, 1] per row, in output's dtype; added in float32 (int32 for int8).
         gather_dim: which dimension of A is sharded; None tells it from the shapes.
-        config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for all
+        config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for
+        all
             of A on the symmetric heap; "auto" takes ``pull`` where that is not free.
         workspace: needed only to run the op on several streams at once; see ``iris.ops.new_workspace``.
         trace: record per-program intervals, kept as ``ctx.last_trace`` or in the Trace given.
@@ -332,8 +334,8 @@ class _Call:
     def push(self, workspace: FusedWorkspace) -> None:
         chunks, blocks = self._chunks(self.config.num_chunks)
         plan = self._plan(
-            arrived_source, push_courier, piecewise=not self.by_rows, meet=False, chunks=chunks, blocks_per_chunk=blocks,
-            couriers=self.config.num_sms or self.ctx.num_sms,
+            arrived_source, push_courier, piecewise=not self.by_rows, meet=False, chunks=chunks,
+            blocks_per_chunk=blocks, couriers=self.config.num_sms or self.ctx.num_sms,
         )  # fmt: skip
         self._run(plan, self.own, workspace, self._staged(workspace))
 
@@ -407,9 +409,10 @@ class _Call:
         world = self.ctx.world_size
         return Plan(
             SITE_ALL_GATHER_MATMUL.value, schedule.own_first, source, courier=courier,
-            shards=world if self.by_rows else 1, sharded=self.by_rows, segments=1 if self.by_rows else world, own=self.by_rows,
-            piecewise=piecewise, meet=meet, chunks=chunks, blocks_per_chunk=blocks_per_chunk, pieces=pieces,
-            piece_k=piece_k, chunk_rows=blocks_per_chunk * self.config.block_size_m, couriers=couriers, dedicated=dedicated, first_units=first_units,
+            shards=world if self.by_rows else 1, sharded=self.by_rows, segments=1 if self.by_rows else world,
+            own=self.by_rows, piecewise=piecewise, meet=meet, chunks=chunks, blocks_per_chunk=blocks_per_chunk,
+            pieces=pieces, piece_k=piece_k, chunk_rows=blocks_per_chunk * self.config.block_size_m, couriers=couriers,
+            dedicated=dedicated, first_units=first_units,
         )  # fmt: skip
 
     def _chunks(self, wanted: int) -> tuple[int, int]:

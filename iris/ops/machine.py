@@ -1,4 +1,5 @@
-"""What one kind of GPU does in a second, as the model of :mod:`iris.ops.model` needs it: tiles, stores to peers, copies.
+"""What one kind of GPU does in a second, as the model of :mod:`iris.ops.model` needs it: tiles, stores to peers,
+copies.
 
 Constants are what 4 × H200 took (Triton 3.6, 2026-11-21), scaled by the figures of :mod:`iris.ops.hardware` to other
 hardware. There nobody has measured: a prediction for it orders configs, and its milliseconds are an estimate.
@@ -13,7 +14,7 @@ from functools import lru_cache
 import torch
 
 from iris.ops.config import FusedConfig
-from iris.ops.hardware import Hardware
+from iris.ops.hardware import Hardware, number_format
 from iris.ops.problem import Problem, output_dtype
 
 LAUNCH_S = 6e-6
@@ -27,25 +28,24 @@ COPY_S = 3.6e-6
 WORD_S = 2e-6
 """The copy engine writing a flag behind a copy, or waiting for one before it."""
 
-_COPY_SHARES = ((64 << 10, 0.05), (1 << 20, 0.42), (4 << 20, 0.50), (16 << 20, 0.72), (32 << 20, 0.97), (64 << 20, 1.0))
+_COPY_SHARES = ((64 << 10, 0.05), (1 << 20, 0.42), (4 << 20, 0.52), (16 << 20, 0.94), (64 << 20, 1.0))
 """Bytes of a copy, one of many, and the share of the engine's best rate that such copies reach."""
-_STORE_BYTES_PER_S, _LOAD_BYTES_PER_S = 20e9, 12e9
-"""What one program moves to and from peers."""
+_STORE_BYTES_PER_S, _STORE_HALF = 28e9, 3.0
+_LOAD_BYTES_PER_S, _LOAD_HALF = 13e9, 1.5
+"""What one program moves to and from peers, and how many together would reach half of what the links take."""
 _FETCH_S, _FETCH_BYTES_PER_S = 1.6e-6, 15.5e9
 """One tile from a peer into the own memory, by one program: however small, and by its bytes."""
 _COPY_SHARE, _STORE_SHARE, _LOAD_SHARE = 0.86, 0.81, 0.74
 """What H200 reaches of its links' raw rate, for hardware whose payload has not been measured."""
-_FLOPS_SHARE, _FLOPS_SHARE_OF_AMD = 0.81, 0.5
-"""What a large matmul reaches of the peak where it has not been measured: as H200 does; on AMD GPUs, whose peak is
-further from what compilers reach, as has been published for Triton on MI300X."""
+_FLOPS_SHARE, _FLOPS_SHARE_OF_AMD, _FLOAT32_SHARE = 0.81, 0.5, 0.6
+"""What a large matmul reaches of the peak where it has not been measured: as H200 does; on AMD GPUs, whose data sheets
+are further from what compilers reach, a guess; without tensor cores."""
 _MEMORY_SHARE = 0.8
-_FLOAT32_SHARE = 0.6
-"""Without tensor cores."""
 
 _REFERENCE = 128 * 256 / (128 + 256)
 _LOST = 30.0
-"""A tile of m × n makes m · n / (m + n) products of every element it loads; at this many it runs at half the rate of the
-largest ones. Rates are relative to 128 × 256."""
+"""A tile of m × n makes m · n / (m + n) products of every element it loads; at this many it runs at half the rate of
+the largest ones. Rates are relative to 128 × 256."""
 _ONE_WARPGROUP = 0.945
 """Four warps on NVIDIA GPUs: nobody computes while they do anything else."""
 _L2_BYTES_PER_S = 130e9
@@ -76,11 +76,13 @@ class Machine:
 
     def store_s(self, nbytes: float, programs: int, world_size: int) -> float:
         """``nbytes`` in all, stored to all peers by ``programs``."""
-        return nbytes / min(programs * _STORE_BYTES_PER_S, self.store_rate * self._links_used(world_size))
+        most = self.store_rate * self._links_used(world_size) * programs / (programs + _STORE_HALF)
+        return nbytes / min(programs * _STORE_BYTES_PER_S, most)
 
     def load_s(self, nbytes: float, programs: int, world_size: int) -> float:
         """``nbytes`` in all, loaded from all peers by ``programs``."""
-        return nbytes / min(programs * _LOAD_BYTES_PER_S, self.load_rate * self._links_used(world_size))
+        most = self.load_rate * self._links_used(world_size) * programs / (programs + _LOAD_HALF)
+        return nbytes / min(programs * _LOAD_BYTES_PER_S, most)
 
     def fetch_s(self, nbytes: float, programs: int, tile_nbytes: int, world_size: int) -> float:
         """``nbytes`` from all peers into the own memory, by ``programs``, a tile of ``tile_nbytes`` at a time."""
@@ -119,7 +121,6 @@ def _copy_share(nbytes: int) -> float:
     return _COPY_SHARES[-1][1]
 
 
-@lru_cache(maxsize=64)
 def machine(known: Hardware, dtype: torch.dtype) -> Machine:
     """The rates of ``known`` for matrices of ``dtype``."""
     amd = bool(known.link_peers)
@@ -138,10 +139,9 @@ def machine(known: Hardware, dtype: torch.dtype) -> Machine:
 
 
 def _flops(known: Hardware, dtype: torch.dtype, amd: bool) -> float:
-    """What a large matmul of ``dtype`` keeps up, over the whole GPU."""
-    rate = known.matmul_flops(dtype)
-    if rate is None:
-        raise KeyError(f"{known.name} has no rate for {dtype}")
-    if dtype == torch.float32 and not amd:
-        return rate * _FLOAT32_SHARE
-    ...
+    """What a large matmul of ``dtype`` keeps up, over the whole GPU: measured, else a share of the peak."""
+    name = "fp32" if dtype == torch.float32 else number_format(dtype)
+    if name in known.sustained_flops:
+        return known.sustained_flops[name]
+    share = _FLOPS_SHARE_OF_AMD if amd else _FLOAT32_SHARE if name == "fp32" else _FLOPS_SHARE
+    return known.peak_flops[name] * share

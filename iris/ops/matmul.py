@@ -19,7 +19,6 @@ from iris.ops.problem import DTYPES, Problem, output_dtype
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
 
-
 DEFER_FROM_TILES = 8
 """Tiles per program from which on it pays to announce a tile one tile later: on 4 × H200, 2026-11-21, matmul +
 reduce-scatter by ``push`` took 10 % less time with 57 tiles per program, all-reduce 10 % more with 4."""
@@ -144,8 +143,8 @@ def run(
 ) -> None:
     """Launch the matmul kernel for ``problem`` as ``plan`` and ``config`` say.
 
-    ``own`` is this rank's part of A; all of it is in ``gathered`` once it has arrived, if that is given, else the source
-    finds it.
+    ``own`` is this rank's part of A; all of it is in ``gathered`` once it has arrived, if that is given, else the
+    source finds it.
     """
     target = target_of(ctx)
     rows, k = plan.rows(problem), problem.k // plan.segments

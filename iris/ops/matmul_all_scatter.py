@@ -8,16 +8,16 @@ Unfused::
 
 Algorithms:
 
-**push**: the epilogue stores every finished tile into the output of every rank. When it wins: small outputs; all programs
-push at the same time and wait for the link together.
+**push**: the epilogue stores every finished tile into the output of every rank. When it wins: small outputs; all
+programs push at the same time and wait for the link together.
 
 **split**: ``comm_sms`` programs only send: the others store finished tiles in the own output, and as soon as a chunk is
 complete the senders store it, in tiles of ``comm_block_m`` × ``comm_block_n``, into the outputs of all peers.
 
 **streams**: as ``split``, but the senders are a kernel of their own on a second stream.
 
-**copy_engine**: as ``split``, but the copy engine sends, in ``num_chunks`` chunks; all SMs compute. When it wins: outputs of
-a few MiB per rank and more.
+**copy_engine**: as ``split``, but the copy engine sends, in ``num_chunks`` chunks; all SMs compute. When it wins:
+outputs of a few MiB per rank and more.
 
 **baseline**: ``torch.matmul``, then the collective.
 
@@ -222,7 +222,13 @@ class _Call:
         return self.config.comm_sms or max(1, programs // 8)
 
     def _plan(
-        self, courier: Any = None, *, couriers: int = 0, dedicated: int = 0, chunks: int | None = None, meet: bool = True
+        self,
+        courier: Any = None,
+        *,
+        couriers: int = 0,
+        dedicated: int = 0,
+        chunks: int | None = None,
+        meet: bool = True,
     ) -> Plan:
         """Chunks are whole groups of block rows, so that their tiles are consecutive ones and their rows complete."""
         config = self.config
@@ -231,8 +237,8 @@ class _Call:
         tiles = per_chunk * config.group_size_m * -(-self.problem.n // config.block_size_n)
         count = -(-groups // per_chunk)
         return Plan(
-            SITE_MATMUL_ALL_SCATTER.value, after=chunk_after, eager=True, gate=True, courier=courier, couriers=couriers, dedicated=dedicated,
-            chunks=count, blocks_per_chunk=tiles, counts=count, meet=meet,
+            SITE_MATMUL_ALL_SCATTER.value, after=chunk_after, eager=True, gate=True, courier=courier,
+            couriers=couriers, dedicated=dedicated, chunks=count, blocks_per_chunk=tiles, counts=count, meet=meet,
             chunk_rows=per_chunk * config.group_size_m * config.block_size_m,
         )  # fmt: skip
 

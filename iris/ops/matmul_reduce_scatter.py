@@ -8,12 +8,12 @@ Unfused::
 
 Algorithms (:mod:`iris.ops.reduction` has the signals):
 
-**push**: the epilogue stores every finished tile into a slot at the rank that owns its rows, in the output's dtype, next
-rank's rows first; each rank computes its own rows last and adds the others' tiles from its slots, in float32 and in
-rank order: the result does not depend on timing. When it wins: small outputs.
+**push**: the epilogue stores every finished tile into a slot at the rank that owns its rows, in the output's dtype,
+next rank's rows first; each rank computes its own rows last and adds the others' tiles from its slots, in float32 and
+in rank order: the result does not depend on timing. When it wins: small outputs.
 
-**copy_engine**: the same, but finished tiles are handed over by the copy engine, in ``num_chunks`` chunks for each rank:
-no SM waits for the link. When it wins: outputs of a few MiB per rank and more.
+**copy_engine**: the same, but finished tiles are handed over by the copy engine, in ``num_chunks`` chunks for each
+rank: no SM waits for the link. When it wins: outputs of a few MiB per rank and more.
 
 **atomic**: the epilogue adds every tile to one float32 sum at its owner. Less memory, twice the bytes on the link for
 16-bit outputs. **Not deterministic**: the order of the sum depends on timing.
@@ -110,14 +110,15 @@ def matmul_reduce_scatter(
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
 ) -> torch.Tensor:
-    """``output = (sum over ranks of A @ B)[r * rows : (r + 1) * rows] + bias`` on rank r, with ``rows = M / world_size``.
+    """``output = (sum over ranks of A @ B)[r * rows : (r + 1) * rows] + bias`` on rank r, with ``rows = M /
+    world_size``.
 
     Args:
         output: [M / world_size, N], any strides; int32 if A is int8, else A's dtype.
         A: [M, K / world_size], this rank's columns; M a multiple of the number of ranks; any strides.
         B: [K / world_size, N], this rank's rows, in A's dtype; any strides.
-        bias: [N] per column, or [M / world_size, 1] per row of the own output, in output's dtype; added once, to the sum.
-        config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
+        bias: [N] per column, or [M / world_size, 1] per row of the own output, in output's dtype; added once, to the
+        sum. config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:
         ``output``.

@@ -1,81 +1,434 @@
 """How long an op takes with a config, from the hardware's figures: arithmetic only, no GPU.
 
-The matmul is waves of tiles over programs, at a rate per program that depends on the tile. What moves is bytes over a
-rate that depends on the engine, plus a time per copy, flag or launch. Each algorithm puts the two together as it does: one
-after the other, side by side, or tile by tile as parts arrive; see :mod:`iris.ops` for what each does.
-
-Constants are what 4 × H200 took (Triton 3.6, 2026-11-21), scaled by the figures of :mod:`iris.ops.hardware` to
-other hardware. There nobody has measured, so a prediction for it orders configs, and its milliseconds are an estimate.
-
-How far off it is: tests/data/h200_measured.json holds {COUNT} of those measurements, all ops, 2 to 16 thousand rows. The
-predicted time is {MEDIAN} off in the median, and between {LOW} and {HIGH} times the measured one; clocks alone make 10 %
-between two measurements of the same.
+A matmul is tiles, dealt round to programs; what moves is bytes over a rate and a time per copy and flag. Each algorithm
+puts the two together as it does: one after the other, side by side, or tile by tile as parts arrive. A program that waits
+for a part at ``ready_s`` ends no sooner than that plus its tiles from then on; the latest of these is the op's end.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
-
-import torch
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from iris.ops.config import FusedConfig
 from iris.ops.hardware import Hardware
+from iris.ops.machine import COPY_S, FLAG_S, LAUNCH_S, MEET_S, WORD_S, Machine, machine
 from iris.ops.problem import Problem, output_dtype
 
-_LAUNCH_S = 6e-6
-"""A kernel's start and end, its entry's flags among them."""
-_FLAG_S = 1.2e-6
-"""A flag's way to a peer."""
-_MEET_S = 6e-6
-"""All ranks' flags, from when a rank has done its part until it sees that all have."""
-_COPY_S = 3.6e-6
-"""A copy by the copy engine, however short; a flag behind it, or a wait before it, counts about half."""
-_COPY_RATES = ((64 << 10, 0.05), (1 << 20, 0.42), (4 << 20, 0.50), (16 << 20, 0.72), (32 << 20, 0.97), (64 << 20, 1.0))
-"""Bytes of a copy among others to other peers, and its rate as a share of the best."""
-_PROGRAM_STORE_BYTES_PER_S = 20e9
-_PROGRAM_LOAD_BYTES_PER_S = 12e9
-"""What one program moves to or from a peer at most."""
-_FETCH_S, _FETCH_BYTES_PER_S = 1.6e-6, 15.5e9
-"""A fetcher's turn, however small its tile, and the rate at which it then loads and stores."""
-_SHARE_OF_PEAK = {"store": 0.81, "load": 0.74, "copy": 0.86, "flops": 0.81, "memory": 0.8}
-"""What H200 reaches of its data sheet, for rates of other hardware that nobody has measured."""
-_SPREAD_MATMUL = 0.6
-"""The share of its peak that a matmul reaches on MI300X, as published for Triton; not measured here."""
-
-_REFERENCE_INTENSITY = 128 * 256 / (128 + 256)
-_INTENSITY_LOST = 30.0
-"""A tile of m × n works off m · n / (m + n) products per element loaded into shared memory; half of the best possible
-rate is reached at this many."""
-_ONE_WARPGROUP = 0.945
-"""Four warps have nothing to do while they wait: their rate against eight's."""
-_BURST_S, _BURST, _TIRED_S, _TIRED = 0.25e-3, 1.05, 1.2e-3, 0.90
-"""Short matmuls run at a higher clock than the sustained one, long ones in a row at a lower one."""
-_PROGRAM_L2_BYTES_PER_S = 130e9
-_TILE_S = 2e-6
+_BURST_S, _BURST, _TIRED_S, _TIRED = 0.25e-3, 1.05, 1.2e-3, 0.91
+"""Matmuls up to this long run at a higher clock than the sustained rate's, those from that long on at a lower one."""
+_TILE_S = 1.5e-6
 """From one tile to the next: its epilogue, and filling the pipeline again."""
-_SPLIT_S, _SPLIT_TILE_S = 0.018e-3, 0.02e-3 / (128 * 256)
-_SPLIT_SLOWDOWN = 0.35
-"""Stream-K: programs handing parts over, and more for larger tiles; and how much slower the split tiles run, as programs
-no longer share what L2 holds."""
-_OVERLAP, _OVERLAP_WAVES = 0.45, 14
-"""Where programs store to peers between tiles: the share of the shorter of both that runs beside the longer one, once
-programs have drifted apart for this many waves."""
-_COLLECT_BYTES_PER_S = 32e9
-"""At which one program reads what peers have sent for its tile."""
+_SPLIT_S, _SPLIT_TILE_S = 12e-6, 20e-6
+"""Stream-K: handing parts of tiles over, and as much more for a tile of 128 × 256."""
+_APART, _APART_SLOWER = 0.15, 0.5
+"""With Stream-K neighbours work at different columns of K. From this share of K between them on they share nothing in L2,
+and split tiles are this much slower."""
+_BESIDE, _BESIDE_WAVES = 0.5, 16
+"""Where programs store to peers between their tiles: the share of the shorter of both that runs beside the other, after
+so many waves; before, programs compute and store all at the same time."""
+_COLLECT_BYTES_PER_S = 25e9
+"""At which a program reads the parts of its tile that peers have sent."""
+_KEEP_S = 4.5e-6
+"""A tile stored for the copy engine, and counted."""
+_COUNT_S = 8e-6
+"""Programs telling each other that all of them have stored their share."""
+_LIBRARY_TILES = ((128, 256, 8), (128, 128, 8), (64, 128, 8), (64, 64, 8))
+"""What a library's matmul chooses among."""
+_ARRIVALS = 8
+"""Rows of tiles for which an arrival is looked at, of each part."""
 
 
 def predict_ms(problem: Problem, config: FusedConfig, hardware: Hardware) -> float:
-    """Milliseconds that a call takes on the device, between ranks that begin together.
+    """Milliseconds from when all ranks have begun a call until the last has finished, on the device.
 
     Args:
         problem: the call.
-        config: with an algorithm of the op's, not "auto".
-        hardware: its figures.
+        config: with one of the op's algorithms, not ``"auto"``.
+        hardware: whose figures to take.
 
     Raises:
-        KeyError: the op has no such algorithm.
+        KeyError: the op has no such algorithm, or the hardware no rate for the dtype.
     """
-    return 1e3 * _ALGORITHMS[problem.op, config.algorithm](_Call(problem, config, _machine(hardware, problem.dtype)))
+    return 1e3 * predicted_s(problem, config, machine(hardware, problem.dtype))
+
+
+def predicted_s(problem: Problem, config: FusedConfig, rates: Machine) -> float:
+    """As :func:`predict_ms`, in seconds, for one who asks for many configs."""
+    return _ALGORITHMS[problem.op, config.algorithm](_Call(problem, config, rates))
+
+
+@dataclass(frozen=True)
+class _Deal:
+    """Tiles dealt round to ``workers``: ``whole`` of them computed by one program each, of the others ``share`` by
+    each."""
+
+    workers: int
+    whole: int
+    share: float
+    tile_s: float
+    extra_s: float
+
+    def left(self, first: int) -> float:
+        """Tiles that the program of tile number ``first`` computes from that one on."""
+        return max(0, -(-(self.whole - first) // self.workers)) + self.share
+
+    @property
+    def total_s(self) -> float:
+        return self.left(0) * self.tile_s + self.extra_s
+
+    def end_s(self, arrivals: Iterable[tuple[float, int, float]]) -> float:
+        """When the last program is done. Arrivals: when something is there, the first tile that waits for it, and the
+        share of that tile that is computed by then."""
+        end = self.left(0) * self.tile_s
+        for ready_s, first, done in arrivals:
+            end = max(end, ready_s + max(0.0, self.left(first) - done) * self.tile_s)
+        return end + self.extra_s
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call, its numbers worked out when they are asked for."""
+
+    problem: Problem
+    config: FusedConfig
+    machine: Machine
+
+    @cached_property
+    def world(self) -> int:
+        return self.problem.world_size
+
+    @cached_property
+    def columns(self) -> int:
+        """Tiles side by side."""
+        return -(-self.problem.n // self.config.block_size_n)
+
+    @cached_property
+    def rows(self) -> int:
+        """Block rows of the whole output."""
+        return -(-self.problem.m // self.config.block_size_m)
+
+    @cached_property
+    def shard_rows(self) -> int:
+        """Block rows of one rank's rows."""
+        return -(-(self.problem.m // self.world or 1) // self.config.block_size_m)
+
+    @cached_property
+    def part_nbytes(self) -> int:
+        """One rank's part of A, before a gather."""
+        return self.problem.m * self.problem.k * self.problem.dtype.itemsize // self.world
+
+    @cached_property
+    def output_nbytes(self) -> int:
+        """Of the local matmul, in the dtype in which it travels."""
+        return self.problem.m * self.problem.n * output_dtype(self.problem.dtype).itemsize
+
+    def programs(self, reserved: int = 0) -> int:
+        return max(1, (self.config.num_sms or self.machine.num_sms) - reserved)
+
+    def deal(self, tiles: int, reserved: int = 0, first: int = 0, tile_s: float = 0.0) -> _Deal:
+        """``tiles`` to all programs but ``reserved``; Stream-K begins behind the ``first``. ``tile_s``: more per tile."""
+        config, workers = self.config, self.programs(reserved)
+        computing = self.machine.tile_s(config, self.problem)
+        waves = max(1.0, tiles / workers)
+        computing = max(computing, self.machine.memory_s(config, self.problem) / waves)
+        computing /= _clock(computing * waves)
+        each = computing + _TILE_S + tile_s
+        rest = tiles - first
+        if not config.stream_k or rest % workers == 0:
+            return _Deal(workers, tiles, 0.0, each, 0.0)
+        kept = rest // workers - (config.two_tiles and rest >= workers)
+        share = (rest - kept * workers) / workers
+        share *= 1 + _APART_SLOWER * min(1.0, abs(share - round(share)) / _APART)
+        extra_s = _SPLIT_S + _SPLIT_TILE_S * config.tile_elements / (128 * 256)
+        return _Deal(workers, first + kept * workers, share, each, extra_s)
+
+    def chunks(self, wanted: int, rows: int) -> tuple[int, int]:
+        """How many chunks ``rows`` block rows travel in, and block rows in each."""
+        per_chunk = -(-rows // min(wanted, rows))
+        return -(-rows // per_chunk), per_chunk
+
+    def first_tile(self, row: int) -> int:
+        """Number of the first tile in block row ``row``, in grouped order."""
+        group = row // self.config.group_size_m * self.config.group_size_m
+        return group * self.columns + row - group
+
+
+def _clock(matmul_s: float) -> float:
+    """The rate of a matmul this long over that of :class:`Machine`."""
+    tired = min(1.0, max(0.0, (matmul_s - _BURST_S) / (_TIRED_S - _BURST_S)))
+    return _BURST + (_TIRED - _BURST) * tired
+
+
+def _library_s(call: _Call) -> float:
+    """A library's matmul of the local problem."""
+    best = float("inf")
+    for m, n, warps in _LIBRARY_TILES:
+        config = replace(call.config, block_size_m=m, block_size_n=n, num_warps=warps, stream_k=False, num_sms=None)
+        one = _Call(call.problem, config, call.machine)
+        best = min(best, one.deal(one.rows * one.columns).total_s)
+    return LAUNCH_S + best
+
+
+# -- all-gather + matmul ------------------------------------------------------------------------------------
+
+
+def _by_columns(call: _Call) -> bool:
+    return call.problem.gather_dim == 1
+
+
+def _gather_deal(call: _Call, reserved: int = 0, tile_s: float = 0.0) -> _Deal:
+    if _by_columns(call):
+        return call.deal(call.rows * call.columns, reserved, tile_s=tile_s)
+    shard = call.shard_rows * call.columns
+    return call.deal(call.world * shard, reserved, shard, tile_s)
+
+
+def _keep_own_s(call: _Call) -> float:
+    """Where A is cut by columns, programs copy the own part first."""
+    return 2 * call.part_nbytes / call.machine.memory_rate if _by_columns(call) else 0.0
+
+
+def _gather_copied(call: _Call) -> float:
+    rows = call.rows if _by_columns(call) else call.shard_rows
+    chunks, per_chunk = call.chunks(call.config.num_chunks, rows)
+    each = call.machine.copy_s(call.part_nbytes // chunks) + WORD_S
+    shard = 0 if _by_columns(call) else call.shard_rows * call.columns
+    arrivals = []
+    for step in range(1, call.world):
+        done = step / call.world if _by_columns(call) else 0.0
+        for chunk in range(chunks):
+            ready = ((step - 1) * chunks + chunk + 1) * each + FLAG_S
+            arrivals.append((ready, step * shard + call.first_tile(chunk * per_chunk), done))
+    return LAUNCH_S + max(_keep_own_s(call) + _gather_deal(call).total_s, _gather_deal(call).end_s(arrivals)) + FLAG_S
+
+
+def _gather_pushed(call: _Call) -> float:
+    programs = call.programs()
+    pushing = call.machine.store_s((call.world - 1) * call.part_nbytes, programs, call.world)
+    return LAUNCH_S + MEET_S + pushing + _keep_own_s(call) + _COUNT_S + FLAG_S + _gather_deal(call).total_s
+
+
+def _gather_fetched(call: _Call) -> float:
+    config, machine_, world = call.config, call.machine, call.world
+    fetchers = config.comm_sms or max(1, call.programs() // 8)
+    first = max(fetchers, config.first_stage_fetch_sms or 0)
+    deal = _gather_deal(call, min(fetchers, call.programs() - 1))
+    tile = config.comm_block_m * config.comm_block_n * call.problem.dtype.itemsize
+    parts = world if _by_columns(call) else world - 1
+    nbytes = parts * call.part_nbytes
+    stage_s = machine_.fetch_s(nbytes / config.num_fetch_stages, first, tile, world)
+    rest_s = machine_.fetch_s(nbytes, fetchers, tile, world) * (1 - 1 / config.num_fetch_stages)
+
+    def ready(share: float) -> float:
+        begun = share * config.num_fetch_stages
+        return MEET_S + (begun * stage_s if begun <= 1 else stage_s + (share - 1 / config.num_fetch_stages) * rest_s)
+
+    rows = call.rows if _by_columns(call) else call.shard_rows
+    shard = 0 if _by_columns(call) else rows * call.columns
+    pieces = max(1, call.problem.k // (config.block_size_k * config.k_per_flag))
+    arrivals = []
+    for turn in range(1 if _by_columns(call) else world - 1):
+        for row in {round(place * (rows - 1) / (_ARRIVALS - 1)) for place in range(_ARRIVALS)}:
+            share = (row + 1) / rows if _by_columns(call) else (turn + (row + 1) / rows) / parts
+            arrivals.append((ready(share), (turn + 1) * shard + call.first_tile(row), 1 - 1 / pieces))
+    return LAUNCH_S + deal.end_s(arrivals) + MEET_S
+
+
+def _gather_pulled(call: _Call) -> float:
+    """Every tile of A that is not the own one crosses the link for each tile of the output beside it."""
+    crossing = call.machine.load_s(
+        (call.world - 1) * call.part_nbytes * call.columns, call.programs(), call.world
+    )  # fmt: skip
+    deal = _gather_deal(call)
+    own = deal.total_s / call.world
+    return LAUNCH_S + 2 * MEET_S + own + max(deal.total_s - own, crossing)
+
+
+def _gather_then(call: _Call) -> float:
+    pushing = call.machine.store_s((call.world - 1) * call.part_nbytes, call.programs(), call.world)
+    copying = 2 * call.part_nbytes / call.machine.memory_rate
+    return LAUNCH_S + 2 * MEET_S + _COUNT_S + pushing + copying + _library_s(call)
+
+
+# -- matmul + all-scatter -----------------------------------------------------------------------------------
+
+
+def _beside(call: _Call, deal: _Deal, storing_s: float) -> float:
+    """Programs that compute tiles and store them to peers."""
+    drifted = min(1.0, max(0.0, deal.left(0) - 1) / _BESIDE_WAVES)
+    longer, shorter = max(deal.total_s, storing_s), min(deal.total_s, storing_s)
+    return longer + (1 - _BESIDE * drifted) * shorter
+
+
+def _scatter_pushed(call: _Call) -> float:
+    deal = call.deal(call.rows * call.columns)
+    storing = call.machine.store_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
+    return LAUNCH_S + _beside(call, deal, storing) + MEET_S
+
+
+def _scatter_chunks(call: _Call, wanted: int | None) -> tuple[int, int]:
+    """Chunks are whole groups of block rows: how many, and groups in each."""
+    groups = -(-call.rows // call.config.group_size_m)
+    return call.chunks(min(wanted or groups, groups), groups)
+
+
+def _scatter_behind(call: _Call, deal: _Deal, chunks: int, each_s: float) -> float:
+    """Chunks of the output are sent as they are finished, each taking ``each_s``."""
+    sent = 0.0
+    for chunk in range(chunks):
+        sent = max(sent, (chunk + 1) / chunks * deal.total_s) + each_s
+    return LAUNCH_S + sent + MEET_S
+
+
+def _scatter_copied(call: _Call) -> float:
+    deal = call.deal(call.rows * call.columns, tile_s=_KEEP_S)
+    chunks, _ = _scatter_chunks(call, call.config.num_chunks)
+    each = (call.world - 1) * call.machine.copy_s(call.output_nbytes // chunks) + 2 * WORD_S
+    return _scatter_behind(call, deal, chunks, each) + LAUNCH_S
+
+
+def _scatter_split(call: _Call) -> float:
+    senders = call.config.comm_sms or max(1, call.programs() // 8)
+    deal = call.deal(call.rows * call.columns, min(senders, call.programs() - 1), tile_s=_KEEP_S)
+    chunks, _ = _scatter_chunks(call, None)
+    nbytes = (call.world - 1) * call.output_nbytes / chunks
+    return _scatter_behind(call, deal, chunks, call.machine.store_s(nbytes, senders, call.world) + FLAG_S)
+
+
+def _scatter_streams(call: _Call) -> float:
+    return _scatter_split(call) + LAUNCH_S
+
+
+def _scatter_then(call: _Call) -> float:
+    storing = call.machine.store_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
+    return _library_s(call) + LAUNCH_S + storing + 2 * MEET_S
+
+
+# -- matmul + reduce-scatter, matmul + all-reduce -----------------------------------------------------------
+
+
+def _sent_nbytes(call: _Call) -> float:
+    """What a rank sends to the owners of its tiles."""
+    return call.output_nbytes * (call.world - 1) / call.world
+
+
+def _collect_s(call: _Call) -> float:
+    """One tile's parts from all peers, read by the program that has computed the own."""
+    nbytes = call.config.tile_elements * output_dtype(call.problem.dtype).itemsize
+    return (call.world - 1) * nbytes / _COLLECT_BYTES_PER_S
+
+
+def _own_waves(call: _Call, deal: _Deal) -> int:
+    """Own tiles of one program."""
+    return -(-(deal.whole // call.world or 1) // deal.workers)
+
+
+def _sum_pushed(call: _Call, tiles: int, returned_nbytes: float, item: float = 1.0) -> float:
+    """Tiles are stored to their owners, item times as large as the output's; sums are stored to all."""
+    deal = call.deal(tiles)
+    nbytes = item * _sent_nbytes(call) + returned_nbytes
+    storing = call.machine.store_s(nbytes, call.programs(), call.world)
+    collecting = _own_waves(call, deal) * _collect_s(call)
+    return LAUNCH_S + _beside(call, deal, storing) + collecting + MEET_S + 2 * FLAG_S
+
+
+def _scatter_sum_pushed(call: _Call) -> float:
+    return _sum_pushed(call, call.world * call.shard_rows * call.columns, 0.0)
+
+
+def _scatter_sum_added(call: _Call) -> float:
+    return _sum_pushed(call, call.world * call.shard_rows * call.columns, 0.0, item=4.0)
+
+
+def _scatter_sum_copied(call: _Call) -> float:
+    """Chunks for an owner are copied when they are finished; own tiles come last and wait for the peers' chunks."""
+    shard = call.shard_rows * call.columns
+    chunks, _ = call.chunks(call.config.num_chunks, shard)
+    deal = call.deal(call.world * shard, tile_s=_KEEP_S)
+    each = call.machine.copy_s(int(_sent_nbytes(call)) // (call.world - 1 or 1) // chunks) + 2 * WORD_S + FLAG_S
+    sent, arrivals = 0.0, []
+    for step in range(call.world - 1):
+        for chunk in range(chunks):
+            finished = (step + (chunk + 1) / chunks) / call.world * deal.total_s
+            sent = max(sent, finished) + each
+            if step == call.world - 2:
+                arrivals.append((sent, (call.world - 1) * shard + chunk * shard // chunks, 1.0))
+    collecting = _own_waves(call, deal) * _collect_s(call)
+    return LAUNCH_S + deal.end_s(arrivals) + collecting + MEET_S
+
+
+def _reduce_pushed(call: _Call) -> float:
+    return _sum_pushed(call, call.rows * call.columns, _sent_nbytes(call)) + MEET_S
+
+
+def _reduce_added(call: _Call) -> float:
+    return _sum_pushed(call, call.rows * call.columns, _sent_nbytes(call), item=4.0) + MEET_S
+
+
+def _reduce_everywhere(call: _Call) -> float:
+    """Every rank reads the parts of all."""
+    deal = call.deal(call.rows * call.columns)
+    loading = call.machine.load_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
+    return LAUNCH_S + deal.total_s + loading + 2 * MEET_S
+
+
+def _reduce_copied(call: _Call) -> float:
+    """In rounds: tiles to their owners, then sums to all, the sums of one round behind the tiles of the next."""
+    shard, world = call.shard_rows * call.columns, call.world
+    groups = -(-call.shard_rows // call.config.group_size_m)
+    chunks, _ = call.chunks(call.config.num_chunks, groups)
+    deal = call.deal(world * shard, tile_s=_KEEP_S)
+    each = call.machine.copy_s(int(_sent_nbytes(call)) // (world - 1 or 1) // chunks) + 2 * WORD_S
+    computing = deal.total_s / chunks
+    collecting = _own_waves(call, deal) * _collect_s(call) / chunks
+    copied = computed = summed = 0.0
+    for chunk in range(chunks + 1):
+        before = summed
+        if chunk < chunks:
+            for step in range(1, world):
+                copied = max(copied, computed + computing * step / world) + each + WORD_S
+            computed = summed = max(computed + computing, copied + FLAG_S) + collecting
+        if chunk > 0:
+            copied = max(copied, before) + (world - 1) * each
+    return LAUNCH_S + max(copied, computed) + LAUNCH_S + MEET_S
+
+
+def _scatter_sum_then(call: _Call) -> float:
+    loading = call.machine.load_s(_sent_nbytes(call), call.programs(), call.world)
+    return _library_s(call) + LAUNCH_S + loading + 2 * MEET_S
+
+
+def _reduce_then(call: _Call) -> float:
+    storing = call.machine.store_s(_sent_nbytes(call), call.programs(), call.world)
+    return _scatter_sum_then(call) + storing
+
+
+def _local(call: _Call) -> float:
+    return LAUNCH_S + call.deal(call.rows * call.columns).total_s
+
+
+_ALGORITHMS: dict[tuple[str, str], Callable[[_Call], float]] = {
+    ("all_gather_matmul", "pull"): _gather_pulled,
+    ("all_gather_matmul", "push"): _gather_pushed,
+    ("all_gather_matmul", "hbm_buffer"): _gather_fetched,
+    ("all_gather_matmul", "copy_engine"): _gather_copied,
+    ("all_gather_matmul", "baseline"): _gather_then,
+    ("matmul_all_scatter", "push"): _scatter_pushed,
+    ("matmul_all_scatter", "split"): _scatter_split,
+    ("matmul_all_scatter", "streams"): _scatter_streams,
+    ("matmul_all_scatter", "copy_engine"): _scatter_copied,
+    ("matmul_all_scatter", "baseline"): _scatter_then,
+    ("matmul_reduce_scatter", "push"): _scatter_sum_pushed,
+    ("matmul_reduce_scatter", "copy_engine"): _scatter_sum_copied,
+    ("matmul_reduce_scatter", "atomic"): _scatter_sum_added,
+    ("matmul_reduce_scatter", "baseline"): _scatter_sum_then,
+    ("matmul_all_reduce", "atomic"): _reduce_added,
+    ("matmul_all_reduce", "one_shot"): _reduce_everywhere,
+    ("matmul_all_reduce", "two_shot"): _reduce_pushed,
+    ("matmul_all_reduce", "copy_engine"): _reduce_copied,
+    ("matmul_all_reduce", "baseline"): _reduce_then,
+    ("matmul", "local"): _local,
+}
+"""What predicts each algorithm of each op."""

@@ -25,6 +25,7 @@ class Problem:
         dtype: of A and B.
         world_size: the number of ranks.
         received_bytes: bytes that must reach this rank from its peers.
+        gather_dim: for a gather of A, the dimension in which A is sharded; None for the other ops.
     """
 
     op: str
@@ -34,6 +35,7 @@ class Problem:
     dtype: torch.dtype
     world_size: int
     received_bytes: int
+    gather_dim: int | None = None
 
     @property
     def flops(self) -> int:

@@ -3,16 +3,17 @@
 Every tile has an owner, who adds it up. The other ranks hand their parts of it over in one of three ways:
 
 - ``deliver``: the program stores the finished tile into a slot of its rank's at the owner, and flags it.
-- ``keep``: the program leaves the tile in an outgoing slot of its own rank's; when a chunk of tiles is complete, the copy
+- ``keep``: the program leaves the tile in an outgoing slot of its own rank's; when a chunk of tiles is complete, the
+copy
   engine, which waits for that, copies the chunk into the slots at the owner and flags it. No SM waits for the link.
 - ``deliver_add``: the program adds the tile to the one sum that lies at the owner.
 
 The owner computes its own tiles last in each round, adds what the others have sent to what it has in registers, and
 finishes the tile.
 
-Signals: a rank writes to others only when all have entered the call (``GATE``), and so have finished the one before. Flags
-of arrived chunks (of one tile, for ``deliver``) take the call's epoch. For ``deliver_add`` each tile has a count of the
-sources that have added to it, which the owner sets back to zero, and the sum with it, when it takes the sum.
+Signals: a rank writes to others only when all have entered the call (``GATE``), and so have finished the one before.
+Flags of arrived chunks (of one tile, for ``deliver``) take the call's epoch. For ``deliver_add`` each tile has a count
+of the sources that have added to it, which the owner sets back to zero, and the sum with it, when it takes the sum.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from iris.ops.workspace import FusedWorkspace, workspace_for
 
 
 class Slots(NamedTuple):
-    """Room for tiles on their way. ``incoming``: at the owner, per source and tile, or one sum per tile; ``outgoing``: per
-    owner and tile; ``done``: words that hold the epoch when a chunk of outgoing or finished tiles is complete."""
+    """Room for tiles on their way. ``incoming``: at the owner, per source and tile, or one sum per tile; ``outgoing``:
+    per owner and tile; ``done``: words that hold the epoch when a chunk of outgoing or finished tiles is complete."""
 
     incoming: Any
     outgoing: Any

@@ -1,10 +1,11 @@
 """Calls that repeat are replayed from a CUDA graph, so that the host spends microseconds on them, not fractions of a
 millisecond.
 
-A call of an op launches kernels with many arguments and, on some paths, dozens of copies: 0.1 to 0.3 ms of host time, longer
-than a small op runs. The second call with the same arguments (the same memory, shapes, strides, dtypes and config) is
-captured instead, and later ones replay that. Flags carry epochs that the device counts, so a replay is a call like any
-other, and ranks need not agree on when they capture. Calls with a trace, and those that the user captures, run as they are.
+A call of an op launches kernels with many arguments and, on some paths, dozens of copies: 0.1 to 0.3 ms of host time,
+longer than a small op runs. The second call with the same arguments (the same memory, shapes, strides, dtypes and
+config) is captured instead, and later ones replay that. Flags carry epochs that the device counts, so a replay is a
+call like any other, and ranks need not agree on when they capture. Calls with a trace, and those that the user
+captures, run as they are.
 
 Set IRIS_REPLAY=0 to launch every call anew.
 """
@@ -20,6 +21,7 @@ from typing import Any, ParamSpec
 import torch
 
 from iris.context import Iris
+from iris.ops.config import FusedConfig
 
 P = ParamSpec("P")
 _KEPT = 256
@@ -72,7 +74,7 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         replays = ctx.kept(Replays, lambda: Replays(ctx.device))
         key = (op, *map(_identity, args[1:]), *((name, _identity(kwargs[name])) for name in sorted(kwargs)))
         replays.run(key, lambda: op(*args, **kwargs))
-        output: Any = kwargs.get("output", args[1] if len(args) > 1 else None)
+        output: torch.Tensor = kwargs["output"] if "output" in kwargs else args[1]  # type: ignore[assignment]
         return output
 
     return call
@@ -91,8 +93,4 @@ def _identity(value: Any) -> Hashable:
     """All that a call depends on of one argument."""
     if isinstance(value, torch.Tensor):
         return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return value
+    return value if isinstance(value, FusedConfig | int | None) else id(value)

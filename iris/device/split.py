@@ -1,0 +1,99 @@
+"""Tiles that several programs share, each with a part of K: how Stream-K's partial sums come together."""
+
+import triton
+import triton.language as tl
+
+from iris.device.handle import rank
+from iris.device.schedule import split_worker
+from iris.device.sync import signal, wait
+
+_MANY: tl.constexpr = tl.constexpr(3)
+"""Programs besides the first from which on the parts of a split tile are added up in slices."""
+_SLICE: tl.constexpr = tl.constexpr(1024)
+
+
+@triton.jit
+def _partial_pointers(partials, worker, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where ``worker`` leaves its part of a split tile."""
+    start = partials + worker.to(tl.int64) * (BLOCK_M * BLOCK_N)
+    return start + tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+
+
+@triton.jit
+def combined(
+    acc,
+    handle,
+    flags,
+    epoch,
+    partials,
+    worker,
+    workers,
+    split_tile,
+    per_tile,
+    split_iterations,
+    SITE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Sum the parts of a split tile over the programs that share it; the first of them gets the sum.
+
+    Few programs add up along a binary tree: each leaves its part in ``partials`` for the one below it and goes on. Many
+    all leave their parts there, and each adds up some slices.
+    """
+    first = split_worker(split_tile * per_tile, workers, split_iterations)
+    last = split_worker((split_tile + 1) * per_tile - 1, workers, split_iterations)
+    place = worker - first
+    many = last - first >= _MANY
+    if not many:
+        step = 1
+        while (step <= last - first) & (place % (2 * step) == 0):
+            helper = worker + step
+            if helper <= last:
+                wait(flags.split + helper, epoch, rank(handle), handle, SITE)
+                acc += tl.load(_partial_pointers(partials, helper, BLOCK_M, BLOCK_N))
+            step *= 2
+    if many | (place > 0):
+        # A program may be the last of one tile and the first of the next, so it has two places.
+        mine = worker if place > 0 else workers + worker
+        tl.store(_partial_pointers(partials, mine, BLOCK_M, BLOCK_N), acc)
+        signal(flags.split + mine, epoch, rank(handle), handle)
+    if many:
+        # The last of them may have another tile to go on with.
+        adders = last - first
+        if worker < last:
+            _add_slices(handle, flags, epoch, partials, first, last, place, adders, workers, SITE, BLOCK_M * BLOCK_N)
+        if place == 0:
+            for helper in range(first, last):
+                wait(flags.split + 2 * workers + helper, epoch, rank(handle), handle, SITE)
+            acc = tl.load(_partial_pointers(partials, workers + first, BLOCK_M, BLOCK_N))
+    return acc
+
+
+@triton.jit
+def _add_slices(
+    handle,
+    flags,
+    epoch,
+    partials,
+    first,
+    last,
+    place,
+    adders,
+    workers,
+    SITE: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Add up some slices of the parts of a split tile, in the order of the programs, into the first one's part."""
+    wait(flags.split + workers + first, epoch, rank(handle), handle, SITE)
+    for helper in range(first + 1, last + 1):
+        wait(flags.split + helper, epoch, rank(handle), handle, SITE)
+    SLICE: tl.constexpr = min(SIZE, _SLICE)
+    for number in range(place, SIZE // SLICE, adders):
+        slices = partials + first.to(tl.int64) * SIZE + number * SLICE + tl.arange(0, SLICE)
+        start = slices + workers.to(tl.int64) * SIZE
+        total = tl.load(start)
+        for _ in range(first, last):
+            slices += SIZE
+            total += tl.load(slices)
+        tl.store(start, total)
+    signal(flags.split + 2 * workers + first + place, epoch, rank(handle), handle)
