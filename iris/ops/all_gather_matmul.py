@@ -37,6 +37,7 @@ the one before. Where the copy engine writes it, and where peers read A itself, 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -370,11 +371,12 @@ class _Call:
         )  # fmt: skip
 
         def copies() -> None:
-            for step in range(1, world):
-                peer = (rank - step) % world
-                for chunk, first in enumerate(range(0, rows, chunk_rows)):
-                    workspace.engine.put(own[first : first + chunk_rows], here[first : first + chunk_rows], peer)
-                    workspace.engine.put(epoch, workspace.ready[rank * chunks + chunk :][:1], peer)
+            # A tile needs one rank's rows, but all ranks' columns: rank by rank there, chunk by chunk here.
+            pairs = itertools.product(range(1, world), range(chunks))
+            for step, chunk in pairs if self.by_rows else sorted(pairs, key=lambda pair: pair[1]):
+                peer, first = (rank - step) % world, chunk * chunk_rows
+                workspace.engine.put(own[first : first + chunk_rows], here[first : first + chunk_rows], peer)
+                workspace.engine.put(epoch, workspace.ready[rank * chunks + chunk :][:1], peer)
 
         workspace.engine.beside(lambda: self._run(plan, own, workspace, staged), copies, copies_first=True)
 
