@@ -1,13 +1,10 @@
-"""How an op runs: block sizes and launch options, and the choice of them from the problem alone."""
+"""How an op runs: algorithm, block sizes and launch options."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-import torch
-
 from iris.errors import ArgumentError
-from iris.ops.problem import Problem
 
 LAYOUTS = ("k_contiguous", "m_contiguous")
 """How A is staged: row by row, or column by column."""
@@ -15,7 +12,7 @@ LAYOUTS = ("k_contiguous", "m_contiguous")
 
 @dataclass(frozen=True)
 class FusedConfig:
-    """Options of a fused op. ``config=None`` picks them (:func:`pick_config`).
+    """Options of a fused op. ``config=None`` picks them (:func:`iris.ops.pick_config`).
 
     Attributes:
         algorithm: how data and compute meet; each op names its own, and ``"auto"`` picks.
@@ -113,64 +110,19 @@ class FusedConfig:
 
 @dataclass(frozen=True)
 class Target:
-    """The hardware that a config is picked for, and whether the heap has room to stage what peers send."""
+    """What a config is picked for.
+
+    Attributes:
+        backend: ``"cuda"``, ``"hip"`` or ``"sim"``.
+        num_sms: SMs (compute units).
+        tma: whether tiles are loaded by TMA.
+        excluded: algorithms that cannot run, e.g. as the heap has no room for what peers send.
+        hardware: the device as PyTorch calls it, ``"simulated"`` in the simulator; tuned rows are looked up by it. Where
+            it is not known, the model takes figures of the same vendor's.
+    """
 
     backend: str
     num_sms: int
     tma: bool = False
-    staging_fits: bool = True
-
-
-COPY_ENGINE_FROM_BYTES = 4 << 20
-"""Parts smaller than this are pulled: a copy costs several microseconds however short it is (H200, 2026-11-21)."""
-
-
-def pick_algorithm(problem: Problem, target: Target) -> str:
-    """What ``"auto"`` stands for; a pure function, the same on every rank."""
-    if problem.op != "all_gather_matmul":
-        return DEFAULT_ALGORITHMS[problem.op]
-    if not target.staging_fits:
-        return "pull"
-    part = problem.received_bytes // max(1, problem.world_size - 1)
-    on_gpus = target.backend in ("cuda", "hip")
-    return "copy_engine" if on_gpus and part >= COPY_ENGINE_FROM_BYTES else "push"
-
-
-DEFAULT_ALGORITHMS = {
-    "matmul": "local",
-    "matmul_all_scatter": "push",
-    "matmul_reduce_scatter": "push",
-    "matmul_all_reduce": "two_shot",
-}
-
-
-def pick_config(problem: Problem, target: Target) -> FusedConfig:
-    """A config for ``problem`` on ``target``; a pure function, the same on every rank.
-
-    Large 16-bit problems take the tile that reaches cuBLAS's rate on H200 (128×256×64, 8 warps, 3 stages;
-    2026-11-21); smaller ones shrink it until the tiles fill the SMs.
-    """
-    if target.backend == "sim":
-        return FusedConfig(pick_algorithm(problem, target), block_size_m=64, block_size_n=64, block_size_k=128)
-    block_m, block_n, block_k = 128, 256, 64
-    if problem.dtype == torch.float32:
-        block_m, block_n, block_k = 64, 64, 32
-    elif problem.dtype == torch.int8:
-        block_k = 128
-
-    def tiles() -> int:
-        return -(-problem.m // block_m) * -(-problem.n // block_n)
-
-    while block_n > 64 and tiles() < target.num_sms:
-        block_n //= 2
-    while block_m > 64 and tiles() < target.num_sms:
-        block_m //= 2
-    small = block_m * block_n <= 64 * 128
-    return FusedConfig(
-        algorithm=pick_algorithm(problem, target),
-        block_size_m=block_m,
-        block_size_n=block_n,
-        block_size_k=block_k,
-        num_warps=4 if small else 8,
-        num_stages=2 if target.backend == "hip" else 4 if small else 3,
-    )
+    excluded: tuple[str, ...] = ()
+    hardware: str = ""

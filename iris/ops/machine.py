@@ -107,7 +107,7 @@ class Machine:
         return (a + b * passes + c) / self.memory_rate
 
     def _links_used(self, world_size: int) -> float:
-        return min(1.0, (world_size - 1) / self.links) if self.links else 1.0
+        return min(1.0, max(1, world_size - 1) / self.links) if self.links else 1.0
 
 
 @lru_cache(maxsize=64)

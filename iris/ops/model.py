@@ -28,6 +28,9 @@ and split tiles are this much slower."""
 _BESIDE, _BESIDE_WAVES = 0.5, 16
 """Where programs store to peers between their tiles: the share of the shorter of both that runs beside the other, after
 so many waves; before, programs compute and store all at the same time."""
+_ROUNDS_BESIDE, _ROUND_TILES = 0.2, 0.15
+"""What many rounds add to that share, as sums are sent while others are still computed; and what each round costs, in
+tiles, as programs wait for each other's."""
 _COLLECT_BYTES_PER_S = 25e9
 """At which a program reads the parts of its tile that peers have sent."""
 _KEEP_S = 4.5e-6
@@ -36,7 +39,11 @@ _COUNT_S = 8e-6
 """Programs telling each other that all of them have stored their share."""
 _LIBRARY_TILES = ((128, 256, 8), (128, 128, 8), (64, 128, 8), (64, 64, 8))
 """What a library's matmul chooses among."""
-_ARRIVALS = 8
+_LIBRARY_SPLIT = 0.6
+"""The share of the best rate that it has when it splits K."""
+_PIECES_S = 30e-6
+"""``hbm_buffer``: the first tiles wait piece by piece, and fill their pipeline anew behind each."""
+_ARRIVALS = 4
 """Rows of tiles for which an arrival is looked at, of each part."""
 
 
@@ -162,13 +169,15 @@ def _clock(matmul_s: float) -> float:
 
 
 def _library_s(call: _Call) -> float:
-    """A library's matmul of the local problem."""
+    """A library's matmul of the local problem: the best of some tiles, or of splitting K over all programs."""
     best = float("inf")
     for m, n, warps in _LIBRARY_TILES:
         config = replace(call.config, block_size_m=m, block_size_n=n, num_warps=warps, stream_k=False, num_sms=None)
         one = _Call(call.problem, config, call.machine)
         best = min(best, one.deal(one.rows * one.columns).total_s)
-    return LAUNCH_S + best
+    rates = call.machine
+    split_s = max(rates.memory_s(call.config, call.problem), call.problem.flops / (_LIBRARY_SPLIT * rates.num_sms * rates.flops)) + _SPLIT_S
+    return LAUNCH_S + min(best, split_s)
 
 
 # -- all-gather + matmul ------------------------------------------------------------------------------------
@@ -218,12 +227,12 @@ def _gather_fetched(call: _Call) -> float:
     tile = config.comm_block_m * config.comm_block_n * call.problem.dtype.itemsize
     parts = world if _by_columns(call) else world - 1
     nbytes = parts * call.part_nbytes
-    stage_s = machine_.fetch_s(nbytes / config.num_fetch_stages, first, tile, world)
-    rest_s = machine_.fetch_s(nbytes, fetchers, tile, world) * (1 - 1 / config.num_fetch_stages)
+    first_share = 1 / config.num_fetch_stages
+    first_s = machine_.fetch_s(nbytes, first, tile, world)
+    later_s = machine_.fetch_s(nbytes, fetchers, tile, world)
 
     def ready(share: float) -> float:
-        begun = share * config.num_fetch_stages
-        return MEET_S + (begun * stage_s if begun <= 1 else stage_s + (share - 1 / config.num_fetch_stages) * rest_s)
+        return MEET_S + min(share, first_share) * first_s + max(0.0, share - first_share) * later_s
 
     rows = call.rows if _by_columns(call) else call.shard_rows
     shard = 0 if _by_columns(call) else rows * call.columns
@@ -233,14 +242,13 @@ def _gather_fetched(call: _Call) -> float:
         for row in {round(place * (rows - 1) / (_ARRIVALS - 1)) for place in range(_ARRIVALS)}:
             share = (row + 1) / rows if _by_columns(call) else (turn + (row + 1) / rows) / parts
             arrivals.append((ready(share), (turn + 1) * shard + call.first_tile(row), 1 - 1 / pieces))
-    return LAUNCH_S + deal.end_s(arrivals) + MEET_S
+    return LAUNCH_S + _PIECES_S + deal.end_s(arrivals) + MEET_S
 
 
 def _gather_pulled(call: _Call) -> float:
     """Every tile of A that is not the own one crosses the link for each tile of the output beside it."""
-    crossing = call.machine.load_s(
-        (call.world - 1) * call.part_nbytes * call.columns, call.programs(), call.world
-    )  # fmt: skip
+    nbytes = (call.world - 1) * call.part_nbytes * call.columns
+    crossing = call.machine.load_s(nbytes, call.programs(), call.world)
     deal = _gather_deal(call)
     own = deal.total_s / call.world
     return LAUNCH_S + 2 * MEET_S + own + max(deal.total_s - own, crossing)
@@ -255,17 +263,17 @@ def _gather_then(call: _Call) -> float:
 # -- matmul + all-scatter -----------------------------------------------------------------------------------
 
 
-def _beside(call: _Call, deal: _Deal, storing_s: float) -> float:
-    """Programs that compute tiles and store them to peers."""
+def _beside(deal: _Deal, storing_s: float, share: float = _BESIDE) -> float:
+    """Programs that compute tiles and store them to peers; ``share``: how much of the shorter runs beside the other."""
     drifted = min(1.0, max(0.0, deal.left(0) - 1) / _BESIDE_WAVES)
     longer, shorter = max(deal.total_s, storing_s), min(deal.total_s, storing_s)
-    return longer + (1 - _BESIDE * drifted) * shorter
+    return longer + (1 - share * drifted) * shorter
 
 
 def _scatter_pushed(call: _Call) -> float:
     deal = call.deal(call.rows * call.columns)
     storing = call.machine.store_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
-    return LAUNCH_S + _beside(call, deal, storing) + MEET_S
+    return LAUNCH_S + _beside(deal, storing) + MEET_S
 
 
 def _scatter_chunks(call: _Call, wanted: int | None) -> tuple[int, int]:
@@ -330,8 +338,10 @@ def _sum_pushed(call: _Call, tiles: int, returned_nbytes: float, item: float = 1
     deal = call.deal(tiles)
     nbytes = item * _sent_nbytes(call) + returned_nbytes
     storing = call.machine.store_s(nbytes, call.programs(), call.world)
-    collecting = _own_waves(call, deal) * _collect_s(call)
-    return LAUNCH_S + _beside(call, deal, storing) + collecting + MEET_S + 2 * FLAG_S
+    rounds = min(call.config.num_rounds, _own_waves(call, deal)) if returned_nbytes else 1
+    moving = _beside(deal, storing, _BESIDE + _ROUNDS_BESIDE * (1 - 1 / rounds))
+    waiting = _own_waves(call, deal) * _collect_s(call) + (rounds - 1) * _ROUND_TILES * deal.tile_s
+    return LAUNCH_S + moving + waiting + MEET_S + 2 * FLAG_S
 
 
 def _scatter_sum_pushed(call: _Call) -> float:

@@ -21,7 +21,6 @@ from typing import Any, ParamSpec
 import torch
 
 from iris.context import Iris
-from iris.ops.config import FusedConfig
 
 P = ParamSpec("P")
 _KEPT = 256
@@ -93,4 +92,5 @@ def _identity(value: Any) -> Hashable:
     """All that a call depends on of one argument."""
     if isinstance(value, torch.Tensor):
         return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
-    return value if isinstance(value, FusedConfig | int | None) else id(value)
+    hashable: Hashable = value  # a config, a number, a workspace: kept alive with the key
+    return hashable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +20,7 @@ _FLAGS_NBYTES = 16 << 10
 """Room for a workspace's turnstiles and smallest flags, rounded up."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FusedWorkspace:
     """Flags and staging memory of one op on one context; see :func:`new_workspace`.
 
@@ -50,9 +51,9 @@ class FusedWorkspace:
     def scratch(self, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
         """At least ``count`` elements of memory of this rank alone, zero when first made, kept under ``name``.
 
-        Smaller ones stay when a larger one is made: a captured graph may still use them.
+        One for each power of two, and none is let go: captured calls go on using them.
         """
-        key = name, _power_of_two(count), dtype
+        key = (name, _power_of_two(count), dtype)
         if key not in self.local:
             self.local[key] = torch.zeros(key[1], dtype=dtype, device=self.ctx.device)
         return self.local[key]

@@ -1,0 +1,81 @@
+"""All-gather + matmul by push: every rank stores its part of A into the memory of all others, with flags.
+
+Behind each chunk that a rank has stored it raises a flag there. The matmul starts on its own part, waits for the flag
+of each chunk when it needs it, and then loads from its own memory. Every byte crosses the link once.
+
+Every rank has the columns of B that are its own, and needs all of A, of which it has some columns (--gather_dim 1) or
+rows (0). Unfused:
+
+    torch.distributed.all_gather(parts, A_sharded)
+    output = torch.cat(parts, dim=gather_dim) @ B
+
+Run it, or start the ranks with torchrun or mpirun:
+
+    python examples/14_all_gather_gemm/example_run_push.py --num_ranks 8
+    torchrun --nproc_per_node 8 examples/14_all_gather_gemm/example_run_push.py -m 4096 -n 28672 -k 8192 --datatype bf16
+
+m, n and k are the sizes of the whole problem. The result is compared with a float64 reference before it is timed.
+"""
+
+import torch
+
+import iris
+from iris.bench.matrix import DTYPES, rank_parser, ranks_to_start, require
+from iris.bench.timing import median_seconds
+from iris.ops import FusedConfig
+
+GPU_SHAPE, SIM_SHAPE = (4096, 8192, 8192), (64, 96, 128)
+HEAP_SIZE = 1 << 30
+
+
+def relative_error(ctx: iris.Iris, output: torch.Tensor, A_sharded: torch.Tensor, B: torch.Tensor, dim: int) -> float:
+    """The largest error, as a share of the largest value, of the unfused op in float64."""
+    A = torch.cat([ctx.broadcast(A_sharded, rank) for rank in range(ctx.world_size)], dim)
+    reference = A.double() @ B.double()
+    return float((output.double() - reference).abs().max() / reference.abs().max())
+
+
+def main(sizes: tuple[int | None, ...], dtype: torch.dtype, gather_dim: int) -> None:
+    """What each rank runs."""
+    torch.seed()  # else every rank draws the same numbers, in every run
+    with iris.iris(HEAP_SIZE) as ctx:
+        usual = SIM_SHAPE if ctx.backend_name == "sim" else GPU_SHAPE
+        m, n, k = (size if given is None else given for given, size in zip(sizes, usual, strict=True))
+        part = [m, k]
+        if part[gather_dim] % ctx.world_size or n % ctx.world_size:
+            shared = f"n and {'mk'[gather_dim]} that are multiples of {ctx.world_size} ranks"
+            raise iris.ShapeError("all_gather_matmul", "shape", shared, (m, n, k))
+        part[gather_dim] //= ctx.world_size
+        A_sharded = ctx.randn(part, dtype=dtype)  # on the symmetric heap: peers take part in moving it
+        B = torch.randn(k, n // ctx.world_size, dtype=dtype, device=ctx.device)
+        output = torch.empty(m, n // ctx.world_size, dtype=dtype, device=ctx.device)
+        config = FusedConfig(algorithm="push", num_chunks=4)
+
+        def call() -> None:
+            ctx.ops.all_gather_matmul(output, A_sharded, B, gather_dim=gather_dim, config=config)
+
+        call()
+        error = relative_error(ctx, output, A_sharded, B, gather_dim)
+        bound = torch.finfo(dtype).eps / 2 + k**0.5 * torch.finfo(torch.float32).eps  # a rounding, and float32 sums
+        require(ctx, error <= bound, f"all_gather_matmul (relative error {error:.1e}, at most {bound:.1e} is right)")
+        seconds = median_seconds(ctx, call, together=True)
+        slowest = max(float(ctx.broadcast(seconds, rank)) for rank in range(ctx.world_size))
+        if ctx.rank == 0:
+            print(f"all_gather_matmul by {config.algorithm}, {ctx.world_size} ranks, backend {ctx.backend_name}")
+            print(f"shape {m} x {n} x {k}, {dtype}, gather_dim {gather_dim}")
+            print(f"validation passed: relative error {error:.1e}, at most {bound:.1e} is right")
+            print(
+                f"median {slowest * 1e3:.3f} ms, {2 * m * n * k / ctx.world_size / slowest / 1e12:.3g} TFLOP/s per rank"
+            )
+
+
+if __name__ == "__main__":
+    parser = rank_parser(__doc__)
+    parser.add_argument("-m", type=int, help="rows of A (default: 4096, simulated 64)")
+    parser.add_argument("-n", type=int, help="columns of B, over all ranks (default: 8192, simulated 96)")
+    parser.add_argument("-k", type=int, help="columns of A, rows of B (default: 8192, simulated 128)")
+    parser.add_argument("--datatype", choices=("fp16", "bf16", "fp32"), default="fp16", help="default: %(default)s")
+    parser.add_argument("--gather_dim", type=int, choices=(0, 1), default=1, help="default: %(default)s")
+    given = parser.parse_args()
+    arguments = ((given.m, given.n, given.k), DTYPES[given.datatype], given.gather_dim)
+    iris.launch(main, ranks_to_start(given.num_ranks), arguments)

@@ -1,0 +1,256 @@
+"""What the reference programs share: the command line, the process group, fresh data, the check, the clock.
+
+A program brings a :class:`Steps`: torch.matmul and a collective, in their order, on buffers that it has made. Times are
+of each step by itself and of both in a row, with all ranks at work, and of each the slowest rank's median.
+"""
+
+import argparse
+import json
+import math
+import os
+import secrets
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import iris
+from iris import backends
+from iris.bench.gemm_cli import relative_error, tolerance
+from iris.bench.gemm_options import DATATYPES
+from iris.bench.matrix import rank_parser, ranks_to_start
+from iris.errors import ArgumentError, IrisError, LaunchError
+from iris.launch import identity
+
+Shape = tuple[int, int, int]
+VALIDATED_CALLS = 3
+WARMUP, ITERATIONS = 3, 11
+GPU_SHAPE, CPU_SHAPE = (4864, 4096, 8256), (608, 512, 1032)
+
+# PyTorch 2.13 has new names for these two.
+all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rank of the job, and the whole problem: C [m, n] = A [m, k] @ B [k, n]."""
+
+    m: int
+    n: int
+    k: int
+    dtype: torch.dtype
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def empty(self, rows: int, cols: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(rows, cols, dtype=dtype or self.dtype, device=self.device)
+
+    def part(self, matrix: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's part of a matrix that is cut along ``dim``."""
+        return matrix.chunk(self.world_size, dim)[self.rank]
+
+    @property
+    def product_dtype(self) -> torch.dtype:
+        return torch.int32 if self.dtype == torch.int8 else self.dtype
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A reference op.
+
+    Attributes:
+        load: takes all of A and B, and fills this rank's inputs.
+        steps: what to time, by name, in the order in which the op does it.
+        output: this rank's result.
+        expected: takes all of C, and returns what ``output`` should be.
+        roundings: how often a sum is rounded to the output's dtype on its way.
+    """
+
+    load: Callable[[torch.Tensor, torch.Tensor], None]
+    steps: dict[str, Callable[[], object]]
+    output: torch.Tensor
+    expected: Callable[[torch.Tensor], torch.Tensor]
+    roundings: int
+
+    def run(self) -> None:
+        for step in self.steps.values():
+            step()
+
+
+def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """``out = a @ b``; of int8 matrices, in int32 (on CUDA their extents must be multiples of 8)."""
+    if a.dtype == torch.int8:
+        torch._int_mm(a, b, out=out)
+    else:
+        torch.matmul(a, b, out=out)
+
+
+def checked(job: Job, op: Steps, calls: int) -> float:
+    """The largest error of any rank over ``calls`` calls on fresh random data. Collective."""
+    worst = 0.0
+    for _ in range(calls):
+        seed = [secrets.randbelow(1 << 32)]
+        dist.broadcast_object_list(seed, src=0)
+        generator = torch.Generator(job.device).manual_seed(seed[0])
+        a, b = random(job, job.m, job.k, generator), random(job, job.k, job.n, generator)
+        op.load(a, b)
+        op.run()
+        worst = max(worst, relative_error(op.output, op.expected(a.double() @ b.double())))
+    return slowest(job, worst)
+
+
+def random(job: Job, rows: int, cols: int, generator: torch.Generator) -> torch.Tensor:
+    if job.dtype == torch.int8:
+        return torch.randint(-128, 128, (rows, cols), generator=generator, dtype=job.dtype, device=job.device)
+    return torch.randn(rows, cols, generator=generator, device=job.device).to(job.dtype)
+
+
+def slowest(job: Job, value: float) -> float:
+    """The largest of all ranks' values. Collective."""
+    held = torch.tensor(value, dtype=torch.float64, device=job.device)
+    dist.all_reduce(held, dist.ReduceOp.MAX)
+    return float(held)
+
+
+def median_ms(job: Job, call: Callable[[], object]) -> float:
+    """The slowest rank's median time of ``call``, before each of which the ranks meet. Collective."""
+    for _ in range(WARMUP):
+        call()
+    meeting = torch.zeros(1, device=job.device)
+    if job.device.type == "cpu":
+        times = []
+        for _ in range(ITERATIONS):
+            dist.all_reduce(meeting)
+            started = time.perf_counter()
+            call()
+            times.append((time.perf_counter() - started) * 1e3)
+        return slowest(job, statistics.median(times))
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(ITERATIONS)]
+    for begin, end in events:
+        dist.all_reduce(meeting)
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize(job.device)
+    return slowest(job, statistics.median(float(begin.elapsed_time(end)) for begin, end in events))
+
+
+def report(job: Job, name: str, op: Steps, options: argparse.Namespace) -> bool:
+    """Check, time, print and write; whether the result is right. Collective."""
+    error = checked(job, op, VALIDATED_CALLS if options.validate else 1)
+    allowed = tolerance(job.product_dtype, job.k, op.roundings)
+    success = error <= allowed
+    times = {}
+    if options.benchmark and success:
+        times = {step: median_ms(job, call) for step, call in op.steps.items()}
+        times["total"] = median_ms(job, op.run)
+    if job.rank != 0:
+        return success
+    flops = 2 * job.m * job.n * job.k / job.world_size
+    rates = {step: {"ms": ms, "tflops_per_gpu": flops / ms / 1e9} for step, ms in times.items()}
+    hardware = "CPU" if job.device.type == "cpu" else torch.cuda.get_device_name(job.device)
+    print(f"{name} ({dist.get_backend()}) and torch.matmul, {job.world_size} ranks, {hardware}: "
+          f"M={job.m} N={job.n} K={job.k} {options.datatype}")  # fmt: skip
+    print(f"validation {'passed' if success else 'FAILED'}: relative error {error:.2e}, at most {allowed:.2e}")
+    for step, rate in rates.items():
+        print(f"{step:13}  {rate['ms']:9.4g} ms  {rate['tflops_per_gpu']:9.4g} TFLOP/s per GPU")
+    record = {
+        "op": name,
+        "backend": dist.get_backend(),
+        "world_size": job.world_size,
+        "hardware": hardware,
+        "torch": torch.__version__,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "arguments": vars(options) | {"m": job.m, "n": job.n, "k": job.k},
+        **{step: rates.get(step) for step in ("matmul", "communication", "total")},
+        "error": error if math.isfinite(error) else None,
+        "tolerance": allowed,
+        "success": success,
+    }
+    Path(options.output_file).write_text(json.dumps(record, indent=1) + "\n")
+    print(f"written: {options.output_file}", flush=True)
+    return success
+
+
+def in_rank(name: str, build: Callable[[Job], Steps], shape: Shape, options: argparse.Namespace, meet: str) -> bool:
+    """What each rank runs; whether the result is right."""
+    who = identity()
+    assert who is not None
+    gpus = on_gpus(who.world_size)
+    device = torch.device("cuda", who.local_rank) if gpus else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(device)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // who.world_size))
+    dist.init_process_group(
+        "nccl" if gpus else "gloo", init_method=meet, rank=who.rank, world_size=who.world_size,
+        device_id=device if gpus else None,
+    )  # fmt: skip
+    try:
+        job = Job(*shape, DATATYPES[options.datatype], who.rank, who.world_size, device)
+        return report(job, name, build(job), options)
+    finally:
+        dist.destroy_process_group()
+
+
+def on_gpus(world_size: int) -> bool:
+    """Whether each rank has a GPU of its own."""
+    return backends.detect().name in backends.GPU_BACKENDS and torch.cuda.device_count() >= world_size
+
+
+def shape_of(options: argparse.Namespace, cut: str, world_size: int) -> Shape:
+    """M, N, K as asked for, or by default, where an extent that ranks share is rounded down to equal parts.
+
+    Raises:
+        ArgumentError: the ranks cannot share an extent evenly.
+    """
+    shape = []
+    for extent, default in zip("mnk", GPU_SHAPE if on_gpus(world_size) else CPU_SHAPE, strict=True):
+        parts = world_size if extent in cut else 1
+        size = getattr(options, extent) or default // parts * parts
+        if size % parts:
+            raise ArgumentError("reference", f"-{extent}", f"a multiple of the {parts} ranks", size)
+        shape.append(size)
+    return shape[0], shape[1], shape[2]
+
+
+def main(doc: str | None, name: str, build: Callable[[Job], Steps], cut: str) -> int:
+    """The whole program; returns its exit status.
+
+    Args:
+        doc: what ``--help`` shows first.
+        name: of the collective.
+        build: makes the op on one rank.
+        cut: those of the extents ``m``, ``n`` and ``k`` that the ranks share evenly.
+    """
+    parser = rank_parser(doc)
+    for extent, gpu, cpu in zip("mnk", GPU_SHAPE, CPU_SHAPE, strict=True):
+        parser.add_argument(f"-{extent}", type=int, help=f"over all ranks (default: {gpu}, without GPUs {cpu})")
+    parser.add_argument("--datatype", choices=DATATYPES, default="fp32", help="of A and B (default: %(default)s)")
+    parser.add_argument("--validate", action="store_true", help="check three calls on fresh data against float64")
+    parser.add_argument("--benchmark", action="store_true", help="check one call, then time the op and its two parts")
+    parser.add_argument("--output_file", default="log.json", help="JSON of the result (default: %(default)s)")
+    options = parser.parse_args()
+    if not (options.validate or options.benchmark):
+        print("nothing to do: say --validate to check, --benchmark to time", file=sys.stderr)
+        return 1
+    try:
+        who, num_ranks = identity(), ranks_to_start(options.num_ranks)
+        shape = shape_of(options, cut, who.world_size if who else num_ranks)
+        if who and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+            raise LaunchError("start this with torchrun or --num_ranks, or set MASTER_ADDR and MASTER_PORT")
+        with tempfile.TemporaryDirectory() as folder:
+            meet = "env://" if who else f"file://{folder}/meet"
+            right = iris.launch(in_rank, num_ranks, (name, build, shape, options, meet))
+    except IrisError as error:
+        print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0 if all(right) else 1

@@ -1,0 +1,334 @@
+"""The programs for all-gather + matmul where users look for them: examples, sweeps, the reference, the benchmark."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from ranks import BACKEND, Ranks, worlds
+
+from iris import ops
+from iris.bench import gather_sweep
+from iris.bench.cases.ways import Way, way
+from iris.bench.dataset import Dataset
+from iris.bench.gather_options import SIM_SHRINK, Options, parse_options
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = {name: f"examples/14_all_gather_gemm/example_run_{name}.py" for name in ("pull", "push")}
+SWEEPS = {
+    "pull": "benchmark/examples/benchmark_all_gather_gemm_pull.py",
+    "push": "benchmark/examples/benchmark_all_gather_gemm_push.py",
+    "nccl": "examples/benchmark/reference/all_gather_gemm/benchmark_rccl_torch.py",
+}
+AXES = "benchmark/ops/bench_all_gather_matmul.py"
+DATA_SET = ROOT / "dataset" / "ag_gemm.json"
+TABLE = {
+    (8192, 8192, 29568),
+    (8192, 29568, 8192),
+    (16384, 28672, 8192),
+    (4096, 4096, 14336),
+    (1024, 28672, 8192),
+    (512, 8192, 8192),
+}
+SMALL: list[dict[str, Any]] = [
+    {"m": 18, "n": 20, "k": 34, "model": "tiny/1", "layer": "up"},
+    {"m": 16, "n": 31, "k": 32},
+    {"m": 4, "n": 12, "k": 2},
+]
+TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def printed(path: str, arguments: Sequence[str]) -> tuple[int | str | None, str, str]:
+    """Exit status, stdout and stderr of the program at ``path``, run here as a script under a launcher is."""
+    out, err, status = io.StringIO(), io.StringIO(), None
+    with redirect_stdout(out), redirect_stderr(err), mock.patch.object(sys, "argv", [path, *arguments]):
+        try:
+            runpy.run_path(str(ROOT / path), run_name="__main__")
+        except SystemExit as left:
+            status = left.code
+    return status, out.getvalue(), err.getvalue()
+
+
+def command(start: Sequence[str], path: str, arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """``path`` from the command line."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*start, str(ROOT / path), *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def written(folder: Path) -> dict[str, dict[str, Any]]:
+    """The records in ``folder`` by file name; NaN, which is no JSON, is refused."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    return {file.name: json.loads(file.read_text(), parse_constant=refuse) for file in sorted(folder.iterdir())}
+
+
+def small_set(folder: Path) -> str:
+    file = folder / "shapes.json"
+    file.write_text(json.dumps(SMALL))
+    return str(file)
+
+
+# -- what they do -------------------------------------------------------------------------------------------
+
+
+@TWO
+@pytest.mark.parametrize(("gather_dim", "dtype"), [(0, "bf16"), (1, "fp32")])
+@pytest.mark.parametrize("algorithm", EXAMPLES)
+def test_example(ranks: Ranks, algorithm: str, gather_dim: int, dtype: str) -> None:
+    arguments = ["-m", "34", "-n", "20", "-k", "36", "--datatype", dtype, "--gather_dim", str(gather_dim)]
+    (status, text, _), (_, other, _) = ranks.run(printed, EXAMPLES[algorithm], arguments)
+    assert status is None
+    assert other == ""
+    assert f"all_gather_matmul by {algorithm}, 2 ranks, backend {BACKEND}\nshape 34 x 20 x 36, torch." in text
+    found = re.search(r"relative error (\S+), at most (\S+) is right\nmedian (\S+) ms", text)
+    assert found is not None
+    error, bound, time_ms = map(float, found.groups())
+    assert 0 < error <= bound < 0.01
+    assert time_ms > 0
+
+
+@TWO
+@pytest.mark.parametrize("gather_dim", [0, 1])
+@pytest.mark.parametrize("algorithm", SWEEPS)
+def test_sweep_of_a_data_set(ranks: Ranks, algorithm: str, gather_dim: int, tmp_path: Path) -> None:
+    """Three shapes, one of which two ranks cannot share: a line and a file for each."""
+    folder = tmp_path / "made" / "here"
+    arguments = ["-b", "--dataset", small_set(tmp_path), "--gather_dim", str(gather_dim), "--output_dir", str(folder)]
+    (status, text, _), (other_status, other, _) = ranks.run(printed, SWEEPS[algorithm], arguments)
+    assert status == other_status == 0, text
+    assert other == ""
+    assert [line[:6] for line in text.splitlines()[1:4]] == ["[1/3] ", "[2/3] ", "[3/3] "]
+    assert f"2 right, 0 failed, 1 skipped; files in {folder}" in text
+    records = written(folder)
+    tail = f"bf16_dim{gather_dim}_ranks2"
+    names = [f"18x20x34_{tail}_tiny-1_up.json", f"16x31x32_{tail}.json", f"4x12x2_{tail}.json"]
+    assert set(records) == set(names)
+    first, uneven, last = (records[name] for name in names)
+    for one, (m, n, k) in ((first, (18, 10, 34)), (last, (4, 6, 2))):
+        assert one["schema"] == 1
+        assert one["case"] == "all_gather_matmul"
+        assert one["validated"] is True
+        assert one["error"] is None
+        assert one["params"]["algorithm"] == algorithm
+        assert [one["params"][name] for name in ("m", "n", "k")] == [m, n, k]
+        assert one["flops"] == 2 * m * n * k
+        assert one["nbytes"] == m * k * 2 // 2
+        assert 0 < one["time_ms"]["min"] <= one["time_ms"]["median"] <= one["time_ms"]["p90"]
+        assert one["tflops_per_gpu"] == pytest.approx(one["flops"] / one["time_ms"]["median"] / 1e9)
+        assert one["environment"]["backend"] == BACKEND
+        assert (one["config"] or {"algorithm": "nccl"})["algorithm"] == algorithm
+    assert (first["params"]["model"], first["params"]["layer"]) == ("tiny/1", "up")
+    assert uneven["skipped"] == "N=31: no multiple of 2 ranks"
+    assert uneven["time_ms"] is None
+    assert uneven["validated"] is None
+
+
+@TWO
+@pytest.mark.parametrize("dtype", ["fp16", "fp32", "int8"])
+@pytest.mark.parametrize("algorithm", ["pull", "push"])
+def test_validate_checks_without_timing(ranks: Ranks, algorithm: str, dtype: str, tmp_path: Path) -> None:
+    arguments = ["-v", "-m", "20", "-n", "24", "-k", "40", "--datatype", dtype, "--output_dir", str(tmp_path)]
+    flags = ["--BLK_M", "16", "--BLK_N", "32", "--BLK_K", "16", "--gsize_m", "2", "--num_sms", "1"]
+    flags += ["--num_stages", "2", "--num_warps", "2", "--heap_size", str(1 << 24)]
+    (status, text, _), _ = ranks.run(printed, SWEEPS[algorithm], [*arguments, *flags])
+    assert status == 0, text
+    (record,) = written(tmp_path).values()
+    assert record["validated"] is True
+    assert record["time_ms"] is None
+    fields = {"block_size_m": 16, "block_size_n": 32, "block_size_k": 16, "group_size_m": 2, "num_sms": 1}
+    fields |= {"num_stages": 2, "num_warps": 2}
+    assert {name: record["config"][name] for name in fields} == fields
+
+
+@TWO
+def test_a_config_that_cannot_run_is_recorded_and_fails(ranks: Ranks, tmp_path: Path) -> None:
+    arguments = ["-v", "-m", "16", "-n", "16", "-k", "16", "--BLK_M", "24", "--output_dir", str(tmp_path)]
+    (status, text, _), (other_status, _, _) = ranks.run(printed, SWEEPS["pull"], arguments)
+    assert status == other_status == 1
+    assert "FAILED: ArgumentError: all_gather_matmul: config.block_size_m: expected a power of two" in text
+    (record,) = written(tmp_path).values()
+    assert "config.block_size_m" in record["error"]
+    assert record["validated"] is None
+
+
+def sweep_gone_wrong(folder: Path) -> int:
+    """A sweep in which one element on the last rank is off by a hundredth of the largest value."""
+
+    def wrong(state: Any, operands: Any, name: str) -> Way:
+        chosen = way(state, operands, name)
+
+        def call() -> None:
+            chosen.call()
+            if operands.ctx.rank == operands.ctx.world_size - 1:
+                operands.output[3, 5] += 0.05 * operands.output.abs().max()
+
+        return Way(call, chosen.result, chosen.roundings)
+
+    shape: dict[str, Any] = {"M": 16, "N": 32, "K": 64, "dtype": "bf16", "gather_dim": 1}
+    with mock.patch.object(gather_sweep, "way", wrong), redirect_stdout(io.StringIO()):
+        return gather_sweep.sweep(Options("nccl", 2, True, [shape], folder, None, {}))
+
+
+@TWO
+def test_a_wrong_result_is_found(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run(sweep_gone_wrong, tmp_path) == [1, 1]
+    (record,) = written(tmp_path).values()
+    assert record["validated"] is False
+    assert record["error"].startswith("wrong result")
+    assert "1 of 256 elements too far off (rank 1 of 2)" in record["error"]
+    assert record["time_ms"] is None
+
+
+@TWO
+def test_nothing_that_could_run_is_no_success(ranks: Ranks, tmp_path: Path) -> None:
+    arguments = ["-v", "-m", "16", "-n", "16", "-k", "15", "--output_dir", str(tmp_path)]
+    (status, text, _), _ = ranks.run(printed, SWEEPS["nccl"], arguments)
+    assert status == 1
+    assert "skipped: K=15: no multiple of 2 ranks" in text
+
+
+# -- from the command line ----------------------------------------------------------------------------------
+
+
+def test_sweep_that_starts_ranks(tmp_path: Path) -> None:
+    arguments = ["--num_ranks", "2", "-v", "-m", "8", "-n", "8", "-k", "8"]
+    done = command([sys.executable], SWEEPS["push"], arguments, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "[1/1] 8x8x8 bf16 gather_dim 1: right\n1 right, 0 failed, 0 skipped" in done.stdout
+    (record,) = written(tmp_path / "results" / "all_gather_gemm_push").values()
+    assert (record["world_size"], record["validated"]) == (2, True)
+
+
+def test_every_algorithm_in_one_benchmark_under_torchrun(tmp_path: Path) -> None:
+    """One process of a launcher drives ranks of its own; every algorithm and comparator has its record."""
+    out = tmp_path / "out.jsonl"
+    arguments = [
+        "--axis_M=16",
+        "--axis_N=16",
+        "--axis_K=32",
+        "--axis_gather_dim=1",
+        "--repeat=1",
+        f"--benchmark_out={out}",
+    ]
+    done = command(TORCHRUN, AXES, arguments, tmp_path)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    every = {"auto", *ops.ALGORITHMS["all_gather_matmul"], "nccl", "torch_symm_mem", "matmul"}
+    assert {"pull", "push", "hbm_buffer", "copy_engine", "baseline"} < every
+    assert sorted(one["params"]["algorithm"] for one in records) == sorted(every)
+    for one in records:
+        assert one["world_size"] == 2
+        if one["params"]["algorithm"] == "torch_symm_mem" and BACKEND == "sim":
+            assert "needs GPUs" in one["skipped"]
+        else:
+            assert one["validated"] is True
+            assert one["time_ms"]["median"] > 0
+
+
+# -- flags --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [*SWEEPS.values(), AXES])
+def test_without_a_flag_there_is_nothing_to_do(path: str) -> None:
+    status, out, err = printed(path, [])
+    assert status == 1
+    assert out == ""
+    assert f"{Path(path).name}: nothing to do: give " in err
+    assert "--help" in err
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES.values(), *SWEEPS.values(), AXES])
+def test_help(path: str) -> None:
+    status, out, _ = printed(path, ["--help"])
+    assert status == 0
+    assert "--num_ranks" in out
+    if path != AXES:
+        assert (ROOT / path).read_text().split('"""')[1].strip() in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-v", "-m", "8"], "-m, -n and -k: give all three and no --dataset, or none of them"),
+        (["-v", "-m", "8", "-n", "8", "-k", "8", "--dataset", "x.json"], "give all three and no --dataset"),
+        (["-b", "--dataset", "no-such.json"], "no-such.json: expected a file that can be read"),
+        (["-b", "--dataset", str(ROOT / "README.md")], "expected JSON"),
+        (["-b", "--datatype", "fp8"], "invalid choice: 'fp8'"),
+        (["-b", "--gather_dim", "2"], "invalid choice: 2"),
+        (["-b", "--BLK_M", "0"], "0 is not a positive number"),
+        (["-b", "--num_ranks", "-1"], "-1 is not a positive number"),
+    ],
+)
+@pytest.mark.parametrize("path", SWEEPS.values())
+def test_bad_flags(path: str, arguments: list[str], words: str) -> None:
+    status, _, err = printed(path, arguments)
+    assert status == 2
+    assert words in err
+
+
+def test_the_reference_takes_no_int8_which_torch_cannot_multiply() -> None:
+    status, _, err = printed(SWEEPS["nccl"], ["-v", "--datatype", "int8"])
+    assert status == 2
+    assert "invalid choice: 'int8'" in err
+
+
+def test_data_set_holds_the_table_and_can_be_shared_by_8_ranks() -> None:
+    shapes = Dataset.read(DATA_SET).shapes("all_gather_matmul", 8)
+    sizes = [(shape["M"], shape["N"], shape["K"]) for shape in shapes]
+    assert set(sizes) > TABLE
+    assert len(set(sizes)) == len(sizes)
+    assert all(int(size) % 8 == 0 for shape in sizes for size in shape)
+    assert all({"model", "layer"} <= set(shape) for shape in shapes)
+
+
+def test_the_simulator_shrinks_the_projects_data_set_and_no_other(tmp_path: Path) -> None:
+    arguments = ["-v", "--num_ranks", "3"]
+    with mock.patch("iris.backends.detect") as detect:
+        detect.return_value.name = "sim"
+        own = parse_options("", "pull", DATA_SET, ("bf16",), arguments).shapes
+        given = parse_options("", "pull", DATA_SET, ("bf16",), [*arguments, "--dataset", small_set(tmp_path)]).shapes
+    full = Dataset.read(DATA_SET).shapes("all_gather_matmul", 3)
+    assert len(own) == len(full)
+    for small, shape in zip(own, full, strict=True):
+        assert small["divided_by"] == SIM_SHRINK
+        for name in ("M", "N", "K"):
+            assert int(small[name]) % 3 == 0
+            assert 0 <= int(small[name]) - int(shape[name]) / SIM_SHRINK < 3
+    assert [(shape["M"], shape["N"], shape["K"]) for shape in given] == [
+        (one["m"], one["n"], one["k"]) for one in SMALL
+    ]
+
+
+def test_examples_are_short() -> None:
+    for path in EXAMPLES.values():
+        assert len((ROOT / path).read_text().splitlines()) < 100
+
+
+def test_programs_can_be_imported_without_running() -> None:
+    for path in (*EXAMPLES.values(), *SWEEPS.values(), AXES):
+        spec = importlib.util.spec_from_file_location("program", ROOT / path)
+        assert spec is not None and spec.loader is not None
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))

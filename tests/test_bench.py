@@ -1,0 +1,485 @@
+"""The benchmark framework: axes, data sets, gating, crashes, resuming, formats, and the cases that come with Iris."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import BACKEND, Ranks, context, worlds
+from trials import WAYS, ranges, trial
+
+from iris import bench
+from iris.bench import cases, command, records
+from iris.bench.axes import Axis, axes_of, expand, parse_values
+from iris.bench.case import registered
+from iris.bench.cases.fused import local_params
+from iris.bench.cases.operands import OPS, Operands
+from iris.bench.dataset import Dataset
+from iris.bench.driver import Group
+from iris.bench.records import Record
+from iris.bench.state import Outcome
+from iris.errors import ArgumentError
+
+ROOT = Path(__file__).parent.parent
+DATASETS = sorted((ROOT / "dataset").glob("*.json"))
+QUICK = ",".join(way for way in WAYS if way != "hangs")
+TWO = ["trial", "--num_ranks=2", "--axis_count=8"]
+SIMULATED = BACKEND == "sim"
+pytestmark = [] if SIMULATED else [pytest.mark.gpu]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cases() -> None:
+    cases.load()
+
+
+def lines(path: Path) -> list[Record]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def device_name() -> str:
+    return "simulated" if SIMULATED else torch.cuda.get_device_name(0)
+
+
+def by_way(results: Sequence[Record]) -> dict[str, Record]:
+    return {one["params"]["way"]: one for one in results}
+
+
+# -- axes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("pow2:10:13", [1024, 2048, 4096, 8192]),
+        ("linear:1024:4096:1024", [1024, 2048, 3072, 4096]),
+        ("linear:1:6:2", [1, 3, 5]),
+        ("pull,push", ["pull", "push"]),
+        ("bf16", ["bf16"]),
+        ("3, 1.5,x", [3, 1.5, "x"]),
+    ],
+)
+def test_values_on_the_command_line(text: str, values: list[object]) -> None:
+    assert parse_values("M", text) == values
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1,,2", "pow2:3", "pow2:4:3", "pow2:a:b", "linear:1:2", "linear:5:1:1", "linear:1:5:0"]
+)
+def test_values_of_no_form_are_refused(text: str) -> None:
+    with pytest.raises(ArgumentError, match=r"M: expected .*(pow2:LO:HI|START:STOP:STEP)"):
+        parse_values("M", text)
+
+
+def test_decorators_make_axes_in_the_order_written() -> None:
+    assert [(axis.names, axis.variant) for axis in axes_of(trial)] == [(("count",), False), (("way",), True)]
+    assert [axis.rows for axis in axes_of(ranges)] == [((8,), (16,), (32,)), ((10,), (20,), (30,))]
+    points = expand(axes_of(ranges), {"step": [7]})
+    assert points == [{"count": 8, "step": 7}, {"count": 16, "step": 7}, {"count": 32, "step": 7}]
+
+
+def test_an_axis_of_several_names_is_overridden_in_part() -> None:
+    shapes = Axis(("M", "N"), ((1, 10), (2, 10), (3, 30)))
+    assert shapes.overridden({"M": [5, 6]}).rows == ((5, 10), (6, 10), (5, 30), (6, 30))
+    assert shapes.overridden({}).rows == shapes.rows
+
+
+def test_an_axis_without_values_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="M,N: expected values, each with 2 parts"):
+        bench.axis("M,N", [(1, 2), (3,)])
+
+
+# -- the command line ---------------------------------------------------------------------------------------
+
+
+def test_list_and_filter(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ["--benchmark_filter", "count=(8|32) step=.0", "--axis_step=10,25,30"]
+    assert bench.main(["ranges", "--num_ranks=2", "--benchmark_list", *chosen]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert listed == [f"ranges count={count} step={step}" for count in (8, 32) for step in (10, 30)]
+
+
+def test_help_names_cases_and_axes(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, expected in (
+        (["--help"], ["all_gather_matmul", "rma_matrix", "--resume FILE"]),
+        (["trial", "--help"], ["all that can go wrong", "--axis_way LIST", "default: 8, 16"]),
+        (["rma", "--help"], ["--buffer_size"]),
+    ):
+        with pytest.raises(SystemExit, match="0"):
+            bench.main(arguments)
+        printed = capsys.readouterr().out
+        assert [text for text in expected if text not in printed] == []
+
+
+def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"case: expected one of .*trial.*, got painting"):
+        bench.main(["painting"])
+    with pytest.raises(ArgumentError, match="--dataset: expected a case with an axis M,N,K, got trial"):
+        bench.main(["trial", f"--dataset={DATASETS[0]}"])
+    with pytest.raises(ArgumentError, match="--benchmark_filter: expected what a point's name has, got zzz"):
+        bench.main([*TWO, "--benchmark_filter=zzz"])
+    with pytest.raises(ArgumentError, match="--resume: expected a file of results"):
+        bench.main([*TWO, f"--resume={tmp_path / 'none'}"])
+    with pytest.raises(ArgumentError, match="--benchmark_out: expected a file that can be written"):
+        bench.main([*TWO, f"--benchmark_out={tmp_path}"])
+    for arguments in ([], [*TWO, "--benchmark_filter=("], [*TWO, "--timeout_s=0"], [*TWO, "--num_ranks=0"]):
+        with pytest.raises(SystemExit, match="2"):
+            bench.main(arguments)
+
+
+# -- measuring ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of a run in which all sorts of things go wrong, rank 1's death among them."""
+    out = tmp_path_factory.mktemp("bench") / "results.jsonl"
+    assert bench.main([*TWO, f"--axis_way={QUICK}", f"--benchmark_out={out}", "--commit=abc"]) == 1
+    return out
+
+
+def test_a_right_result_has_times(measured: Path) -> None:
+    right = by_way(lines(measured))["right"]
+    time_ms = right["time_ms"]
+    assert right["validated"] is True
+    assert right["error"] is None
+    assert (right["world_size"], right["nbytes"], right["flops"], right["counters"]) == (2, 32, 1000, {"answer": 42})
+    assert 0 < time_ms["min"] <= time_ms["p10"] <= time_ms["median"] <= time_ms["p90"]
+    assert time_ms["calls"] >= 3
+    assert right["gbytes_per_s"] == pytest.approx(32 / time_ms["median"] / 1e6)
+    assert right["tflops_per_gpu"] == pytest.approx(1e3 / time_ms["median"] / 1e9)
+    assert right["floor_share"] == pytest.approx(1e-6 / time_ms["median"])
+    told = right["environment"]
+    assert (told["hardware"], told["backend"], told["commit"], told["host_ranks"]) == (device_name(), BACKEND, "abc", 2)
+    assert (right["back_to_back_ms"] is None, right["host_us"] is None) == (SIMULATED, SIMULATED)
+
+
+@pytest.mark.parametrize(
+    ("way", "validated", "error"),
+    [
+        ("wrong", False, "wrong result: another vector (rank 0 of 2)"),
+        ("drifts", False, " more calls: another vector (rank 0 of 2)"),
+        ("raises", None, "RuntimeError: no luck today"),
+        ("dies", None, "rank 1's process ended: exit code 3"),
+    ],
+)
+def test_what_fails_has_no_time(measured: Path, way: str, validated: bool | None, error: str) -> None:
+    one = by_way(lines(measured))[way]
+    assert one["validated"] is validated
+    assert error in one["error"]
+    assert [one[name] for name in ("time_ms", "gbytes_per_s", "tflops_per_gpu", "floor_share")] == [None] * 4
+
+
+def test_a_skipped_point_says_why(measured: Path) -> None:
+    skipped = by_way(lines(measured))["skips"]
+    assert (skipped["skipped"], skipped["error"], skipped["validated"]) == ("nobody needs it", None, None)
+
+
+def test_a_rank_that_hangs_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([*TWO, "--axis_way=hangs", "--timeout_s=1", "--benchmark_format=json"]) == 1
+    (one,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert "did not finish within 1 s" in one["error"]
+
+
+def test_a_resumed_run_measures_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C after the first point; the run goes on in the same file, behind half a line that a kill left."""
+    out = tmp_path / "results.jsonl"
+    arguments = ["trial", "--num_ranks=2", "--axis_way=right"]
+    measured = command.measured
+
+    def interrupted(ranks: Any, group: Group) -> Iterator[list[Record]]:
+        if group.variants[0]["count"] == 16:
+            raise KeyboardInterrupt
+        yield from measured(ranks, group)
+
+    monkeypatch.setattr(command, "measured", interrupted)
+    assert bench.main([*arguments, f"--benchmark_out={out}"]) == command.STOPPED
+    assert f"stopped after 1 of 2 points; --resume {out} goes on" in capsys.readouterr().err
+    monkeypatch.undo()
+    (first,) = lines(out)
+    with open(out, "a") as file:
+        file.write('{"schema": 1, "case": "tri')
+    assert bench.main([*arguments, f"--resume={out}"]) == 0
+    assert [one["params"]["count"] for one in lines(out)] == [8, 16]
+    assert lines(out)[0] == first
+    printed = capsys.readouterr().out
+    assert all(f" {count} " in printed for count in (8, 16))
+
+
+def test_a_broken_line_is_named(measured: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(measured.read_text().splitlines()[0] + '\n{"schema": 7}\n')
+    with pytest.raises(ArgumentError, match=r"broken.jsonl:2: expected a JSON object with schema 1"):
+        records.load(broken)
+
+
+def has_processes(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    run = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "iris",
+            "bench",
+            "rma_matrix",
+            "--num_ranks=2",
+            "--repeat=1000000",
+            f"--benchmark_out={out}",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "IRIS_BACKEND": "sim"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert run.stderr is not None
+    while "rma_matrix" not in run.stderr.readline():
+        assert run.poll() is None
+    os.killpg(run.pid, signal.SIGINT)
+    _, told = run.communicate(timeout=30)
+    assert run.returncode == command.STOPPED
+    assert told.splitlines()[-1] == f"stopped after 0 of 4 points; --resume {out} goes on"
+    assert "Traceback" not in told
+    until = time.monotonic() + 10
+    while has_processes(run.pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not has_processes(run.pid)
+
+
+# -- formats ------------------------------------------------------------------------------------------------
+
+
+def shown(measured: Path, name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a run prints that has nothing left to measure."""
+    assert bench.main([*TWO, f"--axis_way={QUICK}", f"--resume={measured}", f"--benchmark_format={name}"]) == 1
+    return capsys.readouterr().out
+
+
+def test_json_lines(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = [json.loads(line) for line in shown(measured, "json", capsys).splitlines()]
+    assert by_way(printed) == by_way(lines(measured))
+
+
+def test_csv(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["way"]: row for row in csv.DictReader(io.StringIO(shown(measured, "csv", capsys)))}
+    assert list(rows) == QUICK.split(",")
+    right = by_way(lines(measured))["right"]
+    assert float(rows["right"]["time_ms_median"]) == right["time_ms"]["median"]
+    assert (rows["right"]["answer"], rows["right"]["count"], rows["wrong"]["time_ms_median"]) == ("42.0", "8", "")
+
+
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_table(
+    measured: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, with_rich: bool
+) -> None:
+    if not with_rich:
+        monkeypatch.setitem(sys.modules, "rich", None)
+    printed = shown(measured, "console", capsys)
+    assert f"trial: 2 × {device_name()}{', wall time' if SIMULATED else ''}, count=8" in printed
+    assert "wrong: ERROR: wrong result: another vector (rank 0 of 2)" in printed
+    assert "skips: skipped: nobody needs it" in printed
+    rows = [line.split() for line in printed.splitlines()]
+    verdicts = {row[0]: row[-1] for row in rows if row and row[0] in WAYS}
+    expected = {"right": "yes", "wrong": "NO", "drifts": "NO", "skips": "skipped", "raises": "error", "dies": "error"}
+    assert verdicts == expected
+
+
+def test_speed_up_is_over_nccl_on_the_same_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    known = registered()
+    made = [
+        records.record(
+            "matmul_all_reduce",
+            {"shape": shape, "algorithm": algorithm},
+            [Outcome(validated=True, seconds=[seconds])],
+            {"hardware": "NVIDIA H200"},
+            8,
+        )
+        for shape, algorithm, seconds in (
+            ("a", "two_shot", 2.0),
+            ("a", "nccl", 3.0),
+            ("b", "nccl", 9.0),
+            ("b", "push", 4.5),
+        )
+    ]
+    command.FORMATS["console"](made, known, sys.stdout)
+    printed = capsys.readouterr().out
+    assert "matmul_all_reduce: 8 × NVIDIA H200" in printed
+    assert [word for word in printed.split() if word.endswith("×")] == ["×", "1.50×", "1.00×", "1.00×", "2.00×"]
+
+
+def test_times_are_of_the_slowest_rank_of_each_call() -> None:
+    outcomes = [
+        Outcome(seconds=[0.010, 0.030, 0.010], back_to_back_s=0.5, host_s=1e-6),
+        Outcome(seconds=[0.020, 0.010, 0.011], back_to_back_s=0.6, host_s=3e-6),
+    ]
+    one = records.record("trial", {}, outcomes, {}, 2)
+    assert one["time_ms"] == {
+        "median": pytest.approx(20),
+        "min": pytest.approx(11),
+        "p10": pytest.approx(12.8),
+        "p90": pytest.approx(28),
+        "rank_skew": pytest.approx(1),
+        "calls": 3,
+    }
+    assert (one["back_to_back_ms"], one["host_us"]) == (pytest.approx(600), pytest.approx(3))
+
+
+# -- data sets ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", DATASETS, ids=[path.stem for path in DATASETS])
+def test_shipped_data_sets_are_valid(path: Path) -> None:
+    assert Dataset.read(path).shapes("all_gather_matmul", 4)
+
+
+def test_llm_shapes_are_shared_evenly_and_have_sources() -> None:
+    content = json.loads((ROOT / "dataset" / "llm.json").read_text())
+    assert set(content["models"]) == {entry["model"] for entry in content["entries"]}
+    assert all("config.json of " in source for source in content["models"].values())
+    for entry in content["entries"]:
+        assert entry["source"]
+        assert (entry["n"] if entry["op"] == "all_gather_matmul" else entry["k"]) % 8 == 0
+    dataset = Dataset.read(ROOT / "dataset" / "llm.json")
+    sizes = {int(shape["M"]) for shape in dataset.shapes("matmul_all_reduce", 8)}
+    assert sizes == {1 << exponent for exponent in range(15)}
+    with pytest.raises(ArgumentError, match="expected an entry for matmul_all_reduce at 3 ranks, got entries for"):
+        dataset.shapes("matmul_all_reduce", 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", "bad.json: expected JSON"),
+        ("[]", r"bad.json, field 'entries': expected a list of at least one entry"),
+        ("7", "bad.json, top level: expected an object, got 7"),
+        ('[{"m": 1, "n": 2}]', "bad.json, entry 1, field 'k': expected a positive whole number, got nothing"),
+        ('[{"m": 1, "n": 2, "k": 3}, {"m": "x", "n": 2, "k": 3}]', "entry 2, field 'm': expected a positive whole"),
+        ('[{"m": 1, "n": true, "k": 3}]', "entry 1, field 'n': .* got True"),
+        ('[{"m": 1, "n": 2, "k": 3, "q": 4}]', "entry 1, field 'q': expected no other fields than"),
+        ('[{"m": 1, "n": 2, "k": 3, "dtype": "bf17"}]', "entry 1, field 'dtype': expected one of fp16"),
+        ('[{"m": 1, "n": 2, "k": 3, "gather_dim": 2}]', "entry 1, field 'gather_dim': expected 0 or 1"),
+        ('[{"m": 1, "n": 2, "k": 3, "op": [4]}]', "entry 1, field 'op': expected the name of an op"),
+        ('{"models": {"a": "b"}, "m": 1, "entries": [{"n": 2, "k": 3}]}', "entry 1, field 'model': expected one of a"),
+    ],
+)
+def test_a_wrong_data_set_names_file_entry_and_field(tmp_path: Path, content: str, complaint: str) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text(content)
+    with pytest.raises(ArgumentError, match=complaint):
+        Dataset.read(bad)
+
+
+def test_a_data_set_replaces_shapes_and_the_command_line_both(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    dataset = tmp_path / "shapes.json"
+    dataset.write_text('{"m": [8, 16], "entries": [{"n": 6, "k": 4, "gather_dim": 1, "model": "x", "layer": "y"}]}')
+    arguments = [
+        "all_gather_matmul",
+        "--num_ranks=2",
+        f"--dataset={dataset}",
+        "--axis_algorithm=pull",
+        "--benchmark_list",
+    ]
+    assert bench.main([*arguments, "--axis_m=16,32"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"all_gather_matmul shape={m}x6x4 m={m} n=3 k=4 model=x layer=y dtype=bf16 gather_dim=1 algorithm=pull"
+        for m in (16, 32)
+    ]
+
+
+# -- the fused ops ------------------------------------------------------------------------------------------
+
+
+def test_sizes_of_the_local_matmul() -> None:
+    whole: dict[str, Any] = {"M": 8, "N": 12, "K": 16, "algorithm": "x"}
+    cut = {op: local_params(whole, 4, op=op) for op in OPS}
+    sizes = {op: (params["m"], params["n"], params["k"]) for op, params in cut.items()}
+    assert sizes == {
+        "all_gather_matmul": (8, 3, 16),
+        "matmul_all_scatter": (8, 3, 16),
+        "matmul_reduce_scatter": (8, 12, 4),
+        "matmul_all_reduce": (8, 12, 4),
+        "matmul": (8, 12, 16),
+    }
+    assert {params["shape"] for params in cut.values()} == {"8x12x16"}
+
+
+def complaints(op: str, dtype: torch.dtype) -> dict[str, str]:
+    """What is said of a right result, and of results that are wrong in some way."""
+    ctx = context()
+    operands = Operands(ctx, op, (24, 20, 16), dtype, 0)
+    operands.fill(decoy=True)
+    stale = operands._product([(operands.gathered(), operands.b)])
+    operands._kept.clear()
+    operands.fill()
+    right = operands._reference().to(operands.output.dtype)
+    said = {"right": operands.complaint(right, 1)}
+    for name, value in (("one element", right[2, 3] + 1), ("not a number", float("nan"))):
+        if value == value or dtype.is_floating_point:
+            spoilt = right.clone()
+            spoilt[2, 3] = value
+            said[name] = operands.complaint(spoilt, 1)
+    said["noise"] = operands.complaint((right * 1.02).to(right.dtype), 1)
+    if stale.shape == right.shape:
+        said["an earlier call's"] = operands.complaint(stale.to(right.dtype), 1)
+    said["shape"] = operands.complaint(right[:-1], 1)
+    return said
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_wrong_results_are_found(ranks: Ranks, op: str, dtype: torch.dtype) -> None:
+    for said in ranks.run(complaints, op, dtype):
+        assert said.pop("right") == ""
+        assert [name for name, complaint in said.items() if not complaint] == []
+
+
+def test_fused_ops_are_checked_and_timed_beside_others(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    dataset = tmp_path / "small.json"
+    dataset.write_text('[{"m": 6, "n": 8, "k": 10}, {"m": 5, "n": 8, "k": 10, "op": "matmul_reduce_scatter"}]')
+    arguments = ["matmul_reduce_scatter", "all_gather_matmul", "--num_ranks=2", f"--dataset={dataset}", "--repeat=1"]
+    algorithms = "auto,baseline,nccl,torch_symm_mem,matmul,painting"
+    assert (
+        bench.main([*arguments, f"--axis_algorithm={algorithms}", "--axis_gather_dim=1", f"--benchmark_out={out}"]) == 0
+    )
+    found = lines(out)
+    for one in found:
+        algorithm = one["params"]["algorithm"]
+        assert one["error"] is None
+        if one["params"]["shape"] == "5x8x10":
+            assert one["skipped"] == "M=5: no multiple of 2 ranks"
+        elif algorithm == "torch_symm_mem" and SIMULATED:
+            assert one["skipped"] == "torch.ops.symm_mem needs GPUs"
+        elif algorithm == "torch_symm_mem":
+            assert one["validated"] or "torch_symm_mem does not take this" in one["skipped"]
+        elif algorithm == "painting":
+            assert one["skipped"].startswith(f"{one['case']} has no algorithm painting; it has auto, ")
+        else:
+            assert (one["validated"], one["time_ms"]["calls"]) == (True, 1)
+            assert one["flops"] == 2 * 6 * 8 * 10 / 2
+            assert one["nbytes"] == (0 if algorithm == "matmul" else 6 * 8 if "scatter" in one["case"] else 6 * 10)
+    assert len(found) == 18

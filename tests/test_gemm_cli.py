@@ -1,0 +1,490 @@
+"""The command lines of examples/gemm and examples/stream-k: flags, their fit to a device, runs, and the references."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from ranks import BACKEND, Ranks, worlds
+
+from iris import ops
+from iris.bench import gemm_options
+from iris.bench.gemm_cli import main, registers_of, relative_error, tolerance
+from iris.bench.gemm_options import Arguments, Device, config_of, fit, ignored, parse
+
+ROOT = Path(__file__).parents[1]
+SCHEDULES = {"gemm": False, "stream-k": True}
+H200 = Device("cuda", 8, 132, 227 << 10, 140 << 30)
+MI300X = Device("hip", 8, 304, 64 << 10, 190 << 30)
+LAPTOP = Device("sim", 4, 4, 0, 8 << 30)
+SMALL = ["-m", "80", "-n", "96", "-k", "72", "--BLK_M", "32", "--BLK_N", "64", "--COMMUNICATION_TILE_M", "32"]
+SIZES = ["-m", "48", "-n", "64", "-k", "80"]
+
+# -- flags --------------------------------------------------------------------------------------------------
+
+FLAGS = {
+    "-m": 4864,
+    "-n": 4096,
+    "-k": 8256,
+    "--debug": False,
+    "--validate": False,
+    "--benchmark": False,
+    "--datatype": "fp32",
+    "--algorithm": "all_reduce",
+    "--output_file": "log.json",
+    "--BLK_M": 256,
+    "--BLK_N": 256,
+    "--BLK_K": 32,
+    "--COMMUNICATION_TILE_M": 128,
+    "--COMMUNICATION_TILE_N": 128,
+    "--gsize_m": 8,
+    "--two_tiles": True,
+    "--num_stages": 1,
+    "--num_warps": 8,
+    "--waves_per_eu": 0,
+    "--mfmaInstrSize": 16,
+    "--kpack": 2,
+    "--heap_size": 4294967296,
+    "--gemm_sms": 256,
+    "--total_sms": 304,
+    "--communication_block_size": 256,
+    "--num_ranks": None,
+    "--trace": None,
+}
+OTHERS: dict[str, Any] = {
+    "--datatype": "bf16",
+    "--algorithm": "one_shot",
+    "--output_file": "other.json",
+    "--two_tiles": False,
+    "--num_ranks": 3,
+    "--trace": "other.svg",
+}
+
+
+def name_of(flag: str) -> str:
+    return flag.lstrip("-")
+
+
+def test_flags_and_defaults() -> None:
+    arguments, given = parse(None, [])
+    assert asdict(arguments) == {name_of(flag): default for flag, default in FLAGS.items()}
+    assert given == frozenset()
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_each_flag_sets_its_own_argument(flag: str) -> None:
+    default = FLAGS[flag]
+    value = OTHERS.get(flag, True if isinstance(default, bool) else 64)
+    switch = isinstance(default, bool) and flag != "--two_tiles"
+    arguments, given = parse(None, [flag] if switch else [flag, str(value)])
+    assert given == {name_of(flag)}
+    assert asdict(arguments) == asdict(Arguments()) | {name_of(flag): value}
+
+
+@pytest.mark.parametrize(
+    ("choices", "flag"),
+    [(("fp16", "fp32", "int8", "bf16"), "--datatype"), (("all_reduce", "all_scatter", "one_shot"), "--algorithm")],
+)
+def test_choices(choices: tuple[str, ...], flag: str) -> None:
+    action = next(one for one in gemm_options.parser(None)._actions if flag in one.option_strings)
+    assert tuple(action.choices or ()) == choices
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--BLK_M", "48"], "48 is not a power of two of at least 16"),
+        (["--BLK_K", "8"], "8 is not a power of two of at least 16"),
+        (["-m", "0"], "0 is not a positive number"),
+        (["--two_tiles", "maybe"], "'maybe' is neither True nor False"),
+        (["--datatype", "fp64"], "invalid choice: 'fp64'"),
+        (["--output_file", "no/such/place.json"], "there is no directory"),
+        (["--trace", "trace.txt"], "trace.txt should end in .svg or .png"),
+    ],
+)
+def test_bad_values(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        parse(None, arguments)
+    assert exit_info.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_help_shows_what_the_program_does_and_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        parse("What it does.", ["--help"])
+    shown = capsys.readouterr().out
+    assert exit_info.value.code == 0 and "What it does." in shown
+    assert all(flag in shown for flag in FLAGS)
+    assert set(re.findall(r"default:\s+(\d+)", shown)) >= {"4864", "4096", "8256", "4294967296", "304"}
+
+
+# -- fit ----------------------------------------------------------------------------------------------------
+
+
+def changes(asked: Arguments, device: Device, given: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What is changed, after a look that the notes say just that."""
+    fitted, notes = fit(asked, given, device)
+    before, after = asdict(asked), asdict(fitted)
+    changed = {name: after[name] for name in after if after[name] != before[name]}
+    assert {note.split()[0] for note in notes} == set(changed)
+    for name, value in changed.items():
+        mine = [note for note in notes if note.startswith(f"{name} ")]
+        assert mine[0].startswith(f"{name} {before[name]} → ") and f" → {value}: " in mine[-1]
+    return changed
+
+
+def test_what_the_defaults_were_made_for_needs_no_fit() -> None:
+    for algorithm in ("all_reduce", "one_shot", "all_scatter"):
+        assert changes(Arguments(algorithm=algorithm), MI300X) == {}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sms"),
+    [("all_reduce", {"gemm_sms": 132}), ("all_scatter", {"total_sms": 132, "gemm_sms": 111})],
+)
+def test_defaults_on_h200(algorithm: str, sms: dict[str, int]) -> None:
+    assert changes(Arguments(algorithm=algorithm), H200) == {"BLK_M": 128, **sms}
+
+
+@pytest.mark.parametrize(
+    ("given", "num_sms", "fitted"),
+    [
+        ({"gemm_sms": 64}, 132, (64, 132)),
+        ({"gemm_sms": 200}, 132, (86, 132)),
+        ({"gemm_sms": 304}, 132, (132, 132)),
+        ({"gemm_sms": 100, "total_sms": 100}, 132, (100, 100)),
+        ({"gemm_sms": 200, "total_sms": 100}, 132, (132, 100)),
+        ({"total_sms": 100}, 132, (84, 100)),
+        ({}, 4, (3, 4)),
+        ({}, 2, (1, 2)),
+        ({}, 1, (1, 1)),
+        ({"gemm_sms": 1, "total_sms": 2}, 132, (1, 2)),
+    ],
+)
+def test_sms_that_multiply_and_sms_that_communicate(
+    given: dict[str, int], num_sms: int, fitted: tuple[int, int]
+) -> None:
+    asked = replace(Arguments(algorithm="all_scatter"), **given)  # type: ignore[arg-type]
+    got, _ = fit(asked, tuple(given), replace(H200, num_sms=num_sms))
+    assert (got.gemm_sms, got.total_sms) == fitted
+    config = config_of(got, stream_k=False)
+    config.check("matmul_all_scatter", ("push", "split"), num_sms)
+
+
+@pytest.mark.parametrize("datatype", ["fp16", "fp32", "int8"])
+@pytest.mark.parametrize(("block_k", "stages"), [(32, 1), (64, 3), (256, 8)])
+@pytest.mark.parametrize("num_warps", [4, 8])
+@pytest.mark.parametrize("device", [H200, MI300X], ids=["cuda", "hip"])
+def test_tiles_fit_registers_and_shared_memory(
+    device: Device, num_warps: int, block_k: int, stages: int, datatype: str
+) -> None:
+    asked = Arguments(datatype=datatype, BLK_K=block_k, num_stages=stages, num_warps=num_warps)
+    fitted, _ = fit(asked, (), device)
+    threads = num_warps * (64 if device is MI300X else 32)
+    item = fitted.dtype.itemsize
+    nbytes = fitted.num_stages * (fitted.BLK_M + fitted.BLK_N) * fitted.BLK_K * item
+    assert nbytes <= device.shared_bytes
+    assert fitted.BLK_M * fitted.BLK_N <= 128 * threads
+    assert min(fitted.BLK_M, fitted.BLK_N, fitted.BLK_K) >= 16
+    if (fitted.BLK_M, fitted.BLK_N) != (256, 256):
+        assert 4 * fitted.BLK_M * fitted.BLK_N > 128 * threads  # no smaller than it has to be
+    if fitted.num_stages < stages and fitted.BLK_K == block_k:
+        assert (fitted.num_stages + 1) * (fitted.BLK_M + fitted.BLK_N) * fitted.BLK_K * item > device.shared_bytes
+
+
+def test_heap_fits_free_memory() -> None:
+    assert changes(Arguments(), replace(MI300X, free_bytes=2 << 30)) == {"heap_size": 1638 << 20}
+    assert changes(Arguments(heap_size=1 << 30), replace(MI300X, free_bytes=2 << 30)) == {}
+
+
+def test_shape_is_fitted_in_the_simulator_unless_given() -> None:
+    small = {"m": 608, "n": 512, "k": 1032, "gemm_sms": 4}
+    assert changes(Arguments(), LAPTOP) == small
+    assert changes(Arguments(), replace(LAPTOP, world_size=5)) == small | {"k": 1030}
+    assert changes(Arguments(m=300), LAPTOP, ("m",)) == {"gemm_sms": 4}
+    assert changes(Arguments(), LAPTOP, ("k",)) == {"gemm_sms": 4}
+
+
+def test_a_default_extent_is_rounded_to_equal_parts() -> None:
+    five = replace(MI300X, world_size=5)
+    assert changes(Arguments(), five) == {"k": 8255}
+    assert changes(Arguments(algorithm="all_scatter"), five) == {"n": 4095}
+    assert changes(Arguments(k=8256), five, ("k",)) == {}
+
+
+def test_every_argument_reaches_the_config() -> None:
+    arguments = Arguments(
+        algorithm="all_scatter", BLK_M=16, BLK_N=32, BLK_K=64, COMMUNICATION_TILE_M=128, COMMUNICATION_TILE_N=256,
+        gsize_m=5, two_tiles=False, num_stages=6, num_warps=7, waves_per_eu=9, mfmaInstrSize=10, kpack=11, gemm_sms=12,
+        total_sms=25,
+    )  # fmt: skip
+    assert config_of(arguments, stream_k=True) == ops.FusedConfig(
+        algorithm="split", block_size_m=16, block_size_n=32, block_size_k=64, comm_block_m=128, comm_block_n=256,
+        group_size_m=5, stream_k=True, two_tiles=False, num_stages=6, num_warps=7, waves_per_eu=9,
+        matrix_instr_nonkdim=10, kpack=11, num_sms=25, comm_sms=13,
+    )  # fmt: skip
+    for algorithm, expected in (("all_reduce", "atomic"), ("one_shot", "one_shot")):
+        config = config_of(replace(arguments, algorithm=algorithm), stream_k=False)
+        assert (config.algorithm, config.stream_k, config.num_sms, config.comm_sms) == (expected, False, 12, None)
+    assert config_of(replace(arguments, gemm_sms=25), stream_k=False).algorithm == "push"
+
+
+@pytest.mark.parametrize(
+    ("device", "algorithm", "stream_k", "expected"),
+    [
+        (MI300X, "all_scatter", True, {"communication_block_size"}),
+        (H200, "all_scatter", True, {"waves_per_eu", "mfmaInstrSize", "kpack", "communication_block_size"}),
+        (
+            MI300X,
+            "one_shot",
+            False,
+            {"COMMUNICATION_TILE_M", "COMMUNICATION_TILE_N", "total_sms", "two_tiles", "communication_block_size"},
+        ),
+    ],
+)
+def test_ignored_flags_are_named(device: Device, algorithm: str, stream_k: bool, expected: set[str]) -> None:
+    said = ignored(Arguments(algorithm=algorithm), device, stream_k)
+    assert {name for line in said for name in re.split(" (?:is|are) ignored: ", line)[0].split(", ")} == expected
+
+
+# -- parts of a run -----------------------------------------------------------------------------------------
+
+
+def test_relative_error_and_tolerance() -> None:
+    reference = torch.randn(20, 30, dtype=torch.float64)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        rounded = reference.to(dtype)
+        assert relative_error(rounded, reference) <= tolerance(dtype, 1)
+        assert relative_error(rounded * (1 + 4 * torch.finfo(dtype).eps), reference) > tolerance(dtype, 1)
+    assert relative_error(reference.clone().fill_(float("nan")), reference) == float("inf")
+    assert tolerance(torch.int8, 100) == 0
+    assert tolerance(torch.bfloat16, 64, roundings=2) > tolerance(torch.bfloat16, 64)
+
+
+def test_registers_are_those_of_the_last_kernel_compiled() -> None:
+    kernels = {"first": SimpleNamespace(n_regs=1, n_spills=2), "last": SimpleNamespace(n_regs=168, n_spills=4)}
+    kernel = SimpleNamespace(device_caches={0: (kernels,)})
+    assert registers_of(kernel, torch.device("cuda", 0)) == (168, 4)
+    assert registers_of(SimpleNamespace(device_caches={0: ({},)}), torch.device("cuda", 0)) == (None, None)
+    assert registers_of(SimpleNamespace(), torch.device("cpu")) == (None, None)
+
+
+@pytest.mark.parametrize("arguments", [[], ["-m", "64"], ["--algorithm", "one_shot", "--num_ranks", "2"]])
+def test_nothing_to_do(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(None, stream_k=False, argv=arguments) == 1
+    said = capsys.readouterr().err
+    assert "--validate" in said and "--benchmark" in said
+
+
+@pytest.mark.parametrize(("algorithm", "extent"), [("all_reduce", "-k"), ("all_scatter", "-n")])
+def test_an_extent_that_ranks_cannot_share(algorithm: str, extent: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--validate", "--num_ranks", "3", "--algorithm", algorithm, extent, "64"]
+    assert main(None, stream_k=False, argv=arguments) == 1
+    assert f"{extent}: expected a multiple of the 3 ranks, got 64" in capsys.readouterr().err
+
+
+# -- runs ---------------------------------------------------------------------------------------------------
+
+
+def run_example(name: str, arguments: list[str]) -> tuple[int, str, str]:
+    """Exit status, what is printed and what is complained of, run as a script under a launcher is."""
+    printed, complained = io.StringIO(), io.StringIO()
+    path = ROOT / "examples" / name / "benchmark.py"
+    with redirect_stdout(printed), redirect_stderr(complained), mock.patch.object(sys, "argv", [path.name, *arguments]):
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as left:
+            return int(left.code or 0), printed.getvalue(), complained.getvalue()
+    return -1, printed.getvalue(), complained.getvalue()
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize(
+    ("name", "algorithm", "timed"),
+    [
+        ("gemm", "all_reduce", False),
+        ("gemm", "one_shot", True),
+        ("gemm", "all_scatter", False),
+        ("stream-k", "all_reduce", True),
+        ("stream-k", "one_shot", False),
+        ("stream-k", "all_scatter", True),
+    ],
+)
+def test_run(ranks: Ranks, name: str, algorithm: str, timed: bool, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    wanted = "--benchmark" if timed else "--validate"
+    arguments = [wanted, "--algorithm", algorithm, "--output_file", str(file), *SMALL]
+    (status, printed, complained), *others = ranks.run(run_example, name, arguments)
+    assert status == 0, complained
+    assert [(code, text) for code, text, _ in others] == [(0, "")]
+    assert "validation passed" in printed and f"written: {file}" in printed
+    record = json.loads(file.read_text())
+    fitted = record["fitted"]
+    assert (fitted["m"], fitted["n"], fitted["k"]) == (80, 96, 72)
+    assert {name_of(flag) for flag in FLAGS} == set(record["asked"]) == set(fitted)
+    assert record["asked"]["gemm_sms"] == 256 > fitted["gemm_sms"]
+    assert all(line in printed for line in [*record["fits"], *record["ignored"]])
+    assert record["world_size"] == 2 and record["success"] is True
+    assert record["environment"]["backend"] == BACKEND
+    assert 0 <= record["error"] <= record["tolerance"] < 1e-5
+    assert record["config"]["stream_k"] is SCHEDULES[name]
+    for part in ("total", "matmul", "communication"):
+        assert bool(re.search(rf"^{part} +[\d.]+ +[\d.e-]+", printed, re.MULTILINE)) is timed
+        if timed:
+            flops = 2 * 80 * 96 * 72 / 2
+            assert record[part]["ms"] > 0
+            assert record[part]["tflops_per_gpu"] == pytest.approx(flops / record[part]["ms"] / 1e9)
+        else:
+            assert record[part] is None
+    if BACKEND == "sim":
+        assert record["registers"] is None and record["spills"] is None
+    else:
+        assert record["registers"] > 0 and record["spills"] >= 0
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize(("algorithm", "datatype"), [("one_shot", "bf16"), ("all_reduce", "int8")])
+def test_debug_and_other_datatypes(ranks: Ranks, algorithm: str, datatype: str, tmp_path: Path) -> None:
+    picture, file = tmp_path / "trace.svg", tmp_path / "result.json"
+    arguments = ["--debug", "--datatype", datatype, "--algorithm", algorithm, "--output_file", str(file), *SMALL]
+    (status, printed, _), (_, other, _) = ranks.run(run_example, "gemm", [*arguments, "--trace", str(picture)])
+    assert status == 0, printed
+    assert "debug: FusedConfig(" in printed and "debug: on each rank: A (80, 36) @ B (36, 96), 6 tiles" in printed
+    assert re.search(r"debug: rank 0: C\[\d+, \d+\] is .*, float64 ", printed)
+    assert re.fullmatch(r"(debug: rank 1: C\[.*\n)+", other)
+    assert f"trace: {picture}" in printed and picture.exists()
+    record = json.loads(file.read_text())
+    assert record["success"] is True and record["total"] is None
+
+
+def run_with_wrong_op(arguments: list[str]) -> tuple[int, str, str]:
+    """One element of what the op returns is off, on rank 1 only."""
+    right = ops.matmul_all_reduce
+
+    def wrong(ctx: Any, output: torch.Tensor, *operands: Any, **options: Any) -> None:
+        right(ctx, output, *operands, **options)
+        ctx.synchronize()
+        if ctx.rank == 1:
+            output[3, 5] += 1
+
+    with mock.patch.object(ops, "matmul_all_reduce", wrong):
+        return run_example("gemm", arguments)
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_wrong_result_fails_everywhere_and_is_not_timed(ranks: Ranks, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    (status, printed, _), (other, _, _) = ranks.run(
+        run_with_wrong_op, ["--benchmark", "--output_file", str(file), *SMALL]
+    )
+    assert (status, other) == (1, 1)
+    assert "validation FAILED" in printed and "timing" not in printed
+    record = json.loads(file.read_text())
+    assert record["success"] is False and record["total"] is None
+
+
+def command(path: str, arguments: list[str], cwd: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    # Open MPI looks for ssh even where all ranks are here, unless told that there is nowhere else.
+    environment = clean | {"OMP_NUM_THREADS": "1", "OMPI_MCA_plm": "isolated", "PYTHON": sys.executable}
+    program = [str(ROOT / path)] if path.endswith(".sh") else [sys.executable, str(ROOT / path)]
+    return subprocess.run(
+        [*launcher, *program, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=90
+    )
+
+
+@pytest.mark.gpu if BACKEND != "sim" else pytest.mark.timeout(120)
+def test_under_mpirun(tmp_path: Path) -> None:
+    if shutil.which("mpirun") is None:
+        assert not os.environ.get("CI"), "mpirun is missing here, where CI is set"
+        pytest.skip("mpirun is not installed")
+    said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, timeout=20).stdout
+    options = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in said else []
+    arguments = ["--validate", "--algorithm", "one_shot", *SMALL]
+    done = command("examples/stream-k/benchmark.py", arguments, tmp_path, "mpirun", *options, "-np", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("validation passed") == 1
+    assert json.loads((tmp_path / "log.json").read_text())["world_size"] == 2
+
+
+# -- references ---------------------------------------------------------------------------------------------
+
+
+def run_reference(collective: str, arguments: list[str], port: int) -> tuple[int, str]:
+    """Exit status and what is printed, run as torchrun would."""
+    folder, printed = ROOT / "examples" / "gemm" / "reference", io.StringIO()
+    path = [str(folder), *sys.path]
+    with (
+        redirect_stdout(printed),
+        mock.patch.object(sys, "argv", [f"{collective}.py", *arguments]),
+        mock.patch.object(sys, "path", path),
+        mock.patch.dict(os.environ, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}),
+    ):
+        try:
+            runpy.run_path(str(folder / f"{collective}.py"), run_name="__main__")
+        except SystemExit as left:
+            return int(left.code or 0), printed.getvalue()
+    return -1, printed.getvalue()
+
+
+def assert_reference(printed: str, file: Path) -> None:
+    assert "validation passed" in printed
+    record = json.loads(file.read_text())
+    assert record["success"] is True and record["world_size"] == 2
+    assert all(record[part]["ms"] > 0 for part in ("matmul", "communication", "total"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize(
+    ("collective", "datatype"),
+    [("all_gather", "int8"), ("all_gather", "fp16"), ("all_reduce", "bf16"), ("reduce_scatter", "fp32")],
+)
+def test_reference(ranks: Ranks, collective: str, datatype: str, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    options = ["--validate", "--benchmark", "--datatype", datatype, "--output_file", str(file)]
+    outcomes = ranks.run(run_reference, collective, [*options, *SIZES], free_port())
+    assert [status for status, _ in outcomes] == [0, 0]
+    assert_reference(outcomes[0][1], file)
+    assert outcomes[1][1] == ""
+
+
+@pytest.mark.gpu if BACKEND != "sim" else pytest.mark.timeout(120)
+def test_run_sh(tmp_path: Path) -> None:
+    done = command("examples/gemm/reference/run.sh", ["-n", "2", "-c", "reduce_scatter", "--", *SIZES], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_reference(done.stdout, tmp_path / "reduce_scatter.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["-h"], 0, "Usage: run.sh [-n NUM] [-c COLLECTIVE] [-h]"),
+        (["-c", "broadcast"], 2, "'broadcast' is not a collective"),
+        (["-n", "two"], 2, "'two' is not a positive number"),
+    ],
+)
+def test_options_of_run_sh(arguments: list[str], status: int, words: str, tmp_path: Path) -> None:
+    done = command("examples/gemm/reference/run.sh", arguments, tmp_path)
+    assert done.returncode == status
+    assert words in done.stdout + done.stderr

@@ -1,0 +1,597 @@
+"""Reports from generated results: numbers, charts, a page in a real browser, Markdown, comparisons."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from result_lines import ALGORITHMS, LARGE, SIMULATED, SIZES_OF_SWEEP, Record, dataset, record, without_time, write
+
+import iris
+from iris import cli
+from iris.report import comparison, markdown, tables
+from iris.report.charts import charts
+from iris.report.palette import PAPER, Palette
+from iris.report.records import read
+from iris.report.study import Section, Study
+
+H200_SECTION, SIM_SECTION = Section(False, "NVIDIA H200"), Section(True, "x86_64 CPU")
+
+
+def report(*arguments: object) -> int:
+    return cli.main(["report", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of 2 and 4 ranks and of simulated ones, among files that are none."""
+    made = tmp_path_factory.mktemp("results")
+    lines = list(dataset((2, 4)))
+    write(made / "2026-11-21" / "one.jsonl", [line for line in lines if line["world_size"] == 2])
+    write(made / "2026-11-21" / "two.jsonl", [line for line in lines if line["world_size"] == 4])
+    (made / "2026-11-21" / "rma-h200.json").write_text("{not json")
+    (made / "2026-11-21" / "log.txt").write_text("a log\n")
+    return made
+
+
+@pytest.fixture(scope="module")
+def study(folder: Path) -> Study:
+    return Study(read(folder))
+
+
+@pytest.fixture(scope="module")
+def drawn(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the page and the pictures that the command makes of ``folder``."""
+    out = tmp_path_factory.mktemp("drawn")
+    assert report(folder, "--out", out / "page" / "report.html", "--svg_dir", out / "svg") == 0
+    return out
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+
+
+def test_all_lines_below_a_folder_are_read_and_nothing_else(folder: Path) -> None:
+    results = read(folder)
+    assert len(results) == len(list(dataset((2, 4))))
+    assert {result.file.name for result in results} == {"one.jsonl", "two.jsonl"}
+    assert read(folder / "2026-11-21" / "one.jsonl") == [result for result in results if result.world_size == 2]
+
+
+def broken(change: Callable[[Record], object]) -> str:
+    line = record("all_gather_matmul", "push", LARGE[0], 4)
+    change(line)
+    return json.dumps(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"schema": 1, "case": "all_ga', r"expected a JSON object, got \{\"schema.*if a run was stopped.*delete it"),
+        ("[1, 2]", "expected a JSON object"),
+        ('"\udcff"', "expected a JSON object, got .*is broken"),
+        (broken(lambda line: line.update(schema=2)), "expected schema 1, got schema 2.*another version of Iris"),
+        (broken(lambda line: line.pop("schema")), "expected schema 1, got schema none"),
+        (broken(lambda line: line.pop("case")), "expected case: text, got nothing"),
+        (broken(lambda line: line.update(params=None)), "a JSON object as params"),
+        (broken(lambda line: line.update(world_size="4")), "expected world_size: a finite number, got '4'"),
+        (broken(lambda line: line.update(validated=1)), "expected validated: true, false or null, got 1"),
+        (broken(lambda line: line.update(skipped=True)), "expected skipped: text, got True"),
+        (broken(lambda line: line["time_ms"].pop("p90")), "expected time_ms.p90: a number, got nothing"),
+        (broken(lambda line: line["time_ms"].update(median=float("nan"))), "expected time_ms.median: a finite number"),
+        (broken(lambda line: line["time_ms"].update(median=0)), "expected time_ms.median: more than 0, got 0.0"),
+        (broken(lambda line: line["environment"].pop("hardware")), "expected environment.hardware: text, got nothing"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
+    good = json.dumps(record("all_gather_matmul", "auto", LARGE[0], 4))
+    file = tmp_path / "a" / "some.jsonl"
+    file.parent.mkdir()
+    file.write_bytes(f"{good}\n\n{line}\n{good}\n".encode(errors="surrogateescape"))
+    with pytest.raises(iris.ArgumentError, match=rf"^report: {re.escape(str(file))}:3: .*{words}"):
+        read(tmp_path)
+    assert report(tmp_path) == 1
+    assert f"{file}:3" in capsys.readouterr().err
+
+
+def test_no_results_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(iris.ArgumentError, match=r"results in \*\.jsonl files, got none in"):
+        read(tmp_path)
+    with pytest.raises(iris.ArgumentError, match=r"There is no .*nowhere"):
+        read(tmp_path / "nowhere")
+
+
+def test_a_wrong_result_has_no_time_and_no_figure_made_from_it(tmp_path: Path) -> None:
+    line = record("all_gather_matmul", "copy_engine", LARGE[0], 4) | {"validated": False}
+    (result,) = read(write(tmp_path / "x.jsonl", [line]))
+    figures = (result.time, result.back_to_back_ms, result.floor_share, result.tflops_per_gpu, result.gbytes_per_s)
+    assert figures == (None,) * 5 and not result.counters
+    assert result.failure == "wrong result"
+
+
+def test_the_newest_result_of_a_case_counts(tmp_path: Path) -> None:
+    new = record("all_gather_matmul", "push", LARGE[0], 4, seed=1)
+    old = record("all_gather_matmul", "push", LARGE[0], 4, seed=2)
+    old["environment"] = old["environment"] | {"date": "2026-11-20T00:00:00Z"}
+    write(tmp_path / "a.jsonl", [new])
+    write(tmp_path / "b.jsonl", [old])
+    study = Study(read(tmp_path))
+    assert [result.file.name for result in study.results] == ["a.jsonl"]
+    assert tables.environments(study).note == "1 older results of the same cases are left out."
+
+
+# -- figures ------------------------------------------------------------------------------------------------
+
+
+def medians(opponent: str, case: str, algorithm: str, world_size: int) -> list[float]:
+    """Speed-ups, straight from the generated lines."""
+    found: dict[tuple[str, str], float] = {}
+    for line in dataset((world_size,)):
+        if line["time_ms"] and line["validated"] and line["case"] == case and line["environment"] is not SIMULATED:
+            found[line["params"]["algorithm"], line["params"]["shape"]] = line["time_ms"]["median"]
+    ours = {shape: time for (name, shape), time in found.items() if name == algorithm}
+    return [found[opponent, shape] / time for shape, time in ours.items() if (opponent, shape) in found]
+
+
+def rows_of(table: tables.Table) -> list[dict[str, str]]:
+    """Rows by heading; of equal headings the first counts."""
+    heads = [column.name for column in table.columns]
+    return [{name: row[heads.index(name)].text for name in heads} for row in table.rows]
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "pull"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_geometric_means_say_over_how_many_rows(study: Study, algorithm: str, world_size: int) -> None:
+    table = tables.means(study, H200_SECTION)
+    place = ("all_gather_matmul", str(world_size), algorithm)
+    (row,) = [row for row in table.rows if tuple(cell.text for cell in row[:3]) == place]
+    for opponent, cells in (("nccl", row[3:8]), ("torch_symm_mem", row[8:13])):
+        ratios = medians(opponent, "all_gather_matmul", algorithm, world_size)
+        product = 1.0
+        for ratio in ratios:
+            product *= ratio
+        mean, rows, faster, slower, worst = (cell.text for cell in cells)
+        assert mean.split()[-1] == f"{product ** (1 / len(ratios)):.2f}"
+        assert rows == ("9" if len(ratios) == 9 else f"{len(ratios)} of 9")
+        assert int(faster) == sum(round(ratio, 2) > 1 for ratio in ratios)
+        assert int(slower) == sum(round(ratio, 2) < 1 for ratio in ratios)
+        assert worst.split()[-1] == f"{min(ratios):.2f}"
+
+
+def test_speedups_are_within_one_run(tmp_path: Path) -> None:
+    ours = record("all_gather_matmul", "push", LARGE[0], 4)
+    theirs = record("all_gather_matmul", "nccl", LARGE[0], 4)
+    write(tmp_path / "a.jsonl", [ours])
+    write(tmp_path / "b.jsonl", [theirs])
+    study = Study(read(tmp_path))
+    assert [study.speedup(result, "nccl") for result in study.results] == [None, None]
+    write(tmp_path / "a.jsonl", [ours, theirs])
+    study = Study(read(tmp_path / "a.jsonl"))
+    expected = theirs["time_ms"]["median"] / ours["time_ms"]["median"]
+    assert study.speedup(study.results[0], "nccl") == pytest.approx(expected)
+
+
+def test_every_loss_is_listed_the_worst_first(study: Study) -> None:
+    expected = []
+    for case, algorithms in ALGORITHMS.items():
+        for world_size in (2, 4):
+            ours = "auto" if "auto" in algorithms else None
+            if ours:
+                expected += [ratio for ratio in medians("nccl", case, ours, world_size) if round(ratio, 2) < 1]
+    rows = rows_of(tables.losses(study, H200_SECTION))
+    assert expected and [row["× NCCL"] for row in rows] == [f"▼ {ratio:.2f}" for ratio in sorted(expected)]
+    assert {row["algorithm"] for row in rows} == {"auto"}
+
+
+def test_without_auto_the_fastest_algorithm_speaks_for_iris(study: Study) -> None:
+    (problem, *_) = [p for p in study.problems if p.case == "matmul_all_reduce" and p.label == "8192×8192×29568"]
+    chosen = problem.representative
+    assert chosen is not None and chosen.time is not None
+    times = {name: result.time for name, result in problem.results.items() if name in ("one_shot", "two_shot")}
+    assert chosen.time.median == min(time.median for time in times.values() if time is not None)
+
+
+def test_what_has_no_time_is_listed_with_its_reason(study: Study) -> None:
+    rows = rows_of(tables.unmeasured(study, H200_SECTION))
+    reasons = [(row["op"], row["algorithm"], row["ranks"], row["why"]) for row in rows]
+    assert ("all_gather_matmul", "pull", "4", "failed: WaitTimeout: rank 2 waited 60 s for rank 3, flag 17") in reasons
+    assert ("all_gather_matmul", "torch_symm_mem", "4", "skipped: M = 1 is not divided by 4 ranks") in reasons
+    assert len(rows) == sum(line["time_ms"] is None for line in dataset((2, 4)))
+
+
+def test_tables_have_every_result(study: Study) -> None:
+    (few, many) = tables.measurements(study, H200_SECTION, "all_gather_matmul")
+    assert [few.title, many.title] == ["all_gather_matmul, 2 ranks", "all_gather_matmul, 4 ranks"]
+    assert many.note == "All rows: bf16."
+    rows = rows_of(many)
+    assert len(rows) == 9 * len(ALGORITHMS["all_gather_matmul"])
+    at = {(row["m"], row["n"], row["algorithm"]): row for row in rows}
+    line = record("all_gather_matmul", "copy_engine", LARGE[0], 4)
+    row = at["8192", "8192", "copy_engine"]
+    assert row["ms"] == f"{line['time_ms']['median']:.3f}"
+    assert row["of floor"] == f"{100 * line['floor_share']:.0f} %"
+    assert row["TFLOP/s"] == f"{line['tflops_per_gpu']:.1f}"
+    assert (row["valid"], row["host µs"], row["chunks"]) == ("yes", "33", "4")
+    assert at["8192", "8192", "pull"]["ms"] == "failed"
+    assert at["1", "28672", "torch_symm_mem"]["ms"] == "skipped"
+
+
+def test_bold_is_the_fastest_even_if_it_is_not_ours(study: Study) -> None:
+    (table, _) = tables.measurements(study, H200_SECTION, "matmul_reduce_scatter")
+    names = [column.name for column in table.columns]
+    groups: dict[tuple[str, ...], list[tuple[float, str, bool]]] = {}
+    for row in table.rows:
+        cell, algorithm = row[names.index("ms")], row[names.index("algorithm")].text
+        if cell.text != "skipped" and algorithm != "matmul":
+            shape = tuple(one.text for one in row[:3])
+            groups.setdefault(shape, []).append((float(cell.text), algorithm, cell.mark == "best"))
+    for group in groups.values():
+        fastest, *others = sorted(group)
+        assert fastest[2] and not any(best for *_, best in others)
+
+
+# -- charts -------------------------------------------------------------------------------------------------
+
+
+def test_charts_show_times_shares_scaling_and_crossover(study: Study) -> None:
+    made = charts(study)
+    kinds = [chart.kind for chart in made.values() if not chart.section.simulated]
+    cases, sizes, outstanding = len(ALGORITHMS), 2, len(LARGE) + 1
+    assert kinds.count("times") == cases * sizes * outstanding
+    assert kinds.count("shares") == cases * sizes
+    assert kinds.count("scaling") == cases * outstanding
+    assert kinds.count("crossover") == cases * sizes
+    swept = [chart for chart in made.values() if chart.kind == "crossover"]
+    assert all([p.shape and p.shape[0] for p in chart.problems] == list(SIZES_OF_SWEEP) for chart in swept)
+
+
+def test_simulated_ranks_and_gpus_are_never_in_one_chart(study: Study) -> None:
+    made = charts(study).values()
+    assert {chart.section for chart in made} == {H200_SECTION, SIM_SECTION}
+    for chart in made:
+        results = [result for problem in chart.problems for result in problem.results.values()]
+        assert {result.simulated for result in results} == {chart.section.simulated}
+        assert chart.section.simulated == ("Simulated" in chart.alt)
+
+
+def test_charts_of_the_same_words_have_names_of_their_own(tmp_path: Path) -> None:
+    lines = [record("all_gather_matmul", "push", LARGE[0], 4) for _ in "ab"]
+    for line, note in zip(lines, "ab", strict=True):
+        line["params"]["note"] = note
+    names = list(charts(Study(read(write(tmp_path / "x.jsonl", lines)))))
+    assert len(names) == 3 and sum("times" in name for name in names) == 2
+
+
+def test_each_algorithm_has_one_colour_and_strangers_get_their_own() -> None:
+    palette = Palette(["push", "nccl", "zeta", "beta"])
+    light = [tone.light for tone in palette.tones.values()]
+    dark = [tone.dark for tone in palette.tones.values()]
+    assert len(set(light)) == len(light) == len(set(dark)) == len(palette.variables) - 6
+    assert palette.ordered(["nccl", "zeta", "push", "beta"]) == ["push", "beta", "zeta", "nccl"]
+
+
+def test_pictures_stand_alone(drawn: Path, study: Study) -> None:
+    files = sorted((drawn / "svg").glob("*.svg"))
+    assert {file.stem for file in files} == set(charts(study))
+    for file in files:
+        text = file.read_text()
+        assert text.startswith("<?xml") and "var(--" not in text
+    times = (drawn / "svg" / "all_gather_matmul-times-8192x8192x29568-4-ranks-bf16-nvidia-h200.svg").read_text()
+    line = record("all_gather_matmul", "push", LARGE[0], 4)
+    for word in ("8192×8192×29568", f"{line['time_ms']['median']:.3f}", f"floor {line['floor_ms']:.3f}", "failed"):
+        assert f">{word}</text>" in times
+
+
+# -- the page -----------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Tags, attributes and texts of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.values: list[tuple[str, str]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.values += [(name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.words.append(data.strip())
+
+    def check(self, study: Study) -> None:
+        """Everything is there, and nothing leads out of the page."""
+        rows = sum(
+            len(table.rows)
+            for section in study.sections
+            for case in {p.case for p in study.problems if p.section == section}
+            for table in tables.measurements(study, section, case)
+        )
+        assert rows == len(study.results) and self.tags.count("tr") > rows
+        assert self.tags.count("svg") == len(charts(study))
+        for kind in ("times", "shares", "scaling", "crossover"):
+            assert f"charts {kind}" in [value for name, value in self.values if name == "class"]
+        for word in ("Geometric-mean speed-up", "Where Iris loses", "Skipped, failed, wrong", "Environment", "abc1234"):
+            assert word in self.words
+        assert not {"script", "link", "img", "iframe", "object", "embed"} & set(self.tags)
+        outside = [value for _, value in self.values if re.search(r"https?:|//|url\((?!\"?#)", value)]
+        assert outside == []
+        assert not any("@import" in word or "url(" in word for word in self.words)
+        ids = [value for name, value in self.values if name == "id"]
+        assert len(ids) == len(set(ids))
+        targets = [value for name, value in self.values if name == "href"]
+        targets += [f"#{name}" for _, value in self.values for name in re.findall(r"url\(\"?#([^)\"]+)", value)]
+        assert {target[1:] for target in targets} <= set(ids) and targets
+
+
+def test_the_page_holds_all_and_needs_nothing(drawn: Path, study: Study) -> None:
+    text = (drawn / "page" / "report.html").read_text()
+    page = Page(text)
+    page.check(study)
+    assert "http" not in text.replace("http-equiv", "")
+    assert any("their times say nothing about a GPU" in word for word in page.words)
+
+
+def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
+    write(tmp_path / "x.jsonl", [record("all_gather_matmul", name, LARGE[0], 4) for name in ("push", "nccl")])
+    for name in ("one.html", "two.html"):
+        assert report(tmp_path, "--out", tmp_path / name) == 0
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
+
+
+def test_text_from_results_stays_text(tmp_path: Path) -> None:
+    line = record("all_gather_matmul", "push", LARGE[0], 4)
+    line["params"]["model"] = '<script>alert(1)</script> $x$ & "y"'
+    write(tmp_path / "x.jsonl", [line, without_time(line, error="<img src=http://x>", world_size=2)])
+    assert report(tmp_path, "--out", tmp_path / "x.html") == 0
+    page = Page((tmp_path / "x.html").read_text())
+    assert not {"script", "img"} & set(page.tags)
+    assert any("$x$" in word for word in page.words) and "failed: <img src=http://x>" in page.words
+
+
+def test_a_case_without_shape_algorithm_or_floor_is_drawn(tmp_path: Path) -> None:
+    lines = []
+    for way in ("put", "get"):
+        line = record("all_gather_matmul", "push", LARGE[0], 4)
+        line |= {"case": "rma", "params": {"direction": way, "nbytes": 1 << 28}, "floor_ms": None, "floor_share": None}
+        lines.append(line | {"tflops_per_gpu": None, "validated": None})
+    study = Study(read(write(tmp_path / "x.jsonl", lines)))
+    assert [chart.title for chart in charts(study).values()] == [
+        "direction get, nbytes 268435456",
+        "direction put, nbytes 268435456",
+    ]
+    (table,) = tables.measurements(study, H200_SECTION, "rma")
+    assert [row["valid"] for row in rows_of(table)] == ["not checked"] * 2
+    assert report(tmp_path, "--out", tmp_path / "x.html") == 0
+
+
+def test_a_plain_matmul_is_compared_with_torch_matmul(tmp_path: Path) -> None:
+    lines = [record("all_gather_matmul", name, LARGE[0], 4) | {"case": "matmul"} for name in ("stream_k", "matmul")]
+    lines[0]["time_ms"]["median"], lines[1]["time_ms"]["median"] = 2.0, 1.0
+    study = Study(read(write(tmp_path / "x.jsonl", lines)))
+    (row, fastest) = rows_of(tables.measurements(study, H200_SECTION, "matmul")[0])
+    assert (row["algorithm"], row["× NCCL"], row["× torch"]) == ("stream_k", "–", "▼ 0.50")
+    assert (fastest["ms"], fastest["× torch"]) == ("1.000", "–")
+    assert [row["× torch"] for row in rows_of(tables.losses(study, H200_SECTION))] == ["▼ 0.50"]
+    assert rows_of(tables.means(study, H200_SECTION))[0]["× torch"] == "▼ 0.50"
+
+
+def test_counters_of_every_two_ranks_are_a_matrix(tmp_path: Path) -> None:
+    line = record("all_gather_matmul", "push", LARGE[0], 2)
+    rates = {f"GB/s rank {rank} peer {peer}": 100.0 * rank + peer for rank in range(2) for peer in range(2)}
+    line |= {"case": "rma_matrix", "params": {"direction": "put", "way": "kernel"}, "counters": rates | {"tries": 3}}
+    study = Study(read(write(tmp_path / "x.jsonl", [line])))
+    (matrix,) = tables.matrices(study, H200_SECTION, "rma_matrix")
+    assert [[cell.text for cell in row] for row in matrix.rows] == [
+        ["rank 0", "0.0", "1.0"],
+        ["rank 1", "100.0", "101.0"],
+    ]
+    (row,) = rows_of(tables.measurements(study, H200_SECTION, "rma_matrix")[0])
+    assert row["algorithm"] == "kernel" and row["tries"] == "3" and not any("peer" in name for name in row)
+    assert matrix.title in markdown.render(study)
+
+
+def test_times_of_simulated_ranks_are_not_compared(study: Study) -> None:
+    titles = [table.title for table in tables.summary(study, SIM_SECTION)]
+    assert titles == ["Skipped, failed, wrong"]
+    assert len(tables.summary(study, H200_SECTION)) == 3
+
+
+def test_without_matplotlib_the_message_says_how_to_get_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("drawing", "svg"):
+        monkeypatch.delitem(sys.modules, f"iris.report.{name}", raising=False)
+        monkeypatch.delattr(iris.report, name, raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert report(folder, "--out", tmp_path / "x.html") == 1
+    assert "pip install matplotlib" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--hide-scrollbars", "--window-size=1280,5000"),
+)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Callable[..., str]:
+    """Opens a file in a real browser without a window; returns what it prints."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        assert not os.environ.get("CI"), f"none of {', '.join(BROWSERS)} is here, where CI is set"
+        pytest.skip("no browser: apt-get install chromium")
+    program = found
+
+    def open_page(page: Path, *flags: str) -> str:
+        command = [program, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags, page.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return open_page
+
+
+def colours(png: Path) -> dict[str, float]:
+    """The colours of a picture, and the share of its pixels that each of them has."""
+    image = Image.open(png).convert("RGB")
+    counted = image.getcolors(maxcolors=1 << 24) or []
+    return {"#{:02x}{:02x}{:02x}".format(*colour): count / (image.width * image.height) for count, colour in counted}
+
+
+@pytest.mark.timeout(300)
+def test_a_browser_shows_the_page_from_disk(
+    browser: Callable[..., str], drawn: Path, study: Study, tmp_path: Path
+) -> None:
+    page = drawn / "page" / "report.html"
+    Page(browser(page, "--dump-dom", f"--screenshot={tmp_path / 'light.png'}")).check(study)
+    browser(page, f"--screenshot={tmp_path / 'dark.png'}", "--blink-settings=preferredColorScheme=0")
+    tones = Palette(()).tones
+    used = [tones[name] for name in ALGORITHMS["all_gather_matmul"]]
+    for name in ("light", "dark"):
+        seen = colours(tmp_path / f"{name}.png")
+        assert max(seen, key=lambda colour: seen[colour]) == getattr(PAPER, name)
+        for tone in used:
+            assert seen.get(getattr(tone, name), 0) > 0.0005, (name, tone.name)
+
+
+# -- Markdown -----------------------------------------------------------------------------------------------
+
+
+def test_markdown_replaces_what_is_between_the_markers(folder: Path, study: Study, tmp_path: Path) -> None:
+    file = tmp_path / "performance.md"
+    before, after = "# Performance\r\n\nwords  \n" + markdown.BEGIN, markdown.END + "\n\ntail without newline"
+    file.write_bytes(f"{before}\nold figures\n{after}".encode())
+    for _ in range(2):
+        assert report(folder, "--markdown", file) == 0
+    text = file.read_bytes().decode()
+    assert text.startswith(before) and text.endswith(after) and "old figures" not in text
+    inside = text[len(before) : -len(after)]
+    lines = [line for line in inside.splitlines() if line.startswith("|")]
+    for line in lines:
+        assert line.endswith("|")
+    grids = re.findall(r"(?:^\|.*\n)+", inside, re.MULTILINE)
+    assert all(len({row.replace("\\|", "").count("|") for row in grid.splitlines()}) == 1 for grid in grids)
+    measured = [tables.measurements(study, section, case) for section in study.sections for case in ALGORITHMS]
+    rows = [len(table.rows) for group in measured for table in group]
+    assert sum(rows) == len(study.results)
+    assert sum(len(grid.splitlines()) - 2 for grid in grids) > len(study.results)
+    assert inside.count("<details>") == inside.count("</details>") == len(rows)
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no markers",
+        markdown.BEGIN,
+        f"{markdown.END}\n{markdown.BEGIN}",
+        f"{markdown.BEGIN}{markdown.END}{markdown.END}",
+    ],
+)
+def test_a_file_without_its_two_markers_is_refused_and_kept(folder: Path, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.md"
+    file.write_text(text)
+    with pytest.raises(iris.ArgumentError, match=r"each marker once, in order.*Put the lines <!-- report:begin -->"):
+        markdown.write(Study(read(folder)), file)
+    assert report(folder, "--markdown", file) == 1
+    assert file.read_text() == text
+    assert report(folder, "--markdown", tmp_path / "none.md") == 1
+
+
+# -- comparing ----------------------------------------------------------------------------------------------
+
+
+def timed(median: float, spread: float = 0.01, shape: tuple[int, int, int] = LARGE[0]) -> Record:
+    line = record("all_gather_matmul", "push", shape, 4)
+    line["time_ms"] = {
+        "median": median,
+        "min": median,
+        "p10": median - spread,
+        "p90": median + spread,
+        "rank_skew": 0.0,
+    }
+    return line
+
+
+WRONG = timed(1) | {"validated": False}
+FAILED = without_time(timed(1), error="LaunchError: rank 1 died")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        (timed(1), timed(1.2), "slower"),
+        (timed(1), timed(0.8), "faster"),
+        (timed(1), timed(1.021, 0.001), "same"),
+        (timed(1), timed(0.98, 0.001), "same"),
+        (timed(1, 0.15), timed(1.2, 0.15), "same"),
+        (timed(1), WRONG, "broken"),
+        (timed(1), FAILED, "broken"),
+        (FAILED, timed(1), "mended"),
+        (FAILED, WRONG, "untimed"),
+    ],
+)
+def test_only_what_is_beyond_noise_has_changed(tmp_path: Path, before: Record, after: Record, kind: str) -> None:
+    old, new = (read(write(tmp_path / f"{name}.jsonl", [line])) for name, line in (("a", before), ("b", after)))
+    assert [change.kind for change in comparison.compare(old, new, 3.0)] == [kind]
+
+
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_compare_prints_what_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], with_rich: bool
+) -> None:
+    if not with_rich:
+        for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
+            monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.setitem(sys.modules, "rich", None)
+    other = timed(0.5, shape=LARGE[2])
+    other["environment"] = other["environment"] | {"hardware": "NVIDIA B200"}
+    before = write(tmp_path / "a" / "x.jsonl", [timed(1), timed(2, shape=LARGE[1]), timed(0.5, shape=LARGE[2])])
+    after = write(tmp_path / "b" / "y.jsonl", [timed(1.25), timed(2.01, shape=LARGE[1]), other])
+    assert report("--compare", before.parent, after) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (slower,) = [line for line in lines if line[:1] == ["slower"]]
+    assert slower[1:3] == ["all_gather_matmul", "4"] and slower[-4:] == ["1.000", "1.250", "+25.0", "%"]
+    assert [line[0] for line in lines if line[:1] in (["new"], ["gone"])] == ["new", "gone"]
+    assert lines[-1] == "1 slower, 1 new, 1 gone, 1 the same within noise".split()
+    assert ["before:", "NVIDIA", "H200,"] == lines[0][:3]
+
+
+def test_a_regression_fails_only_if_asked(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.jsonl", [timed(1)])
+    b = write(tmp_path / "b.jsonl", [timed(1.1)])
+    assert report("--compare", a, b) == 0
+    assert report("--compare", a, b, "--fail_on_regression") == 1
+    assert report("--compare", b, a, "--fail_on_regression") == 0
+    assert report("--compare", a, b, "--fail_on_regression", "--threshold", "12") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give one folder of results, or --compare A B"),
+        (["results", "--compare", "a", "b"], "give one folder of results, or --compare A B"),
+        (["--compare", "a", "b", "--out", "x.html"], "--compare only prints"),
+    ],
+)
+def test_contradicting_arguments_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        report(*arguments)
+    assert stopped.value.code == 2 and words in capsys.readouterr().err
