@@ -16,7 +16,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, cast
 
 import torch
 
@@ -25,6 +25,8 @@ from iris.context import Iris
 P = ParamSpec("P")
 _KEPT = 256
 """Calls remembered per context; the one longest unused is forgotten first."""
+_UNKNOWN = "unknown"
+"""Stands for an argument that no op takes: the op shall say so."""
 
 
 class Replays:
@@ -38,10 +40,10 @@ class Replays:
     def run(self, key: Hashable, call: Callable[[], object]) -> None:
         """``call`` it the first time, capture it the second, replay it from then on."""
         if key not in self._calls:
+            call()
             self._calls[key] = None
             if len(self._calls) > _KEPT:
                 self._calls.popitem(last=False)
-            call()
             return
         self._calls.move_to_end(key)
         graph = self._calls[key]
@@ -66,15 +68,15 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
 
     @wraps(op)
     def call(*args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
-        ctx: Any = args[0]
-        if not _applies(ctx) or kwargs.get("trace"):
+        ctx: Any = args[0] if args else None
+        key = (op, *map(_identity, args[1:]), *((name, _identity(kwargs[name])) for name in sorted(kwargs)))
+        if not _applies(ctx) or kwargs.get("trace") or _UNKNOWN in key or len(args) < 2:
             return op(*args, **kwargs)
         ctx.check()
         replays = ctx.kept(Replays, lambda: Replays(ctx.device))
-        key = (op, *map(_identity, args[1:]), *((name, _identity(kwargs[name])) for name in sorted(kwargs)))
         replays.run(key, lambda: op(*args, **kwargs))
-        output: torch.Tensor = kwargs["output"] if "output" in kwargs else args[1]  # type: ignore[assignment]
-        return output
+        output: Any = args[1]
+        return cast("torch.Tensor", output)
 
     return call
 
@@ -92,5 +94,4 @@ def _identity(value: Any) -> Hashable:
     """All that a call depends on of one argument."""
     if isinstance(value, torch.Tensor):
         return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
-    hashable: Hashable = value  # a config, a number, a workspace: kept alive with the key
-    return hashable
+    return value if isinstance(value, Hashable) else _UNKNOWN

@@ -244,7 +244,8 @@ OPS: dict[str, dict[str, Any]] = {
         "SOURCE": arrived_source, "COURIER": push_courier, "SEGMENTS": 8, "PIECEWISE": True, "MEET": False,
     },
     "hbm_rows": {
-        "SOURCE": arrived_source, "COURIER": fetch_courier, "SHARDS": 8, "SHARDED": True, "OWN": True, "PIECEWISE": True,
+        "SOURCE": arrived_source, "COURIER": fetch_courier, "SHARDS": 8, "SHARDED": True, "OWN": True, "PIECEWISE":
+        True,
     },
     "hbm_columns": {
         "SOURCE": arrived_source, "COURIER": fetch_courier, "SEGMENTS": 8, "PIECEWISE": True,
@@ -262,9 +263,10 @@ OPS: dict[str, dict[str, Any]] = {
 """What each op passes to the kernel, where it differs from :data:`PLAIN`; ``both`` is what a user's own op could be."""
 
 PLAIN = {
-    "SCHEDULE": schedule.own_first, "SOURCE": matmul.local_source, "SINK": tile.local_sink, "AFTER": None, "EAGER": False, "GATE": False, "COURIER": None, "SITE": 2,
-    "SHARDS": 1, "SHARDED": False, "SEGMENTS": 1, "OWN": False, "PIECEWISE": False, "MEET": True, "TWO_TILES": True,
-    "GROUP_M": 8, "COURIER_M": 32, "COURIER_N": 64, "PRECISION": "ieee",
+    "SCHEDULE": schedule.own_first, "SOURCE": matmul.local_source, "SINK": tile.local_sink, "AFTER": None, "EAGER":
+    False, "GATE": False, "COURIER": None, "SITE": 2, "SHARDS": 1, "SHARDED": False, "SEGMENTS": 1, "OWN": False,
+    "PIECEWISE": False, "MEET": True, "TWO_TILES": True, "GROUP_M": 8, "COURIER_M": 32, "COURIER_N": 64, "PRECISION":
+    "ieee",
 }  # fmt: skip
 
 VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
@@ -296,7 +298,8 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("atomic", torch.float16, True, False, 0, True, False),
     ("both", torch.bfloat16, False, False, 0, True, False),
 )
-"""Op, dtype, operands by TMA, traced, kind of bias, whole blocks of K, Stream-K. Every op, and every value of each of the
+"""Op, dtype, operands by TMA, traced, kind of bias, whole blocks of K, Stream-K. Every op, and every value of each of
+the
 others: what they add to each other is outside the waits."""
 
 
