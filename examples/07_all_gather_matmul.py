@@ -36,6 +36,7 @@ def relative_error(ctx: iris.Iris, output: torch.Tensor, A_sharded: torch.Tensor
 
 def main(dtype: torch.dtype, rows: int | None, n: int | None, k: int | None) -> None:
     """What each rank runs."""
+    torch.seed()  # else every rank draws the same numbers, in every run
     with iris.iris(256 << 20) as ctx:
         few = ctx.backend_name == "sim"
         rows, n, k = rows or (64 if few else 1024), n or (96 if few else 4096), k or (128 if few else 4096)

@@ -1,4 +1,4 @@
-"""The command line: ``python -m iris info | demo | bench``.
+"""The command line: ``python -m iris COMMAND``; :data:`COMMANDS` lists them.
 
 Each command is a module with ``main(arguments) -> exit status`` and parses its own arguments, so that it is
 imported only when asked for.
@@ -18,6 +18,7 @@ COMMANDS = {
     "info": ("iris.info", "what Iris sees: GPUs, links, versions, the backend and why, what is missing"),
     "demo": ("iris.demo", "run two fused ops over several ranks, check them, draw who waited when"),
     "bench": ("iris.bench", "measure links and ops against what the hardware and other libraries reach"),
+    "tune": ("iris.tune", "measure configs of ops on this machine and keep the fastest for algorithm auto"),
     "report": ("iris.report", "draw results into one HTML page, write them as Markdown tables, compare two sets"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.machinery
 import importlib.util
 import os
@@ -14,11 +15,13 @@ from types import ModuleType
 import pytest
 
 import iris
+from iris.cli import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "make_reference"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
+FOLDERS = "(?:benchmark|dataset|docs|examples|iris|requirements|results|scripts|tests)"
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 TIMEOUT_S = 100
 
@@ -78,6 +81,21 @@ def test_every_public_name_has_an_entry(reference: str, name: str) -> None:
 @pytest.mark.parametrize("name", iris.ops.__all__)
 def test_every_name_of_ops_has_an_entry(reference: str, name: str) -> None:
     assert f"\n### `iris.ops.{name}`\n" in reference
+
+
+@pytest.mark.parametrize("module", ["chunk", "schedule", "split", "sync", "tile"])
+def test_every_function_that_a_part_may_call_has_an_entry(maker: ModuleType, reference: str, module: str) -> None:
+    tree = maker.tree_of(f"iris.device.{module}")
+    called = [node for node in tree.body if isinstance(node, ast.FunctionDef) and maker.is_jit(node)]
+    names = [node.name for node in called if not node.name.startswith("_") and not node.name.endswith("_kernel")]
+    entries = re.findall(r"^#+ `iris\.(?:device\.\w+\.)?(\w+)`$", reference, re.MULTILINE)
+    assert names
+    assert set(names) <= set(entries)
+
+
+def test_no_heading_of_the_reference_comes_twice(reference: str) -> None:
+    titles = re.findall(r"^##+ (.*)$", FENCED.sub("", reference), re.MULTILINE)
+    assert [title for title in titles if titles.count(title) > 1] == []
 
 
 def test_every_method_of_the_context_has_an_entry(reference: str) -> None:
@@ -144,8 +162,27 @@ def test_a_broken_link_is_found(maker: ModuleType) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_files_named_in_prose_exist(page: Path) -> None:
     """Paths in backquotes, such as `iris/mesh.py`."""
-    named = re.findall(r"`((?:iris|docs|scripts|tests|examples|requirements)/[\w./-]*)`", page.read_text())
+    named = re.findall(rf"`({FOLDERS}/[\w./-]*)`", page.read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def wrong_commands(text: str) -> list[str]:
+    """In the ``sh`` blocks of a Markdown text: paths that lead nowhere, and commands of Iris that there are not."""
+    wrong = []
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        wrong += [path for path in re.findall(rf"(?<!\S){FOLDERS}/[\w./-]*", block) if not (ROOT / path).exists()]
+        wrong += [name for name in re.findall(r"python -m iris (\w+)", block) if name not in COMMANDS]
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_commands_name_what_there_is(page: Path) -> None:
+    assert wrong_commands(page.read_text()) == []
+
+
+def test_a_wrong_command_is_found() -> None:
+    text = "```sh\npython examples/no_such.py --flag\npython -m iris swim\npython -m iris info\nls iris/ops\n```\n"
+    assert wrong_commands(text) == ["examples/no_such.py", "swim"]
 
 
 # -- scripts ------------------------------------------------------------------------------------------------

@@ -33,10 +33,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"errors", "context"},
     "ops": {*RUNTIME, "engine", "device"},
     "bench": {*RUNTIME, "device", "ops", "iris"},
+    "tune": {*RUNTIME, "ops", "bench", "iris"},
     "demo": {*RUNTIME, "device", "ops", "bench", "iris"},
     "info": {*RUNTIME, "iris"},
     "report": {"errors"},
-    "cli": {"errors", "bench", "demo", "info", "report", "iris"},
+    "cli": {"errors", "bench", "demo", "info", "tune", "report", "iris"},
     "__main__": {"cli"},
     "iris": {*RUNTIME, "device", "ops"},
 }

@@ -1,4 +1,4 @@
-"""Every ``python`` block of the README runs, as it stands, on four simulated ranks."""
+"""Every ``python`` block of the README runs, as it stands, on four simulated ranks; its tables name what there is."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import iris
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -78,3 +80,25 @@ def test_a_failing_block_is_seen(tmp_path: Path) -> None:
 def test_only_python_blocks_are_taken() -> None:
     text = "```sh\nmake demo\n```\n\n```python\nx = 1\n```\n\n```\nplain\n```\n\n```python\ny = 2\n\nz = 3\n```\n"
     assert blocks(text) == ["x = 1\n", "y = 2\n\nz = 3\n"]
+
+
+def algorithms_in(text: str) -> dict[str, tuple[str, ...]]:
+    """Ops and algorithms that rows of tables in a Markdown text begin with; an empty cell repeats the one above."""
+    found: dict[str, tuple[str, ...]] = {}
+    op = ""
+    for above, algorithm in re.findall(r"^\| (?:`(\w+)` )?\| `(\w+)` \|", text, re.MULTILINE):
+        op = above or op
+        found[op] = (*found.get(op, ()), algorithm)
+    return found
+
+
+def test_the_table_of_ops_names_every_algorithm() -> None:
+    named = algorithms_in(README.read_text())
+    assert {op: sorted(algorithms) for op, algorithms in named.items()} == {
+        op: sorted(algorithms) for op, algorithms in iris.ops.ALGORITHMS.items()
+    }
+
+
+def test_algorithms_are_read_from_a_table() -> None:
+    text = "| Op | Algorithm |\n|---|---|\n| `sum` | `ring` | a |\n| | `tree` | b |\n| `max` | `ring` | c |\n"
+    assert algorithms_in(text) == {"sum": ("ring", "tree"), "max": ("ring",)}

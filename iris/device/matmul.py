@@ -125,7 +125,7 @@ def _multiply(
     rows = row + tl.arange(0, BLOCK_M)
     cols = col + tl.arange(0, BLOCK_N)
     if a.desc is None or not EVEN_K:
-        a_rows = tile_pointers(a.matrix, a_ptr, tl.where(rows < row_end, rows, row) - a.row, ks)
+        a_rows = tile_pointers(a.matrix, a_ptr, tl.where(rows < row_end, rows, row_end - 1) - a.row, ks)
     if b.desc is None or not EVEN_K:
         b_cols = tile_pointers(b.matrix, b.matrix.ptr, ks, tl.where(cols < N, cols, 0))
     whole = k_end if EVEN_K else k_begin + (k_end - k_begin) // BLOCK_K * BLOCK_K

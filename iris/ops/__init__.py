@@ -14,12 +14,13 @@ from iris.ops import matmul_all_reduce as _reduce
 from iris.ops import matmul_all_scatter as _scatter
 from iris.ops import matmul_reduce_scatter as _reduce_scatter
 from iris.ops.all_gather_matmul import all_gather_matmul
-from iris.ops.config import FusedConfig, Target, pick_config
+from iris.ops.config import FusedConfig, Target
 from iris.ops.hbm_buffer import all_gather_matmul_hbm_buffer, all_gather_matmul_hbm_buffer_preamble
 from iris.ops.local_matmul import matmul
 from iris.ops.matmul_all_reduce import matmul_all_reduce
 from iris.ops.matmul_all_scatter import matmul_all_scatter
 from iris.ops.matmul_reduce_scatter import matmul_reduce_scatter
+from iris.ops.pick import pick_config
 from iris.ops.problem import Problem
 from iris.ops.workspace import FusedWorkspace, new_workspace
 

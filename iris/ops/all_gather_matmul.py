@@ -106,14 +106,20 @@ def arrived_source(
     """The staging memory, as far as pieces have arrived without a gap from column ``k`` on; at least one block."""
     lanes = tl.arange(0, MAX_RANKS)
     home = shard if SEGMENTS == 1 else handles.rank(handle)
+    total, end = SEGMENTS * flags.pieces, SEGMENTS * K
     skipped = ring_start(home, K, SEGMENTS, BLOCK_K, EVEN_K) - home * K if SEGMENTS > 1 else 0
     segment = (k + skipped) // K
     piece = segment * flags.pieces + (k + skipped - segment * K) // flags.piece_k
+    if EVEN_K and SEGMENTS > 1:
+        # Blocks count from ring_start: the last one reaches round to the columns before it, and needs all pieces.
+        if (skipped > 0) & ((total <= MAX_RANKS) | (k + BLOCK_K >= end)):
+            piece = piece * 0
+        limit = tl.where((skipped == 0) | (piece == 0), end, end - BLOCK_K)
     ready = k
     while ready <= k:
         pieces = piece + lanes
         owners = (home + pieces // flags.pieces) % handles.world_size(handle)
-        valid = pieces < SEGMENTS * flags.pieces
+        valid = pieces < total
         if not EVEN_K:
             valid &= pieces // flags.pieces == segment
         slots = owners * flags.pieces + pieces % flags.pieces
@@ -121,9 +127,8 @@ def arrived_source(
         piece += wait_leading(arrived, epoch + lanes * 0, owners, valid, handle, SITE)
         ready = piece // flags.pieces * K + min(piece % flags.pieces * flags.piece_k, K)
         if EVEN_K and SEGMENTS > 1:
-            # Blocks count from ring_start; the last one reaches round to the own segment's first columns.
-            whole = (ready - skipped) // BLOCK_K * BLOCK_K
-            ready = tl.where(piece == SEGMENTS * flags.pieces, SEGMENTS * K, whole)
+            whole = max(ready - skipped, 0) // BLOCK_K * BLOCK_K
+            ready = min(tl.where(piece == total, end, whole), limit)
     fence_async_proxy()
     return a.ptr, ready
 
@@ -264,8 +269,7 @@ def all_gather_matmul(
         bias: [N] per column or [M, 1] per row, in output's dtype; added in float32 (int32 for int8).
         gather_dim: which dimension of A is sharded; None tells it from the shapes.
         config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for
-        all
-            of A on the symmetric heap; "auto" takes ``pull`` where that is not free.
+            all of A on the symmetric heap; "auto" takes ``pull`` where that is not free.
         workspace: needed only to run the op on several streams at once; see ``iris.ops.new_workspace``.
         trace: record per-program intervals, kept as ``ctx.last_trace`` or in the Trace given.
 
@@ -289,11 +293,16 @@ def all_gather_matmul(
     check_shape(OP, "output", output, (m, n), "rows of the gathered A, columns of B")
     bias_is = bias_kind(OP, bias, m, n)
     received = rows * cols * A_sharded.element_size() * (world - 1)
-    problem = Problem(OP, m, n, k, A_sharded.dtype, world, received)
+    problem = Problem(OP, m, n, k, A_sharded.dtype, world, received, 0 if by_rows else 1)
     gathered_nbytes = m * k * A_sharded.element_size()
-    chosen = resolve(
-        ctx, problem, config, ALGORITHMS, lambda one: staging_fits(ctx, OP, one, workspace, gathered_nbytes, MAX_FLAGS)
-    )
+
+    def runs(algorithm: str) -> bool:
+        if algorithm == "pull":
+            return True
+        room = staging_fits(ctx, OP, algorithm, workspace, gathered_nbytes, MAX_FLAGS)
+        return room and (algorithm != "hbm_buffer" or ctx.is_symmetric(A_sharded))
+
+    chosen = resolve(ctx, problem, config, ALGORITHMS, runs)
     call = _Call(ctx, problem, by_rows, output, A_sharded, B, bias, bias_is, chosen, trace_of(ctx, OP, trace))
     if chosen.algorithm in ("pull", "hbm_buffer"):
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
@@ -347,7 +356,7 @@ class _Call:
         k_blocks = -(-cols // config.block_size_k)
         k_per_flag = max(config.k_per_flag, -(-k_blocks // room))
         pieces = -(-k_blocks // k_per_flag)
-        fetchers = config.comm_sms or max(1, (config.num_sms or self.ctx.num_sms) // 8)
+        fetchers = config.movers(OP, self.ctx.num_sms)
         first_fetchers = max(fetchers, config.first_stage_fetch_sms or 0)
         units = (self.ctx.world_size - self.by_rows) * chunks * pieces
         plan = self._plan(

@@ -79,22 +79,35 @@ class FusedConfig:
                 and value < (0 if field.name == "waves_per_eu" else 1)
             ):
                 raise ArgumentError(op, f"config.{field.name}", "a positive number", value)
-        for name in ("num_sms", "comm_sms", "first_stage_fetch_sms"):
-            given = getattr(self, name)
-            if given is not None and given > num_sms:
-                raise ArgumentError(
-                    op, f"config.{name}", f"at most {num_sms}, the SMs of this device", given,
-                    "Programs that wait for peers must all be resident at once.",
-                )  # fmt: skip
-        if self.comm_sms is not None and self.comm_sms >= (self.num_sms or num_sms):
+        programs = self.num_sms or num_sms
+        if programs > num_sms:
             raise ArgumentError(
-                op, "config.comm_sms", f"less than the {self.num_sms or num_sms} programs of the launch", self.comm_sms,
+                op, "config.num_sms", f"at most {num_sms}, the SMs of this device", programs,
+                "Programs that wait for peers must all be resident at once.",
+            )  # fmt: skip
+        if self.comm_sms is not None and self.comm_sms >= programs:
+            raise ArgumentError(
+                op, "config.comm_sms", f"less than the {programs} programs of the launch", self.comm_sms,
                 "Some must be left to compute.",
             )  # fmt: skip
+        if self.first_stage_fetch_sms is not None and self.first_stage_fetch_sms > programs:
+            expected = f"at most {programs}, the programs of the launch"
+            raise ArgumentError(op, "config.first_stage_fetch_sms", expected, self.first_stage_fetch_sms)
         if self.staged_a_layout not in LAYOUTS:
             raise ArgumentError(
                 op, "config.staged_a_layout", f"one of {', '.join(LAYOUTS)}", repr(self.staged_a_layout)
             )
+
+    def movers(self, op: str, num_sms: int) -> int:
+        """Programs that only move data, for an algorithm that has such: ``comm_sms``, or few of all that are launched.
+
+        Raises:
+            ArgumentError: none would be left to compute.
+        """
+        programs = self.num_sms or num_sms
+        if programs < 2:
+            raise ArgumentError(op, "config.num_sms", f"at least 2 for {self.algorithm}", programs)
+        return self.comm_sms or max(1, programs // 8)
 
     def launch_options(self, target: Target) -> dict[str, int]:
         """Keyword arguments of a kernel launch on ``target``."""
@@ -117,8 +130,8 @@ class Target:
         num_sms: SMs (compute units).
         tma: whether tiles are loaded by TMA.
         excluded: algorithms that cannot run, e.g. as the heap has no room for what peers send.
-        hardware: the device as PyTorch calls it, ``"simulated"`` in the simulator; tuned rows are looked up by it. Where
-            it is not known, the model takes figures of the same vendor's.
+        hardware: the device as PyTorch calls it, ``"simulated"`` in the simulator; tuned rows are looked up by it. Of
+            hardware that is not known the model takes figures of the same vendor's.
     """
 
     backend: str

@@ -7,6 +7,7 @@ hardware. There nobody has measured: a prediction for it orders configs, and its
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -115,7 +116,7 @@ def _copy_share(nbytes: int) -> float:
     """The share of the copy engine's rate, between the sizes measured by the logarithm of the size."""
     if nbytes <= _COPY_SHARES[0][0]:
         return _COPY_SHARES[0][1]
-    for (low, share), (high, more) in zip(_COPY_SHARES, _COPY_SHARES[1:], strict=False):
+    for (low, share), (high, more) in itertools.pairwise(_COPY_SHARES):
         if nbytes < high:
             return share + (more - share) * math.log(nbytes / low) / math.log(high / low)
     return _COPY_SHARES[-1][1]

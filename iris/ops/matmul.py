@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,14 +17,23 @@ from iris.device import matmul as kernels
 from iris.device import schedule, tile
 from iris.device.tile import Flags, Matrix
 from iris.errors import DTypeError, PlacementError, ShapeError
-from iris.ops.config import FusedConfig, Target, pick_config
+from iris.ops.config import FusedConfig, Target
+from iris.ops.pick import pick_config
 from iris.ops.problem import DTYPES, Problem, output_dtype
+from iris.ops.tuned import SIMULATED
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
 
 DEFER_FROM_TILES = 8
 """Tiles per program from which on it pays to announce a tile one tile later: on 4 × H200, 2026-11-21, matmul +
 reduce-scatter by ``push`` took 10 % less time with 57 tiles per program, all-reduce 10 % more with 4."""
+
+_device_name = cache(torch.cuda.get_device_name)
+
+start_kernel: ContextVar[Callable[[Any, tuple[int, ...]], Callable[..., object]]] = ContextVar(
+    "start_kernel", default=operator.getitem
+)
+"""How :func:`run` launches, given the kernel and its grid; ``iris tune`` has it compile, and launch nothing."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +75,12 @@ class Plan:
         return tiles if self.sharded else -(-tiles // self.shards)
 
 
-def target_of(ctx: Iris, staging_fits: bool = True) -> Target:
-    """The hardware under ``ctx``, as configs are picked for."""
+def target_of(ctx: Iris, excluded: tuple[str, ...] = ()) -> Target:
+    """The hardware under ``ctx``, as configs are picked for; ``excluded``: algorithms that cannot run."""
+    if ctx.backend_name == "sim":
+        return Target("sim", ctx.num_sms, excluded=excluded, hardware=SIMULATED)
     tma = ctx.backend_name == "cuda" and torch.cuda.get_device_capability(ctx.device) >= (9, 0)
-    return Target(ctx.backend_name, ctx.num_sms, tma, staging_fits)
+    return Target(ctx.backend_name, ctx.num_sms, tma, excluded, _device_name(ctx.device))
 
 
 def check_operands(
@@ -91,6 +105,8 @@ def check_operands(
     if output.dtype != output_dtype(tensor.dtype):
         raise DTypeError(op, "output", str(output_dtype(tensor.dtype)), output.dtype)
     if bias is not None:
+        if not isinstance(bias, torch.Tensor):
+            raise DTypeError(op, "bias", "a tensor or None", type(bias).__name__)
         if bias.device != ctx.device:
             raise PlacementError(op, "bias", f"a tensor on {ctx.device}", bias.device)
         if bias.dtype != output.dtype:
@@ -173,7 +189,7 @@ def run(
         workspace.turnstile, workspace.ready, split, counters,
         plan.chunks, plan.blocks_per_chunk, plan.pieces, plan.piece_k or k,
     )  # fmt: skip
-    kernels.matmul_kernel[(programs,)](
+    start_kernel.get()(kernels.matmul_kernel, (programs,))(
         ctx.handle,
         flags,
         Matrix(own, *own.stride()),
@@ -230,19 +246,19 @@ def resolve(
     problem: Problem,
     config: FusedConfig | None,
     algorithms: tuple[str, ...],
-    staging_fits: Callable[[str], bool] = lambda _: True,
+    runs: Callable[[str], bool] = lambda _: True,
 ) -> FusedConfig:
     """The config to run with, its algorithm settled: the caller's, checked, or the picked one.
 
-    ``staging_fits`` says whether an algorithm's staging memory is, or could be, there.
+    ``runs`` says whether an algorithm can run: its staging memory is, or could be, there, and it takes the operands.
     """
     if config is not None:
         config.check(problem.op, ("auto", *algorithms), ctx.num_sms)
         if config.algorithm != "auto":
             return config
     picked = pick_config(problem, target_of(ctx))
-    if not staging_fits(picked.algorithm):
-        picked = pick_config(problem, target_of(ctx, staging_fits=False))
+    if not runs(picked.algorithm):
+        picked = pick_config(problem, target_of(ctx, tuple(one for one in algorithms if not runs(one))))
     return picked if config is None else replace(config, algorithm=picked.algorithm)
 
 

@@ -10,10 +10,12 @@ Algorithms (:mod:`iris.ops.reduction` has the signals of the first and the third
 
 **two_shot**: the tiles are dealt to the ranks. The epilogue stores every finished tile into a slot at its owner, who
 adds up its own tiles, in float32 and in rank order, and stores the results into every rank's output. ``num_rounds``
-rounds spread these stores over the matmul. When it wins: nearly always; each rank receives about twice the output.
+rounds spread these stores over the matmul. When it wins: outputs of more than a few hundred KiB; each rank receives
+about twice the output.
 
 **copy_engine**: as ``two_shot``, the ranks owning rows, but the copy engine moves tiles and results, in ``num_chunks``
-chunks for each rank. M must be a multiple of the number of ranks. When it wins: outputs of a few MiB per rank and more.
+chunks for each rank. M must be a multiple of the number of ranks. When it wins: where the
+matmul is long against the transfer (8192×8192×29568 on 4 × H200, 2026-11-21).
 
 **one_shot**: every rank keeps its tiles in slots of its own, flags each at all peers, and reads everybody's tile as
 soon as it is there. When it wins: for outputs so small that one trip counts for more than (world_size - 1) × the

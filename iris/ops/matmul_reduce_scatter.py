@@ -110,15 +110,15 @@ def matmul_reduce_scatter(
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
 ) -> torch.Tensor:
-    """``output = (sum over ranks of A @ B)[r * rows : (r + 1) * rows] + bias`` on rank r, with ``rows = M /
-    world_size``.
+    """``output = (sum over ranks of A @ B)[r * rows : (r + 1) * rows] + bias`` on rank r; rows = M / world_size.
 
     Args:
         output: [M / world_size, N], any strides; int32 if A is int8, else A's dtype.
         A: [M, K / world_size], this rank's columns; M a multiple of the number of ranks; any strides.
         B: [K / world_size, N], this rank's rows, in A's dtype; any strides.
         bias: [N] per column, or [M / world_size, 1] per row of the own output, in output's dtype; added once, to the
-        sum. config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
+            sum.
+        config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:
         ``output``.

@@ -1,8 +1,8 @@
 """How long an op takes with a config, from the hardware's figures: arithmetic only, no GPU.
 
-A matmul is tiles, dealt round to programs; what moves is bytes over a rate and a time per copy and flag. Each algorithm
-puts the two together as it does: one after the other, side by side, or tile by tile as parts arrive. A program that waits
-for a part at ``ready_s`` ends no sooner than that plus its tiles from then on; the latest of these is the op's end.
+A matmul is tiles, dealt round to programs; what moves is bytes over a rate and a time per copy and flag. Each
+algorithm puts the two together as it does: one after the other, side by side, or tile by tile as parts arrive. A
+program that waits for a part ends no sooner than the part is there plus its tiles from then on; the latest end counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property
 
 from iris.ops.config import FusedConfig
 from iris.ops.hardware import Hardware
-from iris.ops.machine import COPY_S, FLAG_S, LAUNCH_S, MEET_S, WORD_S, Machine, machine
+from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S, Machine, machine
 from iris.ops.problem import Problem, output_dtype
 
 _BURST_S, _BURST, _TIRED_S, _TIRED = 0.25e-3, 1.05, 1.2e-3, 0.91
@@ -23,9 +23,9 @@ _TILE_S = 1.5e-6
 _SPLIT_S, _SPLIT_TILE_S = 12e-6, 20e-6
 """Stream-K: handing parts of tiles over, and as much more for a tile of 128 × 256."""
 _APART, _APART_SLOWER = 0.15, 0.5
-"""With Stream-K neighbours work at different columns of K. From this share of K between them on they share nothing in L2,
-and split tiles are this much slower."""
-_BESIDE, _BESIDE_WAVES = 0.5, 16
+"""With Stream-K neighbours work at different columns of K. From this share of K between them on they share nothing in
+L2, and split tiles are this much slower."""
+_BESIDE, _BESIDE_WAVES = 0.6, 16
 """Where programs store to peers between their tiles: the share of the shorter of both that runs beside the other, after
 so many waves; before, programs compute and store all at the same time."""
 _ROUNDS_BESIDE, _ROUND_TILES = 0.2, 0.15
@@ -35,6 +35,8 @@ _COLLECT_BYTES_PER_S = 25e9
 """At which a program reads the parts of its tile that peers have sent."""
 _KEEP_S = 4.5e-6
 """A tile stored for the copy engine, and counted."""
+_CROWDED = 1.08
+"""How much longer copies take of what the matmul has just written, to where it will read."""
 _COUNT_S = 8e-6
 """Programs telling each other that all of them have stored their share."""
 _LIBRARY_TILES = ((128, 256, 8), (128, 128, 8), (64, 128, 8), (64, 64, 8))
@@ -135,7 +137,7 @@ class _Call:
         return max(1, (self.config.num_sms or self.machine.num_sms) - reserved)
 
     def deal(self, tiles: int, reserved: int = 0, first: int = 0, tile_s: float = 0.0) -> _Deal:
-        """``tiles`` to all programs but ``reserved``; Stream-K begins behind the ``first``. ``tile_s``: more per tile."""
+        """``tiles`` to all programs but ``reserved``; Stream-K begins behind ``first``. ``tile_s``: more for each."""
         config, workers = self.config, self.programs(reserved)
         computing = self.machine.tile_s(config, self.problem)
         waves = max(1.0, tiles / workers)
@@ -176,8 +178,8 @@ def _library_s(call: _Call) -> float:
         one = _Call(call.problem, config, call.machine)
         best = min(best, one.deal(one.rows * one.columns).total_s)
     rates = call.machine
-    split_s = max(rates.memory_s(call.config, call.problem), call.problem.flops / (_LIBRARY_SPLIT * rates.num_sms * rates.flops)) + _SPLIT_S
-    return LAUNCH_S + min(best, split_s)
+    computing = call.problem.flops / (_LIBRARY_SPLIT * rates.num_sms * rates.flops)
+    return LAUNCH_S + min(best, max(computing, rates.memory_s(call.config, call.problem)) + _SPLIT_S)
 
 
 # -- all-gather + matmul ------------------------------------------------------------------------------------
@@ -203,13 +205,16 @@ def _gather_copied(call: _Call) -> float:
     rows = call.rows if _by_columns(call) else call.shard_rows
     chunks, per_chunk = call.chunks(call.config.num_chunks, rows)
     each = call.machine.copy_s(call.part_nbytes // chunks) + WORD_S
-    shard = 0 if _by_columns(call) else call.shard_rows * call.columns
     arrivals = []
     for step in range(1, call.world):
-        done = step / call.world if _by_columns(call) else 0.0
         for chunk in range(chunks):
-            ready = ((step - 1) * chunks + chunk + 1) * each + FLAG_S
-            arrivals.append((ready, step * shard + call.first_tile(chunk * per_chunk), done))
+            first = call.first_tile(chunk * per_chunk)
+            if _by_columns(call):
+                ready = (chunk * (call.world - 1) + step) * each
+                arrivals.append((ready + FLAG_S, first, step / call.world))
+            else:
+                ready = ((step - 1) * chunks + chunk + 1) * each
+                arrivals.append((ready + FLAG_S, step * call.shard_rows * call.columns + first, 0.0))
     return LAUNCH_S + max(_keep_own_s(call) + _gather_deal(call).total_s, _gather_deal(call).end_s(arrivals)) + FLAG_S
 
 
@@ -322,6 +327,11 @@ def _sent_nbytes(call: _Call) -> float:
     return call.output_nbytes * (call.world - 1) / call.world
 
 
+def _owner_copy_s(call: _Call, chunks: int) -> float:
+    """One of ``chunks`` copies for one owner."""
+    return call.machine.copy_s(call.output_nbytes // call.world // chunks)
+
+
 def _collect_s(call: _Call) -> float:
     """One tile's parts from all peers, read by the program that has computed the own."""
     nbytes = call.config.tile_elements * output_dtype(call.problem.dtype).itemsize
@@ -357,7 +367,7 @@ def _scatter_sum_copied(call: _Call) -> float:
     shard = call.shard_rows * call.columns
     chunks, _ = call.chunks(call.config.num_chunks, shard)
     deal = call.deal(call.world * shard, tile_s=_KEEP_S)
-    each = call.machine.copy_s(int(_sent_nbytes(call)) // (call.world - 1 or 1) // chunks) + 2 * WORD_S + FLAG_S
+    each = _CROWDED * _owner_copy_s(call, chunks) + 2 * WORD_S + FLAG_S
     sent, arrivals = 0.0, []
     for step in range(call.world - 1):
         for chunk in range(chunks):
@@ -390,7 +400,7 @@ def _reduce_copied(call: _Call) -> float:
     groups = -(-call.shard_rows // call.config.group_size_m)
     chunks, _ = call.chunks(call.config.num_chunks, groups)
     deal = call.deal(world * shard, tile_s=_KEEP_S)
-    each = call.machine.copy_s(int(_sent_nbytes(call)) // (world - 1 or 1) // chunks) + 2 * WORD_S
+    each = _CROWDED * _owner_copy_s(call, chunks) + 2 * WORD_S
     computing = deal.total_s / chunks
     collecting = _own_waves(call, deal) * _collect_s(call) / chunks
     copied = computed = summed = 0.0
@@ -442,3 +452,12 @@ _ALGORITHMS: dict[tuple[str, str], Callable[[_Call], float]] = {
     ("matmul", "local"): _local,
 }
 """What predicts each algorithm of each op."""
+
+
+OPS = tuple(dict.fromkeys(op for op, _ in _ALGORITHMS))
+"""All ops."""
+
+
+def algorithms(op: str) -> tuple[str, ...]:
+    """The algorithms of ``op``."""
+    return tuple(algorithm for one, algorithm in _ALGORITHMS if one == op)

@@ -4,8 +4,8 @@ Every tile has an owner, who adds it up. The other ranks hand their parts of it 
 
 - ``deliver``: the program stores the finished tile into a slot of its rank's at the owner, and flags it.
 - ``keep``: the program leaves the tile in an outgoing slot of its own rank's; when a chunk of tiles is complete, the
-copy
-  engine, which waits for that, copies the chunk into the slots at the owner and flags it. No SM waits for the link.
+  copy engine, which waits for that, copies the chunk into the slots at the owner and flags it. No SM waits for the
+  link.
 - ``deliver_add``: the program adds the tile to the one sum that lies at the owner.
 
 The owner computes its own tiles last in each round, adds what the others have sent to what it has in registers, and

@@ -42,7 +42,7 @@ class FusedWorkspace:
     ready: torch.Tensor
     staging: torch.Tensor
     engine: CopyEngine
-    local: dict[tuple[str, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+    local: dict[Hashable, torch.Tensor] = field(default_factory=dict)
 
     def staged(self, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
         """The start of the staging memory as a matrix."""

@@ -1,0 +1,244 @@
+"""Configs worth a try for a problem, and what rules a config out. Pure: no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from iris.ops.config import FusedConfig, Target
+from iris.ops.model import algorithms
+from iris.ops.problem import Problem
+
+Fields = Mapping[str, Any]
+
+SHARED_NBYTES = {"cuda": 227 << 10, "hip": 64 << 10}
+"""Shared memory of one program: sm_90 and sm_100; gfx942."""
+_BARRIERS_NBYTES = 256
+"""More than the pipeline's barriers take beside its stages."""
+_ACCUMULATORS = 128
+"""float32 sums that a thread keeps in registers; more are spilled to memory."""
+_MOST_CHUNKS = 64
+
+_STREAM_K_FROM = 1.03
+"""Splitting tiles is worth a try where whole waves take this much longer than the tiles themselves."""
+
+
+def _tile(m: int, n: int, k: int, warps: int, stages: int) -> Fields:
+    names = ("block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages")
+    return dict(zip(names, (m, n, k, warps, stages), strict=True))
+
+
+TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
+    ("cuda", 2): (
+        _tile(128, 256, 64, 8, 3),
+        _tile(128, 128, 64, 8, 4),
+        _tile(64, 256, 64, 4, 4),
+        _tile(64, 128, 128, 4, 4),
+        _tile(64, 64, 128, 4, 4),
+    ),
+    ("cuda", 1): (
+        _tile(128, 256, 128, 8, 3),
+        _tile(128, 128, 128, 8, 4),
+        _tile(64, 128, 128, 4, 4),
+        _tile(64, 64, 128, 4, 4),
+    ),
+    ("cuda", 4): (_tile(64, 64, 32, 4, 4),),
+    ("hip", 2): (
+        _tile(256, 256, 64, 8, 2),
+        _tile(128, 256, 64, 8, 2),
+        _tile(128, 128, 64, 8, 2),
+        _tile(64, 128, 64, 4, 2),
+        _tile(64, 64, 64, 4, 2),
+    ),
+    ("hip", 1): (
+        _tile(256, 256, 128, 8, 2),
+        _tile(128, 128, 128, 8, 2),
+        _tile(64, 64, 128, 4, 2),
+    ),
+    ("hip", 4): (_tile(64, 64, 32, 4, 2),),
+    ("sim", 0): (_tile(64, 64, 128, 8, 3), _tile(32, 64, 64, 4, 2), _tile(128, 64, 64, 8, 2)),
+}
+"""Tiles by backend and bytes of an element, the largest first."""
+
+MORE_TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
+    ("cuda", 2): (
+        _tile(256, 128, 64, 8, 3),
+        _tile(128, 256, 64, 8, 4),
+        _tile(128, 128, 128, 8, 3),
+        _tile(128, 128, 64, 4, 4),
+        _tile(128, 64, 128, 4, 4),
+        _tile(64, 128, 64, 4, 6),
+        _tile(32, 128, 128, 4, 4),
+    ),
+    ("cuda", 4): (_tile(128, 64, 32, 4, 4), _tile(128, 128, 32, 8, 3)),
+    ("hip", 2): (_tile(256, 128, 64, 8, 2), _tile(128, 64, 64, 4, 2)),
+}
+"""Tiles that only measuring can choose: the model sees little between them and those above."""
+
+
+def _chunks(*counts: int) -> tuple[Fields, ...]:
+    return tuple({"num_chunks": count} for count in counts)
+
+
+def _moving(*programs: int) -> tuple[Fields, ...]:
+    return tuple({"comm_sms": count, "comm_block_n": 256} for count in programs)
+
+
+ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
+    "matmul": {"local": ({},)},
+    "all_gather_matmul": {
+        "push": ({},),
+        "copy_engine": _chunks(1, 2, 4),
+        "hbm_buffer": _moving(16, 32),
+        "pull": ({},),
+        "baseline": ({},),
+    },
+    "matmul_all_scatter": {
+        "push": ({},),
+        "copy_engine": _chunks(1, 2, 4, 8),
+        "split": _moving(8, 16, 32),
+        "baseline": ({},),
+    },
+    "matmul_reduce_scatter": {"push": ({},), "copy_engine": _chunks(1, 2, 4), "baseline": ({},)},
+    "matmul_all_reduce": {
+        "two_shot": tuple({"num_rounds": rounds} for rounds in (1, 2, 4, 8)),
+        "copy_engine": _chunks(1, 2, 4),
+        "one_shot": ({},),
+        "baseline": ({},),
+    },
+}
+"""What "auto" chooses among: algorithms, each with options to try. None whose sums depend on timing. Where the model
+sees no difference the earlier one is taken."""
+
+_STREAM_K = {
+    ("matmul", "local"), ("all_gather_matmul", "copy_engine"), ("matmul_all_scatter", "push"),
+    ("matmul_all_scatter", "copy_engine"),
+}  # fmt: skip
+"""Where Stream-K was seen to gain."""
+
+_VARIATIONS: dict[str, tuple[Any, ...]] = {
+    "group_size_m": (4, 8, 16),
+    "num_stages": (2, 3, 4, 5),
+    "num_warps": (4, 8),
+    "stream_k": (False, True),
+    "two_tiles": (True, False),
+    "waves_per_eu": (0, 2),
+    "matrix_instr_nonkdim": (16, 32),
+    "kpack": (1, 2),
+}
+_MOVING_VARIATIONS: dict[str, tuple[Any, ...]] = {
+    "comm_sms": (4, 8, 12, 16, 24, 32, 48), "comm_block_m": (16, 32, 64, 128), "comm_block_n": (64, 128, 256),
+}  # fmt: skip
+_COURIER_VARIATIONS: dict[str, tuple[Any, ...]] = {
+    "comm_block_m": (16, 32, 64, 128), "comm_block_n": (64, 128, 256), "num_chunks": (1, 2, 4),
+}  # fmt: skip
+_CHUNK_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_chunks": (1, 2, 3, 4, 6, 8, 12, 16)}
+_FETCH_VARIATIONS = _MOVING_VARIATIONS | {
+    "k_per_flag": (4, 8, 16, 32), "num_fetch_stages": (1, 2, 4, 8), "first_stage_fetch_sms": (None, 32, 64),
+    "staged_a_layout": ("k_contiguous", "m_contiguous"),
+}  # fmt: skip
+_OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
+    ("all_gather_matmul", "push"): _COURIER_VARIATIONS,
+    ("all_gather_matmul", "copy_engine"): _CHUNK_VARIATIONS,
+    ("all_gather_matmul", "hbm_buffer"): _FETCH_VARIATIONS,
+    ("matmul_all_scatter", "copy_engine"): _CHUNK_VARIATIONS,
+    ("matmul_all_scatter", "split"): _MOVING_VARIATIONS,
+    ("matmul_all_scatter", "streams"): _MOVING_VARIATIONS,
+    ("matmul_reduce_scatter", "copy_engine"): _CHUNK_VARIATIONS,
+    ("matmul_all_reduce", "copy_engine"): _CHUNK_VARIATIONS,
+    ("matmul_all_reduce", "two_shot"): {"num_rounds": (1, 2, 4, 8, 16)},
+}
+_AMD_ONLY = {"waves_per_eu", "matrix_instr_nonkdim", "kpack"}
+
+
+def candidates(problem: Problem, target: Target, *, wide: bool = False) -> Iterator[FusedConfig]:
+    """Configs of ``problem`` that can run on ``target``, what is preferred among equals first.
+
+    ``wide``: for one who measures: also tiles that the model cannot tell apart, Stream-K everywhere, and ``streams``.
+    """
+    options = ALGORITHMS[problem.op]
+    if wide and problem.op == "matmul_all_scatter":
+        options = options | {"streams": _moving(16)}
+    for algorithm, choices in options.items():
+        tiles = _tiles(target, problem.dtype, wide)
+        for number, tile in enumerate(tiles):
+            if algorithm == "baseline" and number > 0:
+                break
+            for fields in choices:
+                for split in _splits(problem, algorithm, tile, target, wide):
+                    config = FusedConfig(algorithm, **tile, **fields, **split)
+                    if obstacle(problem, config, target) is None:
+                        yield config
+
+
+def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterator[FusedConfig]:
+    """Configs that differ from ``config`` in one field that counts for its algorithm, the nearest values first."""
+    fields = _VARIATIONS | _OF_ALGORITHM.get((problem.op, config.algorithm), {})
+    if config.algorithm == "baseline":
+        fields = {name: _MOVING_VARIATIONS[name] for name in ("comm_block_m", "comm_block_n")}
+    for name, values in fields.items():
+        if (name in _AMD_ONLY and target.backend != "hip") or (name == "two_tiles" and not config.stream_k):
+            continue
+        now = getattr(config, name)
+        place = values.index(now) if now in values else 0
+        for value in sorted((one for one in values if one != now), key=lambda one: abs(values.index(one) - place))[:2]:
+            changed = FusedConfig(**{**config.__dict__, name: value})
+            if obstacle(problem, changed, target) is None:
+                yield changed
+
+
+def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | None:
+    """Why ``config`` cannot run ``problem`` on ``target``, or only as another config would; None if it can."""
+    algorithm, programs = config.algorithm, config.num_sms or target.num_sms
+    if algorithm not in algorithms(problem.op):
+        return f"{problem.op} has no algorithm {algorithm}"
+    if algorithm in target.excluded:
+        return f"{algorithm} is excluded"
+    if programs > target.num_sms:
+        return f"{programs} programs on {target.num_sms} SMs"
+    moving = config.comm_sms or 1 if algorithm in ("hbm_buffer", "split", "streams") else 0
+    if moving >= programs:
+        return f"{moving} of {programs} programs would only move data"
+    if (config.first_stage_fetch_sms or 0) > programs:
+        return f"{config.first_stage_fetch_sms} programs to fetch, of {programs}"
+    if config.num_chunks > _MOST_CHUNKS:
+        return f"{config.num_chunks} chunks: {_MOST_CHUNKS} at most"
+    rows = -(-problem.m // config.block_size_m)
+    if config.num_chunks > max(1, rows):
+        return f"{config.num_chunks} chunks of {rows} block rows"
+    if problem.op == "matmul_all_reduce" and algorithm == "copy_engine" and problem.m % problem.world_size:
+        return f"{problem.m} rows cannot be shared evenly by {problem.world_size} ranks"
+    return _too_large(problem.dtype, config, target.backend)
+
+
+def _too_large(dtype: torch.dtype, config: FusedConfig, backend: str) -> str | None:
+    """What of a GPU's program a tile does not fit into."""
+    if backend not in SHARED_NBYTES or config.algorithm == "baseline":
+        return None
+    m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
+    # AMD's pipeline keeps one stage in registers.
+    stages = config.num_stages if backend == "cuda" else max(1, config.num_stages - 1)
+    shared = stages * (m + n) * k * dtype.itemsize + (_BARRIERS_NBYTES if backend == "cuda" else 0)
+    if shared > SHARED_NBYTES[backend]:
+        return f"{shared} bytes of shared memory: {SHARED_NBYTES[backend]} at most"
+    threads = config.num_warps * (32 if backend == "cuda" else 64)
+    if m * n > _ACCUMULATORS * threads:
+        return f"{m * n // threads} sums per thread: {_ACCUMULATORS} at most"
+    return None
+
+
+def _tiles(target: Target, dtype: torch.dtype, wide: bool) -> tuple[Fields, ...]:
+    key = (target.backend, 0 if target.backend == "sim" else dtype.itemsize)
+    return TILES[key] + (MORE_TILES.get(key, ()) if wide else ())
+
+
+def _splits(problem: Problem, algorithm: str, tile: Fields, target: Target, wide: bool) -> tuple[Fields, ...]:
+    """Whether, and how, to split tiles."""
+    if algorithm in ("baseline", "pull") or not (wide or (problem.op, algorithm) in _STREAM_K):
+        return ({},)
+    tiles = -(-problem.m // tile["block_size_m"]) * -(-problem.n // tile["block_size_n"])
+    if -(-tiles // target.num_sms) * target.num_sms < _STREAM_K_FROM * tiles:
+        return ({},)
+    return {}, {"stream_k": True, "two_tiles": False}, {"stream_k": True}

@@ -1,0 +1,98 @@
+"""The choice of a config for a problem: one that was measured, else the one that the model predicts to be fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from iris.ops import tuned
+from iris.ops.candidates import ALGORITHMS, TILES, candidates, obstacle
+from iris.ops.config import FusedConfig, Target
+from iris.ops.hardware import HARDWARE, Hardware, hardware
+from iris.ops.machine import machine
+from iris.ops.model import predicted_s
+from iris.ops.problem import Problem
+
+_EQUAL = 1.02
+"""Predictions this close are equal: the config that comes first among them is taken."""
+_WORSE = 1.15
+"""A row measured for another shape is not taken if the model sees its config lose by this much on this one."""
+_STAND_INS = {"cuda": HARDWARE["H200 SXM"], "hip": HARDWARE["MI300X"]}
+"""Whose figures are taken for hardware that is not known."""
+_SIMULATED = {
+    "matmul": "local", "all_gather_matmul": "push", "matmul_all_scatter": "push", "matmul_reduce_scatter": "push",
+    "matmul_all_reduce": "two_shot",
+}  # fmt: skip
+
+
+def pick_config(problem: Problem, target: Target) -> FusedConfig:
+    """A config for ``problem`` on ``target``: the same on every rank, as long as all read the same rows.
+
+    Looked for in this order:
+
+    1. rows of the user's, made by ``python -m iris tune``: the file that ``IRIS_TUNED`` names, else
+       ``~/.cache/iris/tuned.json``; read once per process;
+    2. rows that come with Iris;
+    3. what :func:`iris.ops.model.predict_ms` expects to be fastest of all that can run.
+
+    A row counts for its hardware, op, world size and dtype, and for shapes near its own; see :mod:`iris.ops.tuned`. In
+    the simulator, without a row, small tiles and quick algorithms.
+
+    Raises:
+        ArgumentError: a file of rows is broken; names it, and what is wrong.
+    """
+    return _picked(problem, target, tuned.user_path())
+
+
+def forget() -> None:
+    """Read rows anew from now on."""
+    _picked.cache_clear()
+    tuned.forget()
+
+
+def figures(target: Target) -> Hardware | None:
+    """The hardware's figures, or for unknown hardware those of another of the vendor's with as many SMs; None in the
+    simulator."""
+    known = hardware(target.hardware) or _STAND_INS.get(target.backend)
+    if known is None or known.num_sms == target.num_sms:
+        return known
+    share = target.num_sms / known.num_sms
+    peaks = {name: rate * share for name, rate in known.peak_flops.items()}
+    kept = {name: rate * share for name, rate in known.sustained_flops.items()}
+    return replace(known, num_sms=target.num_sms, peak_flops=peaks, sustained_flops=kept)
+
+
+def predictions(problem: Problem, target: Target, configs: Iterable[FusedConfig]) -> dict[FusedConfig, float]:
+    """Seconds that each of ``configs`` is predicted to take; 0 for all in the simulator, where no model holds."""
+    known = figures(target)
+    if known is None:
+        return dict.fromkeys(configs, 0.0)
+    rates = machine(known, problem.dtype)
+    return {config: predicted_s(problem, config, rates) for config in configs}
+
+
+def model_pick(problem: Problem, target: Target) -> FusedConfig:
+    """What is picked where there is no row."""
+    if target.backend == "sim":
+        wanted = _SIMULATED[problem.op]
+        algorithms = [wanted, *ALGORITHMS[problem.op]]
+        algorithm = next(one for one in algorithms if one not in target.excluded)
+        return FusedConfig(algorithm, **TILES["sim", 0][0])
+    times = predictions(problem, target, candidates(problem, target))
+    fastest = min(times.values())
+    return next(config for config, time_s in times.items() if time_s <= _EQUAL * fastest)
+
+
+@lru_cache(maxsize=4096)
+def _picked(problem: Problem, target: Target, user_path: Path | None) -> FusedConfig:
+    best = model_pick(problem, target)
+    for rows in (tuned.user_rows(user_path), tuned.shipped_rows()):
+        for row in rows.near(problem, target.hardware):
+            if obstacle(problem, row.config, target) is not None:
+                continue
+            times = predictions(problem, target, (row.config, best))
+            if row.exact(problem) or times[row.config] <= _WORSE * times[best]:
+                return row.config
+    return best

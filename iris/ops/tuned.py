@@ -1,0 +1,264 @@
+"""Tuned rows: configs that were measured, where, when and for which shape; see ``python -m iris tune``.
+
+A file is a JSON object ``{"schema": 1, "rows": […]}``. A row has
+
+* ``hardware``, ``world_size``, ``op``, ``gather_dim`` (null but for a gather), ``dtype``: what it counts for;
+* ``m``, ``n``, ``k``: sizes of the local matmul that was measured, as in :class:`iris.ops.Problem`;
+* ``config``: the fastest config, without fields that have their default;
+* ``measured_ms``, ``predicted_ms``: its time, and what the model expected; ``untuned_ms``: the measured time of what is
+  picked without rows;
+* ``versions``, ``date``: what it was measured with, and when.
+
+A row counts for shapes of which m, n and k are each within a factor √2 of its own, so that rows for powers of two count
+for everything between. Further off, the number of waves changes by more than half, and another tile is often better. Of
+several the nearest counts, by the sum of the squared logarithms of the three factors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from iris.errors import ArgumentError
+from iris.ops.config import FusedConfig
+from iris.ops.hardware import hardware
+from iris.ops.model import OPS, algorithms
+from iris.ops.problem import DTYPES, Problem
+
+SCHEMA = 1
+SIMULATED = "simulated"
+"""The simulator's hardware: what was measured there counts nowhere else."""
+ENVIRONMENT_VARIABLE = "IRIS_TUNED"
+SHIPPED = Path(__file__).parent / "tuned"
+REACH = math.log2(2) / 2
+"""How far a row counts, in powers of two: √2."""
+_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "int8"}
+_DTYPES = {_NAMES[dtype]: dtype for dtype in DTYPES}
+
+
+def hardware_name(device_name: str) -> str:
+    """What rows call the device that PyTorch calls ``device_name``: its name in :mod:`iris.ops.hardware`, if any."""
+    known = hardware(device_name)
+    return known.name if known is not None else device_name
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured problem and the fastest config; see the module for the fields."""
+
+    hardware: str
+    world_size: int
+    op: str
+    gather_dim: int | None
+    dtype: str
+    m: int
+    n: int
+    k: int
+    config: FusedConfig
+    measured_ms: float
+    predicted_ms: float | None = None
+    untuned_ms: float | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    date: str = ""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What two rows for the same problem have in common."""
+        return self.hardware, self.world_size, self.op, self.gather_dim, self.dtype, self.m, self.n, self.k
+
+    def exact(self, problem: Problem) -> bool:
+        """Whether this shape was measured."""
+        return (self.m, self.n, self.k) == (problem.m, problem.n, problem.k)
+
+    def distances(self, problem: Problem) -> tuple[float, float, float]:
+        """How far the shape is off, in powers of two."""
+        sizes = ((self.m, problem.m), (self.n, problem.n), (self.k, problem.k))
+        first, second, third = (abs(math.log2(mine / asked)) for mine, asked in sizes)
+        return first, second, third
+
+    def as_json(self) -> dict[str, Any]:
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return values | {"config": changed_fields(self.config), "versions": dict(self.versions)}
+
+
+def changed_fields(config: FusedConfig) -> dict[str, Any]:
+    """The fields of ``config`` that differ from their default, and the algorithm."""
+    default = FusedConfig().__dict__
+    return {name: value for name, value in config.__dict__.items() if name == "algorithm" or value != default[name]}
+
+
+def row_key(problem: Problem, device_name: str) -> tuple[Any, ...]:
+    """The :attr:`Row.key` of a row for ``problem`` on a device."""
+    return (
+        hardware_name(device_name), problem.world_size, problem.op, problem.gather_dim, _NAMES[problem.dtype],
+        problem.m, problem.n, problem.k,
+    )  # fmt: skip
+
+
+class Rows:
+    """Rows, to look a problem up in."""
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self._by_kind: dict[tuple[Any, ...], list[Row]] = {}
+        for row in rows:
+            self._by_kind.setdefault(row.key[:-3], []).append(row)
+
+    def near(self, problem: Problem, device_name: str) -> list[Row]:
+        """The rows that count for ``problem``, the nearest first."""
+        kind = row_key(problem, device_name)[:-3]
+        found = [(row.distances(problem), row) for row in self._by_kind.get(kind, ())]
+        reached = [(sum(one * one for one in far), row) for far, row in found if max(far) <= REACH]
+        return [row for _, row in sorted(reached, key=lambda one: one[0])]
+
+
+# -- files --------------------------------------------------------------------------------------------------
+
+
+def user_path() -> Path | None:
+    """The user's file, whether it is there or not; None for a user without a home."""
+    named = os.environ.get(ENVIRONMENT_VARIABLE)
+    if named:
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "iris" / "tuned.json"
+    except RuntimeError:
+        return None
+
+
+@lru_cache(maxsize=8)
+def user_rows(path: Path | None) -> Rows:
+    """The rows in ``path``, read once per process; none if there is no such file.
+
+    Raises:
+        ArgumentError: the file is broken.
+    """
+    return Rows(read(path)) if path is not None else Rows()
+
+
+@lru_cache(maxsize=1)
+def shipped_rows() -> Rows:
+    """The rows that come with Iris."""
+    return Rows(row for path in sorted(SHIPPED.glob("*.json")) for row in read(path))
+
+
+def forget() -> None:
+    """Read files anew from now on."""
+    user_rows.cache_clear()
+    shipped_rows.cache_clear()
+
+
+def read(path: Path) -> list[Row]:
+    """The rows in ``path``; none if there is no such file.
+
+    Raises:
+        ArgumentError: it cannot be read or is no file of rows; names file, row, field.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _wrong(path, "a file that can be read", error.strerror) from error
+    except ValueError as error:
+        raise _wrong(path, "JSON", error) from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA or not isinstance(content.get("rows"), list):
+        raise _wrong(path, f'an object with "schema": {SCHEMA} and a list "rows"', content)
+    return [_row(f"{path}, row {number}", one) for number, one in enumerate(content["rows"], 1)]
+
+
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """Put ``rows`` into ``path``, beside what is there; rows for the same problem are replaced. The file is replaced
+    whole, so that a reader sees the old one or the new one.
+
+    Raises:
+        ArgumentError: what is there is broken, or nothing can be written there.
+    """
+    kept = {row.key: row for row in [*read(path), *rows]}
+    ordered = sorted(kept.values(), key=lambda row: [str(part).rjust(12) for part in row.key])
+    lines = ",\n".join(json.dumps(row.as_json()) for row in ordered)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(f'{{"schema": {SCHEMA}, "rows": [\n{lines}\n]}}\n')
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise _wrong(path, "a file that can be written", error.strerror) from error
+
+
+# -- what a file may hold -----------------------------------------------------------------------------------
+
+
+def _positive(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "hardware": ("the name of a device", lambda value: isinstance(value, str) and value != ""),
+    "world_size": ("a positive whole number", _positive),
+    "op": ("an op with algorithms", lambda value: isinstance(value, str) and value in OPS),
+    "gather_dim": ("0, 1 or null", lambda value: value is None or (type(value) is int and value in (0, 1))),
+    "dtype": (f"one of {', '.join(_DTYPES)}", lambda value: isinstance(value, str) and value in _DTYPES),
+    "m": ("a positive whole number", _positive),
+    "n": ("a positive whole number", _positive),
+    "k": ("a positive whole number", _positive),
+    "config": ("an object", lambda value: isinstance(value, dict)),
+    "measured_ms": ("a positive number", _time),
+    "predicted_ms": ("a positive number or null", lambda value: value is None or _time(value)),
+    "untuned_ms": ("a positive number or null", lambda value: value is None or _time(value)),
+    "versions": ("an object", lambda value: isinstance(value, dict)),
+    "date": ("text", lambda value: isinstance(value, str)),
+}
+"""Every field of a row: what is expected, and whether a value is that."""
+_MAY_LACK: dict[str, Any] = {"gather_dim": None, "predicted_ms": None, "untuned_ms": None, "versions": {}, "date": ""}
+
+
+def _row(where: str, content: object) -> Row:
+    if not isinstance(content, dict):
+        raise _wrong(where, "an object", content)
+    for name in content:
+        if name not in _RULES:
+            raise _wrong(f"{where}, {name}", f"no other fields than {', '.join(_RULES)}", content[name])
+    whole = {**_MAY_LACK, **content}
+    for name, (expected, right) in _RULES.items():
+        if name not in whole or not right(whole[name]):
+            raise _wrong(f"{where}, {name}", expected, whole[name] if name in whole else "nothing")
+    return Row(**{**whole, "config": config_of(f"{where}, config", whole["op"], whole["config"])})
+
+
+def config_of(where: str, op: str, content: Mapping[str, Any]) -> FusedConfig:
+    """The config of ``op`` with such :func:`changed_fields`; ``where`` they come from is named if they are wrong.
+
+    Raises:
+        ArgumentError: there is no such field or value.
+    """
+    default = FusedConfig()
+    for name, value in content.items():
+        if name not in default.__dict__:
+            raise _wrong(f"{where}, {name}", f"one of {', '.join(default.__dict__)}", value)
+        usual = default.__dict__[name]
+        if type(value) is not (int if usual is None else type(usual)) and not (usual is None and value is None):
+            kind = "int or null" if usual is None else type(usual).__name__
+            raise _wrong(f"{where}, {name}", kind, value)
+    config = FusedConfig(**content)
+    config.check(where, algorithms(op), sys.maxsize)
+    return config
+
+
+def _wrong(where: Path | str, expected: str, got: object) -> ArgumentError:
+    fix = f"Delete it, or have {ENVIRONMENT_VARIABLE} name another file."
+    text = got if isinstance(got, str) and got == "nothing" else repr(got)
+    return ArgumentError("tuned rows", str(where), expected, text if len(text) < 80 else f"{text[:79]}…", fix)

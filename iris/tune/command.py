@@ -1,0 +1,187 @@
+"""The command line of the tuner."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from iris import ops
+from iris.bench.cases.operands import GATHER
+from iris.bench.dataset import Dataset
+from iris.bench.matrix import DTYPES, ranks_to_start
+from iris.errors import ArgumentError, LaunchError
+from iris.launch import RankPool, identity
+from iris.ops import tuned
+from iris.ops.problem import DTYPES as OP_DTYPES
+from iris.tune import session
+from iris.tune.report import Finding, print_findings
+from iris.tune.session import Options, Shape
+from iris.tune.trials import ENDED, Trials
+
+_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype in OP_DTYPES)
+STOPPED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+_START_S = 300.0
+"""The most that ranks may take to start and to end, beside the budget."""
+_RESTARTS = 3
+"""How many candidates may end their ranks in one run."""
+
+ABOUT = """\
+Measure configs of ops on this machine and keep the fastest, for algorithm "auto" to take.
+
+For each shape rank 0 chooses candidates: those that can run, and that the model does not expect to take 1.6 times as
+long as the fastest. All ranks compile a share, check each result, and time them in turns; slower ones are left out
+until one is left, whose fields are then varied. The row of a shape is written when it is done. A run that is stopped by
+Ctrl-C or its budget keeps what it has; --resume goes on.
+
+Sizes are of the whole problem, over all ranks: A is [m, k], B is [k, n]."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="iris tune", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("op", nargs="+", choices=tuple(ops.ALGORITHMS), metavar="OP", help=", ".join(ops.ALGORITHMS))
+    parser.add_argument("--dataset", type=Path, metavar="FILE", help="tune the shapes in FILE (see dataset/)")
+    for name, about in (("m", "rows of A"), ("n", "columns of B"), ("k", "columns of A")):
+        parser.add_argument(f"-{name}", type=_positive, metavar=name.upper(), help=f"{about}, over all ranks")
+    parser.add_argument(
+        "--gather_dim", type=int, choices=(0, 1), help=f"for {GATHER}: A sharded by rows or by columns (default: both)"
+    )
+    parser.add_argument("--dtype", choices=_DTYPES, help="of A and B (default: bf16)")
+    parser.add_argument(
+        "--num_ranks", type=_positive, help="ranks (default: all GPUs if two or more, else 4 simulated)"
+    )
+    parser.add_argument("--budget_s", type=_seconds, default=300.0, help="seconds for all (default: %(default)s)")
+    where = f"the file of rows (default: what auto reads: ${tuned.ENVIRONMENT_VARIABLE}, else ~/.cache/iris/tuned.json)"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=where)
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out shapes that --out has a row for, and candidates that failed"
+    )
+    parser.add_argument(
+        "--heap_size", type=_positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``iris tune``; returns the exit status: 0 if every shape that ranks can share has a row, 1 if not, 130 after
+    Ctrl-C."""
+    parser = make_parser()
+    given = parser.parse_args(argv)
+    deadline = time.monotonic() + given.budget_s
+    out = given.out or tuned.user_path()
+    if out is None:
+        parser.error("--out: name a file: there is no home directory to keep one in")
+    tuned.read(out)  # a broken file is better found before than after
+    who, num_ranks = identity(), ranks_to_start(given.num_ranks)
+    shapes = _shapes(parser, given, who.world_size if who is not None else num_ranks)
+    options = Options(tuple(shapes), out.absolute(), deadline, given.resume, given.heap_size)
+    if (who is None or who.rank == 0) and not given.resume:
+        Trials(options.out).clear()
+    if who is not None:
+        findings, stopped = session.run(options)
+        if who.rank != 0:
+            return 0
+    else:
+        findings, stopped = _supervised(num_ranks, options)
+    print_findings(findings)
+    if any(finding.row is not None for finding in findings):
+        print(f"rows: {options.out}")
+    if stopped:
+        print("stopped; --resume goes on", file=sys.stderr)
+        return STOPPED
+    return 1 if any(finding.failed for finding in findings) else 0
+
+
+def _shapes(parser: argparse.ArgumentParser, given: argparse.Namespace, world_size: int) -> list[Shape]:
+    sizes = given.m, given.n, given.k
+    if given.dataset is None and None in sizes:
+        parser.error("which shapes? -m M -n N -k K, or --dataset FILE")
+    if given.dataset is not None and sizes != (None, None, None):
+        parser.error("--dataset FILE has the sizes: leave -m, -n and -k out")
+    found: dict[Shape, None] = {}
+    for op in given.op:
+        points = [{"M": given.m, "N": given.n, "K": given.k}]
+        if given.dataset is not None:
+            points = [dict(point) for point in Dataset.read(given.dataset).shapes(op, world_size)]
+        for point in points:
+            m, n, k = (int(point[name]) for name in ("M", "N", "K"))
+            dtype = given.dtype or str(point.get("dtype", "bf16"))
+            if dtype not in _DTYPES:
+                raise ArgumentError("tune", f"{given.dataset}, dtype", f"one of {', '.join(_DTYPES)}", dtype)
+            dims: tuple[int | None, ...] = (None,)
+            if op == GATHER:
+                fixed = given.gather_dim if given.gather_dim is not None else point.get("gather_dim")
+                dims = (0, 1) if fixed is None else (int(fixed),)
+            found |= dict.fromkeys(Shape(op, m, n, k, dtype, dim) for dim in dims)
+    return list(found)
+
+
+def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
+    """Start ranks and have them tune. When a candidate ends them, start anew and go on without it."""
+    for attempt in range(_RESTARTS + 1):
+        before = _lost(options)
+        pool = RankPool(num_ranks)
+        limit_s = max(0.0, options.deadline - time.monotonic()) + _START_S
+        try:
+            with _interrupts_to(pool):
+                outcome: tuple[list[Finding], bool] = pool.run(session.run, (options,), timeout_s=limit_s)[0]
+            pool.close()
+            return outcome
+        except LaunchError as error:
+            lost = _lost(options) - before
+            if not lost or attempt == _RESTARTS:
+                raise
+            print(
+                f"a candidate ended its ranks, and is left out from now on: {str(error).splitlines()[-1]}",
+                file=sys.stderr,
+            )
+            options = replace(options, resume=True)
+        finally:
+            pool.kill()
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _lost(options: Options) -> set[object]:
+    """Candidates that were started and have not come back."""
+    return {place for place, why in Trials(options.out).failed().items() if why == ENDED}
+
+
+@contextmanager
+def _interrupts_to(pool: RankPool) -> Iterator[None]:
+    """Hand the first Ctrl-C on to rank 0, which stops the search and keeps what it has; the second ends all."""
+
+    def first(number: int, frame: object) -> None:
+        print("stopping: what was measured is kept; once more to stop at once", file=sys.stderr)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        pid = pool.processes[0].pid
+        if pid is not None:
+            os.kill(pid, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value

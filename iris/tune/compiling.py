@@ -1,0 +1,59 @@
+"""Compile what an op would launch, and launch nothing, so that ranks can each compile a part of the configs.
+
+The op runs as it is, with a context whose copy engine copies nothing, and with its kernel compiled instead of started.
+Kernels are the same on all ranks, so Triton's cache on disk then has them for everyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from iris.context import Iris
+from iris.ops import FusedWorkspace
+from iris.ops.matmul import start_kernel
+
+
+class _IdleEngine:
+    """A copy engine that has kernels launched, and copies nothing."""
+
+    def beside(self, kernel: Callable[[], None], copies: Callable[[], None], *, copies_first: bool = False) -> None:
+        kernel()
+
+    def then(self, producer: Callable[[], None], consumer: Callable[[], None]) -> None:
+        producer()
+
+
+class _Bystander:
+    """``ctx``, but for the copy engines of workspaces."""
+
+    def __init__(self, ctx: Iris) -> None:
+        self._ctx = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def workspace(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        made = self._ctx.workspace(key, make)
+        idle: Any = _IdleEngine()
+        return replace(made, engine=idle) if isinstance(made, FusedWorkspace) else made
+
+
+def compile_only(ctx: Iris, call: Callable[[Any], object], mine: bool) -> None:
+    """Compile what ``call``, given a context, would launch, if it is ``mine`` to compile. All ranks call this together:
+    what ops keep is made on the way."""
+
+    def launcher(kernel: Any, grid: tuple[int, ...]) -> Callable[..., object]:
+        return partial(kernel.warmup, grid=grid) if mine else _nothing
+
+    token = start_kernel.set(launcher)
+    try:
+        call(_Bystander(ctx))
+    finally:
+        start_kernel.reset(token)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What a kernel that another rank compiles is replaced by."""

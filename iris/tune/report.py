@@ -1,0 +1,55 @@
+"""What a search has found, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from iris.ops import FusedConfig
+from iris.ops.tuned import Row, changed_fields
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem by name, and the row that it has now; or why it has none, and whether that is a failure."""
+
+    name: str
+    row: Row | None = None
+    why: str = ""
+    failed: bool = False
+
+
+def described_config(config: FusedConfig) -> str:
+    """A config on a line: algorithm, tile, warps and stages, then what differs from the defaults."""
+    shown = {"algorithm", "block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages"}
+    rest = [f"{name}={value}" for name, value in changed_fields(config).items() if name not in shown]
+    tile = f"{config.block_size_m}x{config.block_size_n}x{config.block_size_k}"
+    return " ".join([config.algorithm, tile, f"w{config.num_warps}", f"s{config.num_stages}", *rest])
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """A table: with rich where it is installed, else as plain text."""
+    titles = ("problem", "config", "ms", "untuned", "predicted")
+    lines = [_line(finding) for finding in findings]
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        for line in (titles, *lines):
+            print("  ".join(line))
+        return
+    table = Table(*titles)
+    for line in lines:
+        table.add_row(*line)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 160)
+    console.print(table)
+
+
+def _line(finding: Finding) -> tuple[str, ...]:
+    row = finding.row
+    if row is None:
+        return finding.name, finding.why, "", "", ""
+    times = [f"{time:.4g}" if time is not None else "" for time in (row.measured_ms, row.untuned_ms, row.predicted_ms)]
+    return (finding.name, described_config(row.config), *times)

@@ -1,0 +1,158 @@
+"""Which configs to measure next: what rank 0 decides. Pure: it asks for steps and is told what they gave.
+
+Candidates are compiled and checked, the most promising first, for at most half of the time. Those that are right are
+timed in turns, A B C A B C, a few calls each, and the slower half is left out, again and again. What is left is varied
+field by field, as long as that helps and there is time. In the end the best are measured beside what is picked without
+rows.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from iris.ops import FusedConfig
+
+_ADMITTING = 0.5
+"""The share of the time in which candidates are compiled and checked."""
+_TURNS = 2
+_FAR = 1.3
+"""A candidate this much slower than the fastest is left out, whoever else is left."""
+_FINAL_TURNS = 5
+_ROUNDS_OF_VARIATIONS = 3
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something for all ranks to do: compile some configs, check one, or time ``calls`` calls of one."""
+
+    kind: Literal["compile", "check", "time"]
+    configs: tuple[FusedConfig, ...]
+    calls: int = 0
+
+
+@dataclass
+class Trial:
+    """What is known of one config: milliseconds of the slowest rank, call by call; or why it was dropped."""
+
+    times_ms: list[float] = field(default_factory=list)
+    dropped: str | None = None
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.times_ms) if self.times_ms else math.inf
+
+
+Steps = Generator[Step, Any, None]
+
+
+class Search:
+    """The search for one problem.
+
+    Args:
+        untuned: what is picked without rows; measured whatever the model says.
+        candidates: what else to try, the most promising first.
+        variations: configs that differ from one in a field.
+        left_s: seconds that are left; 0 or less stops the search.
+        batch: configs to compile at a time; 0 compiles none ahead.
+        calls: timed calls of one config in one turn.
+
+    Attributes:
+        trials: of every config that was tried.
+    """
+
+    def __init__(
+        self,
+        untuned: FusedConfig,
+        candidates: Iterable[FusedConfig],
+        variations: Callable[[FusedConfig], Iterable[FusedConfig]],
+        left_s: Callable[[], float],
+        batch: int,
+        calls: int,
+    ) -> None:
+        self.untuned, self.trials = untuned, dict[FusedConfig, Trial]()
+        self._candidates = list(dict.fromkeys([untuned, *candidates]))
+        self._variations, self._left_s, self._batch, self._calls = variations, left_s, batch, calls
+        self._final: dict[FusedConfig, Trial] = {}
+
+    def steps(self) -> Steps:
+        """The steps to take. Send in what each gave: of ``compile`` a complaint or None for each config, of ``check`` a
+        complaint or None, of ``time`` the milliseconds of each call."""
+        yield from self._admit(self._candidates, self._left_s() * (1 - _ADMITTING))
+        yield from self._halve(self._right())
+        for _ in range(_ROUNDS_OF_VARIATIONS):
+            best = self.best
+            if best is None or self._left_s() <= 0:
+                break
+            fresh = [config for config in self._variations(best) if config not in self.trials]
+            yield from self._admit(fresh, self._left_s() * _ADMITTING)
+            yield from self._halve([best, *(config for config in fresh if config in self._right())])
+            if self.best == best:
+                break
+        yield from self._finish()
+
+    @property
+    def best(self) -> FusedConfig | None:
+        """The fastest so far; None if nothing was timed."""
+        timed = {config: trial.median_ms for config, trial in (self._final or self.trials).items() if trial.times_ms}
+        return min(timed, key=lambda config: timed[config]) if timed else None
+
+    def measured_ms(self, config: FusedConfig) -> float | None:
+        """The median time of ``config``, of those measured side by side in the end if it is one of them."""
+        trial = self._final.get(config) or self.trials.get(config)
+        return trial.median_ms if trial is not None and trial.times_ms else None
+
+    def _right(self) -> list[FusedConfig]:
+        return [config for config, trial in self.trials.items() if trial.dropped is None]
+
+    def _admit(self, configs: Sequence[FusedConfig], until_s: float) -> Steps:
+        """Compile and check ``configs`` until ``until_s`` seconds are left, the first one in any case."""
+        size = self._batch or 1
+        for start in range(0, len(configs), size):
+            batch = tuple(configs[start : start + size])
+            if self._out_of_time(until_s):
+                return
+            complaints = (yield Step("compile", batch)) if self._batch else [None] * len(batch)
+            for config, complaint in zip(batch, complaints, strict=True):
+                if self._out_of_time(until_s):
+                    return
+                if complaint is None:
+                    complaint = yield Step("check", (config,))
+                self.trials[config] = Trial(dropped=complaint)
+
+    def _out_of_time(self, until_s: float) -> bool:
+        left = self._left_s()
+        return left <= 0 or (left <= until_s and bool(self._right()))
+
+    def _halve(self, configs: Sequence[FusedConfig]) -> Steps:
+        alive = list(configs)
+        while alive:
+            for _ in range(_TURNS):
+                for config in alive:
+                    if self._left_s() <= 0 and self.best is not None:
+                        return
+                    self.trials[config].times_ms += yield Step("time", (config,), self._calls)
+            if len(alive) == 1:
+                return
+            alive.sort(key=lambda config: self.trials[config].median_ms)
+            near = [one for one in alive if self.trials[one].median_ms <= _FAR * self.trials[alive[0]].median_ms]
+            alive = near[: max(1, len(alive) // 2)]
+
+    def _finish(self) -> Steps:
+        while self.best is not None and (complaint := (yield Step("check", (self.best,)))) is not None:
+            self.trials[self.best] = Trial(dropped=f"after many calls: {complaint}")
+        ranked = sorted((config for config in self._right() if self.trials[config].times_ms), key=self._rank)
+        last = list(dict.fromkeys([*ranked[:2], *(one for one in ranked if one == self.untuned)]))
+        final = {config: Trial() for config in last}
+        for _ in range(_FINAL_TURNS):
+            for config in last:
+                if self._left_s() <= 0:
+                    return
+                final[config].times_ms += yield Step("time", (config,), self._calls)
+            self._final = final
+
+    def _rank(self, config: FusedConfig) -> float:
+        return self.trials[config].median_ms

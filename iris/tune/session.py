@@ -1,0 +1,350 @@
+"""What every rank does: open a context, and take the steps that rank 0 chooses, problem after problem."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton.errors import TritonError
+
+from iris import ops
+from iris.bench.cases.fused import local_params, obstacle
+from iris.bench.cases.operands import CUT, GATHER, LOCAL, Operands
+from iris.bench.environment import environment
+from iris.bench.matrix import DTYPES
+from iris.bench.progress import Advance, progress
+from iris.bench.state import agreed, described
+from iris.bench.timing import call_seconds
+from iris.context import Iris, iris
+from iris.errors import IrisError, PeerDied, RankMismatch, WaitTimeout
+from iris.ops import FusedConfig, Problem, Target, tuned
+from iris.ops.candidates import candidates, variations
+from iris.ops.matmul import target_of
+from iris.ops.pick import model_pick, predictions
+from iris.ops.tuned import Row, changed_fields, row_key
+from iris.tune.compiling import compile_only
+from iris.tune.report import Finding, described_config
+from iris.tune.search import Search, Step
+from iris.tune.trials import DROPPED, MEASURED, RIGHT, STARTED, Trials, problem_name
+
+PROMISING = 1.6
+"""Candidates predicted to take this much longer than the fastest are not tried."""
+_GPU_CALLS, _SIM_CALLS = 4, 1
+_LEAD_S = 100e-6
+"""The device idles this long before a timed call, so that the host is ahead of it."""
+_TIMEOUT_S = 20.0
+_GPU_HEAP_LIMIT, _SIM_HEAP_SIZE = 32 << 30, 256 << 20
+_NEWS_S = 2.0
+_VERSIONS = ("iris", "commit", "torch", "triton", "cuda")
+_FATAL = (WaitTimeout, PeerDied, RankMismatch)
+_DROPPED_FOR = (IrisError, TritonError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+"""Errors of a candidate after which all ranks can go on, but for the fatal ones."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A problem over all ranks, A[m, k] @ B[k, n], as command lines and data sets have it."""
+
+    op: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+    gather_dim: int | None = None
+
+    @property
+    def name(self) -> str:
+        dim = f" gather_dim={self.gather_dim}" if self.gather_dim is not None else ""
+        return f"{self.op}{dim} {self.m}x{self.n}x{self.k} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says.
+
+    Attributes:
+        shapes: what to tune.
+        out: the file of rows.
+        deadline: by ``time.monotonic()``.
+        resume: leave out problems that have a row, and candidates that failed before.
+        heap_size: bytes of symmetric heap; None takes a quarter of the GPU's memory, 32 GiB at most, simulated 256 MiB.
+    """
+
+    shapes: tuple[Shape, ...]
+    out: Path
+    deadline: float
+    resume: bool
+    heap_size: int | None = None
+
+
+class Stop:
+    """Whether Ctrl-C was pressed: rank 0 looks, the others leave it to rank 0."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        signal.signal(signal.SIGINT, self._ask)
+
+    def _ask(self, number: int, frame: object) -> None:
+        self.asked = True
+
+
+def run(options: Options) -> tuple[list[Finding], bool]:
+    """Tune all shapes until time is up. What was found, and whether Ctrl-C ended it, on rank 0. All ranks call this."""
+    stop = Stop()
+    findings: list[Finding] = []
+    ctx = iris(options.heap_size or _heap_size(), timeout_s=_TIMEOUT_S)
+    try:
+        with progress(len(options.shapes)) if ctx.rank == 0 else nullcontext(_quiet) as advance:
+            for number, shape in enumerate(options.shapes):
+                gc.collect()
+                ctx = _roomy(ctx)
+                now = time.monotonic()
+                share = 0.0 if stop.asked else (options.deadline - now) / (len(options.shapes) - number)
+                if ctx.broadcast(share, 0) <= 0:
+                    why = "stopped before its turn" if stop.asked else "no time left"
+                    findings += [Finding(one.name, why=why, failed=True) for one in options.shapes[number:]]
+                    break
+                findings.append(_tune(ctx, shape, options, now + share, stop, advance))
+                advance("", 1)
+    finally:
+        ctx.close()
+    return findings, stop.asked
+
+
+def _quiet(following: str, finished: int) -> None:
+    pass
+
+
+def _heap_size() -> int:
+    if not torch.cuda.is_available():
+        return _SIM_HEAP_SIZE
+    return min(_GPU_HEAP_LIMIT, torch.cuda.get_device_properties(0).total_memory // 4 >> 30 << 30)
+
+
+def _roomy(ctx: Iris) -> Iris:
+    """``ctx``, or a new one when half of its heap is taken by what ops keep from one shape to the next."""
+    ctx.free(ctx.empty(1, dtype=torch.uint8))  # to allocate is to hear what all ranks have let go of
+    if 2 * ctx.heap_largest_free_bytes >= ctx.heap_size:
+        return ctx
+    size = ctx.heap_size
+    ctx.close()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return iris(size, timeout_s=_TIMEOUT_S)
+
+
+def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop, advance: Advance) -> Finding:
+    """Tune one shape and write its row. On other ranks than 0 the finding says nothing."""
+    params = local_params({"M": shape.m, "N": shape.n, "K": shape.k}, ctx.world_size, op=shape.op)
+    uneven = obstacle(shape.op, str(params["shape"]), shape.gather_dim or 0, ctx.world_size)
+    if uneven is not None:
+        return Finding(shape.name, why=uneven)
+    sizes = int(params["m"]), int(params["n"]), int(params["k"])
+    bench = Bench(ctx, Operands(ctx, shape.op, sizes, DTYPES[shape.dtype], shape.gather_dim or 0), shape)
+    chief = Chief(bench, shape, options, deadline, stop, advance) if ctx.rank == 0 else None
+    message: Any = chief.first() if chief is not None else None
+    while (order := ctx.broadcast(message, 0)) is not None:
+        step = Step(order["kind"], tuple(FusedConfig(**fields) for fields in order["configs"]), order["calls"])
+        result = bench.take(step)
+        message = chief.next(step, result) if chief is not None else None
+    return chief.finding() if chief is not None else Finding(shape.name)
+
+
+class Bench:
+    """One problem on one rank: takes the steps of a :class:`Search`."""
+
+    def __init__(self, ctx: Iris, operands: Operands, shape: Shape) -> None:
+        self.ctx, self.operands, self.target = ctx, operands, target_of(ctx)
+        self.problem: Problem = replace(operands.problem, gather_dim=shape.gather_dim)
+        if shape.op == LOCAL:
+            self.problem = replace(self.problem, world_size=1)
+        self._op = getattr(ops, shape.op)
+
+    def take(self, step: Step) -> Any:
+        """Collective; the same on all ranks."""
+        if step.kind == "compile":
+            return self._compile(step.configs)
+        (config,) = step.configs
+        return self._check(config) if step.kind == "check" else self._time(config, step.calls)
+
+    def _call(self, config: FusedConfig, ctx: Any = None) -> None:
+        operands, here = self.operands, ctx or self.ctx
+        if self.problem.op == GATHER:
+            self._op(here, operands.output, operands.a, operands.b, gather_dim=operands.gather_dim, config=config)
+        else:
+            self._op(here, operands.output, operands.a, operands.b, config=config)
+
+    def _compile(self, configs: Sequence[FusedConfig]) -> list[str | None]:
+        """Each rank compiles its share."""
+        complaints = []
+        for number, config in enumerate(configs):
+            complaint = ""
+            if config.algorithm != "baseline":
+                try:
+                    mine = number % self.ctx.world_size == self.ctx.rank
+                    compile_only(self.ctx, partial(self._call, config), mine)
+                except _FATAL:
+                    raise
+                except _DROPPED_FOR as error:
+                    complaint = described(error)
+            complaints.append(complaint)
+        return [agreed(self.ctx, complaint) for complaint in complaints]
+
+    def _check(self, config: FusedConfig) -> str | None:
+        """Run on other numbers first, whose products are then in every buffer on the way; then on those that count."""
+        operands, complaint = self.operands, ""
+        try:
+            operands.fill(decoy=True)
+            self._call(config)
+            operands.fill()
+            operands.spoil()
+            self._call(config)
+            rounded = 2 + (self.ctx.world_size if CUT[self.problem.op] == "k" else 0)
+            complaint = operands.complaint(operands.output, rounded)
+        except _FATAL:
+            raise
+        except _DROPPED_FOR as error:
+            complaint = described(error)
+            self.ctx.synchronize()
+        return agreed(self.ctx, complaint)
+
+    def _time(self, config: FusedConfig, calls: int) -> list[float]:
+        """Milliseconds of ``calls`` calls on the slowest rank: events on GPUs, the host's clock in the simulator."""
+        simulated = self.ctx.backend_name == "sim"
+        seconds = call_seconds(
+            self.ctx, lambda: self._call(config), together=True, warmup=0 if simulated else 1, iterations=calls,
+            lead_s=_LEAD_S,
+        )  # fmt: skip
+        by_rank = [self.ctx.broadcast(seconds, rank) for rank in range(self.ctx.world_size)]
+        return [1e3 * max(call) for call in zip(*by_rank, strict=True)]
+
+
+class Chief:
+    """Rank 0's part: runs the search, keeps the books, writes the row."""
+
+    def __init__(
+        self, bench: Bench, shape: Shape, options: Options, deadline: float, stop: Stop, advance: Advance
+    ) -> None:
+        self._bench, self._shape, self._options, self._advance = bench, shape, options, advance
+        self._deadline, self._stop, self._said = deadline, stop, 0.0
+        problem, target = bench.problem, bench.target
+        self._key = row_key(problem, target.hardware)
+        self._trials = Trials(options.out)
+        self._kept = self._kept_row()
+        self._failed = self._trials.failed() if options.resume else {}
+        self._search = self._new_search(problem, target)
+        self._steps = self._search.steps()
+
+    def first(self) -> dict[str, Any] | None:
+        """The first thing to do; None if this problem is done already."""
+        if self._kept is not None:
+            return None
+        return self._order(next(self._steps, None))
+
+    def next(self, step: Step, result: Any) -> dict[str, Any] | None:
+        """What to do after ``step`` gave ``result``; None if that was all."""
+        self._note(step, result)
+        try:
+            return self._order(self._steps.send(result))
+        except StopIteration:
+            return None
+
+    def finding(self) -> Finding:
+        """Write the row, if anything was measured."""
+        if self._kept is not None:
+            return Finding(self._shape.name, self._kept)
+        for config, trial in self._search.trials.items():
+            if trial.times_ms:
+                self._trials.add(
+                    self._key, config, MEASURED, measured_ms=trial.median_ms, predicted_ms=self._ms(config)
+                )
+        best = self._search.best
+        if best is None:
+            return Finding(self._shape.name, why=self._why_nothing(), failed=True)
+        row = self._row(best)
+        tuned.write(self._options.out, [row])
+        return Finding(self._shape.name, row)
+
+    def _new_search(self, problem: Problem, target: Target) -> Search:
+        def may(config: FusedConfig) -> bool:
+            return (problem_name(self._key), config) not in self._failed
+
+        times = predictions(problem, target, filter(may, candidates(problem, target, wide=True)))
+        limit = PROMISING * min(times.values(), default=0.0)
+        promising = sorted((one for one in times if times[one] <= limit), key=lambda one: times[one])
+        untuned = model_pick(problem, target)
+        if not may(untuned):
+            untuned = promising[0]
+        gpu = target.backend != "sim"
+        return Search(
+            untuned, promising, lambda config: filter(may, variations(problem, config, target)), self._left_s,
+            self._bench.ctx.world_size if gpu else 0, _GPU_CALLS if gpu else _SIM_CALLS,
+        )  # fmt: skip
+
+    def _left_s(self) -> float:
+        return 0.0 if self._stop.asked else self._deadline - time.monotonic()
+
+    def _order(self, step: Step | None) -> dict[str, Any] | None:
+        if step is None:
+            return None
+        if step.kind == "check" and step.configs[0] not in self._search.trials:
+            self._trials.add(self._key, step.configs[0], STARTED)
+        self._say(step)
+        return {"kind": step.kind, "configs": [changed_fields(one) for one in step.configs], "calls": step.calls}
+
+    def _note(self, step: Step, result: Any) -> None:
+        """Write down what is known now of a candidate, and tell the user of one that is dropped."""
+        found = {"compile": result, "check": [result], "time": []}[step.kind]
+        for config, complaint in zip(step.configs, found, strict=False):
+            if complaint is not None:
+                self._trials.add(self._key, config, DROPPED, why=complaint)
+                print(f"dropped: {self._shape.name}: {described_config(config)}: {complaint}", file=sys.stderr)
+            elif step.kind == "check":
+                self._trials.add(self._key, config, RIGHT)
+
+    def _say(self, step: Step) -> None:
+        if time.monotonic() - self._said < _NEWS_S:
+            return
+        self._said = time.monotonic()
+        best = self._search.best
+        fastest = f", best {self._search.measured_ms(best):.4g} ms" if best is not None else ""
+        doing = {"compile": "compiling", "check": "checking", "time": "timing"}[step.kind]
+        left = f"{max(0.0, self._left_s()):.0f} s left"
+        self._advance(f"{self._shape.name}: {doing}, {len(self._search.trials)} tried{fastest}, {left}", 0)
+
+    def _kept_row(self) -> Row | None:
+        """The row that this problem has already, if that is enough."""
+        rows = tuned.read(self._options.out) if self._options.resume else []
+        return next((row for row in rows if row.key == self._key), None)
+
+    def _why_nothing(self) -> str:
+        dropped = sum(trial.dropped is not None for trial in self._search.trials.values())
+        return f"nothing measured: {dropped} candidates dropped" if dropped else "no time left"
+
+    def _ms(self, config: FusedConfig) -> float | None:
+        """The prediction; None in the simulator."""
+        return 1e3 * predictions(self._bench.problem, self._bench.target, (config,))[config] or None
+
+    def _row(self, best: FusedConfig) -> Row:
+        problem, measured_ms = self._bench.problem, self._search.measured_ms(best)
+        assert measured_ms is not None
+        known = environment(self._bench.ctx, None)
+        hardware, world_size, op, gather_dim, dtype, *_ = self._key
+        return Row(
+            hardware, world_size, op, gather_dim, dtype, problem.m, problem.n, problem.k, best, round(measured_ms, 5),
+            _rounded(self._ms(best)), _rounded(self._search.measured_ms(self._search.untuned)),
+            {name: str(known[name]) for name in _VERSIONS if known[name] is not None}, str(known["date"]),
+        )  # fmt: skip
+
+
+def _rounded(ms: float | None) -> float | None:
+    return round(ms, 5) if ms is not None else None
