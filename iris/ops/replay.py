@@ -7,7 +7,7 @@ config) is captured instead, and later ones replay that. Flags carry epochs that
 call like any other, and ranks need not agree on when they capture. Calls with a trace, and those that the user
 captures, run as they are.
 
-Set IRIS_REPLAY=0 to launch every call anew.
+Set IRIS_REPLAY=0 to launch every call anew; so are they where CUDA_DEVICE_MAX_CONNECTIONS=1.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ def _applies(ctx: object) -> bool:
         isinstance(ctx, Iris)
         and ctx.backend_name == "cuda"
         and os.environ.get("IRIS_REPLAY") != "0"
+        # With one queue, a stream's wait for a word could come before the kernel that writes it.
+        and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
         and not torch.cuda.is_current_stream_capturing()
     )
 

@@ -42,7 +42,8 @@ SHIPPED = Path(__file__).parent / "tuned"
 REACH = math.log2(2) / 2
 """How far a row counts, in powers of two: √2."""
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "int8"}
-_DTYPES = {_NAMES[dtype]: dtype for dtype in DTYPES}
+DTYPE_NAMES = {_NAMES[dtype]: dtype for dtype in DTYPES}
+"""Dtypes, by what rows call them."""
 
 
 def hardware_name(device_name: str) -> str:
@@ -211,7 +212,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "world_size": ("a positive whole number", _positive),
     "op": ("an op with algorithms", lambda value: isinstance(value, str) and value in OPS),
     "gather_dim": ("0, 1 or null", lambda value: value is None or (type(value) is int and value in (0, 1))),
-    "dtype": (f"one of {', '.join(_DTYPES)}", lambda value: isinstance(value, str) and value in _DTYPES),
+    "dtype": (f"one of {', '.join(DTYPE_NAMES)}", lambda value: isinstance(value, str) and value in DTYPE_NAMES),
     "m": ("a positive whole number", _positive),
     "n": ("a positive whole number", _positive),
     "k": ("a positive whole number", _positive),
