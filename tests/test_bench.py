@@ -20,7 +20,7 @@ from ranks import BACKEND, Ranks, context, worlds
 from trials import WAYS, ranges, trial
 
 from iris import bench
-from iris.bench import cases, command, records
+from iris.bench import cases, command, driver, records, tables
 from iris.bench.axes import Axis, axes_of, expand, parse_values
 from iris.bench.case import registered
 from iris.bench.cases.fused import local_params
@@ -198,7 +198,7 @@ def test_a_resumed_run_measures_what_is_missing(
     """Ctrl-C after the first point; the run goes on in the same file, behind half a line that a kill left."""
     out = tmp_path / "results.jsonl"
     arguments = ["trial", "--num_ranks=2", "--axis_way=right"]
-    measured = command.measured
+    measured = driver.measured
 
     def interrupted(ranks: Any, group: Group) -> Iterator[list[Record]]:
         if group.variants[0]["count"] == 16:
@@ -322,7 +322,7 @@ def test_speed_up_is_over_nccl_on_the_same_shape(capsys: pytest.CaptureFixture[s
             ("b", "push", 4.5),
         )
     ]
-    command.FORMATS["console"](made, known, sys.stdout)
+    tables.FORMATS["console"](made, known, sys.stdout)
     printed = capsys.readouterr().out
     assert "matmul_all_reduce: 8 × NVIDIA H200" in printed
     assert [word for word in printed.split() if word.endswith("×")] == ["×", "1.50×", "1.00×", "1.00×", "2.00×"]
