@@ -58,7 +58,7 @@ TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
         _tile(64, 64, 128, 4, 2),
     ),
     ("hip", 4): (_tile(64, 64, 32, 4, 2),),
-    ("sim", 0): (_tile(64, 64, 128, 8, 3), _tile(32, 64, 64, 4, 2), _tile(128, 64, 64, 8, 2)),
+    ("sim", 0): (_tile(64, 64, 128, 8, 3), _tile(32, 64, 64, 8, 3)),
 }
 """Tiles by backend and bytes of an element, the largest first."""
 
@@ -116,7 +116,7 @@ _STREAM_K = {
     ("matmul", "local"), ("all_gather_matmul", "copy_engine"), ("matmul_all_scatter", "push"),
     ("matmul_all_scatter", "copy_engine"),
 }  # fmt: skip
-"""Where Stream-K was seen to gain."""
+"""Where Stream-K is tried; with others, tiles wait for peers as well as for each other, and it was seen to lose."""
 
 _VARIATIONS: dict[str, tuple[Any, ...]] = {
     "group_size_m": (4, 8, 16),
@@ -154,13 +154,16 @@ _AMD_ONLY = {"waves_per_eu", "matrix_instr_nonkdim", "kpack"}
 
 
 def candidates(problem: Problem, target: Target, *, wide: bool = False) -> Iterator[FusedConfig]:
-    """Configs of ``problem`` that can run on ``target``, what is preferred among equals first.
+    """Configs of ``problem`` that can run on ``target``, what is preferred among equals first. For one rank, where
+    nothing has to move, they are of one algorithm only.
 
     ``wide``: for one who measures: also tiles that the model cannot tell apart, Stream-K everywhere, and ``streams``.
     """
     options = ALGORITHMS[problem.op]
     if wide and problem.op == "matmul_all_scatter":
         options = options | {"streams": _moving(16)}
+    if problem.world_size == 1:
+        options = dict(list(options.items())[:1])
     for algorithm, choices in options.items():
         tiles = _tiles(target, problem.dtype, wide)
         for number, tile in enumerate(tiles):
@@ -180,6 +183,8 @@ def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterato
         fields = {name: _MOVING_VARIATIONS[name] for name in ("comm_block_m", "comm_block_n")}
     for name, values in fields.items():
         if (name in _AMD_ONLY and target.backend != "hip") or (name == "two_tiles" and not config.stream_k):
+            continue
+        if name in ("num_warps", "num_stages") and target.backend == "sim":
             continue
         now = getattr(config, name)
         place = values.index(now) if now in values else 0

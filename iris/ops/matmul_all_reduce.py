@@ -170,7 +170,8 @@ def matmul_all_reduce(
     bias_is = bias_kind(OP, bias, m, n)
     received = 2 * (m * n - m * n // world) * output.element_size()
     problem = Problem(OP, m, n, k, A.dtype, world, received)
-    chosen = resolve(ctx, problem, config, ALGORITHMS)
+    contiguous = output.stride(1) == 1
+    chosen = resolve(ctx, problem, config, ALGORITHMS, lambda one: contiguous or one != "copy_engine")
     recorded = trace_of(ctx, OP, trace)
     site = SITE_MATMUL_ALL_REDUCE.value
     if chosen.algorithm == "baseline":

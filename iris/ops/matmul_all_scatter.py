@@ -150,7 +150,8 @@ def matmul_all_scatter(
     bias_is = bias_kind(OP, bias, m, n)
     received = m * n * output.element_size() * (world - 1)
     problem = Problem(OP, m, n, k, A.dtype, world, received)
-    chosen = resolve(ctx, problem, config, ALGORITHMS)
+    contiguous = output.stride(1) == 1
+    chosen = resolve(ctx, problem, config, ALGORITHMS, lambda one: contiguous or one != "copy_engine")
     ours = workspace_for(ctx, OP, chosen.algorithm, workspace, 0, m)
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
     call = _Call(ctx, problem, columns, A, B, bias, bias_is, chosen, ours, trace_of(ctx, OP, trace))

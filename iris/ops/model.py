@@ -3,6 +3,12 @@
 A matmul is tiles, dealt round to programs; what moves is bytes over a rate and a time per copy and flag. Each
 algorithm puts the two together as it does: one after the other, side by side, or tile by tile as parts arrive. A
 program that waits for a part ends no sooner than the part is there plus its tiles from then on; the latest end counts.
+
+How far off it is: beside 206 calls measured on 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to 16384
+rows, 2026-11-21) a prediction is 5 % off in the median, and between 0.79 and 1.35 times the measured time; nine of ten
+are within 0.89 and 1.20. Clocks alone make 10 % between two measurements of the same. Of the configs measured for a
+shape, the one that it predicts to be fastest took 3 % more than the fastest on average, and 15 % more at worst, over 36
+shapes. Its constants were fitted to those calls; nobody has measured 2 or 8 ranks, small M or other hardware beside it.
 """
 
 from __future__ import annotations

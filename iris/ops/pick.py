@@ -17,6 +17,8 @@ from iris.ops.problem import Problem
 
 _EQUAL = 1.02
 """Predictions this close are equal: the config that comes first among them is taken."""
+_SPLIT = 1.05
+"""What Stream-K must gain to be taken: its predictions are the least certain."""
 _WORSE = 1.15
 """A row measured for another shape is not taken if the model sees its config lose by this much on this one."""
 _STAND_INS = {"cuda": HARDWARE["H200 SXM"], "hip": HARDWARE["MI300X"]}
@@ -73,6 +75,14 @@ def predictions(problem: Problem, target: Target, configs: Iterable[FusedConfig]
     return {config: predicted_s(problem, config, rates) for config in configs}
 
 
+def expected_ms(problem: Problem, known: Hardware) -> float:
+    """Milliseconds that the model expects of its choice on ``known``, whatever this machine is: a figure to keep beside
+    what is measured here."""
+    target = Target("hip" if known.link_peers else "cuda", known.num_sms, hardware=known.name)
+    config = model_pick(problem, target)
+    return 1e3 * predictions(problem, target, (config,))[config]
+
+
 def model_pick(problem: Problem, target: Target) -> FusedConfig:
     """What is picked where there is no row."""
     if target.backend == "sim":
@@ -81,8 +91,9 @@ def model_pick(problem: Problem, target: Target) -> FusedConfig:
         algorithm = next(one for one in algorithms if one not in target.excluded)
         return FusedConfig(algorithm, **TILES["sim", 0][0])
     times = predictions(problem, target, candidates(problem, target))
-    fastest = min(times.values())
-    return next(config for config, time_s in times.items() if time_s <= _EQUAL * fastest)
+    costs = {config: time_s * (_SPLIT if config.stream_k else 1.0) for config, time_s in times.items()}
+    cheapest = min(costs.values())
+    return next(config for config, cost in costs.items() if cost <= _EQUAL * cheapest)
 
 
 @lru_cache(maxsize=4096)

@@ -59,7 +59,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--num_ranks", type=_positive, help="ranks (default: all GPUs if two or more, else 4 simulated)"
     )
-    parser.add_argument("--budget_s", type=_seconds, default=300.0, help="seconds for all (default: %(default)s)")
+    parser.add_argument(
+        "--budget_s", type=_seconds, default=300.0, help="seconds, beside starting ranks (default: %(default)s)"
+    )
     where = f"the file of rows (default: what auto reads: ${tuned.ENVIRONMENT_VARIABLE}, else ~/.cache/iris/tuned.json)"
     parser.add_argument("--out", type=Path, metavar="FILE", help=where)
     parser.add_argument(
@@ -76,14 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Ctrl-C."""
     parser = make_parser()
     given = parser.parse_args(argv)
-    deadline = time.monotonic() + given.budget_s
     out = given.out or tuned.user_path()
     if out is None:
         parser.error("--out: name a file: there is no home directory to keep one in")
     tuned.read(out)  # a broken file is better found before than after
     who, num_ranks = identity(), ranks_to_start(given.num_ranks)
     shapes = _shapes(parser, given, who.world_size if who is not None else num_ranks)
-    options = Options(tuple(shapes), out.absolute(), deadline, given.resume, given.heap_size)
+    options = Options(tuple(shapes), out.absolute(), given.budget_s, given.resume, given.heap_size)
     if (who is None or who.rank == 0) and not given.resume:
         Trials(options.out).clear()
     if who is not None:
@@ -127,13 +128,15 @@ def _shapes(parser: argparse.ArgumentParser, given: argparse.Namespace, world_si
 
 def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
     """Start ranks and have them tune. When a candidate ends them, start anew and go on without it."""
+    began = time.monotonic()
     for attempt in range(_RESTARTS + 1):
         before = _lost(options)
         pool = RankPool(num_ranks)
-        limit_s = max(0.0, options.deadline - time.monotonic()) + _START_S
         try:
             with _interrupts_to(pool):
-                outcome: tuple[list[Finding], bool] = pool.run(session.run, (options,), timeout_s=limit_s)[0]
+                outcome: tuple[list[Finding], bool] = pool.run(
+                    session.run, (options,), timeout_s=options.budget_s + _START_S
+                )[0]
             pool.close()
             return outcome
         except LaunchError as error:
@@ -144,7 +147,8 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
                 f"a candidate ended its ranks, and is left out from now on: {str(error).splitlines()[-1]}",
                 file=sys.stderr,
             )
-            options = replace(options, resume=True)
+            left_s = max(1.0, options.budget_s - (time.monotonic() - began))
+            options = replace(options, resume=True, budget_s=left_s)
         finally:
             pool.kill()
     raise AssertionError("the last attempt returns or raises")

@@ -53,8 +53,8 @@ class Search:
     """The search for one problem.
 
     Args:
-        untuned: what is picked without rows; measured whatever the model says.
-        candidates: what else to try, the most promising first.
+        candidates: what to try, the most promising first.
+        untuned: what is picked without rows: if it is among the candidates, it is measured to the end.
         variations: configs that differ from one in a field.
         left_s: seconds that are left; 0 or less stops the search.
         batch: configs to compile at a time; 0 compiles none ahead.
@@ -66,15 +66,15 @@ class Search:
 
     def __init__(
         self,
-        untuned: FusedConfig,
         candidates: Iterable[FusedConfig],
+        untuned: FusedConfig,
         variations: Callable[[FusedConfig], Iterable[FusedConfig]],
         left_s: Callable[[], float],
         batch: int,
         calls: int,
     ) -> None:
         self.untuned, self.trials = untuned, dict[FusedConfig, Trial]()
-        self._candidates = list(dict.fromkeys([untuned, *candidates]))
+        self._candidates = list(dict.fromkeys(candidates))
         self._variations, self._left_s, self._batch, self._calls = variations, left_s, batch, calls
         self._final: dict[FusedConfig, Trial] = {}
 

@@ -17,6 +17,7 @@ import torch
 from triton.errors import TritonError
 
 from iris import ops
+from iris.backends import chosen
 from iris.bench.cases.fused import local_params, obstacle
 from iris.bench.cases.operands import CUT, GATHER, LOCAL, Operands
 from iris.bench.environment import environment
@@ -25,7 +26,7 @@ from iris.bench.progress import Advance, progress
 from iris.bench.state import agreed, described
 from iris.bench.timing import call_seconds
 from iris.context import Iris, iris
-from iris.errors import IrisError, PeerDied, RankMismatch, WaitTimeout
+from iris.errors import HeapError, IrisError, PeerDied, RankMismatch, WaitTimeout
 from iris.ops import FusedConfig, Problem, Target, tuned
 from iris.ops.candidates import candidates, variations
 from iris.ops.matmul import target_of
@@ -41,9 +42,12 @@ PROMISING = 1.6
 _GPU_CALLS, _SIM_CALLS = 4, 1
 _LEAD_S = 100e-6
 """The device idles this long before a timed call, so that the host is ahead of it."""
-_TIMEOUT_S = 20.0
+_TIMEOUT_S, _FIRST_TIMEOUT_S = 30.0, 60.0
+"""Of waits between ranks: longer than a kernel takes to compile; a candidate that hangs costs that much."""
 _GPU_HEAP_LIMIT, _SIM_HEAP_SIZE = 32 << 30, 256 << 20
 _NEWS_S = 2.0
+_FIRST = 3.0
+"""How much more time than others the first shape of a kind gets."""
 _VERSIONS = ("iris", "commit", "torch", "triton", "cuda")
 _FATAL = (WaitTimeout, PeerDied, RankMismatch)
 _DROPPED_FOR = (IrisError, TritonError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
@@ -62,6 +66,11 @@ class Shape:
     gather_dim: int | None = None
 
     @property
+    def kind(self) -> tuple[str, str, int | None]:
+        """What is compiled for it depends on, besides the config."""
+        return self.op, self.dtype, self.gather_dim
+
+    @property
     def name(self) -> str:
         dim = f" gather_dim={self.gather_dim}" if self.gather_dim is not None else ""
         return f"{self.op}{dim} {self.m}x{self.n}x{self.k} {self.dtype}"
@@ -74,14 +83,14 @@ class Options:
     Attributes:
         shapes: what to tune.
         out: the file of rows.
-        deadline: by ``time.monotonic()``.
+        budget_s: seconds for all shapes, from when the ranks have met.
         resume: leave out problems that have a row, and candidates that failed before.
         heap_size: bytes of symmetric heap; None takes a quarter of the GPU's memory, 32 GiB at most, simulated 256 MiB.
     """
 
     shapes: tuple[Shape, ...]
     out: Path
-    deadline: float
+    budget_s: float
     resume: bool
     heap_size: int | None = None
 
@@ -101,23 +110,35 @@ def run(options: Options) -> tuple[list[Finding], bool]:
     """Tune all shapes until time is up. What was found, and whether Ctrl-C ended it, on rank 0. All ranks call this."""
     stop = Stop()
     findings: list[Finding] = []
-    ctx = iris(options.heap_size or _heap_size(), timeout_s=_TIMEOUT_S)
+    ctx = iris(options.heap_size or _heap_size(), timeout_s=_TIMEOUT_S, first_timeout_s=_FIRST_TIMEOUT_S)
+    deadline = time.monotonic() + options.budget_s
     try:
         with progress(len(options.shapes)) if ctx.rank == 0 else nullcontext(_quiet) as advance:
             for number, shape in enumerate(options.shapes):
                 gc.collect()
                 ctx = _roomy(ctx)
                 now = time.monotonic()
-                share = 0.0 if stop.asked else (options.deadline - now) / (len(options.shapes) - number)
+                share = 0.0 if stop.asked else (deadline - now) * _share(options.shapes, number)
                 if ctx.broadcast(share, 0) <= 0:
                     why = "stopped before its turn" if stop.asked else "no time left"
-                    findings += [Finding(one.name, why=why, failed=True) for one in options.shapes[number:]]
+                    findings += [
+                        _uneven(ctx, one) or Finding(one.name, None, why, True) for one in options.shapes[number:]
+                    ]
                     break
-                findings.append(_tune(ctx, shape, options, now + share, stop, advance))
+                findings.append(_uneven(ctx, shape) or _tune(ctx, shape, options, now + share, stop, advance))
                 advance("", 1)
     finally:
         ctx.close()
     return findings, stop.asked
+
+
+def _share(shapes: Sequence[Shape], number: int) -> float:
+    """The share of the time left that shape ``number`` gets: more for the first of a kind, for which kernels have to be
+    compiled that the others of its kind then find."""
+    weights = [
+        1.0 if one.kind in {other.kind for other in shapes[:place]} else _FIRST for place, one in enumerate(shapes)
+    ]
+    return weights[number] / sum(weights[number:])
 
 
 def _quiet(following: str, finished: int) -> None:
@@ -125,7 +146,7 @@ def _quiet(following: str, finished: int) -> None:
 
 
 def _heap_size() -> int:
-    if not torch.cuda.is_available():
+    if chosen().name == "sim":
         return _SIM_HEAP_SIZE
     return min(_GPU_HEAP_LIMIT, torch.cuda.get_device_properties(0).total_memory // 4 >> 30 << 30)
 
@@ -139,17 +160,26 @@ def _roomy(ctx: Iris) -> Iris:
     ctx.close()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return iris(size, timeout_s=_TIMEOUT_S)
+    return iris(size, timeout_s=_TIMEOUT_S, first_timeout_s=_FIRST_TIMEOUT_S)
+
+
+def _uneven(ctx: Iris, shape: Shape) -> Finding | None:
+    """What to say of a shape that the ranks cannot share."""
+    why = obstacle(shape.op, f"{shape.m}x{shape.n}x{shape.k}", shape.gather_dim or 0, ctx.world_size)
+    return Finding(shape.name, why=why) if why is not None else None
 
 
 def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop, advance: Advance) -> Finding:
     """Tune one shape and write its row. On other ranks than 0 the finding says nothing."""
     params = local_params({"M": shape.m, "N": shape.n, "K": shape.k}, ctx.world_size, op=shape.op)
-    uneven = obstacle(shape.op, str(params["shape"]), shape.gather_dim or 0, ctx.world_size)
-    if uneven is not None:
-        return Finding(shape.name, why=uneven)
     sizes = int(params["m"]), int(params["n"]), int(params["k"])
-    bench = Bench(ctx, Operands(ctx, shape.op, sizes, DTYPES[shape.dtype], shape.gather_dim or 0), shape)
+    lacking = ""
+    try:
+        bench = Bench(ctx, Operands(ctx, shape.op, sizes, DTYPES[shape.dtype], shape.gather_dim or 0), shape)
+    except (HeapError, torch.OutOfMemoryError) as error:
+        lacking = described(error)
+    if (why := agreed(ctx, lacking)) is not None:
+        return Finding(shape.name, why=why, failed=True)
     chief = Chief(bench, shape, options, deadline, stop, advance) if ctx.rank == 0 else None
     message: Any = chief.first() if chief is not None else None
     while (order := ctx.broadcast(message, 0)) is not None:
@@ -282,11 +312,10 @@ class Chief:
         limit = PROMISING * min(times.values(), default=0.0)
         promising = sorted((one for one in times if times[one] <= limit), key=lambda one: times[one])
         untuned = model_pick(problem, target)
-        if not may(untuned):
-            untuned = promising[0]
         gpu = target.backend != "sim"
         return Search(
-            untuned, promising, lambda config: filter(may, variations(problem, config, target)), self._left_s,
+            filter(may, [untuned, *promising]), untuned,
+            lambda config: filter(may, variations(problem, config, target)), self._left_s,
             self._bench.ctx.world_size if gpu else 0, _GPU_CALLS if gpu else _SIM_CALLS,
         )  # fmt: skip
 
@@ -328,7 +357,9 @@ class Chief:
 
     def _why_nothing(self) -> str:
         dropped = sum(trial.dropped is not None for trial in self._search.trials.values())
-        return f"nothing measured: {dropped} candidates dropped" if dropped else "no time left"
+        if dropped:
+            return f"nothing measured: {dropped} candidates dropped"
+        return "no time left" if self._left_s() <= 0 else "all candidates failed before"
 
     def _ms(self, config: FusedConfig) -> float | None:
         """The prediction; None in the simulator."""

@@ -15,7 +15,9 @@ from iris.bench.matrix import DTYPES
 from iris.bench.state import State, described
 from iris.context import Iris
 from iris.ops import Problem
-from iris.ops.hardware import floor_s, hardware
+from iris.ops.hardware import HARDWARE, floor_s, hardware
+from iris.ops.model import predict_ms
+from iris.ops.pick import expected_ms
 from iris.ops.problem import DTYPES as OP_DTYPES
 
 GPU_SHAPES = (
@@ -73,7 +75,11 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     state.set_flops(problem.flops)
     state.set_bytes(problem.received_bytes)
     if ctx.backend_name != "sim":
-        state.set_floor(floor_s(problem, hardware(torch.cuda.get_device_name(ctx.device))))
+        known = hardware(torch.cuda.get_device_name(ctx.device))
+        state.set_floor(floor_s(problem, known))
+        if chosen.config is not None and known is not None:
+            state.set_predicted(predict_ms(problem, chosen.config, known) / 1e3)
+            state.add_counter("mi300x_predicted_ms", expected_ms(problem, HARDWARE["MI300X"]))
     # What is kept from a call on other numbers must not be taken for this call's.
     operands.fill(decoy=True)
     chosen.refresh()

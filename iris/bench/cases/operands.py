@@ -54,7 +54,9 @@ class Operands:
             ALL_REDUCE: 2 * m * n * out_item * (world - 1) // world,
             LOCAL: 0,
         }[op]
-        self.problem = Problem(op, m, n, k, dtype, world, received)
+        self.problem = Problem(
+            op, m, n, k, dtype, 1 if op == LOCAL else world, received, gather_dim if op == GATHER else None
+        )
         self._seed = int(ctx.broadcast(secrets.randbelow(1 << 31), 0))
         self._kept: dict[str, torch.Tensor] = {}
         part = (m, k)

@@ -43,6 +43,7 @@ class Way:
         roundings: how often it may round a sum to the dtype of the output.
         local: whether the result is the local matmul's, not the op's.
         refresh: copies A to where the way needs it; to be called when A has been drawn anew.
+        config: what an op of Iris runs with; None for others.
     """
 
     call: Callable[[], object]
@@ -50,6 +51,7 @@ class Way:
     roundings: int
     local: bool = False
     refresh: Callable[[], object] = lambda: None
+    config: FusedConfig | None = None
 
 
 def ways_of(op: str) -> tuple[str, ...]:
@@ -82,7 +84,8 @@ def _iris(operands: Operands, name: str) -> Way:
         else:
             op(operands.output, operands.a, operands.b, config=config)
 
-    return Way(call, lambda: operands.output, _roundings(operands))
+    used = config or pick_config(operands.problem, target_of(operands.ctx))
+    return Way(call, lambda: operands.output, _roundings(operands), config=used)
 
 
 def _config(operands: Operands, name: str) -> FusedConfig:

@@ -1,0 +1,192 @@
+"""The model: close to what was measured, monotonic where it must be, and for every algorithm and kind of hardware."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from iris.ops import ALGORITHMS, FusedConfig, Problem
+from iris.ops.hardware import HARDWARE, Hardware, floor_s
+from iris.ops.machine import machine
+from iris.ops.model import OPS, algorithms, predict_ms
+from iris.ops.problem import DTYPES, output_dtype
+
+H200, MI300X = HARDWARE["H200 SXM"], HARDWARE["MI300X"]
+MEASURED = json.loads((Path(__file__).parent / "data" / "h200_measured.json").read_text())["measurements"]
+EVERY = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
+TILE = FusedConfig(block_size_n=256, comm_block_n=256)
+
+
+def problem_of(
+    op: str, m: int, n: int, k: int, world_size: int, dtype: torch.dtype = torch.bfloat16, gather_dim: int | None = None
+) -> Problem:
+    """By the sizes of the local matmul."""
+    item, out_item = dtype.itemsize, output_dtype(dtype).itemsize
+    received = {
+        "matmul": 0,
+        "all_gather_matmul": m * k * item * (world_size - 1) // world_size,
+        "matmul_all_scatter": m * n * out_item * (world_size - 1),
+        "matmul_reduce_scatter": m * n * out_item * (world_size - 1) // world_size,
+        "matmul_all_reduce": 2 * m * n * out_item * (world_size - 1) // world_size,
+    }[op]
+    dim = 0 if op == "all_gather_matmul" and gather_dim is None else gather_dim
+    return Problem(op, m, n, k, dtype, world_size, received, dim)
+
+
+def measured() -> list[tuple[Problem, FusedConfig, float]]:
+    """Each measured call: what, how, and milliseconds."""
+    return [
+        (
+            problem_of(one["op"], one["m"], one["n"], one["k"], one["world_size"], gather_dim=one["gather_dim"]),
+            FusedConfig(**one["config"]),
+            one["measured_ms"],
+        )
+        for one in MEASURED
+    ]
+
+
+# -- beside measurements --------------------------------------------------------------------------------------
+
+
+def test_predictions_are_as_close_as_the_model_says() -> None:
+    off = [abs(math.log(predict_ms(problem, config, H200) / ms)) for problem, config, ms in measured()]
+    assert len(off) > 200
+    assert math.exp(statistics.median(off)) < 1.07
+    assert math.exp(max(off)) < 1.40
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_no_op_is_predicted_too_fast_or_too_slow_throughout(op: str) -> None:
+    ratios = [predict_ms(problem, config, H200) / ms for problem, config, ms in measured() if problem.op == op]
+    assert 0.92 < statistics.median(ratios) < 1.08
+
+
+def test_the_config_that_the_model_prefers_is_among_the_fastest_measured() -> None:
+    by_problem: dict[Problem, dict[FusedConfig, float]] = defaultdict(dict)
+    for problem, config, ms in measured():
+        by_problem[problem][config] = ms
+    lost = []
+    for problem, times in by_problem.items():
+        preferred = min(times, key=lambda config: predict_ms(problem, config, H200))
+        lost.append(times[preferred] / min(times.values()))
+    assert len(lost) > 30
+    assert statistics.mean(lost) < 1.04
+    assert max(lost) < 1.20
+
+
+# -- whatever the hardware ------------------------------------------------------------------------------------
+
+
+def test_every_algorithm_has_a_model() -> None:
+    assert {op: set(algorithms(op)) for op in OPS} == {op: set(names) for op, names in ALGORITHMS.items()}
+
+
+def test_an_unknown_algorithm_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        predict_ms(problem_of("matmul", 64, 64, 64, 1), replace(TILE, algorithm="auto"), H200)
+
+
+@pytest.mark.parametrize("hardware", HARDWARE.values(), ids=lambda one: one.name)
+@pytest.mark.parametrize(("op", "algorithm"), EVERY)
+def test_every_prediction_is_a_time(op: str, algorithm: str, hardware: Hardware) -> None:
+    for world_size in (1, 2, 7, 16):
+        for dtype in DTYPES:
+            for m, n, k in ((world_size, 1, 1), (1000 * world_size, 1000, 72)):
+                problem = problem_of(op, m, n, k, world_size, dtype)
+                for config in (TILE, FusedConfig(stream_k=True, num_chunks=64, num_sms=2, comm_sms=1, num_rounds=99)):
+                    ms = predict_ms(problem, replace(config, algorithm=algorithm), hardware)
+                    assert 0.005 < ms < 1e6
+
+
+@pytest.mark.parametrize(("op", "algorithm"), EVERY)
+def test_more_work_never_takes_less_time(op: str, algorithm: str) -> None:
+    config = replace(TILE, algorithm=algorithm, num_chunks=2)
+    for size in ("m", "n", "k"):
+        sizes = {"m": 1024, "n": 1024, "k": 1024}
+        times = []
+        for factor in (1, 2, 4, 16, 64, 65):
+            grown = {**sizes, size: sizes[size] * factor}
+            times.append(predict_ms(problem_of(op, **grown, world_size=4), config, H200))
+        assert times == sorted(times), size
+        assert times[-1] > 2 * times[0], size
+
+
+FIGURES: list[dict[str, Any]] = [
+    {"copy_bytes_per_s": 1e10, "store_bytes_per_s": 1e10, "load_bytes_per_s": 1e10},
+    {"memory_bytes_per_s": 1e11},
+    {"sustained_flops": {"bf16": 1e14}},
+    {"num_sms": 33, "sustained_flops": {"bf16": 2e14}},
+]
+
+
+@pytest.mark.parametrize("worse", FIGURES, ids=lambda figures: next(iter(figures)))
+@pytest.mark.parametrize(("op", "algorithm"), EVERY)
+def test_worse_hardware_never_takes_less_time(op: str, algorithm: str, worse: dict[str, Any]) -> None:
+    problem = problem_of(op, 4096, 4096, 4096, 4)
+    config = replace(TILE, algorithm=algorithm, comm_sms=16)
+    assert predict_ms(problem, config, replace(H200, **worse)) >= predict_ms(problem, config, H200)
+    if op != "matmul" and "copy_bytes_per_s" in worse:
+        assert predict_ms(problem, config, replace(H200, **worse)) > 2 * predict_ms(problem, config, H200)
+
+
+@pytest.mark.parametrize(("op", "algorithm"), EVERY)
+def test_nothing_is_predicted_to_beat_the_floor(op: str, algorithm: str) -> None:
+    for world_size in (2, 4, 8):
+        problem = problem_of(op, 8192, 4096, 8192, world_size)
+        floor = floor_s(problem, H200)
+        assert floor is not None
+        assert predict_ms(problem, replace(TILE, algorithm=algorithm), H200) > 0.9e3 * floor
+
+
+def test_waves_are_counted() -> None:
+    """One tile more than the programs can compute at once takes as long as one for each of them."""
+    whole, more = (problem_of("matmul", 128 * tiles, 256, 8192, 1) for tiles in (132, 133))
+    config = replace(TILE, algorithm="local")
+    assert predict_ms(more, config, H200) > 1.8 * predict_ms(whole, config, H200)
+    split = replace(config, stream_k=True, two_tiles=False)
+    assert predict_ms(more, split, H200) < 0.9 * predict_ms(more, config, H200)
+    assert predict_ms(whole, split, H200) == predict_ms(whole, config, H200)
+
+
+def test_chunks_let_a_gather_by_columns_begin_earlier() -> None:
+    problem = problem_of("all_gather_matmul", 8192, 2048, 29568, 4, gather_dim=1)
+    times = [predict_ms(problem, replace(TILE, algorithm="copy_engine", num_chunks=count), H200) for count in (1, 2, 4)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_one_copy_at_a_time_uses_one_link_of_seven() -> None:
+    problem = problem_of("all_gather_matmul", 8192, 1024, 29568, 8)
+    pushed, copied = (predict_ms(problem, replace(TILE, algorithm=one), MI300X) for one in ("push", "copy_engine"))
+    assert copied > 2 * pushed
+    assert predict_ms(problem, replace(TILE, algorithm="copy_engine"), H200) < predict_ms(
+        problem, replace(TILE, algorithm="push"), H200
+    )
+
+
+def test_fetchers_and_senders_count() -> None:
+    gather = problem_of("all_gather_matmul", 8192, 1024, 29568, 8)
+    few, many = (replace(TILE, algorithm="hbm_buffer", comm_sms=count) for count in (4, 16))
+    assert predict_ms(gather, few, H200) > 2 * predict_ms(gather, many, H200)
+    first = replace(few, num_fetch_stages=4, first_stage_fetch_sms=32)
+    assert predict_ms(gather, many, H200) < predict_ms(gather, first, H200) < predict_ms(gather, few, H200)
+    scatter = problem_of("matmul_all_scatter", 8192, 4096, 2048, 8)
+    few, many = (replace(one, algorithm="split") for one in (few, many))
+    assert predict_ms(scatter, few, H200) > 1.5 * predict_ms(scatter, many, H200)
+
+
+def test_rates_do_not_depend_on_a_switch_of_pytorch() -> None:
+    before = torch.backends.cuda.matmul.allow_tf32
+    rates = []
+    for allowed in (False, True):
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        rates.append(machine(H200, torch.float32))
+    torch.backends.cuda.matmul.allow_tf32 = before
+    assert rates[0] == rates[1]

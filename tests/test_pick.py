@@ -1,0 +1,428 @@
+"""The pick: rows of the user's, rows that come with Iris, the model; what rules a config out; files of rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import BACKEND, Ranks, fresh, worlds
+from test_model import problem_of
+
+from iris.errors import ArgumentError
+from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, pick, pick_config, tuned
+from iris.ops.candidates import ALGORITHMS as PICKED
+from iris.ops.candidates import candidates, obstacle, variations
+from iris.ops.hardware import HARDWARE, Hardware, floor_s
+from iris.ops.model import predict_ms
+from iris.ops.pick import expected_ms, model_pick, predictions
+from iris.ops.tuned import Row
+
+H200 = Target("cuda", 132, tma=True, hardware="NVIDIA H200")
+MI300X = Target("hip", 304, hardware="AMD Instinct MI300X")
+UNKNOWN = Target("cuda", 80, hardware="NVIDIA Something")
+SIM = Target("sim", 4, hardware="simulated")
+TARGETS = [H200, MI300X, UNKNOWN, SIM]
+GATHER = problem_of("all_gather_matmul", 8192, 4096, 8192, 8)
+ODD = FusedConfig("push", block_size_m=64, block_size_n=64, group_size_m=3)
+"""A config that no rule and no model would choose."""
+
+
+@pytest.fixture(autouse=True)
+def _no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Neither the user's rows nor those that come with Iris, unless a test puts some there."""
+    monkeypatch.setenv("IRIS_TUNED", str(tmp_path / "user.json"))
+    monkeypatch.setattr(tuned, "SHIPPED", tmp_path / "shipped")
+    pick.forget()
+    yield
+    pick.forget()
+
+
+def row_for(problem: Problem, config: FusedConfig = ODD, target: Target = H200) -> Row:
+    return Row(*tuned.row_key(problem, target.hardware), config, 1.0)
+
+
+def user_rows(*rows: Row) -> None:
+    tuned.write(Path(str(tuned.user_path())), rows)
+    pick.forget()
+
+
+def shipped_rows(*rows: Row) -> None:
+    tuned.write(tuned.SHIPPED / "some.json", rows)
+    pick.forget()
+
+
+# -- the order ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.hardware)
+def test_users_rows_come_first_then_shipped_ones_then_the_model(target: Target) -> None:
+    free = pick_config(GATHER, target)
+    assert free == model_pick(GATHER, target) != ODD
+    shipped_rows(row_for(GATHER, target=target))
+    assert pick_config(GATHER, target) == ODD
+    other = replace(ODD, group_size_m=5)
+    user_rows(row_for(GATHER, other, target))
+    assert pick_config(GATHER, target) == other
+
+
+def test_a_row_counts_for_its_own_kind_of_problem_only() -> None:
+    user_rows(row_for(GATHER))
+    for other in (
+        replace(GATHER, gather_dim=1),
+        replace(GATHER, dtype=torch.float16),
+        replace(GATHER, world_size=4),
+        problem_of("matmul_all_scatter", 8192, 4096, 8192, 8),
+    ):
+        assert pick_config(other, H200) == model_pick(other, H200)
+    assert pick_config(GATHER, replace(H200, hardware="NVIDIA H100 80GB HBM3")) != ODD
+    assert pick_config(GATHER, replace(H200, hardware="NVIDIA H200 141GB")) == ODD  # another name of the same
+
+
+def test_rows_of_the_simulator_count_nowhere_else() -> None:
+    user_rows(row_for(GATHER, target=SIM))
+    assert pick_config(GATHER, SIM) == ODD
+    assert pick_config(GATHER, H200) == model_pick(GATHER, H200)
+
+
+def test_a_row_counts_for_shapes_within_a_factor_of_the_square_root_of_two() -> None:
+    good = replace(model_pick(GATHER, H200), group_size_m=16)  # the model sees no difference
+    user_rows(row_for(GATHER, good))
+    for size in ("m", "n", "k"):
+        near = [replace(GATHER, **{size: getattr(GATHER, size) * 14 // 10}), replace(GATHER, **{size: 5800})]
+        if size == "n":
+            near[1] = replace(GATHER, n=2900)
+        for problem in near:
+            assert pick_config(problem, H200).group_size_m == 16, (size, problem)
+        for far in (getattr(GATHER, size) * 3 // 2, getattr(GATHER, size) * 2 // 3):
+            assert pick_config(replace(GATHER, **{size: far}), H200).group_size_m == 8, (size, far)
+
+
+def test_the_nearest_row_counts() -> None:
+    good = model_pick(GATHER, H200)
+    rows = [row_for(replace(GATHER, m=m), replace(good, group_size_m=group)) for m, group in ((8192, 3), (10240, 5))]
+    user_rows(*rows)
+    groups = [pick_config(replace(GATHER, m=m), H200).group_size_m for m in (7000, 8192, 9000, 9400, 10240, 12000)]
+    assert groups == [3, 3, 3, 5, 5, 5]
+
+
+def test_a_row_of_a_neighbour_is_left_if_the_model_sees_it_lose_here() -> None:
+    user_rows(row_for(GATHER))
+    assert pick_config(GATHER, H200) == ODD
+    assert pick_config(replace(GATHER, m=8200), H200) == model_pick(replace(GATHER, m=8200), H200)
+
+
+def test_a_row_that_cannot_run_here_is_passed_over() -> None:
+    reduce = problem_of("matmul_all_reduce", 8192, 4096, 8192, 8)
+    copied = replace(model_pick(reduce, H200), algorithm="copy_engine", group_size_m=7)
+    user_rows(row_for(reduce, copied))
+    assert pick_config(reduce, H200) == copied
+    assert pick_config(replace(reduce, m=8191), H200).algorithm != "copy_engine"  # rows that 8 ranks cannot share
+    assert pick_config(reduce, replace(H200, excluded=("copy_engine",))).algorithm != "copy_engine"
+
+
+def test_algorithms_that_cannot_run_are_not_picked() -> None:
+    for op, names in PICKED.items():
+        problem = problem_of(op, 4096, 4096, 4096, 4)
+        left = list(names)
+        for target in TARGETS:
+            while len(left) > 1:
+                name = pick_config(problem, replace(target, excluded=tuple(set(names) - set(left)))).algorithm
+                assert name in left
+                left.remove(name)
+
+
+# -- the model's choice ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("m", [1, 100, 16384])
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.hardware)
+@pytest.mark.parametrize("op", ALGORITHMS)
+def test_every_pick_can_run(op: str, target: Target, m: int, dtype: torch.dtype) -> None:
+    for world_size in (1, 3, 8):
+        problem = problem_of(op, m * world_size, 1000, 2048, world_size, dtype)
+        config = pick_config(problem, target)
+        config.check(op, ALGORITHMS[op], target.num_sms)
+        assert obstacle(problem, config, target) is None
+        assert pick_config(problem, target) == config
+
+
+def test_what_is_picked_is_deterministic_and_runs_by_itself() -> None:
+    assert all("atomic" not in names for names in PICKED.values())
+    assert all(set(names) <= set(ALGORITHMS[op]) for op, names in PICKED.items())
+
+
+@pytest.mark.parametrize("op", ALGORITHMS)
+def test_nothing_that_can_run_is_predicted_to_be_much_faster_than_the_pick(op: str) -> None:
+    problem = problem_of(op, 8192, 4096, 4096, 8)
+    times = predictions(problem, H200, candidates(problem, H200))
+    assert min(times.values()) > 0
+    assert times[model_pick(problem, H200)] <= 1.02 * 1.05 * min(times.values())
+    config = model_pick(problem, H200)
+    assert times[config] == pytest.approx(predict_ms(problem, config, HARDWARE["H200 SXM"]) / 1e3)
+
+
+@pytest.mark.parametrize("known", HARDWARE.values(), ids=lambda known: known.name)
+def test_other_hardware_is_expected_to_take_its_own_time(known: Hardware) -> None:
+    floor = floor_s(GATHER, known)
+    assert floor is not None
+    assert 0.9e3 * floor < expected_ms(GATHER, known) < 4e3 * floor
+
+
+def test_large_gathers_leave_the_copies_to_the_copy_engine_and_small_ones_push() -> None:
+    assert pick_config(GATHER, H200).algorithm == "copy_engine"
+    assert pick_config(problem_of("all_gather_matmul", 512, 1024, 8192, 8), H200).algorithm == "push"
+    # One copy at a time would use one of an MI300X's seven links.
+    assert pick_config(GATHER, MI300X).algorithm != "copy_engine"
+    assert (
+        pick_config(GATHER, replace(H200, excluded=("copy_engine", "push", "hbm_buffer", "baseline"))).algorithm
+        == "pull"
+    )
+
+
+def test_a_tile_more_than_a_wave_is_split() -> None:
+    assert pick_config(problem_of("matmul", 133 * 128, 256, 8192, 1), H200).stream_k
+    assert not pick_config(problem_of("matmul", 132 * 128, 256, 8192, 1), H200).stream_k
+
+
+def test_simulated_tiles_are_small_and_algorithms_quick() -> None:
+    for op in ALGORITHMS:
+        config = pick_config(problem_of(op, 256, 192, 128, 2), SIM)
+        assert config.tile_elements == 64 * 64
+        assert config.algorithm in ("local", "push", "two_shot")
+
+
+def test_a_pick_is_quick() -> None:
+    taken = []
+    for m in range(4096, 4106):
+        for op in ALGORITHMS:
+            problem = problem_of(op, 8 * m, 4096, 4096, 8)
+            started = time.perf_counter()
+            pick_config(problem, H200)
+            first = time.perf_counter()
+            pick_config(problem, H200)
+            taken.append((first - started, time.perf_counter() - first))
+    # About 1 ms and 2 us; with room for a busy machine.
+    assert statistics.median(first for first, _ in taken) < 10e-3
+    assert statistics.median(again for _, again in taken) < 100e-6
+
+
+# -- what rules a config out ----------------------------------------------------------------------------------
+
+PLAIN = FusedConfig("push", block_size_n=256)
+REFUSED: list[tuple[str, dict[str, Any], Target, str]] = [
+    ("algorithm", {"algorithm": "none"}, H200, "has no algorithm none"),
+    ("excluded", {}, replace(H200, excluded=("push",)), "push is excluded"),
+    ("block_size_m", {"block_size_m": 256}, H200, "256 sums per thread"),
+    ("block_size_n", {"block_size_n": 512}, H200, "bytes of shared memory"),
+    ("block_size_k", {"block_size_k": 128}, H200, "294912 bytes|295168 bytes of shared memory: 232448 at most"),
+    ("num_stages", {"num_stages": 5}, H200, "bytes of shared memory"),
+    ("num_warps", {"num_warps": 4}, H200, "256 sums per thread: 128 at most"),
+    ("num_sms", {"num_sms": 133}, H200, "133 programs on 132 SMs"),
+    ("comm_sms", {"algorithm": "hbm_buffer", "comm_sms": 132}, H200, "132 of 132 programs would only move data"),
+    ("few_sms", {"algorithm": "hbm_buffer", "num_sms": 1}, H200, "1 of 1 programs would only move data"),
+    ("first", {"first_stage_fetch_sms": 133}, H200, "133 programs to fetch, of 132"),
+    ("num_chunks", {"num_chunks": 65}, H200, "65 chunks: 64 at most"),
+    ("amd stages", {"num_stages": 3}, MI300X, "bytes of shared memory: 65536 at most"),
+    ("amd tile", {"block_size_m": 512, "block_size_n": 512, "block_size_k": 16}, MI300X, "sums per thread"),
+]
+
+
+@pytest.mark.parametrize(("changes", "target", "why"), [one[1:] for one in REFUSED], ids=[one[0] for one in REFUSED])
+def test_what_cannot_run_is_ruled_out(changes: dict[str, Any], target: Target, why: str) -> None:
+    assert obstacle(GATHER, PLAIN, H200) is None
+    assert obstacle(GATHER, replace(PLAIN, num_stages=2), MI300X) is None
+    config = replace(PLAIN, **({"num_stages": 2} if target is MI300X else {}) | changes)
+    reason = obstacle(GATHER, config, target)
+    assert reason is not None
+    assert any(part in reason for part in why.split("|"))
+
+
+def test_rules_of_single_ops() -> None:
+    reduce = problem_of("matmul_all_reduce", 8191, 4096, 4096, 8)
+    assert "cannot be shared evenly" in str(obstacle(reduce, replace(PLAIN, algorithm="copy_engine"), H200))
+    assert obstacle(reduce, replace(PLAIN, algorithm="two_shot"), H200) is None
+    short = problem_of("all_gather_matmul", 256, 256, 256, 2)
+    assert "3 chunks of 2 block rows" in str(obstacle(short, replace(PLAIN, num_chunks=3), H200))
+
+
+def test_what_is_as_large_as_it_can_be_is_not_ruled_out() -> None:
+    """Compiled for sm_90 by Triton 3.6.0 and 3.9.0, the kernel takes what all stages do, and up to 64 bytes more."""
+    for m, n, k, warps, stages in (
+        (128, 256, 64, 8, 4),
+        (128, 128, 128, 8, 3),
+        (64, 128, 128, 4, 4),
+        (64, 256, 64, 4, 4),
+    ):
+        config = FusedConfig("push", m, n, k, num_warps=warps, num_stages=stages)
+        assert obstacle(GATHER, config, H200) is None
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.hardware)
+@pytest.mark.parametrize("op", ALGORITHMS)
+def test_candidates_can_run_and_differ(op: str, target: Target) -> None:
+    problem = problem_of(op, 4096, 4096, 4096, 4)
+    few, many = list(candidates(problem, target)), list(candidates(problem, target, wide=True))
+    for found in (few, many):
+        assert len(found) == len(set(found)) > 0
+        assert all(obstacle(problem, config, target) is None for config in found)
+    assert set(few) <= set(many)
+    varied = [one for config in many[:5] for one in variations(problem, config, target)]
+    assert all(obstacle(problem, config, target) is None for config in varied)
+    for config in many[:5]:
+        for changed in variations(problem, config, target):
+            assert sum(getattr(config, one.name) != getattr(changed, one.name) for one in fields(config)) == 1
+
+
+# -- files of rows --------------------------------------------------------------------------------------------
+
+
+def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "rows.json"
+    config = replace(ODD, comm_sms=16, stream_k=True, staged_a_layout="m_contiguous")
+    row = replace(row_for(GATHER, config), predicted_ms=1.25, untuned_ms=2.5, versions={"iris": "1"}, date="2026-11-21")
+    assert tuned.read(path) == []
+    tuned.write(path, [row])
+    assert tuned.read(path) == [row]
+    other = row_for(replace(GATHER, m=64))
+    tuned.write(path, [other])
+    tuned.write(path, [replace(row, measured_ms=0.5)])
+    assert sorted(tuned.read(path), key=lambda one: one.m) == [other, replace(row, measured_ms=0.5)]
+    assert [one.name for one in path.parent.iterdir()] == ["rows.json"]
+
+
+def test_only_what_differs_from_the_defaults_is_kept(tmp_path: Path) -> None:
+    tuned.write(tmp_path / "rows.json", [row_for(GATHER, FusedConfig("push", group_size_m=4))])
+    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert row["config"] == {"algorithm": "push", "group_size_m": 4}
+
+
+def test_no_file_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("IRIS_TUNED")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tuned.user_path() == tmp_path / ".cache" / "iris" / "tuned.json"
+    assert pick_config(GATHER, H200) == model_pick(GATHER, H200)
+
+
+def broken(change: Callable[[dict[str, Any]], object]) -> str:
+    content = {"schema": 1, "rows": [row_for(GATHER).as_json(), row_for(replace(GATHER, m=64)).as_json()]}
+    change(content)
+    return json.dumps(content)
+
+
+BROKEN: list[tuple[str, str, str]] = [
+    ("nothing", "", "JSON"),
+    ("cut", '{"schema": 1, "rows": [', "JSON"),
+    ("list", "[]", 'an object with "schema": 1 and a list "rows"'),
+    ("schema", broken(lambda all: all.update(schema=2)), 'an object with "schema": 1'),
+    ("rows", broken(lambda all: all.update(rows={})), 'a list "rows"'),
+    ("row", broken(lambda all: all["rows"].append(3)), "row 3: expected an object, got 3"),
+    ("missing", broken(lambda all: all["rows"][1].pop("m")), "row 2, m: expected a positive whole number, got nothing"),
+    ("size", broken(lambda all: all["rows"][1].update(k=0)), "row 2, k: expected a positive whole number, got 0"),
+    ("bool", broken(lambda all: all["rows"][0].update(n=True)), "row 1, n: expected a positive whole number, got True"),
+    ("op", broken(lambda all: all["rows"][0].update(op="add")), "row 1, op: expected an op with algorithms, got 'add'"),
+    ("dtype", broken(lambda all: all["rows"][0].update(dtype="fp8")), "row 1, dtype: expected one of fp16"),
+    ("dim", broken(lambda all: all["rows"][0].update(gather_dim=2)), "row 1, gather_dim: expected 0, 1 or null, got 2"),
+    (
+        "time",
+        broken(lambda all: all["rows"][0].update(measured_ms="1")),
+        "row 1, measured_ms: expected a positive number",
+    ),
+    ("more", broken(lambda all: all["rows"][0].update(colour="red")), "row 1, colour: expected no other fields than"),
+    (
+        "algorithm",
+        broken(lambda all: all["rows"][0]["config"].update(algorithm="x")),
+        "config.algorithm: expected one of",
+    ),
+    ("field", broken(lambda all: all["rows"][0]["config"].update(size=1)), "row 1, config, size: expected one of"),
+    ("type", broken(lambda all: all["rows"][0]["config"].update(stream_k=1)), "config, stream_k: expected bool, got 1"),
+    (
+        "value",
+        broken(lambda all: all["rows"][0]["config"].update(block_size_m=17)),
+        "block_size_m: expected a power of two",
+    ),
+    (
+        "sms",
+        broken(lambda all: all["rows"][0]["config"].update(comm_sms="x")),
+        "comm_sms: expected int or null, got 'x'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), [one[1:] for one in BROKEN], ids=[one[0] for one in BROKEN])
+def test_a_broken_file_is_an_error_that_names_it(text: str, words: str) -> None:
+    path = Path(str(tuned.user_path()))
+    path.write_text(text)
+    with pytest.raises(ArgumentError) as caught:
+        pick_config(GATHER, H200)
+    assert str(path) in str(caught.value)
+    assert words in str(caught.value)
+    assert path.read_text() == text
+
+
+def test_a_broken_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text("[")
+    with pytest.raises(ArgumentError, match=r"rows\.json: expected JSON"):
+        tuned.write(path, [row_for(GATHER)])
+    assert path.read_text() == "["
+
+
+def test_a_place_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match=r"file/rows\.json: expected a file that can be (read|written)"):
+        tuned.write(tmp_path / "file" / "rows.json", [row_for(GATHER)])
+
+
+def test_shipped_rows_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    pick.forget()
+    monkeypatch.setenv("IRIS_TUNED", "/nonexistent")
+    rows = [row for path in sorted(tuned.SHIPPED.glob("*.json")) for row in tuned.read(path)]
+    assert {row.hardware for row in rows} == {"H200 SXM"}
+    assert len({row.key for row in rows}) == len(rows) > 0
+    for row in rows:
+        dtype = tuned.DTYPE_NAMES[row.dtype]
+        problem = problem_of(row.op, row.m, row.n, row.k, row.world_size, dtype, row.gather_dim)
+        assert obstacle(problem, row.config, H200) is None
+        assert row.config.algorithm in PICKED[row.op]
+        assert row.date and row.versions
+        assert pick_config(problem, H200) == row.config
+
+
+# -- the ops take what is picked ------------------------------------------------------------------------------
+
+
+def algorithms_run(path: str) -> list[set[str]]:
+    """By which algorithms a gather without a config runs, without a user's row and with those in ``path``."""
+    found = []
+    for file in ("/nonexistent", path):
+        os.environ["IRIS_TUNED"] = file
+        pick.forget()
+        with fresh() as ctx:
+            a, b = ctx.randn(32, 64), torch.randn(64, 32, device=ctx.device)
+            output = torch.empty(32 * ctx.world_size, 32, device=ctx.device)
+            ctx.ops.all_gather_matmul(output, a, b)
+            ctx.synchronize()
+            whole = torch.cat([ctx.broadcast(a, rank) for rank in range(ctx.world_size)])
+            torch.testing.assert_close(output, whole @ b, rtol=1e-4, atol=1e-4)
+            found.append({key[1] for key in ctx._workspaces if key[0] == "all_gather_matmul"})
+    del os.environ["IRIS_TUNED"]
+    pick.forget()
+    return found
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="the row is for the simulator")
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_an_op_without_a_config_takes_the_row(ranks: Ranks, tmp_path: Path) -> None:
+    problem = problem_of("all_gather_matmul", 64, 32, 64, 2, torch.float32)
+    tuned.write(tmp_path / "rows.json", [row_for(problem, replace(ODD, algorithm="pull"), SIM)])
+    assert ranks.run(algorithms_run, str(tmp_path / "rows.json")) == [[{"push"}, {"pull"}]] * 2

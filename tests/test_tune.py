@@ -1,0 +1,459 @@
+"""The tuner: what it tries next, what it keeps, and that runs which end early, or badly, lose nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import BACKEND, Ranks, context, worlds
+from test_model import problem_of
+
+from iris import cli
+from iris.bench.cases.operands import Operands
+from iris.device import matmul as kernels
+from iris.engine import CopyEngine
+from iris.errors import ArgumentError, LaunchError, PeerDied
+from iris.ops import ALGORITHMS, FusedConfig, Target, pick, pick_config, tuned
+from iris.tune import command, session
+from iris.tune.report import Finding, described_config, print_findings
+from iris.tune.search import Search, Step, Trial
+from iris.tune.session import Bench, Options, Shape
+from iris.tune.trials import DROPPED, ENDED, MEASURED, RIGHT, STARTED, Trials, problem_name
+
+pytestmark = [] if BACKEND == "sim" else [pytest.mark.gpu]
+simulated_only = pytest.mark.skipif(BACKEND != "sim", reason="tells of the simulator")
+TINY = ["matmul_reduce_scatter", "-m", "32", "-n", "16", "-k", "32", "--num_ranks", "2"]
+CONFIGS = [FusedConfig("push", group_size_m=size) for size in range(1, 9)]
+
+
+@pytest.fixture(autouse=True)
+def _own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("IRIS_TUNED", str(tmp_path / "user.json"))
+    pick.forget()
+    yield
+    pick.forget()
+
+
+# -- the search -----------------------------------------------------------------------------------------------
+
+
+class World:
+    """What a search finds: the time of each config in ms, by its ``group_size_m``; others than those given are wrong.
+    Every step takes a second."""
+
+    def __init__(self, times: dict[int, float], budget_s: float = 1000.0) -> None:
+        self.times, self.left_s = times, budget_s
+        self.steps: list[Step] = []
+        self.spoiled: set[int] = set()
+
+    def take(self, step: Step) -> Any:
+        self.steps.append(step)
+        self.left_s -= 1
+        if step.kind == "compile":
+            return ["does not compile" if config.group_size_m == 99 else None for config in step.configs]
+        size = step.configs[0].group_size_m
+        if step.kind == "check":
+            return None if size in self.times and size not in self.spoiled else f"wrong {size}"
+        return [self.times[size]] * step.calls
+
+    def search(
+        self, configs: list[FusedConfig], more: Callable[[FusedConfig], list[FusedConfig]], batch: int
+    ) -> Search:
+        found = Search(configs, configs[0], more, lambda: self.left_s, batch, 3)
+        steps = found.steps()
+        step = next(steps, None)
+        while step is not None:
+            try:
+                step = steps.send(self.take(step))
+            except StopIteration:
+                break
+        return found
+
+    def calls(self) -> Counter[int]:
+        return Counter(step.configs[0].group_size_m for step in self.steps if step.kind == "time")
+
+
+def nothing_more(_: FusedConfig) -> list[FusedConfig]:
+    return []
+
+
+def test_the_fastest_is_found_and_the_slower_half_left_out() -> None:
+    world = World({size: 1 + abs(size - 5) / 30 for size in range(1, 9)})
+    found = world.search(CONFIGS, nothing_more, 0)
+    assert found.best == FusedConfig("push", group_size_m=5)
+    assert found.measured_ms(found.best) == 1.0
+    calls = world.calls()
+    assert calls[5] > calls[4] > calls[2] >= 2
+    assert found.measured_ms(CONFIGS[0]) == pytest.approx(1 + 4 / 30)
+
+
+def test_candidates_are_timed_in_turns() -> None:
+    world = World({1: 1.0, 2: 1.1})
+    world.search(CONFIGS[:2], nothing_more, 0)
+    timed = [step.configs[0].group_size_m for step in world.steps if step.kind == "time"]
+    assert timed[:4] == [1, 2, 1, 2]
+
+
+def test_what_is_far_off_is_left_out_at_once() -> None:
+    world = World({1: 1.0, 2: 2.0, 3: 2.0, 4: 1.01})
+    world.search(CONFIGS[:4], nothing_more, 0)
+    assert world.calls()[2] == world.calls()[3] == 2
+
+
+def test_what_is_wrong_or_does_not_compile_is_never_timed() -> None:
+    broken = FusedConfig("push", group_size_m=99)
+    world = World({1: 5.0, 3: 1.0})
+    found = world.search([CONFIGS[0], broken, CONFIGS[1], CONFIGS[2]], nothing_more, 2)
+    assert found.best == CONFIGS[2]
+    assert {config: trial.dropped for config, trial in found.trials.items() if trial.dropped} == {
+        broken: "does not compile",
+        CONFIGS[1]: "wrong 2",
+    }
+    assert set(world.calls()) == {1, 3}
+    assert [len(step.configs) for step in world.steps if step.kind == "compile"] == [2, 2]
+
+
+def test_fields_of_the_best_are_varied_as_long_as_it_helps() -> None:
+    world = World({size: 20.0 - size for size in range(1, 13)})
+
+    def next_two(config: FusedConfig) -> list[FusedConfig]:
+        return [replace(config, group_size_m=config.group_size_m + step) for step in (1, 2)]
+
+    found = world.search(CONFIGS[:1], next_two, 0)
+    assert found.best is not None
+    assert found.best.group_size_m == 7  # three times two further
+    assert found.measured_ms(CONFIGS[0]) == 19.0  # what is picked without rows is measured to the end
+
+
+def test_a_result_that_is_wrong_after_many_calls_loses_to_the_next() -> None:
+    world = World({1: 2.0, 2: 1.0})
+    take = world.take
+
+    def late(step: Step) -> Any:
+        if step.kind == "time" and len(world.steps) > 4:
+            world.spoiled = {2}
+        return take(step)
+
+    world.take = late  # type: ignore[method-assign]
+    found = world.search(CONFIGS[:2], nothing_more, 0)
+    assert found.best == CONFIGS[0]
+    assert "after many calls: wrong 2" in str(found.trials[CONFIGS[1]].dropped)
+
+
+def test_the_budget_ends_the_search_and_what_there_is_counts() -> None:
+    for budget_s in range(60):
+        world = World({size: 10.0 - size for size in range(1, 9)}, budget_s)
+        found = world.search(CONFIGS, nothing_more, 0)
+        assert len(world.steps) <= budget_s + 2  # it looks at the clock before every step but the last check
+        assert (found.best is not None) == (budget_s > 0)
+    assert found.best == CONFIGS[7]
+
+
+def test_checks_take_half_of_the_time_at_most() -> None:
+    world = World(dict.fromkeys(range(1, 9), 1.0), 8)
+    world.search(CONFIGS, nothing_more, 0)
+    kinds = Counter(step.kind for step in world.steps)
+    assert kinds["check"] <= 5
+    assert kinds["time"] >= 3
+
+
+def test_nothing_right_is_nothing_found() -> None:
+    found = World({}).search(CONFIGS, nothing_more, 0)
+    assert found.best is None
+    assert found.measured_ms(CONFIGS[0]) is None
+    assert len(found.trials) == 8
+
+
+# -- on the ranks ---------------------------------------------------------------------------------------------
+
+
+def bench_for(op: str) -> Bench:
+    shape = Shape(op, 32, 16, 32, "fp32", 0 if op == "all_gather_matmul" else None)
+    sizes = {"matmul": (32, 16, 32), "all_gather_matmul": (32, 8, 32), "matmul_all_scatter": (32, 8, 32)}
+    ctx = context()
+    return Bench(ctx, Operands(ctx, op, sizes.get(op, (32, 16, 16)), torch.float32, 0), shape)
+
+
+def verdicts(op: str) -> list[str | None]:
+    """Of a right config, one that raises, and an op that leaves its output, or what other numbers gave, as it was."""
+    bench = bench_for(op)
+    small = pick.model_pick(bench.problem, bench.target)
+    found = [bench.take(Step("check", (small,))), bench.take(Step("check", (replace(small, block_size_m=17),)))]
+    times = bench.take(Step("time", (small,), 2))
+    assert len(times) == 2 and all(0 < ms < 60e3 for ms in times)
+    real, kept = bench._op, []
+
+    def lazy(ctx: Any, output: torch.Tensor, *operands: Any, **options: Any) -> None:
+        if not kept:
+            real(ctx, output, *operands, **options)
+            kept.append(output.clone())
+        output.copy_(kept[0])
+
+    for wrong in (lambda *operands, **options: None, lazy):
+        bench._op = wrong
+        found.append(bench.take(Step("check", (small,))))
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("op", ALGORITHMS)
+def test_results_are_checked(ranks: Ranks, op: str) -> None:
+    first, second = ranks.run(verdicts, op)
+    assert first == second
+    right, raising, silent, stale = first
+    assert right is None
+    assert "ArgumentError" in raising and "block_size_m" in raising
+    assert "too far off" in silent and "ranks 0, 1 of 2" in silent
+    assert "too far off" in stale
+
+
+class Recorded:
+    """Stands in for the kernel: compiling is written down, launching fails."""
+
+    def __init__(self) -> None:
+        self.compiled: list[int] = []
+
+    def warmup(self, *_: Any, grid: tuple[int, ...], **constants: Any) -> None:
+        self.compiled.append(constants["BLOCK_M"])
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        raise AssertionError("launched")
+
+
+def compiled_share(op: str) -> tuple[list[int], bool]:
+    """The tiles that this rank compiles of those of all algorithms; whether the op still works afterwards."""
+    bench, ctx = bench_for(op), context()
+    config = pick.model_pick(bench.problem, bench.target)
+    names = [name for name in ALGORITHMS[op] if name != "baseline"]
+    every = [replace(config, algorithm=name, block_size_m=16 << (number % 3)) for number, name in enumerate(names)]
+    real, recorded = kernels.matmul_kernel, Recorded()
+    moves = {name: getattr(CopyEngine, name) for name in ("put", "wait", "clear")}
+    kernels.matmul_kernel = recorded
+    for name in moves:
+        setattr(CopyEngine, name, None)
+    try:
+        complaints = bench.take(Step("compile", tuple(every)))
+    finally:
+        kernels.matmul_kernel = real
+        for name, move in moves.items():
+            setattr(CopyEngine, name, move)
+    assert complaints == [None] * len(every)
+    assert recorded.compiled == [one.block_size_m for one in every][ctx.rank :: ctx.world_size]
+    return recorded.compiled, all(bench.take(Step("check", (one,))) is None for one in every)
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("op", [op for op in ALGORITHMS if op != "matmul"])
+def test_ranks_share_compiling_and_launch_nothing_meanwhile(ranks: Ranks, op: str) -> None:
+    shares = ranks.run(compiled_share, op)
+    assert sum(len(share) for share, _ in shares) == len([name for name in ALGORITHMS[op] if name != "baseline"])
+    assert all(works for _, works in shares)
+
+
+def complaint_of_compiling() -> Any:
+    bench = bench_for("matmul")
+    config = pick.model_pick(bench.problem, bench.target)
+    return bench.take(Step("compile", (config, replace(config, block_size_m=17))))
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_what_does_not_compile_is_told_to_all(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    for complaints in ranks.run(partial(with_recorder, complaint_of_compiling)):
+        assert complaints[0] is None
+        assert "block_size_m" in complaints[1]
+
+
+def with_recorder(fn: Callable[[], Any]) -> Any:
+    real = kernels.matmul_kernel
+    kernels.matmul_kernel = Recorded()
+    try:
+        return fn()
+    finally:
+        kernels.matmul_kernel = real
+
+
+# -- the command ----------------------------------------------------------------------------------------------
+
+
+@simulated_only
+def test_a_run_writes_a_row_that_auto_takes_and_resume_keeps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "user.json"
+    assert cli.main(["tune", *TINY, "--dtype", "fp32", "--budget_s", "3"]) == 0
+    (row,) = tuned.read(out)
+    problem = problem_of("matmul_reduce_scatter", 32, 16, 16, 2, torch.float32)
+    target = Target("sim", 4, hardware="simulated")
+    assert row.key == tuned.row_key(problem, "simulated")
+    assert row.measured_ms > 0 and row.predicted_ms is None and row.untuned_ms is not None
+    assert row.versions["torch"] == torch.__version__ and row.date.startswith("20")
+    pick.forget()
+    assert pick_config(problem, target) == row.config
+    assert pick_config(problem, Target("cuda", 132, hardware="NVIDIA H200")) != row.config
+    events = [json.loads(line) for line in (tmp_path / "user.trials.jsonl").read_text().splitlines()]
+    states = Counter(event["state"] for event in events)
+    assert states[RIGHT] >= states[MEASURED] >= 2
+    told = capsys.readouterr()
+    assert "matmul_reduce_scatter 32x16x32 fp32" in told.out and described_config(row.config)[:4] in told.out
+
+    # Again: the row stays as it is.
+    started = time.monotonic()
+    assert cli.main(["tune", *TINY, "--dtype", "fp32", "--budget_s", "30", "--resume"]) == 0
+    assert time.monotonic() - started < 10
+    assert tuned.read(out) == [row]
+
+
+@simulated_only
+def test_a_data_set_of_shapes_within_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = [{"m": 32, "n": 16, "k": 32, "gather_dim": 1}, {"m": 33, "n": 16, "k": 32, "gather_dim": 0}]
+    (tmp_path / "shapes.json").write_text(json.dumps(entries))
+    out = tmp_path / "rows.json"
+    given = ["all_gather_matmul", "--dataset", str(tmp_path / "shapes.json"), "--num_ranks=2", "--budget_s=3"]
+    assert cli.main(["tune", *given, "--out", str(out)]) == 0
+    (row,) = tuned.read(out)
+    assert (row.gather_dim, row.m, row.n, row.k) == (1, 32, 8, 32)
+    assert "M=33: no multiple of 2 ranks" in capsys.readouterr().out
+
+
+def test_a_run_needs_shapes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for given, words in (
+        (["matmul"], "which shapes?"),
+        (["matmul", "-m", "3", "-n", "3"], "which shapes?"),
+        (["matmul", "-m", "3", "--dataset", "x.json"], "leave -m, -n and -k out"),
+        (["matmul", "-m", "0", "-n", "1", "-k", "1"], "0 is not a positive number"),
+        (["matmul", "-m", "1", "-n", "1", "-k", "1", "--budget_s", "0"], "not a positive number of seconds"),
+        (["multiply", "-m", "1"], "invalid choice"),
+        ([], "required: OP"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            command.main(given)
+        assert words in capsys.readouterr().err
+
+
+def test_a_broken_file_is_found_before_anything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "user.json").write_text("{}")
+    assert cli.main(["tune", *TINY]) == 1
+    assert "user.json: expected an object with" in capsys.readouterr().err
+    assert (tmp_path / "user.json").read_text() == "{}"
+
+
+@simulated_only
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    script = [sys.executable, "-m", "iris", "tune", *TINY, "--budget_s", "300", "--out", str(out)]
+    process = subprocess.Popen(
+        script, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        trials = Trials(out).path
+        give_up = time.monotonic() + 60
+        while not (trials.exists() and trials.read_text().count(RIGHT) >= 3) and time.monotonic() < give_up:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        printed, told = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == command.STOPPED, told
+    assert "stopping: what was measured is kept" in told and "--resume goes on" in told
+    assert "tried, " in told and " s left" in told
+    (row,) = tuned.read(out)
+    assert row.hardware == "simulated" and str(out) in printed
+
+
+def dying(options: Options) -> tuple[list[Finding], bool]:
+    """What a run does whose first candidate ends rank 0, and so the others."""
+    trials, key = Trials(options.out), ["simulated", 2, "matmul", None, "fp32", 1, 1, 1]
+    culprit = FusedConfig("local", group_size_m=1)
+    if not options.resume:
+        if os.environ["IRIS_RANK"] == "0":
+            trials.add(key, culprit, STARTED)
+            os._exit(3)
+        raise PeerDied("rank 0 is gone", [0])
+    assert trials.failed() == {(problem_name(key), culprit): ENDED}
+    return [Finding("tuned")], False
+
+
+def always_dying(options: Options) -> tuple[list[Finding], bool]:
+    os._exit(3)
+
+
+@simulated_only
+def test_a_candidate_that_ends_its_ranks_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session, "run", dying)
+    assert command.main([*TINY, "--out", str(tmp_path / "rows.json")]) == 0
+    told = capsys.readouterr()
+    assert "a candidate ended its ranks, and is left out" in told.err
+    assert "tuned" in told.out
+    monkeypatch.setattr(session, "run", always_dying)
+    with pytest.raises(LaunchError, match="exit code 3"):
+        command.main([*TINY, "--out", str(tmp_path / "rows.json")])
+
+
+# -- trials ---------------------------------------------------------------------------------------------------
+
+
+def test_trials_tell_what_failed(tmp_path: Path) -> None:
+    trials = Trials(tmp_path / "rows.json")
+    assert trials.failed() == {}
+    key = ["NVIDIA H200", 2, "matmul_all_scatter", None, "bf16", 8, 8, 8]
+    for config, states in zip(
+        CONFIGS, ((STARTED,), (STARTED, RIGHT), (STARTED, DROPPED), (RIGHT, MEASURED)), strict=False
+    ):
+        for state in states:
+            trials.add(key, config, state, why="wrong" if state == DROPPED else None)
+    with trials.path.open("a") as file:
+        file.write('{"key": ["cut off')
+    name = problem_name(key)
+    assert trials.failed() == {(name, CONFIGS[0]): ENDED, (name, CONFIGS[2]): "wrong"}
+    trials.clear()
+    assert trials.failed() == {}
+    trials.path.write_text("{}\n")
+    with pytest.raises(ArgumentError, match=r"rows\.trials\.jsonl:1: expected a trial"):
+        trials.failed()
+
+
+def test_findings_as_plain_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    row = tuned.Row("H", 2, "matmul", None, "bf16", 8, 8, 8, FusedConfig("local", num_chunks=3), 0.51234, 0.6, None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    print_findings([Finding("one", row), Finding("two", why="no time left")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["one", "local", "128x128x64", "w8", "s3", "num_chunks=3", "0.5123", "0.6"]
+    assert lines[2].split() == ["two", "no", "time", "left"]
+
+
+def test_an_untimed_trial_is_slower_than_any() -> None:
+    assert Trial().median_ms > Trial([1e9]).median_ms
+
+
+def test_the_first_shape_of_a_kind_gets_more_time() -> None:
+    shapes = [Shape(op, m, 8, 8, "bf16") for op in ("matmul", "matmul_all_reduce") for m in (8, 16)]
+    left, given = 80.0, []
+    for number in range(4):
+        given.append(left * session._share(shapes, number))
+        left -= given[-1]
+    assert given == pytest.approx([30, 10, 30, 10])
+
+
+@simulated_only
+def test_a_shape_that_does_not_fit_is_told_and_the_next_is_tuned(tmp_path: Path) -> None:
+    shapes = [{"m": m, "n": 16, "k": 32, "gather_dim": 0} for m in (1 << 14, 32)]
+    (tmp_path / "shapes.json").write_text(json.dumps(shapes))
+    out = tmp_path / "rows.json"
+    given = ["--dataset", str(tmp_path / "shapes.json"), "--num_ranks=2", "--budget_s=4", "--heap_size", str(1 << 19)]
+    assert command.main(["all_gather_matmul", *given, "--out", str(out)]) == 1
+    assert [row.m for row in tuned.read(out)] == [32]
