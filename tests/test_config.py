@@ -1,111 +1,151 @@
-"""Configs: the pick is pure, every field reaches the launch, and nonsense is refused."""
+"""Configs: the pick is pure and can run, every field reaches the launch, and nonsense is refused."""
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
+from ops_inputs import ALL_REDUCE, GATHER, LOCAL, SCATTER, SMALL, Way, trial
+from ranks import Ranks, context, worlds
 
 from iris.errors import ArgumentError
-from iris.ops import FusedConfig, Problem, Target, pick_config
-from iris.ops import matmul as host
+from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, pick_config
+from iris.ops.problem import DTYPES
 
 H200 = Target("cuda", 132, tma=True)
 MI300X = Target("hip", 304)
+SIMULATED = Target("sim", 4)
 
 
-def problem(m: int = 8192, n: int = 4096, k: int = 8192, dtype: torch.dtype = torch.bfloat16) -> Problem:
-    return Problem("all_gather_matmul", m, n, k, dtype, 8, m * k * dtype.itemsize * 7 // 8)
+def problem(op: str = GATHER, m: int = 8192, n: int = 4096, dtype: torch.dtype = torch.bfloat16) -> Problem:
+    return Problem(op, m, n, 8192, dtype, 8, m * 8192 * dtype.itemsize * 7 // 8)
 
 
-def test_auto_stages_large_parts_where_there_is_room() -> None:
-    large, small = problem(), problem(m=64)
-    assert pick_config(large, H200).algorithm == "copy_engine"
-    assert pick_config(large, replace(H200, staging_fits=False)).algorithm == "pull"
-    assert pick_config(small, H200).algorithm == "pull"
-    assert pick_config(large, Target("sim", 4)).algorithm == "pull"
-    assert pick_config(replace(large, op="matmul_all_scatter"), H200).algorithm == "push"
-
-
-def test_pick_is_a_function_of_its_arguments() -> None:
-    assert pick_config(problem(), H200) == pick_config(problem(), H200)
-    large, small = pick_config(problem(), H200), pick_config(problem(m=64, n=256), H200)
-    assert large.block_size_m * large.block_size_n > small.block_size_m * small.block_size_n
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m", [1, 100, 16384])
-@pytest.mark.parametrize("target", [H200, MI300X, Target("sim", 4)], ids=lambda target: target.backend)
-def test_every_pick_is_valid(target: Target, m: int, dtype: torch.dtype) -> None:
-    config = pick_config(problem(m=m, dtype=dtype), target)
-    config.check("all_gather_matmul", ("pull", "copy_engine"), target.num_sms)
+@pytest.mark.parametrize("op", ALGORITHMS)
+@pytest.mark.parametrize("target", [H200, MI300X, SIMULATED], ids=lambda target: target.backend)
+def test_every_pick_can_run(target: Target, op: str, m: int, dtype: torch.dtype) -> None:
+    config = pick_config(problem(op, m, dtype=dtype), target)
+    config.check(op, ALGORITHMS[op], target.num_sms)
     stage = (config.block_size_m + config.block_size_n) * config.block_size_k * dtype.itemsize
     limit = {"cuda": 227 << 10, "hip": 64 << 10, "sim": 1 << 30}[target.backend]
     assert stage * (config.num_stages - (target.backend == "hip")) <= limit
 
 
-def with_value(config: FusedConfig, field: str, value: int) -> FusedConfig:
+@pytest.mark.parametrize("op", ALGORITHMS)
+def test_the_pick_is_a_function_of_its_arguments_and_never_depends_on_timing(op: str) -> None:
+    for m in (64, 8192):
+        config = pick_config(problem(op, m), H200)
+        assert config == pick_config(problem(op, m), replace(H200))
+        assert config.algorithm != "atomic"
+
+
+def test_smaller_problems_get_smaller_tiles() -> None:
+    large, small = pick_config(problem(), H200), pick_config(problem(m=64, n=256), H200)
+    assert large.block_size_m * large.block_size_n > small.block_size_m * small.block_size_n
+
+
+@pytest.mark.parametrize("target", [H200, MI300X, SIMULATED], ids=lambda target: target.backend)
+def test_what_cannot_run_is_not_picked(target: Target) -> None:
+    others = tuple(one for one in ALGORITHMS[GATHER] if one != "pull")
+    assert pick_config(problem(), replace(target, excluded=others)).algorithm == "pull"
+
+
+# -- fields -------------------------------------------------------------------------------------------------
+
+PUSH, HBM_BUFFER = Way(GATHER, "push"), Way(GATHER, "hbm_buffer", 1)
+MATMUL, SPLIT, TWO_SHOT = Way(LOCAL, "local"), Way(SCATTER, "split"), Way(ALL_REDUCE, "two_shot")
+CHANGES: dict[str, tuple[Way, Any]] = {
+    "block_size_m": (MATMUL, 32),
+    "block_size_n": (MATMUL, 32),
+    "block_size_k": (MATMUL, 16),
+    "group_size_m": (MATMUL, 3),
+    "num_sms": (MATMUL, 1),
+    "num_chunks": (PUSH, 2),
+    "stream_k": (MATMUL, True),
+    "two_tiles": (MATMUL, False),
+    "num_rounds": (TWO_SHOT, 2),
+    "comm_sms": (SPLIT, 2),
+    "comm_block_m": (PUSH, 32),
+    "comm_block_n": (PUSH, 16),
+    "k_per_flag": (HBM_BUFFER, 1),
+    "staged_a_layout": (HBM_BUFFER, "m_contiguous"),
+    "num_fetch_stages": (HBM_BUFFER, 2),
+    "first_stage_fetch_sms": (HBM_BUFFER, 2),
+    "num_warps": (MATMUL, 2),
+    "num_stages": (MATMUL, 5),
+    "waves_per_eu": (MATMUL, 2),
+    "matrix_instr_nonkdim": (MATMUL, 32),
+    "kpack": (MATMUL, 2),
+}
+"""Another value for each field, and a way to run an op in which it plays a part; ``algorithm`` chooses among these."""
+
+
+def with_value(config: FusedConfig, field: str, value: Any) -> FusedConfig:
     values: dict[str, Any] = {field: value}
     return replace(config, **values)
 
 
-def launches_of(monkeypatch: pytest.MonkeyPatch, config: FusedConfig, target: Target) -> dict[str, Any]:
-    """The grid and keyword arguments that a launch with ``config`` would have."""
-    seen: dict[str, Any] = {}
-
-    class Kernel:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            seen["grid"] = grid
-            return lambda *args, **options: seen.update(options)
-
-    class Context:
-        handle = (None, None)
-        num_sms = target.num_sms
-
-    class Workspace:
-        def flags(self, chunks: int, blocks_per_chunk: int) -> None:
-            return None
-
-    monkeypatch.setattr("iris.device.matmul.matmul_kernel", Kernel())
-    monkeypatch.setattr(host, "target_of", lambda ctx: target)
-    a, b, c = torch.zeros(2048, 64), torch.zeros(64, 2048), torch.zeros(2048, 2048)
-    small = Problem("all_gather_matmul", 2048, 2048, 64, torch.float32, 1, 0)
-    plan = host.Plan(0, None, None)
-    host.run(Context(), small, plan, c, a, b, None, 0, config, Workspace(), None)  # type: ignore[arg-type]
-    return seen
+def numbers(argument: Any) -> Any:
+    """An argument of a launch, with ``None`` for everything that is not a number."""
+    if isinstance(argument, tuple):
+        return tuple(map(numbers, argument))
+    return argument if isinstance(argument, int | str) else None
 
 
-# "algorithm" chooses the launch, and tests of the ops run each; "num_chunks" is proved by tests/test_ops.py.
-CHANGES = {
-    "block_size_m": 32,
-    "block_size_n": 32,
-    "block_size_k": 32,
-    "group_size_m": 3,
-    "num_sms": 5,
-    "num_warps": 2,
-    "num_stages": 5,
-    "waves_per_eu": 2,
-    "matrix_instr_nonkdim": 32,
-    "kpack": 2,
-}
+class Recorder:
+    """In a kernel's place: keeps what it would have been launched with."""
+
+    def __init__(self) -> None:
+        self.launch: Any = None
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*arguments: Any, **options: Any) -> None:
+            self.launch = grid, numbers(arguments), options
+
+        return launch
 
 
+def launches(way: Way, target: Target, configs: list[FusedConfig]) -> list[Any]:
+    """What the matmul kernel would be launched with on ``target``, for each config."""
+    ctx, found = context(), []
+    one = trial(ctx, way, (40, 40, 80), torch.float32, seed=0)
+    with pytest.MonkeyPatch.context() as patch:
+        recorder = Recorder()
+        patch.setattr("iris.device.matmul.matmul_kernel", recorder)
+        patch.setattr(importlib.import_module("iris.ops.matmul"), "target_of", lambda *_: target)
+        for config in configs:
+            one.run(config)
+            grid, arguments, options = recorder.launch
+            found.append((grid, arguments, {name: str(value) for name, value in options.items()}))
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("field", CHANGES)
-def test_every_field_reaches_the_launch(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
-    base = FusedConfig()
-    changed = with_value(base, field, CHANGES[field])
-    assert launches_of(monkeypatch, base, MI300X) != launches_of(monkeypatch, changed, MI300X)
+def test_every_field_reaches_the_launch(ranks: Ranks, field: str) -> None:
+    way, value = CHANGES[field]
+    base = replace(SMALL, stream_k=field == "two_tiles")
+    target = replace(MI300X, num_sms=4)
+    for before, again, after in ranks.run(launches, way, target, [base, base, with_value(base, field, value)]):
+        assert before == again
+        assert before != after
 
 
 def test_no_field_is_left_out() -> None:
-    assert {field.name for field in fields(FusedConfig)} == {*CHANGES, "algorithm", "num_chunks"}
+    assert {field.name for field in fields(FusedConfig)} == {*CHANGES, "algorithm"}
+    assert all(getattr(SMALL, field) != value for field, (_, value) in CHANGES.items())
 
 
-def test_amd_options_stay_on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "kpack" in launches_of(monkeypatch, FusedConfig(), MI300X)
-    assert "kpack" not in launches_of(monkeypatch, FusedConfig(), replace(H200, tma=False))
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_amd_options_stay_on_amd(ranks: Ranks) -> None:
+    for target, there in ((MI300X, True), (replace(H200, tma=False), False)):
+        [[(_, _, options)], _] = ranks.run(launches, MATMUL, target, [SMALL])
+        assert ("kpack" in options) == there
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(FusedConfig) if field.name != "algorithm"])

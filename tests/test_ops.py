@@ -64,8 +64,9 @@ def test_result(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) -> None:
 def test_each_way_meets_everything(way: Way) -> None:
     met = [index for size in (1, 2, 3, 4) for dtype in DTYPES for index in turns(way, dtype, size)]
     assert {index % len(SHAPES) for index in met} == set(range(len(SHAPES)))
-    assert {(index % 3, index // 3 % 3) for index in met} == {(bias, layout) for bias in range(3) for layout in
-    range(3)}
+    assert {(index % 3, index // 3 % 3) for index in met} == {
+        (bias, layout) for bias in range(3) for layout in range(3)
+    }
 
 
 def back_to_back(way: Way, seed: int) -> list[float]:

@@ -1,0 +1,287 @@
+"""What the tests of the ops share: which ways there are to run them, random operands, what a right result is.
+
+A *way* is an op with an algorithm and, for a gather, a dimension: :func:`ways` lists them from
+``iris.ops.ALGORITHMS``, so that a new algorithm is tested as soon as it is there. A :class:`Trial` is one rank's part
+of one call: all ranks draw the same matrices from a seed, and so know what any of them should get.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import iris
+from iris.ops import ALGORITHMS, FusedConfig
+from iris.ops.problem import DTYPES, output_dtype
+
+GATHER, SCATTER = "all_gather_matmul", "matmul_all_scatter"
+REDUCE_SCATTER, ALL_REDUCE, LOCAL = "matmul_reduce_scatter", "matmul_all_reduce", "matmul"
+SMALL = FusedConfig(
+    block_size_m=16, block_size_n=16, block_size_k=32, comm_block_m=16, comm_block_n=32, num_warps=4, num_stages=2
+)
+Shape = tuple[int, int, int]
+"""What one rank has: rows, columns and depth of its part of the whole."""
+
+SHAPES: tuple[Shape, ...] = (
+    (15, 17, 31),
+    (17, 15, 33),
+    (1, 1, 1),
+    (16, 16, 32),
+    (3, 31, 8),
+    (37, 29, 71),
+    (16, 33, 24),
+)
+"""Around the blocks of SMALL: one less and one more than a block, exact, primes, far less than a block, and depths that
+make whole blocks only together with the other ranks' (four times 8, or 24)."""
+BIASES = (None, "column", "row")
+LAYOUTS = ("plain", "transposed", "strided")
+"""Of all three matrices: rows contiguous, columns contiguous, neither, and nothing aligned."""
+
+# What torch.matmul, in the baselines, does by default on GPUs: add up parts of a long sum in 16 bits.
+torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+class Way(NamedTuple):
+    """An op, one of its algorithms, and which dimension of A is gathered (0 for ops that gather nothing)."""
+
+    op: str
+    algorithm: str
+    gather_dim: int = 0
+
+    def __str__(self) -> str:
+        sharded = ("-rows", "-columns")[self.gather_dim] if self.op == GATHER else ""
+        return f"{self.op}-{self.algorithm}{sharded}"
+
+    @property
+    def deterministic(self) -> bool:
+        return self.algorithm != "atomic"
+
+    @property
+    def even_rows(self) -> bool:
+        """Whether ranks must be able to share the rows of an op that does not ask for that by itself."""
+        return (self.op, self.algorithm) == (ALL_REDUCE, "copy_engine")
+
+    @property
+    def contiguous_rows(self) -> bool:
+        """Whether the output's rows must be contiguous: where the copy engine copies them."""
+        return self.op in (SCATTER, ALL_REDUCE) and self.algorithm == "copy_engine"
+
+    @property
+    def least_programs(self) -> int:
+        """Programs that a launch must have: one that computes, and one more where some only move data."""
+        return 2 if self.algorithm in ("split", "streams", "hbm_buffer") else 1
+
+
+def ways(*ops: str) -> list[Way]:
+    """All ways to run ``ops``, or every op."""
+    return [
+        Way(op, algorithm, gather_dim)
+        for op, algorithms in ALGORITHMS.items()
+        if op in (ops or ALGORITHMS)
+        for algorithm in algorithms
+        for gather_dim in ((0, 1) if op == GATHER else (0,))
+    ]
+
+
+each_way = pytest.mark.parametrize("way", ways(), ids=str)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+def rotated(values: tuple[Any, ...], turn: int, count: int) -> list[Any]:
+    """``count`` of ``values``, the next ones for each ``turn``."""
+    return [values[(turn * count + index) % len(values)] for index in range(count)]
+
+
+class Inputs:
+    """The same random matrices on every rank, drawn from ``seed``; with ``whole`` numbers, products and sums are exact
+    in every dtype."""
+
+    def __init__(self, seed: int, whole: bool = False) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.whole = whole
+
+    def matrix(self, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+        if self.whole:
+            return torch.randint(-1, 2, (rows, cols), generator=self.generator).to(dtype)
+        if dtype in (torch.int8, torch.int32):
+            return torch.randint(-128, 128, (rows, cols), generator=self.generator).to(dtype)
+        return torch.randn(rows, cols, generator=self.generator, dtype=torch.float64).to(dtype)
+
+    def bias(self, kind: str | None, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor | None:
+        if kind is None:
+            return None
+        return self.matrix(rows, 1, dtype) if kind == "row" else self.matrix(1, cols, dtype)[0]
+
+
+def half_ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The most that rounding to ``dtype`` changes each value."""
+    info = torch.finfo(dtype)
+    return values.abs().clamp(min=info.tiny) * info.eps / 2
+
+
+@dataclass
+class Trial:
+    """One rank's part of one call.
+
+    Attributes:
+        a, b, bias, output: as the op takes them, on the device.
+        frame: the memory that ``output`` is a part of.
+        reference: what ``output`` should be, float64.
+        allowance: how far off it may be, as a Frobenius norm; see :func:`allowed`.
+    """
+
+    ctx: iris.Iris
+    way: Way
+    a: torch.Tensor
+    b: torch.Tensor
+    bias: torch.Tensor | None
+    output: torch.Tensor
+    frame: torch.Tensor
+    reference: torch.Tensor
+    allowance: float
+
+    def run(self, config: FusedConfig | None = SMALL, workspace: Any = None, trace: Any = False) -> torch.Tensor:
+        """Call the op, by this trial's algorithm whatever ``config`` says of it; None lets the op pick."""
+        op = getattr(iris.ops, self.way.op)
+        chosen = None if config is None else replace(config, algorithm=self.way.algorithm)
+        options = {"gather_dim": self.way.gather_dim} if self.way.op == GATHER else {}
+        result: torch.Tensor = op(
+            self.ctx, self.output, self.a, self.b, self.bias, config=chosen, workspace=workspace, trace=trace, **options
+        )
+        return result
+
+    def excess(self) -> float:
+        """The error of ``output`` as a share of what is allowed: at most 1 if it is right, and if nothing around it has
+        changed. Waits for the stream."""
+        self.ctx.synchronize()
+        result = self.output.cpu()
+        error = float((result.double() - self.reference).norm())
+        self.output.copy_(self._nothing.expand_as(self.output))
+        untouched = torch.equal(_bits(self.frame), _bits(self._nothing.expand_as(self.frame)))
+        self.output.copy_(result)
+        if not untouched:
+            return math.inf
+        return error / self.allowance if self.allowance else 0.0 if error == 0 else math.inf
+
+    def digest(self) -> str:
+        """What stands for the bits of ``output``, for ranks to compare."""
+        self.ctx.synchronize()
+        return hashlib.sha256(_bits(self.output).numpy().tobytes()).hexdigest()
+
+    def spoil(self) -> None:
+        """Fill the output, and the memory around it, with what no right result has."""
+        self.frame.copy_(self._nothing.expand_as(self.frame))
+
+    @property
+    def _nothing(self) -> torch.Tensor:
+        value = float("nan") if self.output.dtype.is_floating_point else -(2**31)
+        return torch.tensor(value, dtype=self.output.dtype, device=self.output.device)
+
+
+def _bits(matrix: torch.Tensor) -> torch.Tensor:
+    return torch.empty(matrix.shape, dtype=matrix.dtype).copy_(matrix).view(torch.uint8)
+
+
+def allowed(
+    result: torch.Tensor, typical: torch.Tensor, parts: list[torch.Tensor], depth: int, dtype: torch.dtype
+) -> float:
+    """How far a right result may be from ``result``, as a Frobenius norm; nothing at all for integers.
+
+    - ½ ulp of the output's dtype for rounding the result, and for rounding each of the ``parts`` that ranks send each
+    other:
+      one more rounding per hop. By the triangle inequality, so whatever the signs.
+    - float32 sums over K, ``depth``: each addition rounds a partial sum of about √K · s, with s² the mean square of a
+      product, by ½ ulp. K such roundings add up like a random walk, to ½ eps · √K · ``typical``, where ``typical`` is
+      √K · s. Four times that, for the luck of small matrices.
+    """
+    if not dtype.is_floating_point:
+        return 0.0
+    rounded = sum(float(half_ulp(one, dtype).norm()) for one in (result, *parts))
+    return rounded + 2 * torch.finfo(torch.float32).eps * depth**0.5 * float(typical.norm())
+
+
+def trial(
+    ctx: iris.Iris,
+    way: Way,
+    shape: Shape,
+    dtype: torch.dtype,
+    seed: int,
+    bias: str | None = None,
+    layout: str = "plain",
+    whole: bool = False,
+) -> Trial:
+    """This rank's part of a call on random matrices, its output spoilt. Collective."""
+    inputs, world, rank, (rows, n, depth) = Inputs(seed, whole), ctx.world_size, ctx.rank, shape
+    out = output_dtype(dtype)
+    gathers = (way.op == GATHER and way.gather_dim == 0, way.op == GATHER and way.gather_dim == 1)
+    reduces = way.op in (REDUCE_SCATTER, ALL_REDUCE)
+    if way.even_rows:
+        rows = -(-rows // world) * world
+    m = rows * (world if gathers[0] or way.op == REDUCE_SCATTER else 1)
+    k = depth * (world if gathers[1] or reduces else 1)
+    n *= world if way.op in (GATHER, SCATTER) else 1
+    a, b = inputs.matrix(m, k, dtype), inputs.matrix(k, n, dtype)
+    added = inputs.bias(bias, m, n, out)
+
+    def columns(matrix: torch.Tensor) -> torch.Tensor:
+        return matrix.chunk(world, -1)[rank]
+
+    def share(matrix: torch.Tensor) -> torch.Tensor:
+        """This rank's share of a result."""
+        return {GATHER: columns, REDUCE_SCATTER: lambda one: one.chunk(world)[rank]}.get(way.op, lambda one: one)(
+            matrix
+        )
+
+    own_a, own_b = a, b
+    parts = []
+    if way.op in (GATHER, SCATTER):
+        own_a = a.chunk(world, way.gather_dim)[rank] if way.op == GATHER else a
+        own_b = columns(b)
+    elif reduces:
+        own_a, own_b = columns(a), b.chunk(world)[rank]
+        pairs = zip(a.chunk(world, 1), b.chunk(world), strict=True)
+        parts = [share(left.double() @ right.double()) for left, right in pairs]
+    own_bias = added
+    if added is not None and bias == "column" and way.op in (GATHER, SCATTER):
+        own_bias = columns(added)
+    elif added is not None and bias == "row":
+        own_bias = added.chunk(world)[rank] if way.op == REDUCE_SCATTER else added
+    squares = a.double() ** 2 @ b.double() ** 2
+    result = share(a.double() @ b.double() + (0 if added is None else added.double()))
+    frame, output = _empty(
+        ctx, tuple(result.shape), out, _output_layout(way, layout), way.op in (SCATTER, ALL_REDUCE)
+    )  # fmt: skip
+    made = Trial(
+        ctx, way, _laid_out(ctx, own_a, layout, symmetric=way.op == GATHER), _laid_out(ctx, own_b, layout),
+        None if own_bias is None else own_bias.to(ctx.device).contiguous(), output, frame, result,
+        allowed(result, share(squares).sqrt(), parts, k, out),
+    )  # fmt: skip
+    made.spoil()
+    ctx.barrier()
+    return made
+
+
+def _laid_out(ctx: iris.Iris, matrix: torch.Tensor, layout: str, symmetric: bool = False) -> torch.Tensor:
+    """``matrix`` on the device, with the strides of ``layout``."""
+    _, here = _empty(ctx, tuple(matrix.shape), matrix.dtype, layout, symmetric)
+    return here.copy_(matrix)
+
+
+def _output_layout(way: Way, layout: str) -> str:
+    return "plain" if layout == "transposed" and way.contiguous_rows else layout
+
+
+def _empty(
+    ctx: iris.Iris, shape: tuple[int, ...], dtype: torch.dtype, layout: str, symmetric: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory, and the part of it that is a matrix of ``shape`` with the strides of ``layout``."""
+    rows, cols = shape
+    sizes = {"plain": shape, "transposed": (cols, rows), "strided": (2 * rows, cols + 3)}[layout]
+    frame = ctx.empty(*sizes, dtype=dtype) if symmetric else torch.empty(sizes, dtype=dtype, device=ctx.device)
+    return frame, {"plain": frame, "transposed": frame.T, "strided": frame[::2, 1:-2]}[layout]

@@ -1,0 +1,257 @@
+"""Bad arguments of ops: refused before anything is launched, on every rank, naming op, argument, expected and got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, SMALL, Trial, Way, trial, ways
+from ranks import Failure, Ranks, context, failure_of, fresh, worlds
+
+import iris
+from iris.ops import ALGORITHMS, FusedConfig, new_workspace
+from iris.ops.all_gather_matmul import MAX_FLAGS
+
+Change = Callable[[Trial], dict[str, Any]]
+"""The arguments that a mistake replaces in a right call."""
+
+ALL = tuple(Way(op, algorithms[0]) for op, algorithms in ALGORITHMS.items())
+READ_BY_PEERS = (Way(GATHER, "pull"), Way(GATHER, "hbm_buffer", 1))
+WRITTEN_BY_PEERS = tuple(way for way in ways(SCATTER, ALL_REDUCE))
+TWO_KINDS = tuple(way for way in ways() if way.least_programs == 2)
+COPIED = tuple(way for way in ways() if way.contiguous_rows)
+STAGED = tuple(way for way in ways(GATHER, REDUCE_SCATTER, ALL_REDUCE) if way.algorithm != "pull")
+FLAGGED = (Way(GATHER, "push"), Way(SCATTER, "split"), Way(REDUCE_SCATTER, "push"), Way(ALL_REDUCE, "two_shot"))
+
+
+def configured(**fields: Any) -> Change:
+    return lambda one: {"config": replace(SMALL, algorithm=one.way.algorithm, **fields)}
+
+
+def elsewhere(matrix: torch.Tensor) -> torch.Tensor:
+    """A copy off the symmetric heap."""
+    return matrix.clone()
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A call that is refused: by which ops, what is wrong with it, and what the error says, ``argument`` first."""
+
+    ways: tuple[Way, ...]
+    change: Change
+    kind: str
+    argument: str
+    words: str
+    tall: bool = False
+    """Whether M is one more than what ranks can share."""
+
+
+MISTAKES = {
+    "off heap": Mistake(
+        READ_BY_PEERS, lambda one: {"a": elsewhere(one.a)}, "PlacementError", "A_sharded", "ctx.as_symmetric"
+    ),
+    "output off heap": Mistake(
+        WRITTEN_BY_PEERS, lambda one: {"output": elsewhere(one.output)}, "PlacementError", "output", "ctx.empty"
+    ),
+    "dtype": Mistake(ALL, lambda one: {"a": one.a.double(), "b": one.b.double()}, "DTypeError", "A", "float64"),
+    "dtypes differ": Mistake(ALL, lambda one: {"b": one.b.half()}, "DTypeError", "B", "float16"),
+    "output dtype": Mistake(ALL, lambda one: {"output": one.output.half()}, "DTypeError", "output", "float16"),
+    "three dimensions": Mistake(ALL, lambda one: {"b": one.b[None]}, "ShapeError", "B", "2 dimensions"),
+    "no column": Mistake(ALL, lambda one: {"b": one.b[:, :0]}, "ShapeError", "B", "at least one"),
+    "depth": Mistake(ALL, lambda one: {"b": one.b[:-1]}, "ShapeError", "B", "rows of B"),
+    "output shape": Mistake(ALL, lambda one: {"output": one.output[:, :-1]}, "ShapeError", "output", "columns of B"),
+    "bias shape": Mistake(ALL, lambda one: {"bias": one.output.new_zeros(5)}, "ShapeError", "bias", "(5,)"),
+    "bias dtype": Mistake(
+        ALL, lambda one: {"bias": one.output[0].half()}, "DTypeError", "bias", "float16"
+    ),
+    "bias strides": Mistake(
+        ALL, lambda one: {"bias": one.output.new_zeros(2 * one.output.shape[1])[::2]}, "ShapeError", "bias",
+        "contiguous",
+    ),
+    "bias is a list": Mistake(ALL, lambda one: {"bias": [1.0]}, "DTypeError", "bias", "list"),
+    "not a tensor": Mistake(ALL, lambda one: {"b": [[1.0]]}, "DTypeError", "B", "list"),
+    "gather_dim": Mistake(
+        (Way(GATHER, "push"),), lambda _: {"gather_dim": 2}, "ArgumentError", "gather_dim", "0, 1 or None"
+    ),
+    "no gather_dim fits": Mistake(
+        (Way(GATHER, "push"),), lambda one: {"gather_dim": None, "b": one.b[:-1]}, "ShapeError", "A_sharded",
+        "sharded by columns",
+    ),
+    "uneven rows": Mistake(
+        (*ways(REDUCE_SCATTER), *(way for way in ways() if way.even_rows)), lambda _: {}, "ShapeError", "A",
+        "share evenly", tall=True,
+    ),
+    "rows that cannot be copied": Mistake(
+        COPIED, lambda one: {"output": one.ctx.empty(*one.output.T.shape).T}, "ShapeError", "output", "contiguous"
+    ),
+    "algorithm": Mistake(
+        ALL, lambda _: {"config": FusedConfig(algorithm="magic")}, "ArgumentError", "config.algorithm", "'magic'"
+    ),
+    "block size": Mistake(ALL, configured(block_size_m=48), "ArgumentError", "config.block_size_m", "power of two"),
+    "too many programs": Mistake(
+        ALL, lambda one: configured(num_sms=one.ctx.num_sms + 1)(one), "ArgumentError", "config.num_sms", "resident"
+    ),
+    "nobody computes": Mistake(
+        TWO_KINDS, lambda one: configured(comm_sms=one.ctx.num_sms)(one), "ArgumentError", "config.comm_sms", "compute"
+    ),
+    "one program for two kinds": Mistake(
+        TWO_KINDS, configured(num_sms=1), "ArgumentError", "config.num_sms", "at least 2"
+    ),
+    "more fetchers than programs": Mistake(
+        (Way(GATHER, "hbm_buffer"),), configured(num_sms=2, first_stage_fetch_sms=3), "ArgumentError",
+        "config.first_stage_fetch_sms", "at most 2",
+    ),
+    "layout": Mistake(
+        (Way(GATHER, "hbm_buffer"),), configured(staged_a_layout="diagonal"), "ArgumentError", "config.staged_a_layout",
+        "'diagonal'",
+    ),
+    "nothing at a time": Mistake(ALL, configured(num_chunks=0), "ArgumentError", "config.num_chunks", "positive"),
+    "workspace of another op": Mistake(
+        ALL, lambda one: {"workspace": new_workspace(one.ctx, "other", one.way.algorithm)}, "ArgumentError",
+        "workspace", "for other",
+    ),
+    "workspace of another algorithm": Mistake(
+        ALL, lambda one: {"workspace": new_workspace(one.ctx, one.way.op, "other")}, "ArgumentError",
+        "workspace", ", other",
+    ),
+    "small workspace": Mistake(
+        STAGED, lambda one: {"workspace": new_workspace(one.ctx, one.way.op, one.way.algorithm, 64, MAX_FLAGS)},
+        "ArgumentError", "workspace", "64 B",
+    ),
+    "few flags": Mistake(
+        FLAGGED, lambda one: {"workspace": replace(enough(one), ready=enough(one).ready[:1])},
+        "ArgumentError", "workspace", "1.",
+    ),
+}  # fmt: skip
+
+
+def enough(one: Trial) -> Any:
+    """A workspace large enough for any call here."""
+    return one.ctx.workspace(
+        ("enough", one.way), lambda: new_workspace(one.ctx, one.way.op, one.way.algorithm, 1 << 16, MAX_FLAGS)
+    )
+
+
+def refused(case: str) -> dict[Way, tuple[Failure, bool]]:
+    """The failure of each way's call, and whether the output has stayed as it was."""
+    ctx, mistake, found = context(), MISTAKES[case], {}
+    for way in mistake.ways:
+        one = trial(ctx, way._replace(algorithm="two_shot") if mistake.tall else way, (8, 8, 16), torch.float32, seed=0)
+        one.way = way
+        arguments = {"output": one.output, "a": one.a, "b": one.b, "bias": None, **configured()(one)}
+        if way.op == GATHER:
+            arguments["gather_dim"] = way.gather_dim
+        if mistake.tall:
+            rows = one.a.shape[0] + 1
+            arguments["a"] = one.a.new_zeros(rows, one.a.shape[1])
+            arguments["output"] = ctx.empty(rows, one.b.shape[1]) if way.op == ALL_REDUCE else one.output
+        arguments |= mistake.change(one)
+        positional = [arguments.pop(name) for name in ("output", "a", "b", "bias")]
+        failure = failure_of(lambda: getattr(ctx.ops, way.op)(*positional, **arguments))  # noqa: B023
+        ctx.synchronize()
+        found[way] = failure, bool(one.output.isnan().all())
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistake(ranks: Ranks, case: str) -> None:
+    mistake = MISTAKES[case]
+    for found in ranks.run(refused, case):
+        assert found
+        for way, (failure, untouched) in found.items():
+            assert failure.kind == mistake.kind, (str(way), failure)
+            assert failure.message.startswith(f"{way.op}: {mistake.argument}"), failure.message
+            assert mistake.words in failure.message, failure.message
+            assert failure.took_s < 2
+            assert untouched, way
+
+
+def names_algorithms() -> dict[str, str]:
+    ctx, said = context(), {}
+    for way in ALL:
+        one = trial(ctx, way, (8, 8, 16), torch.float32, seed=0)
+        one.way = way._replace(algorithm="magic")
+        said[way.op] = failure_of(one.run).message
+    return said
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_an_unknown_algorithm_is_told_the_known_ones(ranks: Ranks) -> None:
+    for op, message in ranks.run(names_algorithms)[0].items():
+        assert ", ".join(("auto", *ALGORITHMS[op])) in message
+
+
+def the_said_workspace_fits(seed: int) -> list[float]:
+    """What the error about a workspace that is too small says to make is large enough."""
+    ctx, excesses = context(), []
+    for way in (*STAGED, *FLAGGED):
+        one = trial(ctx, way, (40, 24, 48), torch.float32, seed)
+        failure = failure_of(one.run, SMALL, new_workspace(ctx, way.op, way.algorithm))
+        if failure.kind == "nothing":
+            continue
+        call = failure.message.partition("Make it with ")[2].removesuffix(".")
+        one.run(SMALL, eval(call, {"iris": iris, "ctx": ctx}))
+        excesses.append(one.excess())
+    return excesses
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_the_error_says_how_to_make_the_workspace(ranks: Ranks, seed: int) -> None:
+    for excesses in ranks.run(the_said_workspace_fits, seed):
+        assert len(excesses) >= len(STAGED)
+        assert max(excesses) <= 1
+
+
+def another_context() -> Failure:
+    ctx = context()
+    one = trial(ctx, Way(LOCAL, "local"), (8, 8, 16), torch.float32, seed=0)
+    with fresh() as other:
+        return failure_of(one.run, SMALL, new_workspace(other, LOCAL, "local"))
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_a_workspace_of_another_context(ranks: Ranks) -> None:
+    for failure in ranks.run(another_context):
+        assert failure.kind == "ArgumentError" and "on another context" in failure.message
+
+
+def on_the_cpu() -> list[Failure]:
+    ctx = context()
+    found = []
+    for way in ALL:
+        one = trial(ctx, way, (8, 8, 16), torch.float32, seed=0)
+        one.b = one.b.cpu()
+        found.append(failure_of(one.run))
+    return found
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="all memory is the CPU's")
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_matrix_on_another_device(ranks: Ranks) -> None:
+    for failures in ranks.run(on_the_cpu):
+        assert all(one.kind == "PlacementError" and "cpu" in one.message for one in failures)
+
+
+def without_room(seed: int) -> tuple[list[str], float]:
+    """On a heap without room to stage A, what is chosen for the caller still runs; what the caller chose does not."""
+    with fresh(1 << 20) as ctx:
+        one = trial(ctx, Way(GATHER, "auto"), (100, 8, 700), torch.float32, seed)
+        one.run()
+        excess = one.excess()
+        said = [failure_of(replace_way(one, name).run).kind for name in ALGORITHMS[GATHER] if name != "pull"]
+        return said, excess
+
+
+def replace_way(one: Trial, algorithm: str) -> Trial:
+    return replace(one, way=one.way._replace(algorithm=algorithm))
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_heap_without_room_to_stage(ranks: Ranks, seed: int) -> None:
+    for said, excess in ranks.run(without_room, seed):
+        assert set(said) == {"HeapError"}
+        assert excess <= 1

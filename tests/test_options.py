@@ -1,0 +1,140 @@
+"""What a config says besides the algorithm changes how an op runs, never its result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from ops_inputs import GATHER, SMALL, Way, each_way, trial, ways
+from ranks import BACKEND, Ranks, context, poison, worlds
+
+import iris
+from iris.device.sync import NEXT_EPOCH
+from iris.ops import new_workspace
+from iris.ops.all_gather_matmul import MAX_FLAGS
+from iris.ops.problem import DTYPES
+
+FEW_BLOCKS = {"block_size_k": 16, "group_size_m": 1}
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "hbm_buffer": [
+        {"k_per_flag": 1, "num_fetch_stages": 2, "comm_sms": 1, "first_stage_fetch_sms": 3},
+        {"k_per_flag": 2, "staged_a_layout": "m_contiguous", "comm_sms": 3},
+        {"k_per_flag": 3, "num_fetch_stages": 3, "comm_sms": 2, "first_stage_fetch_sms": 4, "comm_block_n": 16},
+        {"k_per_flag": 100, "num_fetch_stages": 100, "first_stage_fetch_sms": 1, "num_sms": 2},
+        {"k_per_flag": 2, "staged_a_layout": "m_contiguous", "num_fetch_stages": 2, "stream_k": True},
+    ],
+    "copy_engine": [{"num_chunks": 1}, {"num_chunks": 2}, {"num_chunks": 3, "num_sms": 1}, {"num_chunks": 100}],
+    "push": [{"num_chunks": 2, "comm_block_m": 32}, {"num_chunks": 3, "num_sms": 1}, {"num_chunks": 100}],
+    "split": [{"comm_sms": 1, "num_sms": 2}, {"comm_sms": 3}, {"group_size_m": 2, "comm_block_m": 32}],
+    "streams": [{"comm_sms": 1, "num_sms": 2}, {"comm_sms": 3}, {"group_size_m": 2, "comm_block_n": 64}],
+    "two_shot": [{"num_rounds": 2}, {"num_rounds": 3, "num_sms": 1}, {"num_rounds": 100, "group_size_m": 2}],
+    "atomic": [{"num_rounds": 2}, {"num_rounds": 3, "num_sms": 1}, {"num_rounds": 100, "group_size_m": 2}],
+}
+"""Options by algorithm, on top of FEW_BLOCKS; other algorithms run with few programs and with a group of rows."""
+OTHERS: list[dict[str, Any]] = [{"num_sms": 1}, {"group_size_m": 2}]
+LARGE = (37, 20, 71)
+"""Three block rows, two block columns and five blocks of K per rank, the last of each ragged."""
+
+
+def with_options(way: Way, options: dict[str, Any], turn: int, seed: int) -> float:
+    ctx = context()
+    poison(ctx)
+    one = trial(ctx, way, LARGE, DTYPES[turn % len(DTYPES)], seed, "row")
+    one.run(replace(SMALL, **{**FEW_BLOCKS, **options}))
+    return one.excess()
+
+
+VARIANTS = [
+    pytest.param(way, options, turn, id=f"{way}-{turn}")
+    for way in ways()
+    if way.algorithm != "baseline"
+    for turn, options in enumerate(OPTIONS.get(way.algorithm, OTHERS))
+]
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 8) if BACKEND != "sim" else worlds(2, 2), indirect=True)
+@pytest.mark.parametrize(("way", "options", "turn"), VARIANTS)
+def test_options(ranks: Ranks, way: Way, options: dict[str, Any], turn: int, seed: int) -> None:
+    assert max(ranks.run(with_options, way, options, turn, seed)) <= 1
+
+
+def chunks_that_arrived(num_chunks: int) -> tuple[int, bool]:
+    """How many flags peers set, and whether each holds the epoch of the second call."""
+    ctx = context()
+    workspace = new_workspace(ctx, GATHER, "copy_engine", 1 << 16, MAX_FLAGS)
+    one = trial(ctx, Way(GATHER, "copy_engine"), (64, 16, 16), torch.float16, num_chunks)
+    for _ in range(2):
+        one.run(replace(SMALL, num_chunks=num_chunks), workspace)
+    ctx.synchronize()
+    assert int(workspace.turnstile[NEXT_EPOCH.value]) == 3
+    epochs = workspace.ready[workspace.ready != 0]
+    return epochs.numel(), bool((epochs == 2).all())
+
+
+@pytest.mark.parametrize("num_chunks", [1, 3, 4])
+@pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
+def test_num_chunks(ranks: Ranks, num_chunks: int) -> None:
+    arrived = {1: 1, 3: 2, 4: 4}[num_chunks] * (ranks.world_size - 1)  # four block rows: two to a chunk for three
+    assert ranks.run(chunks_that_arrived, num_chunks) == [(arrived, True)] * ranks.world_size
+
+
+def by_its_own_name(gather_dim: int, seed: int) -> tuple[float, float, bool]:
+    """The op that is named after its buffer, with every option of its own, and in the workspace of its preamble."""
+    ctx = context()
+    one = trial(ctx, Way(GATHER, "hbm_buffer", gather_dim), LARGE, torch.bfloat16, seed)
+    workspace = iris.ops.all_gather_matmul_hbm_buffer_preamble(ctx, one.a, one.b, SMALL)
+    iris.ops.all_gather_matmul_hbm_buffer(
+        ctx, one.output, one.a, one.b, None, SMALL, workspace, gather_dim=gather_dim, num_fetch_sms=2, k_per_flag=2,
+        fetch_block_m=32, fetch_block_k=16, staged_a_layout="m_contiguous", num_fetch_stages=2, first_stage_fetch_sms=3,
+    )  # fmt: skip
+    first = one.excess()
+    one.spoil()
+    free = ctx.heap_free_bytes
+    ctx.ops.all_gather_matmul_hbm_buffer(one.output, one.a, one.b, config=SMALL, gather_dim=gather_dim)
+    return first, one.excess(), ctx.heap_free_bytes == free
+
+
+@pytest.mark.parametrize("gather_dim", [0, 1])
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_hbm_buffer_by_its_own_name(ranks: Ranks, gather_dim: int, seed: int) -> None:
+    for first, second, kept in ranks.run(by_its_own_name, gather_dim, seed):
+        assert max(first, second) <= 1
+        assert kept
+
+
+def one_workspace(way: Way, seed: int) -> list[float]:
+    """Calls of different shapes and dtypes, one after the other in the same workspace."""
+    ctx = context()
+    workspace = new_workspace(ctx, way.op, way.algorithm, 1 << 18, MAX_FLAGS)
+    shapes = ((20, 33, 40), (9, 5, 70), (35, 20, 8), (20, 33, 40))
+    dtypes = (torch.float32, torch.int8, torch.float16, torch.int8)
+    excesses = []
+    for index, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True)):
+        one = trial(ctx, way, shape, dtype, seed + index)
+        one.run(replace(SMALL, stream_k=index % 2 == 1, num_chunks=index + 1), workspace)
+        excesses.append(one.excess())
+    return excesses
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 4) if BACKEND != "sim" else worlds(2, 2), indirect=True)
+@each_way
+def test_one_workspace_for_any_shape_and_dtype(ranks: Ranks, way: Way, seed: int) -> None:
+    for excesses in ranks.run(one_workspace, way, seed):
+        assert max(excesses) <= 1
+
+
+def grown_scratch() -> tuple[bool, bool]:
+    """Memory that a captured call uses is still its own after a larger call."""
+    ctx = context()
+    workspace = new_workspace(ctx, "matmul", "local")
+    small = workspace.scratch("partials", 100, torch.float32)
+    large = workspace.scratch("partials", 1000, torch.float32)
+    again = workspace.scratch("partials", 90, torch.float32)
+    return again.data_ptr() == small.data_ptr(), large.numel() >= 1000
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_scratch_memory_stays_where_it_is(ranks: Ranks) -> None:
+    assert ranks.run(grown_scratch) == [(True, True)] * ranks.world_size

@@ -1,0 +1,175 @@
+"""Many calls in a row, from a captured graph where there are GPUs: fresh whole numbers in the same memory each time,
+ranks late by chance, and every element of every result right.
+
+Products and sums of small whole numbers are exact in every dtype and in any order, so results are compared bit by bit,
+on the device, without waiting for it. ``IRIS_SOAK=<number>`` sets how many calls the mixed run makes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from ops_inputs import ALL_REDUCE, GATHER, LOCAL, SMALL, Shape, Trial, Way, trial, ways
+from ranks import BACKEND, Ranks, context, worlds
+
+import iris
+from iris.ops import FusedConfig
+from iris.ops.problem import DTYPES
+
+REPLAYS = 3 if BACKEND == "sim" else 300
+REPLAYED = ways()[::9] if BACKEND == "sim" else ways()
+"""In the simulator, which captures nothing, no more than shows that the test works."""
+SOAK = int(os.environ.get("IRIS_SOAK") or (24 if BACKEND == "sim" else 600))
+CALLS_LIMIT_S = 60 + SOAK * (0.5 if BACKEND == "sim" else 0.05)
+ALIGNED: Shape = (32, 32, 32)
+RAGGED: Shape = (17, 33, 24)
+LATE_S = 0.002
+
+
+class Calls:
+    """One way to run an op in the same memory, over and over, with one of several sets of numbers."""
+
+    def __init__(
+        self, ctx: iris.Iris, way: Way, shape: Shape, dtype: torch.dtype, config: FusedConfig, seed: int, captured: bool
+    ) -> None:
+        made = [trial(ctx, way, shape, dtype, seed + index, "column", whole=True) for index in range(3)]
+        self.live, *self.numbers = made
+        self.expected = [expected(one) for one in self.numbers]
+        self.wrong = torch.zeros(len(self.numbers), dtype=torch.int64, device=ctx.device)
+        self.call: Callable[[], object] = lambda: self.live.run(config)
+        if captured:
+            self.call = recorded(self.call)
+
+    def next(self, which: int) -> None:
+        """A call on the numbers ``which``; all ranks must ask for the same ones."""
+        numbers = self.numbers[which]
+        self.live.a.copy_(numbers.a)
+        self.live.b.copy_(numbers.b)
+        assert self.live.bias is not None and numbers.bias is not None
+        self.live.bias.copy_(numbers.bias)
+        self.live.spoil()
+        self.call()
+        self.wrong[which] += (self.live.output != self.expected[which]).sum()
+
+
+def expected(one: Trial) -> torch.Tensor:
+    """The exact result, on the device."""
+    return one.reference.to(one.output.device, one.output.dtype)
+
+
+def recorded(call: Callable[[], object]) -> Callable[[], object]:
+    """What replays ``call`` from a CUDA graph; ``call`` itself where there are none."""
+    if BACKEND == "sim":
+        return call
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def linger(chance: random.Random) -> None:
+    """Be late, now and then: the host, or the device."""
+    kind = chance.randrange(6)
+    if kind == 0:
+        time.sleep(LATE_S * chance.random())
+    elif kind == 1 and BACKEND != "sim":
+        torch.cuda._sleep(chance.randrange(2_000_000))
+
+
+def replays(way: Way, dtype: torch.dtype, count: int, seed: int) -> list[int]:
+    ctx = context()
+    together, alone = random.Random(seed), random.Random(seed + ctx.rank)
+    calls = Calls(ctx, way, ALIGNED, dtype, replace(SMALL, num_chunks=2), seed, captured=True)
+    for _ in range(count):
+        linger(alone)
+        calls.next(together.randrange(2))
+    ctx.synchronize()
+    return calls.wrong.tolist()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ranks", worlds(2, 8) if BACKEND != "sim" else worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("way", REPLAYED, ids=str)
+def test_replays(ranks: Ranks, way: Way, seed: int) -> None:
+    dtype = DTYPES[ways().index(way) % len(DTYPES)]
+    for wrong in ranks.run(replays, way, dtype, REPLAYS, seed):
+        assert wrong == [0, 0]
+
+
+def soak(count: int, seed: int) -> dict[str, list[int]]:
+    """Calls of every way, chosen by chance; half of the ways captured, half with tiles split, none with a barrier."""
+    ctx = context()
+    together, alone = random.Random(seed), random.Random(seed + 1 + ctx.rank)
+    kept: dict[str, Calls] = {}
+    for index, way in enumerate(ways()):
+        dtype, shape = DTYPES[index % len(DTYPES)], (ALIGNED, RAGGED)[index // 2 % 2]
+        config = replace(SMALL, stream_k=index % 2 == 1, num_chunks=1 + index % 3, block_size_k=16)
+        kept[f"{way} {dtype} {shape}"] = Calls(ctx, way, shape, dtype, config, seed + index, index % 4 < 2)
+    ctx.barrier()
+    names = list(kept)
+    for _ in range(count):
+        linger(alone)
+        kept[together.choice(names)].next(together.randrange(2))
+    ctx.synchronize()
+    return {name: calls.wrong.tolist() for name, calls in kept.items()}
+
+
+@pytest.mark.timeout(CALLS_LIMIT_S + 30)
+@pytest.mark.parametrize("ranks", worlds(4, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
+def test_soak(ranks: Ranks, seed: int) -> None:
+    for rank, found in enumerate(ranks.run(soak, SOAK, seed, limit_s=CALLS_LIMIT_S)):
+        for name, wrong in found.items():
+            assert wrong == [0, 0], (rank, name)
+
+
+def small_large_small(way: Way, seed: int) -> list[float]:
+    """A captured call, a larger one that needs more memory of every kind, and the captured one again."""
+    ctx = context()
+    config = replace(SMALL, stream_k=True, block_size_k=16, num_chunks=3)
+    small = trial(ctx, way, (20, 20, 40), torch.float16, seed)
+    again = recorded(lambda: small.run(config))
+    again()
+    excesses = [small.excess()]
+    large = trial(ctx, way, (90, 70, 40), torch.float16, seed)
+    large.run(replace(config, block_size_m=32, block_size_n=32))
+    excesses.append(large.excess())
+    sizes = (16, 64, 256, 1024, 4096, 1 << 16)
+    trash = [torch.full((size,), -1, dtype=torch.int32, device=ctx.device) for size in sizes]
+    small.spoil()
+    ctx.barrier()
+    again()
+    excesses.append(small.excess())
+    del trash
+    return excesses
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("way", [Way(GATHER, "push"), Way(ALL_REDUCE, "copy_engine"), Way(LOCAL, "local")], ids=str)
+def test_a_captured_call_keeps_its_memory(ranks: Ranks, way: Way, seed: int) -> None:
+    for excesses in ranks.run(small_large_small, way, seed):
+        assert max(excesses) <= 1
+
+
+def notices(seed: int) -> list[list[int]]:
+    """Calls of which the second set of numbers spoils one element."""
+    ctx = context()
+    calls = Calls(ctx, Way(LOCAL, "local"), RAGGED, torch.bfloat16, SMALL, seed, captured=False)
+    calls.expected[1][3, 4] += 1
+    found = []
+    for which in (0, 1):
+        calls.next(which)
+        found.append(calls.wrong.tolist())
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_one_wrong_element_is_noticed(ranks: Ranks, seed: int) -> None:
+    assert ranks.run(notices, seed) == [[[0, 0], [0, 1]]] * ranks.world_size

@@ -1,0 +1,98 @@
+"""Tile orders: every tile of every shard once, in the promised order; split tiles in parts that follow each other."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from ranks import Ranks, context, worlds
+
+from iris.device import schedule
+
+Place = tuple[int, int, int, int]
+"""Shard, number in the shard, block row, block column."""
+
+
+@triton.jit
+def order_kernel(
+    places, me, items, per_shard, per_round, m_blocks, n_blocks,
+    SCHEDULE: tl.constexpr, GROUP_M: tl.constexpr, SHARDS: tl.constexpr,
+):  # fmt: skip
+    for item in range(items):
+        shard, index, block_m, block_n = SCHEDULE(
+            item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M, SHARDS
+        )  # fmt: skip
+        tl.store(places + 4 * item, shard)
+        tl.store(places + 4 * item + 1, index)
+        tl.store(places + 4 * item + 2, block_m)
+        tl.store(places + 4 * item + 3, block_n)
+
+
+@triton.jit
+def parts_kernel(starts, owners, workers, iterations, BLOCK: tl.constexpr):
+    worker = tl.arange(0, BLOCK)
+    tl.store(starts + worker, schedule.split_start(worker, workers, iterations))
+    tl.store(owners + worker, schedule.split_worker(worker, workers, iterations))
+
+
+def order(which: Any, me: int, m_blocks: int, n_blocks: int, group: int, shards: int, rounds: int) -> list[Place]:
+    tiles = m_blocks * n_blocks
+    per_shard = -(-tiles // shards) if which is schedule.dealt else tiles
+    places = torch.zeros(shards * per_shard, 4, dtype=torch.int32, device=context().device)
+    order_kernel[(1,)](
+        places, me, shards * per_shard, per_shard, -(-per_shard // rounds), m_blocks, n_blocks,
+        SCHEDULE=which, GROUP_M=group, SHARDS=shards,
+    )  # fmt: skip
+    return [(a, b, c, d) for a, b, c, d in places.tolist()]
+
+
+def orders(which_name: str) -> list[tuple[tuple[int, ...], list[Place]]]:
+    which = getattr(schedule, which_name)
+    grids = ((1, 1, 8), (5, 3, 2), (4, 2, 4))
+    cases = [(shards - 1, *grid, shards, rounds) for grid in grids for shards in (1, 3, 4) for rounds in (1, 3)]
+    return [(case, order(which, *case)) for case in cases]
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+@pytest.mark.parametrize("which", ["own_first", "own_last", "dealt"])
+def test_every_tile_once_and_the_own_ones_in_their_turn(ranks: Ranks, which: str) -> None:
+    for (me, m_blocks, n_blocks, _, shards, rounds), places in ranks.run(orders, which)[0]:
+        grid = list(itertools.product(range(m_blocks), range(n_blocks)))
+        if which == "dealt":
+            inside = [(m, n) for _, _, m, n in places if m < m_blocks and n < n_blocks]
+            assert sorted(inside) == grid
+        else:
+            for shard in range(shards):
+                assert sorted((m, n) for owner, _, m, n in places if owner == shard) == grid
+        per_shard = len(places) // shards
+        per_round = -(-per_shard // rounds)
+        for start in range(0, per_shard, per_round):
+            size = min(per_round, per_shard - start)
+            turn = places[start * shards : (start + size) * shards]
+            first = me if which == "own_first" else me + 1
+            expected = [((first + step) % shards, start + index) for step in range(shards) for index in range(size)]
+            assert [place[:2] for place in turn] == expected
+
+
+def parts(workers: int, iterations: int) -> tuple[list[int], list[int]]:
+    size = triton.next_power_of_2(max(workers + 1, iterations))
+    starts, owners = torch.zeros(2, size, dtype=torch.int32, device=context().device)
+    parts_kernel[(1,)](starts, owners, workers, iterations, BLOCK=size)
+    return starts[: workers + 1].tolist(), owners[:iterations].tolist()
+
+
+def all_parts() -> list[tuple[list[int], list[int]]]:
+    return [parts(workers, iterations) for workers in (1, 3, 4, 132) for iterations in (1, 2, 5, 131, 132, 1000)]
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_parts_of_split_tiles_follow_each_other(ranks: Ranks) -> None:
+    for starts, owners in ranks.run(all_parts)[0]:
+        assert starts[0] == 0 and starts[-1] == len(owners) and starts == sorted(starts)
+        lengths = [end - begin for begin, end in itertools.pairwise(starts)]
+        assert max(lengths) - min(lengths) <= 1
+        assert owners == [worker for worker, length in enumerate(lengths) for _ in range(length)]

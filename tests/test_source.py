@@ -1,0 +1,132 @@
+"""How far a matmul may read what is arriving: never beyond the pieces that are there, in whatever order they come."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from ranks import Failure, Ranks, context, failure_of, fresh, worlds
+
+import iris
+from iris.device.handle import TIMEOUT_NS
+from iris.device.tile import Flags, Matrix
+from iris.ops.all_gather_matmul import arrived_source
+
+EPOCH = 3
+CASES = [
+    (k, block_k, blocks_per_piece) for k, block_k in ((24, 32), (40, 16), (33, 16)) for blocks_per_piece in (1, 2, 100)
+]
+"""Columns per rank, columns of a block, blocks that one flag announces."""
+
+
+@triton.jit
+def source_kernel(
+    handle, flags, a, starts, ends, count, K,
+    SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, EPOCH: tl.constexpr,
+):  # fmt: skip
+    for index in range(count):
+        k = tl.load(starts + index)
+        _, ready = arrived_source(handle, a, flags, EPOCH, 0, 0, k, 16, K, 2, SEGMENTS, BLOCK_K, EVEN_K)
+        tl.store(ends + index, ready)
+
+
+class Arrivals:
+    """A gathered A whose pieces are there in part. Columns and pieces are numbered from the rank's own on, round the
+    ring; the first column is that of the first whole block, where there are only whole ones."""
+
+    def __init__(
+        self, ctx: iris.Iris, k_per_rank: int, block_k: int, blocks_per_piece: int, here: Callable[[int, int], bool]
+    ) -> None:
+        self.ctx, self.k_per_rank, self.block_k = ctx, k_per_rank, block_k
+        self.total = k_per_rank * ctx.world_size
+        self.piece_k = min(blocks_per_piece * block_k, k_per_rank)
+        self.pieces = -(-k_per_rank // self.piece_k)
+        self.even = self.total % block_k == 0
+        own = ctx.rank * k_per_rank
+        self.skipped = -own % block_k if self.even else 0
+        count = ctx.world_size * self.pieces
+        self.here = [here(piece, count) for piece in range(count)]
+
+    def piece(self, column: int) -> int:
+        """The piece that ``column`` is in."""
+        place = (column + self.skipped) % self.total
+        return place // self.k_per_rank * self.pieces + place % self.k_per_rank // self.piece_k
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """From where to where each block goes; a rank's last one is short if not all are whole."""
+        if self.even:
+            return [(start, start + self.block_k) for start in range(0, self.total, self.block_k)]
+        return [
+            (segment + start, segment + min(start + self.block_k, self.k_per_rank))
+            for segment in range(0, self.total, self.k_per_rank)
+            for start in range(0, self.k_per_rank, self.block_k)
+        ]
+
+    def ends(self, starts: list[int]) -> list[int]:
+        """How far the source lets read, from each of ``starts``."""
+        ready = torch.zeros(len(self.here), dtype=torch.int32)
+        for piece, here in enumerate(self.here):
+            owner = (self.ctx.rank + piece // self.pieces) % self.ctx.world_size
+            ready[owner * self.pieces + piece % self.pieces] = EPOCH if here else EPOCH - 1
+        device = self.ctx.device
+        ends = torch.zeros(len(starts), dtype=torch.int32, device=device)
+        flags = Flags(None, ready.to(device), None, None, 1, 1, self.pieces, self.piece_k)
+        source_kernel[(1,)](
+            self.ctx.handle, flags, Matrix(torch.zeros(16, device=device), 1, 1),
+            torch.tensor(starts, dtype=torch.int32, device=device), ends, len(starts), self.k_per_rank,
+            SEGMENTS=self.ctx.world_size, BLOCK_K=self.block_k, EVEN_K=self.even, EPOCH=EPOCH,
+        )  # fmt: skip
+        self.ctx.synchronize()
+        return ends.tolist()
+
+
+def every_case(seed: int) -> list[str]:
+    """What was wrong. The first pieces are there, the next is not, and of the others some are."""
+    ctx = context()
+    chance = random.Random(seed + ctx.rank)
+    wrong = []
+    for case in CASES:
+        gap = chance.random()
+        there = Arrivals(ctx, *case, lambda piece, count: piece <= gap * count or chance.random() < 0.5)  # noqa: B023
+        first_gap = (*there.here, False).index(False)
+        blocks = there.blocks()
+        starts = [start for start, end in blocks if all(there.piece(c) < first_gap for c in range(start, end))]
+        starts = chance.sample(starts[:-1], min(len(starts[:-1]), 3)) + starts[-1:]
+        for start, end in zip(starts, there.ends(starts) if starts else [], strict=True):
+            if not start < end <= there.total:
+                wrong.append(f"{case}: {start} to {end} of {there.total}")
+            early = [column for column in range(start, end) if not there.here[there.piece(column)]]
+            if early:
+                wrong.append(f"{case}: {start} to {end}, without {early}")
+    return wrong
+
+
+@pytest.mark.parametrize("ranks", worlds(4, 4), indirect=True)
+def test_nothing_is_read_before_it_is_there(ranks: Ranks, seed: int) -> None:
+    assert ranks.run(every_case, seed) == [[]] * ranks.world_size
+
+
+def reach_round(blocks_per_piece: int) -> Failure:
+    """Wait for the block that ends in the own first columns, which are the only ones missing."""
+
+    def attempt() -> None:
+        with fresh() as ctx:
+            ctx.handle.info[TIMEOUT_NS.value] = 300_000_000
+            there = Arrivals(ctx, 40, 16, blocks_per_piece, lambda piece, _: piece > 0)
+            assert there.skipped == 8 * (ctx.rank % 2)
+            there.ends([there.total - 16])
+
+    return failure_of(attempt)
+
+
+@pytest.mark.parametrize("blocks_per_piece", [1, 100])
+@pytest.mark.parametrize("ranks", worlds(4, 4), indirect=True)
+def test_a_block_that_reaches_round_waits_for_the_columns_there(ranks: Ranks, blocks_per_piece: int) -> None:
+    """The ranks that wait give up; the others, which have all that they need, only see them leave."""
+    failures = ranks.run(reach_round, blocks_per_piece)
+    assert {failure.kind for failure in failures[1::2]} <= {"WaitTimeout", "PeerDied"}
+    assert any(failure.kind == "WaitTimeout" for failure in failures[1::2])

@@ -1,0 +1,74 @@
+"""Tiles split over programs along K: right and repeatable with few programs, with many, and with more than tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from ops_inputs import LOCAL, SMALL, Shape, Way, each_way, rotated, trial, ways
+from ranks import BACKEND, Ranks, context, worlds
+
+from iris.ops.problem import DTYPES
+
+LONG: tuple[Shape, ...] = ((20, 35, 150), (9, 11, 200), (40, 17, 90), (33, 33, 65))
+"""Six tiles, one, three … of 16 × 16, and K much longer than a block."""
+NARROW = replace(SMALL, block_size_k=16, stream_k=True, group_size_m=2)
+SPLITS = [(two_tiles, programs) for programs in (1, 3, 4) for two_tiles in (False, True)]
+
+
+def split(way: Way, turn: int, count: int, seed: int) -> list[tuple[tuple[bool, int], Shape, float]]:
+    ctx, found = context(), []
+    for index, (two_tiles, programs) in enumerate(rotated(tuple(SPLITS), turn, count), turn * count):
+        shape, dtype = LONG[index % len(LONG)], DTYPES[index // 2 % len(DTYPES)]
+        one = trial(ctx, way, shape, dtype, seed + index, "column")
+        one.run(replace(NARROW, two_tiles=two_tiles, num_sms=max(programs, way.least_programs)))
+        found.append(((two_tiles, programs), shape, one.excess()))
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 4) if BACKEND != "sim" else worlds(3, 3), indirect=True)
+@each_way
+def test_split_tiles_of_every_op(ranks: Ranks, way: Way, seed: int) -> None:
+    for found in ranks.run(split, way, ways().index(way), 2, seed):
+        for options, shape, excess in found:
+            assert excess <= 1, (options, shape)
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+@pytest.mark.parametrize("turn", range(4))
+def test_split_tiles_of_one_rank(ranks: Ranks, turn: int, seed: int) -> None:
+    """Every split with every shape."""
+    for found in ranks.run(split, Way(LOCAL, "local"), turn, 6, seed):
+        for options, shape, excess in found:
+            assert excess <= 1, (options, shape)
+
+
+@pytest.fixture
+def crowd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    """Two simulated ranks that run nine programs each."""
+    monkeypatch.setenv("IRIS_SIM_SMS", "9")
+    ranks = Ranks(2)
+    yield ranks
+    ranks.end()
+
+
+def crowded(seed: int) -> list[tuple[Way, Shape, float]]:
+    ctx, found = context(), []
+    assert ctx.num_sms == 9
+    shapes = ((16, 16, 300), (16, 32, 200), (33, 17, 140), (32, 48, 70))
+    for turn, way in enumerate(one for one in ways() if one.algorithm in ("local", "push", "two_shot")):
+        for index, shape in enumerate(shapes):
+            one = trial(ctx, way, shape, DTYPES[(turn + index) % 4], seed + index)
+            one.run(replace(NARROW, two_tiles=index % 2 == 1))
+            found.append((way, shape, one.excess()))
+    return found
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="GPUs have their own number of programs")
+def test_many_programs_share_a_tile(crowd: Ranks, seed: int) -> None:
+    """One, two, three and six tiles over nine programs: tiles of many parts lie next to each other, and a program is
+    the last of one and the first of the next."""
+    for found in crowd.run(crowded, seed):
+        for way, shape, excess in found:
+            assert excess <= 1, (str(way), shape)
