@@ -203,7 +203,8 @@ def allowed(
     if not dtype.is_floating_point:
         return 0.0
     rounded = sum(float(half_ulp(one, dtype).norm()) for one in (result, *parts))
-    return rounded + 2 * torch.finfo(torch.float32).eps * depth**0.5 * float(typical.norm())
+    summed = 2 * float(torch.finfo(torch.float32).eps) * float(depth) ** 0.5 * float(typical.norm())
+    return float(rounded + summed)
 
 
 def trial(
@@ -234,9 +235,9 @@ def trial(
 
     def share(matrix: torch.Tensor) -> torch.Tensor:
         """This rank's share of a result."""
-        return {GATHER: columns, REDUCE_SCATTER: lambda one: one.chunk(world)[rank]}.get(way.op, lambda one: one)(
-            matrix
-        )
+        if way.op == GATHER:
+            return columns(matrix)
+        return matrix.chunk(world)[rank] if way.op == REDUCE_SCATTER else matrix
 
     own_a, own_b = a, b
     parts = []

@@ -113,7 +113,7 @@ def test_more_work_never_takes_less_time(op: str, algorithm: str) -> None:
         sizes = {"m": 1024, "n": 1024, "k": 1024}
         times = []
         for factor in (1, 2, 4, 16, 64, 65):
-            grown = {**sizes, size: sizes[size] * factor}
+            grown: dict[str, Any] = {**sizes, size: sizes[size] * factor}
             times.append(predict_ms(problem_of(op, **grown, world_size=4), config, H200))
         assert times == sorted(times), size
         assert times[-1] > 2 * times[0], size

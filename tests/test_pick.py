@@ -46,7 +46,7 @@ def _no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def row_for(problem: Problem, config: FusedConfig = ODD, target: Target = H200) -> Row:
-    return Row(*tuned.row_key(problem, target.hardware), config, 1.0)
+    return Row(*tuned.row_key(problem, target.hardware), config, 1.0)  # type: ignore[call-arg]
 
 
 def user_rows(*rows: Row) -> None:
@@ -96,7 +96,8 @@ def test_a_row_counts_for_shapes_within_a_factor_of_the_square_root_of_two() -> 
     good = replace(model_pick(GATHER, H200), group_size_m=16)  # the model sees no difference
     user_rows(row_for(GATHER, good))
     for size in ("m", "n", "k"):
-        near = [replace(GATHER, **{size: getattr(GATHER, size) * 14 // 10}), replace(GATHER, **{size: 5800})]
+        sizes: list[dict[str, Any]] = [{size: getattr(GATHER, size) * 14 // 10}, {size: 5800}]
+        near = [replace(GATHER, **changed) for changed in sizes]
         if size == "n":
             near[1] = replace(GATHER, n=2900)
         for problem in near:
@@ -414,7 +415,8 @@ def algorithms_run(path: str) -> list[set[str]]:
             ctx.synchronize()
             whole = torch.cat([ctx.broadcast(a, rank) for rank in range(ctx.world_size)])
             torch.testing.assert_close(output, whole @ b, rtol=1e-4, atol=1e-4)
-            found.append({key[1] for key in ctx._workspaces if key[0] == "all_gather_matmul"})
+            keys: list[Any] = list(ctx._workspaces)
+            found.append({key[1] for key in keys if key[0] == "all_gather_matmul"})
     del os.environ["IRIS_TUNED"]
     pick.forget()
     return found

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -449,7 +450,7 @@ def browser(tmp_path: Path) -> Callable[..., str]:
 def colours(png: Path) -> dict[str, float]:
     """The colours of a picture, and the share of its pixels that each of them has."""
     image = Image.open(png).convert("RGB")
-    counted = image.getcolors(maxcolors=1 << 24) or []
+    counted: list[Any] = image.getcolors(maxcolors=1 << 24) or []
     return {"#{:02x}{:02x}{:02x}".format(*colour): count / (image.width * image.height) for count, colour in counted}
 
 

@@ -193,7 +193,7 @@ def verdicts(op: str) -> list[str | None]:
     found = [bench.take(Step("check", (small,))), bench.take(Step("check", (replace(small, block_size_m=17),)))]
     times = bench.take(Step("time", (small,), 2))
     assert len(times) == 2 and all(0 < ms < 60e3 for ms in times)
-    real, kept = bench._op, []
+    real, kept = bench._op, list[Any]()
 
     def lazy(ctx: Any, output: torch.Tensor, *operands: Any, **options: Any) -> None:
         if not kept:

@@ -72,6 +72,8 @@ def send_courier(
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
     """Store chunk after chunk of the own columns into all peers' outputs, each when it is complete."""
+    # A chunk is complete only after this, too; but here the wait names the peer that is missing.
+    wait_all_entered(flags.turnstile, epoch, handle, SITE)
     for chunk in range(tl.cdiv(M, chunk_rows)):
         wait(flags.ready + chunk, epoch, handles.rank(handle), handle, SITE)
         _send(handle, c, program, crew, chunk * chunk_rows, min((chunk + 1) * chunk_rows, M), N, COURIER_M, COURIER_N)

@@ -1,87 +1,27 @@
-"""Every kernel of Iris with arguments to compile it with: the ops' kernel in its variants, the barrier, the benchmarks'
-and examples' kernels, and a small kernel around each device function that no other kernel reaches in that form."""
+"""Every kernel of Iris with arguments to compile it with: the ops', the barrier, the benchmarks' and examples', and a
+small kernel around each device function that no other kernel reaches in that form."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
+import matmuls
 import torch
 import triton
 import triton.language as tl
-from compiler import TARGETS, assembly, target, tensor
+from case import CUDA, SIGNALS, WAITS, Case, compile_case, described, handle, of, short, with_handle
+from compiler import tensor
 from listing import Event
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris.bench import rma as bench
-from iris.device import arch, matmul, peer, rma, schedule, sync, tile
-from iris.device.handle import Handle
-from iris.ops import reduction
-from iris.ops.all_gather_matmul import (
-    arrived_source,
-    fetch_courier,
-    gather_kernel,
-    keep_courier,
-    pull_source,
-    push_courier,
-)
-from iris.ops.matmul_all_reduce import atomic_sink, one_shot_sink, two_shot_sink
-from iris.ops.matmul_all_scatter import push_sink
-from iris.ops.matmul_reduce_scatter import add_rows_sink, scatter_rows_sink
+from iris.device import arch, peer, rma, sync
 
 ROOT = Path(__file__).resolve().parents[2]
-EVERYWHERE = tuple(TARGETS)
-CUDA = ("sm_90", "sm_100")
-WAITS = Event.ACQUIRE | Event.BARRIER | Event.CLOCK
-SIGNALS = Event.RELEASE | Event.BARRIER
 FIRST_TWO = frozenset({"argument 0", "argument 1"})
 BEHIND_HANDLE = frozenset({"argument 2", "argument 3"})
-
-
-@dataclass(frozen=True)
-class Case:
-    """A kernel and what to compile it with. Names of a case: ``kernel`` or ``kernel-variant``.
-
-    Attributes:
-        arguments: makes them; dtypes stand in for tensors.
-        constants: constexpr arguments and launch options, by name.
-        has: what its assembly must contain, so that no rule passes for want of anything to look at.
-        wide: arguments, as :mod:`listing` calls them, that point to data which moves 16 bytes at a time.
-    """
-
-    name: str
-    kernel: Any
-    arguments: Callable[[], tuple[Any, ...]]
-    constants: dict[str, Any] = field(default_factory=dict)
-    targets: tuple[str, ...] = EVERYWHERE
-    has: Event = Event.NONE
-    wide: frozenset[str] = frozenset()
-
-
-def short(dtype: torch.dtype) -> str:
-    """A dtype's name without ``torch.``."""
-    return str(dtype).removeprefix("torch.")
-
-
-def of(*dtypes: Any) -> Callable[[], tuple[Any, ...]]:
-    """Arguments: a tensor for each dtype; anything else as it is."""
-    return lambda: tuple(tensor(one) if isinstance(one, torch.dtype) else one for one in dtypes)
-
-
-def handle() -> Handle:
-    """A device handle to compile with."""
-    return Handle(tensor(torch.int64), tensor(torch.int64))
-
-
-def with_handle(*dtypes: Any) -> Callable[[], tuple[Any, ...]]:
-    """As :func:`of`, behind a device handle."""
-    return lambda: (handle(), *of(*dtypes)())
 
 
 def example(name: str) -> ModuleType:
@@ -226,168 +166,6 @@ def bulk_consume(handle, source, result, flag, BLOCK: tl.constexpr):
     tl.store(result + tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], tile)
 
 
-def described(dtype: torch.dtype, block: int) -> TensorDescriptor:
-    """A descriptor of a matrix to compile with."""
-    return TensorDescriptor(tensor(dtype), [4096, 4096], [4096, 1], [block, block])
-
-
-OPS: dict[str, dict[str, Any]] = {
-    "local": {},
-    "pull_rows": {"SOURCE": pull_source, "SHARDS": 8, "SHARDED": True, "OWN": True},
-    "pull_columns": {"SOURCE": pull_source, "SEGMENTS": 8, "PIECEWISE": True},
-    "copied_rows": {"SOURCE": arrived_source, "SHARDS": 8, "SHARDED": True, "OWN": True},
-    "copied_columns": {"SOURCE": arrived_source, "COURIER": keep_courier, "SEGMENTS": 8, "PIECEWISE": True},
-    "push_rows": {
-        "SOURCE": arrived_source, "COURIER": push_courier, "SHARDS": 8, "SHARDED": True, "OWN": True, "MEET": False,
-    },
-    "push_columns": {
-        "SOURCE": arrived_source, "COURIER": push_courier, "SEGMENTS": 8, "PIECEWISE": True, "MEET": False,
-    },
-    "hbm_rows": {
-        "SOURCE": arrived_source, "COURIER": fetch_courier, "SHARDS": 8, "SHARDED": True, "OWN": True, "PIECEWISE":
-        True,
-    },
-    "hbm_columns": {
-        "SOURCE": arrived_source, "COURIER": fetch_courier, "SEGMENTS": 8, "PIECEWISE": True,
-    },
-    "all_scatter": {"SINK": push_sink},
-    "scatter_rows": {
-        "SCHEDULE": schedule.own_last, "SINK": scatter_rows_sink, "SHARDS": 8, "SHARDED": True, "MEET": False,
-    },
-    "add_rows": {"SCHEDULE": schedule.own_last, "SINK": add_rows_sink, "SHARDS": 8, "SHARDED": True, "MEET": False},
-    "one_shot": {"SINK": one_shot_sink},
-    "two_shot": {"SCHEDULE": schedule.dealt, "SINK": two_shot_sink, "SHARDS": 8},
-    "atomic": {"SCHEDULE": schedule.dealt, "SINK": atomic_sink, "SHARDS": 8},
-    "both": {"SOURCE": pull_source, "SINK": push_sink, "SHARDS": 8, "SHARDED": True},
-}  # fmt: skip
-"""What each op passes to the kernel, where it differs from :data:`PLAIN`; ``both`` is what a user's own op could be."""
-
-PLAIN = {
-    "SCHEDULE": schedule.own_first, "SOURCE": matmul.local_source, "SINK": tile.local_sink, "AFTER": None, "EAGER":
-    False, "GATE": False, "COURIER": None, "SITE": 2, "SHARDS": 1, "SHARDED": False, "SEGMENTS": 1, "OWN": False,
-    "PIECEWISE": False, "MEET": True, "TWO_TILES": True, "GROUP_M": 8, "COURIER_M": 32, "COURIER_N": 64, "PRECISION":
-    "ieee",
-}  # fmt: skip
-
-VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
-    ("local", torch.float16, True, False, 0, True, True),
-    ("local", torch.int8, True, True, 1, True, True),
-    ("pull_rows", torch.bfloat16, True, True, 0, False, False),
-    ("pull_rows", torch.float32, False, False, 1, True, True),
-    ("pull_columns", torch.float16, False, True, 1, False, True),
-    ("pull_columns", torch.int8, False, False, 2, False, False),
-    ("copied_rows", torch.float16, True, False, 0, True, False),
-    ("copied_rows", torch.bfloat16, False, True, 1, False, True),
-    ("copied_rows", torch.int8, True, True, 0, False, False),
-    ("copied_columns", torch.float16, False, False, 2, True, True),
-    ("copied_columns", torch.bfloat16, True, True, 0, True, False),
-    ("copied_columns", torch.float32, True, False, 1, False, False),
-    ("push_rows", torch.bfloat16, True, False, 2, True, True),
-    ("push_columns", torch.float16, True, True, 0, False, False),
-    ("hbm_rows", torch.float16, True, True, 0, True, False),
-    ("hbm_columns", torch.bfloat16, True, False, 1, True, True),
-    ("all_scatter", torch.float16, True, True, 0, True, False),
-    ("all_scatter", torch.bfloat16, True, False, 2, True, True),
-    ("all_scatter", torch.float32, False, True, 0, False, False),
-    ("scatter_rows", torch.bfloat16, True, False, 2, True, True),
-    ("scatter_rows", torch.int8, False, True, 0, False, False),
-    ("add_rows", torch.float16, True, False, 1, True, False),
-    ("one_shot", torch.bfloat16, True, True, 2, True, True),
-    ("two_shot", torch.bfloat16, True, False, 0, True, True),
-    ("two_shot", torch.float32, False, True, 2, False, False),
-    ("atomic", torch.float16, True, False, 0, True, False),
-    ("both", torch.bfloat16, False, False, 0, True, False),
-)
-"""Op, dtype, operands by TMA, traced, kind of bias, whole blocks of K, Stream-K. Every op, and every value of each of
-the
-others: what they add to each other is outside the waits."""
-
-
-def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, split: bool, block: int) -> Any:
-    constants = PLAIN | OPS[op]
-    out = torch.int32 if dtype == torch.int8 else dtype
-    total = torch.int32 if dtype == torch.int8 else torch.float32
-    own, a, b, c = (tile.Matrix(tensor(one), 4096, 1) for one in (dtype, dtype, dtype, out))
-    counters = tensor(torch.int32) if constants["COURIER"] is not None else None
-    flags = tile.Flags(
-        tensor(torch.int32), tensor(torch.int32), tensor(torch.int32) if split else None, counters, 3, 2, 3, 512
-    )
-    described_a = described(dtype, block) if tma else None
-    own_desc = described_a if constants["OWN"] or constants["SOURCE"] is matmul.local_source else None
-    a_desc = None if constants["SOURCE"] is pull_source else described_a
-    slots = {"add_rows": total, "atomic": total}.get(op, out)
-    return (
-        handle(), flags, own, own_desc, a, a_desc, b, described_a, c, tensor(out) if bias else None, tensor(slots),
-        tensor(total) if split else None, tensor(torch.int64) if traced else None, *SIZES, 40, 20,
-        matmul.Crew(16, 8, 100), 256,
-    )  # fmt: skip
-
-
-SIZES = (1024, 4096, 8192)
-"""M, N and K."""
-
-
-def matmul_case(
-    op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, even_k: bool, split: bool, cuda: bool
-) -> Case:
-    block = 32 if dtype in (torch.float32, torch.int8) else 64
-    words = [op, short(dtype), *(["tma"] if tma else []), *(["trace"] if traced else []), *(["split"] if split else [])]
-    constants = PLAIN | OPS[op] | {
-        "BIAS": bias, "BLOCK_M": block, "BLOCK_N": block, "BLOCK_K": block, "EVEN_K": even_k, "STREAM_K": split,
-        "ACC_DTYPE": tl.int32 if dtype == torch.int8 else tl.float32, "TRACE": traced,
-        "num_warps": 4, "num_stages": 3 if cuda else 2,
-    }  # fmt: skip
-    arguments = partial(matmul_arguments, op, dtype, tma, traced, bias, split, block)
-    name = f"matmul-{'-'.join(words)}-{'cuda' if cuda else 'hip'}"
-    targets = CUDA if cuda else tuple(one for one in EVERYWHERE if one not in CUDA)
-    return Case(name, matmul.matmul_kernel, arguments, constants, targets, WAITS | SIGNALS)
-
-
-def _matmuls() -> list[Case]:
-    nvidia = [matmul_case(*variant, cuda=True) for variant in VARIANTS]
-    amd = [
-        matmul_case(op, dtype, False, traced, bias, even_k, split, cuda=False)
-        for op, dtype, _, traced, bias, even_k, split in VARIANTS
-    ]
-    return nvidia + amd
-
-
-def _collectives() -> list[Case]:
-    half = torch.float16
-    return [
-        Case(
-            f"gather-{kind}",
-            gather_kernel,
-            partial(gather_arguments, half),
-            {"SITE": 2, "SEGMENTS": segments, "COURIER_M": 32, "COURIER_N": 64},
-            has=WAITS | SIGNALS,
-        )
-        for kind, segments in (("rows", 1), ("columns", 8))
-    ] + [
-        Case(
-            f"sum-{'everywhere' if everywhere else 'rows'}",
-            reduction.sum_kernel,
-            partial(sum_arguments, half),
-            {
-                "SITE": 5, "EVERYWHERE": everywhere, "BIAS": 2, "ACC_DTYPE": tl.float32, "BLOCK_M": 32, "BLOCK_N": 64,
-            },
-            has=WAITS | SIGNALS,
-        )
-        for everywhere in (False, True)
-    ]  # fmt: skip
-
-
-def gather_arguments(dtype: torch.dtype) -> Any:
-    flags = tile.Flags(tensor(torch.int32), tensor(torch.int32), None, tensor(torch.int32), 1, 1, 1, 512)
-    own, a = (tile.Matrix(tensor(dtype), 4096, 1) for _ in range(2))
-    return handle(), flags, own, a, 1024, 4096, matmul.Crew(16, 8, 100), 1024
-
-
-def sum_arguments(dtype: torch.dtype) -> Any:
-    partial_sum, output = (tile.Matrix(tensor(dtype), 4096, 1) for _ in range(2))
-    return handle(), tensor(torch.int32), partial_sum, output, tensor(dtype), 1024, 4096, 512
-
-
 def _movers() -> list[Case]:
     small = {"BLOCK": BLOCK}
     cases = [
@@ -498,8 +276,8 @@ def _examples() -> list[Case]:
 CASES = {
     case.name: case
     for case in [
-        *_matmuls(),
-        *_collectives(),
+        *matmuls.matmuls(),
+        *matmuls.collectives(),
         *_movers(),
         *_atomics(),
         *_compare_and_swaps(),
@@ -509,12 +287,6 @@ CASES = {
     ]
 }
 """Every case by name."""
-
-
-def compile_case(case: Case, target_name: str) -> str:
-    """The assembly of ``case``."""
-    with target(target_name):
-        return assembly(case.kernel, *case.arguments(), **case.constants)
 
 
 def compile_named(name: str, target_name: str) -> str:

@@ -42,7 +42,11 @@ class Event(Flag):
 
 @dataclass
 class Instruction:
-    """One instruction: registers written and read (for stores and loads, address and data alike)."""
+    """One instruction: registers written and read (for stores and loads, address and data alike).
+
+    Not among these: ``decided_by``, what decides whether or where it acts (a predicate, condition codes, the execution
+    mask), and ``decides``, the condition codes and mask that it sets besides its result.
+    """
 
     text: str
     op: str
@@ -53,6 +57,8 @@ class Instruction:
     guarded: bool = False
     jumps_to: str | None = None
     falls_through: bool = True
+    decided_by: tuple[str, ...] = ()
+    decides: tuple[str, ...] = ()
     argument: tuple[str, ...] = ()
     """What each written register is, if this reads kernel arguments."""
 
@@ -161,6 +167,7 @@ def _ptx_instruction(text: str) -> Instruction:
     if parts[0] == "brx":
         raise UnknownAssembly(text)
     found = Instruction(text, op, _ptx_events(parts, operands), guarded=bool(guard))
+    found.decided_by = tuple(PTX_REGISTER.findall(guard))
     if parts[0] == "bra":
         found.jumps_to, found.falls_through = operands.strip(), bool(guard)
         return found
@@ -238,6 +245,10 @@ def _ptx_events(parts: list[str], operands: str) -> Event:
 
 
 AMD_REGISTER = re.compile(r"\b([vsa])(\d+)\b|\b([vsa])\[(\d+):(\d+)\]|\b(vcc|exec|m0)(?:_lo|_hi)?\b")
+AMD_SETS_SCC = re.compile(
+    r"s_(add|sub|min|max|and|or|xor|not|nand|nor|xnor|lshl|lshr|ashr|bfe|abs|bcnt|cmp|bitcmp|quadmask|wqm)"
+)
+AMD_READS_SCC = re.compile(r"s_(cbranch_scc|cselect|cmov|addc|subb)")
 AMD_NO_RESULT = re.compile(
     r"s_(barrier|waitcnt|nop|endpgm|cbranch|branch|cmp|bitcmp|setprio|sleep|sethalt)|ds_write|buffer_(wbl2|inv)"
 )
@@ -274,6 +285,7 @@ def _amd_instruction(text: str, inline: bool) -> Instruction:
     if op.startswith(("s_setpc", "s_swappc", "s_call")):
         raise UnknownAssembly(text)
     found = Instruction(text, op, _amd_events(op, text, inline))
+    found.decided_by, found.decides = _amd_conditions(op)
     if op.startswith(("s_branch", "s_cbranch")):
         found.jumps_to, found.falls_through = operands.strip(), op != "s_branch"
         return found
@@ -306,6 +318,20 @@ def _amd_instruction(text: str, inline: bool) -> Instruction:
         start = int(words[2], 0)
         found.argument = tuple(f"argument {(start + 4 * index) // 8}" for index in range(len(found.writes)))
     return found
+
+
+def _amd_conditions(op: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What decides about an instruction, and which conditions it sets, without being named."""
+    if AMD_READS_SCC.match(op):
+        reads = ["scc"]
+    elif op.startswith("s_cbranch_"):
+        reads = ["vcc" if "vcc" in op else "exec"]
+    else:
+        reads = [] if op.startswith("s_") else ["exec"]
+    writes = ["scc"] if AMD_SETS_SCC.match(op) else []
+    if "saveexec" in op or op.startswith("v_cmpx"):
+        writes.append("exec")
+    return tuple(reads), tuple(writes)
 
 
 def _amd_events(op: str, text: str, inline: bool) -> Event:

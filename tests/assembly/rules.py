@@ -8,7 +8,7 @@ any path counts. So they prove, for the listing at hand and for any run of it:
 - :func:`consumption`: after each acquire all threads meet before any of them touches memory other than the control
   words that the device handle leads to.
 - :func:`scope`: nothing is atomic or ordered at less than system scope.
-- :func:`bounds`: the innermost loop around each poll reads the clock.
+- :func:`bounds`: a loop that ends when an acquire inside it finds what it waits for reads the clock.
 - :func:`width`: contiguous data moves 16 bytes per thread and instruction.
 
 They do not prove that the clock decides when the loop ends, that a flag belongs to the data it announces, or that the
@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from enum import Flag, auto
 from itertools import pairwise
 
+from flow import decides, loops
 from listing import Block, Event, Instruction, Listing
 
 HANDLE = frozenset({"argument 0", "argument 1"})
@@ -107,23 +108,18 @@ def scope(listing: Listing) -> list[str]:
 
 
 def bounds(listing: Listing) -> list[str]:
-    """A clock in the innermost loop around every acquire whose result is used. A compare-and-swap is no poll:
-    it is repeated only when another thread got on."""
-    wrong = []
-    used = {register for one in listing for register in one.reads}
-    loops = _loops(listing)
-    for number, block in enumerate(listing.blocks):
-        around = [loop for loop in loops if number in loop]
-        if not around:
+    """A clock in every loop that polls: that goes on, or ends, because of what an acquire inside it found. An acquire
+    whose value decides about no loop around it, as that of a program that only counts itself in, is no poll; nor is a
+    compare-and-swap, which is repeated only when another thread got on."""
+    wrong: dict[str, None] = {}
+    for loop in loops(listing):
+        inside = [one for number in sorted(loop) for one in listing.blocks[number].instructions]
+        if any(Event.CLOCK in one.events for one in inside):
             continue
-        inner = min(around, key=len)
-        timed = any(Event.CLOCK in one.events for inside in inner for one in listing.blocks[inside].instructions)
-        wrong += [
-            f"no clock in the loop around {one.text}"
-            for one in block.instructions
-            if not timed and _polls(one, listing, used)
-        ]
-    return wrong
+        for one in inside:
+            if _acquires(one, listing) and decides(one, loop, listing):
+                wrong[f"no clock in the loop around {one.text}"] = None
+    return list(wrong)
 
 
 def width(listing: Listing, data: frozenset[str]) -> list[str]:
@@ -135,13 +131,14 @@ def width(listing: Listing, data: frozenset[str]) -> list[str]:
     return wrong + [f"no {kind.name} of data at all" for kind in absent]
 
 
-def _polls(one: Instruction, listing: Listing, used: set[str]) -> bool:
+def _acquires(one: Instruction, listing: Listing) -> bool:
+    """Whether ``one`` gets a value that others may have just written, in an order with their other writes."""
     if Event.CAS in one.events:
         return False
     if listing.amd:
         system_load = Event.LOAD in one.events and {"sc0", "sc1"} <= set(one.text.split())
         return system_load or (Event.ATOMIC in one.events and bool(one.writes))
-    return Event.ACQUIRE in one.events and any(register in used for register in one.writes)
+    return Event.ACQUIRE in one.events and bool(one.writes)
 
 
 def _guesses(listing: Listing) -> set[int]:
@@ -202,32 +199,6 @@ def _facts(listing: Listing, used: set[str] | None = None) -> Iterator[tuple[Blo
                 todo.append(after)
     for number in sorted(begin):
         yield listing.blocks[number], begin[number]
-
-
-def _loops(listing: Listing) -> list[set[int]]:
-    """The blocks of every natural loop: for each jump back to a block that dominates it, all blocks between."""
-    everything = set(range(len(listing.blocks)))
-    dominators = [everything.copy() for _ in everything]
-    dominators[0] = {0}
-    changed = True
-    while changed:
-        changed = False
-        for number in sorted(everything - {0}):
-            before = [dominators[one] for one in listing.blocks[number].before]
-            new = ({number} | set.intersection(*before)) if before else {number}
-            if new != dominators[number]:
-                dominators[number], changed = new, True
-    loops: dict[int, set[int]] = {}
-    for number in everything:
-        for head in listing.blocks[number].after:
-            if head in dominators[number]:
-                loop, todo = loops.setdefault(head, {head}), [number]
-                while todo:
-                    one = todo.pop()
-                    if one not in loop:
-                        loop.add(one)
-                        todo += listing.blocks[one].before
-    return list(loops.values())
 
 
 def origins(listing: Listing) -> dict[int, frozenset[str]]:

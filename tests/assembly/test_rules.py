@@ -11,8 +11,9 @@ import rules
 import torch
 import triton
 import triton.language as tl
+from case import CUDA, EVERYWHERE, Case, compile_case, described, handle, of
 from compiler import TARGETS
-from kernels import CASES, CUDA, EVERYWHERE, Case, compile_case, compile_named, described, handle, of
+from kernels import CASES, compile_named
 from listing import Event, UnknownAssembly, read
 
 from iris.device import sync
@@ -165,12 +166,98 @@ def endless_poll(flag, out):
     tl.store(out, 1)
 
 
+@triton.jit
+def poll_that_sets_a_mark(flag, out):
+    found = 0
+    turns = 0
+    while found == 0:
+        if tl.atomic_add(flag, 0, sem="acquire", scope="sys") == 7:
+            tl.store(out, turns)
+            found = 1
+        turns += 1
+    tl.store(out + 1, turns)
+
+
+@triton.jit
+def poll_of_many(flags, out, BLOCK: tl.constexpr):
+    seen = 0
+    while seen < 1:
+        seen = tl.min(tl.atomic_add(flags + tl.arange(0, BLOCK), 0, sem="acquire", scope="sys"))
+    tl.store(out, seen)
+
+
+@triton.jit
+def poll_of_one_after_the_other(flags, out, count):
+    missing = count
+    while missing > 0:
+        missing = 0
+        for index in range(count):
+            if tl.atomic_add(flags + index, 0, sem="acquire", scope="sys") < 1:
+                missing += 1
+    tl.store(out, missing)
+
+
+@triton.jit
+def poll_that_returns_early(flag, out, limit):
+    left = limit
+    while left > 0:
+        seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+        left = tl.where(seen == 3, 0, left + seen - 1)
+    tl.store(out, left)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "constants"),
+    [
+        (endless_poll, {}),
+        (poll_that_sets_a_mark, {}),
+        (poll_of_many, {"BLOCK": 16}),
+        (poll_of_many, {"BLOCK": 512}),
+        (poll_of_one_after_the_other, {"count": 9}),
+        (poll_that_returns_early, {"limit": 9}),
+    ],
+)
 @everywhere
-def test_poll_without_bound(target_name: str) -> None:
-    [words, *_] = rules.bounds(read(assembly_of(endless_poll, target_name, torch.int32, torch.int32)))
+def test_poll_without_bound(kernel: Any, constants: dict[str, int], target_name: str) -> None:
+    """However the value finds its way to the end of the loop."""
+    [words, *_] = rules.bounds(read(assembly_of(kernel, target_name, torch.int32, torch.int32, **constants)))
     assert words.startswith("no clock in the loop around")
-    timed = compile_named("waits", target_name)
+
+
+@pytest.mark.parametrize("name", ["waits", "turnstile", "06_pass_messages"])
+@everywhere
+def test_wait_without_its_clock(name: str, target_name: str) -> None:
+    timed = compile_named(name, target_name)
+    assert rules.bounds(read(timed)) == []
     assert rules.bounds(read(without(timed, r"s_memrealtime.*$|^.*%globaltimer;$")))
+
+
+@triton.jit
+def count_in_each_block(handle, counters, data, flags, blocks, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+        tl.store(data + block * BLOCK + offsets, offsets)
+        if sync.arrive(counters + block // 3, 3):
+            sync.signal(flags + block // 3, block, 1, handle)
+
+
+@triton.jit
+def count_and_go_by_it(counter, data, blocks, BLOCK: tl.constexpr):
+    """Programs that take one block after the other from a common counter: as much of a loop that waits as of one that
+    does not, as nobody knows who counts."""
+    block = tl.atomic_add(counter, 1, sem="acq_rel", scope="sys")
+    while block < blocks:
+        tl.store(data + block * BLOCK + tl.arange(0, BLOCK), block)
+        block = tl.atomic_add(counter, 1, sem="acq_rel", scope="sys")
+
+
+@everywhere
+def test_a_count_is_no_poll(target_name: str) -> None:
+    """A program that only counts itself in asks for no clock, one that goes on by the count does."""
+    types = (torch.int32, torch.int32)
+    arguments = (handle(), *types, torch.int32, 100)
+    assert rules.bounds(read(assembly_of(count_in_each_block, target_name, *arguments, BLOCK=512))) == []
+    assert rules.bounds(read(assembly_of(count_and_go_by_it, target_name, *types, 100, BLOCK=512)))
 
 
 @triton.jit

@@ -1,0 +1,70 @@
+"""A kernel to compile and what to compile it with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from compiler import TARGETS, assembly, target, tensor
+from listing import Event
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from iris.device.handle import Handle
+
+EVERYWHERE = tuple(TARGETS)
+CUDA = ("sm_90", "sm_100")
+WAITS = Event.ACQUIRE | Event.BARRIER | Event.CLOCK
+SIGNALS = Event.RELEASE | Event.BARRIER
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel and what to compile it with. Names of a case: ``kernel`` or ``kernel-variant``.
+
+    Attributes:
+        arguments: makes them; dtypes stand in for tensors.
+        constants: constexpr arguments and launch options, by name.
+        has: what its assembly must contain, so that no rule passes for want of anything to look at.
+        wide: arguments, as :mod:`listing` calls them, that point to data which moves 16 bytes at a time.
+    """
+
+    name: str
+    kernel: Any
+    arguments: Callable[[], tuple[Any, ...]]
+    constants: dict[str, Any] = field(default_factory=dict)
+    targets: tuple[str, ...] = EVERYWHERE
+    has: Event = Event.NONE
+    wide: frozenset[str] = frozenset()
+
+
+def short(dtype: torch.dtype) -> str:
+    """A dtype's name without ``torch.``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def of(*dtypes: Any) -> Callable[[], tuple[Any, ...]]:
+    """Arguments: a tensor for each dtype; anything else as it is."""
+    return lambda: tuple(tensor(one) if isinstance(one, torch.dtype) else one for one in dtypes)
+
+
+def handle() -> Handle:
+    """A device handle to compile with."""
+    return Handle(tensor(torch.int64), tensor(torch.int64))
+
+
+def with_handle(*dtypes: Any) -> Callable[[], tuple[Any, ...]]:
+    """As :func:`of`, behind a device handle."""
+    return lambda: (handle(), *of(*dtypes)())
+
+
+def described(dtype: torch.dtype, block: int) -> TensorDescriptor:
+    """A descriptor of a matrix to compile with."""
+    return TensorDescriptor(tensor(dtype), [4096, 4096], [4096, 1], [block, block])
+
+
+def compile_case(case: Case, target_name: str) -> str:
+    """The assembly of ``case``."""
+    with target(target_name):
+        return assembly(case.kernel, *case.arguments(), **case.constants)

@@ -1,0 +1,212 @@
+"""The ops' kernels in their variants: the matmul with each op's parts, and the collectives of the baselines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import triton.language as tl
+from case import CUDA, EVERYWHERE, SIGNALS, WAITS, Case, described, handle, short
+from compiler import tensor
+
+from iris.device import chunk, matmul, schedule, tile
+from iris.ops import reduction
+from iris.ops.all_gather_matmul import (
+    arrived_source,
+    fetch_courier,
+    gather_kernel,
+    keep_courier,
+    pull_source,
+    push_courier,
+)
+from iris.ops.matmul_all_reduce import atomic_sink, copied_sink, one_shot_sink, two_shot_sink
+from iris.ops.matmul_all_scatter import push_sink, send_courier, send_kernel
+from iris.ops.matmul_reduce_scatter import add_rows_sink, keep_rows_sink, scatter_rows_sink
+
+ROWS = {"SCHEDULE": schedule.own_last, "GATE": True, "SHARDS": 8, "SHARDED": True, "MEET": False}
+DEALT = {"SCHEDULE": schedule.dealt, "GATE": True, "SHARDS": 8}
+COUNTING = (chunk.chunk_after, reduction.kept_after, reduction.counted_after)
+"""Those that count tiles."""
+
+OPS: dict[str, dict[str, Any]] = {
+    "local": {},
+    "pull_rows": {"SOURCE": pull_source, "SHARDS": 8, "SHARDED": True, "OWN": True},
+    "pull_columns": {"SOURCE": pull_source, "SEGMENTS": 8, "PIECEWISE": True},
+    "copied_rows": {"SOURCE": arrived_source, "SHARDS": 8, "SHARDED": True, "OWN": True},
+    "copied_columns": {"SOURCE": arrived_source, "COURIER": keep_courier, "SEGMENTS": 8, "PIECEWISE": True},
+    "push_rows": {
+        "SOURCE": arrived_source, "COURIER": push_courier, "SHARDS": 8, "SHARDED": True, "OWN": True, "MEET": False,
+    },
+    "push_columns": {
+        "SOURCE": arrived_source, "COURIER": push_courier, "SEGMENTS": 8, "PIECEWISE": True, "MEET": False,
+    },
+    "hbm_rows": {
+        "SOURCE": arrived_source, "COURIER": fetch_courier, "SHARDS": 8, "SHARDED": True, "OWN": True,
+        "PIECEWISE": True,
+    },
+    "hbm_columns": {
+        "SOURCE": arrived_source, "COURIER": fetch_courier, "SEGMENTS": 8, "PIECEWISE": True,
+    },
+    "all_scatter": {"SINK": push_sink, "GATE": True},
+    "send_columns": {"AFTER": chunk.chunk_after, "EAGER": True, "GATE": True, "COURIER": send_courier},
+    "copy_columns": {"AFTER": chunk.chunk_after, "EAGER": True, "GATE": True},
+    "scatter_rows": ROWS | {"SINK": scatter_rows_sink, "AFTER": reduction.delivered_after},
+    "keep_rows": ROWS | {"SINK": keep_rows_sink, "AFTER": reduction.kept_after, "EAGER": True},
+    "add_rows": ROWS | {"SINK": add_rows_sink, "AFTER": reduction.added_after},
+    "one_shot": {"SINK": one_shot_sink},
+    "two_shot": DEALT | {"SINK": two_shot_sink, "AFTER": reduction.delivered_after},
+    "atomic": DEALT | {"SINK": atomic_sink, "AFTER": reduction.added_after, "EAGER": True},
+    "copied": ROWS | {"SINK": copied_sink, "AFTER": reduction.counted_after, "EAGER": True},
+    "both": {"SOURCE": pull_source, "SINK": push_sink, "GATE": True, "SHARDS": 8, "SHARDED": True},
+}  # fmt: skip
+"""What each op passes to the kernel, where it differs from :data:`PLAIN`; ``both`` is what a user's own op could be."""
+
+PLAIN = {
+    "SCHEDULE": schedule.own_first, "SOURCE": matmul.local_source, "SINK": tile.local_sink, "AFTER": None,
+    "EAGER": False, "GATE": False, "COURIER": None, "SITE": 2, "SHARDS": 1, "SHARDED": False, "SEGMENTS": 1,
+    "OWN": False, "PIECEWISE": False, "MEET": True, "TWO_TILES": True, "GROUP_M": 8, "COURIER_M": 32, "COURIER_N": 64,
+    "PRECISION": "ieee",
+}  # fmt: skip
+
+VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
+    ("local", torch.float16, True, False, 0, True, True),
+    ("local", torch.int8, True, True, 1, True, True),
+    ("pull_rows", torch.bfloat16, True, True, 0, False, False),
+    ("pull_rows", torch.float32, False, False, 1, True, True),
+    ("pull_columns", torch.float16, False, True, 1, False, True),
+    ("pull_columns", torch.int8, False, False, 2, False, False),
+    ("copied_rows", torch.float16, True, False, 0, True, False),
+    ("copied_rows", torch.bfloat16, False, True, 1, False, True),
+    ("copied_rows", torch.int8, True, True, 0, False, False),
+    ("copied_columns", torch.float16, False, False, 2, True, True),
+    ("copied_columns", torch.bfloat16, True, True, 0, True, False),
+    ("copied_columns", torch.float32, True, False, 1, False, False),
+    ("push_rows", torch.bfloat16, True, False, 2, True, True),
+    ("push_columns", torch.float16, True, True, 0, False, False),
+    ("hbm_rows", torch.float16, True, True, 0, True, False),
+    ("hbm_columns", torch.bfloat16, True, False, 1, True, True),
+    ("all_scatter", torch.float16, True, True, 0, True, False),
+    ("all_scatter", torch.bfloat16, True, False, 2, True, True),
+    ("all_scatter", torch.float32, False, True, 0, False, False),
+    ("send_columns", torch.bfloat16, True, True, 1, True, True),
+    ("send_columns", torch.int8, False, False, 0, False, False),
+    ("copy_columns", torch.float16, True, False, 2, False, False),
+    ("scatter_rows", torch.bfloat16, True, False, 2, True, True),
+    ("scatter_rows", torch.int8, False, True, 0, False, False),
+    ("keep_rows", torch.bfloat16, True, True, 1, True, True),
+    ("keep_rows", torch.float32, False, False, 0, False, False),
+    ("add_rows", torch.float16, True, False, 1, True, False),
+    ("one_shot", torch.bfloat16, True, True, 2, True, True),
+    ("two_shot", torch.bfloat16, True, False, 0, True, True),
+    ("two_shot", torch.float32, False, True, 2, False, False),
+    ("atomic", torch.float16, True, False, 0, True, False),
+    ("atomic", torch.int8, False, True, 1, False, True),
+    ("copied", torch.bfloat16, True, False, 2, True, False),
+    ("copied", torch.float16, False, True, 0, False, True),
+    ("both", torch.bfloat16, False, False, 0, True, False),
+)
+"""Op, dtype, operands by TMA, traced, kind of bias, whole blocks of K, Stream-K. Every op, and every value of each
+of the others: what they add to each other is outside the waits."""
+
+
+def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, split: bool, block: int) -> Any:
+    constants = PLAIN | OPS[op]
+    out = torch.int32 if dtype == torch.int8 else dtype
+    total = torch.int32 if dtype == torch.int8 else torch.float32
+    own, a, b, c = (tile.Matrix(tensor(one), 4096, 1) for one in (dtype, dtype, dtype, out))
+    counts = constants["COURIER"] is not None or constants["AFTER"] in COUNTING
+    counters = tensor(torch.int32) if counts else None
+    flags = tile.Flags(
+        tensor(torch.int32), tensor(torch.int32), tensor(torch.int32) if split else None, counters, 3, 2, 3, 512
+    )
+    described_a = described(dtype, block) if tma else None
+    own_desc = described_a if constants["OWN"] or constants["SOURCE"] is matmul.local_source else None
+    a_desc = None if constants["SOURCE"] is pull_source else described_a
+    return (
+        handle(), flags, own, own_desc, a, a_desc, b, described_a, c, tensor(out) if bias else None,
+        _slots(constants, out, total),
+        tensor(total) if split else None, tensor(torch.int64) if traced else None, *SIZES, 40, 20,
+        matmul.Crew(16, 8, 100), 256,
+    )  # fmt: skip
+
+
+def _slots(constants: dict[str, Any], out: torch.dtype, total: torch.dtype) -> Any:
+    """What the op's sink and what announces its tiles take as ``slots``."""
+    if constants["AFTER"] is chunk.chunk_after:
+        return tensor(torch.int32)
+    if constants["AFTER"] is None and constants["SINK"] is not one_shot_sink:
+        return None
+    copied = constants["AFTER"] in COUNTING
+    return reduction.Slots(
+        tensor(total if constants["AFTER"] is reduction.added_after else out),
+        tensor(out) if copied else None,
+        tensor(torch.int32) if copied else None,
+    )
+
+
+SIZES = (1024, 4096, 8192)
+"""M, N and K."""
+
+
+def matmul_case(
+    op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, even_k: bool, split: bool, cuda: bool
+) -> Case:
+    block = 32 if dtype in (torch.float32, torch.int8) else 64
+    words = [op, short(dtype), *(["tma"] if tma else []), *(["trace"] if traced else []), *(["split"] if split else [])]
+    constants = PLAIN | OPS[op] | {
+        "BIAS": bias, "BLOCK_M": block, "BLOCK_N": block, "BLOCK_K": block, "EVEN_K": even_k, "STREAM_K": split,
+        "ACC_DTYPE": tl.int32 if dtype == torch.int8 else tl.float32, "TRACE": traced,
+        "num_warps": 4, "num_stages": 3 if cuda else 2,
+    }  # fmt: skip
+    arguments = partial(matmul_arguments, op, dtype, tma, traced, bias, split, block)
+    name = f"matmul-{'-'.join(words)}-{'cuda' if cuda else 'hip'}"
+    targets = CUDA if cuda else tuple(one for one in EVERYWHERE if one not in CUDA)
+    return Case(name, matmul.matmul_kernel, arguments, constants, targets, WAITS | SIGNALS)
+
+
+def matmuls() -> list[Case]:
+    nvidia = [matmul_case(*variant, cuda=True) for variant in VARIANTS]
+    amd = [
+        matmul_case(op, dtype, False, traced, bias, even_k, split, cuda=False)
+        for op, dtype, _, traced, bias, even_k, split in VARIANTS
+    ]
+    return nvidia + amd
+
+
+def collectives() -> list[Case]:
+    """The baselines' collectives, and the kernel that sends beside the matmul."""
+    tile_of = {"COURIER_M": 32, "COURIER_N": 64}
+    gathers = [
+        Case(f"gather-{kind}", gather_kernel, gather_arguments, {"SITE": 2, "SEGMENTS": segments, **tile_of})
+        for kind, segments in (("rows", 1), ("columns", 8))
+    ]
+    total = {"SITE": 5, "BIAS": 2, "ACC_DTYPE": tl.float32, "BLOCK_M": 32, "BLOCK_N": 64}
+    sums = [
+        Case(f"sum-{kind}", reduction.sum_kernel, sum_arguments, {**total, "EVERYWHERE": kind == "everywhere"})
+        for kind in ("rows", "everywhere")
+    ]
+    sends = [
+        Case(f"send-{kind}", send_kernel, send_arguments, {"SITE": 3, "BESIDE": kind == "beside", **tile_of})
+        for kind in ("beside", "alone")
+    ]
+    return [replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends)]
+
+
+def gather_arguments() -> Any:
+    flags = tile.Flags(tensor(torch.int32), tensor(torch.int32), None, tensor(torch.int32), 1, 1, 1, 512)
+    return handle(), flags, half_matrix(), half_matrix(), 1024, 4096, matmul.Crew(16, 8, 100), 1024
+
+
+def sum_arguments() -> Any:
+    return handle(), tensor(torch.int32), half_matrix(), half_matrix(), tensor(torch.float16), 1024, 4096, 512
+
+
+def send_arguments() -> Any:
+    flags = tile.Flags(tensor(torch.int32), tensor(torch.int32), None, None, 1, 1, 1, 1)
+    return handle(), flags, half_matrix(), 1024, 4096, matmul.Crew(16, 16, 0), 256
+
+
+def half_matrix() -> tile.Matrix:
+    return tile.Matrix(tensor(torch.float16), 4096, 1)
