@@ -33,7 +33,7 @@ SHAPES: tuple[Shape, ...] = (
     (1, 1, 1),
     (16, 16, 32),
     (3, 31, 8),
-    (37, 29, 71),
+    (19, 29, 37),
     (16, 33, 24),
 )
 """Around the blocks of SMALL: one less and one more than a block, exact, primes, far less than a block, and depths that

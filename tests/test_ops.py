@@ -73,7 +73,7 @@ def back_to_back(way: Way, seed: int) -> list[float]:
     """Calls in a row with other shapes, always another rank late, and nothing in between but new inputs in the same
     memory."""
     ctx = context()
-    shapes = ((7, 5, 32), (24, 33, 31), (16, 16, 1))
+    shapes = ((7, 5, 32), (18, 20, 31), (16, 16, 1))
     trials = [trial(ctx, way, shape, torch.float32, seed + index) for index, shape in enumerate(shapes)]
     for index, one in enumerate(trials):
         if ctx.rank == index % ctx.world_size:
@@ -156,7 +156,7 @@ def test_trace(ranks: Ranks, way: Way, seed: int) -> None:
 
 def one_rank_missing(way: Way, seed: int) -> Failure:
     """All ranks call the op once; then rank 1 does not."""
-    with fresh(1 << 21, timeout_s=0.4) as ctx:
+    with fresh(1 << 21, timeout_s=0.8) as ctx:
         one = trial(ctx, way, (16, 16, 32), torch.float32, seed)
         one.run()
         ctx.barrier()
@@ -166,7 +166,7 @@ def one_rank_missing(way: Way, seed: int) -> Failure:
                 one.run()
                 ctx.synchronize()
             else:
-                time.sleep(0.9)
+                time.sleep(1.3)
                 ctx.synchronize()
 
         failure = failure_of(call_alone)
@@ -181,7 +181,7 @@ def test_op_that_one_rank_does_not_call(ranks: Ranks, way: Way, seed: int) -> No
         assert failure.kind == "WaitTimeout", (rank, failure)
         if rank != 1:
             assert way.op in failure.message and "rank 1" in failure.message
-            assert failure.took_s < 1.5 + (10 if BACKEND == "sim" else 0)
+            assert failure.took_s < 2.5 + (10 if BACKEND == "sim" else 0)
 
 
 def gather_dims(seed: int) -> list[float]:

@@ -27,7 +27,7 @@ def split(way: Way, turn: int, count: int, seed: int) -> list[tuple[tuple[bool, 
     return found
 
 
-@pytest.mark.parametrize("ranks", worlds(3, 4) if BACKEND != "sim" else worlds(3, 3), indirect=True)
+@pytest.mark.parametrize("ranks", worlds(2, 4) if BACKEND != "sim" else worlds(2, 2), indirect=True)
 @each_way
 def test_split_tiles_of_every_op(ranks: Ranks, way: Way, seed: int) -> None:
     for found in ranks.run(split, way, ways().index(way), 2, seed):
