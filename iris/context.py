@@ -423,10 +423,11 @@ class Iris(SymmetricTensors, RankLogger):
         if words[sync.STATUS_CODE] == sync.CODE_RELAYED.value:
             message = f"{site}: rank {rank} gave up waiting for rank {peer}, so all ranks stopped"
         else:
-            waited = words[sync.STATUS_WAITED] / 1e9
+            waited, offset = words[sync.STATUS_WAITED] / 1e9, words[sync.STATUS_FLAG]
+            flag = f"flag at heap offset {offset}" if 0 <= offset < self.heap_size else "a flag outside the heap"
             message = (
-                f"{site}: rank {rank} waited {waited:.1f} s for rank {peer}: flag at heap offset "
-                f"{words[sync.STATUS_FLAG]} should reach {words[sync.STATUS_WANTED]}, holds {words[sync.STATUS_SEEN]}"
+                f"{site}: rank {rank} waited {waited:.1f} s for rank {peer}: {flag} "
+                f"should reach {words[sync.STATUS_WANTED]}, holds {words[sync.STATUS_SEEN]}"
             )
         return WaitTimeout(
             f"{message}. Did rank {peer} make the same call? A slow but healthy peer needs a larger timeout_s.", [peer]

@@ -24,6 +24,13 @@ REDUCE_SCATTER, ALL_REDUCE, LOCAL = "matmul_reduce_scatter", "matmul_all_reduce"
 SMALL = FusedConfig(
     block_size_m=16, block_size_n=16, block_size_k=32, comm_block_m=16, comm_block_n=32, num_warps=4, num_stages=2
 )
+
+
+def short_blocks(dtype: torch.dtype) -> int:
+    """The smallest ``block_size_k``."""
+    return 32 if dtype == torch.int8 else 16
+
+
 Shape = tuple[int, int, int]
 """What one rank has: rows, columns and depth of its part of the whole."""
 
@@ -196,9 +203,10 @@ def allowed(
     - ½ ulp of the output's dtype for rounding the result, and for rounding each of the ``parts`` that ranks send each
     other:
       one more rounding per hop. By the triangle inequality, so whatever the signs.
-    - float32 sums over K, ``depth``: each addition rounds a partial sum of about √K · s, with s² the mean square of a
-      product, by ½ ulp. K such roundings add up like a random walk, to ½ eps · √K · ``typical``, where ``typical`` is
-      √K · s. Four times that, for the luck of small matrices.
+    - float32 sums over K, ``depth``, and the bias, which is one more term wherever it is added: each addition
+      rounds a partial sum of about √K · s, with s² the mean square of a term, by ½ ulp. K such roundings add up like a
+      random walk, to ½ eps · √K · ``typical``, where ``typical`` is √K · s. Four times that, for the luck of small
+      matrices.
     """
     if not dtype.is_floating_point:
         return 0.0
@@ -253,15 +261,16 @@ def trial(
         own_bias = columns(added)
     elif added is not None and bias == "row":
         own_bias = added.chunk(world)[rank] if way.op == REDUCE_SCATTER else added
-    squares = a.double() ** 2 @ b.double() ** 2
-    result = share(a.double() @ b.double() + (0 if added is None else added.double()))
+    shift = torch.zeros(()) if added is None else added.double()
+    squares = a.double() ** 2 @ b.double() ** 2 + shift**2
+    result = share(a.double() @ b.double() + shift)
     frame, output = _empty(
         ctx, tuple(result.shape), out, _output_layout(way, layout), way.op in (SCATTER, ALL_REDUCE)
     )  # fmt: skip
     made = Trial(
         ctx, way, _laid_out(ctx, own_a, layout, symmetric=way.op == GATHER), _laid_out(ctx, own_b, layout),
         None if own_bias is None else own_bias.to(ctx.device).contiguous(), output, frame, result,
-        allowed(result, share(squares).sqrt(), parts, k, out),
+        allowed(result, share(squares).sqrt(), parts, k + (added is not None), out),
     )  # fmt: skip
     made.spoil()
     ctx.barrier()

@@ -151,14 +151,14 @@ def test_sweep_of_a_data_set(ranks: Ranks, algorithm: str, gather_dim: int, tmp_
 @pytest.mark.parametrize("algorithm", ["pull", "push"])
 def test_validate_checks_without_timing(ranks: Ranks, algorithm: str, dtype: str, tmp_path: Path) -> None:
     arguments = ["-v", "-m", "20", "-n", "24", "-k", "40", "--datatype", dtype, "--output_dir", str(tmp_path)]
-    flags = ["--BLK_M", "16", "--BLK_N", "32", "--BLK_K", "16", "--gsize_m", "2", "--num_sms", "1"]
+    flags = ["--BLK_M", "16", "--BLK_N", "32", "--BLK_K", "32", "--gsize_m", "2", "--num_sms", "1"]
     flags += ["--num_stages", "2", "--num_warps", "2", "--heap_size", str(1 << 24)]
     (status, text, _), _ = ranks.run(printed, SWEEPS[algorithm], [*arguments, *flags])
     assert status == 0, text
     (record,) = written(tmp_path).values()
     assert record["validated"] is True
     assert record["time_ms"] is None
-    fields = {"block_size_m": 16, "block_size_n": 32, "block_size_k": 16, "group_size_m": 2, "num_sms": 1}
+    fields = {"block_size_m": 16, "block_size_n": 32, "block_size_k": 32, "group_size_m": 2, "num_sms": 1}
     fields |= {"num_stages": 2, "num_warps": 2}
     assert {name: record["config"][name] for name in fields} == fields
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ops_inputs import GATHER, SMALL, Way, each_way, trial, ways
+from ops_inputs import GATHER, SMALL, Way, each_way, short_blocks, trial, ways
 from ranks import BACKEND, Ranks, context, poison, worlds
 
 import iris
@@ -16,7 +16,6 @@ from iris.ops import new_workspace
 from iris.ops.all_gather_matmul import MAX_FLAGS
 from iris.ops.problem import DTYPES
 
-FEW_BLOCKS = {"block_size_k": 16, "group_size_m": 1}
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "hbm_buffer": [
         {"k_per_flag": 1, "num_fetch_stages": 2, "comm_sms": 1, "first_stage_fetch_sms": 3},
@@ -32,7 +31,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "two_shot": [{"num_rounds": 2}, {"num_rounds": 3, "num_sms": 1}, {"num_rounds": 100, "group_size_m": 2}],
     "atomic": [{"num_rounds": 2}, {"num_rounds": 3, "num_sms": 1}, {"num_rounds": 100, "group_size_m": 2}],
 }
-"""Options by algorithm, on top of FEW_BLOCKS; other algorithms run with few programs and with a group of rows."""
+"""Options by algorithm, on top of those below; other algorithms run with few programs and with a group of rows."""
 OTHERS: list[dict[str, Any]] = [{"num_sms": 1}, {"group_size_m": 2}]
 LARGE = (33, 17, 55)
 """Three block rows, two block columns and four blocks of K per rank, the last of each ragged."""
@@ -41,8 +40,9 @@ LARGE = (33, 17, 55)
 def with_options(way: Way, options: dict[str, Any], turn: int, seed: int) -> float:
     ctx = context()
     poison(ctx)
-    one = trial(ctx, way, LARGE, DTYPES[turn % len(DTYPES)], seed, "row")
-    one.run(replace(SMALL, **{**FEW_BLOCKS, **options}))
+    dtype = DTYPES[turn % len(DTYPES)]
+    one = trial(ctx, way, LARGE, dtype, seed, "row")
+    one.run(replace(SMALL, **{"block_size_k": short_blocks(dtype), "group_size_m": 1, **options}))
     return one.excess()
 
 

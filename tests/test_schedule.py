@@ -95,4 +95,5 @@ def test_parts_of_split_tiles_follow_each_other(ranks: Ranks) -> None:
         assert starts[0] == 0 and starts[-1] == len(owners) and starts == sorted(starts)
         lengths = [end - begin for begin, end in itertools.pairwise(starts)]
         assert max(lengths) - min(lengths) <= 1
+        assert set(owners) == set(range(owners[0], owners[-1] + 1))
         assert owners == [worker for worker, length in enumerate(lengths) for _ in range(length)]

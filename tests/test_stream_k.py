@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from ops_inputs import LOCAL, SMALL, Shape, Way, each_way, rotated, trial, ways
+from ops_inputs import LOCAL, SMALL, Shape, Way, each_way, rotated, short_blocks, trial, ways
 from ranks import BACKEND, Ranks, context, worlds
 
 from iris.ops.problem import DTYPES
 
 LONG: tuple[Shape, ...] = ((20, 35, 150), (9, 11, 200), (40, 17, 90), (33, 33, 65))
 """Six tiles, one, three … of 16 × 16, and K much longer than a block."""
-NARROW = replace(SMALL, block_size_k=16, stream_k=True, group_size_m=2)
+NARROW = replace(SMALL, stream_k=True, group_size_m=2)
 SPLITS = [(two_tiles, programs) for programs in (1, 3, 4) for two_tiles in (False, True)]
 
 
@@ -22,7 +22,8 @@ def split(way: Way, turn: int, count: int, seed: int) -> list[tuple[tuple[bool, 
     for index, (two_tiles, programs) in enumerate(rotated(tuple(SPLITS), turn, count), turn * count):
         shape, dtype = LONG[index % len(LONG)], DTYPES[index // 2 % len(DTYPES)]
         one = trial(ctx, way, shape, dtype, seed + index, "column")
-        one.run(replace(NARROW, two_tiles=two_tiles, num_sms=max(programs, way.least_programs)))
+        least = max(programs, way.least_programs)
+        one.run(replace(NARROW, block_size_k=short_blocks(dtype), two_tiles=two_tiles, num_sms=least))
         found.append(((two_tiles, programs), shape, one.excess()))
     return found
 
@@ -56,11 +57,12 @@ def crowd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 def crowded(seed: int) -> list[tuple[Way, Shape, float]]:
     ctx, found = context(), []
     assert ctx.num_sms == 9
-    shapes = ((16, 16, 300), (16, 32, 200), (33, 17, 140), (32, 48, 70))
+    shapes = ((16, 16, 300), (16, 32, 200), (33, 17, 140), (32, 48, 70), (9, 5, 70))
     for turn, way in enumerate(one for one in ways() if one.algorithm in ("local", "push", "two_shot")):
         for index, shape in enumerate(shapes):
-            one = trial(ctx, way, shape, DTYPES[(turn + index) % 4], seed + index)
-            one.run(replace(NARROW, two_tiles=index % 2 == 1))
+            dtype = DTYPES[(turn + index) % 4]
+            one = trial(ctx, way, shape, dtype, seed + index)
+            one.run(replace(NARROW, block_size_k=short_blocks(dtype), two_tiles=index % 2 == 1))
             found.append((way, shape, one.excess()))
     return found
 
@@ -68,7 +70,7 @@ def crowded(seed: int) -> list[tuple[Way, Shape, float]]:
 @pytest.mark.skipif(BACKEND != "sim", reason="GPUs have their own number of programs")
 def test_many_programs_share_a_tile(crowd: Ranks, seed: int) -> None:
     """One, two, three and six tiles over nine programs: tiles of many parts lie next to each other, and a program is
-    the last of one and the first of the next."""
+    the last of one and the first of the next. Last, a tile of fewer blocks than programs."""
     for found in crowd.run(crowded, seed):
         for way, shape, excess in found:
             assert excess <= 1, (str(way), shape)

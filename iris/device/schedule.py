@@ -89,11 +89,16 @@ def whole_tiles(tiles, workers, STREAM_K: tl.constexpr, TWO_TILES: tl.constexpr)
 
 @triton.jit
 def split_start(worker, workers, iterations):
-    """The first of ``iterations`` that ``worker`` computes; those of the next worker follow."""
-    return (worker.to(tl.int64) * iterations // workers).to(tl.int32)
+    """The first of ``iterations`` that ``worker`` computes; those of the next worker follow.
+
+    With fewer iterations than workers, the first workers take one each: no worker between two others has none.
+    """
+    sharers = max(min(workers, iterations), 1)
+    return (tl.minimum(worker, sharers).to(tl.int64) * iterations // sharers).to(tl.int32)
 
 
 @triton.jit
 def split_worker(iteration, workers, iterations):
     """The worker whose part ``iteration`` is in: the inverse of :func:`split_start`."""
-    return (((iteration + 1).to(tl.int64) * workers - 1) // iterations).to(tl.int32)
+    sharers = min(workers, iterations)
+    return (((iteration + 1).to(tl.int64) * sharers - 1) // iterations).to(tl.int32)

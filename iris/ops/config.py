@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import torch
+
 from iris.errors import ArgumentError
 
 LAYOUTS = ("k_contiguous", "m_contiguous")
@@ -16,7 +18,8 @@ class FusedConfig:
 
     Attributes:
         algorithm: how data and compute meet; each op names its own, and ``"auto"`` picks.
-        block_size_m, block_size_n, block_size_k: the tile of one program; powers of two, at least 16.
+        block_size_m, block_size_n, block_size_k: the tile of one program; powers of two, at least 16;
+            ``block_size_k`` at least 32 for int8.
         group_size_m: rows of tiles computed together, for L2 reuse.
         num_sms: programs launched; at most the device's SMs, since waiting programs must all be resident.
             None takes all.
@@ -63,14 +66,17 @@ class FusedConfig:
         """Elements of a tile of the output."""
         return self.block_size_m * self.block_size_n
 
-    def check(self, op: str, algorithms: tuple[str, ...], num_sms: int) -> None:
-        """Raise ArgumentError, naming the field, if this config cannot run ``op`` on ``num_sms`` SMs."""
+    def check(self, op: str, algorithms: tuple[str, ...], num_sms: int, dtype: torch.dtype | None = None) -> None:
+        """Raise ArgumentError, naming the field, if this config cannot run ``op`` on ``num_sms`` SMs with ``dtype``."""
         if self.algorithm not in algorithms:
             raise ArgumentError(op, "config.algorithm", f"one of {', '.join(algorithms)}", repr(self.algorithm))
         for name in ("block_size_m", "block_size_n", "block_size_k", "comm_block_m", "comm_block_n"):
             size = getattr(self, name)
             if size < 16 or size & (size - 1):
                 raise ArgumentError(op, f"config.{name}", "a power of two, at least 16", size)
+        if dtype == torch.int8 and self.block_size_k < 32:
+            expected = "at least 32 for int8, as tl.dot needs"
+            raise ArgumentError(op, "config.block_size_k", expected, self.block_size_k)
         for field in fields(self):
             value = getattr(self, field.name)
             if (

@@ -253,7 +253,7 @@ def resolve(
     ``runs`` says whether an algorithm can run: its staging memory is, or could be, there, and it takes the operands.
     """
     if config is not None:
-        config.check(problem.op, ("auto", *algorithms), ctx.num_sms)
+        config.check(problem.op, ("auto", *algorithms), ctx.num_sms, problem.dtype)
         if config.algorithm != "auto":
             return config
     picked = pick_config(problem, target_of(ctx))
