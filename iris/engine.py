@@ -3,13 +3,20 @@
     engine = CopyEngine(ctx)
     engine.beside(kernel, copies)       # two functions: one launches, the other asks for copies
 
+    with engine.running():              # the same, step by step
+        first_kernel()
+        engine.follow()                 # later copies wait for what was launched before
+        engine.put(source, target, peer)
+        second_kernel()
+
 ``copies`` calls :meth:`put`, and where it must not run ahead of the kernel, :meth:`wait`. Copies run in the order in
 which they are asked for. The current stream goes on when both are done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -23,6 +30,7 @@ class CopyEngine:
         self._ctx = ctx
         self._backend = ctx._backend
         self._stream = self._backend.side_stream()
+        self._on_gpu = isinstance(self._stream, torch.cuda.Stream)
 
     def beside(self, kernel: Callable[[], None], copies: Callable[[], None], *, copies_first: bool = False) -> None:
         """Run what ``kernel`` launches on the current stream, and beside it ``copies``, both behind the current
@@ -31,18 +39,30 @@ class CopyEngine:
         The kernel is launched first, so that no copy that waits for it can be in its way, however few queues the
         driver has; ``copies_first`` where they wait for nothing and the kernel waits for them.
         """
+        # In the simulator a kernel has run when its launch returns.
+        first, second = (copies, kernel) if copies_first or not self._on_gpu else (kernel, copies)
+        with self.running():
+            first()
+            second()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Copies that are asked for in here run beside what the current stream is given in here, both behind its work
+        so far. What it is given afterwards waits for the copies."""
         stream = self._stream
         if isinstance(stream, torch.cuda.Stream):
             current = torch.cuda.current_stream(self._ctx.device)
             stream.wait_stream(current)
-            first, second = (copies, kernel) if copies_first else (kernel, copies)
-            first()
-            second()
+            yield
             current.wait_stream(stream)
-            return
-        with stream:
-            copies()
-            kernel()
+        else:
+            with stream:
+                yield
+
+    def follow(self) -> None:
+        """Later copies wait for what the current stream has been given so far."""
+        if isinstance(self._stream, torch.cuda.Stream):
+            self._stream.wait_stream(torch.cuda.current_stream(self._ctx.device))
 
     def then(self, producer: Callable[[], None], consumer: Callable[[], None]) -> None:
         """Run the kernels that ``producer`` launches on the current stream, and those of ``consumer``, which wait for

@@ -25,6 +25,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"k_per_flag": 2, "staged_a_layout": "m_contiguous", "num_fetch_stages": 2, "stream_k": True},
     ],
     "copy_engine": [{"num_chunks": 1}, {"num_chunks": 2}, {"num_chunks": 3, "num_sms": 1}, {"num_chunks": 100}],
+    "decomposed": [{"num_chunks": 2}, {"num_chunks": 100}],
     "push": [{"num_chunks": 2, "comm_block_m": 32}, {"num_chunks": 3, "num_sms": 1}, {"num_chunks": 100}],
     "split": [{"comm_sms": 1, "num_sms": 2}, {"comm_sms": 3}, {"group_size_m": 2, "comm_block_m": 32}],
     "streams": [{"comm_sms": 1, "num_sms": 2}, {"comm_sms": 3}, {"group_size_m": 2, "comm_block_n": 64}],

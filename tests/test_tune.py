@@ -26,6 +26,7 @@ from iris.device import matmul as kernels
 from iris.engine import CopyEngine
 from iris.errors import ArgumentError, LaunchError, PeerDied
 from iris.ops import ALGORITHMS, FusedConfig, Target, pick, pick_config, tuned
+from iris.ops.candidates import LIBRARY
 from iris.tune import command, session
 from iris.tune.report import Finding, described_config, print_findings
 from iris.tune.search import Search, Step, Trial
@@ -236,7 +237,7 @@ def compiled_share(op: str) -> tuple[list[int], bool]:
     """The tiles that this rank compiles of those of all algorithms; whether the op still works afterwards."""
     bench, ctx = bench_for(op), context()
     config = pick.model_pick(bench.problem, bench.target)
-    names = [name for name in ALGORITHMS[op] if name != "baseline"]
+    names = [name for name in ALGORITHMS[op] if name not in LIBRARY]
     every = [replace(config, algorithm=name, block_size_m=16 << (number % 3)) for number, name in enumerate(names)]
     real, recorded = kernels.matmul_kernel, Recorded()
     moves = {name: getattr(CopyEngine, name) for name in ("put", "wait", "clear")}
@@ -258,7 +259,7 @@ def compiled_share(op: str) -> tuple[list[int], bool]:
 @pytest.mark.parametrize("op", [op for op in ALGORITHMS if op != "matmul"])
 def test_ranks_share_compiling_and_launch_nothing_meanwhile(ranks: Ranks, op: str) -> None:
     shares = ranks.run(compiled_share, op)
-    assert sum(len(share) for share, _ in shares) == len([name for name in ALGORITHMS[op] if name != "baseline"])
+    assert sum(len(share) for share, _ in shares) == len([name for name in ALGORITHMS[op] if name not in LIBRARY])
     assert all(works for _, works in shares)
 
 

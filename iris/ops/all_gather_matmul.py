@@ -28,6 +28,11 @@ copy engines are busy with other work.
 ``num_chunks`` chunks, and behind each chunk the call's epoch into a flag. The matmul reads its own part in place, then
 each chunk as it arrives. No SM moves data. When it wins: parts of a few MiB and more.
 
+**decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk, between kernels of one
+program that wait for the next chunk (Wang et al., Overlap Communication with Dependent Computation via Decomposition
+in Large Deep Learning Models, ASPLOS 2023). When it wins: where the library's matmul is faster than this one, and
+chunks are large enough to fill the device.
+
 **baseline**: gather, then ``torch.matmul``: what the others are measured against, and what "auto" picks where they
 lose.
 
@@ -60,11 +65,12 @@ from iris.device.sync import (
     leave,
     signal,
     signal_all,
+    wait_all,
     wait_all_entered,
     wait_entered,
     wait_leading,
 )
-from iris.device.tile import Flags, Matrix, tile_pointers
+from iris.device.tile import BIAS_ROW, Flags, Matrix, tile_pointers
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.local_matmul import plain_matmul
@@ -75,7 +81,7 @@ from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace, staging_fits, workspa
 from iris.trace import Trace, trace_of
 
 OP = "all_gather_matmul"
-ALGORITHMS = ("pull", "push", "hbm_buffer", "copy_engine", "baseline")
+ALGORITHMS = ("pull", "push", "hbm_buffer", "copy_engine", "decomposed", "baseline")
 MAX_FLAGS = 1 << 16
 """Flags for pieces of A, over all ranks, chunks and pieces."""
 
@@ -246,6 +252,24 @@ def gather_kernel(
     leave(flags.turnstile, epoch, handle, SITE)
 
 
+@triton.jit
+def arrival_kernel(handle, flags, first_step, steps, chunk, SITE: tl.constexpr):
+    """Wait until one chunk has come from each of ``steps`` ranks, beginning ``first_step`` places before this one. What
+    runs behind this kernel on its stream sees the chunk."""
+    epoch = tl.load(flags.turnstile) + 1
+    me, world = handles.rank(handle), handles.world_size(handle)
+    lanes = tl.arange(0, MAX_RANKS)
+    valid = lanes < steps
+    owners = tl.where(valid, (me + 2 * world - first_step - lanes) % world, me)
+    wait_all(flags.ready + owners * flags.chunks + chunk, epoch + lanes * 0, owners, valid, handle, SITE)
+
+
+@triton.jit
+def meeting_kernel(handle, flags, SITE: tl.constexpr):
+    """The end of a call that is several kernels: it is over on no rank before all ranks are done with it."""
+    leave(flags.turnstile, enter(flags.turnstile, handle), handle, SITE)
+
+
 @replayed
 def all_gather_matmul(
     ctx: Iris,
@@ -313,9 +337,7 @@ def all_gather_matmul(
         call.pull(workspace_for(ctx, OP, chosen.algorithm, workspace))
     else:
         staging = workspace_for(ctx, OP, chosen.algorithm, workspace, gathered_nbytes, MAX_FLAGS)
-        {"push": call.push, "hbm_buffer": call.hbm_buffer, "copy_engine": call.copy_engine, "baseline": call.baseline}[
-            chosen.algorithm
-        ](staging)
+        getattr(call, chosen.algorithm)(staging)
     return output
 
 
@@ -367,27 +389,35 @@ class _Call:
         self._run(plan, self.own, workspace, self._staged(workspace, config.staged_a_layout))
 
     def copy_engine(self, workspace: FusedWorkspace) -> None:
-        own, rank, world = self.own.contiguous(), self.ctx.rank, self.ctx.world_size
-        rows, cols = own.shape
-        chunks, blocks = self._chunks(self.config.num_chunks)
-        chunk_rows = blocks * self.config.block_size_m
-        epoch = workspace.turnstile[NEXT_EPOCH.value :][:1]
-        staged = self._staged(workspace)
-        here = staged[rank * rows :][:rows] if self.by_rows else staged[:, rank * cols :][:, :cols]
+        own, chunks, blocks = self.own.contiguous(), *self._chunks(self.config.num_chunks)
         plan = self._plan(
             arrived_source, None if self.by_rows else keep_courier, piecewise=not self.by_rows,
             chunks=chunks, blocks_per_chunk=blocks, couriers=self.config.num_sms or self.ctx.num_sms,
         )  # fmt: skip
+        with workspace.engine.running():
+            self._put_chunks(own, workspace)
+            self._run(plan, own, workspace, self._staged(workspace))
 
-        def copies() -> None:
-            # A tile needs one rank's rows, but all ranks' columns: rank by rank there, chunk by chunk here.
-            pairs = itertools.product(range(1, world), range(chunks))
-            for step, chunk in pairs if self.by_rows else sorted(pairs, key=lambda pair: pair[1]):
-                peer, first = (rank - step) % world, chunk * chunk_rows
-                workspace.engine.put(own[first : first + chunk_rows], here[first : first + chunk_rows], peer)
-                workspace.engine.put(epoch, workspace.ready[rank * chunks + chunk :][:1], peer)
-
-        workspace.engine.beside(lambda: self._run(plan, own, workspace, staged), copies, copies_first=True)
+    def decomposed(self, workspace: FusedWorkspace) -> None:
+        own, staged, world = self.own.contiguous(), self._staged(workspace), self.ctx.world_size
+        rows, (chunks, blocks) = own.shape[0], self._chunks(self.config.num_chunks)
+        chunk_rows = blocks * self.config.block_size_m
+        flags = Flags(workspace.turnstile, workspace.ready, None, None, chunks, blocks, 1, own.shape[1])
+        with workspace.engine.running():
+            self._put_chunks(own, workspace)
+            if self.by_rows:
+                self._multiply_rows(self.own, self.ctx.rank * rows)
+            for step, chunk in itertools.product(range(1, world) if self.by_rows else (1,), range(chunks)):
+                first, count = chunk * chunk_rows, min(chunk_rows, rows - chunk * chunk_rows)
+                if not self.by_rows:
+                    self._part(staged)[first:][:count].copy_(own[first:][:count])
+                arrival_kernel[(1,)](
+                    self.ctx.handle, flags, step, 1 if self.by_rows else world - 1, chunk,
+                    SITE=SITE_ALL_GATHER_MATMUL.value, num_warps=1,
+                )  # fmt: skip
+                top = (self.ctx.rank - step) % world * rows + first if self.by_rows else first
+                self._multiply_rows(staged[top:][:count], top)
+        meeting_kernel[(1,)](self.ctx.handle, flags, SITE=SITE_ALL_GATHER_MATMUL.value, num_warps=1)
 
     def baseline(self, workspace: FusedWorkspace) -> None:
         (rows, cols), staged, config = self.own.shape, self._staged(workspace), self.config
@@ -401,6 +431,32 @@ class _Call:
             COURIER_M=config.comm_block_m, COURIER_N=config.comm_block_n, num_warps=8,
         )  # fmt: skip
         plain_matmul(self.ctx, self.output, staged, self.b, self.bias, config, self.trace)
+
+    def _put_chunks(self, own: torch.Tensor, workspace: FusedWorkspace) -> None:
+        """Ask for copies of the own part to all peers, previous rank first, and of the epoch behind each chunk."""
+        here, rank, world = self._part(self._staged(workspace)), self.ctx.rank, self.ctx.world_size
+        chunks, blocks = self._chunks(self.config.num_chunks)
+        chunk_rows = blocks * self.config.block_size_m
+        epoch = workspace.turnstile[NEXT_EPOCH.value :][:1]
+        # What is computed first needs one rank's rows, but all ranks' columns: rank by rank there, chunk by chunk here.
+        pairs = itertools.product(range(1, world), range(chunks))
+        for step, chunk in pairs if self.by_rows else sorted(pairs, key=lambda pair: pair[1]):
+            peer, first = (rank - step) % world, chunk * chunk_rows
+            workspace.engine.put(own[first : first + chunk_rows], here[first : first + chunk_rows], peer)
+            workspace.engine.put(epoch, workspace.ready[rank * chunks + chunk :][:1], peer)
+
+    def _multiply_rows(self, rows: torch.Tensor, first: int) -> None:
+        """The library's matmul of some rows of A, which are number ``first`` and those behind it."""
+        count = rows.shape[0]
+        bias = self.bias
+        if bias is not None and self.bias_is == BIAS_ROW.value:
+            bias = bias.reshape(-1, 1)[first:][:count]
+        plain_matmul(self.ctx, self.output[first:][:count], rows, self.b, bias, self.config, self.trace)
+
+    def _part(self, staged: torch.Tensor) -> torch.Tensor:
+        """This rank's rows or columns of the gathered A."""
+        rows, cols = self.own.shape
+        return staged[self.ctx.rank * rows :][:rows] if self.by_rows else staged[:, self.ctx.rank * cols :][:, :cols]
 
     def _plan(
         self,

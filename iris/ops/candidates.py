@@ -91,6 +91,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "all_gather_matmul": {
         "push": ({},),
         "copy_engine": _chunks(1, 2, 4),
+        "decomposed": _chunks(1, 2, 4),
         "hbm_buffer": _moving(16, 32),
         "pull": ({},),
         "baseline": ({},),
@@ -101,7 +102,12 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "split": _moving(8, 16, 32),
         "baseline": ({},),
     },
-    "matmul_reduce_scatter": {"push": ({},), "copy_engine": _chunks(1, 2, 4), "baseline": ({},)},
+    "matmul_reduce_scatter": {
+        "push": ({},),
+        "copy_engine": _chunks(1, 2, 4),
+        "decomposed": ({},),
+        "baseline": ({},),
+    },
     "matmul_all_reduce": {
         "two_shot": tuple({"num_rounds": rounds} for rounds in (1, 2, 4, 8)),
         "copy_engine": _chunks(1, 2, 4),
@@ -111,6 +117,9 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
 }
 """What "auto" chooses among: algorithms, each with options to try. None whose sums depend on timing. Where the model
 sees no difference the earlier one is taken."""
+
+LIBRARY = ("decomposed", "baseline")
+"""Algorithms whose matmul is the library's, so that the tile plays no part."""
 
 _STREAM_K = {
     ("matmul", "local"), ("all_gather_matmul", "copy_engine"), ("matmul_all_scatter", "push"),
@@ -134,6 +143,9 @@ _MOVING_VARIATIONS: dict[str, tuple[Any, ...]] = {
 _COURIER_VARIATIONS: dict[str, tuple[Any, ...]] = {
     "comm_block_m": (16, 32, 64, 128), "comm_block_n": (64, 128, 256), "num_chunks": (1, 2, 4),
 }  # fmt: skip
+_SUM_VARIATIONS: dict[str, tuple[Any, ...]] = {
+    name: _MOVING_VARIATIONS[name] for name in ("comm_block_m", "comm_block_n")
+}
 _CHUNK_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_chunks": (1, 2, 3, 4, 6, 8, 12, 16)}
 _FETCH_VARIATIONS = _MOVING_VARIATIONS | {
     "k_per_flag": (4, 8, 16, 32), "num_fetch_stages": (1, 2, 4, 8), "first_stage_fetch_sms": (None, 32, 64),
@@ -142,6 +154,7 @@ _FETCH_VARIATIONS = _MOVING_VARIATIONS | {
 _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("all_gather_matmul", "push"): _COURIER_VARIATIONS,
     ("all_gather_matmul", "copy_engine"): _CHUNK_VARIATIONS,
+    ("all_gather_matmul", "decomposed"): _CHUNK_VARIATIONS,
     ("all_gather_matmul", "hbm_buffer"): _FETCH_VARIATIONS,
     ("matmul_all_scatter", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_all_scatter", "split"): _MOVING_VARIATIONS,
@@ -167,7 +180,7 @@ def candidates(problem: Problem, target: Target, *, wide: bool = False) -> Itera
     for algorithm, choices in options.items():
         tiles = _tiles(target, problem.dtype, wide)
         for number, tile in enumerate(tiles):
-            if algorithm == "baseline" and number > 0:
+            if algorithm in LIBRARY and number > 0:
                 break
             for fields in choices:
                 for split in _splits(problem, algorithm, tile, target, wide):
@@ -179,8 +192,8 @@ def candidates(problem: Problem, target: Target, *, wide: bool = False) -> Itera
 def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterator[FusedConfig]:
     """Configs that differ from ``config`` in one field that counts for its algorithm, the nearest values first."""
     fields = _VARIATIONS | _OF_ALGORITHM.get((problem.op, config.algorithm), {})
-    if config.algorithm == "baseline":
-        fields = {name: _MOVING_VARIATIONS[name] for name in ("comm_block_m", "comm_block_n")}
+    if config.algorithm in LIBRARY:
+        fields = dict(_OF_ALGORITHM.get((problem.op, config.algorithm), _SUM_VARIATIONS))
     for name, values in fields.items():
         if (name in _AMD_ONLY and target.backend != "hip") or (name == "two_tiles" and not config.stream_k):
             continue
@@ -220,7 +233,7 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
 
 def _too_large(dtype: torch.dtype, config: FusedConfig, backend: str) -> str | None:
     """What of a GPU's program a tile does not fit into."""
-    if backend not in SHARED_NBYTES or config.algorithm == "baseline":
+    if backend not in SHARED_NBYTES or config.algorithm in LIBRARY:
         return None
     m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
     # AMD's pipeline keeps one stage in registers.
@@ -241,7 +254,7 @@ def _tiles(target: Target, dtype: torch.dtype, wide: bool) -> tuple[Fields, ...]
 
 def _splits(problem: Problem, algorithm: str, tile: Fields, target: Target, wide: bool) -> tuple[Fields, ...]:
     """Whether, and how, to split tiles."""
-    if algorithm in ("baseline", "pull") or not (wide or (problem.op, algorithm) in _STREAM_K):
+    if algorithm in (*LIBRARY, "pull") or not (wide or (problem.op, algorithm) in _STREAM_K):
         return ({},)
     tiles = -(-problem.m // tile["block_size_m"]) * -(-problem.n // tile["block_size_n"])
     if -(-tiles // target.num_sms) * target.num_sms < _STREAM_K_FROM * tiles:

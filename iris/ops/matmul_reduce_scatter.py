@@ -15,6 +15,11 @@ in rank order: the result does not depend on timing. When it wins: small outputs
 **copy_engine**: the same, but finished tiles are handed over by the copy engine, in ``num_chunks`` chunks for each
 rank: no SM waits for the link. When it wins: outputs of a few MiB per rank and more.
 
+**decomposed**: the library's matmul (``torch.matmul``), once per owner of rows, next rank's first; behind each, the
+copy engine hands the product over. A kernel of its own adds up the own rows, once all have come. When it wins: where
+the library's matmul is faster than this one, and one rank's rows are enough to fill the device. The own part, too, is
+rounded before the sum.
+
 **atomic**: the epilogue adds every tile to one float32 sum at its owner. Less memory, twice the bytes on the link for
 16-bit outputs. **Not deterministic**: the order of the sum depends on timing.
 
@@ -30,7 +35,7 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device import handle as handles
 from iris.device import schedule
-from iris.device.sync import SITE_MATMUL_REDUCE_SCATTER
+from iris.device.sync import NEXT_EPOCH, SITE_MATMUL_REDUCE_SCATTER
 from iris.device.tile import local_sink, within_shard
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
@@ -55,7 +60,7 @@ from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "matmul_reduce_scatter"
-ALGORITHMS = ("push", "copy_engine", "atomic", "baseline")
+ALGORITHMS = ("push", "copy_engine", "decomposed", "atomic", "baseline")
 
 
 @triton.jit
@@ -141,8 +146,9 @@ def matmul_reduce_scatter(
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     chosen = resolve(ctx, problem, config, ALGORITHMS)
     recorded = trace_of(ctx, OP, trace)
-    if chosen.algorithm == "baseline":
-        _baseline(ctx, problem, output, A, B, bias, bias_is, chosen, workspace, recorded)
+    if chosen.algorithm in ("decomposed", "baseline"):
+        by_parts = _decomposed if chosen.algorithm == "decomposed" else _baseline
+        by_parts(ctx, problem, output, A, B, bias, bias_is, chosen, workspace, recorded)
         return output
     sink, after = SINKS[chosen.algorithm]
     plan = Plan(
@@ -169,6 +175,38 @@ def matmul_reduce_scatter(
     return output
 
 
+def _decomposed(
+    ctx: Iris,
+    problem: Problem,
+    output: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    bias_is: int,
+    config: FusedConfig,
+    workspace: FusedWorkspace | None,
+    trace: Trace | None,
+) -> None:
+    rank, world, rows = ctx.rank, ctx.world_size, problem.m // ctx.world_size
+    count = problem.m * problem.n
+    ours = workspace_for(ctx, OP, "decomposed", workspace, count * output.element_size())
+    incoming = ours.staged(problem.m, problem.n, output.dtype)
+    outgoing = ours.scratch("outgoing", count, output.dtype)[:count].view(problem.m, problem.n)
+    epoch = ours.turnstile[NEXT_EPOCH.value :][:1]
+    here = incoming[rank * rows :][:rows]
+    with ours.engine.running():
+        for step in range(1, world + 1):
+            owner = (rank + step) % world
+            product = here if owner == rank else outgoing[owner * rows :][:rows]
+            plain_matmul(ctx, product, a[owner * rows :][:rows], b, None, config, trace)
+            if owner != rank:
+                ours.engine.follow()
+                ours.engine.put(product, here, owner)
+                ours.engine.put(epoch, ours.ready[rank:][:1], owner)
+        site = SITE_MATMUL_REDUCE_SCATTER.value
+        sum_partials(ctx, problem, ours, incoming, output, bias, bias_is, site, config, landed=True)
+
+
 def _baseline(
     ctx: Iris,
     problem: Problem,
@@ -185,6 +223,5 @@ def _baseline(
     ours = workspace_for(ctx, OP, "baseline", workspace, nbytes)
     partial = ours.staged(problem.m, problem.n, output.dtype)
     plain_matmul(ctx, partial, a, b, None, config, trace)
-    sum_partials(
-        ctx, problem, ours, partial, output, bias, bias_is, SITE_MATMUL_REDUCE_SCATTER.value, config, everywhere=False
-    )
+    site = SITE_MATMUL_REDUCE_SCATTER.value
+    sum_partials(ctx, problem, ours, partial, output, bias, bias_is, site, config)

@@ -49,6 +49,8 @@ _LIBRARY_TILES = ((128, 256, 8), (128, 128, 8), (64, 128, 8), (64, 64, 8))
 """What a library's matmul chooses among."""
 _LIBRARY_SPLIT = 0.6
 """The share of the best rate that it has when it splits K."""
+_STEP_S = 3e-6
+"""From one matmul of the library's to the next."""
 _PIECES_S = 30e-6
 """``hbm_buffer``: the first tiles wait piece by piece, and fill their pipeline anew behind each."""
 _ARRIVALS = 4
@@ -176,16 +178,19 @@ def _clock(matmul_s: float) -> float:
     return _BURST + (_TIRED - _BURST) * tired
 
 
-def _library_s(call: _Call) -> float:
-    """A library's matmul of the local problem: the best of some tiles, or of splitting K over all programs."""
+def _library_s(call: _Call, parts: int = 1) -> float:
+    """A library's matmul of the local problem, in ``parts`` calls of some rows each: the best of some tiles, or of
+    splitting K over all programs."""
     best = float("inf")
     for m, n, warps in _LIBRARY_TILES:
         config = replace(call.config, block_size_m=m, block_size_n=n, num_warps=warps, stream_k=False, num_sms=None)
         one = _Call(call.problem, config, call.machine)
-        best = min(best, one.deal(one.rows * one.columns).total_s)
+        tiles = -(-call.problem.m // (parts * m)) * one.columns
+        deal = one.deal(parts * tiles)
+        best = min(best, parts * -(-tiles // deal.workers) * deal.tile_s)
     rates = call.machine
     computing = call.problem.flops / (_LIBRARY_SPLIT * rates.num_sms * rates.flops)
-    return LAUNCH_S + min(best, max(computing, rates.memory_s(call.config, call.problem)) + _SPLIT_S)
+    return LAUNCH_S + min(best, max(computing, rates.memory_s(call.config, call.problem)) + parts * _SPLIT_S)
 
 
 # -- all-gather + matmul ------------------------------------------------------------------------------------
@@ -263,6 +268,21 @@ def _gather_pulled(call: _Call) -> float:
     deal = _gather_deal(call)
     own = deal.total_s / call.world
     return LAUNCH_S + 2 * MEET_S + own + max(deal.total_s - own, crossing)
+
+
+def _gather_decomposed(call: _Call) -> float:
+    """The library's matmul of each chunk when it has come, the own rows first."""
+    by_columns = _by_columns(call)
+    chunks, _ = call.chunks(call.config.num_chunks, call.rows if by_columns else call.shard_rows)
+    parts = chunks if by_columns else call.world * chunks
+    each = call.machine.copy_s(call.part_nbytes // chunks) + WORD_S
+    computing = _library_s(call, parts) / parts
+    keeping = _keep_own_s(call) / chunks + (LAUNCH_S if by_columns else 0)
+    end = 0.0 if by_columns else chunks * computing
+    for arrival in range(1, chunks + 1 if by_columns else (call.world - 1) * chunks + 1):
+        ready = arrival * (call.world - 1 if by_columns else 1) * each
+        end = max(end + keeping, ready + FLAG_S) + _STEP_S + computing
+    return LAUNCH_S + end + MEET_S
 
 
 def _gather_then(call: _Call) -> float:
@@ -421,6 +441,17 @@ def _reduce_copied(call: _Call) -> float:
     return LAUNCH_S + max(copied, computed) + LAUNCH_S + MEET_S
 
 
+def _scatter_sum_decomposed(call: _Call) -> float:
+    """The library's matmul for each owner, a copy behind each; then a kernel that sums."""
+    computing = _library_s(call, call.world) / call.world
+    each = _CROWDED * _owner_copy_s(call, 1) + WORD_S
+    sent = 0.0
+    for step in range(1, call.world):
+        sent = max(sent, step * (computing + _STEP_S)) + each
+    summing = (call.world + 1) * call.output_nbytes / call.world / call.machine.memory_rate
+    return LAUNCH_S + max(call.world * (computing + _STEP_S), sent + FLAG_S) + LAUNCH_S + summing + MEET_S
+
+
 def _scatter_sum_then(call: _Call) -> float:
     loading = call.machine.load_s(_sent_nbytes(call), call.programs(), call.world)
     return _library_s(call) + LAUNCH_S + loading + 2 * MEET_S
@@ -440,6 +471,7 @@ _ALGORITHMS: dict[tuple[str, str], Callable[[_Call], float]] = {
     ("all_gather_matmul", "push"): _gather_pushed,
     ("all_gather_matmul", "hbm_buffer"): _gather_fetched,
     ("all_gather_matmul", "copy_engine"): _gather_copied,
+    ("all_gather_matmul", "decomposed"): _gather_decomposed,
     ("all_gather_matmul", "baseline"): _gather_then,
     ("matmul_all_scatter", "push"): _scatter_pushed,
     ("matmul_all_scatter", "split"): _scatter_split,
@@ -448,6 +480,7 @@ _ALGORITHMS: dict[tuple[str, str], Callable[[_Call], float]] = {
     ("matmul_all_scatter", "baseline"): _scatter_then,
     ("matmul_reduce_scatter", "push"): _scatter_sum_pushed,
     ("matmul_reduce_scatter", "copy_engine"): _scatter_sum_copied,
+    ("matmul_reduce_scatter", "decomposed"): _scatter_sum_decomposed,
     ("matmul_reduce_scatter", "atomic"): _scatter_sum_added,
     ("matmul_reduce_scatter", "baseline"): _scatter_sum_then,
     ("matmul_all_reduce", "atomic"): _reduce_added,

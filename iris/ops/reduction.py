@@ -45,6 +45,9 @@ from iris.ops.matmul import Plan, accumulator_of
 from iris.ops.problem import Problem, output_dtype
 from iris.ops.workspace import FusedWorkspace, workspace_for
 
+_SUM_PROGRAMS = 4
+"""Programs per SM of a kernel that only sums: enough loads at a time to keep the memory busy."""
+
 
 class Slots(NamedTuple):
     """Room for tiles on their way. ``incoming``: at the owner, per source and tile, or one sum per tile; ``outgoing``:
@@ -183,6 +186,7 @@ def send_chunk(ctx: Iris, reduction: Reduction, tile_elements: int, per_shard: i
 def sum_kernel(
     handle,
     turnstile,
+    ready,
     partial,
     output,
     bias_ptr,
@@ -190,17 +194,28 @@ def sum_kernel(
     N,
     rows_per_rank,
     SITE: tl.constexpr,
+    LANDED: tl.constexpr,
     EVERYWHERE: tl.constexpr,
     BIAS: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The collective alone: this rank's rows, ``rows_per_rank`` of the M, of the sum of all ranks'
-    ``partial``, in rank order. ``EVERYWHERE``: stored into every rank's output, at the same rows, else into the own."""
+    """This rank's rows, ``rows_per_rank`` of the M, of the sum of all ranks' products, in rank order.
+
+    ``partial`` is every rank's own product, or, if they have ``LANDED``, the parts for this rank, one below the other,
+    each flagged in ``ready`` by the rank it comes from. ``EVERYWHERE``: the sum is stored into every rank's output, at
+    the same rows, else into the own.
+    """
     epoch = enter(turnstile, handle)
     me, world = handles.rank(handle), handles.world_size(handle)
-    wait_all_entered(turnstile, epoch, handle, SITE)
+    if LANDED:
+        lanes = tl.arange(0, MAX_RANKS)
+        others = (lanes < world) & (lanes != me)
+        sources = tl.where(others, lanes, me)
+        wait_all(ready + sources, epoch + lanes * 0, sources, others, handle, SITE)
+    else:
+        wait_all_entered(turnstile, epoch, handle, SITE)
     top = me * rows_per_rank
     row_end = min(top + rows_per_rank, M)
     across = tl.cdiv(N, BLOCK_N)
@@ -210,8 +225,11 @@ def sum_kernel(
         tile = Tile(me, block, 0, top, rows, cols, rows < row_end, cols < N)
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
         for source in range(world):
-            there = tile_pointers(partial, translate(handle, partial.ptr, source), rows, cols)
-            acc += tl.load(there, mask=tile_mask(tile), other=0).to(ACC_DTYPE)
+            if LANDED:
+                part = tile_pointers(partial, partial.ptr, rows - top + source * rows_per_rank, cols)
+            else:
+                part = tile_pointers(partial, translate(handle, partial.ptr, source), rows, cols)
+            acc += tl.load(part, mask=tile_mask(tile), other=0).to(ACC_DTYPE)
         if EVERYWHERE:
             value = finished(acc, bias_ptr, tile, output.ptr.dtype.element_ty, BIAS)
             for step in range(world):
@@ -234,12 +252,19 @@ def sum_partials(
     bias_is: int,
     site: int,
     config: FusedConfig,
-    everywhere: bool,
+    *,
+    landed: bool = False,
+    everywhere: bool = False,
 ) -> None:
-    """The second half of the baselines: ``partial``, symmetric, summed over ranks into ``output``."""
-    sum_kernel[(config.num_sms or ctx.num_sms,)](
-        ctx.handle, workspace.turnstile, Matrix(partial, *partial.stride()), Matrix(output, *output.stride()), bias,
-        problem.m, problem.n, -(-problem.m // problem.world_size), SITE=site, EVERYWHERE=everywhere, BIAS=bias_is,
+    """``partial``, symmetric, summed over ranks into ``output``; see :func:`sum_kernel`."""
+    rows = -(-problem.m // problem.world_size)
+    blocks = -(-rows // config.comm_block_m) * -(-problem.n // config.comm_block_n)
+    # None waits for another of this rank, so not all must be resident.
+    programs = min(blocks, _SUM_PROGRAMS * (config.num_sms or ctx.num_sms))
+    sum_kernel[(programs,)](
+        ctx.handle, workspace.turnstile, workspace.ready, Matrix(partial, *partial.stride()),
+        Matrix(output, *output.stride()), bias, problem.m, problem.n, rows,
+        SITE=site, LANDED=landed, EVERYWHERE=everywhere, BIAS=bias_is,
         ACC_DTYPE=tl.int32 if problem.dtype == torch.int8 else tl.float32,
         BLOCK_M=config.comm_block_m, BLOCK_N=config.comm_block_n, num_warps=8,
     )  # fmt: skip

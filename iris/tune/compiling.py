@@ -7,9 +7,12 @@ Kernels are the same on all ranks, so Triton's cache on disk then has them for e
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import torch
 
 from iris.context import Iris
 from iris.ops import FusedWorkspace
@@ -21,6 +24,11 @@ class _IdleEngine:
 
     def beside(self, kernel: Callable[[], None], copies: Callable[[], None], *, copies_first: bool = False) -> None:
         kernel()
+
+    def running(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def put(self, source: torch.Tensor, target: torch.Tensor, peer: int) -> None: ...
 
     def then(self, producer: Callable[[], None], consumer: Callable[[], None]) -> None:
         producer()

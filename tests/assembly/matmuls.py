@@ -14,10 +14,12 @@ from compiler import tensor
 from iris.device import chunk, matmul, schedule, tile
 from iris.ops import reduction
 from iris.ops.all_gather_matmul import (
+    arrival_kernel,
     arrived_source,
     fetch_courier,
     gather_kernel,
     keep_courier,
+    meeting_kernel,
     pull_source,
     push_courier,
 )
@@ -184,14 +186,25 @@ def collectives() -> list[Case]:
     ]
     total = {"SITE": 5, "BIAS": 2, "ACC_DTYPE": tl.float32, "BLOCK_M": 32, "BLOCK_N": 64}
     sums = [
-        Case(f"sum-{kind}", reduction.sum_kernel, sum_arguments, {**total, "EVERYWHERE": kind == "everywhere"})
-        for kind in ("rows", "everywhere")
+        Case(
+            f"sum-{kind}",
+            reduction.sum_kernel,
+            sum_arguments,
+            {**total, "LANDED": kind == "landed", "EVERYWHERE": kind == "everywhere"},
+        )
+        for kind in ("rows", "landed", "everywhere")
     ]
     sends = [
         Case(f"send-{kind}", send_kernel, send_arguments, {"SITE": 3, "BESIDE": kind == "beside", **tile_of})
         for kind in ("beside", "alone")
     ]
-    return [replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends)]
+    arrival = Case("arrival", arrival_kernel, lambda: (*meeting_arguments(), 1, 3, 2), {"SITE": 2}, has=WAITS)
+    meeting = Case("meeting", meeting_kernel, meeting_arguments, {"SITE": 2}, has=WAITS | SIGNALS)
+    return [arrival, meeting, *(replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends))]
+
+
+def meeting_arguments() -> Any:
+    return handle(), tile.Flags(tensor(torch.int32), tensor(torch.int32), None, None, 4, 2, 1, 512)
 
 
 def gather_arguments() -> Any:
@@ -200,7 +213,8 @@ def gather_arguments() -> Any:
 
 
 def sum_arguments() -> Any:
-    return handle(), tensor(torch.int32), half_matrix(), half_matrix(), tensor(torch.float16), 1024, 4096, 512
+    flags = tensor(torch.int32), tensor(torch.int32)
+    return handle(), *flags, half_matrix(), half_matrix(), tensor(torch.float16), 1024, 4096, 512
 
 
 def send_arguments() -> Any:
