@@ -130,7 +130,7 @@ def launches(way: Way, target: Target, configs: list[FusedConfig]) -> list[Any]:
 @pytest.mark.parametrize("field", CHANGES)
 def test_every_field_reaches_the_launch(ranks: Ranks, field: str) -> None:
     way, value = CHANGES[field]
-    base = replace(SMALL, stream_k=field == "two_tiles")
+    base = replace(SMALL, stream_k=field == "two_tiles", num_sms=4)
     target = replace(MI300X, num_sms=4)
     for before, again, after in ranks.run(launches, way, target, [base, base, with_value(base, field, value)]):
         assert before == again

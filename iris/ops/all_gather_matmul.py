@@ -421,7 +421,8 @@ class _Call:
 
     def baseline(self, workspace: FusedWorkspace) -> None:
         (rows, cols), staged, config = self.own.shape, self._staged(workspace), self.config
-        programs = config.num_sms or self.ctx.num_sms
+        blocks = -(-rows // config.comm_block_m) * -(-cols // config.comm_block_n)
+        programs = min(blocks, config.num_sms or self.ctx.num_sms)
         counters = workspace.scratch("counters", 1, torch.int32)
         flags = Flags(workspace.turnstile, workspace.ready, None, counters, 1, 1, 1, cols)
         gather_kernel[(programs,)](

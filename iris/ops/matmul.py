@@ -171,7 +171,10 @@ def run(
     own_desc = _describe(own, a_block) if target.tma and (plan.own or plan.source is kernels.local_source) else None
     whole = own if gathered is None else gathered
     whole_desc = own_desc if whole is own else _describe(whole, a_block) if target.tma else None
-    if plan.source is not kernels.local_source and gathered is None:
+    even_k = (problem.k if gathered is not None else k) % config.block_size_k == 0
+    # TMA faults at blocks that begin between 16 bytes, as a rank's columns may (seen on H200, CUDA 13.0).
+    between = plan.segments > 1 and not even_k and k * own.element_size() % 16 != 0
+    if between or (plan.source is not kernels.local_source and gathered is None):
         whole_desc = None
     units = tiles * -(-problem.k // config.block_size_k) if config.stream_k else tiles
     programs = min(max(units + plan.dedicated, plan.couriers), config.num_sms or ctx.num_sms)
@@ -229,7 +232,7 @@ def run(
         BLOCK_N=config.block_size_n,
         BLOCK_K=config.block_size_k,
         GROUP_M=config.group_size_m,
-        EVEN_K=(problem.k if gathered is not None else k) % config.block_size_k == 0,
+        EVEN_K=even_k,
         STREAM_K=config.stream_k,
         TWO_TILES=config.two_tiles,
         COURIER_M=config.comm_block_m,

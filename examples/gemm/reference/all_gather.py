@@ -14,7 +14,7 @@ from common import Job, Steps, all_gather, main, multiply
 
 def build(job: Job) -> Steps:
     rows, columns = job.m // job.world_size, job.n // job.world_size
-    shard, a, b = job.empty(rows, job.k), job.empty(job.m, job.k), job.empty(job.k, columns)
+    shard, a, b = job.empty(rows, job.k), job.empty(job.m, job.k), job.right(job.k, columns)
     output = job.empty(job.m, columns, job.product_dtype)
 
     def load(all_of_a: torch.Tensor, all_of_b: torch.Tensor) -> None:

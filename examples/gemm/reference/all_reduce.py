@@ -15,7 +15,7 @@ from common import Job, Steps, main, multiply
 
 def build(job: Job) -> Steps:
     depth = job.k // job.world_size
-    a, b = job.empty(job.m, depth), job.empty(depth, job.n)
+    a, b = job.empty(job.m, depth), job.right(depth, job.n)
     output = job.empty(job.m, job.n, job.product_dtype)
 
     def load(all_of_a: torch.Tensor, all_of_b: torch.Tensor) -> None:

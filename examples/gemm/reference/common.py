@@ -54,6 +54,10 @@ class Job:
     def empty(self, rows: int, cols: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(rows, cols, dtype=dtype or self.dtype, device=self.device)
 
+    def right(self, rows: int, cols: int) -> torch.Tensor:
+        """B; of int8 with contiguous columns, as cuBLAS wants it."""
+        return self.empty(cols, rows).T if self.dtype == torch.int8 else self.empty(rows, cols)
+
     def part(self, matrix: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's part of a matrix that is cut along ``dim``."""
         return matrix.chunk(self.world_size, dim)[self.rank]

@@ -16,7 +16,7 @@ from common import Job, Steps, main, multiply, reduce_scatter
 
 def build(job: Job) -> Steps:
     rows, depth = job.m // job.world_size, job.k // job.world_size
-    a, b = job.empty(job.m, depth), job.empty(depth, job.n)
+    a, b = job.empty(job.m, depth), job.right(depth, job.n)
     product, output = job.empty(job.m, job.n, job.product_dtype), job.empty(rows, job.n, job.product_dtype)
 
     def load(all_of_a: torch.Tensor, all_of_b: torch.Tensor) -> None:

@@ -167,6 +167,8 @@ def _symm_mem(state: State, operands: Operands) -> Way:
         state.skip("torch.ops.symm_mem needs GPUs")
     if operands.op == SCATTER:
         state.skip("torch.ops.symm_mem has no matmul + gather of columns")
+    from torch.distributed import _symmetric_memory  # noqa: F401  (registers torch.ops.symm_mem)
+
     group = process_group(operands.ctx).group_name
     made: list[torch.Tensor] = []
     if operands.op == GATHER:
