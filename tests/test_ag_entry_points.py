@@ -237,7 +237,7 @@ def test_every_algorithm_in_one_benchmark_under_torchrun(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in out.read_text().splitlines()]
     every = {"auto", *ops.ALGORITHMS["all_gather_matmul"], "nccl", "torch_symm_mem", "matmul"}
-    assert {"pull", "push", "hbm_buffer", "copy_engine", "decomposed", "baseline"} < every
+    assert {"pull", "push", "hbm_buffer", "copy_engine", "decomposed", "low_latency", "baseline"} < every
     assert sorted(one["params"]["algorithm"] for one in records) == sorted(every)
     for one in records:
         assert one["world_size"] == 2

@@ -50,7 +50,7 @@ def with_options(way: Way, options: dict[str, Any], turn: int, seed: int) -> flo
 VARIANTS = [
     pytest.param(way, options, turn, id=f"{way}-{turn}")
     for way in ways()
-    if way.algorithm != "baseline"
+    if way.algorithm not in ("low_latency", "baseline")
     for turn, options in enumerate(OPTIONS.get(way.algorithm, OTHERS))
 ]
 

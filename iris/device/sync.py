@@ -358,6 +358,19 @@ def arrive(counter_ptr, count):
 
 
 @triton.jit
+def end_epoch(turnstile_ptr, epoch):
+    """End a kernel that took its epoch from a turnstile without :func:`enter`. Called once by every program; the last
+    one starts the next epoch.
+
+    Sync: orders nothing. For kernels whose programs wait for all that they need, and that nobody waits for at the end.
+    """
+    if tl.atomic_add(turnstile_ptr + _LEFT_COUNT, 1, sem="relaxed", scope="sys") == tl.num_programs(0) - 1:
+        tl.store(turnstile_ptr + _LEFT_COUNT, 0)
+        tl.store(turnstile_ptr, epoch)
+        tl.store(turnstile_ptr + NEXT_EPOCH, epoch + 1)
+
+
+@triton.jit
 def leave(turnstile_ptr, epoch, handle, site: tl.constexpr = SITE_USER, meet: tl.constexpr = True):
     """End a kernel begun with :func:`enter`: it completes on no rank before all ranks are done with it.
 

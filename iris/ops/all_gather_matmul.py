@@ -33,6 +33,9 @@ program that wait for the next chunk (Wang et al., Overlap Communication with De
 in Large Deep Learning Models, ASPLOS 2023). When it wins: where the library's matmul is faster than this one, and
 chunks are large enough to fill the device.
 
+**low_latency**: a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`), then ``torch.matmul``.
+When it wins: few rows, as in decoding, where flags and launches count and bytes do not.
+
 **baseline**: gather, then ``torch.matmul``: what the others are measured against, and what "auto" picks where they
 lose.
 
@@ -73,6 +76,7 @@ from iris.device.sync import (
 from iris.device.tile import BIAS_ROW, Flags, Matrix, tile_pointers
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
+from iris.ops.exchange import blocks_of, exchange
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
@@ -81,7 +85,7 @@ from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace, staging_fits, workspa
 from iris.trace import Trace, trace_of
 
 OP = "all_gather_matmul"
-ALGORITHMS = ("pull", "push", "hbm_buffer", "copy_engine", "decomposed", "baseline")
+ALGORITHMS = ("pull", "push", "hbm_buffer", "copy_engine", "decomposed", "low_latency", "baseline")
 MAX_FLAGS = 1 << 16
 """Flags for pieces of A, over all ranks, chunks and pieces."""
 
@@ -318,12 +322,17 @@ def all_gather_matmul(
     bias_is = bias_kind(OP, bias, m, n)
     received = rows * cols * A_sharded.element_size() * (world - 1)
     problem = Problem(OP, m, n, k, A_sharded.dtype, world, received, 0 if by_rows else 1)
-    gathered_nbytes = m * k * A_sharded.element_size()
+    blocks = blocks_of(A_sharded.shape, ctx.num_sms)
+
+    def staging_nbytes(algorithm: str) -> int:
+        if algorithm == "low_latency":
+            return blocks.inbox_nbytes(world, A_sharded.dtype)
+        return m * k * A_sharded.element_size()
 
     def runs(algorithm: str) -> bool:
         if algorithm == "pull":
             return True
-        room = staging_fits(ctx, OP, algorithm, workspace, gathered_nbytes, MAX_FLAGS)
+        room = staging_fits(ctx, OP, algorithm, workspace, staging_nbytes(algorithm), MAX_FLAGS)
         return room and (algorithm != "hbm_buffer" or ctx.is_symmetric(A_sharded))
 
     chosen = resolve(ctx, problem, config, ALGORITHMS, runs)
@@ -336,7 +345,7 @@ def all_gather_matmul(
     elif chosen.algorithm == "pull":
         call.pull(workspace_for(ctx, OP, chosen.algorithm, workspace))
     else:
-        staging = workspace_for(ctx, OP, chosen.algorithm, workspace, gathered_nbytes, MAX_FLAGS)
+        staging = workspace_for(ctx, OP, chosen.algorithm, workspace, staging_nbytes(chosen.algorithm), MAX_FLAGS)
         getattr(call, chosen.algorithm)(staging)
     return output
 
@@ -418,6 +427,14 @@ class _Call:
                 top = (self.ctx.rank - step) % world * rows + first if self.by_rows else first
                 self._multiply_rows(staged[top:][:count], top)
         meeting_kernel[(1,)](self.ctx.handle, flags, SITE=SITE_ALL_GATHER_MATMUL.value, num_warps=1)
+
+    def low_latency(self, workspace: FusedWorkspace) -> None:
+        m, k = self.problem.m, self.problem.k
+        gathered = workspace.scratch("gathered", m * k, self.own.dtype)[: m * k].view(m, k)
+        blocks = blocks_of(self.own.shape, self.ctx.num_sms)
+        site = SITE_ALL_GATHER_MATMUL.value
+        exchange(self.ctx, workspace, blocks, self.own, gathered, site, by_rows=self.by_rows)
+        plain_matmul(self.ctx, self.output, gathered, self.b, self.bias, self.config, self.trace)
 
     def baseline(self, workspace: FusedWorkspace) -> None:
         (rows, cols), staged, config = self.own.shape, self._staged(workspace), self.config

@@ -94,31 +94,35 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "decomposed": _chunks(1, 2, 4),
         "hbm_buffer": _moving(16, 32),
         "pull": ({},),
+        "low_latency": ({},),
         "baseline": ({},),
     },
     "matmul_all_scatter": {
         "push": ({},),
         "copy_engine": _chunks(1, 2, 4, 8),
         "split": _moving(8, 16, 32),
+        "low_latency": ({},),
         "baseline": ({},),
     },
     "matmul_reduce_scatter": {
         "push": ({},),
         "copy_engine": _chunks(1, 2, 4),
         "decomposed": ({},),
+        "low_latency": ({},),
         "baseline": ({},),
     },
     "matmul_all_reduce": {
         "two_shot": tuple({"num_rounds": rounds} for rounds in (1, 2, 4, 8)),
         "copy_engine": _chunks(1, 2, 4),
         "one_shot": ({},),
+        "low_latency": ({},),
         "baseline": ({},),
     },
 }
 """What "auto" chooses among: algorithms, each with options to try. None whose sums depend on timing. Where the model
 sees no difference the earlier one is taken."""
 
-LIBRARY = ("decomposed", "baseline")
+LIBRARY = ("decomposed", "low_latency", "baseline")
 """Algorithms whose matmul is the library's, so that the tile plays no part."""
 
 _STREAM_K = {
@@ -193,7 +197,9 @@ def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterato
     """Configs that differ from ``config`` in one field that counts for its algorithm, the nearest values first."""
     fields = _VARIATIONS | _OF_ALGORITHM.get((problem.op, config.algorithm), {})
     if config.algorithm in LIBRARY:
-        fields = dict(_OF_ALGORITHM.get((problem.op, config.algorithm), _SUM_VARIATIONS))
+        fields = dict(_OF_ALGORITHM.get((problem.op, config.algorithm), {}))
+        if config.algorithm == "baseline" or (problem.op, config.algorithm) == ("matmul_reduce_scatter", "decomposed"):
+            fields |= _SUM_VARIATIONS
     for name, values in fields.items():
         if (name in _AMD_ONLY and target.backend != "hip") or (name == "two_tiles" and not config.stream_k):
             continue

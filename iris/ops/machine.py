@@ -49,8 +49,8 @@ _LOST = 30.0
 the largest ones. Rates are relative to 128 × 256."""
 _ONE_WARPGROUP = 0.945
 """Four warps on NVIDIA GPUs: nobody computes while they do anything else."""
-_L2_BYTES_PER_S = 130e9
-"""What one program can load."""
+_L2_BYTES_PER_S, _COLD_BYTES_PER_S = 130e9, 60e9
+"""What one program can load: from L2, and from memory, where no other program loads the same."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Machine:
         if self.warpgroups and config.num_warps < 8:
             share *= _ONE_WARPGROUP
         computing = 2 * m * n * (-(-problem.k // step) * step) / (self.flops * share)
-        return max(computing, (m + n) * problem.k * problem.dtype.itemsize / _L2_BYTES_PER_S)
+        rate = _L2_BYTES_PER_S if problem.m > m else _COLD_BYTES_PER_S
+        return max(computing, (m + n) * problem.k * problem.dtype.itemsize / rate)
 
     def memory_s(self, config: FusedConfig, problem: Problem) -> float:
         """The local matmul's traffic with the own memory: B once for every group of tile rows if L2 cannot hold it."""

@@ -24,6 +24,9 @@ bytes.
 **atomic**: as ``two_shot``, but tiles are added to one float32 sum at the owner. **Not deterministic**: the order of
 the sum depends on timing. All ranks still end with the same bits.
 
+**low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`).
+When it wins: few rows, as in decoding.
+
 **baseline**: ``torch.matmul``, then the collective.
 
 On exit the ranks meet: then every output is whole.
@@ -43,6 +46,7 @@ from iris.device.sync import MAX_RANKS, SITE_MATMUL_ALL_REDUCE, signal_all, wait
 from iris.device.tile import finished, local_sink, slot_pointers, tile_mask, tile_pointers
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
+from iris.ops.exchange import FLAGS, blocks_of, exchange
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
@@ -64,7 +68,7 @@ from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_reduce"
-ALGORITHMS = ("atomic", "one_shot", "two_shot", "copy_engine", "baseline")
+ALGORITHMS = ("atomic", "one_shot", "two_shot", "copy_engine", "low_latency", "baseline")
 
 
 @triton.jit
@@ -179,6 +183,13 @@ def matmul_all_reduce(
         partial = ours.staged(m, n, output.dtype)
         plain_matmul(ctx, partial, A, B, None, chosen, recorded)
         sum_partials(ctx, problem, ours, partial, output, bias, bias_is, site, chosen, everywhere=True)
+        return output
+    if chosen.algorithm == "low_latency":
+        blocks, count = blocks_of((m, n), ctx.num_sms), m * n
+        ours = workspace_for(ctx, OP, "low_latency", workspace, blocks.inbox_nbytes(world, output.dtype), FLAGS)
+        partial = ours.scratch("partial", count, output.dtype)[:count].view(m, n)
+        plain_matmul(ctx, partial, A, B, None, chosen, recorded)
+        exchange(ctx, ours, blocks, partial, output, site, total=True, bias=bias, bias_is=bias_is)
         return output
     if chosen.algorithm == "copy_engine":
         _run_copy_engine(ctx, problem, output, A, B, bias, bias_is, chosen, workspace, recorded)

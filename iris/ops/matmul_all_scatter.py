@@ -20,6 +20,9 @@ wins: outputs that take the links as long as the matmul takes the SMs (8192×295
 **copy_engine**: as ``split``, but the copy engine sends, in ``num_chunks`` chunks; all SMs compute. When it wins:
 outputs of a few MiB per rank and more.
 
+**low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`).
+When it wins: few rows, as in decoding.
+
 **baseline**: ``torch.matmul``, then the collective.
 
 Signals: on entry every rank flags "my output may be written" at all peers, and the first store to a peer waits for
@@ -44,6 +47,7 @@ from iris.device.sync import SITE_MATMUL_ALL_SCATTER, enter, leave, wait, wait_a
 from iris.device.tile import Flags, Matrix, finished, tile_mask, tile_pointers
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
+from iris.ops.exchange import FLAGS, blocks_of, exchange
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
@@ -52,7 +56,7 @@ from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_scatter"
-ALGORITHMS = ("push", "split", "streams", "copy_engine", "baseline")
+ALGORITHMS = ("push", "split", "streams", "copy_engine", "low_latency", "baseline")
 
 
 @triton.jit
@@ -154,13 +158,11 @@ def matmul_all_scatter(
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     contiguous = output.stride(1) == 1
     chosen = resolve(ctx, problem, config, ALGORITHMS, lambda one: contiguous or one != "copy_engine")
-    ours = workspace_for(ctx, OP, chosen.algorithm, workspace, 0, m)
+    inbox = blocks_of((m, n), ctx.num_sms).inbox_nbytes(world, output.dtype) if chosen.algorithm == "low_latency" else 0
+    ours = workspace_for(ctx, OP, chosen.algorithm, workspace, inbox, FLAGS if inbox else m)
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
-    call = _Call(ctx, problem, columns, A, B, bias, bias_is, chosen, ours, trace_of(ctx, OP, trace))
-    {
-        "push": call.push, "split": call.split, "streams": call.streams, "copy_engine": call.copy_engine,
-        "baseline": call.baseline,
-    }[chosen.algorithm]()  # fmt: skip
+    call = _Call(ctx, problem, output, columns, A, B, bias, bias_is, chosen, ours, trace_of(ctx, OP, trace))
+    getattr(call, chosen.algorithm)()
     return output
 
 
@@ -170,6 +172,7 @@ class _Call:
 
     ctx: Iris
     problem: Problem
+    output: torch.Tensor
     columns: torch.Tensor
     a: torch.Tensor
     b: torch.Tensor
@@ -213,6 +216,11 @@ class _Call:
         engine.beside(lambda: self._run(plan, done), copies)
         if world > 1:
             self.ctx.device_barrier()
+
+    def low_latency(self) -> None:
+        plain_matmul(self.ctx, self.columns, self.a, self.b, self.bias, self.config, self.trace)
+        blocks = blocks_of(self.columns.shape, self.ctx.num_sms)
+        exchange(self.ctx, self.workspace, blocks, self.columns, self.output, SITE_MATMUL_ALL_SCATTER.value)
 
     def baseline(self) -> None:
         plain_matmul(self.ctx, self.columns, self.a, self.b, self.bias, self.config, self.trace)

@@ -20,6 +20,9 @@ copy engine hands the product over. A kernel of its own adds up the own rows, on
 the library's matmul is faster than this one, and one rank's rows are enough to fill the device. The own part, too, is
 rounded before the sum.
 
+**low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes and sums
+(:mod:`iris.ops.exchange`). When it wins: few rows, as in decoding.
+
 **atomic**: the epilogue adds every tile to one float32 sum at its owner. Less memory, twice the bytes on the link for
 16-bit outputs. **Not deterministic**: the order of the sum depends on timing.
 
@@ -39,6 +42,7 @@ from iris.device.sync import NEXT_EPOCH, SITE_MATMUL_REDUCE_SCATTER
 from iris.device.tile import local_sink, within_shard
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
+from iris.ops.exchange import FLAGS, blocks_of, exchange
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, resolve, run
 from iris.ops.problem import Problem
@@ -60,7 +64,7 @@ from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "matmul_reduce_scatter"
-ALGORITHMS = ("push", "copy_engine", "decomposed", "atomic", "baseline")
+ALGORITHMS = ("push", "copy_engine", "decomposed", "low_latency", "atomic", "baseline")
 
 
 @triton.jit
@@ -146,9 +150,8 @@ def matmul_reduce_scatter(
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     chosen = resolve(ctx, problem, config, ALGORITHMS)
     recorded = trace_of(ctx, OP, trace)
-    if chosen.algorithm in ("decomposed", "baseline"):
-        by_parts = _decomposed if chosen.algorithm == "decomposed" else _baseline
-        by_parts(ctx, problem, output, A, B, bias, bias_is, chosen, workspace, recorded)
+    if chosen.algorithm in BY_LIBRARY:
+        BY_LIBRARY[chosen.algorithm](ctx, problem, output, A, B, bias, bias_is, chosen, workspace, recorded)
         return output
     sink, after = SINKS[chosen.algorithm]
     plan = Plan(
@@ -207,6 +210,27 @@ def _decomposed(
         sum_partials(ctx, problem, ours, incoming, output, bias, bias_is, site, config, landed=True)
 
 
+def _low_latency(
+    ctx: Iris,
+    problem: Problem,
+    output: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    bias_is: int,
+    config: FusedConfig,
+    workspace: FusedWorkspace | None,
+    trace: Trace | None,
+) -> None:
+    blocks, count = blocks_of(output.shape, ctx.num_sms), problem.m * problem.n
+    room = blocks.inbox_nbytes(ctx.world_size, output.dtype)
+    ours = workspace_for(ctx, OP, "low_latency", workspace, room, FLAGS)
+    partial = ours.scratch("partial", count, output.dtype)[:count].view(problem.m, problem.n)
+    plain_matmul(ctx, partial, a, b, None, config, trace)
+    site = SITE_MATMUL_REDUCE_SCATTER.value
+    exchange(ctx, ours, blocks, partial, output, site, split=True, total=True, bias=bias, bias_is=bias_is)
+
+
 def _baseline(
     ctx: Iris,
     problem: Problem,
@@ -225,3 +249,7 @@ def _baseline(
     plain_matmul(ctx, partial, a, b, None, config, trace)
     site = SITE_MATMUL_REDUCE_SCATTER.value
     sum_partials(ctx, problem, ours, partial, output, bias, bias_is, site, config)
+
+
+BY_LIBRARY = {"decomposed": _decomposed, "low_latency": _low_latency, "baseline": _baseline}
+"""Algorithms whose matmul is the library's."""

@@ -51,6 +51,8 @@ _LIBRARY_SPLIT = 0.6
 """The share of the best rate that it has when it splits K."""
 _STEP_S = 3e-6
 """From one matmul of the library's to the next."""
+_PULL_STEP_S = 4e-6
+"""``pull``: one block of K from a peer, waited for."""
 _PIECES_S = 30e-6
 """``hbm_buffer``: the first tiles wait piece by piece, and fill their pipeline anew behind each."""
 _ARRIVALS = 4
@@ -193,6 +195,17 @@ def _library_s(call: _Call, parts: int = 1) -> float:
     return LAUNCH_S + min(best, max(computing, rates.memory_s(call.config, call.problem)) + parts * _SPLIT_S)
 
 
+def _exchange_s(call: _Call, sent_nbytes: float) -> float:
+    """Through inboxes: written at peers and read here, one after the other."""
+    crossing = call.machine.store_s(sent_nbytes, call.programs(), call.world)
+    return LAUNCH_S + FLAG_S + crossing + 2 * sent_nbytes / call.machine.memory_rate
+
+
+def _output_exchanged(call: _Call) -> float:
+    """Every rank's product goes to all."""
+    return _library_s(call) + _exchange_s(call, (call.world - 1) * call.output_nbytes)
+
+
 # -- all-gather + matmul ------------------------------------------------------------------------------------
 
 
@@ -267,6 +280,8 @@ def _gather_pulled(call: _Call) -> float:
     crossing = call.machine.load_s(nbytes, call.programs(), call.world)
     deal = _gather_deal(call)
     own = deal.total_s / call.world
+    remote_tiles = deal.left(0) * (call.world - 1) / call.world
+    crossing = max(crossing, remote_tiles * call.problem.k / call.config.block_size_k * _PULL_STEP_S)
     return LAUNCH_S + 2 * MEET_S + own + max(deal.total_s - own, crossing)
 
 
@@ -283,6 +298,10 @@ def _gather_decomposed(call: _Call) -> float:
         ready = arrival * (call.world - 1 if by_columns else 1) * each
         end = max(end + keeping, ready + FLAG_S) + _STEP_S + computing
     return LAUNCH_S + end + MEET_S
+
+
+def _gather_exchanged(call: _Call) -> float:
+    return _library_s(call) + _exchange_s(call, (call.world - 1) * call.part_nbytes)
 
 
 def _gather_then(call: _Call) -> float:
@@ -452,6 +471,10 @@ def _scatter_sum_decomposed(call: _Call) -> float:
     return LAUNCH_S + max(call.world * (computing + _STEP_S), sent + FLAG_S) + LAUNCH_S + summing + MEET_S
 
 
+def _scatter_sum_exchanged(call: _Call) -> float:
+    return _library_s(call) + _exchange_s(call, _sent_nbytes(call))
+
+
 def _scatter_sum_then(call: _Call) -> float:
     loading = call.machine.load_s(_sent_nbytes(call), call.programs(), call.world)
     return _library_s(call) + LAUNCH_S + loading + 2 * MEET_S
@@ -472,21 +495,25 @@ _ALGORITHMS: dict[tuple[str, str], Callable[[_Call], float]] = {
     ("all_gather_matmul", "hbm_buffer"): _gather_fetched,
     ("all_gather_matmul", "copy_engine"): _gather_copied,
     ("all_gather_matmul", "decomposed"): _gather_decomposed,
+    ("all_gather_matmul", "low_latency"): _gather_exchanged,
     ("all_gather_matmul", "baseline"): _gather_then,
     ("matmul_all_scatter", "push"): _scatter_pushed,
     ("matmul_all_scatter", "split"): _scatter_split,
     ("matmul_all_scatter", "streams"): _scatter_streams,
     ("matmul_all_scatter", "copy_engine"): _scatter_copied,
+    ("matmul_all_scatter", "low_latency"): _output_exchanged,
     ("matmul_all_scatter", "baseline"): _scatter_then,
     ("matmul_reduce_scatter", "push"): _scatter_sum_pushed,
     ("matmul_reduce_scatter", "copy_engine"): _scatter_sum_copied,
     ("matmul_reduce_scatter", "decomposed"): _scatter_sum_decomposed,
     ("matmul_reduce_scatter", "atomic"): _scatter_sum_added,
+    ("matmul_reduce_scatter", "low_latency"): _scatter_sum_exchanged,
     ("matmul_reduce_scatter", "baseline"): _scatter_sum_then,
     ("matmul_all_reduce", "atomic"): _reduce_added,
     ("matmul_all_reduce", "one_shot"): _reduce_everywhere,
     ("matmul_all_reduce", "two_shot"): _reduce_pushed,
     ("matmul_all_reduce", "copy_engine"): _reduce_copied,
+    ("matmul_all_reduce", "low_latency"): _output_exchanged,
     ("matmul_all_reduce", "baseline"): _reduce_then,
     ("matmul", "local"): _local,
 }

@@ -23,6 +23,7 @@ from iris.ops.all_gather_matmul import (
     pull_source,
     push_courier,
 )
+from iris.ops.exchange import exchange_kernel
 from iris.ops.matmul_all_reduce import atomic_sink, copied_sink, one_shot_sink, two_shot_sink
 from iris.ops.matmul_all_scatter import push_sink, send_courier, send_kernel
 from iris.ops.matmul_reduce_scatter import add_rows_sink, keep_rows_sink, scatter_rows_sink
@@ -198,9 +199,33 @@ def collectives() -> list[Case]:
         Case(f"send-{kind}", send_kernel, send_arguments, {"SITE": 3, "BESIDE": kind == "beside", **tile_of})
         for kind in ("beside", "alone")
     ]
+    exchanged = {
+        "SITE": 2,
+        "WORLD": 4,
+        "BIAS": 2,
+        "ACC_DTYPE": tl.float32,
+        "FLAGS_EACH": 512,
+        "BLOCK_M": 16,
+        "BLOCK_N": 64,
+    }
+    exchanges = [
+        Case(
+            f"exchange-{kind}",
+            exchange_kernel,
+            exchange_arguments,
+            {**exchanged, "SPLIT": kind == "scatter", "TOTAL": kind != "gather", "BY_ROWS": kind == "gather"},
+        )
+        for kind in ("gather", "scatter", "total")
+    ]
     arrival = Case("arrival", arrival_kernel, lambda: (*meeting_arguments(), 1, 3, 2), {"SITE": 2}, has=WAITS)
     meeting = Case("meeting", meeting_kernel, meeting_arguments, {"SITE": 2}, has=WAITS | SIGNALS)
-    return [arrival, meeting, *(replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends))]
+    return [arrival, meeting, *(replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends, *exchanges))]
+
+
+def exchange_arguments() -> Any:
+    flags = tensor(torch.int32), tensor(torch.int32)
+    bias = tensor(torch.float16)
+    return handle(), *flags, tensor(torch.float16), 65536, half_matrix(), half_matrix(), bias, 16, 4096, 64
 
 
 def meeting_arguments() -> Any:

@@ -1,0 +1,162 @@
+"""Collectives of few microseconds, for the small matrices of decoding: what ``low_latency`` puts beside the library's
+matmul.
+
+A program stores its share of this rank's part into an *inbox* at every peer, sets one flag there, waits for the same
+program's flags from all peers, and takes what has come. Nobody says hello first or meets last, so data crosses the link
+once and a flag once behind it: the one-shot scheme of NCCL's LL protocols and of the custom all-reduces of serving
+engines, with a flag per program instead of one per word.
+
+An inbox has two halves, which calls take in turns. A rank that is in call n has had a flag from every peer in call
+n - 1; each peer had by then finished call n - 2, the last to read the half that is now written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from iris.context import Iris
+from iris.device import handle as handles
+from iris.device.peer import translate
+from iris.device.sync import MAX_RANKS, end_epoch, signal_all, wait_all
+from iris.device.tile import Matrix, Tile, finished, tile_mask, tile_pointers
+from iris.ops.workspace import FusedWorkspace
+
+MAX_PROGRAMS = 512
+FLAGS = MAX_RANKS.value * MAX_PROGRAMS
+"""Flags of a workspace: one per rank and program."""
+_LEAST, _MOST = 512, 8192
+"""Elements that a program moves at a time."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a part of ``rows`` × ``cols`` is cut: ``count`` blocks of ``block_m`` × ``block_n``."""
+
+    rows: int
+    cols: int
+    block_m: int
+    block_n: int
+
+    @property
+    def count(self) -> int:
+        return -(-self.rows // self.block_m) * -(-self.cols // self.block_n)
+
+    def inbox_nbytes(self, world_size: int, dtype: torch.dtype) -> int:
+        """Both halves, each with room for every rank's blocks."""
+        return 2 * world_size * self.count * self.block_m * self.block_n * dtype.itemsize
+
+
+def blocks_of(part: Sequence[int], num_sms: int) -> Blocks:
+    """A part of this shape in few blocks per program, each of whole vectors."""
+    rows, cols = part
+    share = min(_MOST, max(_LEAST, triton.next_power_of_2(math.ceil(rows * cols / num_sms))))
+    block_m = min(16, triton.next_power_of_2(rows))
+    return Blocks(rows, cols, block_m, share // block_m)
+
+
+@triton.jit
+def _slots(inbox, source, block, blocks, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Pointers to where ``source`` leaves one of its ``blocks``."""
+    start = inbox + (source * blocks + block).to(tl.int64) * (BLOCK_M * BLOCK_N)
+    return start + tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+
+
+@triton.jit
+def exchange_kernel(
+    handle,
+    turnstile,
+    ready,
+    inbox,
+    half,
+    mine,
+    result,
+    bias_ptr,
+    rows,
+    cols,
+    blocks,
+    SITE: tl.constexpr,
+    WORLD: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TOTAL: tl.constexpr,
+    BY_ROWS: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACC_DTYPE: tl.constexpr,
+    FLAGS_EACH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Every rank's part of ``rows`` × ``cols`` to every rank, in ``blocks`` blocks.
+
+    ``SPLIT``: ``mine`` holds a part for each rank, one below the other; else the same part goes to all. ``TOTAL``: the
+    parts are summed in rank order, and the bias added; else they stand below (``BY_ROWS``) or beside each other.
+    """
+    epoch = tl.load(turnstile) + 1
+    me, program = handles.rank(handle), tl.program_id(0)
+    inbox += (epoch % 2).to(tl.int64) * half
+    across = tl.cdiv(cols, BLOCK_N)
+    for block in range(program, blocks, tl.num_programs(0)):
+        r = block // across * BLOCK_M + tl.arange(0, BLOCK_M)
+        c = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
+        mask = (r < rows)[:, None] & (c < cols)[None, :]
+        for step in tl.static_range(WORLD):
+            peer = (me + step) % WORLD
+            part = tl.load(tile_pointers(mine, mine.ptr, r + peer * rows if SPLIT else r, c), mask=mask, other=0)
+            tl.store(_slots(translate(handle, inbox, peer), me, block, blocks, BLOCK_M, BLOCK_N), part)
+    lanes = tl.arange(0, MAX_RANKS)
+    others = (lanes < WORLD) & (lanes != me)
+    peers = tl.where(others, lanes, me)
+    signal_all(ready + me * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle)
+    wait_all(ready + peers * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle, SITE)
+    for block in range(program, blocks, tl.num_programs(0)):
+        r = block // across * BLOCK_M + tl.arange(0, BLOCK_M)
+        c = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
+        tile = Tile(me, block, 0, 0, r, c, r < rows, c < cols)
+        if TOTAL:
+            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
+            for source in tl.static_range(WORLD):
+                acc += tl.load(_slots(inbox, source, block, blocks, BLOCK_M, BLOCK_N)).to(ACC_DTYPE)
+            value = finished(acc, bias_ptr, tile, result.ptr.dtype.element_ty, BIAS)
+            tl.store(tile_pointers(result, result.ptr, r, c), value, mask=tile_mask(tile))
+        else:
+            for source in tl.static_range(WORLD):
+                value = tl.load(_slots(inbox, source, block, blocks, BLOCK_M, BLOCK_N))
+                down = source * rows if BY_ROWS else 0
+                right = 0 if BY_ROWS else source * cols
+                tl.store(tile_pointers(result, result.ptr, r + down, c + right), value, mask=tile_mask(tile))
+    end_epoch(turnstile, epoch)
+
+
+def exchange(
+    ctx: Iris,
+    workspace: FusedWorkspace,
+    blocks: Blocks,
+    mine: torch.Tensor,
+    result: torch.Tensor,
+    site: int,
+    *,
+    split: bool = False,
+    total: bool = False,
+    by_rows: bool = False,
+    bias: torch.Tensor | None = None,
+    bias_is: int = 0,
+) -> None:
+    """Launch :func:`exchange_kernel`. The workspace has staging memory for both halves of the inbox, and :data:`FLAGS`
+    flags.
+
+    Sync: on the current stream; ``result`` is complete behind it, and ``mine`` may be overwritten.
+    """
+    half = workspace.staging.numel() // 2 // 16 * 16
+    inbox = workspace.staging[: 2 * half].view(mine.dtype)
+    exchange_kernel[(min(blocks.count, ctx.num_sms, MAX_PROGRAMS),)](
+        ctx.handle, workspace.turnstile, workspace.ready, inbox, half // mine.element_size(),
+        Matrix(mine, *mine.stride()), Matrix(result, *result.stride()), bias, blocks.rows, blocks.cols, blocks.count,
+        SITE=site, WORLD=ctx.world_size, SPLIT=split, TOTAL=total, BY_ROWS=by_rows, BIAS=bias_is,
+        ACC_DTYPE=tl.int32 if mine.dtype == torch.int32 else tl.float32, FLAGS_EACH=MAX_PROGRAMS,
+        BLOCK_M=blocks.block_m, BLOCK_N=blocks.block_n, num_warps=4,
+    )  # fmt: skip
