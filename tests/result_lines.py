@@ -86,6 +86,7 @@ def record(case: str, algorithm: str, shape: tuple[int, int, int], world_size: i
         "tflops_per_gpu": flops / median / 1e9,
         "gbytes_per_s": nbytes / median / 1e6,
         "predicted_ms": floor_ms * 1.1,
+        "config": {"algorithm": "push"} if algorithm == "auto" else None,
         "counters": {"chunks": 4} if algorithm == "copy_engine" else {},
         "environment": H200 | {"host_ranks": world_size},
     }

@@ -189,7 +189,7 @@ def test_every_loss_is_listed_the_worst_first(study: Study) -> None:
                 expected += [ratio for ratio in medians("nccl", case, ours, world_size) if round(ratio, 2) < 1]
     rows = rows_of(tables.losses(study, H200_SECTION))
     assert expected and [row["× NCCL"] for row in rows] == [f"▼ {ratio:.2f}" for ratio in sorted(expected)]
-    assert {row["algorithm"] for row in rows} == {"auto"}
+    assert {row["algorithm"] for row in rows} == {"auto: push"}
 
 
 def test_without_auto_the_fastest_algorithm_speaks_for_iris(study: Study) -> None:

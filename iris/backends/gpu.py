@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import (
 
 from iris.backends.base import Backend, call_on_release
 from iris.errors import BackendError
+from iris.heap import format_bytes
 from iris.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -81,19 +82,14 @@ class GpuBackend(Backend):
 
     def _rendezvous(self, mesh: Mesh, heap_size: int) -> tuple[torch.Tensor, Any]:
         """Allocate and map all heaps; the store that PyTorch needs for it lives only as long as this call."""
+        heap = self._allocate(mesh, heap_size)
         store = _shared_store(mesh)
         name = mesh.exchange("name heap", f"iris-{secrets.token_hex(8)}".encode())[0].decode()
         group = cast("GroupName", name)
         members = ProcessGroup(store, mesh.rank, mesh.world_size)
         _register_process_group(group, members)
         try:
-            heap = _SymmetricMemory.empty_strided_p2p((heap_size,), (1,), torch.uint8, self.device)
             handle = _SymmetricMemory.rendezvous(heap, group)
-        except torch.cuda.OutOfMemoryError as error:
-            free, total = torch.cuda.mem_get_info(self.device)
-            raise BackendError(
-                f"heap_size={heap_size} does not fit on {self.device}: {free} of {total} bytes are free"
-            ) from error
         except torch.distributed.DistError as error:
             dead = mesh.dead_ranks()
             if dead:
@@ -103,6 +99,25 @@ class GpuBackend(Backend):
             _unregister_process_group(group)
         mesh.exchange("heap mapped")
         return heap, handle
+
+    def _allocate(self, mesh: Mesh, heap_size: int) -> torch.Tensor:
+        """This rank's heap, if all ranks have memory for theirs."""
+        heap, complaint = None, ""
+        try:
+            heap = _SymmetricMemory.empty_strided_p2p((heap_size,), (1,), torch.uint8, self.device)
+        except RuntimeError as error:  # also what the driver says, which PyTorch does not make an OutOfMemoryError
+            if "out of memory" not in str(error):
+                raise
+            free, total = torch.cuda.mem_get_info(self.device)
+            complaint = f"{format_bytes(free)} of {format_bytes(total)} are free on {self.device}"
+        answers = mesh.exchange("allocate heap", complaint.encode())
+        short = [f"rank {rank}: {answer.decode()}" for rank, answer in sorted(answers.items()) if answer]
+        if short or heap is None:
+            raise BackendError(
+                f"a heap of {format_bytes(heap_size)} does not fit ({'; '.join(short)}). Choose a smaller heap_size, "
+                "or end what else runs on these GPUs (nvidia-smi lists it)."
+            )
+        return heap
 
     def bytes_at(self, offset: int, nbytes: int, on_release: Callable[[], None] | None) -> torch.Tensor:
         block = _DeviceBytes(self._heap, offset, nbytes)

@@ -53,6 +53,7 @@ def record(
         "tflops_per_gpu": first.flops / seconds / 1e12 if first.flops and seconds else None,
         "gbytes_per_s": first.nbytes / seconds / 1e9 if first.nbytes and seconds else None,
         "predicted_ms": first.predicted_s * 1e3 if first.predicted_s else None,
+        "config": first.config,
         "counters": first.counters,
         "environment": dict(environment),
     }

@@ -35,6 +35,7 @@ class Outcome:
     nbytes: int | None = None
     floor_s: float | None = None
     predicted_s: float | None = None
+    config: dict[str, Any] | None = None
     counters: dict[str, float] = field(default_factory=dict)
 
 
@@ -79,6 +80,10 @@ class State:
     def set_predicted(self, seconds: float | None) -> None:
         """The time that a model predicts."""
         self.outcome.predicted_s = seconds
+
+    def set_config(self, fields: Mapping[str, Any]) -> None:
+        """What the call runs with: for ``auto``, what it has picked."""
+        self.outcome.config = dict(fields)
 
     def add_counter(self, name: str, value: float) -> None:
         """A further figure for the record."""

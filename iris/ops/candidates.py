@@ -107,7 +107,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul_reduce_scatter": {
         "push": ({},),
         "copy_engine": _chunks(1, 2, 4),
-        "decomposed": ({},),
+        "decomposed": ({"comm_block_m": 32, "comm_block_n": 64},),
         "low_latency": ({},),
         "baseline": ({},),
     },

@@ -47,6 +47,7 @@ class Result:
     tflops_per_gpu: float | None
     gbytes_per_s: float | None
     predicted_ms: float | None
+    picked: str | None
     counters: Mapping[str, float]
     environment: Mapping[str, str]
     file: Path
@@ -66,6 +67,11 @@ class Result:
     @property
     def algorithm(self) -> str:
         return next((str(self.params[name]) for name in SERIES if name in self.params), self.case)
+
+    @property
+    def way(self) -> str:
+        """The algorithm, and the one behind ``auto`` if that is known."""
+        return f"auto: {self.picked}" if self.algorithm == "auto" and self.picked else self.algorithm
 
     @property
     def key(self) -> str:
@@ -154,6 +160,7 @@ def _parse(line: _Fields, file: Path) -> Result:
         tflops_per_gpu=figure("tflops_per_gpu"),
         gbytes_per_s=figure("gbytes_per_s"),
         predicted_ms=line.optional_number("predicted_ms"),
+        picked=line.inner("config", optional=True).optional_text("algorithm"),
         counters={name: counters.number(name) for name in counters.fields} if counts else {},
         environment={name: str(value) for name, value in environment.fields.items() if value is not None},
         file=file,

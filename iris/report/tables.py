@@ -180,7 +180,7 @@ def _measured(study: Study, palette: Palette, problems: Sequence[Problem]) -> Ta
     if any(name in result.params for result in results for name in SERIES):
         columns.append(Column("algorithm", False))
         for row, result in zip(rows, results, strict=True):
-            row.append(Cell(result.algorithm))
+            row.append(Cell(result.way))
     columns.append(Column("ms"))
     for row, (problem, result) in zip(rows, lines, strict=True):
         row.append(_time_cell(problem, result))
@@ -327,5 +327,5 @@ _PLACE = (
 def _place(problem: Problem, result: Result) -> list[Cell]:
     """What was measured where: cells below ``_PLACE``."""
     setting = ", ".join(filter(None, (problem.names, problem.setting)))
-    texts = (problem.case, str(problem.world_size), result.algorithm, problem.label, setting or NOTHING)
+    texts = (problem.case, str(problem.world_size), result.way, problem.label, setting or NOTHING)
     return [Cell(text) for text in texts]

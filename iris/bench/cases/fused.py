@@ -19,6 +19,7 @@ from iris.ops.hardware import HARDWARE, floor_s, hardware
 from iris.ops.model import predict_ms
 from iris.ops.pick import expected_ms
 from iris.ops.problem import DTYPES as OP_DTYPES
+from iris.ops.tuned import changed_fields
 
 GPU_SHAPES = (
     (8192, 8192, 29568),
@@ -74,6 +75,8 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
         problem = Problem(LOCAL, *sizes, dtype, ctx.world_size, 0)
     state.set_flops(problem.flops)
     state.set_bytes(problem.received_bytes)
+    if chosen.config is not None:
+        state.set_config(changed_fields(chosen.config))
     if ctx.backend_name != "sim":
         known = hardware(torch.cuda.get_device_name(ctx.device))
         state.set_floor(floor_s(problem, known))
