@@ -33,10 +33,11 @@ def order_kernel(
 
 
 @triton.jit
-def parts_kernel(starts, owners, workers, iterations, BLOCK: tl.constexpr):
+def parts_kernel(starts, owners, workers, tiles, per_tile, BLOCK: tl.constexpr):
     worker = tl.arange(0, BLOCK)
-    tl.store(starts + worker, schedule.split_start(worker, workers, iterations))
-    tl.store(owners + worker, schedule.split_worker(worker, workers, iterations))
+    sharers = schedule.split_sharers(tiles, per_tile, workers)
+    tl.store(starts + worker, schedule.split_start(worker, sharers, tiles * per_tile))
+    tl.store(owners + worker, schedule.split_worker(worker, sharers, tiles * per_tile))
 
 
 def order(which: Any, me: int, m_blocks: int, n_blocks: int, group: int, shards: int, rounds: int) -> list[Place]:
@@ -78,22 +79,27 @@ def test_every_tile_once_and_the_own_ones_in_their_turn(ranks: Ranks, which: str
             assert [place[:2] for place in turn] == expected
 
 
-def parts(workers: int, iterations: int) -> tuple[list[int], list[int]]:
-    size = triton.next_power_of_2(max(workers + 1, iterations))
+def parts(workers: int, tiles: int, per_tile: int) -> tuple[int, list[int], list[int]]:
+    size = triton.next_power_of_2(max(workers + 1, tiles * per_tile))
     starts, owners = torch.zeros(2, size, dtype=torch.int32, device=context().device)
-    parts_kernel[(1,)](starts, owners, workers, iterations, BLOCK=size)
-    return starts[: workers + 1].tolist(), owners[:iterations].tolist()
+    parts_kernel[(1,)](starts, owners, workers, tiles, per_tile, BLOCK=size)
+    return per_tile, starts[: workers + 1].tolist(), owners[: tiles * per_tile].tolist()
 
 
-def all_parts() -> list[tuple[list[int], list[int]]]:
-    return [parts(workers, iterations) for workers in (1, 3, 4, 132) for iterations in (1, 2, 5, 131, 132, 1000)]
+def all_parts() -> list[tuple[int, list[int], list[int]]]:
+    return [
+        parts(workers, tiles, per_tile)
+        for workers in (1, 3, 4, 132)
+        for tiles, per_tile in ((1, 1), (1, 2), (5, 1), (1, 131), (4, 33), (8, 125), (140, 7))
+    ]
 
 
 @pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
 def test_parts_of_split_tiles_follow_each_other(ranks: Ranks) -> None:
-    for starts, owners in ranks.run(all_parts)[0]:
+    for per_tile, starts, owners in ranks.run(all_parts)[0]:
         assert starts[0] == 0 and starts[-1] == len(owners) and starts == sorted(starts)
         lengths = [end - begin for begin, end in itertools.pairwise(starts)]
-        assert max(lengths) - min(lengths) <= 1
-        assert set(owners) == set(range(owners[0], owners[-1] + 1))
+        busy = [length for length in lengths if length > 0]
+        assert max(busy) - min(busy) <= 1 and lengths[: len(busy)] == busy
+        assert all(len(set(owners[at : at + per_tile])) <= 16 for at in range(0, len(owners), per_tile))
         assert owners == [worker for worker, length in enumerate(lengths) for _ in range(length)]

@@ -41,7 +41,7 @@ import triton.language as tl
 from iris.device import trace
 from iris.device.arch import clock_ns
 from iris.device.handle import rank
-from iris.device.schedule import split_start, whole_tiles
+from iris.device.schedule import split_sharers, split_start, whole_tiles
 from iris.device.split import combined
 from iris.device.sync import enter, leave, wait_all_entered
 from iris.device.tile import Tile, tile_pointers
@@ -264,8 +264,9 @@ def _tiles(
     wholes = units
     if STREAM_K:
         split_iterations = (end - dealt_out) * per_tile
-        split_begin = split_start(worker, workers, split_iterations)
-        split_end = split_start(worker + 1, workers, split_iterations)
+        sharers = split_sharers(end - dealt_out, per_tile, workers)
+        split_begin = split_start(worker, sharers, split_iterations)
+        split_end = split_start(worker + 1, sharers, split_iterations)
         if split_begin < split_end:
             units += (split_end - 1) // per_tile - split_begin // per_tile + 1
     gated = 0
@@ -315,7 +316,7 @@ def _tiles(
             whole = k_begin == 0
             if (k_begin > 0) | (k_end < K_TOTAL):
                 acc = combined(
-                    acc, handle, flags, epoch, partials, worker, workers, item - dealt_out, per_tile, split_iterations,
+                    acc, handle, flags, epoch, partials, worker, sharers, item - dealt_out, per_tile, split_iterations,
                     SITE, BLOCK_M, BLOCK_N,
                 )  # fmt: skip
         if whole:

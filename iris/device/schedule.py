@@ -12,6 +12,9 @@ stands for. It is a ``@triton.jit`` function passed as constexpr, and may be the
 import triton
 import triton.language as tl
 
+MOST_PARTS: tl.constexpr = tl.constexpr(15)
+"""Programs that share a tile, or one more: with many, handing parts over takes longer than smaller parts save."""
+
 
 @triton.jit
 def grouped(tile, m_blocks, n_blocks, GROUP_M: tl.constexpr):
@@ -88,17 +91,19 @@ def whole_tiles(tiles, workers, STREAM_K: tl.constexpr, TWO_TILES: tl.constexpr)
 
 
 @triton.jit
-def split_start(worker, workers, iterations):
-    """The first of ``iterations`` that ``worker`` computes; those of the next worker follow.
+def split_sharers(tiles, per_tile, workers):
+    """How many workers, the first ones, share ``tiles`` of ``per_tile`` iterations: all, but none without an iteration,
+    and no more to a tile than its parts are worth handing over."""
+    return max(min(workers, tiles * min(per_tile, MOST_PARTS)), 1)
 
-    With fewer iterations than workers, the first workers take one each: no worker between two others has none.
-    """
-    sharers = max(min(workers, iterations), 1)
+
+@triton.jit
+def split_start(worker, sharers, iterations):
+    """The first of ``iterations`` that ``worker`` computes; those of the next worker follow."""
     return (tl.minimum(worker, sharers).to(tl.int64) * iterations // sharers).to(tl.int32)
 
 
 @triton.jit
-def split_worker(iteration, workers, iterations):
+def split_worker(iteration, sharers, iterations):
     """The worker whose part ``iteration`` is in: the inverse of :func:`split_start`."""
-    sharers = min(workers, iterations)
     return (((iteration + 1).to(tl.int64) * sharers - 1) // iterations).to(tl.int32)

@@ -4,12 +4,14 @@ import triton
 import triton.language as tl
 
 from iris.device.handle import rank
-from iris.device.schedule import split_worker
-from iris.device.sync import signal, wait
+from iris.device.schedule import MOST_PARTS, split_worker
+from iris.device.sync import signal, wait, wait_all
 
 _MANY: tl.constexpr = tl.constexpr(3)
 """Programs besides the first from which on the parts of a split tile are added up in slices."""
-_SLICE: tl.constexpr = tl.constexpr(1024)
+_SLICE: tl.constexpr = tl.constexpr(2048)
+_LANES: tl.constexpr = tl.constexpr(16)
+"""At least as many as programs can share a tile."""
 
 
 @triton.jit
@@ -27,7 +29,7 @@ def combined(
     epoch,
     partials,
     worker,
-    workers,
+    sharers,
     split_tile,
     per_tile,
     split_iterations,
@@ -40,8 +42,8 @@ def combined(
     Few programs add up along a binary tree: each leaves its part in ``partials`` for the one below it and goes on. Many
     all leave their parts there, and each adds up some slices.
     """
-    first = split_worker(split_tile * per_tile, workers, split_iterations)
-    last = split_worker((split_tile + 1) * per_tile - 1, workers, split_iterations)
+    first = split_worker(split_tile * per_tile, sharers, split_iterations)
+    last = split_worker((split_tile + 1) * per_tile - 1, sharers, split_iterations)
     place = worker - first
     many = last - first >= _MANY
     if not many:
@@ -54,18 +56,19 @@ def combined(
             step *= 2
     if many | (place > 0):
         # A program may be the last of one tile and the first of the next, so it has two places.
-        mine = worker if place > 0 else workers + worker
+        mine = worker if place > 0 else sharers + worker
         tl.store(_partial_pointers(partials, mine, BLOCK_M, BLOCK_N), acc)
         signal(flags.split + mine, epoch, rank(handle), handle)
     if many:
         # The last of them may have another tile to go on with.
         adders = last - first
         if worker < last:
-            _add_slices(handle, flags, epoch, partials, first, last, place, adders, workers, SITE, BLOCK_M * BLOCK_N)
+            _add_slices(handle, flags, epoch, partials, first, last, place, adders, sharers, SITE, BLOCK_M * BLOCK_N)
         if place == 0:
-            for helper in range(first, last):
-                wait(flags.split + 2 * workers + helper, epoch, rank(handle), handle, SITE)
-            acc = tl.load(_partial_pointers(partials, workers + first, BLOCK_M, BLOCK_N))
+            lanes = tl.arange(0, _LANES)
+            done = flags.split + 2 * sharers + first + lanes
+            wait_all(done, epoch + lanes * 0, rank(handle) + lanes * 0, lanes < adders, handle, SITE)
+            acc = tl.load(_partial_pointers(partials, sharers + first, BLOCK_M, BLOCK_N))
     return acc
 
 
@@ -79,21 +82,24 @@ def _add_slices(
     last,
     place,
     adders,
-    workers,
+    sharers,
     SITE: tl.constexpr,
     SIZE: tl.constexpr,
 ):
     """Add up some slices of the parts of a split tile, in the order of the programs, into the first one's part."""
-    wait(flags.split + workers + first, epoch, rank(handle), handle, SITE)
-    for helper in range(first + 1, last + 1):
-        wait(flags.split + helper, epoch, rank(handle), handle, SITE)
+    lanes = tl.arange(0, _LANES)
+    parts = tl.where(lanes == 0, sharers + first, first + lanes)
+    wait_all(
+        flags.split + parts, epoch + lanes * 0, rank(handle) + lanes * 0, first + lanes <= last, handle, SITE
+    )  # fmt: skip
     SLICE: tl.constexpr = min(SIZE, _SLICE)
     for number in range(place, SIZE // SLICE, adders):
-        slices = partials + first.to(tl.int64) * SIZE + number * SLICE + tl.arange(0, SLICE)
-        start = slices + workers.to(tl.int64) * SIZE
+        within = tl.arange(0, SLICE)
+        slices = partials + first.to(tl.int64) * SIZE + number * SLICE + within
+        start = slices + sharers.to(tl.int64) * SIZE
         total = tl.load(start)
-        for _ in range(first, last):
-            slices += SIZE
-            total += tl.load(slices)
+        for helper in tl.static_range(1, MOST_PARTS + 1):
+            # All loads at once: one after the other, each would be waited for.
+            total += tl.load(slices + helper * SIZE, mask=within * 0 + helper <= last - first, other=0)
         tl.store(start, total)
-    signal(flags.split + 2 * workers + first + place, epoch, rank(handle), handle)
+    signal(flags.split + 2 * sharers + first + place, epoch, rank(handle), handle)
