@@ -30,7 +30,7 @@ import iris
 from iris import backends
 
 BACKEND = backends.detect().name
-HEAP_SIZE = 16 << 20
+HEAP_SIZE = 24 << 20
 TIMEOUT_S = 30.0
 RUN_LIMIT_S = 90.0
 

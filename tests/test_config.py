@@ -45,7 +45,7 @@ def test_the_pick_is_a_function_of_its_arguments_and_never_depends_on_timing(op:
 
 
 def test_smaller_problems_get_smaller_tiles() -> None:
-    large, small = pick_config(problem(), H200), pick_config(problem(m=64, n=256), H200)
+    large, small = pick_config(problem(LOCAL), H200), pick_config(problem(LOCAL, m=64, n=256), H200)
     assert large.block_size_m * large.block_size_n > small.block_size_m * small.block_size_n
 
 

@@ -1,11 +1,13 @@
-"""The heap's table of blocks: offsets only, so no rank is needed."""
+"""The heap's table of blocks: offsets only, so no rank is needed. Heaps that cannot be had."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
+from ranks import BACKEND, Failure, Ranks, failure_of, worlds
 
+import iris
 from iris import HeapError
 from iris.heap import ALIGNMENT, HeapTable, align_up, format_bytes
 
@@ -140,3 +142,19 @@ def test_sizes_in_words() -> None:
         "5.0 GiB",
         "5120.0 GiB",
     ]
+
+
+# -- on GPUs --------------------------------------------------------------------------------------------------
+
+
+def too_large() -> Failure:
+    return failure_of(iris.iris, 1 << 42)
+
+
+@pytest.mark.skipif(BACKEND == "sim", reason="simulated memory is promised, not taken")
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_heap_that_does_not_fit_is_named_on_every_rank(ranks: Ranks) -> None:
+    for failure in ranks.run(too_large):
+        assert failure.kind == "BackendError"
+        assert "a heap of 4096.0 GiB does not fit (rank 0: " in failure.message
+        assert "rank 1: " in failure.message and "Choose a smaller heap_size" in failure.message

@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "heap": {"errors"},
     "mesh": {"errors"},
     "launch": {"errors"},
-    "backends": {"errors", "mesh"},
+    "backends": {"errors", "heap", "mesh"},
     "tensors": {"errors"},
     "device": set(),
     "log": set(),
