@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import signal
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -135,10 +136,14 @@ class _Plan:
 
 
 def _time(ctx: Iris, states: Sequence[State], settings: Settings) -> None:
-    """Fill in the times of all states, a few calls of each in turn."""
-    plans = [_plan(ctx, state, settings) for state in states]
+    """Fill in the times of all states, a few calls of each in turn.
+
+    Each turn has an order of its own, the same on all ranks: what runs behind a variant that leaves the device hot must
+    not do so every time.
+    """
+    planned = [(state, _plan(ctx, state, settings)) for state in states]
     for turn in range(ROUNDS):
-        for state, plan in zip(states, plans, strict=True):
+        for state, plan in random.Random(turn).sample(planned, len(planned)):
             assert state.call is not None
             calls = plan.calls // ROUNDS + (turn >= ROUNDS - plan.calls % ROUNDS)  # one at least in the last turn
             if calls:
