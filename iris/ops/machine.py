@@ -49,6 +49,8 @@ _LOST = 30.0
 the largest ones. Rates are relative to 128 × 256."""
 _ONE_WARPGROUP = 0.945
 """Four warps on NVIDIA GPUs: nobody computes while they do anything else."""
+_NARROW = 0.94
+"""Two warpgroups with 64 × 128 each: shared memory is read more often for each product."""
 _L2_BYTES_PER_S, _COLD_BYTES_PER_S = 130e9, 60e9
 """What one program can load: from L2, and from memory, where no other program loads the same."""
 
@@ -97,6 +99,8 @@ class Machine:
         share = min(1.0, intensity / (intensity + _LOST) * (_REFERENCE + _LOST) / _REFERENCE)
         if self.warpgroups and config.num_warps < 8:
             share *= _ONE_WARPGROUP
+        elif self.warpgroups and m <= 128 and n <= 128:
+            share *= _NARROW
         computing = 2 * m * n * (-(-problem.k // step) * step) / (self.flops * share)
         rate = _L2_BYTES_PER_S if problem.m > m else _COLD_BYTES_PER_S
         return max(computing, (m + n) * problem.k * problem.dtype.itemsize / rate)

@@ -5,8 +5,8 @@ algorithm puts the two together as it does: one after the other, side by side, o
 program that waits for a part ends no sooner than the part is there plus its tiles from then on; the latest end counts.
 
 How far off it is: beside 330 calls measured on 2 and 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to
-16384 rows, 2026-11-21) a prediction is 4 % off in the median, and between 0.75 and 1.35 times the measured time; nine
-of ten are within 0.88 and 1.17. Clocks alone make 10 % between two measurements of the same. Of the configs measured
+16384 rows, 2026-11-21) a prediction is 4 % off in the median, and between 0.75 and 1.39 times the measured time; nine
+of ten are within 0.89 and 1.17. Clocks alone make 10 % between two measurements of the same. Of the configs measured
 for a shape, the one that it predicts to be fastest took 2 % more than the fastest on average, and 20 % more at worst,
 over 63 shapes. Its constants were fitted to calls of 4 ranks; those of 2, measured afterwards, are as close. Nobody has
 measured 8 ranks or other hardware beside it.
