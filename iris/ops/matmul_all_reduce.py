@@ -34,6 +34,8 @@ On exit the ranks meet: then every output is whole.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -46,11 +48,10 @@ from iris.device.sync import MAX_RANKS, SITE_MATMUL_ALL_REDUCE, signal_all, wait
 from iris.device.tile import finished, local_sink, slot_pointers, tile_mask, tile_pointers
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
-from iris.ops.exchange import FLAGS, blocks_of, exchange
-from iris.ops.local_matmul import plain_matmul
-from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
+from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
+    SumCall,
     added_after,
     collected,
     collected_sum,
@@ -59,12 +60,9 @@ from iris.ops.reduction import (
     deliver_add,
     delivered_after,
     keep,
-    reduction_for,
-    send_chunk,
-    sum_partials,
 )
 from iris.ops.replay import replayed
-from iris.ops.workspace import FusedWorkspace, workspace_for
+from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_reduce"
@@ -130,10 +128,6 @@ def copied_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.co
         keep(handle, slots, acc.to(c.ptr.dtype.element_ty), tile)
 
 
-SINKS = {"atomic": (atomic_sink, added_after), "two_shot": (two_shot_sink, delivered_after)}
-"""What happens to a finished tile, and what announces it, where tiles are dealt to owners."""
-
-
 @replayed
 def matmul_all_reduce(
     ctx: Iris,
@@ -176,88 +170,75 @@ def matmul_all_reduce(
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     contiguous = output.stride(1) == 1
     chosen = resolve(ctx, problem, config, ALGORITHMS, lambda one: contiguous or one != "copy_engine")
-    recorded = trace_of(ctx, OP, trace)
-    site = SITE_MATMUL_ALL_REDUCE.value
-    if chosen.algorithm == "baseline":
-        ours = workspace_for(ctx, OP, "baseline", workspace, m * n * output.element_size())
-        partial = ours.staged(m, n, output.dtype)
-        plain_matmul(ctx, partial, A, B, None, chosen, recorded)
-        sum_partials(ctx, problem, ours, partial, output, bias, bias_is, site, chosen, everywhere=True)
-        return output
-    if chosen.algorithm == "low_latency":
-        blocks, count = blocks_of((m, n), ctx.num_sms), m * n
-        ours = workspace_for(ctx, OP, "low_latency", workspace, blocks.inbox_nbytes(world, output.dtype), FLAGS)
-        partial = ours.scratch("partial", count, output.dtype)[:count].view(m, n)
-        plain_matmul(ctx, partial, A, B, None, chosen, recorded)
-        exchange(ctx, ours, blocks, partial, output, site, total=True, bias=bias, bias_is=bias_is)
-        return output
-    if chosen.algorithm == "copy_engine":
-        _run_copy_engine(ctx, problem, output, A, B, bias, bias_is, chosen, workspace, recorded)
-        return output
-    if chosen.algorithm == "one_shot":
-        plan = Plan(site, schedule.own_first, sink=one_shot_sink)
-    else:
-        sink, after = SINKS[chosen.algorithm]
-        plan = Plan(
-            site, schedule.dealt, sink=sink, after=after, gate=True, shards=world, rounds=chosen.num_rounds
-        )  # fmt: skip
-    sums = reduction_for(ctx, problem, plan, chosen, workspace)
-    run(ctx, problem, sums.plan, output, A, B, bias, bias_is, chosen, sums.workspace, recorded, slots=sums.slots)
+    site, recorded = SITE_MATMUL_ALL_REDUCE.value, trace_of(ctx, OP, trace)
+    call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, workspace, recorded)
+    getattr(call, chosen.algorithm)()
     return output
 
 
-def _run_copy_engine(
-    ctx: Iris,
-    problem: Problem,
-    output: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    bias_is: int,
-    config: FusedConfig,
-    workspace: FusedWorkspace | None,
-    trace: Trace | None,
-) -> None:
-    world, rank = ctx.world_size, ctx.rank
-    if problem.m % world:
-        raise ShapeError(
-            OP, "A", f"for copy_engine, rows that {world} ranks can share evenly", (problem.m, problem.k),
-            'Take algorithm "two_shot", or pad A with zero rows.',
+class _Call(SumCall):
+    """A method per algorithm."""
+
+    def one_shot(self) -> None:
+        self.launch(self.reduction(Plan(self.site, schedule.own_first, sink=one_shot_sink)))
+
+    def two_shot(self) -> None:
+        self._dealt(two_shot_sink, delivered_after)
+
+    def atomic(self) -> None:
+        self._dealt(atomic_sink, added_after)
+
+    def copy_engine(self) -> None:
+        config, output, world, rank = self.config, self.output, self.ctx.world_size, self.ctx.rank
+        if self.problem.m % world:
+            raise ShapeError(
+                OP, "A", f"for copy_engine, rows that {world} ranks can share evenly", tuple(self.a.shape),
+                'Take algorithm "two_shot", or pad A with zero rows.',
+            )  # fmt: skip
+        if output.stride(1) != 1:
+            raise ShapeError(OP, "output", "for copy_engine, rows that are contiguous", f"strides {output.stride()}")
+        rows = self.problem.m // world
+        blocks, across = -(-rows // config.block_size_m), -(-self.problem.n // config.block_size_n)
+        # A chunk is whole groups of block rows, so that its tiles are consecutive ones and its rows complete.
+        groups = -(-blocks // config.group_size_m)
+        chunk_blocks = -(-groups // min(config.num_chunks, groups)) * config.group_size_m
+        chunk_rows = chunk_blocks * config.block_size_m
+        plan = Plan(
+            self.site, schedule.own_last, sink=copied_sink, after=counted_after, eager=True, gate=True,
+            shards=world, sharded=True, meet=False, rounds=-(-blocks // chunk_blocks),
         )  # fmt: skip
-    if output.stride(1) != 1:
-        raise ShapeError(OP, "output", "for copy_engine, rows that are contiguous", f"strides {output.stride()}")
-    rows = problem.m // world
-    blocks, across = -(-rows // config.block_size_m), -(-problem.n // config.block_size_n)
-    # A chunk is whole groups of block rows, so that its tiles are consecutive ones and its rows complete.
-    groups = -(-blocks // config.group_size_m)
-    chunk_blocks = -(-groups // min(config.num_chunks, groups)) * config.group_size_m
-    chunk_rows = chunk_blocks * config.block_size_m
-    plan = Plan(
-        SITE_MATMUL_ALL_REDUCE.value, schedule.own_last, sink=copied_sink, after=counted_after, eager=True, gate=True,
-        shards=world, sharded=True, meet=False, rounds=-(-blocks // chunk_blocks),
-    )  # fmt: skip
-    sums = reduction_for(ctx, problem, plan, config, workspace, min(chunk_blocks, blocks) * across)
-    engine, mine = sums.workspace.engine, output[rank * rows :][:rows]
+        sums = self.reduction(plan, min(chunk_blocks, blocks) * across)
+        engine, mine = sums.workspace.engine, output[rank * rows :][:rows]
 
-    def kernel() -> None:
-        run(ctx, problem, sums.plan, output, a, b, bias, bias_is, config, sums.workspace, trace, slots=sums.slots)
+        def spread(chunk: int) -> None:
+            done = sums.slots.done[rank * sums.plan.chunks + chunk :][:1]
+            finished_rows = mine[chunk * chunk_rows :][:chunk_rows]
+            engine.wait(done)
+            for step in range(1, world):
+                engine.put(finished_rows, finished_rows, (rank + step) % world)
+            engine.clear(done)
 
-    def spread(chunk: int) -> None:
-        done = sums.slots.done[rank * sums.plan.chunks + chunk :][:1]
-        finished_rows = mine[chunk * chunk_rows :][:chunk_rows]
-        engine.wait(done)
-        for step in range(1, world):
-            engine.put(finished_rows, finished_rows, (rank + step) % world)
-        engine.clear(done)
+        def copies() -> None:
+            for chunk in range(sums.plan.chunks + 1):
+                if chunk < sums.plan.chunks:
+                    for step in range(1, world):
+                        self.send_chunk(sums, (rank + step) % world, chunk)
+                if chunk > 0:
+                    spread(chunk - 1)
 
-    def copies() -> None:
-        for chunk in range(sums.plan.chunks + 1):
-            if chunk < sums.plan.chunks:
-                for step in range(1, world):
-                    send_chunk(ctx, sums, config.tile_elements, blocks * across, (rank + step) % world, chunk)
-            if chunk > 0:
-                spread(chunk - 1)
+        engine.beside(lambda: self.launch(sums), copies)
+        if world > 1:
+            self.ctx.device_barrier()
 
-    engine.beside(kernel, copies)
-    if world > 1:
-        ctx.device_barrier()
+    def low_latency(self) -> None:
+        self.exchanged(split=False)
+
+    def baseline(self) -> None:
+        self.summed(everywhere=True)
+
+    def _dealt(self, sink: Any, after: Any) -> None:
+        plan = Plan(
+            self.site, schedule.dealt, sink=sink, after=after, gate=True, shards=self.ctx.world_size,
+            rounds=self.config.num_rounds,
+        )  # fmt: skip
+        self.launch(self.reduction(plan))

@@ -31,6 +31,8 @@ rounded before the sum.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -42,11 +44,10 @@ from iris.device.sync import NEXT_EPOCH, SITE_MATMUL_REDUCE_SCATTER
 from iris.device.tile import local_sink, within_shard
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
-from iris.ops.exchange import FLAGS, blocks_of, exchange
-from iris.ops.local_matmul import plain_matmul
-from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, resolve, run
+from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, resolve
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
+    SumCall,
     added_after,
     collected,
     collected_sum,
@@ -55,12 +56,9 @@ from iris.ops.reduction import (
     delivered_after,
     keep,
     kept_after,
-    reduction_for,
-    send_chunk,
-    sum_partials,
 )
 from iris.ops.replay import replayed
-from iris.ops.workspace import FusedWorkspace, workspace_for
+from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "matmul_reduce_scatter"
@@ -97,14 +95,6 @@ def add_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.
 @triton.jit
 def _store_rows(handle, c, acc, bias_ptr, tile, BIAS: tl.constexpr):
     local_sink(handle, c, None, acc, bias_ptr, within_shard(tile), None, 0, 0, BIAS)
-
-
-SINKS = {
-    "push": (scatter_rows_sink, delivered_after),
-    "copy_engine": (keep_rows_sink, kept_after),
-    "atomic": (add_rows_sink, added_after),
-}
-"""What happens to a finished tile, and what announces it."""
 
 
 @replayed
@@ -149,107 +139,57 @@ def matmul_reduce_scatter(
     received = (m - m // world) * n * output.element_size()
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     chosen = resolve(ctx, problem, config, ALGORITHMS)
-    recorded = trace_of(ctx, OP, trace)
-    if chosen.algorithm in BY_LIBRARY:
-        BY_LIBRARY[chosen.algorithm](ctx, problem, output, A, B, bias, bias_is, chosen, workspace, recorded)
-        return output
-    sink, after = SINKS[chosen.algorithm]
-    plan = Plan(
-        SITE_MATMUL_REDUCE_SCATTER.value, schedule.own_last, sink=sink, after=after,
-        eager=True if chosen.algorithm == "copy_engine" else None, gate=True, shards=world, sharded=True, meet=False,
-    )  # fmt: skip
-    per_shard = plan.tiles_per_shard(problem, chosen)
-    copying = chosen.algorithm == "copy_engine"
-    chunk = -(-per_shard // min(chosen.num_chunks, per_shard)) if copying else 1
-    sums = reduction_for(ctx, problem, plan, chosen, workspace, chunk)
-
-    def kernel() -> None:
-        run(ctx, problem, sums.plan, output, A, B, bias, bias_is, chosen, sums.workspace, recorded, slots=sums.slots)
-
-    def copies() -> None:
-        for step in range(1, world):
-            for chunk in range(sums.plan.chunks):
-                send_chunk(ctx, sums, chosen.tile_elements, per_shard, (ctx.rank + step) % world, chunk)
-
-    if copying:
-        sums.workspace.engine.beside(kernel, copies)
-    else:
-        kernel()
+    site, recorded = SITE_MATMUL_REDUCE_SCATTER.value, trace_of(ctx, OP, trace)
+    call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, workspace, recorded)
+    getattr(call, chosen.algorithm)()
     return output
 
 
-def _decomposed(
-    ctx: Iris,
-    problem: Problem,
-    output: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    bias_is: int,
-    config: FusedConfig,
-    workspace: FusedWorkspace | None,
-    trace: Trace | None,
-) -> None:
-    rank, world, rows = ctx.rank, ctx.world_size, problem.m // ctx.world_size
-    count = problem.m * problem.n
-    ours = workspace_for(ctx, OP, "decomposed", workspace, count * output.element_size())
-    incoming = ours.staged(problem.m, problem.n, output.dtype)
-    outgoing = ours.scratch("outgoing", count, output.dtype)[:count].view(problem.m, problem.n)
-    epoch = ours.turnstile[NEXT_EPOCH.value :][:1]
-    here = incoming[rank * rows :][:rows]
-    with ours.engine.running():
-        for step in range(1, world + 1):
-            owner = (rank + step) % world
-            product = here if owner == rank else outgoing[owner * rows :][:rows]
-            plain_matmul(ctx, product, a[owner * rows :][:rows], b, None, config, trace)
-            if owner != rank:
+class _Call(SumCall):
+    """A method per algorithm."""
+
+    def push(self) -> None:
+        self.launch(self.reduction(self._plan(scatter_rows_sink, delivered_after)))
+
+    def atomic(self) -> None:
+        self.launch(self.reduction(self._plan(add_rows_sink, added_after)))
+
+    def copy_engine(self) -> None:
+        plan = self._plan(keep_rows_sink, kept_after, eager=True)
+        per_shard, rank, world = plan.tiles_per_shard(self.problem, self.config), self.ctx.rank, self.ctx.world_size
+        sums = self.reduction(plan, -(-per_shard // min(self.config.num_chunks, per_shard)))
+
+        def copies() -> None:
+            for step in range(1, world):
+                for chunk in range(sums.plan.chunks):
+                    self.send_chunk(sums, (rank + step) % world, chunk)
+
+        sums.workspace.engine.beside(lambda: self.launch(sums), copies)
+
+    def decomposed(self) -> None:
+        (m, n), rank, world = (self.problem.m, self.problem.n), self.ctx.rank, self.ctx.world_size
+        rows, ours = m // world, self.memory(m * n * self.output.element_size())
+        incoming = ours.staged(m, n, self.output.dtype)
+        outgoing = ours.scratch("outgoing", m * n, self.output.dtype)[: m * n].view(m, n)
+        epoch, here = ours.turnstile[NEXT_EPOCH.value :][:1], incoming[rank * rows :][:rows]
+        with ours.engine.running():
+            for owner in ((rank + step) % world for step in range(1, world)):
+                product = outgoing[owner * rows :][:rows]
+                self.multiply(product, owner * rows)
                 ours.engine.follow()
                 ours.engine.put(product, here, owner)
                 ours.engine.put(epoch, ours.ready[rank:][:1], owner)
-        site = SITE_MATMUL_REDUCE_SCATTER.value
-        sum_partials(ctx, problem, ours, incoming, output, bias, bias_is, site, config, landed=True)
+            self.multiply(here, rank * rows)
+            self.sum(ours, incoming, landed=True)
 
+    def low_latency(self) -> None:
+        self.exchanged(split=True)
 
-def _low_latency(
-    ctx: Iris,
-    problem: Problem,
-    output: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    bias_is: int,
-    config: FusedConfig,
-    workspace: FusedWorkspace | None,
-    trace: Trace | None,
-) -> None:
-    blocks, count = blocks_of(output.shape, ctx.num_sms), problem.m * problem.n
-    room = blocks.inbox_nbytes(ctx.world_size, output.dtype)
-    ours = workspace_for(ctx, OP, "low_latency", workspace, room, FLAGS)
-    partial = ours.scratch("partial", count, output.dtype)[:count].view(problem.m, problem.n)
-    plain_matmul(ctx, partial, a, b, None, config, trace)
-    site = SITE_MATMUL_REDUCE_SCATTER.value
-    exchange(ctx, ours, blocks, partial, output, site, split=True, total=True, bias=bias, bias_is=bias_is)
+    def baseline(self) -> None:
+        self.summed(everywhere=False)
 
-
-def _baseline(
-    ctx: Iris,
-    problem: Problem,
-    output: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    bias_is: int,
-    config: FusedConfig,
-    workspace: FusedWorkspace | None,
-    trace: Trace | None,
-) -> None:
-    nbytes = problem.m * problem.n * output.element_size()
-    ours = workspace_for(ctx, OP, "baseline", workspace, nbytes)
-    partial = ours.staged(problem.m, problem.n, output.dtype)
-    plain_matmul(ctx, partial, a, b, None, config, trace)
-    site = SITE_MATMUL_REDUCE_SCATTER.value
-    sum_partials(ctx, problem, ours, partial, output, bias, bias_is, site, config)
-
-
-BY_LIBRARY = {"decomposed": _decomposed, "low_latency": _low_latency, "baseline": _baseline}
-"""Algorithms whose matmul is the library's."""
+    def _plan(self, sink: Any, after: Any, *, eager: bool | None = None) -> Plan:
+        return Plan(
+            self.site, schedule.own_last, sink=sink, after=after, eager=eager, gate=True, shards=self.ctx.world_size,
+            sharded=True, meet=False,
+        )  # fmt: skip

@@ -41,9 +41,12 @@ from iris.device.sync import (
 )
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers, within_shard
 from iris.ops.config import FusedConfig
-from iris.ops.matmul import Plan, accumulator_of
+from iris.ops.exchange import FLAGS, blocks_of, exchange
+from iris.ops.local_matmul import plain_matmul
+from iris.ops.matmul import Plan, accumulator_of, run
 from iris.ops.problem import Problem, output_dtype
 from iris.ops.workspace import FusedWorkspace, workspace_for
+from iris.trace import Trace
 
 _SUM_PROGRAMS = 4
 """Programs per SM of a kernel that only sums: enough loads at a time to keep the memory busy."""
@@ -143,45 +146,6 @@ class Reduction:
     slots: Slots
 
 
-def reduction_for(
-    ctx: Iris,
-    problem: Problem,
-    plan: Plan,
-    config: FusedConfig,
-    workspace: FusedWorkspace | None,
-    tiles_per_chunk: int = 1,
-) -> Reduction:
-    """Room for the tiles that others send and, for ``copy_engine``, for those that wait to be sent."""
-    world, per_shard = problem.world_size, plan.tiles_per_shard(problem, config)
-    summing, copying = config.algorithm == "atomic", config.algorithm == "copy_engine"
-    dtype = accumulator_of(problem.dtype) if summing else output_dtype(problem.dtype)
-    tile = config.block_size_m * config.block_size_n
-    count = (1 if summing else world) * per_shard * tile
-    chunks = -(-per_shard // tiles_per_chunk)
-    ours = workspace_for(ctx, problem.op, config.algorithm, workspace, count * dtype.itemsize, world * chunks)
-    incoming = ours.staging[: count * dtype.itemsize].view(dtype)
-    outgoing = ours.scratch("outgoing", count, dtype) if copying else None
-    done = ours.scratch("done", world * chunks, torch.int32) if copying else None
-    chunked = replace(plan, chunks=chunks, blocks_per_chunk=tiles_per_chunk, counts=world * chunks if copying else 0)
-    return Reduction(chunked, ours, Slots(incoming, outgoing, done))
-
-
-def send_chunk(ctx: Iris, reduction: Reduction, tile_elements: int, per_shard: int, owner: int, chunk: int) -> None:
-    """Let the copy engine hand a chunk of tiles over to its owner once it is complete."""
-    plan, slots, engine = reduction.plan, reduction.slots, reduction.workspace.engine
-    first = chunk * plan.blocks_per_chunk
-    tiles = min(plan.blocks_per_chunk, per_shard - first)
-    start, length = first * tile_elements, tiles * tile_elements
-    done = slots.done[owner * plan.chunks + chunk :][:1]
-    engine.wait(done)
-    whole = per_shard * tile_elements
-    engine.put(
-        slots.outgoing[owner * whole + start :][:length], slots.incoming[ctx.rank * whole + start :][:length], owner
-    )
-    engine.put(done, reduction.workspace.ready[ctx.rank * plan.chunks + chunk :][:1], owner)
-    engine.clear(done)
-
-
 @triton.jit
 def sum_kernel(
     handle,
@@ -242,29 +206,106 @@ def sum_kernel(
     leave(turnstile, epoch, handle, SITE)
 
 
-def sum_partials(
-    ctx: Iris,
-    problem: Problem,
-    workspace: FusedWorkspace,
-    partial: torch.Tensor,
-    output: torch.Tensor,
-    bias: torch.Tensor | None,
-    bias_is: int,
-    site: int,
-    config: FusedConfig,
-    *,
-    landed: bool = False,
-    everywhere: bool = False,
-) -> None:
-    """``partial``, symmetric, summed over ranks into ``output``; see :func:`sum_kernel`."""
-    rows = -(-problem.m // problem.world_size)
-    blocks = -(-rows // config.comm_block_m) * -(-problem.n // config.comm_block_n)
-    # None waits for another of this rank, so not all must be resident.
-    programs = min(blocks, _SUM_PROGRAMS * (config.num_sms or ctx.num_sms))
-    sum_kernel[(programs,)](
-        ctx.handle, workspace.turnstile, workspace.ready, Matrix(partial, *partial.stride()),
-        Matrix(output, *output.stride()), bias, problem.m, problem.n, rows,
-        SITE=site, LANDED=landed, EVERYWHERE=everywhere, BIAS=bias_is,
-        ACC_DTYPE=tl.int32 if problem.dtype == torch.int8 else tl.float32,
-        BLOCK_M=config.comm_block_m, BLOCK_N=config.comm_block_n, num_warps=8,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class SumCall:
+    """One checked call of an op that sums products over ranks: what the algorithms of both ops need. ``site`` is the
+    op's, for errors of waits."""
+
+    ctx: Iris
+    problem: Problem
+    site: int
+    output: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
+    bias: torch.Tensor | None
+    bias_is: int
+    config: FusedConfig
+    workspace: FusedWorkspace | None
+    trace: Trace | None
+
+    def memory(self, staging_nbytes: int, num_flags: int = 0) -> FusedWorkspace:
+        """The workspace of this call's algorithm."""
+        algorithm = self.config.algorithm
+        return workspace_for(self.ctx, self.problem.op, algorithm, self.workspace, staging_nbytes, num_flags)
+
+    # -- tile by tile -------------------------------------------------------------------------------------------
+
+    def reduction(self, plan: Plan, tiles_per_chunk: int = 1) -> Reduction:
+        """Room for the tiles that others send and, for ``copy_engine``, for those that wait to be sent."""
+        world, per_shard = self.ctx.world_size, plan.tiles_per_shard(self.problem, self.config)
+        summing, copying = self.config.algorithm == "atomic", self.config.algorithm == "copy_engine"
+        dtype = accumulator_of(self.problem.dtype) if summing else output_dtype(self.problem.dtype)
+        count = (1 if summing else world) * per_shard * self.config.tile_elements
+        chunks = -(-per_shard // tiles_per_chunk)
+        ours = self.memory(count * dtype.itemsize, world * chunks)
+        incoming = ours.staging[: count * dtype.itemsize].view(dtype)
+        outgoing = ours.scratch("outgoing", count, dtype) if copying else None
+        done = ours.scratch("done", world * chunks, torch.int32) if copying else None
+        counts = world * chunks if copying else 0
+        chunked = replace(plan, chunks=chunks, blocks_per_chunk=tiles_per_chunk, counts=counts)
+        return Reduction(chunked, ours, Slots(incoming, outgoing, done))
+
+    def launch(self, sums: Reduction) -> None:
+        """The matmul kernel, with the reduction's plan."""
+        run(
+            self.ctx, self.problem, sums.plan, self.output, self.a, self.b, self.bias, self.bias_is, self.config,
+            sums.workspace, self.trace, slots=sums.slots,
+        )  # fmt: skip
+
+    def send_chunk(self, sums: Reduction, owner: int, chunk: int) -> None:
+        """Let the copy engine hand a chunk of tiles over to its owner once it is complete."""
+        plan, slots, engine, rank = sums.plan, sums.slots, sums.workspace.engine, self.ctx.rank
+        per_shard, tile = plan.tiles_per_shard(self.problem, self.config), self.config.tile_elements
+        first = chunk * plan.blocks_per_chunk
+        start, length = first * tile, min(plan.blocks_per_chunk, per_shard - first) * tile
+        done, whole = slots.done[owner * plan.chunks + chunk :][:1], per_shard * tile
+        engine.wait(done)
+        engine.put(
+            slots.outgoing[owner * whole + start :][:length], slots.incoming[rank * whole + start :][:length], owner
+        )
+        engine.put(done, sums.workspace.ready[rank * plan.chunks + chunk :][:1], owner)
+        engine.clear(done)
+
+    # -- by the library's matmul --------------------------------------------------------------------------------
+
+    def multiply(self, product: torch.Tensor, first: int = 0) -> None:
+        """The library's product of as many rows of A as ``product`` has, from number ``first`` on."""
+        rows = self.a[first:][: product.shape[0]]
+        plain_matmul(self.ctx, product, rows, self.b, None, self.config, self.trace)
+
+    def exchanged(self, *, split: bool) -> None:
+        """The product, then an exchange of it through inboxes; ``split``: of the part for each rank."""
+        m, n = self.problem.m, self.problem.n
+        blocks = blocks_of(self.output.shape, self.ctx.num_sms)
+        ours = self.memory(blocks.inbox_nbytes(self.ctx.world_size, self.output.dtype), FLAGS)
+        product = ours.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
+        self.multiply(product)
+        exchange(
+            self.ctx, ours, blocks, product, self.output, self.site, split=split, total=True, bias=self.bias,
+            bias_is=self.bias_is,
+        )  # fmt: skip
+
+    def summed(self, *, everywhere: bool) -> None:
+        """The product, then the collective: what the fused algorithms are measured against."""
+        m, n = self.problem.m, self.problem.n
+        ours = self.memory(m * n * self.output.element_size())
+        product = ours.staged(m, n, self.output.dtype)
+        self.multiply(product)
+        self.sum(ours, product, everywhere=everywhere)
+
+    def sum(
+        self, workspace: FusedWorkspace, partial: torch.Tensor, *, landed: bool = False, everywhere: bool = False
+    ) -> None:
+        """``partial``, symmetric, summed over ranks into the output; see :func:`sum_kernel`."""
+        m, n, config = self.problem.m, self.problem.n, self.config
+        rows = -(-m // self.ctx.world_size)
+        blocks = -(-rows // config.comm_block_m) * -(-n // config.comm_block_n)
+        # None waits for another of this rank, so not all must be resident.
+        programs = min(blocks, _SUM_PROGRAMS * (config.num_sms or self.ctx.num_sms))
+        sum_kernel[(programs,)](
+            self.ctx.handle, workspace.turnstile, workspace.ready, Matrix(partial, *partial.stride()),
+            Matrix(self.output, *self.output.stride()), self.bias, m, n, rows,
+            SITE=self.site, LANDED=landed, EVERYWHERE=everywhere, BIAS=self.bias_is,
+            ACC_DTYPE=tl.int32 if self.problem.dtype == torch.int8 else tl.float32,
+            BLOCK_M=config.comm_block_m, BLOCK_N=config.comm_block_n, num_warps=8,
+        )  # fmt: skip
