@@ -249,7 +249,7 @@ def test_a_wrong_argument_is_named_on_every_rank_and_the_context_lives_on(
 ) -> None:
     for failure, after in ranks.run(run_wrong, name, args, options):
         assert failure.kind == kind and words in failure.message and "ValueError" in failure.bases
-        assert failure.took_s < 2 and after == [1.0, 1.0]
+        assert failure.took_s < 5 and after == [1.0, 1.0]
 
 
 def run_wrong_out() -> list[Failure]:
