@@ -32,15 +32,15 @@ class CopyEngine:
         self._stream = self._backend.side_stream()
         self._on_gpu = isinstance(self._stream, torch.cuda.Stream)
 
-    def beside(self, kernel: Callable[[], None], copies: Callable[[], None], *, copies_first: bool = False) -> None:
+    def beside(self, kernel: Callable[[], None], copies: Callable[[], None]) -> None:
         """Run what ``kernel`` launches on the current stream, and beside it ``copies``, both behind the current
         stream's work so far.
 
         The kernel is launched first, so that no copy that waits for it can be in its way, however few queues the
-        driver has; ``copies_first`` where they wait for nothing and the kernel waits for them.
+        driver has. Where it is the kernel that waits, for copies that do not, ask for these first: :meth:`running`.
         """
         # In the simulator a kernel has run when its launch returns.
-        first, second = (copies, kernel) if copies_first or not self._on_gpu else (kernel, copies)
+        first, second = (kernel, copies) if self._on_gpu else (copies, kernel)
         with self.running():
             first()
             second()

@@ -13,7 +13,7 @@ from iris.bench.axes import Value, parse_values
 from iris.bench.case import Case
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group, grouped, label, live, measured
-from iris.bench.matrix import ranks_to_start
+from iris.bench.matrix import positive, ranks_to_start
 from iris.bench.progress import progress
 from iris.bench.records import Record
 from iris.bench.session import Settings
@@ -119,9 +119,7 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--num_ranks", type=_positive, help="ranks (default: all GPUs if two or more, else 4 simulated)"
-    )
+    parser.add_argument("--num_ranks", type=positive, help="ranks (default: all GPUs if two or more, else 4 simulated)")
     parser.add_argument(
         "--benchmark_filter", type=_regex, metavar="REGEX", help="only points whose name, as listed, has a match"
     )
@@ -138,10 +136,10 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
         "--timeout_s", type=_seconds, default=60.0, help="most seconds for a point (default: %(default)s)"
     )
     parser.add_argument(
-        "--heap_size", type=_positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
+        "--heap_size", type=positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
     )
     parser.add_argument("--warmup", type=int, help="untimed calls before the timed ones")
-    parser.add_argument("--repeat", type=_positive, help="timed calls")
+    parser.add_argument("--repeat", type=positive, help="timed calls")
     parser.add_argument("--commit", help="what was measured, where git cannot tell")
     axes = parser.add_argument_group(
         "axes", "LIST is pow2:LO:HI, linear:START:STOP:STEP, or values with commas between"
@@ -164,13 +162,6 @@ def _list_of(known: Mapping[str, Case]) -> str:
     lines = [f"  {name:{width}}  {case.about}" for name, case in known.items()]
     lines.append(f"  {'rma':{width}}  Bulk put and get in a ring beside the copy engine; has options of its own.")
     return "Measure Iris on this machine. Cases:\n\n" + "\n".join(lines)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
-    return value
 
 
 def _regex(text: str) -> re.Pattern[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from iris import backends
 from iris.bench.axes import Params
 from iris.bench.dataset import Dataset
-from iris.bench.matrix import rank_parser, ranks_to_start
+from iris.bench.matrix import positive, rank_parser, ranks_to_start
 from iris.errors import ArgumentError
 from iris.launch import identity
 
@@ -100,7 +100,7 @@ def _parser(doc: str | None, algorithm: str, data_set: Path, dtypes: Sequence[st
     parser.add_argument("-v", "--validate", action="store_true", help="check every configuration, without timing it")
     parser.add_argument("-b", "--benchmark", action="store_true", help="check every configuration, and time it")
     for name, meaning in (("m", "rows of A"), ("n", "columns of B, over all ranks"), ("k", "columns of A, rows of B")):
-        parser.add_argument(f"-{name}", type=_positive, help=f"{meaning}; with the other two, instead of a data set")
+        parser.add_argument(f"-{name}", type=positive, help=f"{meaning}; with the other two, instead of a data set")
     parser.add_argument(
         "--dataset",
         type=Path,
@@ -121,10 +121,10 @@ def _parser(doc: str | None, algorithm: str, data_set: Path, dtypes: Sequence[st
         help="where to write a file of JSON for each configuration (default: %(default)s)",
     )
     parser.add_argument(
-        "--heap_size", type=_positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
+        "--heap_size", type=positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
     )
     for flag, (_, meaning) in KERNEL_FLAGS.items():
-        parser.add_argument(f"--{flag}", type=_positive, help=f"{meaning} (default: picked for each shape)")
+        parser.add_argument(f"--{flag}", type=positive, help=f"{meaning} (default: picked for each shape)")
     return parser
 
 
@@ -132,10 +132,3 @@ def _shrunk(shape: Params, multiple: int) -> Params:
     """The shape with its sizes divided by SIM_SHRINK, rounded up to multiples of ``multiple``."""
     sizes = {name: -(-int(shape[name]) // (SIM_SHRINK * multiple)) * multiple for name in ("M", "N", "K")}
     return {**shape, **sizes, "divided_by": SIM_SHRINK}
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
-    return value

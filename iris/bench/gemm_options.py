@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from iris.bench.matrix import PICTURES
+from iris.bench.matrix import PICTURES, positive
 from iris.heap import format_bytes
 from iris.ops.config import FusedConfig
 
@@ -91,9 +91,9 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
         listed = "{" + ",".join(choices) + "}" if choices else flag.lstrip("-").upper()
         made.add_argument(flag, type=kind, choices=choices, metavar=listed, help=f"{about} (default: {default})")
 
-    add("-m", _positive, "rows of A and of C")
-    add("-n", _positive, "columns of B and of C, over all ranks")
-    add("-k", _positive, "columns of A, rows of B, over all ranks")
+    add("-m", positive, "rows of A and of C")
+    add("-n", positive, "columns of B and of C, over all ranks")
+    add("-k", positive, "columns of A, rows of B, over all ranks")
     made.add_argument("--debug", action="store_true", help="check the result; show config, shapes, worst elements")
     made.add_argument("--validate", action="store_true", help="check three calls on fresh data against float64")
     made.add_argument("--benchmark", action="store_true", help="check one call, then time the op and its two parts")
@@ -105,18 +105,18 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     add("--BLK_K", _block, "depth of a step")
     add("--COMMUNICATION_TILE_M", _block, "rows that a communicating program moves at a time")
     add("--COMMUNICATION_TILE_N", _block, "columns that a communicating program moves at a time")
-    add("--gsize_m", _positive, "rows of tiles computed together, for L2 reuse")
+    add("--gsize_m", positive, "rows of tiles computed together, for L2 reuse")
     add("--two_tiles", _truth, "Stream-K splits between one and two tiles per program (True), or less than one")
-    add("--num_stages", _positive, "steps whose loads are in flight, as Triton has it")
-    add("--num_warps", _positive, "warps of a program")
+    add("--num_stages", positive, "steps whose loads are in flight, as Triton has it")
+    add("--num_warps", positive, "warps of a program")
     add("--waves_per_eu", int, "AMD only, as Triton has it")
-    add("--mfmaInstrSize", _positive, "AMD only: Triton's matrix_instr_nonkdim")
-    add("--kpack", _positive, "AMD only, as Triton has it")
-    add("--heap_size", _positive, "bytes of symmetric heap on each rank")
-    add("--gemm_sms", _positive, "programs that multiply")
-    add("--total_sms", _positive, "programs in all; the others communicate (all_scatter)")
-    add("--communication_block_size", _positive, "accepted, and ignored: the communication tile says what is moved")
-    made.add_argument("--num_ranks", type=_positive, help="ranks to start (default: all GPUs if two or more, else 4)")
+    add("--mfmaInstrSize", positive, "AMD only: Triton's matrix_instr_nonkdim")
+    add("--kpack", positive, "AMD only, as Triton has it")
+    add("--heap_size", positive, "bytes of symmetric heap on each rank")
+    add("--gemm_sms", positive, "programs that multiply")
+    add("--total_sms", positive, "programs in all; the others communicate (all_scatter)")
+    add("--communication_block_size", positive, "accepted, and ignored: the communication tile says what is moved")
+    made.add_argument("--num_ranks", type=positive, help="ranks to start (default: all GPUs if two or more, else 4)")
     made.add_argument(
         "--trace", type=_picture, metavar="FILE", help="draw who computed and waited when into FILE, .svg or .png"
     )
@@ -127,13 +127,6 @@ def parse(doc: str | None, argv: Sequence[str] | None = None) -> tuple[Arguments
     """What the command line says, and the names of the flags that it gives; a bad value ends the program."""
     given = vars(parser(doc).parse_args(argv))
     return Arguments(**given), frozenset(given)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
-    return value
 
 
 def _block(text: str) -> int:

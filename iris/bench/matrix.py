@@ -68,7 +68,7 @@ class Options:
 def rank_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser with ``--num_ranks`` and ``--help``, which shows ``doc``, the example's own docstring."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num_ranks", type=_positive, help="ranks to start (default: all GPUs if two or more, else 4)")
+    parser.add_argument("--num_ranks", type=positive, help="ranks to start (default: all GPUs if two or more, else 4)")
     return parser
 
 
@@ -90,10 +90,10 @@ def ranks_to_start(num_ranks: int | None) -> int:
 def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Sequence[str] = tuple(DTYPES)) -> Options:
     """Read the command line of the example called ``name``; a bad value ends the program with a usage line."""
     parser = rank_parser(doc)
-    parser.add_argument("--buffer_size", type=_positive, help="bytes to move (default: 256 MiB, simulated 64 KiB)")
+    parser.add_argument("--buffer_size", type=positive, help="bytes to move (default: 256 MiB, simulated 64 KiB)")
     parser.add_argument("--dtype", choices=dtypes, default=dtype, help="element type (default: %(default)s)")
-    parser.add_argument("--block_size", type=_positive, help="elements per program and step (default: 16 KiB of them)")
-    parser.add_argument("--heap_size", type=_positive, help="bytes of symmetric heap (default: what is needed)")
+    parser.add_argument("--block_size", type=positive, help="elements per program and step (default: 16 KiB of them)")
+    parser.add_argument("--heap_size", type=positive, help="bytes of symmetric heap (default: what is needed)")
     parser.add_argument(
         "--plot", type=Path, default=Path(f"{name}_bandwidth.svg"), help="picture (default: %(default)s)"
     )
@@ -116,7 +116,8 @@ def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Seque
     return Options(num_ranks, buffer_size, element, block_size, heap_size, plot, given.validate)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A number on the command line that must be at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not a positive number")

@@ -24,7 +24,7 @@ from iris.context import Iris
 from iris.device import handle as handles
 from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, end_epoch, signal_all, wait_all
-from iris.device.tile import Matrix, Tile, finished, tile_mask, tile_pointers
+from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers
 from iris.ops.workspace import FusedWorkspace
 
 MAX_PROGRAMS = 512
@@ -61,10 +61,12 @@ def blocks_of(part: Sequence[int], num_sms: int) -> Blocks:
 
 
 @triton.jit
-def _slots(inbox, source, block, blocks, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Pointers to where ``source`` leaves one of its ``blocks``."""
-    start = inbox + (source * blocks + block).to(tl.int64) * (BLOCK_M * BLOCK_N)
-    return start + tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+def _block(me, block, blocks, rows, cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Block number ``block`` of a part, as a tile."""
+    across = tl.cdiv(cols, BLOCK_N)
+    r = block // across * BLOCK_M + tl.arange(0, BLOCK_M)
+    c = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
+    return Tile(me, block, blocks, 0, r, c, r < rows, c < cols)
 
 
 @triton.jit
@@ -99,36 +101,32 @@ def exchange_kernel(
     epoch = tl.load(turnstile) + 1
     me, program = handles.rank(handle), tl.program_id(0)
     inbox += (epoch % 2).to(tl.int64) * half
-    across = tl.cdiv(cols, BLOCK_N)
     for block in range(program, blocks, tl.num_programs(0)):
-        r = block // across * BLOCK_M + tl.arange(0, BLOCK_M)
-        c = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
-        mask = (r < rows)[:, None] & (c < cols)[None, :]
+        tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
         for step in tl.static_range(WORLD):
             peer = (me + step) % WORLD
-            part = tl.load(tile_pointers(mine, mine.ptr, r + peer * rows if SPLIT else r, c), mask=mask, other=0)
-            tl.store(_slots(translate(handle, inbox, peer), me, block, blocks, BLOCK_M, BLOCK_N), part)
+            r = tile.rows + peer * rows if SPLIT else tile.rows
+            part = tl.load(tile_pointers(mine, mine.ptr, r, tile.cols), mask=tile_mask(tile), other=0)
+            tl.store(slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, BLOCK_N), part)
     lanes = tl.arange(0, MAX_RANKS)
     others = (lanes < WORLD) & (lanes != me)
     peers = tl.where(others, lanes, me)
     signal_all(ready + me * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle)
     wait_all(ready + peers * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle, SITE)
     for block in range(program, blocks, tl.num_programs(0)):
-        r = block // across * BLOCK_M + tl.arange(0, BLOCK_M)
-        c = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
-        tile = Tile(me, block, 0, 0, r, c, r < rows, c < cols)
+        tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
         if TOTAL:
             acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
             for source in tl.static_range(WORLD):
-                acc += tl.load(_slots(inbox, source, block, blocks, BLOCK_M, BLOCK_N)).to(ACC_DTYPE)
+                acc += tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N)).to(ACC_DTYPE)
             value = finished(acc, bias_ptr, tile, result.ptr.dtype.element_ty, BIAS)
-            tl.store(tile_pointers(result, result.ptr, r, c), value, mask=tile_mask(tile))
+            tl.store(tile_pointers(result, result.ptr, tile.rows, tile.cols), value, mask=tile_mask(tile))
         else:
             for source in tl.static_range(WORLD):
-                value = tl.load(_slots(inbox, source, block, blocks, BLOCK_M, BLOCK_N))
-                down = source * rows if BY_ROWS else 0
-                right = 0 if BY_ROWS else source * cols
-                tl.store(tile_pointers(result, result.ptr, r + down, c + right), value, mask=tile_mask(tile))
+                value = tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N))
+                r = tile.rows + source * rows if BY_ROWS else tile.rows
+                c = tile.cols if BY_ROWS else tile.cols + source * cols
+                tl.store(tile_pointers(result, result.ptr, r, c), value, mask=tile_mask(tile))
     end_epoch(turnstile, epoch)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from iris import ops
 from iris.bench.cases.operands import GATHER
 from iris.bench.dataset import Dataset
-from iris.bench.matrix import DTYPES, ranks_to_start
+from iris.bench.matrix import DTYPES, positive, ranks_to_start
 from iris.errors import ArgumentError, LaunchError
 from iris.launch import RankPool, identity
 from iris.ops import tuned
@@ -51,14 +51,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("op", nargs="+", choices=tuple(ops.ALGORITHMS), metavar="OP", help=", ".join(ops.ALGORITHMS))
     parser.add_argument("--dataset", type=Path, metavar="FILE", help="tune the shapes in FILE (see dataset/)")
     for name, about in (("m", "rows of A"), ("n", "columns of B"), ("k", "columns of A")):
-        parser.add_argument(f"-{name}", type=_positive, metavar=name.upper(), help=f"{about}, over all ranks")
+        parser.add_argument(f"-{name}", type=positive, metavar=name.upper(), help=f"{about}, over all ranks")
     parser.add_argument(
         "--gather_dim", type=int, choices=(0, 1), help=f"for {GATHER}: A sharded by rows or by columns (default: both)"
     )
     parser.add_argument("--dtype", choices=_DTYPES, help="of A and B (default: bf16)")
-    parser.add_argument(
-        "--num_ranks", type=_positive, help="ranks (default: all GPUs if two or more, else 4 simulated)"
-    )
+    parser.add_argument("--num_ranks", type=positive, help="ranks (default: all GPUs if two or more, else 4 simulated)")
     parser.add_argument(
         "--budget_s", type=_seconds, default=300.0, help="seconds, beside starting ranks (default: %(default)s)"
     )
@@ -68,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="leave out shapes that --out has a row for, and candidates that failed"
     )
     parser.add_argument(
-        "--heap_size", type=_positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
+        "--heap_size", type=positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
     )
     return parser
 
@@ -175,13 +173,6 @@ def _interrupts_to(pool: RankPool) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
-    return value
 
 
 def _seconds(text: str) -> float:

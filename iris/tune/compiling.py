@@ -22,7 +22,7 @@ from iris.ops.matmul import start_kernel
 class _IdleEngine:
     """A copy engine that has kernels launched, and copies nothing."""
 
-    def beside(self, kernel: Callable[[], None], copies: Callable[[], None], *, copies_first: bool = False) -> None:
+    def beside(self, kernel: Callable[[], None], copies: Callable[[], None]) -> None:
         kernel()
 
     def running(self) -> AbstractContextManager[None]:
