@@ -31,6 +31,8 @@ class CopyEngine:
         self._backend = ctx._backend
         self._stream = self._backend.side_stream()
         self._on_gpu = isinstance(self._stream, torch.cuda.Stream)
+        self._lanes: list[torch.cuda.Stream] = []
+        self._beside: torch.cuda.Stream | None = None
 
     def beside(self, kernel: Callable[[], None], copies: Callable[[], None]) -> None:
         """Run what ``kernel`` launches on the current stream, and beside it ``copies``, both behind the current
@@ -46,21 +48,39 @@ class CopyEngine:
             second()
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self, lanes: int = 1) -> Iterator[None]:
         """Copies that are asked for in here run beside what the current stream is given in here, both behind its work
-        so far. What it is given afterwards waits for the copies."""
+        so far. What it is given afterwards waits for the copies, and for the second of two lanes; see :meth:`lane`."""
         stream = self._stream
         if isinstance(stream, torch.cuda.Stream):
             current = torch.cuda.current_stream(self._ctx.device)
-            stream.wait_stream(current)
+            self._lanes = [current]
+            if lanes > 1:
+                self._beside = self._beside or self._backend.side_stream()
+                self._lanes.append(self._beside)
+            for other in (stream, *self._lanes[1:]):
+                other.wait_stream(current)
             yield
-            current.wait_stream(stream)
+            for other in (stream, *self._lanes[1:]):
+                current.wait_stream(other)
         else:
             with stream:
                 yield
 
+    @contextmanager
+    def lane(self, number: int) -> Iterator[None]:
+        """Kernels launched in here, while the engine is :meth:`running`, go to one of its lanes, taken in turns by
+        ``number``: the current stream, or one beside it. A kernel of one lane takes the SMs that one of the other has
+        no more work for."""
+        if self._on_gpu:
+            with torch.cuda.stream(self._lanes[number % len(self._lanes)]):
+                yield
+        else:
+            yield
+
     def follow(self) -> None:
-        """Later copies wait for what the current stream has been given so far."""
+        """Later copies wait for what the current stream, or the lane inside of which this is called, has been given so
+        far."""
         if isinstance(self._stream, torch.cuda.Stream):
             self._stream.wait_stream(torch.cuda.current_stream(self._ctx.device))
 

@@ -77,7 +77,12 @@ class Way(NamedTuple):
     @property
     def contiguous_rows(self) -> bool:
         """Whether the output's rows must be contiguous: where the copy engine copies them."""
-        return self.op in (SCATTER, ALL_REDUCE) and self.algorithm == "copy_engine"
+        return self.op in (SCATTER, ALL_REDUCE) and self.algorithm in ("copy_engine", "decomposed", "ring")
+
+    @property
+    def ring(self) -> bool:
+        """Whether sums travel from rank to rank, and are rounded at each."""
+        return self.algorithm == "ring"
 
     @property
     def least_programs(self) -> int:
@@ -201,8 +206,7 @@ def allowed(
     """How far a right result may be from ``result``, as a Frobenius norm; nothing at all for integers.
 
     - ½ ulp of the output's dtype for rounding the result, and for rounding each of the ``parts`` that ranks send each
-    other:
-      one more rounding per hop. By the triangle inequality, so whatever the signs.
+      other: one more rounding per hop. By the triangle inequality, so whatever the signs.
     - float32 sums over K, ``depth``, and the bias, which is one more term wherever it is added: each addition
       rounds a partial sum of about √K · s, with s² the mean square of a term, by ½ ulp. K such roundings add up like a
       random walk, to ½ eps · √K · ``typical``, where ``typical`` is √K · s. Four times that, for the luck of small
@@ -213,6 +217,20 @@ def allowed(
     rounded = sum(float(half_ulp(one, dtype).norm()) for one in (result, *parts))
     summed = 2 * float(torch.finfo(torch.float32).eps) * float(depth) ** 0.5 * float(typical.norm())
     return float(rounded + summed)
+
+
+def ring_sums(parts: list[torch.Tensor], bias: torch.Tensor) -> list[torch.Tensor]:
+    """What is rounded when sums of ``parts`` travel around: each rank's rows begin behind it and end at it, where the
+    bias is added before the last part."""
+    owners = [one.chunk(len(parts)) for one in parts]
+    sums = []
+    for hop in range(1, len(parts)):
+        rows = [
+            torch.stack([owners[(owner + step) % len(parts)][owner] for step in range(1, hop + 1)]).sum(0)
+            for owner in range(len(owners[0]))
+        ]
+        sums.append(torch.cat(rows))
+    return [*sums, sums[-1] + bias] if sums else []
 
 
 def trial(
@@ -255,7 +273,7 @@ def trial(
     elif reduces:
         own_a, own_b = columns(a), b.chunk(world)[rank]
         pairs = zip(a.chunk(world, 1), b.chunk(world), strict=True)
-        parts = [share(left.double() @ right.double()) for left, right in pairs]
+        parts = [left.double() @ right.double() for left, right in pairs]
     own_bias = added
     if added is not None and bias == "column" and way.op in (GATHER, SCATTER):
         own_bias = columns(added)
@@ -264,6 +282,7 @@ def trial(
     shift = torch.zeros(()) if added is None else added.double()
     squares = a.double() ** 2 @ b.double() ** 2 + shift**2
     result = share(a.double() @ b.double() + shift)
+    parts = [share(one) for one in (ring_sums(parts, shift) if way.ring else parts)]
     frame, output = _empty(
         ctx, tuple(result.shape), out, _output_layout(way, layout), way.op in (SCATTER, ALL_REDUCE)
     )  # fmt: skip

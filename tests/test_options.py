@@ -26,6 +26,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "copy_engine": [{"num_chunks": 1}, {"num_chunks": 2}, {"num_chunks": 3, "num_sms": 1}, {"num_chunks": 100}],
     "decomposed": [{"num_chunks": 2}, {"num_chunks": 100}],
+    "ring": [{"num_chunks": 2}, {"num_chunks": 100}],
     "push": [{"num_chunks": 2, "comm_block_m": 32}, {"num_chunks": 3, "num_sms": 1}, {"num_chunks": 100}],
     "split": [{"comm_sms": 1, "num_sms": 2}, {"comm_sms": 3}, {"group_size_m": 2, "comm_block_m": 32}],
     "streams": [{"comm_sms": 1, "num_sms": 2}, {"comm_sms": 3}, {"group_size_m": 2, "comm_block_n": 64}],

@@ -28,10 +28,9 @@ copy engines are busy with other work.
 ``num_chunks`` chunks, and behind each chunk the call's epoch into a flag. The matmul reads its own part in place, then
 each chunk as it arrives. No SM moves data. When it wins: parts of a few MiB and more.
 
-**decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk, between kernels of one
-program that wait for the next chunk (Wang et al., Overlap Communication with Dependent Computation via Decomposition
-in Large Deep Learning Models, ASPLOS 2023). When it wins: where the library's matmul is faster than this one, and
-chunks are large enough to fill the device.
+**decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk, on two lanes in turns,
+each behind a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). When it wins: where the
+library's matmul is faster than this one, and chunks are large enough to fill the device.
 
 **low_latency**: a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`), then ``torch.matmul``.
 When it wins: few rows, as in decoding, where flags and launches count and bytes do not.
@@ -61,21 +60,20 @@ from iris.device.arch import fence_async_proxy
 from iris.device.matmul import Crew, ring_start
 from iris.device.sync import (
     MAX_RANKS,
-    NEXT_EPOCH,
     SITE_ALL_GATHER_MATMUL,
     arrive,
     enter,
     leave,
     signal,
     signal_all,
-    wait_all,
     wait_all_entered,
     wait_entered,
     wait_leading,
 )
-from iris.device.tile import BIAS_ROW, Flags, Matrix, tile_pointers
+from iris.device.tile import Flags, Matrix, tile_pointers
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
+from iris.ops.decomposed import Decomposition, Rows, bias_of, chunks_of, lanes_for
 from iris.ops.exchange import blocks_of, exchange
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
@@ -256,24 +254,6 @@ def gather_kernel(
     leave(flags.turnstile, epoch, handle, SITE)
 
 
-@triton.jit
-def arrival_kernel(handle, flags, first_step, steps, chunk, SITE: tl.constexpr):
-    """Wait until one chunk has come from each of ``steps`` ranks, beginning ``first_step`` places before this one. What
-    runs behind this kernel on its stream sees the chunk."""
-    epoch = tl.load(flags.turnstile) + 1
-    me, world = handles.rank(handle), handles.world_size(handle)
-    lanes = tl.arange(0, MAX_RANKS)
-    valid = lanes < steps
-    owners = tl.where(valid, (me + 2 * world - first_step - lanes) % world, me)
-    wait_all(flags.ready + owners * flags.chunks + chunk, epoch + lanes * 0, owners, valid, handle, SITE)
-
-
-@triton.jit
-def meeting_kernel(handle, flags, SITE: tl.constexpr):
-    """The end of a call that is several kernels: it is over on no rank before all ranks are done with it."""
-    leave(flags.turnstile, enter(flags.turnstile, handle), handle, SITE)
-
-
 @replayed
 def all_gather_matmul(
     ctx: Iris,
@@ -399,34 +379,35 @@ class _Call:
 
     def copy_engine(self, workspace: FusedWorkspace) -> None:
         own, chunks, blocks = self.own.contiguous(), *self._chunks(self.config.num_chunks)
+        parts = Decomposition(self.ctx, workspace, SITE_ALL_GATHER_MATMUL.value)
         plan = self._plan(
             arrived_source, None if self.by_rows else keep_courier, piecewise=not self.by_rows,
             chunks=chunks, blocks_per_chunk=blocks, couriers=self.config.num_sms or self.ctx.num_sms,
         )  # fmt: skip
         with workspace.engine.running():
-            self._put_chunks(own, workspace)
+            self._put(parts, own, chunks_of(own.shape[0], chunks, self.config.block_size_m))
             self._run(plan, own, workspace, self._staged(workspace))
 
     def decomposed(self, workspace: FusedWorkspace) -> None:
-        own, staged, world = self.own.contiguous(), self._staged(workspace), self.ctx.world_size
-        rows, (chunks, blocks) = own.shape[0], self._chunks(self.config.num_chunks)
-        chunk_rows = blocks * self.config.block_size_m
-        flags = Flags(workspace.turnstile, workspace.ready, None, None, chunks, blocks, 1, own.shape[1])
-        with workspace.engine.running():
-            self._put_chunks(own, workspace)
+        own, staged, engine = self.own.contiguous(), self._staged(workspace), workspace.engine
+        rank, world, rows = self.ctx.rank, self.ctx.world_size, self.own.shape[0]
+        parts = Decomposition(self.ctx, workspace, SITE_ALL_GATHER_MATMUL.value)
+        chunks = chunks_of(rows, self.config.num_chunks, self.config.block_size_m)
+        with engine.running(lanes_for(own.dtype)):
+            self._put(parts, own, chunks)
             if self.by_rows:
-                self._multiply_rows(self.own, self.ctx.rank * rows)
-            for step, chunk in itertools.product(range(1, world) if self.by_rows else (1,), range(chunks)):
-                first, count = chunk * chunk_rows, min(chunk_rows, rows - chunk * chunk_rows)
-                if not self.by_rows:
-                    self._part(staged)[first:][:count].copy_(own[first:][:count])
-                arrival_kernel[(1,)](
-                    self.ctx.handle, flags, step, 1 if self.by_rows else world - 1, chunk,
-                    SITE=SITE_ALL_GATHER_MATMUL.value, num_warps=1,
-                )  # fmt: skip
-                top = (self.ctx.rank - step) % world * rows + first if self.by_rows else first
-                self._multiply_rows(staged[top:][:count], top)
-        meeting_kernel[(1,)](self.ctx.handle, flags, SITE=SITE_ALL_GATHER_MATMUL.value, num_warps=1)
+                self._multiply_rows(own, Rows(rank * rows, rows))
+            for step, chunk in itertools.product(range(1, world) if self.by_rows else (1,), range(len(chunks))):
+                part, owner = chunks[chunk], (rank - step) % world
+                with engine.lane(step * len(chunks) + chunk):
+                    if self.by_rows:
+                        parts.wait_arrival(owner * len(chunks) + chunk, owner)
+                        part = Rows(owner * rows + part.first, part.count)
+                    else:
+                        part.of(self._part(staged)).copy_(part.of(own))
+                        parts.wait_arrival(chunk, rank + 1, world - 1, stride=len(chunks))
+                    self._multiply_rows(part.of(staged), part)
+        parts.leave(meet=True)
 
     def low_latency(self, workspace: FusedWorkspace) -> None:
         m, k = self.problem.m, self.problem.k
@@ -450,26 +431,20 @@ class _Call:
         )  # fmt: skip
         plain_matmul(self.ctx, self.output, staged, self.b, self.bias, config, self.trace)
 
-    def _put_chunks(self, own: torch.Tensor, workspace: FusedWorkspace) -> None:
+    def _put(self, parts: Decomposition, own: torch.Tensor, chunks: list[Rows]) -> None:
         """Ask for copies of the own part to all peers, previous rank first, and of the epoch behind each chunk."""
-        here, rank, world = self._part(self._staged(workspace)), self.ctx.rank, self.ctx.world_size
-        chunks, blocks = self._chunks(self.config.num_chunks)
-        chunk_rows = blocks * self.config.block_size_m
-        epoch = workspace.turnstile[NEXT_EPOCH.value :][:1]
+        here, rank, world = self._part(self._staged(parts.workspace)), self.ctx.rank, self.ctx.world_size
         # What is computed first needs one rank's rows, but all ranks' columns: rank by rank there, chunk by chunk here.
-        pairs = itertools.product(range(1, world), range(chunks))
+        pairs = itertools.product(range(1, world), range(len(chunks)))
         for step, chunk in pairs if self.by_rows else sorted(pairs, key=lambda pair: pair[1]):
-            peer, first = (rank - step) % world, chunk * chunk_rows
-            workspace.engine.put(own[first : first + chunk_rows], here[first : first + chunk_rows], peer)
-            workspace.engine.put(epoch, workspace.ready[rank * chunks + chunk :][:1], peer)
+            peer, part = (rank - step) % world, chunks[chunk]
+            parts.engine.put(part.of(own), part.of(here), peer)
+            parts.flag(rank * len(chunks) + chunk, peer)
 
-    def _multiply_rows(self, rows: torch.Tensor, first: int) -> None:
-        """The library's matmul of some rows of A, which are number ``first`` and those behind it."""
-        count = rows.shape[0]
-        bias = self.bias
-        if bias is not None and self.bias_is == BIAS_ROW.value:
-            bias = bias.reshape(-1, 1)[first:][:count]
-        plain_matmul(self.ctx, self.output[first:][:count], rows, self.b, bias, self.config, self.trace)
+    def _multiply_rows(self, a: torch.Tensor, rows: Rows) -> None:
+        """The library's matmul of some rows of A, given as ``a``."""
+        bias = bias_of(rows, self.bias, self.bias_is)
+        plain_matmul(self.ctx, rows.of(self.output), a, self.b, bias, self.config, self.trace)
 
     def _part(self, staged: torch.Tensor) -> torch.Tensor:
         """This rank's rows or columns of the gathered A."""

@@ -100,6 +100,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul_all_scatter": {
         "push": ({},),
         "copy_engine": _chunks(1, 2, 4, 8),
+        "decomposed": _chunks(2, 4, 8),
         "split": _moving(8, 16, 32),
         "low_latency": ({},),
         "baseline": ({},),
@@ -108,12 +109,14 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "push": ({},),
         "copy_engine": _chunks(1, 2, 4),
         "decomposed": ({"comm_block_m": 32, "comm_block_n": 64},),
+        "ring": _chunks(2),
         "low_latency": ({},),
         "baseline": ({},),
     },
     "matmul_all_reduce": {
         "two_shot": tuple({"num_rounds": rounds} for rounds in (1, 2, 4, 8)),
         "copy_engine": _chunks(1, 2, 4),
+        "ring": _chunks(2),
         "one_shot": ({},),
         "low_latency": ({},),
         "baseline": ({},),
@@ -122,7 +125,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
 """What "auto" chooses among: algorithms, each with options to try. None whose sums depend on timing. Where the model
 sees no difference the earlier one is taken."""
 
-LIBRARY = ("decomposed", "low_latency", "baseline")
+LIBRARY = ("decomposed", "ring", "low_latency", "baseline")
 """Algorithms whose matmul is the library's, so that the tile plays no part."""
 
 _STREAM_K = {
@@ -161,9 +164,12 @@ _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("all_gather_matmul", "decomposed"): _CHUNK_VARIATIONS,
     ("all_gather_matmul", "hbm_buffer"): _FETCH_VARIATIONS,
     ("matmul_all_scatter", "copy_engine"): _CHUNK_VARIATIONS,
+    ("matmul_all_scatter", "decomposed"): _CHUNK_VARIATIONS,
     ("matmul_all_scatter", "split"): _MOVING_VARIATIONS,
     ("matmul_all_scatter", "streams"): _MOVING_VARIATIONS,
     ("matmul_reduce_scatter", "copy_engine"): _CHUNK_VARIATIONS,
+    ("matmul_reduce_scatter", "ring"): _CHUNK_VARIATIONS,
+    ("matmul_all_reduce", "ring"): _CHUNK_VARIATIONS,
     ("matmul_all_reduce", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_all_reduce", "two_shot"): {"num_rounds": (1, 2, 4, 8, 16)},
 }

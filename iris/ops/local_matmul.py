@@ -92,3 +92,13 @@ def plain_matmul(
         torch.matmul(a, b, out=output)
     else:
         torch.addmm(bias, a, b, out=output)
+
+
+def add_product(ctx: Iris, total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, config: FusedConfig) -> None:
+    """``total += a @ b`` as PyTorch does it, rounded once; int8 by :func:`matmul`."""
+    if a.dtype == torch.int8:
+        product = torch.empty_like(total)
+        plain_matmul(ctx, product, a, b, None, config)
+        total += product
+    else:
+        torch.addmm(total, a, b, out=total)

@@ -17,6 +17,12 @@ about twice the output.
 chunks for each rank. M must be a multiple of the number of ranks. When it wins: where the
 matmul is long against the transfer (8192×8192×29568 on 4 × H200, 2026-11-21).
 
+**ring**: the library's matmul, once per chunk of an owner's rows, each adding to the sum that has come from the rank
+before and goes to the next one; the owner's sum goes to all. The copy engine carries them (:mod:`iris.ops.decomposed`);
+they travel in the output itself, and need no other memory. A sum is rounded at each rank. When it wins: where the links
+are by far the longer part. ``num_chunks=2`` lets one chunk travel while the other is computed; with 1 nothing runs
+beside anything.
+
 **one_shot**: every rank keeps its tiles in slots of its own, flags each at all peers, and reads everybody's tile as
 soon as it is there. When it wins: for outputs so small that one trip counts for more than (world_size - 1) × the
 bytes.
@@ -66,7 +72,9 @@ from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_reduce"
-ALGORITHMS = ("atomic", "one_shot", "two_shot", "copy_engine", "low_latency", "baseline")
+ALGORITHMS = ("atomic", "one_shot", "two_shot", "copy_engine", "ring", "low_latency", "baseline")
+_ROW_BY_ROW = ("copy_engine", "ring")
+"""Algorithms that need an output whose rows are contiguous."""
 
 
 @triton.jit
@@ -169,7 +177,7 @@ def matmul_all_reduce(
     received = 2 * (m * n - m * n // world) * output.element_size()
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     contiguous = output.stride(1) == 1
-    chosen = resolve(ctx, problem, config, ALGORITHMS, lambda one: contiguous or one != "copy_engine")
+    chosen = resolve(ctx, problem, config, ALGORITHMS, lambda one: contiguous or one not in _ROW_BY_ROW)
     site, recorded = SITE_MATMUL_ALL_REDUCE.value, trace_of(ctx, OP, trace)
     call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, workspace, recorded)
     getattr(call, chosen.algorithm)()
@@ -195,8 +203,7 @@ class _Call(SumCall):
                 OP, "A", f"for copy_engine, rows that {world} ranks can share evenly", tuple(self.a.shape),
                 'Take algorithm "two_shot", or pad A with zero rows.',
             )  # fmt: skip
-        if output.stride(1) != 1:
-            raise ShapeError(OP, "output", "for copy_engine, rows that are contiguous", f"strides {output.stride()}")
+        self._check_rows()
         rows = self.problem.m // world
         blocks, across = -(-rows // config.block_size_m), -(-self.problem.n // config.block_size_n)
         # A chunk is whole groups of block rows, so that its tiles are consecutive ones and its rows complete.
@@ -230,11 +237,20 @@ class _Call(SumCall):
         if world > 1:
             self.ctx.device_barrier()
 
+    def ring(self) -> None:
+        self._check_rows()
+        self.sum_in_ring(self.memory(0), self.output, everywhere=True)
+
     def low_latency(self) -> None:
         self.exchanged(split=False)
 
     def baseline(self) -> None:
         self.summed(everywhere=True)
+
+    def _check_rows(self) -> None:
+        if self.output.stride(1) != 1:
+            expected = f"for {self.config.algorithm}, rows that are contiguous"
+            raise ShapeError(OP, "output", expected, f"strides {self.output.stride()}")
 
     def _dealt(self, sink: Any, after: Any) -> None:
         plan = Plan(

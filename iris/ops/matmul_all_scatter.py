@@ -20,6 +20,10 @@ wins: outputs that take the links as long as the matmul takes the SMs (8192×295
 **copy_engine**: as ``split``, but the copy engine sends, in ``num_chunks`` chunks; all SMs compute. When it wins:
 outputs of a few MiB per rank and more.
 
+**decomposed**: the library's matmul (``torch.matmul``) of ``num_chunks`` chunks of rows, one after the other; behind
+each, the copy engine sends it (:mod:`iris.ops.decomposed`). When it wins: where the library's matmul is faster than
+this one, and chunks are large enough to fill the device.
+
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`).
 When it wins: few rows, as in decoding.
 
@@ -47,6 +51,7 @@ from iris.device.sync import SITE_MATMUL_ALL_SCATTER, enter, leave, wait, wait_a
 from iris.device.tile import Flags, Matrix, finished, tile_mask, tile_pointers
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
+from iris.ops.decomposed import Decomposition, bias_of, chunks_of
 from iris.ops.exchange import FLAGS, blocks_of, exchange
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
@@ -56,7 +61,9 @@ from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_scatter"
-ALGORITHMS = ("push", "split", "streams", "copy_engine", "low_latency", "baseline")
+ALGORITHMS = ("push", "split", "streams", "copy_engine", "decomposed", "low_latency", "baseline")
+_ROW_BY_ROW = ("copy_engine", "decomposed")
+"""Algorithms that need an output whose rows are contiguous."""
 
 
 @triton.jit
@@ -157,7 +164,7 @@ def matmul_all_scatter(
     received = m * n * output.element_size() * (world - 1)
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     contiguous = output.stride(1) == 1
-    chosen = resolve(ctx, problem, config, ALGORITHMS, lambda one: contiguous or one != "copy_engine")
+    chosen = resolve(ctx, problem, config, ALGORITHMS, lambda one: contiguous or one not in _ROW_BY_ROW)
     inbox = blocks_of((m, n), ctx.num_sms).inbox_nbytes(world, output.dtype) if chosen.algorithm == "low_latency" else 0
     ours = workspace_for(ctx, OP, chosen.algorithm, workspace, inbox, FLAGS if inbox else m)
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
@@ -199,9 +206,7 @@ class _Call:
         )
 
     def copy_engine(self) -> None:
-        if self.columns.stride(1) != 1:
-            strides = f"strides {self.columns.stride()}"
-            raise ShapeError(OP, "output", "for copy_engine, rows that are contiguous", strides)
+        self._check_rows()
         plan, engine, world = self._plan(chunks=self.config.num_chunks), self.workspace.engine, self.ctx.world_size
         done = self.workspace.scratch("done", plan.chunks, torch.int32)
 
@@ -217,6 +222,23 @@ class _Call:
         if world > 1:
             self.ctx.device_barrier()
 
+    def decomposed(self) -> None:
+        self._check_rows()
+        rank, world, engine = self.ctx.rank, self.ctx.world_size, self.workspace.engine
+        parts = Decomposition(self.ctx, self.workspace, SITE_MATMUL_ALL_SCATTER.value)
+        parts.enter()
+        with engine.running():
+            for rows in chunks_of(self.problem.m, self.config.num_chunks, self.config.block_size_m):
+                columns = rows.of(self.columns)
+                bias = bias_of(rows, self.bias, self.bias_is)
+                plain_matmul(self.ctx, columns, rows.of(self.a), self.b, bias, self.config)
+                if rows.first == 0:
+                    parts.wait_entered(rank + 1, world - 1)
+                engine.follow()
+                for step in range(1, world):
+                    engine.put(columns, columns, (rank + step) % world)
+        parts.leave(meet=True)
+
     def low_latency(self) -> None:
         plain_matmul(self.ctx, self.columns, self.a, self.b, self.bias, self.config, self.trace)
         blocks = blocks_of(self.columns.shape, self.ctx.num_sms)
@@ -225,6 +247,11 @@ class _Call:
     def baseline(self) -> None:
         plain_matmul(self.ctx, self.columns, self.a, self.b, self.bias, self.config, self.trace)
         self._send(self.config.num_sms or self.ctx.num_sms, None)
+
+    def _check_rows(self) -> None:
+        if self.columns.stride(1) != 1:
+            expected, got = f"for {self.config.algorithm}, rows that are contiguous", f"strides {self.columns.stride()}"
+            raise ShapeError(OP, "output", expected, got)
 
     def _plan(
         self,

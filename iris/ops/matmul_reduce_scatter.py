@@ -20,6 +20,11 @@ copy engine hands the product over. A kernel of its own adds up the own rows, on
 the library's matmul is faster than this one, and one rank's rows are enough to fill the device. The own part, too, is
 rounded before the sum.
 
+**ring**: the library's matmul, once per chunk of an owner's rows, each adding to the sum that has come from the rank
+before and goes to the next one; the copy engine carries it (:mod:`iris.ops.decomposed`). A sum is rounded at each rank.
+When it wins: where the links are the longer part. ``num_chunks=2`` lets one chunk travel while the other is computed;
+with 1 nothing runs beside anything.
+
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes and sums
 (:mod:`iris.ops.exchange`). When it wins: few rows, as in decoding.
 
@@ -40,10 +45,11 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device import handle as handles
 from iris.device import schedule
-from iris.device.sync import NEXT_EPOCH, SITE_MATMUL_REDUCE_SCATTER
+from iris.device.sync import SITE_MATMUL_REDUCE_SCATTER
 from iris.device.tile import local_sink, within_shard
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
+from iris.ops.decomposed import Decomposition
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, resolve
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
@@ -62,7 +68,7 @@ from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "matmul_reduce_scatter"
-ALGORITHMS = ("push", "copy_engine", "decomposed", "low_latency", "atomic", "baseline")
+ALGORITHMS = ("push", "copy_engine", "decomposed", "ring", "low_latency", "atomic", "baseline")
 
 
 @triton.jit
@@ -171,16 +177,21 @@ class _Call(SumCall):
         rows, ours = m // world, self.memory(m * n * self.output.element_size())
         incoming = ours.staged(m, n, self.output.dtype)
         outgoing = ours.scratch("outgoing", m * n, self.output.dtype)[: m * n].view(m, n)
-        epoch, here = ours.turnstile[NEXT_EPOCH.value :][:1], incoming[rank * rows :][:rows]
+        parts, here = Decomposition(self.ctx, ours, self.site), incoming[rank * rows :][:rows]
         with ours.engine.running():
             for owner in ((rank + step) % world for step in range(1, world)):
                 product = outgoing[owner * rows :][:rows]
                 self.multiply(product, owner * rows)
                 ours.engine.follow()
                 ours.engine.put(product, here, owner)
-                ours.engine.put(epoch, ours.ready[rank:][:1], owner)
+                parts.flag(rank, owner)
             self.multiply(here, rank * rows)
             self.sum(ours, incoming, landed=True)
+
+    def ring(self) -> None:
+        m, n = self.problem.m, self.problem.n
+        ours = self.memory(m * n * self.output.element_size())
+        self.sum_in_ring(ours, ours.staged(m, n, self.output.dtype), everywhere=False)
 
     def low_latency(self) -> None:
         self.exchanged(split=True)

@@ -54,6 +54,10 @@ _LIBRARY_SPLIT_S = 3e-6
 """What splitting K costs it."""
 _STEP_S = 3e-6
 """From one matmul of the library's to the next."""
+_LANES_APART = 0.5
+"""The share of what whole waves of chunks cost that two lanes leave."""
+_ADDING = 1.03
+"""How much longer the library's matmul takes that adds to what is there."""
 _PULL_STEP_S = 4e-6
 """``pull``: one block of K from a peer, waited for."""
 _PIECES_S = 30e-6
@@ -289,12 +293,13 @@ def _gather_pulled(call: _Call) -> float:
 
 
 def _gather_decomposed(call: _Call) -> float:
-    """The library's matmul of each chunk when it has come, the own rows first."""
+    """The library's matmul of each chunk when it has come, the own rows first. On two lanes: a chunk's last wave is
+    shared with the next one's first."""
     by_columns = _by_columns(call)
     chunks, _ = call.chunks(call.config.num_chunks, call.rows if by_columns else call.shard_rows)
     parts = chunks if by_columns else call.world * chunks
     each = call.machine.copy_s(call.part_nbytes // chunks) + WORD_S
-    computing = _library_s(call, parts) / parts
+    computing = (_LANES_APART * _library_s(call, parts) + (1 - _LANES_APART) * _library_s(call)) / parts
     keeping = _keep_own_s(call) / chunks + (LAUNCH_S if by_columns else 0)
     end = 0.0 if by_columns else chunks * computing
     for arrival in range(1, chunks + 1 if by_columns else (call.world - 1) * chunks + 1):
@@ -360,6 +365,17 @@ def _scatter_split(call: _Call) -> float:
 
 def _scatter_streams(call: _Call) -> float:
     return _scatter_split(call) + LAUNCH_S
+
+
+def _scatter_decomposed(call: _Call) -> float:
+    """The library's matmul of each chunk of rows, copies to all peers behind it."""
+    chunks, _ = call.chunks(call.config.num_chunks, call.rows)
+    computing = _library_s(call, chunks) / chunks + _STEP_S
+    each = (call.world - 1) * call.machine.copy_s(call.output_nbytes // chunks)
+    sent = 0.0
+    for chunk in range(chunks):
+        sent = max(sent, (chunk + 1) * computing) + each
+    return 2 * LAUNCH_S + sent + MEET_S
 
 
 def _scatter_then(call: _Call) -> float:
@@ -474,6 +490,36 @@ def _scatter_sum_decomposed(call: _Call) -> float:
     return LAUNCH_S + max(call.world * (computing + _STEP_S), sent + FLAG_S) + LAUNCH_S + summing + MEET_S
 
 
+def _ring(call: _Call, *, everywhere: bool) -> float:
+    """Sums travel from rank to rank by chunks, the library's matmul of each behind its arrival; at the end they are
+    copied to their place, or to all ranks."""
+    chunks, _ = call.chunks(call.config.num_chunks, call.shard_rows)
+    computing = _library_s(call, call.world * chunks) / (call.world * chunks)
+    each = _CROWDED * _owner_copy_s(call, chunks) + WORD_S
+    owned = call.output_nbytes / call.world / chunks
+    arrived = [0.0] * chunks
+    computed = sent = 0.0
+    for step in range(call.world):
+        for chunk in range(chunks):
+            computed = max(computed, arrived[chunk]) + computing * (_ADDING if step else 1.0) + _STEP_S
+            if step < call.world - 1:
+                sent = max(sent, computed) + each
+                arrived[chunk] = sent + FLAG_S
+            elif everywhere:
+                sent = max(sent, computed) + (call.world - 1) * each
+            else:
+                computed += 2 * owned / call.machine.memory_rate + _STEP_S
+    return 2 * LAUNCH_S + max(computed, sent) + (MEET_S if everywhere else 0.0)
+
+
+def _scatter_sum_ring(call: _Call) -> float:
+    return _ring(call, everywhere=False)
+
+
+def _reduce_ring(call: _Call) -> float:
+    return _ring(call, everywhere=True)
+
+
 def _scatter_sum_exchanged(call: _Call) -> float:
     return _library_s(call) + _exchange_s(call, _sent_nbytes(call))
 
@@ -504,11 +550,13 @@ _ALGORITHMS: dict[tuple[str, str], Callable[[_Call], float]] = {
     ("matmul_all_scatter", "split"): _scatter_split,
     ("matmul_all_scatter", "streams"): _scatter_streams,
     ("matmul_all_scatter", "copy_engine"): _scatter_copied,
+    ("matmul_all_scatter", "decomposed"): _scatter_decomposed,
     ("matmul_all_scatter", "low_latency"): _output_exchanged,
     ("matmul_all_scatter", "baseline"): _scatter_then,
     ("matmul_reduce_scatter", "push"): _scatter_sum_pushed,
     ("matmul_reduce_scatter", "copy_engine"): _scatter_sum_copied,
     ("matmul_reduce_scatter", "decomposed"): _scatter_sum_decomposed,
+    ("matmul_reduce_scatter", "ring"): _scatter_sum_ring,
     ("matmul_reduce_scatter", "atomic"): _scatter_sum_added,
     ("matmul_reduce_scatter", "low_latency"): _scatter_sum_exchanged,
     ("matmul_reduce_scatter", "baseline"): _scatter_sum_then,
@@ -516,6 +564,7 @@ _ALGORITHMS: dict[tuple[str, str], Callable[[_Call], float]] = {
     ("matmul_all_reduce", "one_shot"): _reduce_everywhere,
     ("matmul_all_reduce", "two_shot"): _reduce_pushed,
     ("matmul_all_reduce", "copy_engine"): _reduce_copied,
+    ("matmul_all_reduce", "ring"): _reduce_ring,
     ("matmul_all_reduce", "low_latency"): _output_exchanged,
     ("matmul_all_reduce", "baseline"): _reduce_then,
     ("matmul", "local"): _local,

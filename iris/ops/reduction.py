@@ -41,8 +41,9 @@ from iris.device.sync import (
 )
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers, within_shard
 from iris.ops.config import FusedConfig
+from iris.ops.decomposed import Decomposition, Rows, bias_of, chunks_of, reduce_in_ring
 from iris.ops.exchange import FLAGS, blocks_of, exchange
-from iris.ops.local_matmul import plain_matmul
+from iris.ops.local_matmul import add_product, plain_matmul
 from iris.ops.matmul import Plan, accumulator_of, run
 from iris.ops.problem import Problem, output_dtype
 from iris.ops.workspace import FusedWorkspace, workspace_for
@@ -272,6 +273,31 @@ class SumCall:
         """The library's product of as many rows of A as ``product`` has, from number ``first`` on."""
         rows = self.a[first:][: product.shape[0]]
         plain_matmul(self.ctx, product, rows, self.b, None, self.config, self.trace)
+
+    def sum_in_ring(self, workspace: FusedWorkspace, sums: torch.Tensor, *, everywhere: bool) -> None:
+        """The product chunk by chunk, and sums that travel through ``sums``, symmetric, to the rank that owns their
+        rows (:func:`iris.ops.decomposed.reduce_in_ring`). ``everywhere``: ``sums`` is the output, all of it."""
+        per_rank = -(-self.problem.m // self.ctx.world_size)
+        top = 0 if everywhere else self.ctx.rank * per_rank
+
+        def multiply(rows: Rows, begun: bool, last: bool) -> None:
+            mine = Rows(rows.first - top, rows.count)
+            total, a = mine.of(self.output) if last else rows.of(sums), rows.of(self.a)
+            bias = bias_of(mine, self.bias, self.bias_is) if last else None
+            if not begun:
+                plain_matmul(self.ctx, total, a, self.b, bias, self.config)
+                return
+            if bias is not None:
+                torch.add(rows.of(sums), bias, out=total)
+            elif last and not everywhere:
+                total.copy_(rows.of(sums))
+            add_product(self.ctx, total, a, self.b, self.config)
+
+        parts = Decomposition(self.ctx, workspace, self.site)
+        chunks = chunks_of(per_rank, self.config.num_chunks, self.config.block_size_m)
+        parts.enter()
+        reduce_in_ring(parts, sums, chunks, per_rank, multiply, everywhere=everywhere)
+        parts.leave(meet=everywhere)
 
     def exchanged(self, *, split: bool) -> None:
         """The product, then an exchange of it through inboxes; ``split``: of the part for each rank."""

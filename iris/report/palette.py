@@ -37,6 +37,7 @@ ALGORITHMS = (
     Tone("one_shot", "#8f6a14", "#dcbb5f"),
     Tone("two_shot", "#2c7a4b", "#70d199"),
     Tone("decomposed", "#8a6d00", "#d9b84a"),
+    Tone("ring", "#9c4f7c", "#e3a0c8"),
     Tone("low_latency", "#3d5a80", "#98c1d9"),
     Tone("baseline", "#6b5a86", "#b3a2d0"),
     Tone("local", "#3a6ea5", "#8db8e8"),

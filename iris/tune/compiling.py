@@ -25,8 +25,13 @@ class _IdleEngine:
     def beside(self, kernel: Callable[[], None], copies: Callable[[], None]) -> None:
         kernel()
 
-    def running(self) -> AbstractContextManager[None]:
+    def running(self, lanes: int = 1) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def lane(self, number: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def follow(self) -> None: ...
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int) -> None: ...
 

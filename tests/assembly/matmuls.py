@@ -14,15 +14,14 @@ from compiler import tensor
 from iris.device import chunk, matmul, schedule, tile
 from iris.ops import reduction
 from iris.ops.all_gather_matmul import (
-    arrival_kernel,
     arrived_source,
     fetch_courier,
     gather_kernel,
     keep_courier,
-    meeting_kernel,
     pull_source,
     push_courier,
 )
+from iris.ops.decomposed import arrival_kernel, entered_kernel, entry_kernel, exit_kernel
 from iris.ops.exchange import exchange_kernel
 from iris.ops.matmul_all_reduce import atomic_sink, copied_sink, one_shot_sink, two_shot_sink
 from iris.ops.matmul_all_scatter import push_sink, send_courier, send_kernel
@@ -217,9 +216,20 @@ def collectives() -> list[Case]:
         )
         for kind in ("gather", "scatter", "total")
     ]
-    arrival = Case("arrival", arrival_kernel, lambda: (*meeting_arguments(), 1, 3, 2), {"SITE": 2}, has=WAITS)
-    meeting = Case("meeting", meeting_kernel, meeting_arguments, {"SITE": 2}, has=WAITS | SIGNALS)
-    return [arrival, meeting, *(replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends, *exchanges))]
+    site = {"SITE": 2}
+    small = [
+        Case("entry", entry_kernel, turnstile_arguments, {}, has=SIGNALS),
+        Case("entered", entered_kernel, lambda: (*turnstile_arguments(), 3, 2), site, has=WAITS),
+        Case(
+            "arrival",
+            arrival_kernel,
+            lambda: (*turnstile_arguments(), tensor(torch.int32), 5, 3, 2, 4),
+            site,
+            has=WAITS,
+        ),
+        Case("exit", exit_kernel, turnstile_arguments, {"SITE": 2, "MEET": True}, has=WAITS | SIGNALS),
+    ]
+    return [*small, *(replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends, *exchanges))]
 
 
 def exchange_arguments() -> Any:
@@ -228,8 +238,12 @@ def exchange_arguments() -> Any:
     return handle(), *flags, tensor(torch.float16), 65536, half_matrix(), half_matrix(), bias, 16, 4096, 64
 
 
-def meeting_arguments() -> Any:
-    return handle(), tile.Flags(tensor(torch.int32), tensor(torch.int32), None, None, 4, 2, 1, 512)
+def turnstile_arguments() -> Any:
+    return handle(), tensor(torch.int32)
+
+
+def arrival_arguments() -> Any:
+    return *turnstile_arguments(), tensor(torch.int32), 5, 3, 2, 4
 
 
 def gather_arguments() -> Any:

@@ -1,0 +1,169 @@
+"""What ``decomposed`` and ``ring`` are made of: the library's matmul (``torch.matmul``), chunk by chunk, beside the
+copy engine, with kernels of one program between that wait for what comes from peers.
+
+The decomposition is that of Wang et al., Overlap Communication with Dependent Computation via Decomposition in Large
+Deep Learning Models, ASPLOS 2023.
+
+:func:`reduce_in_ring` sums products over ranks without a kernel that sums. The sum of a chunk of rows travels from rank
+to rank, and ends at the rank that owns the rows; each rank's matmul adds to it what it computes, which the library does
+in its epilogue. While one chunk's sum is on its way, the next one's is computed. A sum is rounded once per rank, as in
+NCCL's ring, and in an order that is always the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from iris.context import Iris
+from iris.device import handle as handles
+from iris.device.sync import MAX_RANKS, NEXT_EPOCH, enter, leave, wait_all, wait_entered
+from iris.device.tile import BIAS_ROW
+from iris.engine import CopyEngine
+from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace
+
+
+@triton.jit
+def entry_kernel(handle, turnstile):
+    """The start of a call that is several kernels: peers may write to this rank from now on."""
+    enter(turnstile, handle)
+
+
+@triton.jit(do_not_specialize=["first", "count"])
+def entered_kernel(handle, turnstile, first, count, SITE: tl.constexpr):
+    """Wait until ``count`` ranks, from ``first`` on, have entered the call."""
+    epoch = tl.load(turnstile) + 1
+    for step in range(count):
+        wait_entered(turnstile, epoch, (first + step) % handles.world_size(handle), handle, SITE)
+
+
+@triton.jit(do_not_specialize=["slot", "first", "count", "stride"])
+def arrival_kernel(handle, turnstile, ready, slot, first, count, stride, SITE: tl.constexpr):
+    """Wait until ``count`` ranks, from ``first`` on, have flagged what they sent: rank r flag ``slot + r * stride``.
+    What runs behind this kernel on its stream sees it."""
+    epoch = tl.load(turnstile) + 1
+    lanes = tl.arange(0, MAX_RANKS)
+    valid = lanes < count
+    sources = tl.where(valid, (first + lanes) % handles.world_size(handle), first)
+    wait_all(ready + slot + sources * stride, epoch + lanes * 0, sources, valid, handle, SITE)
+
+
+@triton.jit
+def exit_kernel(handle, turnstile, SITE: tl.constexpr, MEET: tl.constexpr):
+    """The end of the call; see :func:`iris.device.sync.leave`."""
+    leave(turnstile, tl.load(turnstile) + 1, handle, SITE, MEET)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a matrix: ``count`` from ``first`` on."""
+
+    first: int
+    count: int
+
+    def of(self, matrix: torch.Tensor) -> torch.Tensor:
+        return matrix[self.first :][: self.count]
+
+
+def chunks_of(rows: int, wanted: int, block: int) -> list[Rows]:
+    """``rows`` in at most ``wanted`` chunks, each of whole blocks but the last."""
+    size = -(-rows // (min(wanted, MAX_CHUNKS) * block)) * block
+    return [Rows(first, min(size, rows - first)) for first in range(0, rows, size)]
+
+
+def bias_of(rows: Rows, bias: torch.Tensor | None, bias_is: int) -> torch.Tensor | None:
+    """The bias that belongs to some rows: theirs if it is one per row, else all of it."""
+    return bias if bias is None or bias_is != BIAS_ROW.value else rows.of(bias.reshape(-1, 1))
+
+
+def lanes_for(dtype: torch.dtype) -> int:
+    """How many lanes: one for int8, which the library does not multiply; this one's kernel has one set of flags."""
+    return 1 if dtype == torch.int8 else 2
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """The small kernels and copies of one call. ``site`` is the op's, for errors of waits."""
+
+    ctx: Iris
+    workspace: FusedWorkspace
+    site: int
+
+    @property
+    def engine(self) -> CopyEngine:
+        return self.workspace.engine
+
+    def enter(self) -> None:
+        """Tell peers that they may write to this rank from now on."""
+        entry_kernel[(1,)](self.ctx.handle, self.workspace.turnstile, num_warps=1)
+
+    def wait_entered(self, first: int, count: int) -> None:
+        """Hold up the current lane until ``count`` ranks, from ``first`` on, may be written to."""
+        entered_kernel[(1,)](
+            self.ctx.handle, self.workspace.turnstile, first % self.ctx.world_size, count, SITE=self.site, num_warps=1
+        )
+
+    def wait_arrival(self, slot: int, first: int, count: int = 1, stride: int = 0) -> None:
+        """Hold up the current lane until ``count`` ranks, from ``first`` on, have flagged their slots, rank r number
+        ``slot + r * stride``."""
+        arrival_kernel[(1,)](
+            self.ctx.handle, self.workspace.turnstile, self.workspace.ready, slot, first % self.ctx.world_size, count,
+            stride, SITE=self.site, num_warps=1,
+        )  # fmt: skip
+
+    def flag(self, slot: int, peer: int) -> None:
+        """Flag ``slot`` at ``peer``, behind the copies so far."""
+        epoch = self.workspace.turnstile[NEXT_EPOCH.value :][:1]
+        self.engine.put(epoch, self.workspace.ready[slot:][:1], peer)
+
+    def leave(self, *, meet: bool) -> None:
+        """End the call; ``meet``: on no rank before all ranks have come so far."""
+        exit_kernel[(1,)](self.ctx.handle, self.workspace.turnstile, SITE=self.site, MEET=meet, num_warps=1)
+
+
+def reduce_in_ring(
+    parts: Decomposition,
+    sums: torch.Tensor,
+    chunks: list[Rows],
+    rows_per_rank: int,
+    multiply: Callable[[Rows, bool, bool], None],
+    *,
+    everywhere: bool,
+) -> None:
+    """Sum products over ranks, and leave the sum of each rank's rows there, or with ``everywhere`` at all ranks.
+
+    Args:
+        sums: [M, N], symmetric: where sums arrive from the rank before, and wait to be sent on.
+        chunks: how each rank's rows are cut; the last rank may have fewer of them.
+        multiply: ``multiply(rows, begun, last)`` computes the product of these rows of all M, and adds it, if
+            ``begun``, to what has arrived in ``sums``; ``last``: the sum is then complete, and this rank's own.
+        everywhere: this rank's sums are then in ``sums``, and are sent to all ranks. The ranks must meet behind this.
+
+    Sync: on the current stream. Waits for the next rank to have entered.
+    """
+    engine, rank, world = parts.engine, parts.ctx.rank, parts.ctx.world_size
+    following, before = (rank + 1) % world, (rank - 1) % world
+    with engine.running():
+        for step, chunk in itertools.product(range(world), range(len(chunks))):
+            owner, last = (rank - 1 - step) % world, step == world - 1
+            rows = Rows(owner * rows_per_rank + chunks[chunk].first, chunks[chunk].count)
+            if rows.first >= sums.shape[0]:
+                continue
+            slot, moving = owner * len(chunks) + chunk, rows.of(sums)
+            if step > 0:
+                parts.wait_arrival(slot, before)
+            multiply(rows, step > 0, last)
+            if step == 0 and not last:
+                parts.wait_entered(following, 1)
+            engine.follow()
+            if not last:
+                engine.put(moving, moving, following)
+                parts.flag(slot, following)
+            elif everywhere:
+                for away in range(1, world):
+                    engine.put(moving, moving, (rank + away) % world)
