@@ -23,7 +23,11 @@ READ_BY_PEERS = (Way(GATHER, "pull"), Way(GATHER, "hbm_buffer", 1))
 WRITTEN_BY_PEERS = tuple(way for way in ways(SCATTER, ALL_REDUCE))
 TWO_KINDS = tuple(way for way in ways() if way.least_programs == 2)
 COPIED = tuple(way for way in ways() if way.contiguous_rows)
-STAGED = tuple(way for way in ways(GATHER, REDUCE_SCATTER, ALL_REDUCE) if way.algorithm != "pull")
+STAGED = tuple(
+    way
+    for way in ways(GATHER, REDUCE_SCATTER, ALL_REDUCE)
+    if way.algorithm != "pull" and (way.op, way.algorithm) != (ALL_REDUCE, "ring")
+)
 FLAGGED = (Way(GATHER, "push"), Way(SCATTER, "split"), Way(REDUCE_SCATTER, "push"), Way(ALL_REDUCE, "two_shot"))
 
 

@@ -4,11 +4,11 @@ A matmul is tiles, dealt round to programs; what moves is bytes over a rate and 
 algorithm puts the two together as it does: one after the other, side by side, or tile by tile as parts arrive. A
 program that waits for a part ends no sooner than the part is there plus its tiles from then on; the latest end counts.
 
-How far off it is: beside 330 calls measured on 2 and 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to
-16384 rows, 2026-11-21) a prediction is 4 % off in the median, and between 0.75 and 1.39 times the measured time; nine
-of ten are within 0.89 and 1.17. Clocks alone make 10 % between two measurements of the same. Of the configs measured
-for a shape, the one that it predicts to be fastest took 2 % more than the fastest on average, and 20 % more at worst,
-over 63 shapes. Its constants were fitted to calls of 4 ranks; those of 2, measured afterwards, are as close. Nobody has
+How far off it is: beside 459 calls measured on 2 and 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to
+16384 rows, 2026-11-21) a prediction is 5 % off in the median, and between 0.77 and 1.39 times the measured time; nine
+of ten are within 0.88 and 1.19. Clocks alone make 10 % between two measurements of the same. Of the configs measured
+for a shape, the one that it predicts to be fastest took 3 % more than the fastest on average, and 18 % more at worst,
+over 75 shapes. Its constants were fitted to calls of 4 ranks; those of 2, measured afterwards, are as close. Nobody has
 measured 8 ranks or other hardware beside it.
 """
 
@@ -482,7 +482,7 @@ def _reduce_copied(call: _Call) -> float:
 def _scatter_sum_decomposed(call: _Call) -> float:
     """The library's matmul for each owner, a copy behind each; then a kernel that sums."""
     computing = _library_s(call, call.world) / call.world
-    each = _CROWDED * _owner_copy_s(call, 1) + WORD_S
+    each = _owner_copy_s(call, 1) + WORD_S
     sent = 0.0
     for step in range(1, call.world):
         sent = max(sent, step * (computing + _STEP_S)) + each
@@ -495,7 +495,7 @@ def _ring(call: _Call, *, everywhere: bool) -> float:
     copied to their place, or to all ranks."""
     chunks, _ = call.chunks(call.config.num_chunks, call.shard_rows)
     computing = _library_s(call, call.world * chunks) / (call.world * chunks)
-    each = _CROWDED * _owner_copy_s(call, chunks) + WORD_S
+    each = _owner_copy_s(call, chunks) + WORD_S
     owned = call.output_nbytes / call.world / chunks
     arrived = [0.0] * chunks
     computed = sent = 0.0
