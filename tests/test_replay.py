@@ -2,7 +2,8 @@
 ranks late by chance, and every element of every result right.
 
 Products and sums of small whole numbers are exact in every dtype and in any order, so results are compared bit by bit,
-on the device, without waiting for it. ``IRIS_SOAK=<number>`` sets how many calls the mixed run makes.
+on the device, without waiting for it. ``IRIS_REPLAYS=<number>`` sets how many calls each way is replayed, and
+``IRIS_SOAK=<number>`` how many the mixed run makes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import iris
 from iris.ops import FusedConfig
 from iris.ops.problem import DTYPES
 
-REPLAYS = 3 if BACKEND == "sim" else 300
+REPLAYS = int(os.environ.get("IRIS_REPLAYS") or (3 if BACKEND == "sim" else 300))
 REPLAYED = ways()[::9] if BACKEND == "sim" else ways()
 """In the simulator, which captures nothing, no more than shows that the test works."""
 SOAK = int(os.environ.get("IRIS_SOAK") or (24 if BACKEND == "sim" else 600))

@@ -105,11 +105,13 @@ class Machine:
         rate = _L2_BYTES_PER_S if problem.m > m else _COLD_BYTES_PER_S
         return max(computing, (m + n) * problem.k * problem.dtype.itemsize / rate)
 
-    def memory_s(self, config: FusedConfig, problem: Problem) -> float:
-        """The local matmul's traffic with the own memory: B once for every group of tile rows if L2 cannot hold it."""
+    def memory_s(self, config: FusedConfig, problem: Problem, passes: float = 1.0) -> float:
+        """The local matmul's traffic with the own memory: B once for every group of tile rows if L2 cannot hold it,
+        and at least ``passes`` times."""
         item, out_item = problem.dtype.itemsize, output_dtype(problem.dtype).itemsize
         a, b, c = problem.m * problem.k * item, problem.k * problem.n * item, problem.m * problem.n * out_item
-        passes = 1 if b < self.l2_bytes // 2 else -(-problem.m // (config.group_size_m * config.block_size_m))
+        groups = -(-problem.m // (config.group_size_m * config.block_size_m))
+        passes = 1.0 if b < self.l2_bytes // 2 else max(passes, groups)
         return (a + b * passes + c) / self.memory_rate
 
     def _links_used(self, world_size: int) -> float:

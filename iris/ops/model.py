@@ -6,10 +6,10 @@ program that waits for a part ends no sooner than the part is there plus its til
 
 How far off it is: beside 459 calls measured on 2 and 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to
 16384 rows, 2026-11-21) a prediction is 5 % off in the median, and between 0.77 and 1.39 times the measured time; nine
-of ten are within 0.88 and 1.19. Clocks alone make 10 % between two measurements of the same. Of the configs measured
+of ten are within 0.88 and 1.20. Clocks alone make 10 % between two measurements of the same. Of the configs measured
 for a shape, the one that it predicts to be fastest took 3 % more than the fastest on average, and 18 % more at worst,
-over 75 shapes. Its constants were fitted to calls of 4 ranks; those of 2, measured afterwards, are as close. Nobody has
-measured 8 ranks or other hardware beside it.
+over 75 shapes. Beside the 1119 calls of dataset/llm.json (1 to 16384 rows, results/) it is 4 % off in the median, nine of
+ten are within 0.91 and 1.17. Nobody has measured 8 ranks or other hardware beside it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,14 @@ so many waves; before, programs compute and store all at the same time."""
 _ROUNDS_BESIDE, _ROUND_TILES = 0.2, 0.15
 """What many rounds add to that share, as sums are sent while others are still computed; and what each round costs, in
 tiles, as programs wait for each other's."""
-_COLLECT_BYTES_PER_S = 25e9
+_SEND_S = 1.5e-6
+"""A tile stored at its owner, and flagged there."""
+_COLLECT_BYTES_PER_S = 32e9
 """At which a program reads the parts of its tile that peers have sent."""
+_REREAD = 0.8
+"""The share of B that the next rank's rows read from memory again, where L2 cannot hold it."""
+_GATHERED_S = 3e-6
+"""A tile of a gather's takes this much longer than one of a matmul alone."""
 _KEEP_S = 4.5e-6
 """A tile stored for the copy engine, and counted."""
 _CROWDED = 1.08
@@ -150,15 +156,21 @@ class _Call:
         """Of the local matmul, in the dtype in which it travels."""
         return self.problem.m * self.problem.n * output_dtype(self.problem.dtype).itemsize
 
+    @cached_property
+    def passes(self) -> float:
+        """How often B is read at least where one rank's rows are computed after the other's."""
+        return 1 + _REREAD * (self.world - 1)
+
     def programs(self, reserved: int = 0) -> int:
         return max(1, (self.config.num_sms or self.machine.num_sms) - reserved)
 
-    def deal(self, tiles: int, reserved: int = 0, first: int = 0, tile_s: float = 0.0) -> _Deal:
-        """``tiles`` to all programs but ``reserved``; Stream-K begins behind ``first``. ``tile_s``: more for each."""
+    def deal(self, tiles: int, reserved: int = 0, first: int = 0, tile_s: float = 0.0, passes: float = 1.0) -> _Deal:
+        """``tiles`` to all programs but ``reserved``; Stream-K begins behind ``first``. ``tile_s``: more for each.
+        ``passes``: how often B is read at least, where L2 cannot hold it."""
         config, workers = self.config, self.programs(reserved)
         computing = self.machine.tile_s(config, self.problem)
         waves = max(1.0, tiles / workers)
-        computing = max(computing, self.machine.memory_s(config, self.problem) / waves)
+        computing = max(computing, self.machine.memory_s(config, self.problem, passes) / waves)
         computing /= _clock(computing * waves)
         each = computing + _TILE_S + tile_s
         rest = tiles - first
@@ -195,11 +207,13 @@ def _library_s(call: _Call, parts: int = 1) -> float:
         config = replace(call.config, block_size_m=m, block_size_n=n, num_warps=warps, stream_k=False, num_sms=None)
         one = _Call(call.problem, config, call.machine)
         tiles = -(-call.problem.m // (parts * m)) * one.columns
-        deal = one.deal(parts * tiles)
+        deal = one.deal(parts * tiles, passes=parts)
         best = min(best, parts * -(-tiles // deal.workers) * deal.tile_s)
     rates = call.machine
     computing = call.problem.flops / (_LIBRARY_SPLIT * rates.num_sms * rates.flops)
-    return LAUNCH_S + min(best, max(computing, rates.memory_s(call.config, call.problem)) + parts * _LIBRARY_SPLIT_S)
+    return LAUNCH_S + min(
+        best, max(computing, rates.memory_s(call.config, call.problem, parts)) + parts * _LIBRARY_SPLIT_S
+    )
 
 
 def _exchange_s(call: _Call, sent_nbytes: float) -> float:
@@ -220,11 +234,11 @@ def _by_columns(call: _Call) -> bool:
     return call.problem.gather_dim == 1
 
 
-def _gather_deal(call: _Call, reserved: int = 0, tile_s: float = 0.0) -> _Deal:
+def _gather_deal(call: _Call, reserved: int = 0) -> _Deal:
     if _by_columns(call):
-        return call.deal(call.rows * call.columns, reserved, tile_s=tile_s)
+        return call.deal(call.rows * call.columns, reserved)
     shard = call.shard_rows * call.columns
-    return call.deal(call.world * shard, reserved, shard, tile_s)
+    return call.deal(call.world * shard, reserved, shard, _GATHERED_S, call.passes)
 
 
 def _keep_own_s(call: _Call) -> float:
@@ -409,7 +423,7 @@ def _own_waves(call: _Call, deal: _Deal) -> int:
 
 def _sum_pushed(call: _Call, tiles: int, returned_nbytes: float, item: float = 1.0) -> float:
     """Tiles are stored to their owners, item times as large as the output's; sums are stored to all."""
-    deal = call.deal(tiles)
+    deal = call.deal(tiles, tile_s=_SEND_S)
     nbytes = item * _sent_nbytes(call) + returned_nbytes
     storing = call.machine.store_s(nbytes, call.programs(), call.world)
     rounds = min(call.config.num_rounds, _own_waves(call, deal)) if returned_nbytes else 1
@@ -430,7 +444,7 @@ def _scatter_sum_copied(call: _Call) -> float:
     """Chunks for an owner are copied when they are finished; own tiles come last and wait for the peers' chunks."""
     shard = call.shard_rows * call.columns
     chunks, _ = call.chunks(call.config.num_chunks, shard)
-    deal = call.deal(call.world * shard, tile_s=_KEEP_S)
+    deal = call.deal(call.world * shard, tile_s=_KEEP_S, passes=call.passes)
     each = _CROWDED * _owner_copy_s(call, chunks) + 2 * WORD_S + FLAG_S
     sent, arrivals = 0.0, []
     for step in range(call.world - 1):
@@ -444,7 +458,7 @@ def _scatter_sum_copied(call: _Call) -> float:
 
 
 def _reduce_pushed(call: _Call) -> float:
-    return _sum_pushed(call, call.rows * call.columns, _sent_nbytes(call)) + MEET_S
+    return _sum_pushed(call, call.rows * call.columns, _sent_nbytes(call))
 
 
 def _reduce_added(call: _Call) -> float:
@@ -463,7 +477,7 @@ def _reduce_copied(call: _Call) -> float:
     shard, world = call.shard_rows * call.columns, call.world
     groups = -(-call.shard_rows // call.config.group_size_m)
     chunks, _ = call.chunks(call.config.num_chunks, groups)
-    deal = call.deal(world * shard, tile_s=_KEEP_S)
+    deal = call.deal(world * shard, tile_s=_KEEP_S, passes=call.passes)
     each = _CROWDED * _owner_copy_s(call, chunks) + 2 * WORD_S
     computing = deal.total_s / chunks
     collecting = _own_waves(call, deal) * _collect_s(call) / chunks

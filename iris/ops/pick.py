@@ -15,7 +15,7 @@ from iris.ops.machine import machine
 from iris.ops.model import predicted_s
 from iris.ops.problem import Problem
 
-_EQUAL = 1.02
+_EQUAL = 1.01
 """Predictions this close are equal: the config that comes first among them is taken."""
 _SPLIT = 1.05
 """What Stream-K must gain to be taken: its predictions are the least certain."""
