@@ -225,6 +225,19 @@ def test_tables_have_every_result(study: Study) -> None:
     assert at["1", "28672", "torch_symm_mem"]["ms"] == "skipped"
 
 
+def test_an_overview_has_all_times_of_a_problem_in_a_row(study: Study) -> None:
+    (_, table) = tables.overview(study, H200_SECTION, "all_gather_matmul")
+    assert (table.title, table.note) == ("all_gather_matmul, 4 ranks", "All rows: bf16.")
+    rows = {row["M×N×K"]: row for row in rows_of(table)}
+    assert len(rows) == len(table.rows) == 9
+    row = rows["8192×8192×29568"]
+    times = {way: record("all_gather_matmul", way, LARGE[0], 4)["time_ms"]["median"] for way in ("auto", "nccl")}
+    assert {way: row[f"{way} ms"] for way in times} == {way: f"{time:.3f}" for way, time in times.items()}
+    assert row["× NCCL"].endswith(f"{times['nccl'] / times['auto']:.2f}")
+    assert (row["Iris takes"], row["pull ms"], row["host µs"]) == ("push", "failed", "33")
+    assert tables.overview(study, H200_SECTION, "rma") == []
+
+
 def test_bold_is_the_fastest_even_if_it_is_not_ours(study: Study) -> None:
     (table, _) = tables.measurements(study, H200_SECTION, "matmul_reduce_scatter")
     names = [column.name for column in table.columns]
@@ -487,10 +500,10 @@ def test_markdown_replaces_what_is_between_the_markers(folder: Path, study: Stud
         assert line.endswith("|")
     grids = re.findall(r"(?:^\|.*\n)+", inside, re.MULTILINE)
     assert all(len({row.replace("\\|", "").count("|") for row in grid.splitlines()}) == 1 for grid in grids)
-    measured = [tables.measurements(study, section, case) for section in study.sections for case in ALGORITHMS]
-    rows = [len(table.rows) for group in measured for table in group]
-    assert sum(rows) == len(study.results)
-    assert sum(len(grid.splitlines()) - 2 for grid in grids) > len(study.results)
+    shown = [tables.overview(study, section, case) for section in study.sections for case in ALGORITHMS]
+    rows = [len(table.rows) for group in shown for table in group]
+    assert sum(rows) == len(study.problems)
+    assert sum(len(grid.splitlines()) - 2 for grid in grids) > len(study.problems)
     assert inside.count("<details>") == inside.count("</details>") == len(rows)
     assert not (tmp_path / "report.html").exists()
 

@@ -8,8 +8,8 @@ How far off it is: beside 459 calls measured on 2 and 4 × H200 (tests/data/h200
 16384 rows, 2026-11-21) a prediction is 5 % off in the median, and between 0.77 and 1.39 times the measured time; nine
 of ten are within 0.88 and 1.20. Clocks alone make 10 % between two measurements of the same. Of the configs measured
 for a shape, the one that it predicts to be fastest took 3 % more than the fastest on average, and 18 % more at worst,
-over 75 shapes. Beside the 1119 calls of dataset/llm.json (1 to 16384 rows, results/) it is 4 % off in the median, nine of
-ten are within 0.91 and 1.17. Nobody has measured 8 ranks or other hardware beside it.
+over 75 shapes. Beside the 1119 calls of dataset/llm.json (1 to 16384 rows, results/) it is 4 % off in the median, nine
+of ten are within 0.91 and 1.17. Nobody has measured 8 ranks or other hardware beside it.
 """
 
 from __future__ import annotations

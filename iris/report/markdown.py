@@ -11,6 +11,8 @@ from iris.report import tables
 from iris.report.study import Study
 from iris.report.tables import Cell, Table
 
+_LONG = 150
+"""Rows of a summary that are too many to be shown unfolded."""
 BEGIN, END = "<!-- report:begin -->", "<!-- report:end -->"
 
 
@@ -39,7 +41,7 @@ def write(study: Study, file: Path) -> None:
 
 
 def render(study: Study) -> str:
-    """All tables. Those with one row for each measurement are folded."""
+    """All tables. Those with one row for each problem, or each measurement where no algorithms compete, are folded."""
     return "\n".join(_blocks(study))
 
 
@@ -49,18 +51,25 @@ def _blocks(study: Study) -> Iterator[str]:
         if section.simulated:
             yield "Simulated ranks show that results are right; their times say nothing about a GPU.\n"
         for table in tables.summary(study, section):
-            if table.rows:
+            if len(table.rows) > _LONG:
+                yield _folded(f"{table.title}. {table.note}", f"{grid(table)}")
+            elif table.rows:
                 yield f"**{table.title}.** {table.note}\n\n{grid(table)}"
             else:
                 yield f"**{table.title}:** none.\n"
         for case in sorted({problem.case for problem in study.problems if problem.section == section}):
-            for table in (*tables.measurements(study, section, case), *tables.matrices(study, section, case)):
-                yield f"<details><summary>{html.escape(table.title)}: {len(table.rows)} rows</summary>\n"
-                yield f"{table.note}\n\n{grid(table)}\n</details>\n" if table.note else f"{grid(table)}\n</details>\n"
+            measured = tables.overview(study, section, case) or tables.measurements(study, section, case)
+            for table in (*measured, *tables.matrices(study, section, case)):
+                note = f"{table.note}\n\n" if table.note else ""
+                yield _folded(f"{table.title}: {len(table.rows)} rows", f"{note}{grid(table)}")
     environment = tables.environments(study)
     yield f"**{environment.title}.** {environment.note}".rstrip() + f"\n\n{grid(environment)}"
     yield "**Columns.**\n"
     yield "\n".join(f"- *{name}*: {text}" for name, text in tables.EXPLANATIONS.items()) + "\n"
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{html.escape(title)}</summary>\n\n{text}\n</details>\n"
 
 
 def grid(table: Table) -> str:

@@ -159,6 +159,44 @@ def environments(study: Study) -> Table:
     return Table("Environment", note, [*columns, Column("measured", False), Column("results")], rows)
 
 
+def overview(study: Study, section: Section, case: str) -> list[Table]:
+    """Every problem of a case in one row, with the times of all that solved it: one table for each number of ranks.
+    Empty where results have no algorithm."""
+    palette = Palette(result.algorithm for result in study.results)
+    mine = [problem for problem in study.problems if problem.section == section and problem.case == case]
+    if not any("algorithm" in result.params for problem in mine for result in problem.results.values()):
+        return []
+    return [_overview(study, palette, some) for some in grouped(mine, lambda problem: problem.world_size).values()]
+
+
+def _overview(study: Study, palette: Palette, problems: Sequence[Problem]) -> Table:
+    ways = palette.ordered(dict.fromkeys(name for problem in problems for name in problem.results))
+    settings = {problem.setting for problem in problems}
+    named, many = any(problem.names for problem in problems), len(settings) > 1
+    shown = [Column(name, False) for name, wanted in (("model, layer", named), ("setting", many)) if wanted]
+    columns = [Column("M×N×K", False), *shown, Column("Iris takes", False)]
+    columns += [*(Column(f"{way} ms") for way in ways), Column("× NCCL"), Column("× torch")]
+    figures = [(name, cell_of) for name, cell_of, _ in _FIGURES if name in _OF_IRIS]
+    rows = []
+    for problem in problems:
+        ours = problem.representative
+        cells = [Cell(problem.label)]
+        cells += [Cell(text or NOTHING) for text, wanted in ((problem.names, named), (problem.setting, many)) if wanted]
+        cells.append(Cell(ours.way.removeprefix("auto: ") if ours else NOTHING))
+        cells += [
+            _time_cell(problem, problem.results[way]) if way in problem.results else Cell(NOTHING) for way in ways
+        ]
+        cells += [_ratio(study.speedup(ours, opponent) if ours else None) for opponent in OPPONENTS]
+        cells += [cell_of(study, ours) if ours else Cell(NOTHING) for _, cell_of in figures]
+        rows.append(cells)
+    columns += [Column(name) for name, _ in figures]
+    first = problems[0]
+    title = f"{first.case}, {first.world_size} rank{'s' if first.world_size > 1 else ''}"
+    note = "" if many or not first.setting else f"All rows: {first.setting}."
+    starts = [at for at, one in enumerate(problems) if at == 0 or one.names != problems[at - 1].names]
+    return Table(title, note, columns, rows, starts)
+
+
 def measurements(study: Study, section: Section, case: str) -> list[Table]:
     """Every result of a case, one table for each number of ranks."""
     palette = Palette(result.algorithm for result in study.results)
@@ -316,6 +354,8 @@ _FIGURES: Sequence[tuple[str, Callable[[Study, Result], Cell], bool]] = (
     ("model ms", _number(lambda result: result.predicted_ms, "{:.3f}"), True),
 )
 """Columns of the measurements: heading, cell, and whether the column may go where it is empty."""
+_OF_IRIS = ("of floor", "in a row ms", "host µs")
+"""Those of Iris's own results that an overview shows."""
 
 
 _PLACE = (
