@@ -125,7 +125,13 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
 """What "auto" chooses among: algorithms, each with options to try. None whose sums depend on timing. Where the model
 sees no difference the earlier one is taken."""
 
-LIBRARY = ("decomposed", "ring", "low_latency", "baseline")
+_ONLY_MEASURED: dict[str, dict[str, tuple[Fields, ...]]] = {
+    "matmul_all_scatter": {"streams": _moving(16)},
+    "matmul_all_reduce": {"low_latency_two_shot": ({},)},
+}
+"""Algorithms that only a measurement chooses."""
+
+LIBRARY = ("decomposed", "ring", "low_latency", "low_latency_two_shot", "baseline")
 """Algorithms whose matmul is the library's, so that the tile plays no part."""
 
 _STREAM_K = {
@@ -180,11 +186,12 @@ def candidates(problem: Problem, target: Target, *, wide: bool = False) -> Itera
     """Configs of ``problem`` that can run on ``target``, what is preferred among equals first. For one rank, where
     nothing has to move, they are of one algorithm only.
 
-    ``wide``: for one who measures: also tiles that the model cannot tell apart, Stream-K everywhere, and ``streams``.
+    ``wide``: for one who measures: also tiles that the model cannot tell apart, Stream-K everywhere, and algorithms that
+    "auto" takes only where a row says so.
     """
     options = ALGORITHMS[problem.op]
-    if wide and problem.op == "matmul_all_scatter":
-        options = options | {"streams": _moving(16)}
+    if wide:
+        options = options | _ONLY_MEASURED.get(problem.op, {})
     if problem.world_size == 1:
         options = dict(list(options.items())[:1])
     for algorithm, choices in options.items():

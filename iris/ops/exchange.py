@@ -4,10 +4,12 @@ matmul.
 A program stores its share of this rank's part into an *inbox* at every peer, sets one flag there, waits for the same
 program's flags from all peers, and takes what has come. Nobody says hello first or meets last, so data crosses the link
 once and a flag once behind it: the one-shot scheme of NCCL's LL protocols and of the custom all-reduces of serving
-engines, with a flag per program instead of one per word.
+engines, with a flag per program instead of one per word. Their two-shot scheme sends fewer bytes, and a second flag: each
+rank sums a part of the rows, and stores the sum into every rank's output.
 
 An inbox has two halves, which calls take in turns. A rank that is in call n has had a flag from every peer in call
-n - 1; each peer had by then finished call n - 2, the last to read the half that is now written.
+n - 1; each peer had by then finished call n - 2, the last to read the half that is now written. A sum goes to a peer's
+output when that peer's part of it has come: the peer is then in the same call, and what read its output is over.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, t
 from iris.ops.workspace import FusedWorkspace
 
 MAX_PROGRAMS = 512
-FLAGS = MAX_RANKS.value * MAX_PROGRAMS
-"""Flags of a workspace: one per rank and program."""
+FLAGS = 2 * MAX_RANKS.value * MAX_PROGRAMS
+"""Flags of a workspace: one per rank and program, and as many for sums."""
 _LEAST, _MOST = 512, 8192
 """Elements that a program moves at a time."""
 
@@ -70,6 +72,14 @@ def _block(me, block, blocks, rows, cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.con
 
 
 @triton.jit
+def _block_below(tile, top, all_rows):
+    """The same block of a part that begins at row ``top``, as a tile of the whole."""
+    rows = tile.rows + top
+    here = tile.row_mask & (rows < all_rows)
+    return Tile(tile.shard, tile.index, tile.per_shard, 0, rows, tile.cols, here, tile.col_mask)
+
+
+@triton.jit
 def exchange_kernel(
     handle,
     turnstile,
@@ -82,10 +92,12 @@ def exchange_kernel(
     rows,
     cols,
     blocks,
+    all_rows,
     SITE: tl.constexpr,
     WORLD: tl.constexpr,
     SPLIT: tl.constexpr,
     TOTAL: tl.constexpr,
+    EVERYWHERE: tl.constexpr,
     BY_ROWS: tl.constexpr,
     BIAS: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
@@ -95,8 +107,10 @@ def exchange_kernel(
 ):
     """Every rank's part of ``rows`` × ``cols`` to every rank, in ``blocks`` blocks.
 
-    ``SPLIT``: ``mine`` holds a part for each rank, one below the other; else the same part goes to all. ``TOTAL``: the
-    parts are summed in rank order, and the bias added; else they stand below (``BY_ROWS``) or beside each other.
+    ``SPLIT``: ``mine`` holds a part for each rank, one below the other, ``all_rows`` in all, so that the last may be
+    shorter; else the same part goes to all. ``TOTAL``: the parts are summed in rank order, and the bias added; else they
+    stand below (``BY_ROWS``) or beside each other. ``EVERYWHERE``: the sum goes to every rank's ``result``, symmetric, at
+    the rows that the part has there.
     """
     epoch = tl.load(turnstile) + 1
     me, program = handles.rank(handle), tl.program_id(0)
@@ -106,7 +120,8 @@ def exchange_kernel(
         for step in tl.static_range(WORLD):
             peer = (me + step) % WORLD
             r = tile.rows + peer * rows if SPLIT else tile.rows
-            part = tl.load(tile_pointers(mine, mine.ptr, r, tile.cols), mask=tile_mask(tile), other=0)
+            here = tile_mask(tile) & (r < all_rows)[:, None]
+            part = tl.load(tile_pointers(mine, mine.ptr, r, tile.cols), mask=here, other=0)
             tl.store(slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, BLOCK_N), part)
     lanes = tl.arange(0, MAX_RANKS)
     others = (lanes < WORLD) & (lanes != me)
@@ -119,14 +134,22 @@ def exchange_kernel(
             acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
             for source in tl.static_range(WORLD):
                 acc += tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N)).to(ACC_DTYPE)
+            if EVERYWHERE:
+                tile = _block_below(tile, me * rows, all_rows)
             value = finished(acc, bias_ptr, tile, result.ptr.dtype.element_ty, BIAS)
-            tl.store(tile_pointers(result, result.ptr, tile.rows, tile.cols), value, mask=tile_mask(tile))
+            for step in tl.static_range(WORLD if EVERYWHERE else 1):
+                there = translate(handle, result.ptr, (me + step) % WORLD) if EVERYWHERE else result.ptr
+                tl.store(tile_pointers(result, there, tile.rows, tile.cols), value, mask=tile_mask(tile))
         else:
             for source in tl.static_range(WORLD):
                 value = tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N))
                 r = tile.rows + source * rows if BY_ROWS else tile.rows
                 c = tile.cols if BY_ROWS else tile.cols + source * cols
                 tl.store(tile_pointers(result, result.ptr, r, c), value, mask=tile_mask(tile))
+    if EVERYWHERE:
+        sums = ready + WORLD * FLAGS_EACH
+        signal_all(sums + me * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle)
+        wait_all(sums + peers * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle, SITE)
     end_epoch(turnstile, epoch)
 
 
@@ -140,6 +163,7 @@ def exchange(
     *,
     split: bool = False,
     total: bool = False,
+    everywhere: bool = False,
     by_rows: bool = False,
     bias: torch.Tensor | None = None,
     bias_is: int = 0,
@@ -154,7 +178,8 @@ def exchange(
     exchange_kernel[(min(blocks.count, ctx.num_sms, MAX_PROGRAMS),)](
         ctx.handle, workspace.turnstile, workspace.ready, inbox, half // mine.element_size(),
         Matrix(mine, *mine.stride()), Matrix(result, *result.stride()), bias, blocks.rows, blocks.cols, blocks.count,
-        SITE=site, WORLD=ctx.world_size, SPLIT=split, TOTAL=total, BY_ROWS=by_rows, BIAS=bias_is,
+        mine.shape[0],
+        SITE=site, WORLD=ctx.world_size, SPLIT=split, TOTAL=total, EVERYWHERE=everywhere, BY_ROWS=by_rows, BIAS=bias_is,
         ACC_DTYPE=tl.int32 if mine.dtype == torch.int32 else tl.float32, FLAGS_EACH=MAX_PROGRAMS,
         BLOCK_M=blocks.block_m, BLOCK_N=blocks.block_n, num_warps=4,
     )  # fmt: skip

@@ -33,6 +33,10 @@ the sum depends on timing. All ranks still end with the same bits.
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`).
 When it wins: few rows, as in decoding.
 
+**low_latency_two_shot**: the same in two hops: each rank sums a part of the rows, and stores the sum into every rank's
+output. Each rank receives about twice the output, not (world_size - 1) times. When it wins: not measured yet, so "auto"
+does not take it.
+
 **baseline**: ``torch.matmul``, then the collective.
 
 On exit the ranks meet: then every output is whole.
@@ -72,7 +76,7 @@ from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_reduce"
-ALGORITHMS = ("atomic", "one_shot", "two_shot", "copy_engine", "ring", "low_latency", "baseline")
+ALGORITHMS = ("atomic", "one_shot", "two_shot", "copy_engine", "ring", "low_latency", "low_latency_two_shot", "baseline")
 _ROW_BY_ROW = ("copy_engine", "ring")
 """Algorithms that need an output whose rows are contiguous."""
 
@@ -243,6 +247,9 @@ class _Call(SumCall):
 
     def low_latency(self) -> None:
         self.exchanged(split=False)
+
+    def low_latency_two_shot(self) -> None:
+        self.exchanged(split=True, everywhere=True)
 
     def baseline(self) -> None:
         self.summed(everywhere=True)

@@ -227,6 +227,11 @@ def _output_exchanged(call: _Call) -> float:
     return _library_s(call) + _exchange_s(call, (call.world - 1) * call.output_nbytes)
 
 
+def _output_exchanged_twice(call: _Call) -> float:
+    """Parts of the product to their owners, and their sums to all."""
+    return _library_s(call) + _exchange_s(call, 2 * _sent_nbytes(call)) + FLAG_S
+
+
 # -- all-gather + matmul ------------------------------------------------------------------------------------
 
 
@@ -580,6 +585,7 @@ _ALGORITHMS: dict[tuple[str, str], Callable[[_Call], float]] = {
     ("matmul_all_reduce", "copy_engine"): _reduce_copied,
     ("matmul_all_reduce", "ring"): _reduce_ring,
     ("matmul_all_reduce", "low_latency"): _output_exchanged,
+    ("matmul_all_reduce", "low_latency_two_shot"): _output_exchanged_twice,
     ("matmul_all_reduce", "baseline"): _reduce_then,
     ("matmul", "local"): _local,
 }

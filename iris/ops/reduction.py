@@ -299,16 +299,17 @@ class SumCall:
         reduce_in_ring(parts, sums, chunks, per_rank, multiply, everywhere=everywhere)
         parts.leave(meet=everywhere)
 
-    def exchanged(self, *, split: bool) -> None:
-        """The product, then an exchange of it through inboxes; ``split``: of the part for each rank."""
+    def exchanged(self, *, split: bool, everywhere: bool = False) -> None:
+        """The product, then an exchange of it through inboxes; ``split``: of the part for each rank, whose sum goes to
+        that rank, or ``everywhere``."""
         m, n = self.problem.m, self.problem.n
-        blocks = blocks_of(self.output.shape, self.ctx.num_sms)
+        blocks = blocks_of((-(-m // self.ctx.world_size) if split else m, n), self.ctx.num_sms)
         ours = self.memory(blocks.inbox_nbytes(self.ctx.world_size, self.output.dtype), FLAGS)
         product = ours.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
         self.multiply(product)
         exchange(
-            self.ctx, ours, blocks, product, self.output, self.site, split=split, total=True, bias=self.bias,
-            bias_is=self.bias_is,
+            self.ctx, ours, blocks, product, self.output, self.site, split=split, total=True, everywhere=everywhere,
+            bias=self.bias, bias_is=self.bias_is,
         )  # fmt: skip
 
     def summed(self, *, everywhere: bool) -> None:

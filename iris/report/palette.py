@@ -39,6 +39,7 @@ ALGORITHMS = (
     Tone("decomposed", "#8a6d00", "#d9b84a"),
     Tone("ring", "#9c4f7c", "#e3a0c8"),
     Tone("low_latency", "#3d5a80", "#98c1d9"),
+    Tone("low_latency_two_shot", "#2f6f6f", "#8fd0d0"),
     Tone("baseline", "#6b5a86", "#b3a2d0"),
     Tone("local", "#3a6ea5", "#8db8e8"),
     Tone("stream_k", "#a0522d", "#dd9b78"),

@@ -212,9 +212,15 @@ def collectives() -> list[Case]:
             f"exchange-{kind}",
             exchange_kernel,
             exchange_arguments,
-            {**exchanged, "SPLIT": kind == "scatter", "TOTAL": kind != "gather", "BY_ROWS": kind == "gather"},
+            {
+                **exchanged,
+                "SPLIT": kind in ("scatter", "twice"),
+                "TOTAL": kind != "gather",
+                "EVERYWHERE": kind == "twice",
+                "BY_ROWS": kind == "gather",
+            },
         )
-        for kind in ("gather", "scatter", "total")
+        for kind in ("gather", "scatter", "total", "twice")
     ]
     site = {"SITE": 2}
     small = [
@@ -235,7 +241,7 @@ def collectives() -> list[Case]:
 def exchange_arguments() -> Any:
     flags = tensor(torch.int32), tensor(torch.int32)
     bias = tensor(torch.float16)
-    return handle(), *flags, tensor(torch.float16), 65536, half_matrix(), half_matrix(), bias, 16, 4096, 64
+    return handle(), *flags, tensor(torch.float16), 65536, half_matrix(), half_matrix(), bias, 16, 4096, 64, 128
 
 
 def turnstile_arguments() -> Any:
