@@ -15,6 +15,7 @@ from iris.device.handle import Handle
 
 EVERYWHERE = tuple(TARGETS)
 CUDA = ("sm_90", "sm_100")
+HIP = ("gfx942", "gfx950")
 WAITS = Event.ACQUIRE | Event.BARRIER | Event.CLOCK
 SIGNALS = Event.RELEASE | Event.BARRIER
 

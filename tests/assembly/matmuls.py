@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import triton.language as tl
-from case import CUDA, EVERYWHERE, SIGNALS, WAITS, Case, described, handle, short
+from case import CUDA, HIP, SIGNALS, WAITS, Case, described, handle, short
 from compiler import tensor
 
 from iris.device import chunk, matmul, schedule, tile
@@ -153,8 +153,9 @@ SIZES = (1024, 4096, 8192)
 
 
 def matmul_case(
-    op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, even_k: bool, split: bool, cuda: bool
+    op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, even_k: bool, split: bool, targets: tuple[str, ...]
 ) -> Case:
+    cuda = targets[0] in CUDA
     block = 32 if dtype in (torch.float32, torch.int8) else 64
     words = [op, short(dtype), *(["tma"] if tma else []), *(["trace"] if traced else []), *(["split"] if split else [])]
     constants = PLAIN | OPS[op] | {
@@ -164,17 +165,19 @@ def matmul_case(
     }  # fmt: skip
     arguments = partial(matmul_arguments, op, dtype, tma, traced, bias, split, block)
     name = f"matmul-{'-'.join(words)}-{'cuda' if cuda else 'hip'}"
-    targets = CUDA if cuda else tuple(one for one in EVERYWHERE if one not in CUDA)
     return Case(name, matmul.matmul_kernel, arguments, constants, targets, WAITS | SIGNALS)
 
 
 def matmuls() -> list[Case]:
-    nvidia = [matmul_case(*variant, cuda=True) for variant in VARIANTS]
-    amd = [
-        matmul_case(op, dtype, False, traced, bias, even_k, split, cuda=False)
-        for op, dtype, _, traced, bias, even_k, split in VARIANTS
-    ]
-    return nvidia + amd
+    """An op's first variant for all GPUs, its others for one of each vendor."""
+    firsts = {op: (op, *rest) for op, *rest in reversed(VARIANTS)}
+    cases = []
+    for op, dtype, tma, traced, bias, even_k, split in VARIANTS:
+        first = firsts[op] == (op, dtype, tma, traced, bias, even_k, split)
+        for some in (CUDA, HIP):
+            targets = some if first else some[:1]
+            cases.append(matmul_case(op, dtype, tma and some is CUDA, traced, bias, even_k, split, targets))
+    return cases
 
 
 def collectives() -> list[Case]:
