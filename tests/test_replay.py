@@ -27,7 +27,8 @@ REPLAYS = int(os.environ.get("IRIS_REPLAYS") or (3 if BACKEND == "sim" else 300)
 REPLAYED = ways()[::9] if BACKEND == "sim" else ways()
 """In the simulator, which captures nothing, no more than shows that the test works."""
 SOAK = int(os.environ.get("IRIS_SOAK") or (24 if BACKEND == "sim" else 600))
-CALLS_LIMIT_S = 60 + SOAK * (0.5 if BACKEND == "sim" else 0.05)
+CALL_LIMIT_S = 0.5 if BACKEND == "sim" else 0.05
+REPLAYS_LIMIT_S, SOAK_LIMIT_S = (60 + count * CALL_LIMIT_S for count in (REPLAYS, SOAK))
 ALIGNED: Shape = (32, 32, 32)
 RAGGED: Shape = (17, 33, 24)
 LATE_S = 0.002
@@ -96,12 +97,12 @@ def replays(way: Way, dtype: torch.dtype, count: int, seed: int) -> list[int]:
     return calls.wrong.tolist()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(REPLAYS_LIMIT_S + 30)
 @pytest.mark.parametrize("ranks", worlds(2, 8) if BACKEND != "sim" else worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("way", REPLAYED, ids=str)
 def test_replays(ranks: Ranks, way: Way, seed: int) -> None:
     dtype = DTYPES[ways().index(way) % len(DTYPES)]
-    for wrong in ranks.run(replays, way, dtype, REPLAYS, seed):
+    for wrong in ranks.run(replays, way, dtype, REPLAYS, seed, limit_s=REPLAYS_LIMIT_S):
         assert wrong == [0, 0]
 
 
@@ -123,10 +124,10 @@ def soak(count: int, seed: int) -> dict[str, list[int]]:
     return {name: calls.wrong.tolist() for name, calls in kept.items()}
 
 
-@pytest.mark.timeout(CALLS_LIMIT_S + 30)
+@pytest.mark.timeout(SOAK_LIMIT_S + 30)
 @pytest.mark.parametrize("ranks", worlds(4, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
 def test_soak(ranks: Ranks, seed: int) -> None:
-    for rank, found in enumerate(ranks.run(soak, SOAK, seed, limit_s=CALLS_LIMIT_S)):
+    for rank, found in enumerate(ranks.run(soak, SOAK, seed, limit_s=SOAK_LIMIT_S)):
         for name, wrong in found.items():
             assert wrong == [0, 0], (rank, name)
 
