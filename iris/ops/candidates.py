@@ -186,8 +186,8 @@ def candidates(problem: Problem, target: Target, *, wide: bool = False) -> Itera
     """Configs of ``problem`` that can run on ``target``, what is preferred among equals first. For one rank, where
     nothing has to move, they are of one algorithm only.
 
-    ``wide``: for one who measures: also tiles that the model cannot tell apart, Stream-K everywhere, and algorithms that
-    "auto" takes only where a row says so.
+    ``wide``: for one who measures: also tiles that the model cannot tell apart, Stream-K everywhere, and algorithms
+    that "auto" takes only where a row says so.
     """
     options = ALGORITHMS[problem.op]
     if wide:

@@ -4,8 +4,8 @@ matmul.
 A program stores its share of this rank's part into an *inbox* at every peer, sets one flag there, waits for the same
 program's flags from all peers, and takes what has come. Nobody says hello first or meets last, so data crosses the link
 once and a flag once behind it: the one-shot scheme of NCCL's LL protocols and of the custom all-reduces of serving
-engines, with a flag per program instead of one per word. Their two-shot scheme sends fewer bytes, and a second flag: each
-rank sums a part of the rows, and stores the sum into every rank's output.
+engines, with a flag per program instead of one per word. Their two-shot scheme sends fewer bytes, and a second flag:
+each rank sums a part of the rows, and stores the sum into every rank's output.
 
 An inbox has two halves, which calls take in turns. A rank that is in call n has had a flag from every peer in call
 n - 1; each peer had by then finished call n - 2, the last to read the half that is now written. A sum goes to a peer's
@@ -108,9 +108,9 @@ def exchange_kernel(
     """Every rank's part of ``rows`` × ``cols`` to every rank, in ``blocks`` blocks.
 
     ``SPLIT``: ``mine`` holds a part for each rank, one below the other, ``all_rows`` in all, so that the last may be
-    shorter; else the same part goes to all. ``TOTAL``: the parts are summed in rank order, and the bias added; else they
-    stand below (``BY_ROWS``) or beside each other. ``EVERYWHERE``: the sum goes to every rank's ``result``, symmetric, at
-    the rows that the part has there.
+    shorter; else the same part goes to all. ``TOTAL``: the parts are summed in rank order, and the bias added; else
+    they stand below (``BY_ROWS``) or beside each other. ``EVERYWHERE``: the sum goes to every rank's ``result``,
+    symmetric, at the rows that the part has there.
     """
     epoch = tl.load(turnstile) + 1
     me, program = handles.rank(handle), tl.program_id(0)

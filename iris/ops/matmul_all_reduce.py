@@ -76,7 +76,16 @@ from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_reduce"
-ALGORITHMS = ("atomic", "one_shot", "two_shot", "copy_engine", "ring", "low_latency", "low_latency_two_shot", "baseline")
+ALGORITHMS = (
+    "atomic",
+    "one_shot",
+    "two_shot",
+    "copy_engine",
+    "ring",
+    "low_latency",
+    "low_latency_two_shot",
+    "baseline",
+)
 _ROW_BY_ROW = ("copy_engine", "ring")
 """Algorithms that need an output whose rows are contiguous."""
 
