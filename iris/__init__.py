@@ -44,6 +44,7 @@ from iris.device.sync import (  # noqa: E402
 from iris.errors import (  # noqa: E402
     ArgumentError,
     BackendError,
+    CaptureError,
     ContextError,
     DTypeError,
     HeapError,
@@ -63,6 +64,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "BackendError",
+    "CaptureError",
     "ContextError",
     "DTypeError",
     "Handle",

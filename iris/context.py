@@ -103,8 +103,6 @@ class Iris(SymmetricTensors, RankLogger):
         world_size: the number of ranks.
         device: the torch device of this rank's heap.
         num_sms: SMs (compute units) of that device.
-        heap_bases: int64 tensor, the address of every rank's heap as this rank sees it; pass it to kernels.
-        handle: what device functions of :mod:`iris.peer` and :mod:`iris.device.sync` take.
         backend_name: ``"cuda"``, ``"hip"`` or ``"sim"``.
     """
 
@@ -154,20 +152,41 @@ class Iris(SymmetricTensors, RankLogger):
         self._released_by: dict[int, set[int]] = {}
         self._workspaces: dict[Hashable, Any] = {}
         self._kept: dict[Hashable, Any] = {}
+        self._agreed: set[Hashable] = set()
         self._group_tensors: dict[tuple[int, ...], torch.Tensor] = {}
         self._control = self._table.allocate(sync.CONTROL_BYTES.value, "control block")
         self._backend.bytes_at(self._control.offset, self._control.nbytes, None).zero_()
         self._status = self._backend.status_words(sync.STATUS_WORDS.value)
         self._status_view = self._status.numpy()
-        self.heap_bases = torch.tensor(self._backend.bases, dtype=torch.int64, device=self.device)
+        self._heap_bases = torch.tensor(self._backend.bases, dtype=torch.int64, device=self.device)
         info = [self.rank, self.world_size, int(timeout_s * 1e9), int(first_timeout_s * 1e9), self._status.data_ptr()]
-        self.handle = Handle(self.heap_bases, torch.tensor(info, dtype=torch.int64, device=self.device))
+        self._handle = Handle(self._heap_bases, torch.tensor(info, dtype=torch.int64, device=self.device))
+        own_base = self._heap_bases[self.rank : self.rank + 1].clone()
+        self._alone = Handle(own_base, torch.tensor([0, 1, *info[2:]], dtype=torch.int64, device=self.device))
         self._backend.synchronize(None, lambda: None)
         self._mesh.exchange("heap ready")
         self._watcher = Watcher(self._mesh, self._backend, self._control.offset)
         self.info(f"rank {self.rank} of {self.world_size} on {self.device} ({choice.reason})")
 
     # -- what a rank may ask ------------------------------------------------------------------------
+
+    @property
+    def heap_bases(self) -> torch.Tensor:
+        """int64 tensor, the address of every rank's heap as this rank sees it; pass it to kernels."""
+        self._require_open("heap_bases")
+        return self._heap_bases
+
+    @property
+    def handle(self) -> Handle:
+        """What device functions of :mod:`iris.peer` and :mod:`iris.device.sync` take."""
+        self._require_open("handle")
+        return self._handle
+
+    @property
+    def alone(self) -> Handle:
+        """As :attr:`handle`, of a job that is this rank alone, its rank 0."""
+        self._require_open("alone")
+        return self._alone
 
     def get_rank(self) -> int:
         """This rank."""
@@ -295,6 +314,16 @@ class Iris(SymmetricTensors, RankLogger):
         made: T = self._kept[key]
         return made
 
+    def agree(self, key: Hashable) -> None:
+        """Make sure, the first time that ``key`` is given, that all ranks gave the same one. Collective then.
+
+        Raises:
+            RankMismatch: they did not; says what each gave.
+        """
+        if key not in self._agreed:
+            self._exchange(str(key))
+            self._agreed.add(key)
+
     def has_workspace(self, key: Hashable) -> bool:
         """Whether :meth:`workspace` has made what ``key`` stands for; the same on all ranks."""
         return key in self._workspaces
@@ -400,9 +429,11 @@ class Iris(SymmetricTensors, RankLogger):
         """Raise if a kernel's wait expired or a peer died since the last look. Costs no synchronisation.
 
         Raises:
+            ContextError: the context is closed, belongs to a parent process, or a call on it broke off half way.
             WaitTimeout: op, rank, the rank waited for, the flag, and what was wanted and seen.
             PeerDied: the rank whose process is gone.
         """
+        self._require_open("check")
         if self._failure is not None:
             raise copy.copy(self._failure)
         if self._status_view[sync.STATUS_CODE] or self._watcher.saw_death:
@@ -413,6 +444,16 @@ class Iris(SymmetricTensors, RankLogger):
         self._failure = self._failure or copy.copy(error)
         return copy.copy(self._failure)
 
+    def broke_off(self, error: Exception) -> None:
+        """An op of this rank's ended half way, with ``error``: what its next calls would be told by peers, and peers by
+        it, cannot be relied on any more, so all later use raises."""
+        if not isinstance(error, IrisError) or self._failure is None:
+            self._failed(
+                ContextError(
+                    f"an earlier call broke off half way: {type(error).__name__}: {error}. Make a new context."
+                )
+            )
+
     def _describe_status(self) -> IrisError:
         dead = self._mesh.dead_ranks()
         if dead:
@@ -420,6 +461,8 @@ class Iris(SymmetricTensors, RankLogger):
         words = [int(word) for word in self._status_view]
         site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
         rank, peer = words[sync.STATUS_RANK], words[sync.STATUS_PEER]
+        if words[sync.STATUS_SITE] == sync.SITE_MATMUL.value:
+            rank = peer = self.rank
         if words[sync.STATUS_CODE] == sync.CODE_RELAYED.value:
             message = f"{site}: rank {rank} gave up waiting for rank {peer}, so all ranks stopped"
         else:
@@ -480,6 +523,7 @@ class Iris(SymmetricTensors, RankLogger):
             self._mesh.leave(error)
 
     def __enter__(self) -> Iris:
+        self._require_open("with")
         return self
 
     def __exit__(

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 import torch
 
 from iris.context import Iris
+from iris.errors import CaptureError
 
 
 class CopyEngine:
@@ -32,6 +33,7 @@ class CopyEngine:
         self._stream = self._backend.side_stream()
         self._on_gpu = isinstance(self._stream, torch.cuda.Stream)
         self._lanes: list[torch.cuda.Stream] = []
+        self._asked = False
         self._beside: torch.cuda.Stream | None = None
 
     def beside(self, kernel: Callable[[], None], copies: Callable[[], None]) -> None:
@@ -50,22 +52,32 @@ class CopyEngine:
     @contextmanager
     def running(self, lanes: int = 1) -> Iterator[None]:
         """Copies that are asked for in here run beside what the current stream is given in here, both behind its work
-        so far. What it is given afterwards waits for the copies, and for the second of two lanes; see :meth:`lane`."""
-        stream = self._stream
-        if isinstance(stream, torch.cuda.Stream):
-            current = torch.cuda.current_stream(self._ctx.device)
-            self._lanes = [current]
-            if lanes > 1:
-                self._beside = self._beside or self._backend.side_stream()
-                self._lanes.append(self._beside)
-            for other in (stream, *self._lanes[1:]):
-                other.wait_stream(current)
-            yield
-            for other in (stream, *self._lanes[1:]):
-                current.wait_stream(other)
-        else:
-            with stream:
-                yield
+        so far. What it is given afterwards waits for the copies, and for the second of two lanes; see :meth:`lane`.
+
+        An exception in here, once a copy has been asked for, is the end of the context: peers have been told of a call
+        that this rank does not finish."""
+        stream, self._asked = self._stream, False
+        try:
+            if isinstance(stream, torch.cuda.Stream):
+                current = torch.cuda.current_stream(self._ctx.device)
+                self._lanes = [current]
+                if lanes > 1:
+                    self._beside = self._beside or self._backend.side_stream()
+                    self._lanes.append(self._beside)
+                for other in (stream, *self._lanes[1:]):
+                    other.wait_stream(current)
+                try:
+                    yield
+                finally:
+                    for other in (stream, *self._lanes[1:]):
+                        current.wait_stream(other)
+            else:
+                with stream:
+                    yield
+        except Exception as error:
+            if self._asked and not isinstance(error, CaptureError):  # what is only recorded has not been done
+                self._ctx.broke_off(error)
+            raise
 
     @contextmanager
     def lane(self, number: int) -> Iterator[None]:
@@ -105,6 +117,7 @@ class CopyEngine:
 
         Sync: behind earlier copies of this engine, which any rank sees no later than this one.
         """
+        self._asked = True
         bases = self._backend.bases
         address = target.data_ptr() - bases[self._ctx.rank] + bases[peer]
         item = source.element_size()
@@ -116,7 +129,7 @@ class CopyEngine:
             self._backend.copy_rows(address, source.data_ptr(), pitches, width, rows, self._stream)
 
     def wait(self, word: torch.Tensor) -> None:
-        """Later copies wait until the int32 ``word`` of this rank is positive; see :meth:`clear`."""
+        """Later copies wait until the int32 ``word`` of this rank is not zero; see :meth:`clear`."""
         self._backend.wait_word(word.data_ptr(), self._stream)
 
     def clear(self, word: torch.Tensor) -> None:

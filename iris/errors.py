@@ -10,7 +10,8 @@
     ├── HeapError (MemoryError)         the symmetric heap is full, or misused
     ├── RankMismatch                    ranks made different collective calls
     ├── BackendError                    the machine lacks something Iris needs
-    ├── ContextError                    use after close, or in a forked child
+    ├── ContextError                    use after close, in a forked child, or after a call that broke off
+    ├── CaptureError                    what cannot be captured in a graph: a call that needs new memory
     ├── LaunchError                     ranks could not be started, or one failed
     ├── WaitTimeout (TimeoutError)      a bounded wait ran out; names the rank waited for
     └── PeerDied                        a peer's process is gone; names the rank
@@ -65,7 +66,11 @@ class BackendError(IrisError):
 
 
 class ContextError(IrisError):
-    """A context used after ``close()`` or in a forked child."""
+    """A context used after ``close()``, in a forked child, or after a call that broke off."""
+
+
+class CaptureError(IrisError):
+    """A call that needs new memory, made while a CUDA graph is captured: call it once before."""
 
 
 class LaunchError(IrisError):

@@ -13,7 +13,7 @@ from ranks import Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris.ops import ALGORITHMS, FusedConfig, new_workspace
-from iris.ops.all_gather_matmul import MAX_FLAGS
+from iris.ops.room import GATHER_FLAGS
 
 Change = Callable[[Trial], dict[str, Any]]
 """The arguments that a mistake replaces in a right call."""
@@ -122,7 +122,7 @@ MISTAKES = {
         "workspace", ", other",
     ),
     "small workspace": Mistake(
-        STAGED, lambda one: {"workspace": new_workspace(one.ctx, one.way.op, one.way.algorithm, 64, MAX_FLAGS)},
+        STAGED, lambda one: {"workspace": new_workspace(one.ctx, one.way.op, one.way.algorithm, 64, GATHER_FLAGS)},
         "ArgumentError", "workspace", "64 B",
     ),
     "few flags": Mistake(
@@ -135,7 +135,7 @@ MISTAKES = {
 def enough(one: Trial) -> Any:
     """A workspace large enough for any call here."""
     return one.ctx.workspace(
-        ("enough", one.way), lambda: new_workspace(one.ctx, one.way.op, one.way.algorithm, 1 << 16, MAX_FLAGS)
+        ("enough", one.way), lambda: new_workspace(one.ctx, one.way.op, one.way.algorithm, 1 << 16, GATHER_FLAGS)
     )
 
 

@@ -13,8 +13,8 @@ from ranks import BACKEND, Ranks, context, poison, worlds
 import iris
 from iris.device.sync import NEXT_EPOCH
 from iris.ops import new_workspace
-from iris.ops.all_gather_matmul import MAX_FLAGS
 from iris.ops.problem import DTYPES
+from iris.ops.room import GATHER_FLAGS
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "hbm_buffer": [
@@ -65,7 +65,7 @@ def test_options(ranks: Ranks, way: Way, options: dict[str, Any], turn: int, see
 def chunks_that_arrived(num_chunks: int) -> tuple[int, bool]:
     """How many flags peers set, and whether each holds the epoch of the second call."""
     ctx = context()
-    workspace = new_workspace(ctx, GATHER, "copy_engine", 1 << 16, MAX_FLAGS)
+    workspace = new_workspace(ctx, GATHER, "copy_engine", 1 << 16, GATHER_FLAGS)
     one = trial(ctx, Way(GATHER, "copy_engine"), (64, 16, 16), torch.float16, num_chunks)
     for _ in range(2):
         one.run(replace(SMALL, num_chunks=num_chunks), workspace)
@@ -109,7 +109,7 @@ def test_hbm_buffer_by_its_own_name(ranks: Ranks, gather_dim: int, seed: int) ->
 def one_workspace(way: Way, seed: int) -> list[float]:
     """Calls of different shapes and dtypes, one after the other in the same workspace."""
     ctx = context()
-    workspace = new_workspace(ctx, way.op, way.algorithm, 1 << 18, MAX_FLAGS)
+    workspace = new_workspace(ctx, way.op, way.algorithm, 1 << 18, GATHER_FLAGS)
     shapes = ((17, 16, 40), (9, 5, 70), (17, 16, 40))
     dtypes = (torch.float32, torch.int8, torch.int8)
     excesses = []

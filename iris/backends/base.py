@@ -51,7 +51,7 @@ class Backend(ABC):
 
     @abstractmethod
     def wait_word(self, address: int, stream: Any) -> None:
-        """Let ``stream`` wait until the int32 at ``address`` of the own memory is positive."""
+        """Let ``stream`` wait until the int32 at ``address`` of the own memory is not zero."""
 
     @abstractmethod
     def clear_word(self, address: int, stream: Any) -> None:

@@ -36,6 +36,10 @@ _MEMCPY_DEFAULT = 4
 """``cudaMemcpyDefault`` and ``hipMemcpyDefault``: the runtime finds out where the addresses are."""
 
 
+_WAIT_ANY_BIT, _ALL_BITS = 2, 0xFFFFFFFF
+"""``CU_STREAM_WAIT_VALUE_AND`` and ``hipStreamWaitValueAnd``, and a mask."""
+
+
 class _DeviceBytes:
     """A range of the heap in the form that ``torch.as_tensor`` adopts without copying."""
 
@@ -148,7 +152,9 @@ class GpuBackend(Backend):
         self._require_success(code, f"a copy of {rows} rows of {width} bytes between heaps")
 
     def wait_word(self, address: int, stream: torch.cuda.Stream) -> None:
-        self._require_success(self._wait_value(stream.cuda_stream, address, 1), "a stream that waits for a word")
+        self._require_success(
+            self._wait_value(stream.cuda_stream, address, _ALL_BITS), "a stream that waits for a word"
+        )
 
     def clear_word(self, address: int, stream: torch.cuda.Stream) -> None:
         self._require_success(self._write_value(stream.cuda_stream, address, 0), "a stream that writes a word")
@@ -192,18 +198,18 @@ def _load_copies(name: str) -> tuple[Callable[..., int], Callable[..., int]]:
 
 
 def _load_word_operations(name: str) -> tuple[Callable[[int, int, int], int], Callable[[int, int, int], int]]:
-    """Let a stream wait until an int32 word reaches a value, and write one: ``(stream, address, value) -> error``."""
+    """Let a stream wait until a 32-bit word has any of some bits, and write one: each ``(stream, address, bits)``."""
     stream, address, number = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
     if name == "cuda":
         library = ctypes.CDLL("libcuda.so.1")
         wait, write = library.cuStreamWaitValue32_v2, library.cuStreamWriteValue32_v2
         wait.argtypes = write.argtypes = [stream, address, number, ctypes.c_uint]
-        return (lambda s, a, v: int(wait(s, a, v, 0))), (lambda s, a, v: int(write(s, a, v, 0)))
+        return (lambda s, a, v: int(wait(s, a, v, _WAIT_ANY_BIT))), (lambda s, a, v: int(write(s, a, v, 0)))
     library = ctypes.CDLL("libamdhip64.so")
     wait, write = library.hipStreamWaitValue32, library.hipStreamWriteValue32
     wait.argtypes = [stream, address, number, ctypes.c_uint, number]
     write.argtypes = [stream, address, number, ctypes.c_uint]
-    return (lambda s, a, v: int(wait(s, a, v, 0, 0xFFFFFFFF))), (lambda s, a, v: int(write(s, a, v, 0)))
+    return (lambda s, a, v: int(wait(s, a, v, _WAIT_ANY_BIT, _ALL_BITS))), (lambda s, a, v: int(write(s, a, v, 0)))
 
 
 def _shared_store(mesh: Mesh) -> Store:

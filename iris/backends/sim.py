@@ -120,7 +120,7 @@ class SimBackend(Backend):
             self.copy(target + row * pitches[0], source + row * pitches[1], width, stream)
 
     def wait_word(self, address: int, stream: SideStream) -> None:
-        stream.add(lambda: stream.wait_until(lambda: ctypes.c_int32.from_address(address).value > 0))
+        stream.add(lambda: stream.wait_until(lambda: ctypes.c_int32.from_address(address).value != 0))
 
     def clear_word(self, address: int, stream: SideStream) -> None:
         stream.add(lambda: ctypes.memset(address, 0, 4))

@@ -57,10 +57,12 @@ class Crew(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A matrix as the inner loop reads it, whose first row is row number ``row`` of the whole."""
+    """A matrix as the inner loop reads it, whose first row is row number ``row`` of the whole: by a TMA descriptor of
+    it, by one of its transpose (B alone), or, if both are None, by pointers."""
 
     matrix: Any
     desc: Any
+    transposed_desc: Any
     row: Any
 
 
@@ -126,7 +128,7 @@ def _multiply(
     cols = col + tl.arange(0, BLOCK_N)
     if a.desc is None or not EVEN_K:
         a_rows = tile_pointers(a.matrix, a_ptr, tl.where(rows < row_end, rows, row_end - 1) - a.row, ks)
-    if b.desc is None or not EVEN_K:
+    if (b.desc is None and b.transposed_desc is None) or not EVEN_K:
         b_cols = tile_pointers(b.matrix, b.matrix.ptr, ks, tl.where(cols < N, cols, 0))
     whole = k_end if EVEN_K else k_begin + (k_end - k_begin) // BLOCK_K * BLOCK_K
     for position in range(k_begin, whole, BLOCK_K):
@@ -137,10 +139,12 @@ def _multiply(
             a_tile = tl.load(a_rows + k.to(tl.int64) * a.matrix.col_stride)
         else:
             a_tile = a.desc.load([row - a.row, k])
-        if b.desc is None:
-            b_tile = tl.load(b_cols + k.to(tl.int64) * b.matrix.row_stride)
-        else:
+        if b.desc is not None:
             b_tile = b.desc.load([k, col])
+        elif b.transposed_desc is not None:
+            b_tile = b.transposed_desc.load([col, k]).T
+        else:
+            b_tile = tl.load(b_cols + k.to(tl.int64) * b.matrix.row_stride)
         acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION, out_dtype=acc.dtype)
     if not EVEN_K:
         if whole < k_end:
@@ -351,6 +355,7 @@ def matmul_kernel(
     a_desc,
     b,
     b_desc,
+    bt_desc,
     c,
     bias_ptr,
     slots,
@@ -405,9 +410,9 @@ def matmul_kernel(
             )  # fmt: skip
             if TRACE:
                 trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), -1)
-    own_shard = Operand(own, own_desc, me * M if SHARDED else 0)
-    gathered = Operand(a, a_desc, 0)
-    right = Operand(b, b_desc, 0)
+    own_shard = Operand(own, own_desc, None, me * M if SHARDED else 0)
+    gathered = Operand(a, a_desc, None, 0)
+    right = Operand(b, b_desc, bt_desc, 0)
     if program >= crew.dedicated:
         worker, workers = program - crew.dedicated, tl.num_programs(0) - crew.dedicated
         begin = 0

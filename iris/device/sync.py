@@ -2,7 +2,8 @@
 
 A *flag* is one aligned int32 word on the symmetric heap. It only grows: each use of it announces the next
 *epoch*, so nothing is ever reset and a captured graph replays correctly. Comparison is by difference, so
-the count may wrap around.
+the count may wrap around. Ops' flags are never more than a few epochs ahead of a wait: one that looks further ahead
+was last set before the count wrapped, and is waited for.
 
 Publishing: all stores → CTA barrier → one release at ``sys`` scope (:func:`signal`).
 Consuming: acquire at ``sys`` scope → CTA barrier → loads (:func:`wait`).
@@ -73,6 +74,8 @@ def abort_code(waiting: int, peer: int) -> int:
 
 
 _POLLS_PER_CHECK: tl.constexpr = tl.constexpr(64)
+_MOST_AHEAD: tl.constexpr = tl.constexpr(1024)
+"""How far a flag of an op's may be ahead of what it is waited for; a few epochs, at most a count per rank of each."""
 
 
 @triton.jit
@@ -129,19 +132,19 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
 
     Args:
         flag_ptr: int32 flag in this rank's heap.
-        value: the epoch to wait for; reached when ``flag - value >= 0``.
+        value: the epoch to wait for; reached when ``flag - value >= 0``, for an op's flags when it is small, too.
         peer: the rank expected to signal, named if the wait expires.
         site: what to call this wait in the error, a key of :data:`SITES`.
 
     Sync: acquires at sys scope, for all threads of this program, what the signaller released.
-    Bounded: by the context's ``timeout_s``, or ``first_timeout_s`` while ``value`` is at most 1.
+    Bounded: by the context's ``timeout_s``, or ``first_timeout_s`` where ``value`` is 0 or 1.
     """
     seen = _poll(flag_ptr)
-    if seen - value < 0:
+    if _ahead(seen, value, site) < 0:
         started = clock_ns()
         stopped = _stopped(handle)
         polls = 0
-        while (seen - value < 0) & (stopped == 0):
+        while (_ahead(seen, value, site) < 0) & (stopped == 0):
             seen = _poll(flag_ptr)
             polls += 1
             if polls % _POLLS_PER_CHECK == 0:
@@ -162,13 +165,13 @@ def signal_all(flag_ptr, values, peers, valid, handle):
 @triton.jit
 def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_USER):
     """:func:`wait` for several flags at once: all arguments but the last two are blocks, masked by ``valid``."""
-    ahead = _poll_all(flag_ptrs, values, valid)
+    ahead = _poll_all(flag_ptrs, values, valid, site)
     if tl.min(ahead) < 0:
         started = clock_ns()
         stopped = _stopped(handle)
         polls = 0
         while (tl.min(ahead) < 0) & (stopped == 0):
-            ahead = _poll_all(flag_ptrs, values, valid)
+            ahead = _poll_all(flag_ptrs, values, valid, site)
             polls += 1
             if polls % _POLLS_PER_CHECK == 0 and tl.min(ahead) < 0:
                 first = tl.arange(0, ahead.shape[0]) == tl.argmin(ahead, 0)
@@ -187,7 +190,7 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
     Arguments as for :func:`wait_all`; the first lane is valid. Acquires for all that are counted.
     """
     lanes = tl.arange(0, valid.shape[0])
-    leading = _leading(flag_ptrs, values, valid, lanes)
+    leading = _leading(flag_ptrs, values, valid, lanes, site)
     if leading == 0:
         first = lanes == 0
         value = tl.sum(tl.where(first, values, 0))
@@ -197,7 +200,7 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
         stopped = _stopped(handle)
         polls = 0
         while (leading == 0) & (stopped == 0):
-            leading = _leading(flag_ptrs, values, valid, lanes)
+            leading = _leading(flag_ptrs, values, valid, lanes, site)
             polls += 1
             if polls % _POLLS_PER_CHECK == 0 and leading == 0:
                 stopped = _check_bounds(offset, value, value - 1, peer, started, handle, site)
@@ -207,17 +210,26 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
 
 
 @triton.jit
-def _leading(flag_ptrs, values, valid, lanes):
+def _leading(flag_ptrs, values, valid, lanes, site: tl.constexpr):
     """How many flags from the first on are reached."""
-    reached = valid & (_poll_all(flag_ptrs, values, valid) >= 0)
+    reached = valid & (_poll_all(flag_ptrs, values, valid, site) >= 0)
     return tl.min(tl.where(reached, valid.shape[0], lanes))
 
 
 @triton.jit
-def _poll_all(flag_ptrs, values, valid):
+def _poll_all(flag_ptrs, values, valid, site: tl.constexpr):
     """How far each flag is ahead of its value; negative where it must still be waited for."""
     seen = tl.atomic_add(flag_ptrs, values * 0, mask=valid, sem="acquire", scope="sys")
-    return tl.where(valid, seen - values, 0)
+    return tl.where(valid, _ahead(seen, values, site), 0)
+
+
+@triton.jit
+def _ahead(seen, value, site: tl.constexpr):
+    """How far a flag is ahead of a value; negative where it must still be waited for."""
+    ahead = seen - value
+    if site != SITE_USER:
+        ahead = tl.where(ahead < _MOST_AHEAD, ahead, -1)
+    return ahead
 
 
 @triton.jit
@@ -234,7 +246,7 @@ def _check_bounds(offset, value, seen, peer, started, handle, site: tl.constexpr
     """Whether to give up this wait: its time is over, a peer is dead, or another rank gave up."""
     stopped = 0
     limit = tl.load(handle.info + TIMEOUT_NS)
-    if value <= 1:
+    if (value == 0) | (value == 1):
         limit = tl.load(handle.info + FIRST_TIMEOUT_NS)
     waited = clock_ns() - started
     told = tl.atomic_add(_abort_word(handle), 0, sem="acquire", scope="sys")
@@ -314,13 +326,26 @@ def barrier_kernel(handle, members_ptr, count):
 
 
 @triton.jit
+def _following(epoch):
+    """The epoch after this one. None is 0, which a word of the copy engine's holds when there is nothing to do; behind
+    -1, odd, comes 2, even, as halves of inboxes take turns."""
+    return tl.where(epoch == -1, 2, epoch + 1)
+
+
+@triton.jit
+def coming_epoch(turnstile_ptr):
+    """The epoch of the call that begins."""
+    return _following(tl.load(turnstile_ptr))
+
+
+@triton.jit
 def enter(turnstile_ptr, handle):
     """Begin a kernel that touches peers' memory: tell all ranks that this one has come so far. Returns the epoch.
 
     Called once by every program of the kernel. After :func:`wait_entered` for a peer, what ran on that peer's
     stream before its kernel is visible, and its buffers may be read and written.
     """
-    epoch = tl.load(turnstile_ptr) + 1
+    epoch = coming_epoch(turnstile_ptr)
     if tl.program_id(0) == 0:
         peers, valid = _everyone(handle)
         signal_all(turnstile_ptr + _ENTERED + rank(handle), epoch + peers * 0, peers, valid, handle)
@@ -367,7 +392,7 @@ def end_epoch(turnstile_ptr, epoch):
     if tl.atomic_add(turnstile_ptr + _LEFT_COUNT, 1, sem="relaxed", scope="sys") == tl.num_programs(0) - 1:
         tl.store(turnstile_ptr + _LEFT_COUNT, 0)
         tl.store(turnstile_ptr, epoch)
-        tl.store(turnstile_ptr + NEXT_EPOCH, epoch + 1)
+        tl.store(turnstile_ptr + NEXT_EPOCH, _following(epoch))
 
 
 @triton.jit
@@ -386,4 +411,4 @@ def leave(turnstile_ptr, epoch, handle, site: tl.constexpr = SITE_USER, meet: tl
             signal_all(turnstile_ptr + _LEFT + rank(handle), epoch + peers * 0, peers, valid, handle)
             wait_all(turnstile_ptr + _LEFT + peers, epoch + peers * 0, peers, valid, handle, site)
         tl.store(turnstile_ptr, epoch)
-        tl.store(turnstile_ptr + NEXT_EPOCH, epoch + 1)
+        tl.store(turnstile_ptr + NEXT_EPOCH, _following(epoch))

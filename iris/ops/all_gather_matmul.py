@@ -79,13 +79,14 @@ from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
-from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace, staging_fits, workspace_for
+from iris.ops.room import GATHER_FLAGS, room
+from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "all_gather_matmul"
 ALGORITHMS = ("pull", "push", "hbm_buffer", "copy_engine", "decomposed", "low_latency", "baseline")
-MAX_FLAGS = 1 << 16
-"""Flags for pieces of A, over all ranks, chunks and pieces."""
+_READ_BY_PEERS = ("pull", "hbm_buffer")
+"""Algorithms that need A on the symmetric heap."""
 
 
 @triton.jit
@@ -263,7 +264,7 @@ def all_gather_matmul(
     bias: torch.Tensor | None = None,
     *,
     gather_dim: int | None = None,
-    config: FusedConfig | None = None,
+    config: FusedConfig | str | None = None,
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
 ) -> torch.Tensor:
@@ -302,31 +303,15 @@ def all_gather_matmul(
     bias_is = bias_kind(OP, bias, m, n)
     received = rows * cols * A_sharded.element_size() * (world - 1)
     problem = Problem(OP, m, n, k, A_sharded.dtype, world, received, 0 if by_rows else 1)
-    blocks = blocks_of(A_sharded.shape, ctx.num_sms)
-
-    def staging_nbytes(algorithm: str) -> int:
-        if algorithm == "low_latency":
-            return blocks.inbox_nbytes(world, A_sharded.dtype)
-        return m * k * A_sharded.element_size()
-
-    def runs(algorithm: str) -> bool:
-        if algorithm == "pull":
-            return True
-        room = staging_fits(ctx, OP, algorithm, workspace, staging_nbytes(algorithm), MAX_FLAGS)
-        return room and (algorithm != "hbm_buffer" or ctx.is_symmetric(A_sharded))
-
-    chosen = resolve(ctx, problem, config, ALGORITHMS, runs)
+    symmetric = ctx.is_symmetric(A_sharded)
+    takes = (lambda _: True) if symmetric else (lambda one: one not in _READ_BY_PEERS)
+    chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace, takes)
     call = _Call(ctx, problem, by_rows, output, A_sharded, B, bias, bias_is, chosen, trace_of(ctx, OP, trace))
-    if chosen.algorithm in ("pull", "hbm_buffer"):
+    if chosen.algorithm in _READ_BY_PEERS:
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
-    if world == 1:
-        call.local(workspace_for(ctx, OP, chosen.algorithm, workspace))
-    elif chosen.algorithm == "pull":
-        call.pull(workspace_for(ctx, OP, chosen.algorithm, workspace))
-    else:
-        staging = workspace_for(ctx, OP, chosen.algorithm, workspace, staging_nbytes(chosen.algorithm), MAX_FLAGS)
-        getattr(call, chosen.algorithm)(staging)
+    ours = workspace_for(ctx, OP, chosen.algorithm, workspace, *room(problem, chosen, ctx.num_sms))
+    getattr(call, chosen.algorithm if world > 1 else "local")(ours)
     return output
 
 
@@ -363,9 +348,9 @@ class _Call:
     def hbm_buffer(self, workspace: FusedWorkspace) -> None:
         config, cols = self.config, self.own.shape[1]
         chunks, blocks = self._chunks(-(-self.own.shape[0] // config.block_size_m))
-        room = MAX_FLAGS // (self.ctx.world_size * chunks)
+        most = GATHER_FLAGS // (self.ctx.world_size * chunks)
         k_blocks = -(-cols // config.block_size_k)
-        k_per_flag = max(config.k_per_flag, -(-k_blocks // room))
+        k_per_flag = max(config.k_per_flag, -(-k_blocks // most))
         pieces = -(-k_blocks // k_per_flag)
         fetchers = config.movers(OP, self.ctx.num_sms)
         first_fetchers = max(fetchers, config.first_stage_fetch_sms or 0)
@@ -396,7 +381,7 @@ class _Call:
         with engine.running(lanes_for(own.dtype)):
             self._put(parts, own, chunks)
             if self.by_rows:
-                self._multiply_rows(own, Rows(rank * rows, rows))
+                self._multiply_rows(workspace, own, Rows(rank * rows, rows))
             for step, chunk in itertools.product(range(1, world) if self.by_rows else (1,), range(len(chunks))):
                 part, owner = chunks[chunk], (rank - step) % world
                 with engine.lane(step * len(chunks) + chunk):
@@ -406,7 +391,7 @@ class _Call:
                     else:
                         part.of(self._part(staged)).copy_(part.of(own))
                         parts.wait_arrival(chunk, rank + 1, world - 1, stride=len(chunks))
-                    self._multiply_rows(part.of(staged), part)
+                    self._multiply_rows(workspace, part.of(staged), part)
         parts.leave(meet=True)
 
     def low_latency(self, workspace: FusedWorkspace) -> None:
@@ -415,7 +400,7 @@ class _Call:
         blocks = blocks_of(self.own.shape, self.ctx.num_sms)
         site = SITE_ALL_GATHER_MATMUL.value
         exchange(self.ctx, workspace, blocks, self.own, gathered, site, by_rows=self.by_rows)
-        plain_matmul(self.ctx, self.output, gathered, self.b, self.bias, self.config, self.trace)
+        plain_matmul(workspace, self.output, gathered, self.b, self.bias, self.config, self.trace)
 
     def baseline(self, workspace: FusedWorkspace) -> None:
         (rows, cols), staged, config = self.own.shape, self._staged(workspace), self.config
@@ -429,7 +414,7 @@ class _Call:
             SEGMENTS=1 if self.by_rows else self.ctx.world_size,
             COURIER_M=config.comm_block_m, COURIER_N=config.comm_block_n, num_warps=8,
         )  # fmt: skip
-        plain_matmul(self.ctx, self.output, staged, self.b, self.bias, config, self.trace)
+        plain_matmul(workspace, self.output, staged, self.b, self.bias, config, self.trace)
 
     def _put(self, parts: Decomposition, own: torch.Tensor, chunks: list[Rows]) -> None:
         """Ask for copies of the own part to all peers, previous rank first, and of the epoch behind each chunk."""
@@ -441,10 +426,10 @@ class _Call:
             parts.engine.put(part.of(own), part.of(here), peer)
             parts.flag(rank * len(chunks) + chunk, peer)
 
-    def _multiply_rows(self, a: torch.Tensor, rows: Rows) -> None:
+    def _multiply_rows(self, workspace: FusedWorkspace, a: torch.Tensor, rows: Rows) -> None:
         """The library's matmul of some rows of A, given as ``a``."""
         bias = bias_of(rows, self.bias, self.bias_is)
-        plain_matmul(self.ctx, rows.of(self.output), a, self.b, bias, self.config, self.trace)
+        plain_matmul(workspace, rows.of(self.output), a, self.b, bias, self.config, self.trace)
 
     def _part(self, staged: torch.Tensor) -> torch.Tensor:
         """This rank's rows or columns of the gathered A."""
@@ -498,7 +483,7 @@ class _Call:
 
 
 def _gather_dim(a: torch.Tensor, b: torch.Tensor, world: int, given: int | None) -> int:
-    if given not in (None, 0, 1):
+    if given is not None and (type(given) is not int or given not in (0, 1)):
         raise ArgumentError(OP, "gather_dim", "0, 1 or None", given)
     if given is not None:
         return given

@@ -182,26 +182,30 @@ _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
 _AMD_ONLY = {"waves_per_eu", "matrix_instr_nonkdim", "kpack"}
 
 
-def candidates(problem: Problem, target: Target, *, wide: bool = False) -> Iterator[FusedConfig]:
+def candidates(
+    problem: Problem, target: Target, *, wide: bool = False, algorithm: str | None = None
+) -> Iterator[FusedConfig]:
     """Configs of ``problem`` that can run on ``target``, what is preferred among equals first. For one rank, where
     nothing has to move, they are of one algorithm only.
 
     ``wide``: for one who measures: also tiles that the model cannot tell apart, Stream-K everywhere, and algorithms
-    that "auto" takes only where a row says so.
+    that "auto" takes only where a row says so. ``algorithm``: of this one only, whichever it is.
     """
     options = ALGORITHMS[problem.op]
-    if wide:
+    if wide or algorithm is not None:
         options = options | _ONLY_MEASURED.get(problem.op, {})
-    if problem.world_size == 1:
+    if algorithm is not None:
+        options = {algorithm: options.get(algorithm, ({},))}
+    elif problem.world_size == 1:
         options = dict(list(options.items())[:1])
-    for algorithm, choices in options.items():
+    for name, choices in options.items():
         tiles = _tiles(target, problem.dtype, wide)
         for number, tile in enumerate(tiles):
-            if algorithm in LIBRARY and number > 0:
+            if name in LIBRARY and number > 0:
                 break
             for fields in choices:
-                for split in _splits(problem, algorithm, tile, target, wide):
-                    config = FusedConfig(algorithm, **tile, **fields, **split)
+                for split in _splits(problem, name, tile, target, wide):
+                    config = FusedConfig(name, **tile, **fields, **split)
                     if obstacle(problem, config, target) is None:
                         yield config
 

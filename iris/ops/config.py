@@ -10,6 +10,9 @@ from iris.errors import ArgumentError
 
 LAYOUTS = ("k_contiguous", "m_contiguous")
 """How A is staged: row by row, or column by column."""
+_KINDS: dict[str, type] = {"algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool}
+"""Types of fields that are no numbers."""
+_WARPS = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,10 @@ class FusedConfig:
 
     def check(self, op: str, algorithms: tuple[str, ...], num_sms: int, dtype: torch.dtype | None = None) -> None:
         """Raise ArgumentError, naming the field, if this config cannot run ``op`` on ``num_sms`` SMs with ``dtype``."""
+        for field in fields(self):
+            value, kind = getattr(self, field.name), _KINDS.get(field.name, int)
+            if type(value) is not kind and not (value is None and field.default is None):
+                raise ArgumentError(op, f"config.{field.name}", f"of type {kind.__name__}", repr(value))
         if self.algorithm not in algorithms:
             raise ArgumentError(op, "config.algorithm", f"one of {', '.join(algorithms)}", repr(self.algorithm))
         for name in ("block_size_m", "block_size_n", "block_size_k", "comm_block_m", "comm_block_n"):
@@ -79,12 +86,10 @@ class FusedConfig:
             raise ArgumentError(op, "config.block_size_k", expected, self.block_size_k)
         for field in fields(self):
             value = getattr(self, field.name)
-            if (
-                isinstance(value, int)
-                and not isinstance(value, bool)
-                and value < (0 if field.name == "waves_per_eu" else 1)
-            ):
+            if type(value) is int and value < (0 if field.name == "waves_per_eu" else 1):
                 raise ArgumentError(op, f"config.{field.name}", "a positive number", value)
+        if self.num_warps not in _WARPS:
+            raise ArgumentError(op, "config.num_warps", f"one of {', '.join(map(str, _WARPS))}", self.num_warps)
         programs = self.num_sms or num_sms
         if programs > num_sms:
             raise ArgumentError(

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
-from iris.device.sync import MAX_RANKS, NEXT_EPOCH, enter, leave, wait_all, wait_entered
+from iris.device.sync import MAX_RANKS, NEXT_EPOCH, coming_epoch, enter, leave, wait_all, wait_entered
 from iris.device.tile import BIAS_ROW
 from iris.engine import CopyEngine
 from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace
@@ -37,7 +37,7 @@ def entry_kernel(handle, turnstile):
 @triton.jit(do_not_specialize=["first", "count"])
 def entered_kernel(handle, turnstile, first, count, SITE: tl.constexpr):
     """Wait until ``count`` ranks, from ``first`` on, have entered the call."""
-    epoch = tl.load(turnstile) + 1
+    epoch = coming_epoch(turnstile)
     for step in range(count):
         wait_entered(turnstile, epoch, (first + step) % handles.world_size(handle), handle, SITE)
 
@@ -46,7 +46,7 @@ def entered_kernel(handle, turnstile, first, count, SITE: tl.constexpr):
 def arrival_kernel(handle, turnstile, ready, slot, first, count, stride, SITE: tl.constexpr):
     """Wait until ``count`` ranks, from ``first`` on, have flagged what they sent: rank r flag ``slot + r * stride``.
     What runs behind this kernel on its stream sees it."""
-    epoch = tl.load(turnstile) + 1
+    epoch = coming_epoch(turnstile)
     lanes = tl.arange(0, MAX_RANKS)
     valid = lanes < count
     sources = tl.where(valid, (first + lanes) % handles.world_size(handle), first)
@@ -56,7 +56,7 @@ def arrival_kernel(handle, turnstile, ready, slot, first, count, stride, SITE: t
 @triton.jit
 def exit_kernel(handle, turnstile, SITE: tl.constexpr, MEET: tl.constexpr):
     """The end of the call; see :func:`iris.device.sync.leave`."""
-    leave(turnstile, tl.load(turnstile) + 1, handle, SITE, MEET)
+    leave(turnstile, coming_epoch(turnstile), handle, SITE, MEET)
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,11 @@ class Decomposition:
         epoch = self.workspace.turnstile[NEXT_EPOCH.value :][:1]
         self.engine.put(epoch, self.workspace.ready[slot:][:1], peer)
 
+    def meet(self) -> None:
+        """Behind a kernel that has left, and copies: wait until all ranks have come so far."""
+        turnstile = self.workspace.second_turnstile
+        exit_kernel[(1,)](self.ctx.handle, turnstile, SITE=self.site, MEET=True, num_warps=1)
+
     def leave(self, *, meet: bool) -> None:
         """End the call; ``meet``: on no rank before all ranks have come so far."""
         exit_kernel[(1,)](self.ctx.handle, self.workspace.turnstile, SITE=self.site, MEET=meet, num_warps=1)
@@ -148,6 +153,7 @@ def reduce_in_ring(
     """
     engine, rank, world = parts.engine, parts.ctx.rank, parts.ctx.world_size
     following, before = (rank + 1) % world, (rank - 1) % world
+    asked = world == 1
     with engine.running():
         for step, chunk in itertools.product(range(world), range(len(chunks))):
             owner, last = (rank - 1 - step) % world, step == world - 1
@@ -158,8 +164,9 @@ def reduce_in_ring(
             if step > 0:
                 parts.wait_arrival(slot, before)
             multiply(rows, step > 0, last)
-            if step == 0 and not last:
+            if not asked:
                 parts.wait_entered(following, 1)
+                asked = True
             engine.follow()
             if not last:
                 engine.put(moving, moving, following)

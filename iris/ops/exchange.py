@@ -25,7 +25,7 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device import handle as handles
 from iris.device.peer import translate
-from iris.device.sync import MAX_RANKS, end_epoch, signal_all, wait_all
+from iris.device.sync import MAX_RANKS, coming_epoch, end_epoch, signal_all, wait_all
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers
 from iris.ops.workspace import FusedWorkspace
 
@@ -112,9 +112,9 @@ def exchange_kernel(
     they stand below (``BY_ROWS``) or beside each other. ``EVERYWHERE``: the sum goes to every rank's ``result``,
     symmetric, at the rows that the part has there.
     """
-    epoch = tl.load(turnstile) + 1
+    epoch = coming_epoch(turnstile)
     me, program = handles.rank(handle), tl.program_id(0)
-    inbox += (epoch % 2).to(tl.int64) * half
+    inbox += (epoch & 1).to(tl.int64) * half
     for block in range(program, blocks, tl.num_programs(0)):
         tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
         for step in tl.static_range(WORLD):

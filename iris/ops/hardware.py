@@ -63,9 +63,15 @@ class Hardware:
 def number_format(dtype: torch.dtype) -> str:
     """The key of ``dtype`` in a table of rates: ``bf16``, ``fp16``, ``fp8``, ``int8``, ``tf32``, ``fp32``, …"""
     if dtype == torch.float32:
-        return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
+        return "tf32" if allows_tf32() else "fp32"
     name = str(dtype).removeprefix("torch.")
     return "fp8" if name.startswith("float8") else _FORMATS.get(name, name)
+
+
+def allows_tf32() -> bool:
+    """Whether torch.matmul may round float32 to TF32. Asked of PyTorch's newer switch, which the older one sets, too;
+    the older one refuses to answer once the newer has been set."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 _FORMATS = {"bfloat16": "bf16", "float16": "fp16"}

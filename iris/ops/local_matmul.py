@@ -17,7 +17,7 @@ from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, resolve, run
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
-from iris.ops.workspace import FusedWorkspace, workspace_for
+from iris.ops.workspace import FusedWorkspace, local_workspace, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "matmul"
@@ -32,7 +32,7 @@ def matmul(
     B: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    config: FusedConfig | None = None,
+    config: FusedConfig | str | None = None,
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
 ) -> torch.Tensor:
@@ -51,8 +51,7 @@ def matmul(
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
 
-    Sync: on the current stream. All ranks call it the first time, as it makes flags on the symmetric heap; later calls
-        need no other rank.
+    Sync: on the current stream; no other rank takes part.
     """
     ctx.check()
     check_operands(ctx, OP, output, ("A", A), B, bias)
@@ -61,15 +60,18 @@ def matmul(
     check_shape(OP, "output", output, (m, n), "rows of A, columns of B")
     bias_is = bias_kind(OP, bias, m, n)
     problem = Problem(OP, m, n, k, A.dtype, 1, 0)
-    chosen = resolve(ctx, problem, config, ALGORITHMS)
-    plan = Plan(SITE_MATMUL.value, meet=False)
-    flags = workspace_for(ctx, OP, chosen.algorithm, workspace)
+    chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace)
+    plan = Plan(SITE_MATMUL.value, meet=False, alone=True)
+    if workspace is None:
+        flags = ctx.kept((OP, chosen.algorithm), lambda: local_workspace(ctx))
+    else:
+        flags = workspace_for(ctx, OP, chosen.algorithm, workspace)
     run(ctx, problem, plan, output, A, B, bias, bias_is, chosen, flags, trace_of(ctx, OP, trace))
     return output
 
 
 def plain_matmul(
-    ctx: Iris,
+    workspace: FusedWorkspace,
     output: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -77,28 +79,24 @@ def plain_matmul(
     config: FusedConfig,
     trace: Trace | None = None,
 ) -> None:
-    """``output = a @ b + bias`` as PyTorch does it: the second half of every baseline; int8 by :func:`matmul`."""
+    """``output = a @ b + bias`` as PyTorch does it: the second half of every baseline; int8 by :func:`matmul`, with
+    flags that the call's ``workspace`` keeps for it."""
     if a.dtype == torch.int8 or (bias is not None and bias.dim() == 1 and bias.shape[0] != b.shape[1]):
-        matmul(
-            ctx,
-            output,
-            a,
-            b,
-            bias,
-            config=FusedConfig(**{**config.__dict__, "algorithm": "auto"}),
-            trace=trace or False,
-        )
+        own, flags = FusedConfig(**{**config.__dict__, "algorithm": "auto"}), workspace.for_matmul()
+        matmul(workspace.ctx, output, a, b, bias, config=own, workspace=flags, trace=trace or False)
     elif bias is None:
         torch.matmul(a, b, out=output)
     else:
         torch.addmm(bias, a, b, out=output)
 
 
-def add_product(ctx: Iris, total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, config: FusedConfig) -> None:
+def add_product(
+    workspace: FusedWorkspace, total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, config: FusedConfig
+) -> None:
     """``total += a @ b`` as PyTorch does it, rounded once; int8 by :func:`matmul`."""
     if a.dtype == torch.int8:
         product = torch.empty_like(total)
-        plain_matmul(ctx, product, a, b, None, config)
+        plain_matmul(workspace, product, a, b, None, config)
         total += product
     else:
         torch.addmm(total, a, b, out=total)

@@ -16,12 +16,15 @@ from iris.context import Iris
 from iris.device import matmul as kernels
 from iris.device import schedule, tile
 from iris.device.tile import Flags, Matrix
-from iris.errors import DTypeError, PlacementError, ShapeError
+from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
+from iris.ops.candidates import LIBRARY
 from iris.ops.config import FusedConfig, Target
-from iris.ops.pick import pick_config
+from iris.ops.hardware import allows_tf32
+from iris.ops.pick import can_run, pick_config
 from iris.ops.problem import DTYPES, Problem, output_dtype
+from iris.ops.room import room
 from iris.ops.tuned import SIMULATED
-from iris.ops.workspace import FusedWorkspace
+from iris.ops.workspace import FusedWorkspace, staging_fits
 from iris.trace import Trace
 
 DEFER_FROM_TILES = 8
@@ -54,6 +57,8 @@ class Plan:
     own: bool = False
     piecewise: bool = False
     meet: bool = True
+    alone: bool = False
+    """No other rank takes part."""
     chunks: int = 1
     blocks_per_chunk: int = 1
     chunk_rows: int = 0
@@ -64,6 +69,8 @@ class Plan:
     first_units: int = 0
     counts: int = 0
     rounds: int = 1
+    per_round: int | None = None
+    """Tiles of each shard in a round, where not all rounds are alike but the last; None: as ``rounds`` divide them."""
 
     def rows(self, problem: Problem) -> int:
         """Rows of A as the kernel counts them: of one shard where A is sharded by rows, else all."""
@@ -92,12 +99,15 @@ def check_operands(
     for argument, matrix in matrices.items():
         if not isinstance(matrix, torch.Tensor):
             raise DTypeError(op, argument, "a tensor", type(matrix).__name__)
+        if matrix.layout != torch.strided:
+            raise ArgumentError(op, argument, "a dense tensor", matrix.layout)
         if matrix.dim() != 2:
             raise ShapeError(op, argument, "2 dimensions", f"{matrix.dim()}: {tuple(matrix.shape)}")
         if 0 in matrix.shape:
             raise ShapeError(op, argument, "at least one row and column", tuple(matrix.shape))
         if matrix.device != ctx.device:
             raise PlacementError(op, argument, f"a tensor on {ctx.device}", matrix.device)
+        _check_no_gradient(op, argument, matrix)
     if tensor.dtype not in DTYPES:
         raise DTypeError(op, name, f"one of {', '.join(map(str, DTYPES))}", tensor.dtype)
     if b.dtype != tensor.dtype:
@@ -113,6 +123,15 @@ def check_operands(
             raise DTypeError(op, "bias", str(output.dtype), bias.dtype)
         if not bias.is_contiguous():
             raise ShapeError(op, "bias", "a contiguous tensor", f"strides {bias.stride()}", "Pass bias.contiguous().")
+        _check_no_gradient(op, "bias", bias)
+
+
+def _check_no_gradient(op: str, argument: str, tensor: torch.Tensor) -> None:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            op, argument, "a tensor that needs no gradient", "one with requires_grad=True",
+            "Iris records no gradients: call the op under torch.no_grad() or torch.inference_mode().",
+        )  # fmt: skip
 
 
 def check_shape(op: str, argument: str, tensor: torch.Tensor, expected: tuple[int, ...], why: str) -> None:
@@ -166,8 +185,9 @@ def run(
     rows, k = plan.rows(problem), problem.k // plan.segments
     per_shard = plan.tiles_per_shard(problem, config)
     tiles = plan.shards * per_shard
-    b_block, a_block = [config.block_size_k, config.block_size_n], [config.block_size_m, config.block_size_k]
-    b_desc = _describe(b, b_block) if target.tma else None
+    a_block = [config.block_size_m, config.block_size_k]
+    b_desc = _describe(b, [config.block_size_k, config.block_size_n]) if target.tma else None
+    bt_desc = _describe(b.T, [config.block_size_n, config.block_size_k]) if target.tma and b_desc is None else None
     own_desc = _describe(own, a_block) if target.tma and (plan.own or plan.source is kernels.local_source) else None
     whole = own if gathered is None else gathered
     whole_desc = own_desc if whole is own else _describe(whole, a_block) if target.tma else None
@@ -193,7 +213,7 @@ def run(
         plan.chunks, plan.blocks_per_chunk, plan.pieces, plan.piece_k or k,
     )  # fmt: skip
     start_kernel.get()(kernels.matmul_kernel, (programs,))(
-        ctx.handle,
+        ctx.alone if plan.alone else ctx.handle,
         flags,
         Matrix(own, *own.stride()),
         own_desc,
@@ -201,6 +221,7 @@ def run(
         whole_desc,
         Matrix(b, *b.stride()),
         b_desc,
+        bt_desc,
         Matrix(output, *output.stride()),
         bias,
         slots,
@@ -210,7 +231,7 @@ def run(
         problem.n,
         k,
         per_shard,
-        -(-per_shard // plan.rounds),
+        plan.per_round or -(-per_shard // plan.rounds),
         kernels.Crew(plan.couriers, plan.dedicated, plan.first_units),
         plan.chunk_rows,
         SCHEDULE=plan.schedule,
@@ -247,22 +268,68 @@ def run(
 def resolve(
     ctx: Iris,
     problem: Problem,
-    config: FusedConfig | None,
+    config: FusedConfig | str | None,
     algorithms: tuple[str, ...],
-    runs: Callable[[str], bool] = lambda _: True,
+    workspace: FusedWorkspace | None,
+    trace: object,
+    takes: Callable[[str], bool] = lambda _: True,
 ) -> FusedConfig:
-    """The config to run with, its algorithm settled: the caller's, checked, or the picked one.
+    """The config to run with, its algorithm settled: the caller's, checked, or the picked one; the same on all ranks.
 
-    ``runs`` says whether an algorithm can run: its staging memory is, or could be, there, and it takes the operands.
+    "auto" leaves out algorithms that need more memory than there is, on the heap or in ``workspace``, those that do not
+    take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced.
+
+    Raises:
+        ArgumentError: ``config`` cannot run, or cannot be traced.
+        RankMismatch: other ranks call the op with another problem or config. Found in the first call with these.
     """
-    if config is not None:
-        config.check(problem.op, ("auto", *algorithms), ctx.num_sms, problem.dtype)
-        if config.algorithm != "auto":
-            return config
-    picked = pick_config(problem, target_of(ctx))
-    if not runs(picked.algorithm):
-        picked = pick_config(problem, target_of(ctx, tuple(one for one in algorithms if not runs(one))))
-    return picked if config is None else replace(config, algorithm=picked.algorithm)
+    chosen = _chosen(ctx, problem, config, algorithms, workspace, bool(trace), takes)
+    if trace and config is not None and chosen.algorithm in LIBRARY:
+        expected = "none, or an algorithm that is not made of torch.matmul"
+        raise ArgumentError(problem.op, "trace", expected, f"one of {chosen.algorithm}")
+    if problem.world_size > 1:
+        ctx.agree((problem, chosen))
+    return chosen
+
+
+def _chosen(
+    ctx: Iris,
+    problem: Problem,
+    config: FusedConfig | str | None,
+    algorithms: tuple[str, ...],
+    workspace: FusedWorkspace | None,
+    traced: bool,
+    takes: Callable[[str], bool],
+) -> FusedConfig:
+    given = config if isinstance(config, FusedConfig) else None
+    if given is not None:
+        given.check(problem.op, ("auto", *algorithms), ctx.num_sms, problem.dtype)
+        if given.algorithm != "auto":
+            return given
+    elif isinstance(config, str) and config != "auto":
+        if config not in algorithms:
+            raise ArgumentError(problem.op, "config", f"a FusedConfig, or one of {', '.join(algorithms)}", repr(config))
+        return pick_config(problem, target_of(ctx), config)
+    elif config is not None and config != "auto":
+        raise ArgumentError(problem.op, "config", "a FusedConfig, an algorithm's name, or None", type(config).__name__)
+    picked = _picked_for(ctx, problem, workspace, lambda one: takes(one) and not (traced and one in LIBRARY))
+    return picked if given is None else replace(given, algorithm=picked.algorithm)
+
+
+def _picked_for(
+    ctx: Iris, problem: Problem, workspace: FusedWorkspace | None, takes: Callable[[str], bool]
+) -> FusedConfig:
+    first = picked = pick_config(problem, target_of(ctx))
+    excluded: tuple[str, ...] = ()
+    while problem.world_size > 1:
+        room_for = room(problem, picked, ctx.num_sms)
+        if takes(picked.algorithm) and staging_fits(ctx, problem.op, picked.algorithm, workspace, *room_for):
+            break
+        excluded += (picked.algorithm,)
+        if not can_run(problem, target_of(ctx, excluded)):
+            return first  # to say what is missing
+        picked = pick_config(problem, target_of(ctx, excluded))
+    return picked
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
@@ -281,4 +348,4 @@ def _describe(matrix: torch.Tensor, block: list[int]) -> Any:
 
 def _precision(dtype: torch.dtype) -> str:
     """What torch.matmul would use: full float32 unless the user allows TF32."""
-    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return "tf32" if dtype == torch.float32 and allows_tf32() else "ieee"

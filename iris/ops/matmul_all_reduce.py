@@ -58,6 +58,7 @@ from iris.device.sync import MAX_RANKS, SITE_MATMUL_ALL_REDUCE, signal_all, wait
 from iris.device.tile import finished, local_sink, slot_pointers, tile_mask, tile_pointers
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
+from iris.ops.decomposed import Decomposition
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
@@ -157,7 +158,7 @@ def matmul_all_reduce(
     B: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    config: FusedConfig | None = None,
+    config: FusedConfig | str | None = None,
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
 ) -> torch.Tensor:
@@ -190,7 +191,9 @@ def matmul_all_reduce(
     received = 2 * (m * n - m * n // world) * output.element_size()
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     contiguous = output.stride(1) == 1
-    chosen = resolve(ctx, problem, config, ALGORITHMS, lambda one: contiguous or one not in _ROW_BY_ROW)
+    chosen = resolve(
+        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: contiguous or one not in _ROW_BY_ROW
+    )
     site, recorded = SITE_MATMUL_ALL_REDUCE.value, trace_of(ctx, OP, trace)
     call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, workspace, recorded)
     getattr(call, chosen.algorithm)()
@@ -223,11 +226,13 @@ class _Call(SumCall):
         groups = -(-blocks // config.group_size_m)
         chunk_blocks = -(-groups // min(config.num_chunks, groups)) * config.group_size_m
         chunk_rows = chunk_blocks * config.block_size_m
+        # A round is a chunk: this rank's tiles of it wait for all of the peers' chunk, which they must compute first.
+        chunk_tiles = min(chunk_blocks, blocks) * across
         plan = Plan(
             self.site, schedule.own_last, sink=copied_sink, after=counted_after, eager=True, gate=True,
-            shards=world, sharded=True, meet=False, rounds=-(-blocks // chunk_blocks),
+            shards=world, sharded=True, meet=False, per_round=chunk_tiles,
         )  # fmt: skip
-        sums = self.reduction(plan, min(chunk_blocks, blocks) * across)
+        sums = self.reduction(plan, chunk_tiles)
         engine, mine = sums.workspace.engine, output[rank * rows :][:rows]
 
         def spread(chunk: int) -> None:
@@ -247,12 +252,11 @@ class _Call(SumCall):
                     spread(chunk - 1)
 
         engine.beside(lambda: self.launch(sums), copies)
-        if world > 1:
-            self.ctx.device_barrier()
+        Decomposition(self.ctx, sums.workspace, self.site).meet()
 
     def ring(self) -> None:
         self._check_rows()
-        self.sum_in_ring(self.memory(0), self.output, everywhere=True)
+        self.sum_in_ring(self.memory(), self.output, everywhere=True)
 
     def low_latency(self) -> None:
         self.exchanged(split=False)

@@ -52,11 +52,12 @@ from iris.device.tile import Flags, Matrix, finished, tile_mask, tile_pointers
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, bias_of, chunks_of
-from iris.ops.exchange import FLAGS, blocks_of, exchange
+from iris.ops.exchange import blocks_of, exchange
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
+from iris.ops.room import room
 from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
@@ -131,7 +132,7 @@ def matmul_all_scatter(
     B: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    config: FusedConfig | None = None,
+    config: FusedConfig | str | None = None,
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
 ) -> torch.Tensor:
@@ -164,9 +165,10 @@ def matmul_all_scatter(
     received = m * n * output.element_size() * (world - 1)
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     contiguous = output.stride(1) == 1
-    chosen = resolve(ctx, problem, config, ALGORITHMS, lambda one: contiguous or one not in _ROW_BY_ROW)
-    inbox = blocks_of((m, n), ctx.num_sms).inbox_nbytes(world, output.dtype) if chosen.algorithm == "low_latency" else 0
-    ours = workspace_for(ctx, OP, chosen.algorithm, workspace, inbox, FLAGS if inbox else m)
+    chosen = resolve(
+        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: contiguous or one not in _ROW_BY_ROW
+    )
+    ours = workspace_for(ctx, OP, chosen.algorithm, workspace, *room(problem, chosen, ctx.num_sms))
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
     call = _Call(ctx, problem, output, columns, A, B, bias, bias_is, chosen, ours, trace_of(ctx, OP, trace))
     getattr(call, chosen.algorithm)()
@@ -219,8 +221,7 @@ class _Call:
                 engine.clear(done[chunk:][:1])
 
         engine.beside(lambda: self._run(plan, done), copies)
-        if world > 1:
-            self.ctx.device_barrier()
+        Decomposition(self.ctx, self.workspace, SITE_MATMUL_ALL_SCATTER.value).meet()
 
     def decomposed(self) -> None:
         self._check_rows()
@@ -231,7 +232,7 @@ class _Call:
             for rows in chunks_of(self.problem.m, self.config.num_chunks, self.config.block_size_m):
                 columns = rows.of(self.columns)
                 bias = bias_of(rows, self.bias, self.bias_is)
-                plain_matmul(self.ctx, columns, rows.of(self.a), self.b, bias, self.config)
+                plain_matmul(self.workspace, columns, rows.of(self.a), self.b, bias, self.config)
                 if rows.first == 0:
                     parts.wait_entered(rank + 1, world - 1)
                 engine.follow()
@@ -240,12 +241,12 @@ class _Call:
         parts.leave(meet=True)
 
     def low_latency(self) -> None:
-        plain_matmul(self.ctx, self.columns, self.a, self.b, self.bias, self.config, self.trace)
+        plain_matmul(self.workspace, self.columns, self.a, self.b, self.bias, self.config, self.trace)
         blocks = blocks_of(self.columns.shape, self.ctx.num_sms)
         exchange(self.ctx, self.workspace, blocks, self.columns, self.output, SITE_MATMUL_ALL_SCATTER.value)
 
     def baseline(self) -> None:
-        plain_matmul(self.ctx, self.columns, self.a, self.b, self.bias, self.config, self.trace)
+        plain_matmul(self.workspace, self.columns, self.a, self.b, self.bias, self.config, self.trace)
         self._send(self.config.num_sms or self.ctx.num_sms, None)
 
     def _check_rows(self) -> None:

@@ -111,7 +111,7 @@ def matmul_reduce_scatter(
     B: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    config: FusedConfig | None = None,
+    config: FusedConfig | str | None = None,
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
 ) -> torch.Tensor:
@@ -144,7 +144,7 @@ def matmul_reduce_scatter(
     bias_is = bias_kind(OP, bias, m // world, n)
     received = (m - m // world) * n * output.element_size()
     problem = Problem(OP, m, n, k, A.dtype, world, received)
-    chosen = resolve(ctx, problem, config, ALGORITHMS)
+    chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace)
     site, recorded = SITE_MATMUL_REDUCE_SCATTER.value, trace_of(ctx, OP, trace)
     call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, workspace, recorded)
     getattr(call, chosen.algorithm)()
@@ -174,23 +174,23 @@ class _Call(SumCall):
 
     def decomposed(self) -> None:
         (m, n), rank, world = (self.problem.m, self.problem.n), self.ctx.rank, self.ctx.world_size
-        rows, ours = m // world, self.memory(m * n * self.output.element_size())
+        rows, ours = m // world, self.memory()
         incoming = ours.staged(m, n, self.output.dtype)
         outgoing = ours.scratch("outgoing", m * n, self.output.dtype)[: m * n].view(m, n)
         parts, here = Decomposition(self.ctx, ours, self.site), incoming[rank * rows :][:rows]
         with ours.engine.running():
             for owner in ((rank + step) % world for step in range(1, world)):
                 product = outgoing[owner * rows :][:rows]
-                self.multiply(product, owner * rows)
+                self.multiply(ours, product, owner * rows)
                 ours.engine.follow()
                 ours.engine.put(product, here, owner)
                 parts.flag(rank, owner)
-            self.multiply(here, rank * rows)
+            self.multiply(ours, here, rank * rows)
             self.sum(ours, incoming, landed=True)
 
     def ring(self) -> None:
         m, n = self.problem.m, self.problem.n
-        ours = self.memory(m * n * self.output.element_size())
+        ours = self.memory()
         self.sum_in_ring(ours, ours.staged(m, n, self.output.dtype), everywhere=False)
 
     def low_latency(self) -> None:

@@ -29,7 +29,7 @@ _SIMULATED = {
 }  # fmt: skip
 
 
-def pick_config(problem: Problem, target: Target) -> FusedConfig:
+def pick_config(problem: Problem, target: Target, algorithm: str | None = None) -> FusedConfig:
     """A config for ``problem`` on ``target``: the same on every rank, as long as all read the same rows.
 
     Looked for in this order:
@@ -40,12 +40,18 @@ def pick_config(problem: Problem, target: Target) -> FusedConfig:
     3. what :func:`iris.ops.model.predict_ms` expects to be fastest of all that can run.
 
     A row counts for its hardware, op, world size and dtype, and for shapes near its own; see :mod:`iris.ops.tuned`. In
-    the simulator, without a row, small tiles and quick algorithms.
+    the simulator, without a row, small tiles and quick algorithms. ``algorithm``: choose among configs of this one
+    only.
 
     Raises:
         ArgumentError: a file of rows is broken; names it, and what is wrong.
     """
-    return _picked(problem, target, tuned.user_path())
+    return _picked(problem, target, algorithm, tuned.user_path())
+
+
+def can_run(problem: Problem, target: Target) -> bool:
+    """Whether any algorithm is left for "auto" that is not excluded."""
+    return next(candidates(problem, target), None) is not None
 
 
 def forget() -> None:
@@ -83,25 +89,27 @@ def expected_ms(problem: Problem, known: Hardware) -> float:
     return 1e3 * predictions(problem, target, (config,))[config]
 
 
-def model_pick(problem: Problem, target: Target) -> FusedConfig:
+def model_pick(problem: Problem, target: Target, algorithm: str | None = None) -> FusedConfig:
     """What is picked where there is no row."""
     if target.backend == "sim":
-        wanted = _SIMULATED[problem.op]
+        wanted = algorithm or _SIMULATED[problem.op]
         algorithms = [wanted, *ALGORITHMS[problem.op]]
-        algorithm = next(one for one in algorithms if one not in target.excluded)
-        return FusedConfig(algorithm, **TILES["sim", 0][0])
-    times = predictions(problem, target, candidates(problem, target))
+        chosen = next(one for one in algorithms if one not in target.excluded)
+        return FusedConfig(chosen, **TILES["sim", 0][0])
+    times = predictions(problem, target, candidates(problem, target, algorithm=algorithm))
+    if not times and algorithm is not None:  # the op says why it cannot run
+        return FusedConfig(algorithm, **TILES[target.backend, problem.dtype.itemsize][0])
     costs = {config: time_s * (_SPLIT if config.stream_k else 1.0) for config, time_s in times.items()}
     cheapest = min(costs.values())
     return next(config for config, cost in costs.items() if cost <= _EQUAL * cheapest)
 
 
 @lru_cache(maxsize=4096)
-def _picked(problem: Problem, target: Target, user_path: Path | None) -> FusedConfig:
-    best = model_pick(problem, target)
+def _picked(problem: Problem, target: Target, algorithm: str | None, user_path: Path | None) -> FusedConfig:
+    best = model_pick(problem, target, algorithm)
     for rows in (tuned.user_rows(user_path), tuned.shipped_rows()):
         for row in rows.near(problem, target.hardware):
-            if obstacle(problem, row.config, target) is not None:
+            if algorithm not in (None, row.config.algorithm) or obstacle(problem, row.config, target) is not None:
                 continue
             times = predictions(problem, target, (row.config, best))
             if row.exact(problem) or times[row.config] <= _WORSE * times[best]:

@@ -42,10 +42,11 @@ from iris.device.sync import (
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers, within_shard
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, Rows, bias_of, chunks_of, reduce_in_ring
-from iris.ops.exchange import FLAGS, blocks_of, exchange
+from iris.ops.exchange import blocks_of, exchange
 from iris.ops.local_matmul import add_product, plain_matmul
 from iris.ops.matmul import Plan, accumulator_of, run
 from iris.ops.problem import Problem, output_dtype
+from iris.ops.room import room, tiles_sent
 from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace
 
@@ -224,10 +225,10 @@ class SumCall:
     workspace: FusedWorkspace | None
     trace: Trace | None
 
-    def memory(self, staging_nbytes: int, num_flags: int = 0) -> FusedWorkspace:
+    def memory(self) -> FusedWorkspace:
         """The workspace of this call's algorithm."""
-        algorithm = self.config.algorithm
-        return workspace_for(self.ctx, self.problem.op, algorithm, self.workspace, staging_nbytes, num_flags)
+        needed = room(self.problem, self.config, self.ctx.num_sms)
+        return workspace_for(self.ctx, self.problem.op, self.config.algorithm, self.workspace, *needed)
 
     # -- tile by tile -------------------------------------------------------------------------------------------
 
@@ -236,9 +237,8 @@ class SumCall:
         world, per_shard = self.ctx.world_size, plan.tiles_per_shard(self.problem, self.config)
         summing, copying = self.config.algorithm == "atomic", self.config.algorithm == "copy_engine"
         dtype = accumulator_of(self.problem.dtype) if summing else output_dtype(self.problem.dtype)
-        count = (1 if summing else world) * per_shard * self.config.tile_elements
-        chunks = -(-per_shard // tiles_per_chunk)
-        ours = self.memory(count * dtype.itemsize, world * chunks)
+        slots, tiles = tiles_sent(self.problem, self.config)
+        count, chunks, ours = slots * tiles * self.config.tile_elements, -(-per_shard // tiles_per_chunk), self.memory()
         incoming = ours.staging[: count * dtype.itemsize].view(dtype)
         outgoing = ours.scratch("outgoing", count, dtype) if copying else None
         done = ours.scratch("done", world * chunks, torch.int32) if copying else None
@@ -269,10 +269,10 @@ class SumCall:
 
     # -- by the library's matmul --------------------------------------------------------------------------------
 
-    def multiply(self, product: torch.Tensor, first: int = 0) -> None:
+    def multiply(self, workspace: FusedWorkspace, product: torch.Tensor, first: int = 0) -> None:
         """The library's product of as many rows of A as ``product`` has, from number ``first`` on."""
         rows = self.a[first:][: product.shape[0]]
-        plain_matmul(self.ctx, product, rows, self.b, None, self.config, self.trace)
+        plain_matmul(workspace, product, rows, self.b, None, self.config, self.trace)
 
     def sum_in_ring(self, workspace: FusedWorkspace, sums: torch.Tensor, *, everywhere: bool) -> None:
         """The product chunk by chunk, and sums that travel through ``sums``, symmetric, to the rank that owns their
@@ -285,13 +285,13 @@ class SumCall:
             total, a = mine.of(self.output) if last else rows.of(sums), rows.of(self.a)
             bias = bias_of(mine, self.bias, self.bias_is) if last else None
             if not begun:
-                plain_matmul(self.ctx, total, a, self.b, bias, self.config)
+                plain_matmul(workspace, total, a, self.b, bias, self.config)
                 return
             if bias is not None:
                 torch.add(rows.of(sums), bias, out=total)
             elif last and not everywhere:
                 total.copy_(rows.of(sums))
-            add_product(self.ctx, total, a, self.b, self.config)
+            add_product(workspace, total, a, self.b, self.config)
 
         parts = Decomposition(self.ctx, workspace, self.site)
         chunks = chunks_of(per_rank, self.config.num_chunks, self.config.block_size_m)
@@ -304,9 +304,9 @@ class SumCall:
         that rank, or ``everywhere``."""
         m, n = self.problem.m, self.problem.n
         blocks = blocks_of((-(-m // self.ctx.world_size) if split else m, n), self.ctx.num_sms)
-        ours = self.memory(blocks.inbox_nbytes(self.ctx.world_size, self.output.dtype), FLAGS)
+        ours = self.memory()
         product = ours.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
-        self.multiply(product)
+        self.multiply(ours, product)
         exchange(
             self.ctx, ours, blocks, product, self.output, self.site, split=split, total=True, everywhere=everywhere,
             bias=self.bias, bias_is=self.bias_is,
@@ -315,9 +315,9 @@ class SumCall:
     def summed(self, *, everywhere: bool) -> None:
         """The product, then the collective: what the fused algorithms are measured against."""
         m, n = self.problem.m, self.problem.n
-        ours = self.memory(m * n * self.output.element_size())
+        ours = self.memory()
         product = ours.staged(m, n, self.output.dtype)
-        self.multiply(product)
+        self.multiply(ours, product)
         self.sum(ours, product, everywhere=everywhere)
 
     def sum(

@@ -13,18 +13,20 @@ Set IRIS_REPLAY=0 to launch every call anew; so are they where CUDA_DEVICE_MAX_C
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, cast
 
 import torch
 
 from iris.context import Iris
+from iris.errors import CaptureError
+from iris.ops.hardware import allows_tf32
 
 P = ParamSpec("P")
-_KEPT = 256
-"""Calls remembered per context; the one longest unused is forgotten first."""
+_KEPT = 4096
+"""Calls remembered per context: a model of 100 layers makes 400 with each number of rows."""
 _UNKNOWN = "unknown"
 """Stands for an argument that no op takes: the op shall say so."""
 
@@ -33,34 +35,56 @@ class Replays:
     """The calls of one context: how often each was seen, or its graph."""
 
     def __init__(self, device: torch.device) -> None:
-        self._calls: OrderedDict[Hashable, torch.cuda.CUDAGraph | None] = OrderedDict()
-        self._stream = torch.cuda.Stream(device)
+        self._calls: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self._streams: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
         self._device = device
 
     def run(self, key: Hashable, call: Callable[[], object]) -> None:
         """``call`` it the first time, capture it the second, replay it from then on."""
         if key not in self._calls:
             call()
+            self._forget_if_full()
             self._calls[key] = None
-            if len(self._calls) > _KEPT:
-                self._calls.popitem(last=False)
             return
-        self._calls.move_to_end(key)
         graph = self._calls[key]
         if graph is None:
-            graph = self._calls[key] = self._capture(call)
+            try:
+                graph = self._calls[key] = self._capture(call)
+            except CaptureError:  # "auto" has found room for another algorithm since
+                call()
+                return
         graph.replay()
 
     def _capture(self, call: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        graph, stream = torch.cuda.CUDAGraph(), self._stream()
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 call()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph
+
+    def _stream(self) -> torch.cuda.Stream:
+        """Where calls of the current stream are captured. Calls that run at the same time, on several streams, need
+        several: what is captured on one shares the library's scratch memory, which PyTorch keeps by stream."""
+        current = torch.cuda.current_stream(self._device)
+        if current not in self._streams:
+            stream = self._streams[current] = torch.cuda.Stream(self._device)
+            with torch.cuda.stream(stream):  # lets PyTorch make that memory outside of any graph
+                one = torch.ones(16, 16, device=self._device)
+                torch.matmul(one, one)
+        return self._streams[current]
+
+    def _forget_if_full(self) -> None:
+        """Drop all graphs when there are too many, not the oldest: its end could take memory from the others."""
+        if len(self._calls) >= _KEPT:
+            torch.cuda.synchronize(self._device)
+            self._calls.clear()
 
 
 def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
@@ -74,8 +98,9 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
             return op(*args, **kwargs)
         ctx.check()
         replays = ctx.kept(Replays, lambda: Replays(ctx.device))
-        replays.run(key, lambda: op(*args, **kwargs))
         output: Any = args[1]
+        rounding = getattr(output, "dtype", None) is torch.float32 and allows_tf32()
+        replays.run((rounding, torch.is_grad_enabled(), key), lambda: op(*args, **kwargs))
         return cast("torch.Tensor", output)
 
     return call
@@ -95,5 +120,5 @@ def _applies(ctx: object) -> bool:
 def _identity(value: Any) -> Hashable:
     """All that a call depends on of one argument."""
     if isinstance(value, torch.Tensor):
-        return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+        return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device, value.requires_grad
     return value if isinstance(value, Hashable) else _UNKNOWN

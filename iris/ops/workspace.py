@@ -10,7 +10,7 @@ import torch
 from iris.context import MAX_RANKS, Iris
 from iris.device import sync
 from iris.engine import CopyEngine
-from iris.errors import ArgumentError
+from iris.errors import ArgumentError, CaptureError
 from iris.heap import format_bytes
 
 MAX_CHUNKS = 64
@@ -32,6 +32,7 @@ class FusedWorkspace:
         staging: bytes on the symmetric heap that peers write into; empty where the algorithm needs none.
         engine: the copy engine's stream; the context's own workspaces share one.
         local: this rank's own memory, by what it is for, made when first needed.
+        inner: workspaces of ops that this one's calls call, by op.
     """
 
     op: str
@@ -43,6 +44,7 @@ class FusedWorkspace:
     staging: torch.Tensor
     engine: CopyEngine
     local: dict[Hashable, torch.Tensor] = field(default_factory=dict)
+    inner: dict[str, FusedWorkspace] = field(default_factory=dict)
 
     def staged(self, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
         """The start of the staging memory as a matrix."""
@@ -55,8 +57,36 @@ class FusedWorkspace:
         """
         key = (name, _power_of_two(count), dtype)
         if key not in self.local:
+            _refuse_in_capture(self.ctx, self.op)
             self.local[key] = torch.zeros(key[1], dtype=dtype, device=self.ctx.device)
         return self.local[key]
+
+    def for_matmul(self) -> FusedWorkspace:
+        """Flags of the matmuls that this rank computes alone in this op's calls."""
+        if "matmul" not in self.inner:
+            self.inner["matmul"] = local_workspace(self.ctx)
+        return self.inner["matmul"]
+
+
+def local_workspace(ctx: Iris) -> FusedWorkspace:
+    """Flags for matmuls of this rank alone, in ordinary memory: no other rank takes part in making them."""
+    _refuse_in_capture(ctx, "matmul")
+    turnstiles = torch.zeros(2, sync.TURNSTILE_WORDS.value, dtype=torch.int32, device=ctx.device)
+    empty = torch.zeros(0, dtype=torch.uint8, device=ctx.device)
+    engine = ctx.kept(CopyEngine, lambda: CopyEngine(ctx))
+    return FusedWorkspace(
+        "matmul", "local", ctx, turnstiles[0], turnstiles[1], empty.view(torch.int32), empty, engine
+    )  # fmt: skip
+
+
+def _refuse_in_capture(ctx: Iris, op: str) -> None:
+    """Raise CaptureError where memory that a call keeps would be made inside a capture: zeroing it would then be
+    recorded, not done, and no rank could meet another."""
+    if ctx.backend_name != "sim" and torch.cuda.is_current_stream_capturing():
+        raise CaptureError(
+            f"{op}: a call that needs new memory cannot be captured in a graph. Call it once with operands of these "
+            "sizes and this config before you capture it."
+        )
 
 
 def workspace_for(
@@ -73,12 +103,18 @@ def workspace_for(
 
     Raises:
         ArgumentError: ``workspace`` was made for another op, algorithm or context, or is too small.
+        CaptureError: it would have to be made while a graph is captured.
     """
     call = f'iris.ops.new_workspace(ctx, "{op}", "{algorithm}"'
     if workspace is None:
         sizes = _power_of_two(staging_nbytes), max(MIN_FLAGS, _power_of_two(num_flags))
+        key = op, algorithm, *sizes
+        if not ctx.has_workspace(key):
+            _refuse_in_capture(ctx, op)
         engine = ctx.kept(CopyEngine, lambda: CopyEngine(ctx))
-        return ctx.workspace((op, algorithm, *sizes), lambda: _made(ctx, op, algorithm, *sizes, engine))
+        return ctx.workspace(key, lambda: _made(ctx, op, algorithm, *sizes, engine))
+    if type(workspace) is not FusedWorkspace:
+        raise ArgumentError(op, "workspace", f"None, or one made with {call}, …)", type(workspace).__name__)
     if (workspace.op, workspace.algorithm) != (op, algorithm) or workspace.ctx is not ctx:
         raise ArgumentError(
             op, "workspace", f"one made for {op}, {algorithm}, on this context",
@@ -99,6 +135,8 @@ def staging_fits(
 ) -> bool:
     """Whether :func:`workspace_for` would find or make so much staging memory; the same on all ranks."""
     if workspace is not None:
+        if type(workspace) is not FusedWorkspace:
+            return True  # to be refused by workspace_for
         return workspace.staging.numel() >= staging_nbytes and workspace.ready.numel() >= num_flags
     size, flags = _power_of_two(staging_nbytes), max(MIN_FLAGS, _power_of_two(num_flags))
     needed = size + 4 * flags + _FLAGS_NBYTES
@@ -115,6 +153,7 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
 
     A call that is given one that is too small says how large it must be.
     """
+    _refuse_in_capture(ctx, op)
     return _made(ctx, op, algorithm, staging_nbytes, num_flags, CopyEngine(ctx))
 
 

@@ -34,6 +34,7 @@ COUNTING = (chunk.chunk_after, reduction.kept_after, reduction.counted_after)
 
 OPS: dict[str, dict[str, Any]] = {
     "local": {},
+    "local_transposed": {},
     "pull_rows": {"SOURCE": pull_source, "SHARDS": 8, "SHARDED": True, "OWN": True},
     "pull_columns": {"SOURCE": pull_source, "SEGMENTS": 8, "PIECEWISE": True},
     "copied_rows": {"SOURCE": arrived_source, "SHARDS": 8, "SHARDED": True, "OWN": True},
@@ -63,7 +64,8 @@ OPS: dict[str, dict[str, Any]] = {
     "copied": ROWS | {"SINK": copied_sink, "AFTER": reduction.counted_after, "EAGER": True},
     "both": {"SOURCE": pull_source, "SINK": push_sink, "GATE": True, "SHARDS": 8, "SHARDED": True},
 }  # fmt: skip
-"""What each op passes to the kernel, where it differs from :data:`PLAIN`; ``both`` is what a user's own op could be."""
+"""What each op passes to the kernel, where it differs from :data:`PLAIN`; ``both`` is what a user's own op could be.
+``local_transposed`` has a descriptor of B's transpose."""
 
 PLAIN = {
     "SCHEDULE": schedule.own_first, "SOURCE": matmul.local_source, "SINK": tile.local_sink, "AFTER": None,
@@ -75,6 +77,8 @@ PLAIN = {
 VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("local", torch.float16, True, False, 0, True, True),
     ("local", torch.int8, True, True, 1, True, True),
+    ("local_transposed", torch.bfloat16, True, False, 0, False, False),
+    ("local_transposed", torch.int8, True, False, 0, True, False),
     ("pull_rows", torch.bfloat16, True, True, 0, False, False),
     ("pull_rows", torch.float32, False, False, 1, True, True),
     ("pull_columns", torch.float16, False, True, 1, False, True),
@@ -126,8 +130,10 @@ def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias:
     described_a = described(dtype, block) if tma else None
     own_desc = described_a if constants["OWN"] or constants["SOURCE"] is matmul.local_source else None
     a_desc = None if constants["SOURCE"] is pull_source else described_a
+    turned = op == "local_transposed"
     return (
-        handle(), flags, own, own_desc, a, a_desc, b, described_a, c, tensor(out) if bias else None,
+        handle(), flags, own, own_desc, a, a_desc, b, None if turned else described_a, described_a if turned else None,
+        c, tensor(out) if bias else None,
         _slots(constants, out, total),
         tensor(total) if split else None, tensor(torch.int64) if traced else None, *SIZES, 40, 20,
         matmul.Crew(16, 8, 100), 256,

@@ -1,0 +1,62 @@
+"""What a call needs on the symmetric heap beside its operands: memory that peers write into, and flags. Pure: "auto"
+asks it what fits, and the ops how much to reserve."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from iris.ops.config import FusedConfig
+from iris.ops.exchange import FLAGS, blocks_of
+from iris.ops.problem import Problem, output_dtype
+
+GATHER_FLAGS = 1 << 16
+"""Flags of a gather: one for each part of A that is announced apart."""
+_IN_TILES = ("push", "copy_engine", "atomic", "two_shot", "one_shot")
+"""Algorithms of the ops that sum whose peers send tiles."""
+
+
+class Room(NamedTuple):
+    """Bytes that peers write into, and the number of flags."""
+
+    staging_nbytes: int
+    num_flags: int
+
+
+def room(problem: Problem, config: FusedConfig, num_sms: int) -> Room:
+    """What a call of ``problem`` with ``config`` needs on a device with ``num_sms`` SMs."""
+    if problem.op == "all_gather_matmul" and (problem.world_size == 1 or config.algorithm == "pull"):
+        return Room(0, 0)
+    if config.algorithm.startswith("low_latency"):
+        return Room(_inbox_nbytes(problem, config.algorithm, num_sms), FLAGS)
+    if problem.op == "all_gather_matmul":
+        return Room(problem.m * problem.k * problem.dtype.itemsize, GATHER_FLAGS)
+    if problem.op == "matmul_all_scatter":
+        return Room(0, problem.m)
+    if config.algorithm in _IN_TILES:
+        slots, tiles = tiles_sent(problem, config)
+        itemsize = 4 if config.algorithm == "atomic" else output_dtype(problem.dtype).itemsize
+        return Room(slots * tiles * config.tile_elements * itemsize, problem.world_size * tiles)
+    in_place = problem.op == "matmul_all_reduce" and config.algorithm == "ring"
+    return Room(0 if in_place else problem.m * problem.n * output_dtype(problem.dtype).itemsize, 0)
+
+
+def tiles_sent(problem: Problem, config: FusedConfig) -> tuple[int, int]:
+    """Slots for each tile that a rank sums, and the number of these tiles."""
+    world = problem.world_size
+    by_rows = problem.op == "matmul_reduce_scatter" or config.algorithm == "copy_engine"
+    rows = -(-problem.m // world) if by_rows else problem.m
+    tiles = -(-rows // config.block_size_m) * -(-problem.n // config.block_size_n)
+    if config.algorithm == "one_shot":
+        return 1, tiles
+    return 1 if config.algorithm == "atomic" else world, tiles if by_rows else -(-tiles // world)
+
+
+def _inbox_nbytes(problem: Problem, algorithm: str, num_sms: int) -> int:
+    """Both halves of an inbox for every rank's part."""
+    m, n, k, world = problem.m, problem.n, problem.k, problem.world_size
+    if problem.op == "all_gather_matmul":
+        part, dtype = ((m, k // world) if problem.gather_dim == 1 else (m // world, k)), problem.dtype
+    else:
+        shared = problem.op == "matmul_reduce_scatter" or algorithm == "low_latency_two_shot"
+        part, dtype = (-(-m // world) if shared else m, n), output_dtype(problem.dtype)
+    return blocks_of(part, num_sms).inbox_nbytes(world, dtype)

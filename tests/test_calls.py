@@ -1,0 +1,308 @@
+"""What a call leaves to the next one, and to its peers: counts that wrap, calls that broke off, ranks that disagree,
+memory of peers that have not come yet, chunks and rows that do not come out even."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, each_way, trial, ways
+from ranks import Failure, Ranks, context, failure_of, fresh, worlds
+
+from iris.device import sync
+from iris.ops import ALGORITHMS
+from iris.ops.candidates import LIBRARY
+from iris.ops.replay import Replays
+from iris.ops.workspace import FusedWorkspace
+
+
+def ragged_chunks(seed: int) -> list[float]:
+    """Owners' rows in chunks of which the last one is shorter."""
+    ctx, found = context(), []
+    for rows, group, chunks in ((48, 2, 2), (80, 2, 3), (112, 4, 2)):
+        one = trial(ctx, Way(ALL_REDUCE, "copy_engine"), (rows * ctx.world_size, 16, 32), torch.float16, seed)
+        one.run(replace(SMALL, group_size_m=group, num_chunks=chunks))
+        found.append(one.excess())
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 8), indirect=True)
+def test_chunks_that_do_not_come_out_even(ranks: Ranks, seed: int) -> None:
+    for excesses in ranks.run(ragged_chunks, seed):
+        assert max(excesses) <= 1
+
+
+def early_writes(rows: int, seed: int) -> tuple[bool, float]:
+    """Whether rank 1's output stays as it is until rank 1 calls the op, and whether it is right then."""
+    ctx = context()
+    one = trial(ctx, Way(ALL_REDUCE, "ring"), (rows, 24, 32), torch.float32, seed)
+    one.run()
+    one.excess()
+    one.spoil()
+    ctx.barrier()
+    untouched = True
+    if ctx.rank == 1:
+        time.sleep(0.3)
+        untouched = bool(one.output.isnan().all())
+    one.run()
+    return untouched, one.excess()
+
+
+@pytest.mark.parametrize("ranks", worlds(4, 4), indirect=True)
+@pytest.mark.parametrize("rows", [3, 5, 8])
+def test_a_ring_writes_to_ranks_that_have_come(ranks: Ranks, rows: int, seed: int) -> None:
+    """With few rows, some ranks own none, and a sum begins further on."""
+    for untouched, excess in ranks.run(early_writes, rows, seed):
+        assert untouched and excess <= 1
+
+
+def first_of_int8(rows: int, seed: int) -> float:
+    with fresh(1 << 21) as ctx:
+        one = trial(ctx, Way(ALL_REDUCE, "ring"), (rows, 24, 32), torch.int8, seed)
+        one.run()
+        return one.excess()
+
+
+@pytest.mark.parametrize("ranks", worlds(4, 4), indirect=True)
+def test_the_first_call_needs_no_rank_that_waits(ranks: Ranks, seed: int) -> None:
+    assert ranks.run(first_of_int8, 5, seed) == [0.0] * 4
+
+
+def all_workspaces(ctx: Any) -> Iterator[FusedWorkspace]:
+    for one in (*ctx._workspaces.values(), *ctx._kept.values()):
+        if isinstance(one, FusedWorkspace):
+            yield one
+            yield from one.inner.values()
+
+
+def advance(ctx: Any, calls: int) -> None:
+    """As if every workspace had been used in so many more calls: all that holds an epoch counts on, and wraps."""
+    offset = torch.tensor(calls, dtype=torch.int64)
+
+    def on(words: torch.Tensor) -> None:
+        words.copy_(((words.long() + offset.to(words.device) + (1 << 31)) % (1 << 32) - (1 << 31)).int())
+
+    for one in all_workspaces(ctx):
+        for turnstile in (one.turnstile, one.second_turnstile):
+            left = int(turnstile[sync._LEFT_COUNT.value])
+            on(turnstile)
+            turnstile[sync._LEFT_COUNT.value] = left
+        if one.algorithm != "atomic":
+            on(one.ready)
+        for (name, *_), memory in one.local.items():
+            if name == "split":
+                on(memory)
+
+
+def wrapping(way: Way, seed: int) -> list[float]:
+    """Errors of calls around the largest epoch, and around the one that would be 0."""
+    excesses = []
+    with fresh(1 << 22) as ctx:
+        one = trial(ctx, way, (17, 33, 24), torch.float16, seed)
+        config = replace(SMALL, stream_k=way.algorithm not in LIBRARY, num_chunks=2)
+        one.run(config)
+        excesses.append(one.excess())
+        for calls, more in (((1 << 31) - 3, 3), ((1 << 31) - 4, 4)):
+            ctx.barrier()
+            advance(ctx, calls)
+            ctx.barrier()
+            for _ in range(more):
+                one.spoil()
+                ctx.barrier()
+                one.run(config)
+                excesses.append(one.excess())
+    return excesses
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@each_way
+def test_counts_of_calls_wrap(ranks: Ranks, way: Way, seed: int) -> None:
+    for excesses in ranks.run(wrapping, way, seed):
+        assert max(excesses) <= 1, excesses
+
+
+@triton.jit
+def wait_kernel(handle, flag, value, SITE: tl.constexpr):
+    sync.wait(flag, value, 0, handle, SITE)
+
+
+def flag_of_long_ago() -> tuple[Failure, Failure]:
+    """Waits of an op's and of a user's for 5 - 2³¹ on a flag that was never set."""
+    found = []
+    for site in (sync.SITE_MATMUL.value, sync.SITE_USER.value):
+        with fresh(timeout_s=0.2) as ctx:
+            flags = ctx.zeros(16, dtype=torch.int32)
+            wait_kernel[(1,)](ctx.handle, flags, 5 - 2**31, SITE=site)
+            found.append(failure_of(ctx.check))
+            ctx.check = lambda: None  # type: ignore[method-assign]
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_an_ops_flag_from_before_the_count_wrapped_is_waited_for(ranks: Ranks) -> None:
+    for of_op, of_user in ranks.run(flag_of_long_ago):
+        # A rank whose peer gave up first may see it leave.
+        assert of_op.kind in ("WaitTimeout", "PeerDied") and of_user.kind == "nothing", (of_op, of_user)
+
+
+def broken_off(way: Way, seed: int) -> tuple[Failure, Failure]:
+    """What a call says whose matmul fails after peers have been told of it, and what the next one says."""
+    with fresh(1 << 21) as ctx:
+        one = trial(ctx, way, (16, 16, 32), torch.float32, seed)
+        one.run()
+        matmul, calls = torch.matmul, []
+
+        def fails_the_second_time(*args: Any, **kwargs: Any) -> torch.Tensor:
+            calls.append(1)
+            if len(calls) == 2:
+                raise RuntimeError("out of memory")
+            return matmul(*args, **kwargs)
+
+        with mock.patch("torch.matmul", fails_the_second_time):
+            first = failure_of(one.run)
+        second = failure_of(one.run)
+        ctx.check = lambda: None  # type: ignore[method-assign]
+        return first, second
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("way", [Way(GATHER, "decomposed"), Way(REDUCE_SCATTER, "decomposed")], ids=str)
+def test_after_a_call_that_broke_off_nothing_is_trusted(ranks: Ranks, way: Way, seed: int) -> None:
+    for first, second in ranks.run(broken_off, way, seed):
+        assert first.kind == "RuntimeError"
+        assert second.kind == "ContextError" and "broke off" in second.message and "out of memory" in second.message
+
+
+def with_gradients(way: Way) -> list[Failure]:
+    ctx, found = context(), []
+    for name in ("a", "b", "output"):
+        one = trial(ctx, way, (16, 16, 32), torch.float32, seed=1)
+        getattr(one, name).requires_grad_()
+        found.append(failure_of(one.run))
+        with torch.no_grad():
+            found.append(failure_of(one.run))
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("way", [way for way in ways() if way.gather_dim == 0], ids=str)
+def test_gradients_are_not_lost_without_a_word(ranks: Ranks, way: Way) -> None:
+    for found in ranks.run(with_gradients, way):
+        for refused, run in zip(found[::2], found[1::2], strict=True):
+            assert refused.kind == "ArgumentError" and "torch.no_grad()" in refused.message
+            assert run.kind == "nothing", run
+
+
+def short_heap(seed: int) -> dict[str, float]:
+    """What "auto" runs where the heap has no room for what it would take."""
+    excesses = {}
+    with fresh(1 << 20) as ctx:
+        for op in (ALL_REDUCE, SCATTER):
+            one = trial(ctx, Way(op, "auto"), (100, 200, 32), torch.float32, seed)
+            filler = ctx.empty(ctx.heap_largest_free_bytes - (100 << 10), dtype=torch.uint8)
+            one.run(None)
+            excesses[op] = one.excess()
+            ctx.free(filler)
+    return excesses
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_short_heap_has_auto_take_what_fits(ranks: Ranks, seed: int) -> None:
+    for excesses in ranks.run(short_heap, seed):
+        assert max(excesses.values()) <= 1
+
+
+def by_name(seed: int) -> tuple[list[float], Failure, Failure]:
+    ctx, excesses = context(), []
+    for op, algorithms in ALGORITHMS.items():
+        for name in algorithms:
+            one = trial(ctx, Way(op, name), (16, 16, 32), torch.float16, seed)
+            getattr(ctx.ops, op)(one.output, one.a, one.b, config=name)
+            excesses.append(one.excess())
+    one = trial(ctx, Way(GATHER, "push"), (16, 16, 32), torch.float16, seed)
+    unknown = failure_of(lambda: ctx.ops.all_gather_matmul(one.output, one.a, one.b, config="magic"))
+    odd = failure_of(lambda: ctx.ops.all_gather_matmul(one.output, one.a, one.b, config={"num_chunks": 2}))
+    return excesses, unknown, odd
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_an_algorithm_by_its_name(ranks: Ranks, seed: int) -> None:
+    for excesses, unknown, odd in ranks.run(by_name, seed):
+        assert max(excesses) <= 1
+        assert unknown.kind == odd.kind == "ArgumentError"
+        assert "'magic'" in unknown.message and "copy_engine" in unknown.message and "dict" in odd.message
+
+
+def of_other_sizes() -> tuple[Failure, Failure]:
+    """Calls in which rank 1 has one row less, and another config."""
+    with fresh(1 << 21, timeout_s=5) as ctx:
+        a, b = ctx.zeros(17, 32)[ctx.rank :], torch.zeros(32, 16, device=ctx.device)
+        rows = ctx.world_size * a.shape[0]
+        uneven = failure_of(lambda: ctx.ops.all_gather_matmul(torch.zeros(rows, 16, device=ctx.device), a, b))
+    with fresh(1 << 21, timeout_s=5) as ctx:
+        one = trial(ctx, Way(ALL_REDUCE, "two_shot"), (16, 16, 32), torch.float32, seed=1)
+        config = replace(SMALL, num_rounds=1 + ctx.rank)
+        return uneven, failure_of(one.run, config)
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_ranks_that_disagree_are_told(ranks: Ranks) -> None:
+    for uneven, configured in ranks.run(of_other_sizes):
+        for failure, words in ((uneven, ("m=34", "m=32")), (configured, ("num_rounds=1", "num_rounds=2"))):
+            assert failure.kind == "RankMismatch" and failure.took_s < 2, failure
+            assert all(one in failure.message for one in words)
+
+
+def traced_by_name() -> tuple[Failure, int]:
+    ctx = context()
+    one = trial(ctx, Way(ALL_REDUCE, "low_latency"), (16, 16, 32), torch.float32, seed=1)
+    failure = failure_of(lambda: one.run(trace=True))
+    one.run(None, trace=True)
+    return failure, len(ctx.last_trace.events(ctx))
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_what_cannot_be_traced_says_so(ranks: Ranks) -> None:
+    for failure, events in ranks.run(traced_by_name):
+        assert failure.message.startswith("matmul_all_reduce: trace") and "low_latency" in failure.message
+        assert events > 0
+
+
+class Counted(Replays):
+    """Replays without a GPU: counts what it would capture and replay."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.captured = self.replayed = 0
+
+    def _capture(self, call: Any) -> Any:
+        self.captured += 1
+        call()
+        graph = mock.Mock()
+        graph.replay.side_effect = lambda: setattr(self, "replayed", self.replayed + 1)
+        return graph
+
+
+def test_all_calls_of_a_large_model_are_replayed() -> None:
+    replays, calls = Counted(), []
+    for _ in range(4):
+        for layer in range(640):
+            replays.run(layer, lambda: calls.append(1))
+    assert (replays.captured, replays.replayed, len(calls)) == (640, 3 * 640, 2 * 640)
+
+
+def test_too_many_calls_are_all_forgotten() -> None:
+    with mock.patch("iris.ops.replay._KEPT", 8), mock.patch("torch.cuda.synchronize") as synchronize:
+        replays = Counted()
+        for _ in range(2):
+            for layer in range(8):
+                replays.run(layer, lambda: None)
+        replays.run("one more", lambda: None)
+        assert synchronize.called and list(replays._calls) == ["one more"]
