@@ -27,24 +27,23 @@ from iris.errors import (
     WaitTimeout,
 )
 from iris.heap import HeapTable, format_bytes
-from iris.launch import Identity, identity
+from iris.launch import Identity
 from iris.log import RankLogger
+from iris.membership import Group, global_ranks, identify, members
 from iris.mesh import Mesh, require_linux
 from iris.tensors import SymmetricTensors
 from iris.watcher import Watcher
 from iris.wire import pack, unpack
 
 T = TypeVar("T")
-Group = Any
-"""A torch ProcessGroup, a sequence of ranks, or None for all ranks."""
 
 DEFAULT_HEAP_SIZE = 1 << 30
 STEADY_TIMEOUT_S = 60.0
 FIRST_TIMEOUT_S = 300.0
+_LONGEST_S = 365 * 24 * 3600
 MAX_RANKS = sync.MAX_RANKS.value
 
 _open_contexts: set[Iris] = set()
-_contexts_made = 0
 
 
 def iris(
@@ -52,6 +51,7 @@ def iris(
     group: Group = None,
     backend: str | None = None,
     *,
+    device: Any = None,
     timeout_s: float | None = None,
     first_timeout_s: float | None = None,
     log_level: str | int | None = None,
@@ -64,6 +64,8 @@ def iris(
             group if ``torch.distributed`` is initialised, else what the launcher's environment says, else
             a job of one rank.
         backend: ``"cuda"``, ``"hip"`` or ``"sim"``; None takes what :func:`iris.backends.detect` chose.
+        device: this rank's GPU, as torch.device takes it. None takes the launcher's local rank; under
+            ``torch.distributed`` without ``LOCAL_RANK``, the current device if all ranks' differ.
         timeout_s: seconds after which a wait for a peer gives up (default 60, or ``IRIS_TIMEOUT_S``).
         first_timeout_s: the same while meeting, and for the first use of a flag, when peers may still be
             compiling (default 300, or ``timeout_s`` if that is given).
@@ -74,15 +76,17 @@ def iris(
         PeerDied: a rank that died on the way.
         RankMismatch: ranks that disagree about ``heap_size`` or the number of ranks.
         BackendError: what the backend lacks, and how to get it.
+        ArgumentError: an argument, or an environment variable, that cannot work.
     """
     if isinstance(heap_size, bool) or not isinstance(heap_size, int) or heap_size < 1 << 16:
         raise ArgumentError("iris", "heap_size", "at least 65536 bytes", heap_size)
     given = timeout_s if timeout_s is not None else _seconds("IRIS_TIMEOUT_S")
     steady = STEADY_TIMEOUT_S if given is None else given
     first = first_timeout_s if first_timeout_s is not None else (FIRST_TIMEOUT_S if given is None else given)
-    if steady <= 0 or first <= 0:
-        raise ArgumentError("iris", "timeout_s", "more than 0 seconds", min(steady, first))
-    return Iris(heap_size, group, backend, steady, first, log_level)
+    for name, seconds in (("timeout_s", steady), ("first_timeout_s", first)):
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_S:
+            raise ArgumentError("iris", name, f"more than 0 seconds, and at most {_LONGEST_S}", seconds)
+    return Iris(heap_size, group, backend, device, steady, first, log_level)
 
 
 def _seconds(variable: str) -> float | None:
@@ -115,6 +119,7 @@ class Iris(SymmetricTensors, RankLogger):
         heap_size: int,
         group: Group,
         backend: str | None,
+        device: Any,
         timeout_s: float,
         first_timeout_s: float,
         log_level: str | int | None,
@@ -123,13 +128,14 @@ class Iris(SymmetricTensors, RankLogger):
         self._pid, self._open = os.getpid(), False
         self._failure: IrisError | None = None
         choice = _choice(backend)
-        who = _identify(group)
+        who = identify(group, device)
         if who.world_size > MAX_RANKS:
             raise ArgumentError("iris", "world size", f"at most {MAX_RANKS} ranks", who.world_size)
         self.rank, self.world_size, self.timeout_s = who.rank, who.world_size, timeout_s
         self.backend_name, self.launched_by = choice.name, who.source
-        self._global_ranks = _global_ranks(group)
-        self._start_logging(self.rank, log_level or os.environ.get("IRIS_LOG_LEVEL", "warning"))
+        self._global_ranks = global_ranks(group)
+        level = log_level if log_level is not None else os.environ.get("IRIS_LOG_LEVEL", "warning")
+        self._start_logging(self.rank, level)
         self._mesh = Mesh(who.rank, who.world_size, who.job, first_timeout_s)
         try:
             self._start(choice, who, heap_size, timeout_s, first_timeout_s)
@@ -361,6 +367,10 @@ class Iris(SymmetricTensors, RankLogger):
             WaitTimeout, PeerDied: naming the ranks.
         """
         self._require_open("barrier")
+        if isinstance(stream, Sequence | torch.distributed.ProcessGroup):
+            raise ArgumentError(
+                "barrier", "stream", "a stream, or None", type(stream).__name__, "Pass group=… by name."
+            )
         ranks = self._ranks_of("barrier", group)
         self.synchronize(stream)
         self._exchange(f"barrier{ranks if group is not None else ''}", ranks=ranks)
@@ -399,18 +409,7 @@ class Iris(SymmetricTensors, RankLogger):
         return unpack(self._exchange(f"broadcast(source={source})", payload)[source], self.device)
 
     def _ranks_of(self, op: str, group: Group) -> tuple[int, ...]:
-        """The members of ``group`` as ranks of this context, this rank among them."""
-        if group is None:
-            return tuple(range(self.world_size))
-        if isinstance(group, Sequence):
-            ranks = [int(rank) for rank in group]
-        else:
-            ranks = [self._global_ranks.index(rank) for rank in torch.distributed.get_process_group_ranks(group)]
-        for rank in ranks:
-            self._check_rank(op, "group", rank)
-        if self.rank not in ranks or len(set(ranks)) != len(ranks):
-            raise ArgumentError(op, "group", f"distinct ranks with this rank, {self.rank}, among them", ranks)
-        return tuple(ranks)
+        return members(op, group, self.rank, self.world_size, self._global_ranks)
 
     def _check_rank(self, op: str, argument: str, rank: int) -> None:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
@@ -566,35 +565,6 @@ def _choice(backend: str | None) -> backends.Choice:
     if backend not in backends.NAMES:
         raise ArgumentError("iris", "backend", f"one of {', '.join(backends.NAMES)}", repr(backend))
     return backends.Choice(backend, "asked for by the caller")
-
-
-def _identify(group: Group) -> Identity:
-    """Who this rank is; the job's name differs for every context made."""
-    global _contexts_made
-    _contexts_made += 1
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if group is None and not distributed:
-        who = identity() or Identity(0, 1, 0, f"alone {os.getpid()}", "this process alone")
-        return Identity(who.rank, who.world_size, who.local_rank, f"{who.job};#{_contexts_made}", who.source)
-    if not distributed:
-        raise ArgumentError("iris", "group", "None, as torch.distributed is not initialised", type(group).__name__)
-    ranks = _global_ranks(group)
-    rank = torch.distributed.get_rank(group)
-    if rank < 0:
-        raise ArgumentError("iris", "group", "a group that this rank belongs to", f"ranks {ranks}")
-    local_rank = int(os.environ.get("LOCAL_RANK", ranks[rank]))
-    name: list[Any] = [os.urandom(8).hex()]
-    if torch.distributed.get_backend(group) == "nccl":
-        torch.cuda.set_device(local_rank)
-    torch.distributed.broadcast_object_list(name, src=ranks[0], group=group)
-    return Identity(rank, len(ranks), local_rank, name[0], "torch.distributed")
-
-
-def _global_ranks(group: Group) -> list[int]:
-    """``torch.distributed`` ranks of the context's ranks, in rank order."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return list(torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD))
-    return list(range(MAX_RANKS))
 
 
 def _leave_all() -> None:

@@ -15,13 +15,14 @@ import iris
 PACKAGE = Path(iris.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-HOST = {"errors", "heap", "mesh", "launch", "backends", "tensors", "log", "wire", "watcher"}
+HOST = {"errors", "heap", "mesh", "launch", "membership", "backends", "tensors", "log", "wire", "watcher"}
 RUNTIME = {*HOST, "context", "trace"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "heap": {"errors"},
     "mesh": {"errors"},
     "launch": {"errors"},
+    "membership": {"errors", "launch"},
     "backends": {"errors", "heap", "mesh"},
     "tensors": {"errors"},
     "device": set(),

@@ -68,16 +68,22 @@ class GpuBackend(Backend):
         torch.cuda.set_device(self.device)
         properties = torch.cuda.get_device_properties(self.device)
         self.num_sms = properties.multi_processor_count
-        self._require_peer_access(mesh, count)
+        self._require_peer_access(mesh)
         self._poke_stream = torch.cuda.Stream(self.device)
         self._memcpy_async, self._memcpy_2d_async = _load_copies(name)
         self._wait_value, self._write_value = _load_word_operations(name)
         self._heap, self._handle = self._rendezvous(mesh, heap_size)
         self.bases = [int(pointer) for pointer in self._handle.buffer_ptrs]
 
-    def _require_peer_access(self, mesh: Mesh, count: int) -> None:
+    def _require_peer_access(self, mesh: Mesh) -> None:
         ours = self.device.index
-        for peer in range(min(count, mesh.world_size)):
+        gpus = {rank: int(index) for rank, index in mesh.exchange("GPU", str(ours).encode()).items()}
+        for rank, peer in sorted(gpus.items()):
+            if rank != mesh.rank and peer == ours:
+                raise BackendError(
+                    f"ranks {mesh.rank} and {rank} would share GPU {ours}. Give each its own: LOCAL_RANK, or "
+                    "iris.iris(device=…); all must be visible to every rank (CUDA_VISIBLE_DEVICES)."
+                )
             if peer != ours and not torch.cuda.can_device_access_peer(ours, peer):
                 raise BackendError(
                     f"GPU {ours} cannot reach the memory of GPU {peer} (no NVLink or PCIe peer access). "

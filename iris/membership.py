@@ -1,0 +1,108 @@
+"""Which ranks form a context's job, who this process is among them, and which of them a group names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from iris.errors import ArgumentError, BackendError
+from iris.launch import Identity, identity
+
+Group = Any
+"""A torch ProcessGroup, a sequence of ranks, or None for all ranks."""
+
+_joined = 0
+
+
+def identify(group: Group, device: Any) -> Identity:
+    """Who this rank is; the job's name differs for every context made. ``device``: its GPU, if the caller says so.
+    Collective where ``torch.distributed`` is initialised."""
+    global _joined
+    _joined += 1
+    gpu = None if device is None else _index(device)
+    if not _distributed():
+        if group is not None:
+            raise ArgumentError("iris", "group", "None, as torch.distributed is not initialised", type(group).__name__)
+        who = identity() or Identity(0, 1, 0, f"alone {os.getpid()}", "this process alone")
+        local_rank = who.local_rank if gpu is None else gpu
+        return Identity(who.rank, who.world_size, local_rank, f"{who.job};#{_joined}", who.source)
+    ranks = global_ranks(group)
+    rank = torch.distributed.get_rank(group)
+    if rank < 0:
+        raise ArgumentError("iris", "group", "a group that this rank belongs to", f"ranks {ranks}")
+    if gpu is None:
+        gpu = int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else None
+    if torch.distributed.get_backend(group) == "nccl" and gpu is not None:
+        torch.cuda.set_device(gpu)
+    current = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    everyone: list[Any] = [None] * len(ranks)
+    torch.distributed.all_gather_object(everyone, (os.urandom(8).hex(), _host(), current), group=group)
+    _require_one_host([host for _, host, _ in everyone])
+    if gpu is None:
+        chosen = {device for _, _, device in everyone}
+        gpu = current if len(chosen) == len(ranks) else ranks[rank]
+    return Identity(rank, len(ranks), gpu, everyone[0][0], "torch.distributed")
+
+
+def global_ranks(group: Group) -> list[int]:
+    """``torch.distributed`` ranks of the context's ranks, in rank order; where it is not used, the ranks themselves."""
+    if not _distributed():
+        return []
+    if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
+        expected = "a torch ProcessGroup, made with torch.distributed.new_group"
+        raise ArgumentError("iris", "group", expected, type(group).__name__)
+    return list(torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD))
+
+
+def members(op: str, group: Group, rank: int, world_size: int, of_torch: list[int]) -> tuple[int, ...]:
+    """The ranks of a context that ``group`` names, sorted, this ``rank`` among them. ``of_torch``: the context's ranks
+    as ``torch.distributed`` counts them."""
+    if group is None:
+        return tuple(range(world_size))
+    expected = f"distinct ranks from 0 to {world_size - 1} with this rank, {rank}, among them"
+    listed: object
+    if group == torch.distributed.GroupMember.NON_GROUP_MEMBER:
+        raise ArgumentError(op, "group", expected, "a group without this rank")
+    if isinstance(group, torch.distributed.ProcessGroup):
+        listed = torch.distributed.get_process_group_ranks(group)
+        ranks = [of_torch.index(one) if one in of_torch else -1 for one in listed]
+    elif isinstance(group, Iterable) and not isinstance(group, str | bytes | torch.Tensor):
+        listed = ranks = list(group)
+    else:
+        raise ArgumentError(op, "group", "a torch ProcessGroup, or a sequence of ranks", type(group).__name__)
+    if not all(type(one) is int and 0 <= one < world_size for one in ranks):
+        raise ArgumentError(op, "group", expected, listed)
+    if rank not in ranks or len(set(ranks)) != len(ranks):
+        raise ArgumentError(op, "group", expected, listed)
+    return tuple(sorted(ranks))
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _index(device: Any) -> int:
+    """The number of a device, given as a number, a name or a torch.device."""
+    try:
+        found = torch.device("cuda", device) if type(device) is int else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError("iris", "device", "a GPU: its number, name or torch.device", repr(device)) from error
+    return found.index or 0
+
+
+def _host() -> str:
+    """What tells this host, as it runs now, from all others."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def _require_one_host(hosts: list[str]) -> None:
+    if len(set(hosts)) > 1:
+        here = [rank for rank, host in enumerate(hosts) if host == _host()]
+        raise BackendError(
+            f"the ranks are on {len(set(hosts))} hosts, and Iris works within one; ranks {here} of the group are on "
+            "this one. Pass group=torch.distributed.new_group(...) with the ranks of one host."
+        )
