@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from iris import bench
 from iris.bench import cases, command, driver, records, tables
 from iris.bench.axes import Axis, axes_of, expand, parse_values
 from iris.bench.case import registered
+from iris.bench.cases import ways
 from iris.bench.cases.fused import local_params
 from iris.bench.cases.operands import OPS, Operands
 from iris.bench.dataset import Dataset
@@ -30,6 +31,7 @@ from iris.bench.driver import Group
 from iris.bench.records import Record
 from iris.bench.state import Outcome
 from iris.errors import ArgumentError
+from iris.report.palette import ALGORITHMS as ALGORITHM_TONES
 
 ROOT = Path(__file__).parent.parent
 DATASETS = sorted((ROOT / "dataset").glob("*.json"))
@@ -129,13 +131,45 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
         bench.main(["trial", f"--dataset={DATASETS[0]}"])
     with pytest.raises(ArgumentError, match="--benchmark_filter: expected what a point's name has, got zzz"):
         bench.main([*TWO, "--benchmark_filter=zzz"])
+    for axis, complaint in (
+        ("algorithm=pul", "--axis_algorithm: expected one of auto, .*pull.*, got pul"),
+        ("dtype=bf61", "--axis_dtype: expected one of fp16, bf16.*, got bf61"),
+        ("m=12x", "--axis_M: expected whole numbers, got 12x"),
+        ("n=1.5", "--axis_N: expected whole numbers, got 1.5"),
+        ("k=-8", "--axis_K: expected positive numbers, got -8"),
+    ):
+        with pytest.raises(ArgumentError, match=complaint):
+            bench.main(["all_gather_matmul", "--num_ranks=2", f"--axis_{axis}"])
     with pytest.raises(ArgumentError, match="--resume: expected a file of results"):
         bench.main([*TWO, f"--resume={tmp_path / 'none'}"])
     with pytest.raises(ArgumentError, match="--benchmark_out: expected a file that can be written"):
         bench.main([*TWO, f"--benchmark_out={tmp_path}"])
-    for arguments in ([], [*TWO, "--benchmark_filter=("], [*TWO, "--timeout_s=0"], [*TWO, "--num_ranks=0"]):
+    wrong = ["--benchmark_filter=(", "--timeout_s=0", "--timeout_s=inf", "--timeout_s=nan", "--timeout_s=x",
+             "--num_ranks=0", "--num_ranks=17", "--warmup=-1"]  # fmt: skip
+    for arguments in ([], *([*TWO, one] for one in wrong), [*TWO, "--resume=a", "--benchmark_out=b"]):
         with pytest.raises(SystemExit, match="2"):
             bench.main(arguments)
+
+
+def test_a_data_set_leaves_out_cases_that_nobody_named_and_that_take_no_shapes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    dataset = tmp_path / "one.json"
+    dataset.write_text('[{"m": 8, "n": 8, "k": 8, "op": ["matmul_all_reduce"]}]')
+    assert bench.main(["--num_ranks=2", f"--dataset={dataset}", "--benchmark_filter=auto", "--benchmark_list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["matmul_all_reduce"]
+
+
+def test_what_no_record_can_hold_is_refused() -> None:
+    state = bench.State(cast(Any, None), {}, {})
+    for call in (
+        lambda: state.add_counter("rate", float("nan")),
+        lambda: state.set_floor(float("inf")),
+        lambda: state.set_repeat(0),
+        lambda: state.set_warmup(-1),
+    ):
+        with pytest.raises(ArgumentError, match=r"expected a (finite|whole) number.*, got"):
+            call()
 
 
 # -- measuring ----------------------------------------------------------------------------------------------
@@ -170,6 +204,9 @@ def test_a_right_result_has_times(measured: Path) -> None:
     [
         ("wrong", False, "wrong result: another vector (rank 0 of 2)"),
         ("drifts", False, " more calls: another vector (rank 0 of 2)"),
+        ("doubts", False, "validate_fn raised AssertionError: no vector at all (rank 1 of 2)"),
+        ("says_yes", False, "validate_fn must return a str, empty if the result is right; it returned True"),
+        ("idles", None, "the case ended without state.exec(...) or state.skip(...)"),
         ("raises", None, "RuntimeError: no luck today"),
         ("dies", None, "rank 1's process ended: exit code 3"),
     ],
@@ -217,6 +254,53 @@ def test_a_resumed_run_measures_what_is_missing(
     assert lines(out)[0] == first
     printed = capsys.readouterr().out
     assert all(f" {count} " in printed for count in (8, 16))
+
+
+def test_other_hardware_and_failures_are_measured_again(
+    measured: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = by_way(lines(measured))
+    elsewhere = {**found["skips"], "environment": {**found["skips"]["environment"], "hardware": "NVIDIA H200"}}
+    known = [found["skips"], found["right"], found["wrong"], elsewhere, found["dies"]]
+    keys = list(map(records.key_of, known[:3]))
+    assert list(command._done(known, keys)) == keys[:2]
+    assert capsys.readouterr().err == "1 points that failed are measured again\n"
+    monkeypatch.setattr(command, "here", lambda: ("NVIDIA B200", "cuda"))
+    assert command._done(known, keys) == {}
+    assert "3 points were measured on other hardware than NVIDIA B200" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tail", "kept"),
+    [(b"", b""), (b'{"schema": 1, "ca', b""), (b'{"sch', b""), (b"WHOLE", b"WHOLE\n")],
+)
+def test_only_the_half_of_a_record_is_cut_off(measured: Path, tmp_path: Path, tail: bytes, kept: bytes) -> None:
+    line, file = measured.read_bytes().splitlines(keepends=True)[0], tmp_path / "some.jsonl"
+    file.write_bytes(line + tail.replace(b"WHOLE", line.rstrip()))
+    with records.appending(file) as append:
+        append([json.loads(line)])
+    whole = line + kept.replace(b"WHOLE", line.rstrip())
+    assert file.read_bytes().startswith(whole) and len(records.load(file)) == whole.count(b"\n") + 1
+
+
+@pytest.mark.parametrize("content", ["a note", "a,b\n1,2\n", '{"a": 1}', '{"rows": [\n{"schema": 1'])
+def test_a_file_of_something_else_is_refused_and_kept(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text(content)
+    with pytest.raises(ArgumentError, match=r"mine.txt:1: expected a JSON object with schema 1"):
+        bench.main([*TWO, "--axis_way=right", f"--benchmark_out={file}"])
+    assert file.read_text() == content
+
+
+def test_two_runs_do_not_share_a_file(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    with (
+        records.appending(out),
+        pytest.raises(ArgumentError, match=r"results\.jsonl: expected a file that no other run writes"),
+    ):
+        bench.main([*TWO, "--axis_way=right", f"--benchmark_out={out}"])
+    with records.appending(out):
+        pass
 
 
 def test_a_broken_line_is_named(measured: Path, tmp_path: Path) -> None:
@@ -271,13 +355,15 @@ def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path) -> None:
 
 
 def shown(measured: Path, name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a run prints that has nothing left to measure."""
-    assert bench.main([*TWO, f"--axis_way={QUICK}", f"--resume={measured}", f"--benchmark_format={name}"]) == 1
+    """What a run prints at its end."""
+    found = by_way(lines(measured))
+    tables.FORMATS[name]([found[way] for way in QUICK.split(",")], registered(), sys.stdout)
     return capsys.readouterr().out
 
 
 def test_json_lines(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = [json.loads(line) for line in shown(measured, "json", capsys).splitlines()]
+    assert [one.pop("speedup") for one in printed] == [None] * len(printed)
     assert by_way(printed) == by_way(lines(measured))
 
 
@@ -301,8 +387,11 @@ def test_table(
     assert "skips: skipped: nobody needs it" in printed
     rows = [line.split() for line in printed.splitlines()]
     verdicts = {row[0]: row[-1] for row in rows if row and row[0] in WAYS}
-    expected = {"right": "yes", "wrong": "NO", "drifts": "NO", "skips": "skipped", "raises": "error", "dies": "error"}
+    expected = dict.fromkeys(("wrong", "drifts", "doubts", "says_yes"), "NO")
+    expected |= {"right": "yes", "skips": "skipped"} | dict.fromkeys(("raises", "dies", "idles"), "error")
     assert verdicts == expected
+    assert any("answer" in row for row in rows)
+    assert next(row for row in rows if row[:1] == ["right"])[-2] == "42"
 
 
 def test_speed_up_is_over_nccl_on_the_same_shape(capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,8 +411,12 @@ def test_speed_up_is_over_nccl_on_the_same_shape(capsys: pytest.CaptureFixture[s
             ("b", "push", 4.5),
         )
     ]
+    made[0]["deterministic"] = False
+    tables.FORMATS["json"](made, known, sys.stdout)
+    assert [json.loads(line)["speedup"] for line in capsys.readouterr().out.splitlines()] == [1.5, 1, 1, 2]
     tables.FORMATS["console"](made, known, sys.stdout)
     printed = capsys.readouterr().out
+    assert printed.count("yes*") == 1 and "* right, but two calls may differ" in printed
     assert "matmul_all_reduce: 8 × NVIDIA H200" in printed
     assert [word for word in printed.split() if word.endswith("×")] == ["×", "1.50×", "1.00×", "1.00×", "2.00×"]
 
@@ -426,6 +519,19 @@ def test_sizes_of_the_local_matmul() -> None:
     assert {params["shape"] for params in cut.values()} == {"8x12x16"}
 
 
+def ways_of_matmul() -> list[tuple[bool, bool]]:
+    operands = Operands(context(), "matmul", (24, 20, 16), torch.float32, 0)
+    found = [ways._config(operands, name) for name in ("local", *ways.STREAM_K)]
+    return [(config.stream_k, config.two_tiles) for config in found]
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_each_way_to_schedule_a_local_matmul_is_what_its_name_says(ranks: Ranks) -> None:
+    ((local, *stream_k),) = ranks.run(ways_of_matmul)
+    assert local[0] is False and stream_k == [(True, False), (True, True)]
+    assert set(ways.ways_of("matmul")) <= {tone.name for tone in ALGORITHM_TONES}
+
+
 def complaints(op: str, dtype: torch.dtype) -> dict[str, str]:
     """What is said of a right result, and of results that are wrong in some way."""
     ctx = context()
@@ -462,7 +568,7 @@ def test_fused_ops_are_checked_and_timed_beside_others(tmp_path: Path) -> None:
     dataset = tmp_path / "small.json"
     dataset.write_text('[{"m": 6, "n": 8, "k": 10}, {"m": 5, "n": 8, "k": 10, "op": "matmul_reduce_scatter"}]')
     arguments = ["matmul_reduce_scatter", "all_gather_matmul", "--num_ranks=2", f"--dataset={dataset}", "--repeat=1"]
-    algorithms = "auto,baseline,nccl,torch_symm_mem,matmul,painting"
+    algorithms = "auto,baseline,nccl,torch_symm_mem,matmul,atomic"
     assert (
         bench.main([*arguments, f"--axis_algorithm={algorithms}", "--axis_gather_dim=1", f"--benchmark_out={out}"]) == 0
     )
@@ -476,9 +582,10 @@ def test_fused_ops_are_checked_and_timed_beside_others(tmp_path: Path) -> None:
             assert one["skipped"] == "torch.ops.symm_mem needs GPUs"
         elif algorithm == "torch_symm_mem":
             assert one["validated"] or "torch_symm_mem does not take this" in one["skipped"]
-        elif algorithm == "painting":
-            assert one["skipped"].startswith(f"{one['case']} has no algorithm painting; it has auto, ")
+        elif algorithm == "atomic" and one["case"] == "all_gather_matmul":
+            assert one["skipped"].startswith("all_gather_matmul has no algorithm atomic; it has auto, ")
         else:
+            assert one["deterministic"] is {"atomic": False, "baseline": True}.get(algorithm, one["deterministic"])
             assert (one["validated"], one["time_ms"]["calls"]) == (True, 1)
             assert one["flops"] == 2 * 6 * 8 * 10 / 2
             assert one["nbytes"] == (0 if algorithm == "matmul" else 6 * 8 if "scatter" in one["case"] else 6 * 10)

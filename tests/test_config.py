@@ -12,8 +12,7 @@ from ops_inputs import ALL_REDUCE, GATHER, LOCAL, SCATTER, SMALL, Way, trial
 from ranks import Ranks, context, worlds
 
 from iris.errors import ArgumentError
-from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, pick_config
-from iris.ops.problem import DTYPES
+from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, pick, pick_config
 
 H200 = Target("cuda", 132, tma=True)
 MI300X = Target("hip", 304)
@@ -24,24 +23,14 @@ def problem(op: str = GATHER, m: int = 8192, n: int = 4096, dtype: torch.dtype =
     return Problem(op, m, n, 8192, dtype, 8, m * 8192 * dtype.itemsize * 7 // 8)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("m", [1, 100, 16384])
 @pytest.mark.parametrize("op", ALGORITHMS)
-@pytest.mark.parametrize("target", [H200, MI300X, SIMULATED], ids=lambda target: target.backend)
-def test_every_pick_can_run(target: Target, op: str, m: int, dtype: torch.dtype) -> None:
-    config = pick_config(problem(op, m, dtype=dtype), target)
-    config.check(op, ALGORITHMS[op], target.num_sms)
-    stage = (config.block_size_m + config.block_size_n) * config.block_size_k * dtype.itemsize
-    limit = {"cuda": 227 << 10, "hip": 64 << 10, "sim": 1 << 30}[target.backend]
-    assert stage * (config.num_stages - (target.backend == "hip")) <= limit
-
-
-@pytest.mark.parametrize("op", ALGORITHMS)
-def test_the_pick_is_a_function_of_its_arguments_and_never_depends_on_timing(op: str) -> None:
-    for m in (64, 8192):
-        config = pick_config(problem(op, m), H200)
-        assert config == pick_config(problem(op, m), replace(H200))
-        assert config.algorithm != "atomic"
+def test_the_pick_is_a_function_of_its_arguments(op: str) -> None:
+    picks = []
+    for _ in range(2):
+        pick.forget()
+        picks.append([pick_config(problem(op, m), H200) for m in (64, 8192)])
+    assert picks[0] == picks[1]
+    assert "atomic" not in {one.algorithm for one in picks[0]}
 
 
 def test_smaller_problems_get_smaller_tiles() -> None:

@@ -114,6 +114,8 @@ def test_choices(choices: tuple[str, ...], flag: str) -> None:
         (["--two_tiles", "maybe"], "'maybe' is neither True nor False"),
         (["--datatype", "fp64"], "invalid choice: 'fp64'"),
         (["--output_file", "no/such/place.json"], "there is no directory"),
+        (["--output_file", "/tmp"], "/tmp is a directory, not a file"),
+        (["--num_ranks", "17"], "17 is more than the 16 ranks that there can be"),
         (["--trace", "trace.txt"], "trace.txt should end in .svg or .png"),
     ],
 )
@@ -398,6 +400,21 @@ def test_a_wrong_result_fails_everywhere_and_is_not_timed(ranks: Ranks, tmp_path
     assert record["success"] is False and record["total"] is None
 
 
+def test_a_run_that_fails_leaves_no_earlier_success(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text('{"success": true}')
+    arguments = ["--validate", "--num_ranks", "3", "-k", "64", "--output_file", str(file)]
+    assert main(None, stream_k=False, argv=arguments) == 1
+    assert json.loads(file.read_text()) == {
+        "success": False,
+        "failure": "ArgumentError: benchmark: -k: expected a multiple of the 3 ranks, got 64",
+    }
+    file.write_text('{"success": true}')
+    with mock.patch("iris.bench.gemm_cli.launch", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        main(None, stream_k=False, argv=["--validate", "--num_ranks", "2", "--output_file", str(file)])
+    assert json.loads(file.read_text())["success"] is False
+
+
 def command(path: str, arguments: list[str], cwd: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     # Open MPI looks for ssh even where all ranks are here, unless told that there is nowhere else.
@@ -409,14 +426,20 @@ def command(path: str, arguments: list[str], cwd: Path, *launcher: str) -> subpr
 
 
 @pytest.mark.gpu if BACKEND != "sim" else pytest.mark.timeout(120)
-def test_under_mpirun(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("examples/stream-k/benchmark.py", ["--algorithm", "one_shot", *SMALL]),
+        ("examples/gemm/reference/all_reduce.py", SIZES),
+    ],
+)
+def test_under_mpirun(path: str, options: list[str], tmp_path: Path) -> None:
     if shutil.which("mpirun") is None:
         assert not os.environ.get("CI"), "mpirun is missing here, where CI is set"
         pytest.skip("mpirun is not installed")
     said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, timeout=20).stdout
-    options = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in said else []
-    arguments = ["--validate", "--algorithm", "one_shot", *SMALL]
-    done = command("examples/stream-k/benchmark.py", arguments, tmp_path, "mpirun", *options, "-np", "2")
+    mpirun = ["mpirun", *(["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in said else []), "-np", "2"]
+    done = command(path, ["--validate", *options], tmp_path, *mpirun)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("validation passed") == 1
     assert json.loads((tmp_path / "log.json").read_text())["world_size"] == 2

@@ -103,6 +103,18 @@ def test_a_broken_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert f"{file}:3" in capsys.readouterr().err
 
 
+def test_half_a_record_at_the_end_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = json.dumps(record("all_gather_matmul", "auto", LARGE[0], 4))
+    file = tmp_path / "some.jsonl"
+    for tail, number in (('{"schema": 1, "case": "all_ga', 1), ('{"s', 1), (good, 2)):
+        file.write_text(f"{good}\n{tail}")
+        assert len(read(file)) == number
+        assert (f"{file}:2 is left out" in capsys.readouterr().err) == (number == 1)
+    file.write_text(f"{good}\nnotes")
+    with pytest.raises(iris.ArgumentError, match=r"some\.jsonl:2: expected a JSON object, got notes"):
+        read(file)
+
+
 def test_no_results_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(iris.ArgumentError, match=r"results in \*\.jsonl files, got none in"):
         read(tmp_path)
@@ -530,7 +542,9 @@ def test_a_file_without_its_two_markers_is_refused_and_kept(folder: Path, tmp_pa
 # -- comparing ----------------------------------------------------------------------------------------------
 
 
-def timed(median: float, spread: float = 0.01, shape: tuple[int, int, int] = LARGE[0]) -> Record:
+def timed(
+    median: float, spread: float = 0.01, shape: tuple[int, int, int] = LARGE[0], calls: int | None = None
+) -> Record:
     line = record("all_gather_matmul", "push", shape, 4)
     line["time_ms"] = {
         "median": median,
@@ -538,6 +552,7 @@ def timed(median: float, spread: float = 0.01, shape: tuple[int, int, int] = LAR
         "p10": median - spread,
         "p90": median + spread,
         "rank_skew": 0.0,
+        "calls": calls,
     }
     return line
 
@@ -558,6 +573,8 @@ FAILED = without_time(timed(1), error="LaunchError: rank 1 died")
         (timed(1), FAILED, "broken"),
         (FAILED, timed(1), "mended"),
         (FAILED, WRONG, "untimed"),
+        (timed(1), timed(2, calls=2), "unsure"),
+        (timed(1, calls=3), timed(2, calls=3), "slower"),
     ],
 )
 def test_only_what_is_beyond_noise_has_changed(tmp_path: Path, before: Record, after: Record, kind: str) -> None:
@@ -593,12 +610,39 @@ def test_a_regression_fails_only_if_asked(tmp_path: Path) -> None:
     assert report("--compare", a, b, "--fail_on_regression") == 1
     assert report("--compare", b, a, "--fail_on_regression") == 0
     assert report("--compare", a, b, "--fail_on_regression", "--threshold", "12") == 0
+    both = write(tmp_path / "both.jsonl", [timed(1), timed(1, shape=LARGE[1])])
+    assert report("--compare", both, a) == 0
+    assert report("--compare", both, a, "--fail_on_regression") == 1
+
+
+def test_sets_without_a_case_in_common_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = (write(tmp_path / f"{n}.jsonl", [timed(1, shape=LARGE[n])]) for n in (0, 1))
+    assert report("--compare", a, b) == 1
+    assert "--compare: expected a case that is in both sets, got none" in capsys.readouterr().err
+
+
+def test_what_moved_with_its_opponent_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def lines(ours: float, nccl: float) -> list[Record]:
+        rival = timed(nccl)
+        rival["params"] = {**rival["params"], "algorithm": "nccl"}
+        return [timed(ours), rival]
+
+    before = write(tmp_path / "a.jsonl", lines(1, 2))
+    for nccl, percent, told in ((2.4, "+20.0 %", True), (2.1, "+5.0 %", False), (1.0, "-50.0 %", False)):
+        assert report("--compare", before, write(tmp_path / "b.jsonl", lines(1.25, nccl))) == 0
+        printed = capsys.readouterr().out
+        (ours,) = [line for line in printed.splitlines() if "slower" in line and "+25.0 %" in line]
+        assert percent in ours
+        assert ("slower: so is nccl, by half as much or more" in printed) == told
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], "give one folder of results, or --compare A B"),
+        (["results", "--threshold", "2"], "belong to --compare A B"),
+        (["results", "--fail_on_regression"], "belong to --compare A B"),
+        (["--compare", "a", "b", "--threshold", "nan"], "nan is not a number of percent, 0 or more"),
         (["results", "--compare", "a", "b"], "give one folder of results, or --compare A B"),
         (["--compare", "a", "b", "--out", "x.html"], "--compare only prints"),
     ],

@@ -10,7 +10,7 @@ import torch
 import iris
 from iris import bench
 
-WAYS = ("right", "wrong", "drifts", "raises", "dies", "skips", "hangs")
+WAYS = ("right", "wrong", "drifts", "doubts", "says_yes", "raises", "dies", "skips", "idles", "hangs")
 
 
 @bench.register
@@ -44,7 +44,17 @@ def trial(state: bench.State, ctx: iris.Iris) -> None:
     state.set_floor(1e-9)
     state.add_counter("answer", 42)
     expected = parts[ctx.rank - 1]
-    state.exec(call, validate_fn=lambda: "" if torch.equal(target, expected) else "another vector")
+    if way == "idles":
+        return
+
+    def check() -> str:
+        if last and way == "doubts":
+            raise AssertionError("no vector at all")
+        if way == "says_yes":
+            return True  # type: ignore[return-value]
+        return "" if torch.equal(target, expected) else "another vector"
+
+    state.exec(call, validate_fn=check)
 
 
 @bench.register

@@ -51,7 +51,9 @@ def axis(name: str, values: Iterable[object], *, variant: bool = False) -> Calla
 
     Args:
         name: the parameter's name, or several with commas between them, e.g. ``"M,N,K"``; then each value is a tuple.
-        values: in the order in which they are measured; the axis written first changes slowest.
+        values: in the order in which they are measured; the axis written first changes slowest. If all are words, the
+            command line can name no others (but any dtype on an axis ``dtype``); if all are whole numbers, it can
+            name other whole numbers.
         variant: the values are ways of doing the same thing. They are timed in turns, A B C A B C …, so that clocks
             that drift favour none, and may share data: see :meth:`iris.bench.State.share`.
     """

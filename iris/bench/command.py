@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from iris.bench import records
-from iris.bench.axes import Value, parse_values
-from iris.bench.case import Case
+from iris.bench.axes import Axis, Value, parse_values
+from iris.bench.case import SHAPE_AXIS, Case
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group, grouped, label, live, measured
-from iris.bench.matrix import positive, ranks_to_start
+from iris.bench.environment import here
+from iris.bench.matrix import DTYPES, positive, rank_count, ranks_to_start, seconds
 from iris.bench.progress import progress
 from iris.bench.records import Record
 from iris.bench.session import Settings
@@ -38,7 +41,7 @@ def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[st
     if not cases and given.benchmark_filter is None and not given.benchmark_list:
         parser.error("name a case, or choose among all with --benchmark_filter")
     num_ranks = ranks_to_start(given.num_ranks)
-    groups = _groups(cases or list(known.values()), given, num_ranks)
+    groups = _groups(cases or list(known.values()), bool(cases), given, num_ranks)
     if given.benchmark_list:
         for group in groups:
             for params in group.variants:
@@ -50,18 +53,17 @@ def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[st
     return _measure(groups, known, given, num_ranks)
 
 
-def _groups(cases: Sequence[Case], given: argparse.Namespace, num_ranks: int) -> list[Group]:
-    overrides: dict[str, Sequence[Value]] = {
-        name.removeprefix(_AXIS): parse_values(name.removeprefix(_AXIS), text)
-        for name, text in vars(given).items()
-        if name.startswith(_AXIS) and text is not None
-    }
+def _groups(cases: Sequence[Case], named: bool, given: argparse.Namespace, num_ranks: int) -> list[Group]:
+    """The points of ``cases``. Of cases that nobody ``named``, those that a data set has no shapes for are left out."""
+    overrides = _overrides(cases, given)
     dataset = Dataset.read(given.dataset) if given.dataset is not None else None
     wanted: re.Pattern[str] = given.benchmark_filter or re.compile("")
     groups = []
     for case in cases:
         shapes = None
         if dataset is not None:
+            if not named and not (case.takes_shapes and dataset.has(case.name, num_ranks)):
+                continue
             if not case.takes_shapes:
                 raise ArgumentError("bench", "--dataset", "a case with an axis M,N,K", case.name)
             shapes = dataset.shapes(case.name, num_ranks)
@@ -70,30 +72,54 @@ def _groups(cases: Sequence[Case], given: argparse.Namespace, num_ranks: int) ->
     return groups
 
 
+def _overrides(cases: Sequence[Case], given: argparse.Namespace) -> dict[str, Sequence[Value]]:
+    """The values that ``--axis_…`` give."""
+    overrides: dict[str, Sequence[Value]] = {}
+    for option, text in vars(given).items():
+        if option.startswith(_AXIS) and text is not None:
+            name = option.removeprefix(_AXIS)
+            overrides[name] = parse_values(name, text)
+            _check(name, overrides[name], [one for case in cases for one in case.axes if name in one.names])
+    return overrides
+
+
+def _check(name: str, values: Sequence[Value], axes: Sequence[Axis]) -> None:
+    """Refuse values that no case can take: where an axis has words, others; where it has numbers, words; where they are
+    whole, fractions; and sizes of matrices that are not positive."""
+    known = list(dict.fromkeys(row[one.names.index(name)] for one in axes for row in one.rows))
+    if name == "dtype":
+        known = list(dict.fromkeys([*DTYPES, *known]))
+    kinds = set(map(type, known))
+    for value in values:
+        expected = None
+        if kinds == {str} and value not in known:
+            expected = f"one of {', '.join(map(str, known))}"
+        elif kinds == {int} and not isinstance(value, int):
+            expected = "whole numbers"
+        elif (str not in kinds and isinstance(value, str)) or (isinstance(value, float) and not math.isfinite(value)):
+            expected = "numbers"
+        elif name in SHAPE_AXIS and isinstance(value, int) and value < 1:
+            expected = "positive numbers"
+        if expected is not None:
+            raise ArgumentError("bench", f"--axis_{name}", expected, value)
+
+
 def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse.Namespace, num_ranks: int) -> int:
     """Measure what has no record yet, write each record as it comes, and show all."""
     out: Path | None = given.resume or given.benchmark_out
-    done = records.load(given.resume) if given.resume is not None else {}
+    before = records.load(given.resume) if given.resume is not None else []  # a file that is missing is not made
     settings = Settings(given.timeout_s, given.heap_size, given.warmup, given.repeat, given.commit)
     keys = [records.key(group.case.name, params, num_ranks) for group in groups for params in group.variants]
-    if out is not None:
-        records.append(out, [])
-    todo = [group for group in (_rest(group, done, num_ranks) for group in groups) if group.variants]
-    stopped = False
-    try:
-        with progress(sum(len(group.variants) for group in todo)) as advance:
-            if todo:
-                advance(f"starting {num_ranks} ranks", 0)
-                with live(num_ranks, settings) as ranks:
-                    for group in todo:
-                        advance(group.label, 0)
-                        for found in measured(ranks, group):
-                            done |= {records.key_of(one): one for one in found}
-                            if out is not None:
-                                records.append(out, found)
-                            advance("", len(found))
-    except KeyboardInterrupt:
-        stopped = True
+    with records.appending(out) if out is not None else nullcontext(_nowhere) as append:
+        done = _done(before, keys)
+        todo = [group for group in (_rest(group, done, num_ranks) for group in groups) if group.variants]
+        try:
+            for found in _found(todo, num_ranks, settings):
+                done |= records.newest(found)
+                append(found)
+            stopped = False
+        except KeyboardInterrupt:
+            stopped = True
     results: list[Record] = [done[key] for key in keys if key in done]
     FORMATS[given.benchmark_format](results, known, sys.stdout)
     sys.stdout.flush()
@@ -104,8 +130,44 @@ def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse
     return 0 if all(map(records.succeeded, results)) else 1
 
 
+def _found(todo: Sequence[Group], num_ranks: int, settings: Settings) -> Iterator[Sequence[Record]]:
+    """The records of ``todo``, as they come."""
+    if not todo:
+        return
+    with progress(sum(len(group.variants) for group in todo)) as advance:
+        advance(f"starting {num_ranks} ranks", 0)
+        with live(num_ranks, settings) as ranks:
+            for group in todo:
+                advance(group.label, 0)
+                for found in measured(ranks, group):
+                    yield found
+                    advance("", len(found))
+
+
+def _nowhere(found: Sequence[Record]) -> None:
+    """What takes records that no file is to have."""
+
+
+def _done(before: Sequence[Record], keys: Sequence[str]) -> dict[str, Record]:
+    """Of the records of earlier runs those that need not be measured again, by key; says how many do not count."""
+    wanted = set(keys)
+    asked = [one for one in before if records.key_of(one) in wanted]
+    if not asked:
+        return {}
+    place = here()
+    mine = records.newest(one for one in asked if records.place_of(one) == place)
+    done = {key: one for key, one in mine.items() if records.succeeded(one)}
+    elsewhere = len(records.newest(asked).keys() - mine.keys())
+    if elsewhere:
+        print(f"{elsewhere} points were measured on other hardware than {place[0]}, which does not count",
+              file=sys.stderr)  # fmt: skip
+    if len(done) < len(mine):
+        print(f"{len(mine) - len(done)} points that failed are measured again", file=sys.stderr)
+    return done
+
+
 def _rest(group: Group, done: Mapping[str, Record], num_ranks: int) -> Group:
-    """The variants of ``group`` without a record."""
+    """The variants of ``group`` that are not done."""
     left = [params for params in group.variants if records.key(group.case.name, params, num_ranks) not in done]
     return Group(group.case, left)
 
@@ -119,7 +181,9 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--num_ranks", type=positive, help="ranks (default: all GPUs if two or more, else 4 simulated)")
+    parser.add_argument(
+        "--num_ranks", type=rank_count, help="ranks (default: all GPUs if two or more, else 4 simulated)"
+    )
     parser.add_argument(
         "--benchmark_filter", type=_regex, metavar="REGEX", help="only points whose name, as listed, has a match"
     )
@@ -127,18 +191,21 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
     parser.add_argument(
         "--benchmark_format", choices=tuple(FORMATS), default="console", help="what is printed at the end"
     )
-    parser.add_argument(
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument(
         "--benchmark_out", type=Path, metavar="FILE", help="append each result, as a JSON line, to FILE"
     )
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="measure only what FILE lacks, and append it there")
+    output.add_argument(
+        "--resume", type=Path, metavar="FILE", help="measure only what FILE lacks or has failed, and append it there"
+    )
     parser.add_argument("--dataset", type=Path, metavar="FILE", help="take the shapes from FILE (see dataset/)")
     parser.add_argument(
-        "--timeout_s", type=_seconds, default=60.0, help="most seconds for a point (default: %(default)s)"
+        "--timeout_s", type=seconds, default=60.0, help="most seconds for a point (default: %(default)s)"
     )
     parser.add_argument(
         "--heap_size", type=positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
     )
-    parser.add_argument("--warmup", type=int, help="untimed calls before the timed ones")
+    parser.add_argument("--warmup", type=_count, help="untimed calls before the timed ones")
     parser.add_argument("--repeat", type=positive, help="timed calls")
     parser.add_argument("--commit", help="what was measured, where git cannot tell")
     axes = parser.add_argument_group(
@@ -164,15 +231,15 @@ def _list_of(known: Mapping[str, Case]) -> str:
     return "Measure Iris on this machine. Cases:\n\n" + "\n".join(lines)
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
 def _regex(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return value

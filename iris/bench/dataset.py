@@ -81,6 +81,10 @@ class Dataset:
         entries = [_entry(_Fields(path, f"entry {n}", item, _ENTRY), whole) for n, item in enumerate(items, 1)]
         return cls(path, tuple(entries))
 
+    def has(self, op: str, world_size: int) -> bool:
+        """Whether there is an entry for ``op`` on ``world_size`` ranks."""
+        return any(entry.meant_for(op, world_size) for entry in self.entries)
+
     def shapes(self, op: str, world_size: int) -> list[Params]:
         """Values of M, N, K and of what else the entries fix, for a case of ``op`` on ``world_size`` ranks.
 

@@ -13,6 +13,7 @@ import torch
 import triton
 
 import iris
+from iris import backends
 from iris.context import Iris
 
 SIMULATED = "simulated"
@@ -44,6 +45,12 @@ def environment(ctx: Iris, commit: str | None) -> dict[str, str | int | None]:
         "host_ranks": ctx.world_size,
         "variables": " ".join(changed) or None,
     }
+
+
+def here() -> tuple[str, str]:
+    """Hardware and backend that ranks started here will have."""
+    backend = backends.chosen().name
+    return (torch.cuda.get_device_name(0) if backend in backends.GPU_BACKENDS else SIMULATED), backend
 
 
 def dated(known: Mapping[str, str | int | None]) -> dict[str, str | int | None]:

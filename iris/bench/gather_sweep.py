@@ -25,9 +25,11 @@ from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, State
 from iris.context import Iris, iris
-from iris.ops import FusedConfig, pick_config
-from iris.ops.hardware import floor_s, hardware
+from iris.ops import FusedConfig, Problem, pick_config
+from iris.ops.hardware import HARDWARE, floor_s, hardware
 from iris.ops.matmul import target_of
+from iris.ops.model import predict_ms
+from iris.ops.pick import expected_ms
 
 LIMIT_S = 120.0
 """The most that a configuration may take."""
@@ -74,24 +76,40 @@ def _record(ctx: Iris, params: Params, options: Options, known: Mapping[str, str
         operands = Operands(inner, OP, sizes, DTYPES[state["dtype"]], state["gather_dim"])
         state.set_flops(operands.problem.flops)
         state.set_bytes(operands.problem.received_bytes)
-        if inner.backend_name != "sim":
-            state.set_floor(floor_s(operands.problem, hardware(torch.cuda.get_device_name(inner.device))))
         chosen = way(state, operands, options.algorithm)
         if options.algorithm in ops.ALGORITHMS[OP]:
             configs.append(_config(operands, options))
             chosen = _with_config(chosen, operands, configs[0])
+        if inner.backend_name != "sim":
+            config = configs[0] if configs else None
+            _expect(state, operands.problem, config, torch.cuda.get_device_name(inner.device))
         operands.fill(decoy=True)
         chosen.call()
         operands.fill()
         operands.spoil()
         state.exec(chosen.call, validate_fn=lambda: operands.complaint(chosen.result(), chosen.roundings))
         if not options.benchmark:
-            state.call = None  # so nothing is timed
+            state.call = _nothing  # is timed instead
 
     (mine,) = session.measure(case, [params], Settings(LIMIT_S, options.heap_size))
+    if not options.benchmark:
+        mine = replace(mine, seconds=[], back_to_back_s=None, host_s=None)
     outcomes = [Outcome(**ctx.broadcast(asdict(mine), rank)) for rank in range(ctx.world_size)]
     config = asdict(configs[0]) if configs else None
     return records.record(OP, params, outcomes, known, ctx.world_size) | {"config": config}
+
+
+def _nothing() -> None:
+    pass
+
+
+def _expect(state: State, problem: Problem, config: FusedConfig | None, device_name: str) -> None:
+    """The least time on the device, and what the model expects of ``config`` there and of a good one on an MI300X."""
+    known = hardware(device_name)
+    state.set_floor(floor_s(problem, known))
+    if config is not None and known is not None:
+        state.set_predicted(predict_ms(problem, config, known) / 1e3)
+        state.add_counter("mi300x_predicted_ms", expected_ms(problem, HARDWARE["MI300X"]))
 
 
 def _config(operands: Operands, options: Options) -> FusedConfig:

@@ -17,6 +17,7 @@ import math
 import secrets
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ from iris.trace import Trace, draw
 PROBE_BYTES = 1 << 20
 VALIDATED_CALLS = 3
 WORST_SHOWN = 5
+NOT_OVER = "the run has not come to its end"
 ROUNDINGS = {"atomic": 1, "one_shot": 2, "split": 1, "push": 1}
 """How often a sum is rounded to C's dtype: at the end, and where ranks' parts are sent in that dtype, before it."""
 
@@ -246,6 +248,26 @@ def show_rates(ctx: Iris, rates: dict[str, Rate]) -> None:
         say(ctx, f"{name:13}  {rate.ms:9.4g}  {rate.tflops_per_gpu:15.4g}  {moved:>13}".rstrip())
 
 
+def write_result(file: str, record: dict[str, Any]) -> None:
+    """Replace what a run that is not over, or failed, has in its output file."""
+    Path(file).write_text(json.dumps(record, indent=1) + "\n")
+    print(f"written: {file}", flush=True)
+
+
+def write_failure(file: str, why: str) -> None:
+    """Leave no earlier run's success in an output file.
+
+    Raises:
+        ArgumentError: it cannot be written.
+    """
+    try:
+        Path(file).write_text(json.dumps({"success": False, "failure": why}, indent=1) + "\n")
+    except OSError as error:
+        raise ArgumentError(
+            "benchmark", "--output_file", "a file that can be written", f"{file}: {error.strerror}"
+        ) from error
+
+
 def draw_trace(work: Work, path: str) -> None:
     """Draw one call of the op, all ranks', into ``path``. Collective."""
     trace = Trace()
@@ -302,8 +324,7 @@ def run(asked: Arguments, given: frozenset[str], stream_k: bool) -> int:
                 "tolerance": allowed,
                 "success": success,
             }
-            Path(fitted.output_file).write_text(json.dumps(record, indent=1) + "\n")
-            print(f"written: {fitted.output_file}", flush=True)
+            write_result(fitted.output_file, record)
     return 0 if success else 1
 
 
@@ -316,10 +337,16 @@ def main(doc: str | None, stream_k: bool, argv: Sequence[str] | None = None) -> 
     who = None
     try:
         who, num_ranks = identity(), ranks_to_start(asked.num_ranks)
+        if who is None or who.rank == 0:
+            write_failure(asked.output_file, NOT_OVER)
         name, world = shared_extent(asked), who.world_size if who else num_ranks
         if name in given and getattr(asked, name) % world:
             raise ArgumentError("benchmark", f"-{name}", f"a multiple of the {world} ranks", getattr(asked, name))
         return int(max(launch(run, num_ranks, (asked, given, stream_k))))
     except IrisError as error:
-        print(f"benchmark{f', rank {who.rank}' if who else ''}: {type(error).__name__}: {error}", file=sys.stderr)
+        said = f"{type(error).__name__}: {error}"
+        print(f"benchmark{f', rank {who.rank}' if who else ''}: {said}", file=sys.stderr)
+        if who is None or who.rank == 0:
+            with suppress(ArgumentError):  # said above
+                write_failure(asked.output_file, said)
         return 1

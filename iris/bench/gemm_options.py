@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from iris.bench.matrix import PICTURES, positive
+from iris.bench.matrix import PICTURES, positive, rank_count
 from iris.heap import format_bytes
 from iris.ops.config import FusedConfig
 
@@ -99,7 +99,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("--benchmark", action="store_true", help="check one call, then time the op and its two parts")
     add("--datatype", str, "of A and B; int8 gives an int32 C", DATATYPES)
     add("--algorithm", str, "how ranks share C; see above", OPS)
-    add("--output_file", _file, "JSON of arguments and results, written by rank 0")
+    add("--output_file", output_file, "JSON of arguments and results, written by rank 0")
     add("--BLK_M", _block, "rows of a tile")
     add("--BLK_N", _block, "columns of a tile")
     add("--BLK_K", _block, "depth of a step")
@@ -116,7 +116,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     add("--gemm_sms", positive, "programs that multiply")
     add("--total_sms", positive, "programs in all; the others communicate (all_scatter)")
     add("--communication_block_size", positive, "accepted, and ignored: the communication tile says what is moved")
-    made.add_argument("--num_ranks", type=positive, help="ranks to start (default: all GPUs if two or more, else 4)")
+    made.add_argument("--num_ranks", type=rank_count, help="ranks to start (default: all GPUs if two or more, else 4)")
     made.add_argument(
         "--trace", type=_picture, metavar="FILE", help="draw who computed and waited when into FILE, .svg or .png"
     )
@@ -142,7 +142,10 @@ def _truth(text: str) -> bool:
     return text.lower() in ("true", "1")
 
 
-def _file(text: str) -> str:
+def output_file(text: str) -> str:
+    """A file on the command line that can be written."""
+    if Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a directory, not a file")
     if not Path(text).absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"there is no directory {Path(text).absolute().parent}")
     return text
@@ -151,7 +154,7 @@ def _file(text: str) -> str:
 def _picture(text: str) -> str:
     if Path(text).suffix not in PICTURES:
         raise argparse.ArgumentTypeError(f"{text} should end in {' or '.join(PICTURES)}")
-    return _file(text)
+    return output_file(text)
 
 
 # -- fitting ------------------------------------------------------------------------------------------------

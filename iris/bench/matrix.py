@@ -8,6 +8,7 @@ runs the kernel, columns its peer, values GB/s (10⁹ bytes per second) of paylo
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ import torch
 
 from iris import backends
 from iris.bench.timing import median_seconds
-from iris.context import Iris
+from iris.context import MAX_RANKS, Iris
 from iris.errors import IrisError
 from iris.launch import identity
 
@@ -39,6 +40,8 @@ DTYPES = {
 SIMULATED_RANKS = 4
 GPU_BUFFER_BYTES, SIM_BUFFER_BYTES = 256 << 20, 64 << 10
 BLOCK_BYTES = 16 << 10
+LONGEST_S = 1e5
+"""More than a day: system calls that wait take no more than some weeks."""
 PICTURES = (".svg", ".png")
 _SEED_STEP = 0x9E3779B1  # odd, so streams differ; PyTorch's CPU generator uses no more than 32 bits of a seed
 
@@ -68,7 +71,9 @@ class Options:
 def rank_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser with ``--num_ranks`` and ``--help``, which shows ``doc``, the example's own docstring."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num_ranks", type=positive, help="ranks to start (default: all GPUs if two or more, else 4)")
+    parser.add_argument(
+        "--num_ranks", type=rank_count, help="ranks to start (default: all GPUs if two or more, else 4)"
+    )
     return parser
 
 
@@ -121,6 +126,25 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
+
+
+def rank_count(text: str) -> int:
+    """A number of ranks on the command line."""
+    value = positive(text)
+    if value > MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"{value} is more than the {MAX_RANKS} ranks that there can be")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time on the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds, at most {LONGEST_S:.0f}")
     return value
 
 

@@ -4,15 +4,19 @@ A line says what was measured (``case``, ``params``, ``world_size``), whether th
 there is no figure (``skipped``, ``error``), the figures, and the ``environment``. ``time_ms`` is of the slowest rank:
 for each call the longest time of any rank, and of those the median, the smallest, and the 10th and 90th percentile;
 ``rank_skew`` is the slowest rank's median minus the fastest's. ``back_to_back_ms`` is per call of many in a row, host
-included; ``host_us`` the host's time for one call. ``flops`` and ``nbytes`` are per rank and call.
+included; ``host_us`` the host's time for one call. ``flops`` and ``nbytes`` are per rank and call. ``deterministic``
+says whether two calls on the same data give the same bits, null where nobody knows.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,8 @@ from iris.bench.state import Outcome
 from iris.errors import ArgumentError
 
 SCHEMA = 1
+_BEGIN = b'{"schema":'
+"""What the line of a record begins with."""
 Record = dict[str, Any]
 
 
@@ -54,6 +60,7 @@ def record(
         "gbytes_per_s": first.nbytes / seconds / 1e9 if first.nbytes and seconds else None,
         "predicted_ms": first.predicted_s * 1e3 if first.predicted_s else None,
         "config": first.config,
+        "deterministic": first.deterministic,
         "counters": first.counters,
         "environment": dict(environment),
     }
@@ -78,6 +85,12 @@ def key(case: str, params: Mapping[str, Any], world_size: int) -> str:
 
 def key_of(one: Record) -> str:
     return key(one["case"], one["params"], one["world_size"])
+
+
+def place_of(one: Record) -> tuple[Any, Any]:
+    """Hardware and backend that a record comes from."""
+    environment = one.get("environment") or {}
+    return environment.get("hardware"), environment.get("backend")
 
 
 def _time_ms(seconds: Sequence[Sequence[float]]) -> dict[str, float | int] | None:
@@ -105,41 +118,105 @@ def _slowest(seconds: Sequence[float | None], scale: float) -> float | None:
 # -- files --------------------------------------------------------------------------------------------------
 
 
-def append(path: Path, records: Sequence[Record]) -> None:
-    """Add lines to a file, made if it is not there; what a run that was killed left of a line is taken away first.
+@contextmanager
+def appending(path: Path) -> Iterator[Callable[[Sequence[Record]], None]]:
+    """What adds lines to a file, made if it is not there, which no other run can add to meanwhile. What a run that was
+    killed left of a line is taken away first.
 
     Raises:
-        ArgumentError: the file cannot be written.
+        ArgumentError: the file cannot be written, holds something else than results, or another run has it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+b")  # noqa: SIM115 (closed below)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     except OSError as error:
         raise ArgumentError("bench", "--benchmark_out", "a file that can be written", error) from error
-    with file:
-        if file.tell() and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(b"".join(json.dumps(one).encode() + b"\n" for one in records))
+    try:
+        if not sole(file):
+            fix = "Wait for the other run, or name another file."
+            raise ArgumentError("bench", str(path), "a file that no other run writes", "one that is in use", fix)
+        _mend(path, file)
+        yield partial(_append, path, file)
+    finally:
+        os.close(file)
 
 
-def load(path: Path) -> dict[str, Record]:
-    """The newest record of each point in a file, by :func:`key`. A last line that was not finished does not count.
+def sole(file: int) -> bool:
+    """Lock an open file until it is closed; False if another process has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _append(path: Path, file: int, records: Sequence[Record]) -> None:
+    lines = b"".join(json.dumps(one, allow_nan=False).encode() + b"\n" for one in records)
+    try:
+        written = os.write(file, lines)
+    except OSError as error:
+        raise ArgumentError("bench", str(path), "a file that can be written", error.strerror) from error
+    if written < len(lines):
+        raise ArgumentError("bench", str(path), "room for a line", f"room for {written} of {len(lines)} bytes")
+
+
+def _mend(path: Path, file: int) -> None:
+    """Make a file end with a whole line."""
+    content = path.read_bytes()
+    _records(path, content)
+    tail = content.rpartition(b"\n")[2]
+    if half(tail):
+        os.truncate(file, len(content) - len(tail))
+    elif tail:
+        os.write(file, b"\n")
+
+
+def load(path: Path) -> list[Record]:
+    """All records in a file. A last line that was not finished does not count.
 
     Raises:
         ArgumentError: there is no such file, or a line in it is no record of this schema; names the line.
     """
     if not path.is_file():
         raise ArgumentError("bench", "--resume", "a file of results", path, "Start a run with --benchmark_out first.")
-    found: dict[str, Record] = {}
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            one = json.loads(line)
-            if one["schema"] != SCHEMA:
-                raise KeyError("schema")
-            found[key_of(one)] = one
-        except (ValueError, KeyError, TypeError) as error:
-            expected = f"a JSON object with schema {SCHEMA}, case, params and world_size"
-            raise ArgumentError("bench", f"{path}:{number}", expected, line[:60].decode(errors="replace")) from error
-    return found
+    return _records(path, path.read_bytes())
+
+
+def newest(records: Iterable[Record]) -> dict[str, Record]:
+    """The last record of each point, by :func:`key`."""
+    return {key_of(one): one for one in records}
+
+
+def _records(path: Path, content: bytes) -> list[Record]:
+    """The records that ``content`` of a file holds, without the half of one at its end."""
+    lines = content.split(b"\n")
+    if half(lines[-1]):
+        lines.pop()
+    return [_record(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def half(line: bytes) -> bool:
+    """Whether a last line is what a killed run has written of a record."""
+    return (line.startswith(_BEGIN) or _BEGIN.startswith(line)) and not _is_json(line)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _record(where: str, line: bytes) -> Record:
+    try:
+        one: Record = json.loads(line)
+        if one["schema"] != SCHEMA:
+            raise KeyError("schema")
+        key_of(one)
+    except (ValueError, KeyError, TypeError) as error:
+        expected = f"a JSON object with schema {SCHEMA}, case, params and world_size"
+        raise ArgumentError("bench", where, expected, line[:60].decode(errors="replace")) from error
+    return one

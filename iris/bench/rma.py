@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from iris import backends
-from iris.bench.matrix import random_bits, ranks_to_start, require, same_bits
+from iris.bench.matrix import random_bits, rank_count, ranks_to_start, require, same_bits
 from iris.bench.timing import median_seconds
 from iris.context import Iris, iris
 from iris.device import peer as peers
@@ -112,7 +112,9 @@ def _rate(
 def main(argv: Sequence[str]) -> int:
     """``iris bench rma``; returns the exit status."""
     parser = argparse.ArgumentParser(prog="iris bench rma", description=__doc__)
-    parser.add_argument("--num_ranks", type=int, help="ranks (default: all GPUs if two or more, else 4 simulated)")
+    parser.add_argument(
+        "--num_ranks", type=rank_count, help="ranks (default: all GPUs if two or more, else 4 simulated)"
+    )
     parser.add_argument("--buffer_size", type=int, help="bytes (default: 256 MiB, simulated 256 KiB)")
     parser.add_argument("--output", type=Path, help="also write the result as JSON to this file")
     options = parser.parse_args(argv)

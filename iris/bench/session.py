@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import signal
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from triton.errors import TritonError
-
 from iris.bench import distributed
 from iris.bench.axes import Params
 from iris.bench.case import CaseFunction
+from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
-from iris.bench.state import Call, Outcome, Skipped, State, agreed, described
+from iris.bench.state import FATAL, REPORTED, Call, Outcome, Skipped, State, agreed, described
 from iris.bench.timing import back_to_back_seconds, call_seconds, host_seconds
 from iris.context import Iris, iris
-from iris.errors import IrisError, PeerDied, RankMismatch, WaitTimeout
 
 ROUNDS = 5
 GPU_WARMUP, GPU_CALLS, SIM_CALLS = 5, 30, 3
@@ -27,11 +23,7 @@ FEWEST_CALLS, LONG_CALL_S = 10, 5e-3
 """A call that takes longer than LONG_CALL_S is timed less often, but never less than FEWEST_CALLS times."""
 HOST_CALLS = 10
 MOST_LEAD_S = 2e-3
-GPU_HEAP_LIMIT, SIM_HEAP_SIZE = 32 << 30, 256 << 20
 MOST_WAIT_S = 60.0
-
-REPORTED = (IrisError, TritonError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError)
-"""Errors of a case function that become its record's error, if all ranks can go on after them."""
 
 
 @dataclass(frozen=True)
@@ -82,27 +74,10 @@ def measure(fn: CaseFunction, variants: Sequence[Params], settings: Settings) ->
 
 
 def _context(settings: Settings) -> Iris:
-    """This rank's context; a new one when half of its heap is taken by what ops keep from one shape to the next."""
     global _ctx
-    gc.collect()
-    if _ctx is not None:
-        _ctx.free(_ctx.empty(1, dtype=torch.uint8))  # to allocate is to hear what all ranks have let go of
-        if 2 * _ctx.heap_largest_free_bytes >= _ctx.heap_size:
-            return _ctx
-        _ctx.close()
-        if _ctx.backend_name != "sim":
-            torch.cuda.empty_cache()
-    _ctx = iris(settings.heap_size or _heap_size(), timeout_s=min(MOST_WAIT_S, settings.timeout_s / 2))
+    timeout_s = min(MOST_WAIT_S, settings.timeout_s / 2)
+    _ctx = roomy(_ctx, lambda: iris(settings.heap_size or default_heap_size(), timeout_s=timeout_s))
     return _ctx
-
-
-def _heap_size() -> int:
-    from iris.backends import chosen
-
-    if chosen().name == "sim":
-        return SIM_HEAP_SIZE
-    total = torch.cuda.get_device_properties(0).total_memory
-    return min(GPU_HEAP_LIMIT, total // 4 >> 30 << 30)
 
 
 def _set_up(ctx: Iris, fn: CaseFunction, state: State) -> None:
@@ -110,9 +85,11 @@ def _set_up(ctx: Iris, fn: CaseFunction, state: State) -> None:
     outcome, complaint = state.outcome, ""
     try:
         fn(state, ctx)
+        if state.call is None:
+            complaint = "the case ended without state.exec(...) or state.skip(...): nothing was timed"
     except Skipped as skipped:
         outcome.skipped = str(skipped)
-    except (WaitTimeout, PeerDied, RankMismatch):
+    except FATAL:
         raise
     except REPORTED as error:
         complaint = described(error)

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
+from triton.errors import TritonError
+
 from iris.bench.axes import Value
 from iris.context import Iris
-from iris.errors import ArgumentError, IrisError, LaunchError
+from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout
 
 T = TypeVar("T")
 Call = Callable[[], object]
 Check = Callable[[], str]
 """Looks at a result: empty text if it is right, else how wrong it is."""
 LONGEST_ERROR = 400
+FATAL = (WaitTimeout, PeerDied, RankMismatch)
+"""Errors after which ranks cannot go on."""
+REPORTED = (
+    IrisError, TritonError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError,
+    AssertionError, ArithmeticError,
+)  # fmt: skip
+"""Errors of a case that become its record's error, if they are not fatal."""
 
 
 class Skipped(Exception):
@@ -36,6 +46,7 @@ class Outcome:
     floor_s: float | None = None
     predicted_s: float | None = None
     config: dict[str, Any] | None = None
+    deterministic: bool | None = None
     counters: dict[str, float] = field(default_factory=dict)
 
 
@@ -75,27 +86,31 @@ class State:
 
     def set_floor(self, seconds: float | None) -> None:
         """The time that no implementation beats on this hardware; None if a rate is not known."""
-        self.outcome.floor_s = seconds
+        self.outcome.floor_s = None if seconds is None else _finite("set_floor", seconds)
 
     def set_predicted(self, seconds: float | None) -> None:
         """The time that a model predicts."""
-        self.outcome.predicted_s = seconds
+        self.outcome.predicted_s = None if seconds is None else _finite("set_predicted", seconds)
 
     def set_config(self, fields: Mapping[str, Any]) -> None:
         """What the call runs with: for ``auto``, what it has picked."""
         self.outcome.config = dict(fields)
 
     def add_counter(self, name: str, value: float) -> None:
-        """A further figure for the record."""
-        self.outcome.counters[name] = float(value)
+        """A further figure for the record, a finite number."""
+        self.outcome.counters[name] = _finite(f"add_counter({name!r})", value)
+
+    def set_deterministic(self, same_bits: bool) -> None:
+        """Whether two calls on the same data give the same bits."""
+        self.outcome.deterministic = same_bits
 
     def set_warmup(self, calls: int) -> None:
         """Untimed calls before the timed ones (default 5, simulated 0)."""
-        self.warmup = calls
+        self.warmup = _at_least(0, "set_warmup", calls)
 
     def set_repeat(self, calls: int) -> None:
         """Timed calls (default 30, fewer if a call takes more than 5 ms, simulated 3)."""
-        self.repeat = calls
+        self.repeat = _at_least(1, "set_repeat", calls)
 
     def share(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make()`` returned for the first of the variants that differ from this point in nothing else.
@@ -130,11 +145,37 @@ class State:
         """Ask ``validate_fn``; a wrong result on any rank is an error on all, and takes the times away. Collective."""
         if self.check is None:
             return
-        wrong = agreed(self._ctx, self.check())
+        wrong = agreed(self._ctx, _asked(self.check, when))
         self.outcome.validated = wrong is None
         if wrong is not None:
-            self.outcome.error = f"wrong result{when}: {wrong}"
+            self.outcome.error = wrong
             self.outcome.seconds, self.outcome.back_to_back_s, self.outcome.host_s = [], None, None
+
+
+def _asked(check: Check, when: str) -> str:
+    """The complaint of ``check``, or of what it raised or returned."""
+    try:
+        said: object = check()
+    except FATAL:
+        raise
+    except REPORTED as error:
+        return f"validate_fn{when} raised {described(error)}"
+    if not isinstance(said, str):
+        return f"validate_fn must return a str, empty if the result is right; it returned {said!r}"
+    return f"wrong result{when}: {said}" if said else ""
+
+
+def _finite(what: str, value: float) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ArgumentError("state", what, "a finite number", value)
+    return number
+
+
+def _at_least(least: int, what: str, calls: int) -> int:
+    if isinstance(calls, bool) or not isinstance(calls, int) or calls < least:
+        raise ArgumentError("state", what, f"a whole number of calls, at least {least}", calls)
+    return calls
 
 
 def agreed(ctx: Iris, complaint: str) -> str | None:

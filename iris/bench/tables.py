@@ -18,29 +18,33 @@ REFERENCE = "nccl"
 FIGURES = ("flops", "nbytes", "back_to_back_ms", "host_us", "floor_ms", "floor_share", "tflops_per_gpu", "gbytes_per_s")
 TIMES = ("median", "min", "p10", "p90", "rank_skew", "calls")
 WHERE = ("hardware", "backend", "commit", "date")
+VARIES = "*"
 _SIZES = {"m", "n", "k"}
 _WIDTH = 250
 """Columns that a table may take: a narrow terminal wraps lines, and no digit is lost."""
 
 
 def write_json(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
-    """One JSON object per line."""
+    """One JSON object per line: the record, and its speed-up over the reference."""
+    base = _references(results, cases)
     for one in results:
-        file.write(json.dumps(one) + "\n")
+        file.write(json.dumps({**one, "speedup": _speedup(one, base, cases)}, allow_nan=False) + "\n")
 
 
 def write_csv(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
     """One line per record under a line of names."""
     names = list(dict.fromkeys(name for one in results for name in one["params"]))
-    counters = list(dict.fromkeys(name for one in results for name in one["counters"]))
-    head = ["case", *names, "world_size", "validated", "skipped", "error", *(f"time_ms_{name}" for name in TIMES)]
+    counters = _counters(results)
+    head = ["case", *names, "world_size", "validated", "deterministic", "skipped", "error"]
+    head += [*(f"time_ms_{name}" for name in TIMES)]
     out = csv.writer(file, lineterminator="\n")
     out.writerow([*head, *FIGURES, "speedup", *counters, *WHERE])
     base = _references(results, cases)
     for one in results:
         time = one["time_ms"] or {}
         row = [one["case"], *(one["params"].get(name) for name in names), one["world_size"]]
-        row += [one["validated"], one["skipped"], one["error"], *(time.get(name) for name in TIMES)]
+        row += [one["validated"], one.get("deterministic"), one["skipped"], one["error"]]
+        row += [time.get(name) for name in TIMES]
         row += [*(one[name] for name in FIGURES), _speedup(one, base, cases)]
         row += [*(one["counters"].get(name) for name in counters), *(one["environment"].get(name) for name in WHERE)]
         out.writerow(row)
@@ -51,12 +55,13 @@ def write_table(results: Sequence[Record], cases: Mapping[str, Case], file: Text
     base = _references(results, cases)
     for name in dict.fromkeys(one["case"] for one in results):
         mine = [one for one in results if one["case"] == name]
-        rows = [_cells(one, base, cases, _names(mine)) for one in mine]
+        show = cases[name].show if name in cases else None
+        counters = _counters(mine) if show is None else []
+        rows = [_cells(one, base, cases, _names(mine), counters) for one in mine]
         used = [any(column) for column in zip(*rows, strict=True)]
-        headers, *rows = [list(itertools.compress(row, used)) for row in [_headers(mine), *rows]]
+        headers, *rows = [list(itertools.compress(row, used)) for row in [_headers(mine, counters), *rows]]
         _print(_title(mine), headers, rows, file)
         file.writelines(_remarks(mine))
-        show = cases[name].show if name in cases else None
         if show is not None:
             show(mine)
 
@@ -75,7 +80,15 @@ def _remarks(results: Sequence[Record]) -> list[str]:
         if one["skipped"] or one["error"]:
             why = f"skipped: {one['skipped']}" if one["skipped"] else f"ERROR: {one['error']}"
             points.setdefault(why, []).append(" ".join(str(one["params"].get(name, "")) for name in _names(results)))
-    return [f"{_some(names)}: {why}\n" for why, names in points.items()]
+    lines = [f"{_some(names)}: {why}\n" for why, names in points.items()]
+    if any(_varies(one) for one in results):
+        lines.append(f"{VARIES} right, but two calls may differ in their last bits: sums in the order of arrival\n")
+    return lines
+
+
+def _varies(one: Record) -> bool:
+    """Whether a right result may differ from call to call."""
+    return one["validated"] is True and one.get("deterministic") is False
 
 
 def _some(names: Sequence[str]) -> str:
@@ -106,12 +119,18 @@ def _title(results: Sequence[Record]) -> str:
     return f"{first['case']}: {first['world_size']} × {where}{clock}{', ' if fixed else ''}{' '.join(fixed)}"
 
 
-def _headers(results: Sequence[Record]) -> list[str]:
+def _counters(results: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(name for one in results for name in one["counters"]))
+
+
+def _headers(results: Sequence[Record], counters: Sequence[str]) -> list[str]:
     figures = ["ms", "p10–p90", "skew µs", "in a row ms", "host µs", "GB/s", "TFLOP/s", "floor ms", "of floor"]
-    return [*_names(results), *figures, "vs NCCL", "validated"]
+    return [*_names(results), *figures, "vs NCCL", *counters, "validated"]
 
 
-def _cells(one: Record, base: Mapping[str, float], cases: Mapping[str, Case], names: Sequence[str]) -> list[str]:
+def _cells(
+    one: Record, base: Mapping[str, float], cases: Mapping[str, Case], names: Sequence[str], counters: Sequence[str]
+) -> list[str]:
     time = one["time_ms"]
     spread = f"{_short(time['p10'])}–{_short(time['p90'])}" if time else ""
     speedup = _speedup(one, base, cases)
@@ -132,7 +151,8 @@ def _cells(one: Record, base: Mapping[str, float], cases: Mapping[str, Case], na
         _short(one["floor_ms"]),
         f"{one['floor_share']:.0%}" if one["floor_share"] is not None else "",
         f"{speedup:.2f}×" if speedup is not None else "",
-        verdict[one["validated"]],
+        *(_short(one["counters"].get(name)) for name in counters),
+        verdict[one["validated"]] + VARIES * _varies(one),
     ]
 
 

@@ -7,7 +7,8 @@ A file is a JSON object ``{"schema": 1, "rows": […]}``. A row has
 * ``config``: the fastest config, without fields that have their default;
 * ``measured_ms``, ``predicted_ms``: its time, and what the model expected; ``untuned_ms``: the measured time of what is
   picked without rows;
-* ``versions``, ``date``: what it was measured with, and when.
+* ``versions``, ``date``: what it was measured with, and when;
+* ``unfinished``: true if the search was stopped early; ``--resume`` goes on with it.
 
 A row counts for shapes of which m, n and k are each within a factor √2 of its own, so that rows for powers of two count
 for everything between. Further off, the number of waves changes by more than half, and another tile is often better. Of
@@ -16,11 +17,13 @@ several the nearest counts, by the sum of the squared logarithms of the three fa
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -70,6 +73,7 @@ class Row:
     untuned_ms: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     date: str = ""
+    unfinished: bool = False
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -88,6 +92,8 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
+        if not self.unfinished:
+            del values["unfinished"]  # files of finished rows are as earlier versions read them
         return values | {"config": changed_fields(self.config), "versions": dict(self.versions)}
 
 
@@ -178,22 +184,40 @@ def read(path: Path) -> list[Row]:
 
 def write(path: Path, rows: Sequence[Row]) -> None:
     """Put ``rows`` into ``path``, beside what is there; rows for the same problem are replaced. The file is replaced
-    whole, so that a reader sees the old one or the new one.
+    whole, so that a reader sees the old one or the new one; who writes it at the same time waits.
 
     Raises:
         ArgumentError: what is there is broken, or nothing can be written there.
     """
-    kept = {row.key: row for row in [*read(path), *rows]}
-    ordered = sorted(kept.values(), key=lambda row: [str(part).rjust(12) for part in row.key])
-    lines = ",\n".join(json.dumps(row.as_json()) for row in ordered)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(f'{{"schema": {SCHEMA}, "rows": [\n{lines}\n]}}\n')
-        unfinished.replace(path)
+        with _locked(path.parent):
+            unfinished.write_text(_merged(read(path), rows))
+            unfinished.replace(path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
         raise _wrong(path, "a file that can be written", error.strerror) from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process writes into ``folder``: the file itself is replaced, so a lock on it would not do."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _merged(before: Sequence[Row], rows: Sequence[Row]) -> str:
+    kept = {row.key: row for row in [*before, *rows]}
+    ordered = sorted(kept.values(), key=lambda row: [str(part).rjust(12) for part in row.key])
+    lines = ",\n".join(json.dumps(row.as_json(), allow_nan=False) for row in ordered)
+    return f'{{"schema": {SCHEMA}, "rows": [\n{lines}\n]}}\n'
 
 
 # -- what a file may hold -----------------------------------------------------------------------------------
@@ -222,9 +246,12 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "untuned_ms": ("a positive number or null", lambda value: value is None or _time(value)),
     "versions": ("an object", lambda value: isinstance(value, dict)),
     "date": ("text", lambda value: isinstance(value, str)),
+    "unfinished": ("true or false", lambda value: isinstance(value, bool)),
 }
 """Every field of a row: what is expected, and whether a value is that."""
-_MAY_LACK: dict[str, Any] = {"gather_dim": None, "predicted_ms": None, "untuned_ms": None, "versions": {}, "date": ""}
+_MAY_LACK: dict[str, Any] = {
+    "gather_dim": None, "predicted_ms": None, "untuned_ms": None, "versions": {}, "date": "", "unfinished": False,
+}  # fmt: skip
 
 
 def _row(where: str, content: object) -> Row:

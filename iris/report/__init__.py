@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +16,7 @@ from iris.report.records import read
 from iris.report.study import Study, grouped
 
 T = TypeVar("T")
+THRESHOLD_PERCENT = 3.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,8 +27,11 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("give one folder of results, or --compare A B")
     if given.compare is not None and (given.out or given.svg_dir or given.markdown):
         parser.error("--compare only prints: leave out --out, --svg_dir and --markdown")
+    if given.compare is None and (given.threshold is not None or given.fail_on_regression):
+        parser.error("--threshold and --fail_on_regression belong to --compare A B")
     if given.compare is not None:
-        return _compare(given.compare[0], given.compare[1], given.threshold, given.fail_on_regression)
+        threshold = THRESHOLD_PERCENT if given.threshold is None else given.threshold
+        return _compare(given.compare[0], given.compare[1], threshold, given.fail_on_regression)
     if given.markdown is not None:
         markdown.parts(given.markdown)
     study = Study(read(given.results))
@@ -102,6 +107,13 @@ def _counted(items: Sequence[T]) -> Iterator[T]:
         yield item
 
 
+def _percent(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of percent, 0 or more")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="iris report",
@@ -131,15 +143,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--threshold",
-        type=float,
-        default=3.0,
+        type=_percent,
         metavar="PERCENT",
         help="with --compare: medians must differ by more than this, and the p10 to p90 ranges must not overlap "
-        "(default: 3)",
+        f"(default: {THRESHOLD_PERCENT:g})",
     )
     parser.add_argument(
         "--fail_on_regression",
         action="store_true",
-        help="with --compare: exit with 1 if anything got slower, or has no valid time any more",
+        help="with --compare: exit with 1 if anything got slower, or has no valid time any more, or is gone",
     )
     return parser

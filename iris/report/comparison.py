@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from iris.errors import ArgumentError
 from iris.report.records import Result, newest
-from iris.report.study import describe, time_of
+from iris.report.study import OPPONENTS, describe, time_of
 
-REGRESSIONS = ("slower", "broken")
-_HEADINGS = ("", "op", "ranks", "parameters", "hardware", "before ms", "after ms", "change")
+REGRESSIONS = ("slower", "broken", "gone")
+FEWEST_CALLS = 3
+"""Of fewer calls nobody can tell the noise."""
+_HALF = 0.5
+_HEADINGS = ("", "op", "ranks", "parameters", "hardware", "before ms", "after ms", "change", *OPPONENTS)
 _ORDER = ("broken", "slower", "faster", "mended", "new", "gone")
 
 
@@ -18,7 +24,7 @@ class Change:
     """One case in both sets, or in one of them.
 
     ``kind`` is ``slower``, ``faster``, ``same``, ``new``, ``gone``, ``broken`` (had a time, has none),
-    ``mended`` (the reverse) or ``untimed`` (never had one).
+    ``mended`` (the reverse), ``untimed`` (never had one) or ``unsure`` (timed too seldom for a verdict).
     """
 
     kind: str
@@ -39,12 +45,43 @@ class Change:
         return time_of(self.after) / time_of(self.before)
 
 
+class Rivals:
+    """How the algorithms that ours are compared with have moved: what moves both is the machine."""
+
+    def __init__(self, changes: Sequence[Change]) -> None:
+        self._ratios = {
+            change.result.key: change.ratio
+            for change in changes
+            if change.result.algorithm in OPPONENTS and change.ratio
+        }
+
+    def ratio(self, change: Change, rival: str) -> float | None:
+        """The time after over the time before of ``rival`` on the same problem, unless it is the one that changed."""
+        params = change.result.params
+        if "algorithm" not in params or change.result.algorithm in OPPONENTS:
+            return None
+        return self._ratios.get(change.result.key_of({**params, "algorithm": rival}))
+
+    def as_much(self, change: Change, rival: str) -> bool:
+        """Whether ``rival`` has moved the same way, and at least half as far."""
+        other = self.ratio(change, rival)
+        if other is None or change.ratio is None or change.kind not in ("slower", "faster"):
+            return False
+        return math.log(other) / math.log(change.ratio) >= _HALF
+
+
 def compare(before: Sequence[Result], after: Sequence[Result], threshold_percent: float) -> list[Change]:
     """The change of every case in ``before`` or ``after``.
 
     Times differ if their p10 to p90 ranges do not overlap and their medians differ by more than ``threshold_percent``.
+
+    Raises:
+        ArgumentError: the sets have no case in common.
     """
     old, new = newest(before), newest(after)
+    if not old.keys() & new.keys():
+        fix = "Cases are the same if op, parameters, ranks and hardware are."
+        raise ArgumentError("report", "--compare", "a case that is in both sets", "none", fix)
     pairs = [(old.get(key), new.get(key)) for key in dict.fromkeys([*old, *new])]
     return [Change(_kind(one, other, threshold_percent), one, other) for one, other in pairs]
 
@@ -56,6 +93,8 @@ def _kind(before: Result | None, after: Result | None, threshold_percent: float)
         return "gone"
     if before.time is None or after.time is None:
         return "broken" if before.time else "mended" if after.time else "untimed"
+    if any(time.calls is not None and time.calls < FEWEST_CALLS for time in (before.time, after.time)):
+        return "unsure"
     ratio = after.time.median / before.time.median
     if after.time.p10 > before.time.p90 and 100 * (ratio - 1) > threshold_percent:
         return "slower"
@@ -65,13 +104,24 @@ def _kind(before: Result | None, after: Result | None, threshold_percent: float)
 
 
 def show(changes: Sequence[Change], before: Sequence[Result], after: Sequence[Result]) -> None:
-    """Print what changed, the worst first: as a table if rich is installed, else as aligned text."""
+    """Print what changed, the worst first, and how much the opponents did: as a table if rich is installed, else as
+    aligned text."""
     print(f"before: {_origin(before)}\nafter:  {_origin(after)}\n")
     changed = sorted((change for change in changes if change.kind in _ORDER), key=_badness)
+    rivals = Rivals(changes)
     if changed:
-        _print_table([_row(change) for change in changed])
+        _print_table([_row(change, rivals) for change in changed])
+    for kind, rival in itertools.product(("slower", "faster"), OPPONENTS):
+        mine = [one for one in changed if one.kind == kind and one.result.algorithm not in OPPONENTS]
+        moved = sum(rivals.as_much(one, rival) for one in mine)
+        if moved:
+            print(
+                f"{moved} of {len(mine)} {kind}: so is {rival}, by half as much or more; the machine may have changed"
+            )
     kinds = [change.kind for change in changes]
     counts = [f"{kinds.count(kind)} {kind}" for kind in (*_ORDER, "untimed") if kind in kinds]
+    if "unsure" in kinds:
+        counts.append(f"{kinds.count('unsure')} timed less than {FEWEST_CALLS} times")
     print(", ".join([*counts, f"{kinds.count('same')} the same within noise"]))
 
 
@@ -91,11 +141,16 @@ def _origin(results: Sequence[Result]) -> str:
     return ", ".join([*told, dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"])
 
 
-def _row(change: Change) -> list[str]:
-    result, ratio = change.result, change.ratio
-    percent = "" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
+def _row(change: Change, rivals: Rivals) -> list[str]:
+    result = change.result
     times = [_time(change.before), _time(change.after)]
-    return [change.kind, result.case, str(result.world_size), describe(result.params), result.hardware, *times, percent]
+    moved = [_percent(rivals.ratio(change, rival)) for rival in OPPONENTS]
+    where = [change.kind, result.case, str(result.world_size), describe(result.params), result.hardware]
+    return [*where, *times, _percent(change.ratio), *moved]
+
+
+def _percent(ratio: float | None) -> str:
+    return "" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
 
 
 def _time(result: Result | None) -> str:
@@ -122,7 +177,7 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
         console.width = max(console.width, 200)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in _HEADINGS:
-        numeric = heading in ("ranks", "before ms", "after ms", "change")
+        numeric = heading in ("ranks", "before ms", "after ms", "change", *OPPONENTS)
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     styles = {"broken": "bold red", "slower": "red", "faster": "green", "mended": "green"}
     for row in rows:

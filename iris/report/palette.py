@@ -43,6 +43,8 @@ ALGORITHMS = (
     Tone("baseline", "#6b5a86", "#b3a2d0"),
     Tone("local", "#3a6ea5", "#8db8e8"),
     Tone("stream_k", "#a0522d", "#dd9b78"),
+    Tone("stream_k_one_tile", "#7a3e9d", "#c79be0"),
+    Tone("stream_k_two_tiles", "#a3561f", "#dea177"),
     Tone("kernel", "#4b7f52", "#93c99a"),
     Tone("nccl", "#7d8896", "#8f9aa9"),
     Tone("torch_symm_mem", "#a5afbb", "#6c7786"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 from iris.errors import ArgumentError
 
 SCHEMA = 1
+_BEGIN = b'{"schema":'
+"""What the line of a result begins with."""
 SIMULATOR = "sim"
 SERIES = ("algorithm", "way")
 """Parameters that say how something was computed or moved, rather than what."""
@@ -21,12 +24,14 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Time:
-    """One call on the slowest rank, in milliseconds: the median of all calls, and where 80 % of them lie."""
+    """One call on the slowest rank, in milliseconds: the median of all calls, where 80 % of them lie, and how many
+    calls that were, if the line says it."""
 
     median: float
     p10: float
     p90: float
     rank_skew: float | None
+    calls: float | None = None
 
 
 @dataclass(frozen=True)
@@ -111,13 +116,17 @@ def read(path: Path) -> list[Result]:
 
 def _read_file(file: Path) -> list[Result]:
     results = []
-    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+    lines = file.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{file}:{number}"
         try:
             fields = json.loads(line)
         except ValueError as error:
+            if number == len(lines) and (line.startswith(_BEGIN) or _BEGIN.startswith(line)):
+                print(f"{where} is left out: a run that was stopped did not finish the line", file=sys.stderr)
+                continue
             fix = f"The line is broken ({error}); if a run was stopped while it wrote the line, delete it."
             raise ArgumentError("report", where, "a JSON object", _shortened(line), fix) from error
         results.append(_parse(_Fields(where, "", fields), file))
@@ -169,7 +178,7 @@ def _parse(line: _Fields, file: Path) -> Result:
 
 def _time(fields: _Fields) -> Time:
     median, p10, p90 = (fields.number(name) for name in ("median", "p10", "p90"))
-    time = Time(median, p10, p90, fields.optional_number("rank_skew"))
+    time = Time(median, p10, p90, fields.optional_number("rank_skew"), fields.optional_number("calls"))
     if time.median <= 0:
         raise fields.wrong("median", "more than 0", time.median)
     return time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from iris import ops
 from iris.bench.cases.operands import GATHER
 from iris.bench.dataset import Dataset
-from iris.bench.matrix import DTYPES, positive, ranks_to_start
+from iris.bench.matrix import DTYPES, positive, rank_count, ranks_to_start, seconds
 from iris.errors import ArgumentError, LaunchError
 from iris.launch import RankPool, identity
 from iris.ops import tuned
@@ -23,7 +24,7 @@ from iris.ops.problem import DTYPES as OP_DTYPES
 from iris.tune import session
 from iris.tune.report import Finding, print_findings
 from iris.tune.session import Options, Shape
-from iris.tune.trials import ENDED, Trials
+from iris.tune.trials import DROPPED, ENDED, Place, Trials
 
 _DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype in OP_DTYPES)
 STOPPED = 130
@@ -39,7 +40,7 @@ Measure configs of ops on this machine and keep the fastest, for algorithm "auto
 For each shape rank 0 chooses candidates: those that can run, and that the model does not expect to take 1.6 times as
 long as the fastest. All ranks compile a share, check each result, and time them in turns; slower ones are left out
 until one is left, whose fields are then varied. The row of a shape is written when it is done. A run that is stopped by
-Ctrl-C or its budget keeps what it has; --resume goes on.
+Ctrl-C or its budget keeps what it has, in rows that are marked as unfinished; --resume goes on.
 
 Sizes are of the whole problem, over all ranks: A is [m, k], B is [k, n]."""
 
@@ -56,14 +57,18 @@ def make_parser() -> argparse.ArgumentParser:
         "--gather_dim", type=int, choices=(0, 1), help=f"for {GATHER}: A sharded by rows or by columns (default: both)"
     )
     parser.add_argument("--dtype", choices=_DTYPES, help="of A and B (default: bf16)")
-    parser.add_argument("--num_ranks", type=positive, help="ranks (default: all GPUs if two or more, else 4 simulated)")
     parser.add_argument(
-        "--budget_s", type=_seconds, default=300.0, help="seconds, beside starting ranks (default: %(default)s)"
+        "--num_ranks", type=rank_count, help="ranks (default: all GPUs if two or more, else 4 simulated)"
+    )
+    parser.add_argument(
+        "--budget_s", type=seconds, default=300.0, help="seconds, beside starting ranks (default: %(default)s)"
     )
     where = f"the file of rows (default: what auto reads: ${tuned.ENVIRONMENT_VARIABLE}, else ~/.cache/iris/tuned.json)"
     parser.add_argument("--out", type=Path, metavar="FILE", help=where)
     parser.add_argument(
-        "--resume", action="store_true", help="leave out shapes that --out has a row for, and candidates that failed"
+        "--resume",
+        action="store_true",
+        help="leave out shapes that --out has a finished row for, and candidates that failed or were timed",
     )
     parser.add_argument(
         "--heap_size", type=positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
@@ -83,17 +88,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     who, num_ranks = identity(), ranks_to_start(given.num_ranks)
     shapes = _shapes(parser, given, who.world_size if who is not None else num_ranks)
     options = Options(tuple(shapes), out.absolute(), given.budget_s, given.resume, given.heap_size)
-    if (who is None or who.rank == 0) and not given.resume:
-        Trials(options.out).clear()
-    if who is not None:
-        findings, stopped = session.run(options)
-        if who.rank != 0:
-            return 0
-    else:
-        findings, stopped = _supervised(num_ranks, options)
+    if who is not None and who.rank != 0:
+        session.run(options)
+        return 0
+    trials = Trials(options.out)
+    with trials.own():
+        if not given.resume:
+            trials.clear()
+        findings, stopped = session.run(options) if who is not None else _supervised(num_ranks, options)
     print_findings(findings)
-    if any(finding.row is not None for finding in findings):
+    rows = [finding.row for finding in findings if finding.row is not None]
+    if rows:
         print(f"rows: {options.out}")
+    if any(row.unfinished for row in rows) and not stopped:
+        print("there was no time to try all: --resume goes on, with a new --budget_s", file=sys.stderr)
     if stopped:
         print("stopped; --resume goes on", file=sys.stderr)
         return STOPPED
@@ -126,9 +134,9 @@ def _shapes(parser: argparse.ArgumentParser, given: argparse.Namespace, world_si
 
 def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
     """Start ranks and have them tune. When a candidate ends them, start anew and go on without it."""
-    began = time.monotonic()
+    began, trials = time.monotonic(), Trials(options.out)
     for attempt in range(_RESTARTS + 1):
-        before = _lost(options)
+        before = _unanswered(trials)
         pool = RankPool(num_ranks)
         try:
             with _interrupts_to(pool):
@@ -138,7 +146,9 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
             pool.close()
             return outcome
         except LaunchError as error:
-            lost = _lost(options) - before
+            lost = [place for place, times in _unanswered(trials).items() if times > before.get(place, 0)]
+            for name, config in lost:
+                trials.add(json.loads(name), config, DROPPED, why=ENDED)
             if not lost or attempt == _RESTARTS:
                 raise
             print(
@@ -152,9 +162,9 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _lost(options: Options) -> set[object]:
-    """Candidates that were started and have not come back."""
-    return {place for place, why in Trials(options.out).failed().items() if why == ENDED}
+def _unanswered(trials: Trials) -> dict[Place, int]:
+    """Candidates that were started and have not come back, and how often."""
+    return {place: fate.unanswered for place, fate in trials.fates().items() if fate.unanswered}
 
 
 @contextmanager
@@ -173,10 +183,3 @@ def _interrupts_to(pool: RankPool) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return value

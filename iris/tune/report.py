@@ -52,4 +52,5 @@ def _line(finding: Finding) -> tuple[str, ...]:
     if row is None:
         return finding.name, finding.why, "", "", ""
     times = [f"{time:.4g}" if time is not None else "" for time in (row.measured_ms, row.untuned_ms, row.predicted_ms)]
-    return (finding.name, described_config(row.config), *times)
+    name = f"{finding.name}, unfinished" if row.unfinished else finding.name
+    return (name, described_config(row.config), *times)

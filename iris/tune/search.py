@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -59,9 +59,11 @@ class Search:
         left_s: seconds that are left; 0 or less stops the search.
         batch: configs to compile at a time; 0 compiles none ahead.
         calls: timed calls of one config in one turn.
+        known: milliseconds of candidates that an earlier search has found right and timed.
 
     Attributes:
         trials: of every config that was tried.
+        unfinished: whether there was no time for all.
     """
 
     def __init__(
@@ -72,9 +74,11 @@ class Search:
         left_s: Callable[[], float],
         batch: int,
         calls: int,
+        known: Mapping[FusedConfig, float] | None = None,
     ) -> None:
-        self.untuned, self.trials = untuned, dict[FusedConfig, Trial]()
-        self._candidates = list(dict.fromkeys(candidates))
+        self.untuned, self.unfinished = untuned, False
+        self.trials = {config: Trial([ms]) for config, ms in (known or {}).items()}
+        self._candidates = [config for config in dict.fromkeys(candidates) if config not in self.trials]
         self._variations, self._left_s, self._batch, self._calls = variations, left_s, batch, calls
         self._final: dict[FusedConfig, Trial] = {}
 
@@ -82,10 +86,10 @@ class Search:
         """The steps to take. Send in what each gave: of ``compile`` a complaint or None for each config, of ``check`` a
         complaint or None, of ``time`` the milliseconds of each call."""
         yield from self._admit(self._candidates, self._left_s() * (1 - _ADMITTING))
-        yield from self._halve(self._right())
+        yield from self._halve(self._near(self._right()))
         for _ in range(_ROUNDS_OF_VARIATIONS):
             best = self.best
-            if best is None or self._left_s() <= 0:
+            if best is None or self._ends():
                 break
             fresh = [config for config in self._variations(best) if config not in self.trials]
             yield from self._admit(fresh, self._left_s() * _ADMITTING)
@@ -104,6 +108,16 @@ class Search:
         """The median time of ``config``, of those measured side by side in the end if it is one of them."""
         trial = self._final.get(config) or self.trials.get(config)
         return trial.median_ms if trial is not None and trial.times_ms else None
+
+    def _ends(self) -> bool:
+        """Whether time is up."""
+        self.unfinished |= (up := self._left_s() <= 0)
+        return up
+
+    def _near(self, configs: Sequence[FusedConfig]) -> list[FusedConfig]:
+        """Without those that are known to be far slower than the fastest."""
+        limit = _FAR * min((self.trials[config].median_ms for config in configs), default=math.inf)
+        return [one for one in configs if not self.trials[one].times_ms or self.trials[one].median_ms <= limit]
 
     def _right(self) -> list[FusedConfig]:
         return [config for config, trial in self.trials.items() if trial.dropped is None]
@@ -125,21 +139,22 @@ class Search:
 
     def _out_of_time(self, until_s: float) -> bool:
         left = self._left_s()
-        return left <= 0 or (left <= until_s and bool(self._right()))
+        up = left <= 0 or (left <= until_s and bool(self._right()))
+        self.unfinished |= up
+        return up
 
     def _halve(self, configs: Sequence[FusedConfig]) -> Steps:
         alive = list(configs)
         while alive:
             for _ in range(_TURNS):
                 for config in alive:
-                    if self._left_s() <= 0 and self.best is not None:
+                    if self.best is not None and self._ends():
                         return
                     self.trials[config].times_ms += yield Step("time", (config,), self._calls)
             if len(alive) == 1:
                 return
             alive.sort(key=lambda config: self.trials[config].median_ms)
-            near = [one for one in alive if self.trials[one].median_ms <= _FAR * self.trials[alive[0]].median_ms]
-            alive = near[: max(1, len(alive) // 2)]
+            alive = self._near(alive)[: max(1, len(alive) // 2)]
 
     def _finish(self) -> Steps:
         while self.best is not None and (complaint := (yield Step("check", (self.best,)))) is not None:
@@ -149,7 +164,7 @@ class Search:
         final = {config: Trial() for config in last}
         for _ in range(_FINAL_TURNS):
             for config in last:
-                if self._left_s() <= 0:
+                if self._ends():
                     return
                 final[config].times_ms += yield Step("time", (config,), self._calls)
             self._final = final

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import sys
 import time
@@ -17,16 +16,16 @@ import torch
 from triton.errors import TritonError
 
 from iris import ops
-from iris.backends import chosen
 from iris.bench.cases.fused import local_params, obstacle
 from iris.bench.cases.operands import CUT, GATHER, LOCAL, Operands
+from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
 from iris.bench.matrix import DTYPES
 from iris.bench.progress import Advance, progress
-from iris.bench.state import agreed, described
+from iris.bench.state import FATAL, agreed, described
 from iris.bench.timing import call_seconds
 from iris.context import Iris, iris
-from iris.errors import HeapError, IrisError, PeerDied, RankMismatch, WaitTimeout
+from iris.errors import HeapError, IrisError
 from iris.ops import FusedConfig, Problem, Target, tuned
 from iris.ops.candidates import LIBRARY, candidates, variations
 from iris.ops.matmul import target_of
@@ -44,12 +43,10 @@ _LEAD_S = 100e-6
 """The device idles this long before a timed call, so that the host is ahead of it."""
 _TIMEOUT_S, _FIRST_TIMEOUT_S = 30.0, 60.0
 """Of waits between ranks: longer than a kernel takes to compile; a candidate that hangs costs that much."""
-_GPU_HEAP_LIMIT, _SIM_HEAP_SIZE = 32 << 30, 256 << 20
 _NEWS_S = 2.0
 _FIRST = 3.0
 """How much more time than others the first shape of a kind gets."""
 _VERSIONS = ("iris", "commit", "torch", "triton", "cuda")
-_FATAL = (WaitTimeout, PeerDied, RankMismatch)
 _DROPPED_FOR = (IrisError, TritonError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 """Errors of a candidate after which all ranks can go on, but for the fatal ones."""
 
@@ -84,7 +81,7 @@ class Options:
         shapes: what to tune.
         out: the file of rows.
         budget_s: seconds for all shapes, from when the ranks have met.
-        resume: leave out problems that have a row, and candidates that failed before.
+        resume: leave out problems that have a finished row, and candidates that failed or were timed before.
         heap_size: bytes of symmetric heap; None takes a quarter of the GPU's memory, 32 GiB at most, simulated 256 MiB.
     """
 
@@ -110,13 +107,17 @@ def run(options: Options) -> tuple[list[Finding], bool]:
     """Tune all shapes until time is up. What was found, and whether Ctrl-C ended it, on rank 0. All ranks call this."""
     stop = Stop()
     findings: list[Finding] = []
-    ctx = iris(options.heap_size or _heap_size(), timeout_s=_TIMEOUT_S, first_timeout_s=_FIRST_TIMEOUT_S)
+    size = options.heap_size or default_heap_size()
+
+    def open_new() -> Iris:
+        return iris(size, timeout_s=_TIMEOUT_S, first_timeout_s=_FIRST_TIMEOUT_S)
+
+    ctx = open_new()
     deadline = time.monotonic() + options.budget_s
     try:
         with progress(len(options.shapes)) if ctx.rank == 0 else nullcontext(_quiet) as advance:
             for number, shape in enumerate(options.shapes):
-                gc.collect()
-                ctx = _roomy(ctx)
+                ctx = roomy(ctx, open_new)
                 now = time.monotonic()
                 share = 0.0 if stop.asked else (deadline - now) * _share(options.shapes, number)
                 if ctx.broadcast(share, 0) <= 0:
@@ -143,24 +144,6 @@ def _share(shapes: Sequence[Shape], number: int) -> float:
 
 def _quiet(following: str, finished: int) -> None:
     pass
-
-
-def _heap_size() -> int:
-    if chosen().name == "sim":
-        return _SIM_HEAP_SIZE
-    return min(_GPU_HEAP_LIMIT, torch.cuda.get_device_properties(0).total_memory // 4 >> 30 << 30)
-
-
-def _roomy(ctx: Iris) -> Iris:
-    """``ctx``, or a new one when half of its heap is taken by what ops keep from one shape to the next."""
-    ctx.free(ctx.empty(1, dtype=torch.uint8))  # to allocate is to hear what all ranks have let go of
-    if 2 * ctx.heap_largest_free_bytes >= ctx.heap_size:
-        return ctx
-    size = ctx.heap_size
-    ctx.close()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return iris(size, timeout_s=_TIMEOUT_S, first_timeout_s=_FIRST_TIMEOUT_S)
 
 
 def _uneven(ctx: Iris, shape: Shape) -> Finding | None:
@@ -222,7 +205,7 @@ class Bench:
                 try:
                     mine = number % self.ctx.world_size == self.ctx.rank
                     compile_only(self.ctx, partial(self._call, config), mine)
-                except _FATAL:
+                except FATAL:
                     raise
                 except _DROPPED_FOR as error:
                     complaint = described(error)
@@ -240,7 +223,7 @@ class Bench:
             self._call(config)
             rounded = 2 + (self.ctx.world_size if CUT[self.problem.op] == "k" else 0)
             complaint = operands.complaint(operands.output, rounded)
-        except _FATAL:
+        except FATAL:
             raise
         except _DROPPED_FOR as error:
             complaint = described(error)
@@ -271,6 +254,7 @@ class Chief:
         self._trials = Trials(options.out)
         self._kept = self._kept_row()
         self._failed = self._trials.failed() if options.resume else {}
+        self._fates = self._trials.fates() if options.resume else {}
         self._search = self._new_search(problem, target)
         self._steps = self._search.steps()
 
@@ -298,8 +282,11 @@ class Chief:
                     self._key, config, MEASURED, measured_ms=trial.median_ms, predicted_ms=self._ms(config)
                 )
         best = self._search.best
+        timed = [config for config, trial in self._search.trials.items() if trial.times_ms]
         if best is None:
             return Finding(self._shape.name, why=self._why_nothing(), failed=True)
+        if self._search.unfinished and timed == [self._search.untuned]:
+            return Finding(self._shape.name, why="no time for more than what is picked without rows", failed=True)
         row = self._row(best)
         tuned.write(self._options.out, [row])
         return Finding(self._shape.name, row)
@@ -312,11 +299,17 @@ class Chief:
         limit = PROMISING * min(times.values(), default=0.0)
         promising = sorted((one for one in times if times[one] <= limit), key=lambda one: times[one])
         untuned = model_pick(problem, target)
-        gpu = target.backend != "sim"
+        gpu, name = target.backend != "sim", problem_name(self._key)
+        measured = {
+            config: fate.measured_ms
+            for (problem_of, config), fate in self._fates.items()
+            if problem_of == name and fate.measured_ms is not None
+        }
         return Search(
             filter(may, [untuned, *promising]), untuned,
             lambda config: filter(may, variations(problem, config, target)), self._left_s,
             self._bench.ctx.world_size if gpu else 0, _GPU_CALLS if gpu else _SIM_CALLS,
+            measured,
         )  # fmt: skip
 
     def _left_s(self) -> float:
@@ -353,7 +346,7 @@ class Chief:
     def _kept_row(self) -> Row | None:
         """The row that this problem has already, if that is enough."""
         rows = tuned.read(self._options.out) if self._options.resume else []
-        return next((row for row in rows if row.key == self._key), None)
+        return next((row for row in rows if row.key == self._key and not row.unfinished), None)
 
     def _why_nothing(self) -> str:
         dropped = sum(trial.dropped is not None for trial in self._search.trials.values())
@@ -374,6 +367,7 @@ class Chief:
             hardware, world_size, op, gather_dim, dtype, problem.m, problem.n, problem.k, best, round(measured_ms, 5),
             _rounded(self._ms(best)), _rounded(self._search.measured_ms(self._search.untuned)),
             {name: str(known[name]) for name in _VERSIONS if known[name] is not None}, str(known["date"]),
+            self._search.unfinished,
         )  # fmt: skip
 
 

@@ -1,22 +1,41 @@
 """What became of each candidate, written beside the rows as it happens, a JSON line for each event.
 
 A candidate is ``started`` before it is first run, then ``right`` or ``dropped``, and ``measured`` in the end. One that
-was started only has ended its ranks, by a crash or by never coming back, and is not tried again.
+has ended its ranks, by a crash or by never coming back, is dropped by who started them. One that was started only was
+there when somebody killed the run, perhaps by no fault of its own: it is tried once more.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from iris.bench.records import sole
 from iris.errors import ArgumentError
 from iris.ops import FusedConfig
 from iris.ops.tuned import changed_fields, config_of
 
 STARTED, RIGHT, DROPPED, MEASURED = "started", "right", "dropped", "measured"
 ENDED = "it ended its ranks"
+MOST_STARTS = 2
+"""How often a candidate may be started without an answer."""
+
+Place = tuple[str, FusedConfig]
+"""A problem, by :func:`problem_name`, and a candidate."""
+
+
+@dataclass
+class Fate:
+    """What is known of a candidate: how often it was started without an answer, why it was dropped, its time."""
+
+    unanswered: int = 0
+    dropped: str | None = None
+    measured_ms: float | None = None
 
 
 class Trials:
@@ -25,9 +44,28 @@ class Trials:
     def __init__(self, rows: Path) -> None:
         self.path = rows.with_name(f"{rows.stem}.trials.jsonl")
 
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """Keep other runs away while the block runs. What a run that was killed left of a line is taken away first.
+
+        Raises:
+            ArgumentError: another run tunes into the same file, or it cannot be written.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(self.path, "ab")  # noqa: SIM115 (closed below)
+        except OSError as error:
+            raise ArgumentError("tune", "--out", "a place that can be written", error) from error
+        with file:
+            if not sole(file.fileno()):
+                fix = "Wait for the other run, or give each its own --out."
+                raise ArgumentError("tune", "--out", "a file that no other run tunes into", self.path, fix)
+            os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+            yield
+
     def clear(self) -> None:
         """Forget all."""
-        self.path.unlink(missing_ok=True)
+        self.path.write_bytes(b"")
 
     def add(
         self,
@@ -50,30 +88,38 @@ class Trials:
         }  # fmt: skip
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            with self.path.open("ab", buffering=0) as file:
+                file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         except OSError as error:
             raise ArgumentError("tune", "--out", "a place that can be written", error) from error
 
-    def failed(self) -> dict[tuple[str, FusedConfig], str]:
-        """Why candidates were dropped, or did not come back, by :func:`problem_name` and config.
+    def failed(self) -> dict[Place, str]:
+        """Why candidates are not to be tried again: they were dropped, or did not come back."""
+        fates = self.fates()
+        gone = {place: ENDED for place, fate in fates.items() if fate.unanswered >= MOST_STARTS}
+        return gone | {place: fate.dropped for place, fate in fates.items() if fate.dropped is not None}
+
+    def fates(self) -> dict[Place, Fate]:
+        """What became of every candidate.
 
         Raises:
             ArgumentError: a line is no event; names it.
         """
-        found: dict[tuple[str, FusedConfig], str] = {}
+        found: dict[Place, Fate] = {}
         lines = self.path.read_text().split("\n") if self.path.exists() else []
         for number, line in enumerate(lines[:-1], 1):  # the last one is empty, or was not finished
             where = f"{self.path}:{number}"
             try:
                 event = json.loads(line)
                 key, content, state, why = event["key"], event["config"], event["state"], event["why"]
-                place = problem_name(key), config_of(where, key[2], content)
+                place, measured_ms = (problem_name(key), config_of(where, key[2], content)), event["measured_ms"]
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise ArgumentError("tune", where, "a trial", repr(line[:60]), "Delete the file.") from error
-            found.pop(place, None)
-            if state in (STARTED, DROPPED):
-                found[place] = why if state == DROPPED else ENDED
+            before = found.get(place, Fate())
+            if state == STARTED:
+                found[place] = Fate(before.unanswered + 1)
+            else:
+                found[place] = Fate(0, why if state == DROPPED else None, measured_ms)
         return found
 
 

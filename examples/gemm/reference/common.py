@@ -5,28 +5,28 @@ of each step by itself and of both in a row, with all ranks at work, and of each
 """
 
 import argparse
-import json
 import math
 import os
 import secrets
+import socket
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import iris
 from iris import backends
-from iris.bench.gemm_cli import relative_error, tolerance
-from iris.bench.gemm_options import DATATYPES
+from iris.bench.gemm_cli import NOT_OVER, relative_error, tolerance, write_failure, write_result
+from iris.bench.gemm_options import DATATYPES, output_file
 from iris.bench.matrix import rank_parser, ranks_to_start
-from iris.errors import ArgumentError, IrisError, LaunchError
+from iris.errors import ArgumentError, IrisError
 from iris.launch import identity
 
 Shape = tuple[int, int, int]
@@ -180,12 +180,13 @@ def report(job: Job, name: str, op: Steps, options: argparse.Namespace) -> bool:
         "tolerance": allowed,
         "success": success,
     }
-    Path(options.output_file).write_text(json.dumps(record, indent=1) + "\n")
-    print(f"written: {options.output_file}", flush=True)
+    write_result(options.output_file, record)
     return success
 
 
-def in_rank(name: str, build: Callable[[Job], Steps], shape: Shape, options: argparse.Namespace, meet: str) -> bool:
+def in_rank(
+    name: str, build: Callable[[Job], Steps], shape: Shape, options: argparse.Namespace, meet: str | None
+) -> bool:
     """What each rank runs; whether the result is right."""
     who = identity()
     assert who is not None
@@ -195,7 +196,7 @@ def in_rank(name: str, build: Callable[[Job], Steps], shape: Shape, options: arg
         torch.cuda.set_device(device)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // who.world_size))
     dist.init_process_group(
-        "nccl" if gpus else "gloo", init_method=meet, rank=who.rank, world_size=who.world_size,
+        "nccl" if gpus else "gloo", init_method=meet or loopback(), rank=who.rank, world_size=who.world_size,
         device_id=device if gpus else None,
     )  # fmt: skip
     try:
@@ -203,6 +204,13 @@ def in_rank(name: str, build: Callable[[Job], Steps], shape: Shape, options: arg
         return report(job, name, build(job), options)
     finally:
         dist.destroy_process_group()
+
+
+def loopback() -> str:
+    """Where ranks can meet that nobody told: at a port of this host that rank 0 finds free. Collective."""
+    with iris.iris(1 << 16, backend="sim") as ctx, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{ctx.broadcast(probe.getsockname()[1], 0)}"
 
 
 def on_gpus(world_size: int) -> bool:
@@ -241,20 +249,28 @@ def main(doc: str | None, name: str, build: Callable[[Job], Steps], cut: str) ->
     parser.add_argument("--datatype", choices=DATATYPES, default="fp32", help="of A and B (default: %(default)s)")
     parser.add_argument("--validate", action="store_true", help="check three calls on fresh data against float64")
     parser.add_argument("--benchmark", action="store_true", help="check one call, then time the op and its two parts")
-    parser.add_argument("--output_file", default="log.json", help="JSON of the result (default: %(default)s)")
+    parser.add_argument(
+        "--output_file", type=output_file, default="log.json", help="JSON of the result (default: %(default)s)"
+    )
     options = parser.parse_args()
     if not (options.validate or options.benchmark):
         print("nothing to do: say --validate to check, --benchmark to time", file=sys.stderr)
         return 1
+    who = None
     try:
         who, num_ranks = identity(), ranks_to_start(options.num_ranks)
+        if who is None or who.rank == 0:
+            write_failure(options.output_file, NOT_OVER)
         shape = shape_of(options, cut, who.world_size if who else num_ranks)
-        if who and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-            raise LaunchError("start this with torchrun or --num_ranks, or set MASTER_ADDR and MASTER_PORT")
+        told = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
         with tempfile.TemporaryDirectory() as folder:
-            meet = "env://" if who else f"file://{folder}/meet"
+            meet = f"file://{folder}/meet" if who is None else "env://" if told else None
             right = iris.launch(in_rank, num_ranks, (name, build, shape, options, meet))
     except IrisError as error:
-        print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+        said = f"{type(error).__name__}: {error}"
+        print(f"{name}: {said}", file=sys.stderr)
+        if who is None or who.rank == 0:
+            with suppress(ArgumentError):  # said above
+                write_failure(options.output_file, said)
         return 1
     return 0 if all(right) else 1

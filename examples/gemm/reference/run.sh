@@ -15,7 +15,7 @@ Check a collective with torch.matmul on fresh random data, and time it: what the
   OPTIONS        go to the program; try: run.sh -c all_reduce -- --help
 
 COLLECTIVE.json takes the result, in the current directory, unless OPTIONS name another --output_file.
-PYTHON is the interpreter (default: python).
+PYTHON is the interpreter (default: the first with PyTorch of python, .venv/bin/python of this checkout, python3).
 
   run.sh -n 8 -c all_reduce -- -m 8192 -n 8192 -k 29568 --datatype bf16
 TEXT
@@ -48,7 +48,19 @@ while getopts ":n:c:h" option; do
 done
 shift $((OPTIND - 1))
 
+interpreter() {
+    local one
+    for one in python "$here/../../../.venv/bin/python" python3; do
+        if "$one" -c 'from importlib.util import find_spec as f; exit(not f("torch"))' 2>/dev/null; then
+            echo "$one"
+            return
+        fi
+    done
+    fail "no Python with PyTorch here: make setup, or set PYTHON"
+}
+
+python=${PYTHON:-$(interpreter)}
 for collective in "${collectives[@]}"; do
-    "${PYTHON:-python}" "$here/$collective.py" --validate --benchmark --output_file "$collective.json" \
+    "$python" "$here/$collective.py" --validate --benchmark --output_file "$collective.json" \
         "${ranks[@]}" "$@"
 done

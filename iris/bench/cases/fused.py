@@ -29,6 +29,8 @@ GPU_SHAPES = (
     (1024, 28672, 8192),
     (512, 8192, 8192),
 )
+UNORDERED = ("atomic",)
+"""Algorithms that add floating-point numbers in the order in which they arrive."""
 SIM_SHAPES = ((128, 192, 256), (60, 84, 72))
 SHAPES = GPU_SHAPES if backends.detect().name != "sim" and torch.cuda.device_count() > 1 else SIM_SHAPES
 
@@ -77,6 +79,7 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     state.set_bytes(problem.received_bytes)
     if chosen.config is not None:
         state.set_config(changed_fields(chosen.config))
+        state.set_deterministic(chosen.config.algorithm not in UNORDERED or not dtype.is_floating_point)
     if ctx.backend_name != "sim":
         known = hardware(torch.cuda.get_device_name(ctx.device))
         state.set_floor(floor_s(problem, known))

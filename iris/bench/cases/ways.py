@@ -24,8 +24,8 @@ from iris.ops.matmul import target_of
 
 NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
 AUTO = "auto"
-STREAM_K = "stream_k"
-"""The local matmul with Stream-K, beside the same without."""
+STREAM_K = {"stream_k_one_tile": False, "stream_k_two_tiles": True}
+"""The local matmul with Stream-K, beside the same without: whether it splits up to two tiles per program."""
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """By the names of PyTorch 2.13, else by the older ones."""
@@ -57,7 +57,7 @@ class Way:
 def ways_of(op: str) -> tuple[str, ...]:
     """The names of all ways to compute ``op``, Iris's own first."""
     own = (AUTO, *ops.ALGORITHMS[op])
-    return (*own, STREAM_K, MATMUL) if op == LOCAL else (*own, *COMPARATORS)
+    return (*own, *STREAM_K, MATMUL) if op == LOCAL else (*own, *COMPARATORS)
 
 
 def way(state: State, operands: Operands, name: str) -> Way:
@@ -89,11 +89,14 @@ def _iris(operands: Operands, name: str) -> Way:
 
 
 def _config(operands: Operands, name: str) -> FusedConfig:
-    """What ``pick_config`` picks, with the algorithm ``name``."""
-    picked = pick_config(operands.problem, target_of(operands.ctx))
-    if name == STREAM_K:
-        return replace(picked, algorithm=ops.ALGORITHMS[LOCAL][0], stream_k=True)
-    return replace(picked, algorithm=name)
+    """The best config that is known of the algorithm ``name``."""
+    target = target_of(operands.ctx)
+    if operands.op != LOCAL:
+        return pick_config(operands.problem, target, name)
+    picked = pick_config(operands.problem, target, ops.ALGORITHMS[LOCAL][0])
+    if name in STREAM_K:
+        return replace(picked, stream_k=True, two_tiles=STREAM_K[name])
+    return replace(picked, stream_k=False)
 
 
 def _roundings(operands: Operands) -> int:
