@@ -7,20 +7,26 @@ import importlib.machinery
 import importlib.util
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import iris
 from iris.cli import COMMANDS
+from iris.ops import FusedConfig
+from iris.ops.room import room
+from iris.ops.workspace import MIN_FLAGS
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "make_reference"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
+RESULTS = ROOT / "results"
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, RESULTS / "README.md"]
 FOLDERS = "(?:benchmark|dataset|docs|examples|iris|requirements|results|scripts|tests)"
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 TIMEOUT_S = 100
@@ -166,6 +172,12 @@ def test_files_named_in_prose_exist(page: Path) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def test_every_file_of_results_has_a_line() -> None:
+    lines = (RESULTS / "README.md").read_text().splitlines()
+    named = [name for line in lines for name in re.findall(r"^\| `([\w.-]+)` \|", line)]
+    assert sorted(named) == sorted(file.name for file in RESULTS.glob("*/*"))
+
+
 def wrong_commands(text: str) -> list[str]:
     """In the ``sh`` blocks of a Markdown text: paths that lead nowhere, and commands of Iris that there are not."""
     wrong = []
@@ -188,10 +200,13 @@ def test_a_wrong_command_is_found() -> None:
 # -- scripts ------------------------------------------------------------------------------------------------
 
 
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
 def whole_scripts(page: Path) -> list[str]:
     """The ``python`` blocks of a page that start ranks; the others are excerpts."""
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-    return [block for block in blocks if "iris.launch(" in block]
+    return [block for block in python_blocks(page) if "iris.launch(" in block]
 
 
 SCRIPTS = [(f"{page.stem}-{number}", text) for page in DOCS for number, text in enumerate(whole_scripts(page), 1)]
@@ -212,7 +227,117 @@ def test_a_whole_script_runs(text: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def run_under_torchrun(script: Path, num_ranks: int) -> list[tuple[int, str]]:
+    """Run ``script`` as each of some simulated ranks, with the variables that torchrun sets. Exit codes and output."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")} | address
+    env |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "CUDA_VISIBLE_DEVICES": ""}
+    env |= {"IRIS_BACKEND": "sim", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(num_ranks)
+    ]
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return [(process.returncode, output) for process, output in zip(running, outputs, strict=True)]
+
+
+def test_the_blocks_of_serving_are_a_program_that_runs(tmp_path: Path) -> None:
+    script = tmp_path / "serve.py"
+    script.write_text("\n\n".join(python_blocks(ROOT / "docs" / "serving.md")))
+    for rank, (code, output) in enumerate(run_under_torchrun(script, 2)):
+        assert code == 0, f"rank {rank} ended with {code}:\n{output}"
+
+
+def test_a_failing_rank_is_seen(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os\nraise SystemExit(int(os.environ['RANK']) + 3)\n")
+    assert [code for code, _ in run_under_torchrun(script, 2)] == [3, 4]
+
+
+SERVING = (ROOT / "docs" / "serving.md").read_text()
+
+
+def staging_formulas() -> dict[tuple[str, str], str]:
+    """By op and algorithm, the bytes of staging memory that serving.md says a call needs."""
+    found: dict[tuple[str, str], str] = {}
+    op = ""
+    for above, algorithm, formula in re.findall(
+        r"^\| (?:`(\w+)`[^|]*)?\| ([\w` ]+) \| ([^|]+) \|$", SERVING, re.MULTILINE
+    ):
+        op = above or op
+        others = [one for one in iris.ops.ALGORITHMS.get(op, ()) if (op, one) not in found]
+        for one in others if algorithm == "all others" else [algorithm.strip("`")]:
+            found[op, one] = formula
+    return found
+
+
+def problem(op: str, m: int, n: int, k: int) -> iris.ops.Problem:
+    """In bf16, on four ranks."""
+    gather = 0 if op == "all_gather_matmul" else None
+    received = {
+        "all_gather_matmul": 3 * m * k // 4, "matmul_all_scatter": 3 * m * n, "matmul_reduce_scatter": 3 * m * n // 4,
+        "matmul_all_reduce": 3 * m * n // 2,
+    }  # fmt: skip
+    return iris.ops.Problem(op, m, n, k, torch.bfloat16, 4, 2 * received[op], gather)
+
+
+FORMULAS = {key: text for key, text in staging_formulas().items() if key[1] in iris.ops.ALGORITHMS.get(key[0], ())}
+
+
+def test_serving_names_the_staging_memory_of_every_algorithm() -> None:
+    ops = {op: algorithms for op, algorithms in iris.ops.ALGORITHMS.items() if op != "matmul"}
+    assert set(FORMULAS) == {(op, one) for op, algorithms in ops.items() for one in algorithms}
+
+
+@pytest.mark.parametrize(("op", "algorithm"), FORMULAS)
+def test_staging_memory_is_as_serving_says(op: str, algorithm: str) -> None:
+    sizes = {"M": 8192, "N": 4096, "K": 1024, "W": 4, "s": 2}
+    said = FORMULAS[op, algorithm].replace("none", "0").replace("·", "*").replace("/", "//")
+    needed = room(problem(op, 8192, 4096, 1024), FusedConfig(algorithm), 132)
+    assert needed.staging_nbytes == eval(said, sizes)
+
+
+def kept_nbytes(op: str, layers: list[tuple[int, int]], fewest: int) -> int:
+    """Bytes of all workspaces that "auto" makes on H200 for layers of these N and K, with up to 8192 rows."""
+    target = iris.ops.Target("cuda", 132, True, (), "NVIDIA H200")
+    kept: dict[tuple[str, int, int], int] = {}
+    for m in (1 << power for power in range(fewest.bit_length() - 1, 14)):
+        for n, k in layers:
+            asked = problem(op, m, n, k)
+            config = iris.ops.pick_config(asked, target)
+            staging, flags = (1 << (count - 1).bit_length() if count else 0 for count in room(asked, config, 132))
+            flags = max(flags, MIN_FLAGS)
+            kept[config.algorithm, staging, flags] = staging + 4 * flags
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize(
+    ("op", "layers", "fewest", "beside"),
+    [
+        ("matmul_all_reduce", [(8192, 2048), (8192, 7168)], 1, 128 << 20),
+        ("matmul_reduce_scatter", [(8192, 2048), (8192, 7168)], 4, 0),
+        ("all_gather_matmul", [(2560, 8192), (14336, 8192)], 4, 0),
+    ],
+)
+def test_the_example_of_a_heap_adds_up(op: str, layers: list[tuple[int, int]], fewest: int, beside: int) -> None:
+    mib = (kept_nbytes(op, layers, fewest) + beside) / (1 << 20)
+    assert f"{mib:.1f} MiB" in SERVING
+
+
 @pytest.mark.parametrize("page", DOCS, ids=[page.stem for page in DOCS])
 def test_excerpts_are_python(page: Path) -> None:
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+    for block in python_blocks(page):
         compile(block, str(page), "exec")
