@@ -290,7 +290,9 @@ class Iris(SymmetricTensors, RankLogger):
 
     def _lease_of(self, tensor: torch.Tensor) -> _Lease | None:
         """This rank's hold on the block that ``tensor``, or what it is a view of, lives in."""
-        if tensor.device != self.device:
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError("iris", "tensor", "a tensor", type(tensor).__name__)
+        if tensor.layout != torch.strided or tensor.device != self.device:
             return None
         lease = self._blocks.get(tensor.untyped_storage().data_ptr() - self._backend.bases[self.rank])
         return lease if lease is not None and lease.held else None

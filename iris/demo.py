@@ -11,31 +11,24 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from iris import backends, ops
+from iris.bench.matrix import positive, rank_count, seconds
+from iris.bench.progress import progress
 from iris.context import Iris, iris
 from iris.errors import BackendError
 from iris.launch import RankPool
+from iris.ops import Problem
+from iris.ops.matmul import resolve
 from iris.trace import Event, Trace, draw
 
 OPS = ("all_gather_matmul", "matmul_all_scatter")
 _CALLS = 5
-
-
-@dataclass(frozen=True)
-class Result:
-    """One rank's account of one op."""
-
-    backend: str
-    error: float
-    time_s: float
-    waited_s: float
-    events: list[Event]
+_HEADINGS = ("op", "algorithm", "ranks", "M×N×K", "backend", "error", "time", "waited")
 
 
 class _Case:
@@ -51,7 +44,10 @@ class _Case:
         self.ctx, self.op = ctx, op
         a, b = random(m, k), random(k, n)
         columns = b.chunk(world, dim=1)[ctx.rank].contiguous()
-        if op == "all_gather_matmul":
+        gathers = op == "all_gather_matmul"
+        received = a.nbytes * (world - 1) // world if gathers else columns.shape[1] * m * dtype.itemsize * (world - 1)
+        self.problem = Problem(op, m, n // world, k, dtype, world, received, 0 if gathers else None)
+        if gathers:
             self.a, self.b = ctx.as_symmetric(a.chunk(world)[ctx.rank].contiguous()), columns
             self.output = torch.full((m, n // world), float("nan"), dtype=dtype, device=ctx.device)
             self.reference = a.double() @ columns.double()
@@ -62,6 +58,10 @@ class _Case:
 
     def call(self, trace: Trace | bool = False) -> None:
         getattr(ops, self.op)(self.ctx, self.output, self.a, self.b, trace=trace)
+
+    def algorithm(self, *, traced: bool) -> str:
+        """What "auto" comes to; for a call with a trace it takes none that is made of torch's matmul."""
+        return resolve(self.ctx, self.problem, None, ops.ALGORITHMS[self.op], None, traced).algorithm
 
     def error(self) -> float:
         """Relative error in the Frobenius norm."""
@@ -104,6 +104,12 @@ def _time() -> float:
     return statistics.median(times)
 
 
+def _algorithms() -> tuple[str, str]:
+    """The one that is timed, and the one that is traced."""
+    assert _case is not None
+    return _case.algorithm(traced=False), _case.algorithm(traced=True)
+
+
 def _trace() -> tuple[float, list[Event]]:
     assert _ctx is not None and _case is not None
     trace = Trace()
@@ -134,39 +140,34 @@ def main(argv: Sequence[str]) -> int:
     if choice.name != "sim" and num_ranks > gpus:
         os.environ["IRIS_BACKEND"] = "sim"
         os.execv(sys.executable, [sys.executable, "-m", "iris", "demo", *argv])
-    shape = tuple(options.shape or ((512, 512, 512) if choice.name == "sim" else (8192, 8192, 8192)))
+    _check_folder(options.picture_dir)
+    usual = -(-(512 if choice.name == "sim" else 8192) // num_ranks) * num_ranks
+    shape = tuple(options.shape or (usual, usual, usual))
     if shape[0] % num_ranks or shape[1] % num_ranks:
         raise SystemExit(f"demo: M={shape[0]} and N={shape[1]} must be multiples of the {num_ranks} ranks")
     return _run(num_ranks, shape, options, choice.name)
 
 
-def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, backend: str) -> int:
+def _check_folder(folder: Path) -> None:
     try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-        from rich.table import Table
-    except ImportError as error:
-        raise BackendError("the demo needs rich: pip install 'iris[cli]'") from error
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 100)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"demo: --picture_dir {folder}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise SystemExit(f"demo: --picture_dir {folder}: no file can be written there")
+
+
+def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, backend: str) -> int:
     m, n, k = shape
-    table = Table(
-        box=None, pad_edge=False, padding=(0, 1, 0, 0), title=f"fresh random {options.dtype}, checked on every rank"
-    )
-    for heading in ("op", "ranks", "M×N×K", "backend", "error", "time", "waited"):
-        table.add_column(heading, justify="left" if heading in ("op", "backend") else "right", no_wrap=True)
     item = getattr(torch, options.dtype).itemsize
     heap_size = (64 << 20) + 2 * item * (m * k + m * n)
-    right, pictures = True, []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with RankPool(num_ranks) as pool, Progress(*columns, console=console) as progress:
-        task = progress.add_task(f"starting {num_ranks} ranks", total=1 + 4 * len(OPS))
+    right, notes, rows = True, [], [_HEADINGS]
+    with RankPool(num_ranks) as pool, progress(1 + 4 * len(OPS)) as advance:
 
         def step(description: str, fn: Any, *arguments: Any) -> list[Any]:
-            progress.update(task, description=description)
+            advance(description, 0)
             values = pool.run(fn, arguments, timeout_s=options.timeout_s)
-            progress.advance(task)
+            advance("", 1)
             return values
 
         step(f"starting {num_ranks} ranks", _start, heap_size)
@@ -175,34 +176,49 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
             worst = max(step(f"{op}: check", _check))
             time_s = max(step(f"{op}: time", _time))
             traces = step(f"{op}: trace", _trace)
+            timed, traced = pool.run(_algorithms, timeout_s=options.timeout_s)[0]
             ok = worst <= _bound(options.dtype, k)
             right &= ok
-            waited = max(waited_s for waited_s, _ in traces)
-            verdict = "" if ok else " WRONG"
-            row = (f"{worst:.1e}{verdict}", _seconds(time_s), _seconds(waited))
-            table.add_row(op, str(num_ranks), f"{m}×{n}×{k}", backend, *row)
-            title = f"{op}, {num_ranks} ranks, {backend}, {m}×{n}×{k} {options.dtype}"
-            pictures.append(draw(traces[0][1], Path(options.picture_dir) / f"demo-{op}.svg", title))
+            waited = _time_text(max(waited_s for waited_s, _ in traces)) + ("" if traced == timed else f" ({traced})")
+            error = f"{worst:.1e}{'' if ok else ' WRONG'}"
+            rows.append((op, timed, str(num_ranks), f"{m}×{n}×{k}", backend, error, _time_text(time_s), waited))
+            title = f"{op} by {traced}, {num_ranks} ranks, {backend}, {m}×{n}×{k} {options.dtype}"
+            notes.append(_picture(traces[0][1], options.picture_dir / f"demo-{op}.svg", title))
         pool.run(_stop, timeout_s=options.timeout_s)
-    console.print(table)
-    console.print("error: relative to a float64 reference, worst rank. time: median call, slowest rank.")
-    console.print("waited: for data of other ranks, mean over a rank's programs, slowest rank.")
-    for picture in pictures:
-        console.print(f"who computed and waited when: {picture}")
+    print(f"fresh random {options.dtype}, checked on every rank")
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print("error: relative to a float64 reference, worst rank. time: median call, slowest rank.")
+    print("waited: for data of other ranks, mean over a rank's programs, slowest rank.")
+    if any("(" in row[-1] for row in rows[1:]):
+        print("(algorithm): who waited is from a call by another algorithm, as torch's matmul records nothing.")
+    for note in notes:
+        print(note)
     return 0 if right else 1
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+def _picture(events: list[Event], path: Path, title: str) -> str:
+    """Draw ``events``; what to say of the picture."""
+    try:
+        return f"who computed and waited when: {draw(events, path, title)}"
+    except BackendError as error:
+        return f"no picture: {error}"
+
+
+def _time_text(time_s: float) -> str:
+    return f"{time_s:.2f} s" if time_s >= 1 else f"{time_s * 1e3:.3g} ms"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="iris demo", description="Run two fused ops on fresh random data: checked, timed and drawn."
     )
-    parser.add_argument("--num_ranks", type=int, help="ranks (default: all GPUs if two or more, else 4 simulated)")
-    parser.add_argument("--shape", type=int, nargs=3, metavar=("M", "N", "K"), help="sizes of the whole problem")
+    parser.add_argument(
+        "--num_ranks", type=rank_count, help="ranks (default: all GPUs if two or more, else 4 simulated)"
+    )
+    parser.add_argument("--shape", type=positive, nargs=3, metavar=("M", "N", "K"), help="sizes of the whole problem")
     parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), default="float16")
-    parser.add_argument("--picture_dir", default=".", help="where the pictures go (default: here)")
-    parser.add_argument("--timeout_s", type=float, default=120.0, help="bound on each step, in seconds")
+    parser.add_argument("--picture_dir", type=Path, default=".", help="where the pictures go (default: here)")
+    parser.add_argument("--timeout_s", type=seconds, default=120.0, help="bound on each step, in seconds")
     return parser

@@ -9,18 +9,24 @@ or, inside a process that already is a rank, just calls it. So one script works 
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
 import re
 import secrets
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from iris.errors import LaunchError, PeerDied, WaitTimeout
 
@@ -76,6 +82,14 @@ _JOB_NAMES = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
 )
+_RANK_NAME = "iris-rank-"
+_INTERPRET = "TRITON_INTERPRET"
+_NO_GUARD = 93
+"""Exit code of a rank whose script would start ranks while it is imported."""
+_GUARD = (
+    'iris.launch was called while a new rank imported the script. Call it under `if __name__ == "__main__":`, so that '
+    "only the first process starts ranks."
+)
 
 
 def _first(names: Sequence[str]) -> str | None:
@@ -95,6 +109,8 @@ def identity() -> Identity | None:
         if rank is None or world is None:
             continue
         if source == "srun" and "SLURM_STEP_ID" not in os.environ:
+            continue
+        if source == "mpirun (MPICH)" and _srun_speaks_pmi(world):
             continue
         try:
             found = Identity(int(rank), int(world), int(_first(names[_LOCAL_RANK]) or rank), _job(source), source)
@@ -117,8 +133,30 @@ def _job(source: str) -> str:
     """A name that all ranks of this job share, and other jobs do not."""
     values = [f"{name}={os.environ[name]}" for name in _JOB_NAMES if os.environ.get(name)]
     if "MPICH" in source and "IRIS_JOB" not in os.environ:
-        values.append(f"parent={os.getppid()}")
+        values.append(f"parent={_first_ancestor_without('PMI_RANK')}")
     return ";".join([source, *values])
+
+
+def _srun_speaks_pmi(world: str) -> bool:
+    """Whether PMI's variables are from srun itself (PMI-2), not from an mpirun that runs within a step of Slurm."""
+    srun = _LAUNCHERS["srun"]
+    in_a_step = "SLURM_STEP_ID" in os.environ and _first(srun[_RANK]) == os.environ["PMI_RANK"]
+    return in_a_step and _first(srun[_WORLD]) == world
+
+
+def _first_ancestor_without(variable: str) -> int:
+    """The launcher's process: the nearest above whose environment, which wrapper scripts pass on, lacks it."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:  # another user's, or gone
+            break
+        if not any(one.startswith(f"{variable}=".encode()) for one in environment.split(b"\0")):
+            break
+        pid = int(status.split("PPid:")[1].split()[0])
+    return pid
 
 
 # -- starting ranks here ----------------------------------------------------------------------------------
@@ -133,14 +171,17 @@ def launch(
     once, here, and the list holds that one result; the launcher's world size then counts, not ``num_ranks``.
 
     Args:
-        fn: a function importable by name (defined at the top level of a module or script).
+        fn: a function importable by name (defined at the top level of a module or script). A script calls ``launch``
+            under ``if __name__ == "__main__":``, as every rank imports it.
+        num_ranks: how many processes to start, 1 or more.
         args: passed to every rank; must be picklable.
         timeout_s: end the ranks and raise if they take longer; None waits as long as it takes.
 
     Raises:
-        LaunchError: a rank failed, with the traceback of the first to fail and its error as ``__cause__``; or
-            time ran out.
+        LaunchError: a rank failed, with the traceback of the first to fail and its error as ``__cause__``; or time ran
+            out; or no ranks can be started like this.
     """
+    _check_number(num_ranks)
     if identity() is not None:
         return [fn(*args)]
     with RankPool(num_ranks) as pool:
@@ -165,8 +206,8 @@ class RankPool:
     """
 
     def __init__(self, num_ranks: int, env: dict[str, str] | None = None) -> None:
-        if num_ranks < 1:
-            raise LaunchError(f"num_ranks must be at least 1, got {num_ranks}")
+        _check_number(num_ranks)
+        _check_not_importing()
         context = _start_method()
         self.num_ranks = num_ranks
         self._pipes: list[multiprocessing.connection.Connection] = []
@@ -176,12 +217,12 @@ class RankPool:
             ours, theirs = context.Pipe()
             variables = {
                 **(env or {}),
-                **{name: os.environ[name] for name in os.environ if name.startswith(("IRIS_", "TRITON_"))},
+                **_passed_on(),
                 "IRIS_RANK": str(rank),
                 "IRIS_WORLD_SIZE": str(num_ranks),
                 "IRIS_JOB": job,
             }
-            process = context.Process(target=_serve, args=(theirs, variables), name=f"iris-rank-{rank}", daemon=True)
+            process = context.Process(target=_serve, args=(theirs, variables), name=f"{_RANK_NAME}{rank}", daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -209,6 +250,7 @@ class RankPool:
         self, fn: Callable[..., Any], args: Sequence[Any] = (), *, timeout_s: float | None = None
     ) -> list[_Outcome]:
         """As :meth:`run`, but every rank's outcome, error or not."""
+        _check_importable(fn)
         for rank, pipe in enumerate(self._pipes):
             try:
                 pipe.send((fn, tuple(args)))
@@ -238,6 +280,8 @@ class RankPool:
         except (EOFError, OSError):
             self.processes[rank].join(5)
             code = self.processes[rank].exitcode
+            if code == _NO_GUARD:
+                return _Outcome(rank, None, LaunchError(_GUARD), _GUARD, time.monotonic())
             how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
             error, trace, value = LaunchError(f"rank {rank}'s process ended: {how}"), f"process ended: {how}", None
         return _Outcome(rank, value, error, trace, time.monotonic())
@@ -273,7 +317,53 @@ def _start_method() -> ForkServerContext | SpawnContext:
     """Fork from a clean server that has imported torch once: ranks start in a tenth of a second."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["iris"])
+    set_here = os.environ.pop(_INTERPRET, None) if _interpret_is_ours() else None
+    try:
+        forkserver.ensure_running()
+    finally:
+        if set_here is not None:
+            os.environ[_INTERPRET] = set_here
     return context
+
+
+def _interpret_is_ours() -> bool:
+    """Whether Iris itself set TRITON_INTERPRET, as there is no GPU: new ranks will do so too, and know why."""
+    given = Path("/proc/self/environ").read_bytes().split(b"\0")
+    return not any(one.startswith(f"{_INTERPRET}=".encode()) for one in given) and torch.cuda.device_count() == 0
+
+
+def _passed_on() -> dict[str, str]:
+    """The variables of this process that its ranks are to have."""
+    kept = {name: value for name, value in os.environ.items() if name.startswith(("IRIS_", "TRITON_"))}
+    if _interpret_is_ours():
+        kept.pop(_INTERPRET, None)
+    return kept
+
+
+def _check_number(num_ranks: int) -> None:
+    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
+        raise LaunchError(f"num_ranks must be a whole number, at least 1, got {num_ranks!r}")
+
+
+def _check_not_importing() -> None:
+    """Multiprocessing can start no process from one that is still importing the main script."""
+    process = multiprocessing.current_process()
+    if not getattr(process, "_inheriting", False):
+        return
+    if process.name.startswith(_RANK_NAME):
+        os._exit(_NO_GUARD)  # the process that started this one says why
+    raise LaunchError(_GUARD)
+
+
+def _check_importable(fn: Callable[..., Any]) -> None:
+    """``__main__`` of ``python -c``, of standard input and of a notebook is no file that a rank could import."""
+    inner = fn.func if isinstance(fn, functools.partial) else fn
+    main = sys.modules["__main__"]
+    if getattr(inner, "__module__", None) == "__main__" and getattr(main, "__file__", None) is None:
+        raise LaunchError(
+            f"{inner!r} is defined in a session or `python -c`, from which no other process can import it. "
+            "Put it in a module, a file of its own, and import it from there."
+        )
 
 
 def _serve(pipe: multiprocessing.connection.Connection, variables: dict[str, str]) -> None:

@@ -5,23 +5,59 @@ Every one of these calls is collective: all ranks call it, with the same argumen
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
+from iris.errors import ArgumentError, DTypeError, PlacementError, RankMismatch, ShapeError
 
 Size = int | Sequence[int] | torch.Size
 Device = str | int | torch.device | None
 
 
-def _flat(size: tuple[Any, ...]) -> tuple[int, ...]:
-    """``(2, 3)`` from either ``f(2, 3)`` or ``f((2, 3))``."""
-    if len(size) == 1 and isinstance(size[0], (tuple, list, torch.Size)):
-        size = tuple(size[0])
-    return tuple(int(extent) for extent in size)
+def _flat(op: str, sizes: tuple[Any, ...], size: Size | None = None) -> tuple[int, ...]:
+    """``(2, 3)`` from ``f(2, 3)``, ``f((2, 3))`` or ``f(size=(2, 3))``."""
+    if bool(sizes) == (size is not None):
+        raise ArgumentError(op, "size", "one size, by position or by name", "both" if sizes else "none")
+    if size is not None:
+        sizes = (size,)
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+        sizes = tuple(sizes[0])
+    if any(isinstance(extent, bool) for extent in sizes):
+        raise ArgumentError(op, "size", "whole numbers", sizes)
+    try:
+        return tuple(operator.index(extent) for extent in sizes)
+    except TypeError as error:
+        raise ArgumentError(op, "size", "whole numbers", sizes) from error
+
+
+def _uniform(
+    size: tuple[int, ...],
+    low: float,
+    high: float,
+    *,
+    dtype: torch.dtype | None,
+    device: Device = None,
+    out: torch.Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """The factory that torch does not have."""
+    target = torch.empty(size, dtype=dtype, device=device) if out is None else out
+    return target.uniform_(low, high, generator=generator)
+
+
+def _check_dense(op: str, argument: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(op, argument, "a tensor", type(tensor).__name__)
+    if tensor.layout != torch.strided:
+        raise ArgumentError(op, argument, "a dense tensor", tensor.layout, "Make it dense with .to_dense().")
+
+
+def _refused(op: str, arguments: tuple[Any, ...], error: Exception) -> ArgumentError:
+    return ArgumentError(op, "arguments", f"what torch.{op} accepts", f"{arguments}: {error}")
 
 
 class SymmetricTensors(ABC):
@@ -32,6 +68,10 @@ class SymmetricTensors(ABC):
     @abstractmethod
     def _allocate(self, op: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised symmetric memory. Collective."""
+
+    @abstractmethod
+    def _exchange(self, tag: str, payload: bytes = b"", ranks: Sequence[int] | None = None) -> dict[int, bytes]:
+        """Every rank's ``payload``. Collective."""
 
     @abstractmethod
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
@@ -51,33 +91,56 @@ class SymmetricTensors(ABC):
     ) -> torch.Tensor:
         """Ask ``factory`` on torch's meta device for shape and dtype, allocate, and let it fill the memory."""
         self._check_device(op, device)
+        self._check_generator(op, generator)
+        if out is not None:
+            self._check_symmetric(op, out)
         wanted = dtype if dtype is not None or out is None else out.dtype
         try:
             like = factory(*arguments, dtype=wanted, device="meta")
         except (RuntimeError, TypeError, ValueError) as error:
-            raise ArgumentError(op, "arguments", f"what torch.{op} accepts", f"{arguments}: {error}") from error
-        target = (
-            self._check_out(op, out, like) if out is not None else self._allocate(op, tuple(like.shape), like.dtype)
-        )
+            raise _refused(op, arguments, error) from error
+        if requires_grad and not (like.is_floating_point() or like.is_complex()):
+            raise DTypeError(op, "requires_grad", "a floating dtype", like.dtype)
+        shape = tuple(like.shape)
+        target = self._check_out(op, out, like) if out is not None else self._allocate(op, shape, like.dtype)
         random = {} if generator is None else {"generator": generator}
-        with torch.no_grad():
-            factory(*arguments, dtype=like.dtype, out=target, **random)
+        try:
+            with torch.no_grad():
+                factory(*arguments, dtype=like.dtype, out=target, **random)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise _refused(op, arguments, error) from error
         return target.requires_grad_(requires_grad) if requires_grad else target
 
     def _check_device(self, op: str, device: Device) -> None:
         if device is None:
             return
-        wanted = torch.device(device)
-        if wanted.type != self.device.type or wanted.index not in (None, self.device.index):
+        try:
+            wanted = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ArgumentError(op, "device", f"None or {self.device}", repr(device)) from error
+        numbers = (None, self.device.index) if self.device.type != "cpu" else (None, 0)
+        if wanted.type != self.device.type or wanted.index not in numbers:
             raise PlacementError(
                 op, "device", str(self.device), wanted, "The heap of a rank lives on that rank's own device."
             )
 
-    def _check_out(self, op: str, out: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    def _check_generator(self, op: str, generator: torch.Generator | None) -> None:
+        if generator is None:
+            return
+        if not isinstance(generator, torch.Generator):
+            raise ArgumentError(op, "generator", "None or a torch.Generator", repr(generator))
+        if generator.device.type != self.device.type:
+            fix = f"Make it with torch.Generator({str(self.device)!r})."
+            raise PlacementError(op, "generator", f"one on {self.device}", f"one on {generator.device}", fix)
+
+    def _check_symmetric(self, op: str, out: torch.Tensor) -> None:
+        _check_dense(op, "out", out)
         if not self.is_symmetric(out):
             raise PlacementError(
                 op, "out", "a tensor on the symmetric heap", f"one on {out.device}", "Make it with ctx.empty(...)."
             )
+
+    def _check_out(self, op: str, out: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         if out.dtype != like.dtype:
             raise DTypeError(op, "out", str(like.dtype), out.dtype)
         if out.shape != like.shape:
@@ -86,48 +149,51 @@ class SymmetricTensors(ABC):
 
     def _check_floating(self, op: str, dtype: torch.dtype | None, out: torch.Tensor | None) -> None:
         """Torch itself notices only when it fills the memory."""
-        wanted = dtype if dtype is not None or out is None else out.dtype
-        if wanted is not None and not (wanted.is_floating_point or wanted.is_complex):
+        wanted = dtype if dtype is not None or out is None else getattr(out, "dtype", None)
+        if isinstance(wanted, torch.dtype) and not (wanted.is_floating_point or wanted.is_complex):
             raise DTypeError(op, "dtype", "a floating dtype", wanted)
 
     def empty(
         self,
-        *size: Any,
+        *sizes: Any,
+        size: Size | None = None,
         out: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
         device: Device = None,
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """As :func:`torch.empty`, on the symmetric heap. Collective."""
-        shape = _flat(size)
+        shape = _flat("empty", sizes, size)
         return self._make(
             "empty", torch.empty, (shape,), out=out, dtype=dtype, device=device, requires_grad=requires_grad
         )
 
     def zeros(
         self,
-        *size: Any,
+        *sizes: Any,
+        size: Size | None = None,
         out: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
         device: Device = None,
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """As :func:`torch.zeros`, on the symmetric heap. Collective."""
-        shape = _flat(size)
+        shape = _flat("zeros", sizes, size)
         return self._make(
             "zeros", torch.zeros, (shape,), out=out, dtype=dtype, device=device, requires_grad=requires_grad
         )
 
     def ones(
         self,
-        *size: Any,
+        *sizes: Any,
+        size: Size | None = None,
         out: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
         device: Device = None,
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """As :func:`torch.ones`, on the symmetric heap. Collective."""
-        shape = _flat(size)
+        shape = _flat("ones", sizes, size)
         return self._make(
             "ones", torch.ones, (shape,), out=out, dtype=dtype, device=device, requires_grad=requires_grad
         )
@@ -143,14 +209,15 @@ class SymmetricTensors(ABC):
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """As :func:`torch.full`, on the symmetric heap. Collective."""
-        arguments = (_flat((size,)), fill_value)
+        arguments = (_flat("full", (size,)), fill_value)
         return self._make(
             "full", torch.full, arguments, out=out, dtype=dtype, device=device, requires_grad=requires_grad
         )
 
     def rand(
         self,
-        *size: Any,
+        *sizes: Any,
+        size: Size | None = None,
         generator: torch.Generator | None = None,
         out: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
@@ -162,7 +229,7 @@ class SymmetricTensors(ABC):
         return self._make(
             "rand",
             torch.rand,
-            (_flat(size),),
+            (_flat("rand", sizes, size),),
             out=out,
             dtype=dtype,
             device=device,
@@ -172,7 +239,8 @@ class SymmetricTensors(ABC):
 
     def randn(
         self,
-        *size: Any,
+        *sizes: Any,
+        size: Size | None = None,
         generator: torch.Generator | None = None,
         out: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
@@ -184,7 +252,7 @@ class SymmetricTensors(ABC):
         return self._make(
             "randn",
             torch.randn,
-            (_flat(size),),
+            (_flat("randn", sizes, size),),
             out=out,
             dtype=dtype,
             device=device,
@@ -194,8 +262,8 @@ class SymmetricTensors(ABC):
 
     def randint(
         self,
-        low: int,
-        high: int | Size,
+        low: int | None = None,
+        high: int | Size | None = None,
         size: Size | None = None,
         *,
         generator: torch.Generator | None = None,
@@ -205,12 +273,15 @@ class SymmetricTensors(ABC):
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """As :func:`torch.randint`: ``randint(high, size)`` or ``randint(low, high, size)``. Collective."""
-        bounds = (low, high) if size is not None else (0, low)
-        shape = _flat((size if size is not None else high,))
+        if size is None:  # randint(high, size)
+            low, high, size = None, low, high
+        if high is None:  # randint(high, size=size)
+            low, high = None, low
+        shape = _flat("randint", (), size)
         return self._make(
             "randint",
             torch.randint,
-            (*bounds, shape),
+            (0 if low is None else low, high, shape),
             out=out,
             dtype=dtype or torch.int64 if out is None else dtype,
             device=device,
@@ -220,29 +291,38 @@ class SymmetricTensors(ABC):
 
     def uniform(
         self,
-        *size: Any,
+        size: Size,
         low: float = 0.0,
         high: float = 1.0,
+        dtype: torch.dtype | None = None,
+        *,
         generator: torch.Generator | None = None,
         out: torch.Tensor | None = None,
-        dtype: torch.dtype | None = None,
         device: Device = None,
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """Values drawn evenly from ``[low, high)``, as :meth:`torch.Tensor.uniform_`. Collective."""
         self._check_floating("uniform", dtype, out)
-        if not low <= high:
+        try:
+            ordered = float(low) <= float(high)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError("uniform", "low and high", "two numbers", f"{low!r} and {high!r}") from error
+        if not ordered:
             raise ArgumentError("uniform", "low", f"at most high, {high}", low)
-        tensor = self._make(
-            "uniform", torch.empty, (_flat(size),), out=out, dtype=dtype, device=device, requires_grad=False
+        return self._make(
+            "uniform",
+            _uniform,
+            (_flat("uniform", (size,)), low, high),
+            out=out,
+            dtype=dtype,
+            device=device,
+            requires_grad=requires_grad,
+            generator=generator,
         )
-        with torch.no_grad():
-            tensor.uniform_(low, high, generator=generator)
-        return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
     def arange(
         self,
-        start: float,
+        start: float | None = None,
         end: float | None = None,
         step: float = 1,
         *,
@@ -251,8 +331,10 @@ class SymmetricTensors(ABC):
         device: Device = None,
         requires_grad: bool = False,
     ) -> torch.Tensor:
-        """As :func:`torch.arange`, on the symmetric heap. Collective."""
-        arguments = (0, start, step) if end is None else (start, end, step)
+        """As :func:`torch.arange`, on the symmetric heap: ``arange(end)`` or ``arange(start, end)``. Collective."""
+        if end is None:
+            start, end = None, start
+        arguments = (0 if start is None else start, end, step)
         return self._make(
             "arange", torch.arange, arguments, out=out, dtype=dtype, device=device, requires_grad=requires_grad
         )
@@ -283,14 +365,26 @@ class SymmetricTensors(ABC):
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """As :func:`torch.zeros_like`, on the symmetric heap, contiguous. Collective."""
+        if not isinstance(input, torch.Tensor):
+            raise ArgumentError("zeros_like", "input", "a tensor", type(input).__name__)
         return self.zeros(tuple(input.shape), dtype=dtype or input.dtype, device=device, requires_grad=requires_grad)
 
     def as_symmetric(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` itself if it is on the symmetric heap, else a contiguous copy that is.
+        """``tensor`` itself if it is on the symmetric heap, else a contiguous copy that is. Collective.
 
-        Collective when it copies: either all ranks pass a symmetric tensor, or none does.
+        Raises:
+            RankMismatch: it is on the symmetric heap of some ranks only.
         """
-        if self.is_symmetric(tensor):
+        _check_dense("as_symmetric", "tensor", tensor)
+        here = self.is_symmetric(tensor)
+        answers = self._exchange("as_symmetric", bytes([here]))
+        with_it = [rank for rank in sorted(answers) if answers[rank] == b"\1"]
+        if with_it and len(with_it) < len(answers):
+            raise RankMismatch(
+                f"as_symmetric: the tensor is on the symmetric heap of ranks {with_it} only. "
+                "On all ranks pass a tensor that is, or on none."
+            )
+        if here:
             return tensor
         copy = self._allocate("as_symmetric", tuple(tensor.shape), tensor.dtype)
         with torch.no_grad():

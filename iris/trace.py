@@ -20,8 +20,9 @@ import torch
 
 from iris.context import Iris
 from iris.device import trace as device_trace
-from iris.errors import BackendError
+from iris.errors import ArgumentError, BackendError
 
+_WAIT = "wg_gemm_wait"
 COLORS = {"wg_gemm": "#3b7dd8", "wg_gemm_wait": "#e4572e", "wg_fetch": "#f2b134"}
 LABELS = {"wg_gemm": "computes", "wg_gemm_wait": "waits for data", "wg_fetch": "stores and sends"}
 
@@ -36,6 +37,7 @@ class Event:
     start_ns: int
     end_ns: int
     detail: int
+    """The tile that it was about; -1 for what is about none, such as leaving the kernel."""
 
 
 class Trace:
@@ -73,15 +75,24 @@ class Trace:
         return _aligned(everyone)
 
     def waited_s(self, ctx: Iris) -> float:
-        """Seconds that this rank's programs waited for data, averaged over them."""
-        waits = [e.end_ns - e.start_ns for e in self.events(ctx) if e.kind == "wg_gemm_wait"]
+        """Seconds that this rank's programs waited for data, averaged over them.
+
+        The wait in which ranks leave the kernel together is for no tile, and does not count.
+        """
+        waits = [e.end_ns - e.start_ns for e in self.events(ctx) if e.kind == _WAIT and e.detail >= 0]
         return sum(waits) / max(1, self.programs) / 1e9
 
 
-def trace_of(ctx: Iris, op: str, trace: bool | Trace) -> Trace | None:
-    """The Trace to record into, if any; also kept as ``ctx.last_trace``."""
-    if trace is False:
+def trace_of(ctx: Iris, op: str, trace: bool | Trace | None) -> Trace | None:
+    """The Trace to record into, if any; also kept as ``ctx.last_trace``.
+
+    Raises:
+        ArgumentError: ``trace`` is neither a Trace nor True, nor anything that is false.
+    """
+    if not trace:
         return None
+    if trace is not True and not isinstance(trace, Trace):
+        raise ArgumentError(op, "trace", "True, False or an iris.Trace", repr(trace))
     chosen = trace if isinstance(trace, Trace) else Trace()
     chosen.op = op
     ctx.last_trace = chosen

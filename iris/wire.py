@@ -9,19 +9,41 @@ import torch
 
 from iris.errors import ArgumentError
 
+_TAKEN = "None, bool, number, string, list or dict (with strings as keys) of those, bytes, or a dense tensor"
+
 
 def pack(value: Any) -> bytes:
     """``value`` as bytes: a JSON head, a newline, and raw data."""
+    try:
+        refused = _refused(value, "")
+    except RecursionError:
+        refused = f"{type(value).__name__} that holds itself"
+    if refused:
+        return json.dumps({"unsupported": refused}).encode() + b"\n"
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous()
         head = {"tensor": str(flat.dtype).removeprefix("torch."), "shape": list(flat.shape)}
         return json.dumps(head).encode() + b"\n" + flat.view(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(value, bytes):
         return b'{"bytes": true}\n' + value
-    try:
-        return json.dumps({"json": value}).encode() + b"\n"
-    except TypeError:
-        return json.dumps({"unsupported": type(value).__name__}).encode() + b"\n"
+    return json.dumps({"json": value}).encode() + b"\n"
+
+
+def _refused(value: object, place: str) -> str:
+    """What part of ``value``, whose own ``place`` that is, cannot be sent and come out as it was; empty if none."""
+    where = f" at value{place}" if place else ""
+    if isinstance(value, bytes) and not place:
+        return ""
+    if isinstance(value, torch.Tensor) and not place:
+        dense = value.layout == torch.strided and not value.is_meta
+        return "" if dense else f"a tensor of {value.layout} on {value.device}"
+    if isinstance(value, list):
+        return next((bad for i, one in enumerate(value) if (bad := _refused(one, f"{place}[{i}]"))), "")
+    if isinstance(value, dict):
+        odd = next((f"{type(key).__name__} as key {key!r}{where}" for key in value if not isinstance(key, str)), "")
+        return odd or next((bad for key, one in value.items() if (bad := _refused(one, f"{place}[{key!r}]"))), "")
+    known = value is None or isinstance(value, (bool, int, float, str))
+    return "" if known else f"{type(value).__name__}{where}"
 
 
 def unpack(data: bytes, device: torch.device) -> Any:
@@ -33,8 +55,7 @@ def unpack(data: bytes, device: torch.device) -> Any:
     head, _, raw = data.partition(b"\n")
     described = json.loads(head)
     if "unsupported" in described:
-        expected = "None, bool, number, string, bytes, list or dict of those, or a tensor"
-        raise ArgumentError("broadcast", "value", expected, described["unsupported"])
+        raise ArgumentError("broadcast", "value", _TAKEN, described["unsupported"])
     if "tensor" in described:
         dtype = getattr(torch, described["tensor"])
         flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)

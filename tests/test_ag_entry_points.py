@@ -17,7 +17,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from ranks import BACKEND, Ranks, worlds
+import torch
+from ranks import BACKEND, Failure, Ranks, context, failure_of, worlds
 
 from iris import ops
 from iris.bench import gather_sweep
@@ -47,6 +48,7 @@ SMALL: list[dict[str, Any]] = [
     {"m": 16, "n": 31, "k": 32},
     {"m": 4, "n": 12, "k": 2},
 ]
+SMALL_TILE = ops.FusedConfig(block_size_m=16, block_size_n=16, block_size_k=16)
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -108,6 +110,63 @@ def test_example(ranks: Ranks, algorithm: str, gather_dim: int, dtype: str) -> N
     error, bound, time_ms = map(float, found.groups())
     assert 0 < error <= bound < 0.01
     assert time_ms > 0
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True)
+@pytest.mark.parametrize("algorithm", EXAMPLES)
+def test_usual_sizes_suit_any_number_of_ranks(ranks: Ranks, algorithm: str) -> None:
+    status, text, _ = ranks.run(printed, EXAMPLES[algorithm], [])[0]
+    assert status is None and "3 ranks" in text
+    if BACKEND == "sim":
+        assert "shape 66 x 96 x 129" in text
+
+
+@pytest.mark.parametrize("size", ["-m", "-n", "-k"])
+@pytest.mark.parametrize("path", EXAMPLES.values())
+def test_sizes_of_examples_are_positive(path: str, size: str) -> None:
+    status, _, err = printed(path, [size, "0"])
+    assert status == 2 and f"argument {size}: 0 is not a positive number" in err
+
+
+def wrong_calls_by_hbm_buffer() -> tuple[list[Failure], torch.Tensor]:
+    ctx = context()
+    a, b = ctx.ones(32, 32, dtype=torch.float16), torch.ones(64, 16, dtype=torch.float16, device=ctx.device)
+    output = torch.empty(32, 16, dtype=torch.float16, device=ctx.device)
+    prepare, call = ops.all_gather_matmul_hbm_buffer_preamble, ops.all_gather_matmul_hbm_buffer
+    wrong: Any = {"config": "hbm_buffer"}
+    failures = [
+        failure_of(lambda: prepare(ctx, wrong, b)),
+        failure_of(lambda: prepare(ctx, a, b[:33])),
+        failure_of(lambda: prepare(ctx, a, b.float())),
+        failure_of(lambda: prepare(ctx, a, b, k_per_flag=0)),
+        failure_of(lambda: prepare(ctx, a, b, staged_a_layout="diagonal")),
+        failure_of(lambda: prepare(ctx, a, b, **wrong)),
+        failure_of(lambda: call(ctx, output, a, b, **wrong)),
+        failure_of(lambda: call(ctx, output, a, b, num_warps=3)),
+        failure_of(lambda: call(ctx, output, a, b, num_stages=0)),
+    ]
+    workspace = prepare(ctx, a, b, SMALL_TILE, k_per_flag=1, staged_a_layout="m_contiguous")
+    call(ctx, output, a, b, None, SMALL_TILE, workspace, k_per_flag=1, num_warps=4, num_stages=2)
+    ctx.barrier()
+    return failures, output.cpu()
+
+
+@TWO
+def test_hbm_buffer_names_what_is_wrong(ranks: Ranks) -> None:
+    expected = [
+        ("DTypeError", "A_sharded: expected a tensor, got dict"),
+        ("ShapeError", "B: expected 32 rows, or 64"),
+        ("DTypeError", "B: expected torch.float16"),
+        ("ArgumentError", "config.k_per_flag: expected a positive number, got 0"),
+        ("ArgumentError", "config.staged_a_layout: expected one of k_contiguous, m_contiguous"),
+        *[("ArgumentError", "config: expected a FusedConfig or None, got 'hbm_buffer'")] * 2,
+        ("ArgumentError", "config.num_warps: expected one of"),
+        ("ArgumentError", "config.num_stages: expected a positive number, got 0"),
+    ]
+    for failures, output in ranks.run(wrong_calls_by_hbm_buffer):
+        for failure, (kind, words) in zip(failures, expected, strict=True):
+            assert failure.kind == kind and f"all_gather_matmul: {words}" in failure.message, failure
+        assert (output == 64).all()
 
 
 @TWO
@@ -287,6 +346,18 @@ def test_bad_flags(path: str, arguments: list[str], words: str) -> None:
     status, _, err = printed(path, arguments)
     assert status == 2
     assert words in err
+
+
+def test_a_sweep_records_what_the_model_expects_here_and_of_an_mi300x() -> None:
+    state, problem = mock.Mock(), ops.Problem("all_gather_matmul", 8192, 1024, 8192, torch.bfloat16, 8, 117 << 20, 0)
+    gather_sweep._expect(state, problem, ops.FusedConfig("pull"), "NVIDIA H200")
+    (floor,), (predicted,) = state.set_floor.call_args.args, state.set_predicted.call_args.args
+    assert 0 < floor < predicted < 0.1
+    (name, expected) = state.add_counter.call_args.args
+    assert name == "mi300x_predicted_ms" and 0.01 < expected < 100
+    for config, device in ((None, "NVIDIA H200"), (ops.FusedConfig("pull"), "unheard of")):
+        gather_sweep._expect(state := mock.Mock(), problem, config, device)
+        assert not state.set_predicted.called and not state.add_counter.called
 
 
 def test_the_reference_takes_no_int8_which_torch_cannot_multiply() -> None:

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import iris
-from iris import cli, info
+from iris import backends, cli, demo, info
 
 ROOT = Path(__file__).parent.parent
 
@@ -201,3 +201,63 @@ def test_tables_show_gpus_and_links(
     assert ["GPU0", "self", "NV18"] in lines
     assert ["greenlet", "not", "found"] in lines
     assert ["Missing"] not in lines
+
+
+# -- the demo -----------------------------------------------------------------------------------------------
+
+SIM = pytest.mark.skipif(backends.detect().name != "sim", reason="sizes are the simulator's")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--shape", "0", "4", "4"], "argument --shape: 0 is not a positive number"),
+        (["--num_ranks", "0"], "argument --num_ranks: 0 is not a positive number"),
+        (["--num_ranks", "99"], "argument --num_ranks: 99 is more than"),
+        (["--timeout_s", "0"], "argument --timeout_s: 0 is not a positive number"),
+    ],
+)
+def test_the_demo_refuses_bad_numbers(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        demo.main(arguments)
+    assert stopped.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_demo_looks_first_whether_it_can_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(demo, "RankPool", None)
+    with pytest.raises(SystemExit, match=r"demo: --picture_dir .*file: File exists"):
+        demo.main(["--num_ranks", "1", "--picture_dir", str(tmp_path / "file")])
+
+
+@SIM
+def test_the_demo_without_rich_or_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("rich.console", "matplotlib"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(demo, "_algorithms", algorithms_that_differ)
+    folder = tmp_path / "new" / "folder"
+    assert demo.main(["--num_ranks", "2", "--shape", "64", "64", "64", "--picture_dir", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines()]
+    assert ["op", "algorithm", "ranks", "M×N×K", "backend", "error", "time", "waited"] in rows
+    for op in demo.OPS:
+        (row,) = (row for row in rows if row and row[0] == op)
+        assert row[1:5] == ["low_latency", "2", "64×64×64", "sim"] and row[-1] == "(push)"
+    assert "is from a call by another algorithm" in printed
+    assert printed.count("no picture: drawing needs matplotlib") == 2
+    assert folder.is_dir()
+
+
+def algorithms_that_differ() -> tuple[str, str]:
+    return "low_latency", "push"
+
+
+@SIM
+def test_the_demo_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(["--num_ranks", "2", "--shape", "64", "64", "64", "--picture_dir", str(tmp_path)]) == 0
+    assert "is from a call" not in capsys.readouterr().out
+    for op in demo.OPS:
+        assert "waits for data" in (tmp_path / f"demo-{op}.svg").read_text()

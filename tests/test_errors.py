@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import time
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris import errors
+from iris.trace import Event, trace_of
 
 pytestmark = pytest.mark.timeout(120)
 TWO_OR_MORE = pytest.mark.parametrize("ranks", worlds(2), indirect=True)
@@ -178,6 +182,9 @@ def bad_arguments() -> list[Failure]:
         failure_of(lambda: iris.iris(1 << 20, backend="tpu")),
         failure_of(lambda: iris.iris(1 << 20, group=[0, 1])),
         failure_of(lambda: with_variable("IRIS_TIMEOUT_S", "soon")),
+        failure_of(lambda: iris.iris(1 << 20, log_level="loud")),
+        failure_of(lambda: with_variable("IRIS_LOG_LEVEL", "loud")),
+        failure_of(lambda: context().set_log_level("loud")),
         failure_of(lambda: iris.iris(1 << 20, backend="cuda" if BACKEND == "sim" else "sim")),
     ]
 
@@ -213,15 +220,31 @@ def test_arguments_of_iris(ranks: Ranks) -> None:
         ("ArgumentError", "iris: heap_size: expected at least 65536 bytes, got 100"),
         ("ArgumentError", "iris: heap_size: expected at least 65536 bytes, got 1500000000.0"),
         ("ArgumentError", "iris: heap_size: expected at least 65536 bytes, got True"),
-        ("ArgumentError", "iris: timeout_s: expected more than 0 seconds, got 0"),
+        ("ArgumentError", "iris: timeout_s: expected more than 0 seconds"),
         ("ArgumentError", "iris: backend: expected one of cuda, hip, sim"),
         ("ArgumentError", "iris: group: expected None, as torch.distributed is not initialised, got list"),
         ("ArgumentError", "iris: IRIS_TIMEOUT_S: expected a number of seconds, got soon"),
+        ("ArgumentError", "iris: log_level: expected one of debug, info, warning, error, critical, or a number"),
+        ("ArgumentError", "got 'loud'. It is an argument, or IRIS_LOG_LEVEL in the environment."),
+        ("ArgumentError", "set_log_level: log_level: expected one of debug"),
         ("BackendError", ""),
     ]
     for failures in ranks.run(bad_arguments):
         for failure, (kind, words) in zip(on_time(failures), expected, strict=True):
             assert failure.kind == kind and words in failure.message, failure
+
+
+def simulated_sms(text: str) -> Failure:
+    return failure_of(with_variable, "IRIS_SIM_SMS", text)
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="about the simulator")
+@pytest.mark.parametrize("text", ["x", "0", "-1", "2.5"])
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_number_of_simulated_sms_that_cannot_be(ranks: Ranks, text: str) -> None:
+    for failure in on_time(ranks.run(simulated_sms, text)):
+        assert failure.kind == "ArgumentError", failure
+        assert failure.message == f"iris: IRIS_SIM_SMS: expected a whole number of SMs, 1 or more, got {text!r}"
 
 
 def same_job_twice() -> tuple[Failure, Failure]:
@@ -270,7 +293,50 @@ def test_a_rank_out_of_range(ranks: Ranks) -> None:
     for failures in ranks.run(ranks_out_of_range):
         for failure in on_time(failures):
             assert failure.kind == "ArgumentError", failure
-            assert f"a rank from 0 to {ranks.world_size - 1}, got" in failure.message
+            assert re.search(rf"(a rank|distinct ranks) from 0 to {ranks.world_size - 1}\b.*, got", failure.message)
+
+
+UNSENDABLE = [
+    ((1, 2), "got tuple"),
+    ([0, {"a": [1, (2, 3)]}], "got tuple at value[1]['a'][1]"),
+    ({"a": {3: 4}}, "got int as key 3 at value['a']"),
+    ([b"raw"], "got bytes at value[0]"),
+    (torch.eye(2).to_sparse(), "got a tensor of torch.sparse_coo on cpu"),
+]
+
+
+def send(value: object) -> Failure:
+    return failure_of(context().broadcast, value, 0)
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize(("value", "words"), UNSENDABLE)
+def test_a_value_that_would_not_arrive_as_it_was(ranks: Ranks, value: object, words: str) -> None:
+    for failure in on_time(ranks.run(send, value)):
+        assert failure.kind == "ArgumentError", failure
+        assert failure.message.startswith("broadcast: value: expected None, bool") and failure.message.endswith(words)
+
+
+@pytest.mark.parametrize("wrong", [1, "yes", [True]])
+def test_a_trace_that_is_none(wrong: Any) -> None:
+    with pytest.raises(iris.ArgumentError, match=r"matmul: trace: expected True, False or an iris\.Trace, got "):
+        trace_of(mock.Mock(), "matmul", wrong)
+
+
+@pytest.mark.parametrize("off", [None, 0, False])
+def test_a_trace_that_is_off(off: Any) -> None:
+    ctx = mock.Mock(last_trace="earlier")
+    assert trace_of(ctx, "matmul", off) is None and ctx.last_trace == "earlier"
+    assert isinstance(trace_of(ctx, "matmul", True), iris.Trace)
+
+
+def test_leaving_a_kernel_is_no_wait_for_data() -> None:
+    trace = iris.Trace()
+    trace.programs = 2
+    spans = [("wg_gemm", 0, 50, 3), ("wg_gemm_wait", 50, 1_050, 3), ("wg_gemm_wait", 2_000, 9_000, -1)]
+    events = [Event(0, 0, kind, start, end, detail) for kind, start, end, detail in spans]
+    with mock.patch.object(trace, "events", return_value=events):
+        assert trace.waited_s(mock.Mock()) == 500e-9
 
 
 def late_to_a_barrier() -> Failure:

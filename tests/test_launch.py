@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -11,12 +12,15 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from ranks import BACKEND
 
 import iris
+from iris import backends
 from iris.launch import identity
 
 pytestmark = pytest.mark.timeout(120)
@@ -141,6 +145,19 @@ def test_a_slurm_allocation_without_srun_is_no_launch(env: pytest.MonkeyPatch) -
     assert identity() is None
 
 
+def test_srun_that_speaks_pmi_is_srun(env: pytest.MonkeyPatch) -> None:
+    setenv(env, {**SRUN, "PMI_RANK": "2", "PMI_SIZE": "4"})
+    who = identity()
+    assert who is not None and (who.source, who.local_rank) == ("srun", 2)
+
+
+def test_mpirun_within_a_step_of_slurm_is_mpirun(env: pytest.MonkeyPatch) -> None:
+    one_task = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    setenv(env, {**one_task, **MPICH})
+    who = identity()
+    assert who is not None and (who.source, who.rank) == ("mpirun (MPICH)", 2)
+
+
 def test_iris_launch_counts_inside_another_launcher(env: pytest.MonkeyPatch) -> None:
     setenv(env, {**renamed(SRUN, "2", "0", "PROCID", "LOCALID"), **IRIS})
     who = identity()
@@ -254,9 +271,9 @@ def test_launch_raises_with_the_ranks_traceback(env: pytest.MonkeyPatch) -> None
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-@pytest.mark.parametrize("number", [0, -1])
-def test_a_number_of_ranks_that_cannot_be(env: pytest.MonkeyPatch, number: int) -> None:
-    with pytest.raises(iris.LaunchError, match=f"num_ranks must be at least 1, got {number}"):
+@pytest.mark.parametrize("number", [0, -1, "4", 2.0, True])
+def test_a_number_of_ranks_that_cannot_be(env: pytest.MonkeyPatch, number: Any) -> None:
+    with pytest.raises(iris.LaunchError, match=f"num_ranks must be a whole number, at least 1, got {number!r}"):
         iris.launch(product, number)
 
 
@@ -297,6 +314,33 @@ def test_what_cannot_be_sent_is_named(pool: iris.RankPool) -> None:
     with pytest.raises(iris.LaunchError, match="Unpicklable: 1 and 2"):
         pool.run(raise_unpicklable)
     assert pool.run(product, (2, 2)) == [(0, 4), (1, 4)]
+
+
+def test_what_a_session_defines_cannot_be_launched(pool: iris.RankPool, env: pytest.MonkeyPatch) -> None:
+    env.setattr(sys, "modules", {**sys.modules, "__main__": ModuleType("__main__")})
+    env.setattr(product, "__module__", "__main__")
+    for fn in (product, functools.partial(product, 2)):
+        with pytest.raises(iris.LaunchError, match=r"defined in a session or `python -c`.*Put it in a module"):
+            pool.run(fn, (1,))
+
+
+def test_a_script_without_guard_is_told_so(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import iris\niris.launch(print, 2)\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "LaunchError: rank 0 failed (also failed: 1)\niris.launch was called while a new rank" in done.stderr
+    assert 'Call it under `if __name__ == "__main__":`' in done.stderr
+    assert "bootstrapping" not in done.stderr
+
+
+def reason() -> str:
+    return backends.chosen().reason
+
+
+@pytest.mark.skipif(BACKEND != "sim" or torch.cuda.is_available(), reason="about machines without a GPU")
+def test_ranks_know_why_they_are_simulated(pool: iris.RankPool) -> None:
+    assert pool.run(reason) == [backends.chosen().reason] * 2
 
 
 def test_a_closed_pool_holds_nothing(pool: iris.RankPool) -> None:
@@ -355,10 +399,17 @@ def test_one_script_runs_under_every_launcher(env: pytest.MonkeyPatch, source: s
         pytest.skip(f"{command[0]} is not installed")
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
+    # MPICH says no job's name: its ranks have to find it above any shell between them and mpirun.
     # Open MPI looks for ssh even where all ranks are here, unless told that there is nowhere else.
     environment = without_launcher(dict(os.environ)) | {"OMP_NUM_THREADS": "1", "OMPI_MCA_plm": "isolated"}
+    wrapper = ["bash", "-c", '"$@"; exit $?', "wrapper"] if source == "mpirun (MPICH)" else []
     done = subprocess.run(
-        [*command, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=90, check=False
+        [*command[:-1], *wrapper, command[-1], str(script), str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     for rank in range(2):

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": {"errors", "heap", "mesh"},
     "tensors": {"errors"},
     "device": set(),
-    "log": set(),
+    "log": {"errors"},
     "wire": {"errors"},
     "watcher": {"mesh", "backends", "device.sync"},
     "context": {*HOST, "device.sync", "device.handle"},

@@ -129,12 +129,10 @@ def use_after_close() -> tuple[list[Failure], str]:
     return [failure_of(use) for use in uses], repr(ctx)
 
 
-def with_statement() -> tuple[str, str]:
+def with_statement() -> tuple[str, str, Failure]:
     with iris.iris(HEAP_SIZE, timeout_s=30) as ctx:
         inside = repr(ctx)
-    with ctx:
-        pass
-    return inside, repr(ctx)
+    return inside, repr(ctx), failure_of(ctx.__enter__)
 
 
 def several_at_once() -> None:
@@ -161,9 +159,10 @@ def test_use_after_close(ranks: Ranks) -> None:
 
 @FEW
 def test_a_with_block_closes(ranks: Ranks) -> None:
-    for rank, (inside, after) in enumerate(ranks.run(with_statement)):
+    for rank, (inside, after, again) in enumerate(ranks.run(with_statement)):
         assert inside.startswith(f"Iris(rank={rank}, world_size={ranks.world_size}, device=")
         assert inside.endswith("open)") and after.endswith("closed)")
+        assert again.kind == "ContextError" and "this context is closed" in again.message
 
 
 @FEW

@@ -6,6 +6,7 @@ a swapped pair of heap bases on two.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -247,7 +248,7 @@ def lock_kernel(lock, shared, handle, ROUNDS: tl.constexpr):
 def contended_add_kernel(memory, values, handle, BLOCK: tl.constexpr):
     """Every program of every rank adds to the same block of rank 0."""
     offsets = tl.arange(0, BLOCK)
-    iris.peer.atomic_add(handle, memory + offsets, tl.load(values + offsets), 0, sem="relaxed")
+    iris.peer.atomic_add(handle, memory + offsets, tl.load(values + offsets), 0, sem="relaxed", hint=BLOCK)
 
 
 # -- on the ranks -------------------------------------------------------------------------------------------
@@ -354,6 +355,18 @@ THREE_OR_MORE = worlds(3, 3) or worlds(4, 4)
 
 BY = pytest.mark.parametrize("by_handle", [False, True], ids=["ranks", "handle"])
 BLOCKS = pytest.mark.parametrize("block", [1, N], ids=["scalar", "block"])
+
+
+def keywords(fn: Any) -> dict[str, Any]:
+    """A device function's keyword arguments with their defaults."""
+    parameters = inspect.signature(fn.fn).parameters.values()
+    return {one.name: getattr(one.default, "value", one.default) for one in parameters if one.default is not one.empty}
+
+
+@pytest.mark.parametrize("name", ["load", "store", "get", "put", "copy", *(f"atomic_{op}" for op in ATOMICS)])
+def test_both_modules_take_the_same_keywords(name: str) -> None:
+    assert keywords(getattr(iris.peer, name)) == keywords(getattr(iris, name))
+    assert "hint" in keywords(getattr(iris.peer, name))
 
 
 @BY

@@ -39,6 +39,9 @@ SAME_AS_TORCH: list[Call] = [
     ("zeros", (0,), {}),
     ("zeros", ((3, 0, 2),), {}),
     ("zeros", ((),), {}),
+    *((name, (), {"size": size}) for name in ("zeros", "ones") for size in ((2, 3), [4], torch.Size([5]))),
+    ("zeros", (torch.tensor(2), 3), {}),
+    ("full", (), {"size": (2,), "fill_value": 3}),
     *(("zeros", (5,), {"dtype": dtype}) for dtype in DTYPES),
     ("ones", (2, 3), {}),
     *(("ones", ((7,),), {"dtype": dtype}) for dtype in DTYPES),
@@ -49,6 +52,8 @@ SAME_AS_TORCH: list[Call] = [
     ("full", ((2,), float("nan")), {"dtype": torch.bfloat16}),
     *(("full", ((3,), 1), {"dtype": dtype}) for dtype in DTYPES),
     ("arange", (7,), {}),
+    ("arange", (), {"end": 5}),
+    ("arange", (), {"start": 2, "end": 5.5, "step": 2}),
     ("arange", (7.0,), {}),
     ("arange", (2, 9), {}),
     ("arange", (9, 2, -3), {}),
@@ -72,6 +77,11 @@ RANDOM: list[Call] = [
     ("randint", (-5, 5, (64,)), {}),
     ("randint", (-5, 5, (64,)), {"dtype": torch.int8}),
     ("randint", (3, [6]), {"dtype": torch.float32}),
+    ("randint", (), {"high": 10, "size": (3,)}),
+    ("randint", (10,), {"size": (3,)}),
+    ("randint", (), {"low": 5, "high": 10, "size": (3,)}),
+    ("rand", (), {"size": (2, 2)}),
+    ("randn", (), {"size": (2, 2)}),
 ]
 
 
@@ -109,9 +119,10 @@ def run_random_as_torch(seed: int) -> None:
 def run_uniform(seed: int) -> None:
     ctx = context()
     generators = [torch.Generator(ctx.device).manual_seed(seed) for _ in range(2)]
-    got = ctx.uniform(50, 2, low=-3.0, high=-1.0, generator=generators[0])
+    got = ctx.uniform((50, 2), -3.0, -1.0, generator=generators[0])
     same(got, torch.empty(50, 2, device=ctx.device).uniform_(-3.0, -1.0, generator=generators[1]))
     assert -3 <= got.min() and got.max() < -1 and got.unique().numel() > 50
+    assert ctx.uniform(3, 2, 4, torch.float64).shape == (3,)
     half = ctx.uniform((8,), dtype=torch.float16, requires_grad=True)
     assert half.dtype == torch.float16 and half.requires_grad and half.is_leaf
     assert 0 <= half.min() and half.max() <= 1
@@ -134,6 +145,7 @@ def run_empty_and_zeros_like() -> None:
     for dtype in DTYPES:
         made = ctx.empty(3, 2, dtype=dtype)
         assert (made.shape, made.dtype, made.stride()) == ((3, 2), dtype, (2, 1))
+    assert ctx.zeros(2, device=f"{ctx.device.type}:{ctx.device.index or 0}").device == ctx.device
     original = torch.ones(4, 6, dtype=torch.int16, device=ctx.device).t()
     same(ctx.zeros_like(original), torch.zeros(6, 4, dtype=torch.int16, device=ctx.device))
     same(ctx.zeros_like(original, dtype=torch.float16), torch.zeros(6, 4, dtype=torch.float16, device=ctx.device))
@@ -152,7 +164,7 @@ def run_out() -> None:
     same(target.cpu(), torch.full((2, 3), 4.0))
     for got in (ctx.empty(2, 3, out=target), ctx.rand(2, 3, out=target), ctx.randn(2, 3, out=target)):
         assert got.data_ptr() == address
-    assert ctx.uniform(2, 3, out=target).data_ptr() == address
+    assert ctx.uniform((2, 3), out=target).data_ptr() == address
     whole = ctx.zeros(6, dtype=torch.int32)
     same(ctx.arange(0, 12, 2, out=whole).cpu(), torch.arange(0, 12, 2, dtype=torch.int32))
     same(ctx.linspace(0, 10, 6, out=whole, dtype=torch.int32).cpu(), torch.linspace(0, 10, 6, dtype=torch.int32))
@@ -223,6 +235,30 @@ def test_ranks_may_draw_different_values(ranks: Ranks) -> None:
 
 WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str, str]] = [
     ("zeros", (2,), {"device": "meta"}, "PlacementError", "zeros: device: expected"),
+    ("zeros", (2,), {"device": "nonsense"}, "ArgumentError", "zeros: device: expected None or"),
+    ("zeros", (2,), {"device": 2.5}, "ArgumentError", "zeros: device: expected None or"),
+    ("zeros", (2.7,), {}, "ArgumentError", "zeros: size: expected whole numbers, got (2.7,)"),
+    ("ones", ((2, True),), {}, "ArgumentError", "ones: size: expected whole numbers"),
+    ("empty", (), {}, "ArgumentError", "empty: size: expected one size, by position or by name, got none"),
+    ("rand", (2,), {"size": 2}, "ArgumentError", "rand: size: expected one size, by position or by name, got both"),
+    ("randint", (), {"high": 3}, "ArgumentError", "randint: "),
+    ("arange", (), {}, "ArgumentError", "arange: arguments"),
+    ("randint", (0, 1000, (3,)), {"dtype": torch.int8}, "ArgumentError", "randint: arguments"),
+    ("zeros", (2,), {"out": "x"}, "ArgumentError", "zeros: out: expected a tensor, got str"),
+    ("zeros", (2,), {"dtype": "float32"}, "ArgumentError", "zeros: arguments"),
+    ("rand", (2,), {"dtype": "float32"}, "ArgumentError", "rand: arguments"),
+    ("rand", (2,), {"generator": 3}, "ArgumentError", "rand: generator: expected None or a torch.Generator, got 3"),
+    (
+        "ones",
+        (2,),
+        {"dtype": torch.int32, "requires_grad": True},
+        "DTypeError",
+        "ones: requires_grad: expected a float",
+    ),
+    ("zeros_like", (None,), {}, "ArgumentError", "zeros_like: input: expected a tensor, got NoneType"),
+    ("as_symmetric", ([1.0],), {}, "ArgumentError", "as_symmetric: tensor: expected a tensor, got list"),
+    ("as_symmetric", (torch.eye(2).to_sparse(),), {}, "ArgumentError", "Make it dense with .to_dense()."),
+    ("uniform", (3, "a"), {}, "ArgumentError", "uniform: low and high: expected two numbers"),
     ("ones", (2,), {"device": "cuda:77"}, "PlacementError", "lives on that rank's own device"),
     ("zeros", (2, -3), {}, "ArgumentError", "zeros: "),
     ("arange", (1, 5, -1), {}, "ArgumentError", "arange: arguments: expected what torch.arange accepts"),
@@ -238,7 +274,9 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str, str]] = [
 
 def run_wrong(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Failure, list[float]]:
     ctx = context()
+    free = ctx.heap_free_bytes
     failure = failure_of(lambda: getattr(ctx, name)(*args, **options))
+    assert ctx.heap_free_bytes == free or dict(options).get("dtype") == torch.int8, "allocated before the error"
     return failure, ctx.ones(2).tolist()
 
 
@@ -314,6 +352,13 @@ def run_as_symmetric() -> None:
         assert ctx.is_symmetric(copy) and copy.requires_grad == original.requires_grad and copy.is_leaf
 
 
+def symmetric_on_rank_0_only() -> tuple[Failure, list[float]]:
+    ctx = context()
+    tensor = ctx.ones(2)
+    failure = failure_of(ctx.as_symmetric, tensor if ctx.rank == 0 else tensor.clone())
+    return failure, ctx.as_symmetric(torch.ones(2, device=ctx.device)).tolist()
+
+
 def offsets_of_many(seed: int) -> list[int]:
     """The same random calls on all ranks, tensors dropped at times that differ between ranks."""
     ctx = context()
@@ -337,6 +382,13 @@ def test_is_symmetric(ranks: Ranks) -> None:
 @TWO
 def test_as_symmetric(ranks: Ranks) -> None:
     ranks.run(run_as_symmetric)
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 4), indirect=True)
+def test_a_tensor_that_is_symmetric_on_some_ranks_only(ranks: Ranks) -> None:
+    for failure, after in ranks.run(symmetric_on_rank_0_only):
+        assert failure.kind == "RankMismatch" and failure.took_s < 5 and after == [1.0, 1.0]
+        assert "as_symmetric: the tensor is on the symmetric heap of ranks [0] only. On all ranks" in failure.message
 
 
 def test_offsets_are_equal_on_all_ranks_and_aligned(ranks: Ranks, seed: int) -> None:

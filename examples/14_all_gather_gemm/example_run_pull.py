@@ -14,13 +14,14 @@ Run it, or start the ranks with torchrun or mpirun:
     python examples/14_all_gather_gemm/example_run_pull.py --num_ranks 8
     torchrun --nproc_per_node 8 examples/14_all_gather_gemm/example_run_pull.py -m 4096 -n 28672 -k 8192 --datatype bf16
 
-m, n and k are the sizes of the whole problem. The result is compared with a float64 reference before it is timed.
+m, n and k are the sizes of the whole problem; the usual ones are rounded up for the number of ranks. The result is
+compared with a float64 reference before it is timed.
 """
 
 import torch
 
 import iris
-from iris.bench.matrix import DTYPES, rank_parser, ranks_to_start, require
+from iris.bench.matrix import DTYPES, positive, rank_parser, ranks_to_start, require
 from iris.bench.timing import median_seconds
 from iris.ops import FusedConfig
 
@@ -40,6 +41,7 @@ def main(sizes: tuple[int | None, ...], dtype: torch.dtype, gather_dim: int) -> 
     torch.seed()  # else every rank draws the same numbers, in every run
     with iris.iris(HEAP_SIZE) as ctx:
         usual = SIM_SHAPE if ctx.backend_name == "sim" else GPU_SHAPE
+        usual = [-(-size // ctx.world_size) * ctx.world_size for size in usual]  # what the ranks can share evenly
         m, n, k = (size if given is None else given for given, size in zip(sizes, usual, strict=True))
         part = [m, k]
         if part[gather_dim] % ctx.world_size or n % ctx.world_size:
@@ -71,9 +73,9 @@ def main(sizes: tuple[int | None, ...], dtype: torch.dtype, gather_dim: int) -> 
 
 if __name__ == "__main__":
     parser = rank_parser(__doc__)
-    parser.add_argument("-m", type=int, help="rows of A (default: 4096, simulated 64)")
-    parser.add_argument("-n", type=int, help="columns of B, over all ranks (default: 8192, simulated 96)")
-    parser.add_argument("-k", type=int, help="columns of A, rows of B (default: 8192, simulated 128)")
+    parser.add_argument("-m", type=positive, help="rows of A (default: 4096, simulated 64)")
+    parser.add_argument("-n", type=positive, help="columns of B, over all ranks (default: 8192, simulated 96)")
+    parser.add_argument("-k", type=positive, help="columns of A, rows of B (default: 8192, simulated 128)")
     parser.add_argument("--datatype", choices=("fp16", "bf16", "fp32"), default="fp16", help="default: %(default)s")
     parser.add_argument("--gather_dim", type=int, choices=(0, 1), default=1, help="default: %(default)s")
     given = parser.parse_args()

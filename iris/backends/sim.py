@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from iris.backends.base import Backend, call_on_release
-from iris.errors import BackendError
+from iris.errors import ArgumentError, BackendError
 from iris.mesh import Mesh
 
 DEFAULT_SMS = 4
@@ -75,7 +75,7 @@ class SimBackend(Backend):
         interpreter.install()
         self.device = torch.device("cpu")
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // mesh.world_size))
-        self.num_sms = int(os.environ.get("IRIS_SIM_SMS", DEFAULT_SMS))
+        self.num_sms = _sms()
         self._maps = self._map_heaps(mesh, heap_size)
         self._own = self._maps[mesh.rank]
         self.bases = [_address(self._maps[rank]) for rank in range(mesh.world_size)]
@@ -142,6 +142,14 @@ class SimBackend(Backend):
 
 def _address(mapped: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+
+def _sms() -> int:
+    """How many SMs a rank claims to have."""
+    text = os.environ.get("IRIS_SIM_SMS") or str(DEFAULT_SMS)
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentError("iris", "IRIS_SIM_SMS", "a whole number of SMs, 1 or more", repr(text))
+    return int(text)
 
 
 def _require_interpreter() -> None:

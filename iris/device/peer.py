@@ -125,54 +125,135 @@ def copy(
 
 
 @triton.jit
-def atomic_add(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
+def atomic_add(
+    handle,
+    ptr,
+    value,
+    peer,
+    mask=None,
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
+    hint: tl.constexpr = None,
+):
     """Add to ``peer``'s memory; returns what was there."""
-    return rma.atomic_add(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
+    return rma.atomic_add(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope, hint)
 
 
 @triton.jit
-def atomic_sub(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
+def atomic_sub(
+    handle,
+    ptr,
+    value,
+    peer,
+    mask=None,
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
+    hint: tl.constexpr = None,
+):
     """Subtract from ``peer``'s memory; returns what was there."""
-    return rma.atomic_sub(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
+    return rma.atomic_sub(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope, hint)
 
 
 @triton.jit
-def atomic_xchg(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
+def atomic_xchg(
+    handle,
+    ptr,
+    value,
+    peer,
+    mask=None,
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
+    hint: tl.constexpr = None,
+):
     """Exchange ``peer``'s memory for ``value``; returns what was there."""
-    return rma.atomic_xchg(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
+    return rma.atomic_xchg(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope, hint)
 
 
 @triton.jit
-def atomic_cas(handle, ptr, cmp, value, peer, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
+def atomic_cas(
+    handle,
+    ptr,
+    cmp,
+    value,
+    peer,
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
+    hint: tl.constexpr = None,
+):
     """Put ``value`` into ``peer``'s memory where it equals ``cmp``; returns what was there."""
-    return rma.atomic_cas(ptr, cmp, value, rank(handle), peer, handle.bases, sem, scope)
+    return rma.atomic_cas(ptr, cmp, value, rank(handle), peer, handle.bases, sem, scope, hint)
 
 
 @triton.jit
-def atomic_and(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
+def atomic_and(
+    handle,
+    ptr,
+    value,
+    peer,
+    mask=None,
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
+    hint: tl.constexpr = None,
+):
     """Bitwise and into ``peer``'s memory; returns what was there."""
-    return rma.atomic_and(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
+    return rma.atomic_and(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope, hint)
 
 
 @triton.jit
-def atomic_or(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
+def atomic_or(
+    handle,
+    ptr,
+    value,
+    peer,
+    mask=None,
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
+    hint: tl.constexpr = None,
+):
     """Bitwise or into ``peer``'s memory; returns what was there."""
-    return rma.atomic_or(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
+    return rma.atomic_or(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope, hint)
 
 
 @triton.jit
-def atomic_xor(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
+def atomic_xor(
+    handle,
+    ptr,
+    value,
+    peer,
+    mask=None,
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
+    hint: tl.constexpr = None,
+):
     """Bitwise exclusive or into ``peer``'s memory; returns what was there."""
-    return rma.atomic_xor(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
+    return rma.atomic_xor(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope, hint)
 
 
 @triton.jit
-def atomic_min(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
+def atomic_min(
+    handle,
+    ptr,
+    value,
+    peer,
+    mask=None,
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
+    hint: tl.constexpr = None,
+):
     """Minimum into ``peer``'s memory; returns what was there."""
-    return rma.atomic_min(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
+    return rma.atomic_min(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope, hint)
 
 
 @triton.jit
-def atomic_max(handle, ptr, value, peer, mask=None, sem: tl.constexpr = ACQ_REL, scope: tl.constexpr = SYS):
+def atomic_max(
+    handle,
+    ptr,
+    value,
+    peer,
+    mask=None,
+    sem: tl.constexpr = ACQ_REL,
+    scope: tl.constexpr = SYS,
+    hint: tl.constexpr = None,
+):
     """Maximum into ``peer``'s memory; returns what was there."""
-    return rma.atomic_max(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope)
+    return rma.atomic_max(ptr, value, rank(handle), peer, handle.bases, mask, sem, scope, hint)

@@ -11,8 +11,12 @@ from dataclasses import replace
 import torch
 
 from iris.context import Iris
-from iris.ops.all_gather_matmul import MAX_FLAGS, all_gather_matmul
+from iris.errors import ArgumentError, ShapeError
+from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.config import FusedConfig
+from iris.ops.matmul import check_operands
+from iris.ops.problem import output_dtype
+from iris.ops.room import GATHER_FLAGS
 from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace
 
@@ -36,6 +40,8 @@ def all_gather_matmul_hbm_buffer(
     staged_a_layout: str | None = None,
     num_fetch_stages: int | None = None,
     first_stage_fetch_sms: int | None = None,
+    num_warps: int | None = None,
+    num_stages: int | None = None,
     trace: bool | Trace = False,
 ) -> torch.Tensor:
     """``output = all_gather(A_sharded) @ B + bias``: some programs fetch A into a buffer, the others compute.
@@ -48,6 +54,7 @@ def all_gather_matmul_hbm_buffer(
         fetch_block_m, fetch_block_k: the tile that a fetcher moves at a time (``comm_block_m``, ``comm_block_n``).
         staged_a_layout: ``"k_contiguous"`` or ``"m_contiguous"``.
         num_fetch_stages, first_stage_fetch_sms: stages of fetching, and the programs that fetch the first.
+        num_warps, num_stages: as Triton has them.
 
     Returns:
         ``output``.
@@ -57,29 +64,56 @@ def all_gather_matmul_hbm_buffer(
 
     Sync: as :func:`iris.ops.all_gather_matmul`.
     """
-    given = {
-        "comm_sms": num_fetch_sms,
-        "k_per_flag": k_per_flag,
-        "comm_block_m": fetch_block_m,
-        "comm_block_n": fetch_block_k,
-        "staged_a_layout": staged_a_layout,
-        "num_fetch_stages": num_fetch_stages,
-        "first_stage_fetch_sms": first_stage_fetch_sms,
-    }
-    base = config if config is not None else FusedConfig()
-    options = {name: value for name, value in given.items() if value is not None}
-    chosen = replace(base, algorithm=_ALGORITHM, **options)  # type: ignore[arg-type]
+    chosen = _config(
+        config,
+        comm_sms=num_fetch_sms,
+        k_per_flag=k_per_flag,
+        comm_block_m=fetch_block_m,
+        comm_block_n=fetch_block_k,
+        staged_a_layout=staged_a_layout,
+        num_fetch_stages=num_fetch_stages,
+        first_stage_fetch_sms=first_stage_fetch_sms,
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
     return all_gather_matmul(
         ctx, output, A_sharded, B, bias, gather_dim=gather_dim, config=chosen, workspace=workspace, trace=trace
     )
 
 
 def all_gather_matmul_hbm_buffer_preamble(
-    ctx: Iris, A_sharded: torch.Tensor, B: torch.Tensor, config: FusedConfig | None = None
+    ctx: Iris,
+    A_sharded: torch.Tensor,
+    B: torch.Tensor,
+    config: FusedConfig | None = None,
+    *,
+    k_per_flag: int | None = None,
+    staged_a_layout: str | None = None,
 ) -> FusedWorkspace:
     """Make the buffer and flags that :func:`all_gather_matmul_hbm_buffer` needs for operands like these. Collective.
 
-    The op would make them in its first call. ``config`` is accepted for its place in the call; any will do.
+    The op would make them in its first call. The buffer and flags made are enough for any config: ``config``,
+    ``k_per_flag`` and ``staged_a_layout`` are checked, and change nothing.
+
+    Raises:
+        ShapeError, DTypeError, PlacementError, ArgumentError: before anything is made.
     """
+    made = output_dtype(A_sharded.dtype) if isinstance(A_sharded, torch.Tensor) else torch.float32
+    output = torch.empty(1, 1, dtype=made, device=ctx.device)  # stands for one that fits
+    check_operands(ctx, _OP, output, ("A_sharded", A_sharded), B, None)
+    columns = A_sharded.shape[1]
+    if B.shape[0] not in (columns, columns * ctx.world_size):
+        expected = f"{columns} rows, or {columns * ctx.world_size} (rows of B = columns of the gathered A)"
+        raise ShapeError(_OP, "B", expected, tuple(B.shape))
+    chosen = _config(config, k_per_flag=k_per_flag, staged_a_layout=staged_a_layout)
+    chosen.check(_OP, (_ALGORITHM,), ctx.num_sms, A_sharded.dtype)
     gathered = A_sharded.numel() * ctx.world_size * A_sharded.element_size()
-    return workspace_for(ctx, _OP, _ALGORITHM, None, gathered, MAX_FLAGS)
+    return workspace_for(ctx, _OP, _ALGORITHM, None, gathered, GATHER_FLAGS)
+
+
+def _config(config: FusedConfig | None, **options: int | str | None) -> FusedConfig:
+    """``config`` for this algorithm, with the ``options`` that are given."""
+    if config is not None and not isinstance(config, FusedConfig):
+        raise ArgumentError(_OP, "config", "a FusedConfig or None", repr(config))
+    given = {name: value for name, value in options.items() if value is not None}
+    return replace(config or FusedConfig(), algorithm=_ALGORITHM, **given)  # type: ignore[arg-type]
