@@ -40,8 +40,8 @@ def main(sizes: tuple[int | None, ...], dtype: torch.dtype, gather_dim: int) -> 
     """What each rank runs."""
     torch.seed()  # else every rank draws the same numbers, in every run
     with iris.iris(HEAP_SIZE) as ctx:
-        usual = SIM_SHAPE if ctx.backend_name == "sim" else GPU_SHAPE
-        usual = [-(-size // ctx.world_size) * ctx.world_size for size in usual]  # what the ranks can share evenly
+        default = SIM_SHAPE if ctx.backend_name == "sim" else GPU_SHAPE
+        usual = [-(-size // ctx.world_size) * ctx.world_size for size in default]  # what the ranks can share evenly
         m, n, k = (size if given is None else given for given, size in zip(sizes, usual, strict=True))
         part = [m, k]
         if part[gather_dim] % ctx.world_size or n % ctx.world_size:

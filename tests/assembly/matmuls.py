@@ -175,14 +175,17 @@ def matmul_case(
 
 
 def matmuls() -> list[Case]:
-    """An op's first variant for all GPUs, its others for one of each vendor."""
-    firsts = {op: (op, *rest) for op, *rest in reversed(VARIANTS)}
+    """Every variant for sm_90; for each other GPU one variant of each op, not all the same one."""
+    first = {variant[0]: variant for variant in reversed(VARIANTS)}
+    last = {variant[0]: variant for variant in VARIANTS}
     cases = []
-    for op, dtype, tma, traced, bias, even_k, split in VARIANTS:
-        first = firsts[op] == (op, dtype, tma, traced, bias, even_k, split)
-        for some in (CUDA, HIP):
-            targets = some if first else some[:1]
-            cases.append(matmul_case(op, dtype, tma and some is CUDA, traced, bias, even_k, split, targets))
+    for variant in VARIANTS:
+        op, dtype, tma, traced, bias, even_k, split = variant
+        nvidia = CUDA if last[op] == variant else CUDA[:1]
+        amd = tuple(one for one, chosen in zip(HIP, (first, last), strict=True) if chosen[op] == variant)
+        cases.append(matmul_case(op, dtype, tma, traced, bias, even_k, split, nvidia))
+        if amd:
+            cases.append(matmul_case(op, dtype, False, traced, bias, even_k, split, amd))
     return cases
 
 
