@@ -137,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
     choice = backends.detect()
     gpus = torch.cuda.device_count() if choice.name in backends.GPU_BACKENDS else 0
     num_ranks = options.num_ranks or (gpus if gpus > 1 else 4)
-    if choice.name != "sim" and num_ranks > gpus:
+    if choice.name != "sim" and num_ranks > gpus and not backends.oversubscribed():
         os.environ["IRIS_BACKEND"] = "sim"
         os.execv(sys.executable, [sys.executable, "-m", "iris", "demo", *argv])
     _check_folder(options.picture_dir)

@@ -42,7 +42,7 @@ def worlds(at_least: int = 1, at_most: int = 16) -> list[Any]:
     """World sizes to run a test with, as parameters of the fixture ``ranks``."""
     if BACKEND == "sim":
         return [size for size in _SIM_WORLD_SIZES if at_least <= size <= at_most]
-    limit = min(at_most, torch.cuda.device_count())
+    limit = at_most if backends.oversubscribed() else min(at_most, torch.cuda.device_count())
     return [pytest.param(size, marks=pytest.mark.gpu) for size in _GPU_WORLD_SIZES if at_least <= size <= limit]
 
 

@@ -15,6 +15,7 @@ import triton
 from ranks import BACKEND, Failure, failure_of, iris_sockets, open_fds, shared_memory_files, worlds
 
 import iris
+from iris import backends
 from iris.launch import identity
 from iris.mesh import Mesh, address
 
@@ -24,7 +25,8 @@ SIZE = 3
 VICTIM = 1
 TIMEOUT_S = 1.5
 Work = Callable[[], object]
-MARKS = [] if BACKEND == "sim" else [pytest.mark.gpu]
+FEW = not backends.oversubscribed() and torch.cuda.device_count() < SIZE
+MARKS = [] if BACKEND == "sim" else [pytest.mark.gpu, pytest.mark.skipif(FEW, reason=f"fewer than {SIZE} GPUs")]
 
 
 @triton.jit

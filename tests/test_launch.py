@@ -21,6 +21,7 @@ from ranks import BACKEND
 
 import iris
 from iris import backends
+from iris.backends import gpu
 from iris.launch import identity
 
 pytestmark = pytest.mark.timeout(120)
@@ -269,6 +270,17 @@ def test_launch_raises_with_the_ranks_traceback(env: pytest.MonkeyPatch) -> None
     assert str(caught.value).startswith("rank 1 failed\nTraceback")
     assert "in fail_on" in str(caught.value) and "rank 1 had enough" in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_ranks_share_gpus_only_if_asked(env: pytest.MonkeyPatch) -> None:
+    env.delenv("IRIS_OVERSUBSCRIBE", raising=False)
+    assert [gpu.gpu_of(rank, rank, 4) for rank in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(iris.BackendError, match=r"rank 4 needs GPU 4, but PyTorch sees 4\. .* IRIS_OVERSUBSCRIBE=1"):
+        gpu.gpu_of(4, 4, 4)
+    env.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "0")
+    env.setenv("IRIS_OVERSUBSCRIBE", "1")
+    assert [gpu.gpu_of(rank, rank, 3) for rank in range(8)] == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] == "1"
 
 
 @pytest.mark.parametrize("number", [0, -1, "4", 2.0, True])

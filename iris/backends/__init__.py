@@ -62,6 +62,12 @@ def detect() -> Choice:
     return Choice("sim", f"PyTorch is built for {kind or 'the CPU only'} and sees no GPU")
 
 
+def oversubscribed() -> bool:
+    """Whether ranks may share a GPU (``IRIS_OVERSUBSCRIBE=1``). Their processes take turns, so that results are right,
+    and times say nothing."""
+    return os.environ.get("IRIS_OVERSUBSCRIBE") == "1"
+
+
 _chosen: Choice | None = None
 
 

@@ -7,6 +7,7 @@ yet been run on AMD hardware.
 from __future__ import annotations
 
 import ctypes
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from torch._C._distributed_c10d import (
     _unregister_process_group,
 )
 
+from iris.backends import oversubscribed
 from iris.backends.base import Backend, call_on_release
 from iris.errors import BackendError
 from iris.heap import format_bytes
@@ -58,13 +60,7 @@ class GpuBackend(Backend):
 
     def __init__(self, name: str, mesh: Mesh, local_rank: int, heap_size: int) -> None:
         self.name = name
-        count = torch.cuda.device_count()
-        if local_rank >= count:
-            raise BackendError(
-                f"rank {mesh.rank} needs GPU {local_rank}, but PyTorch sees {count}. Start at most {count} ranks, "
-                "or set IRIS_BACKEND=sim to simulate any number."
-            )
-        self.device = torch.device("cuda", local_rank)
+        self.device = torch.device("cuda", gpu_of(mesh.rank, local_rank, torch.cuda.device_count()))
         torch.cuda.set_device(self.device)
         properties = torch.cuda.get_device_properties(self.device)
         self.num_sms = properties.multi_processor_count
@@ -79,10 +75,11 @@ class GpuBackend(Backend):
         ours = self.device.index
         gpus = {rank: int(index) for rank, index in mesh.exchange("GPU", str(ours).encode()).items()}
         for rank, peer in sorted(gpus.items()):
-            if rank != mesh.rank and peer == ours:
+            if rank != mesh.rank and peer == ours and not oversubscribed():
                 raise BackendError(
                     f"ranks {mesh.rank} and {rank} would share GPU {ours}. Give each its own: LOCAL_RANK, or "
-                    "iris.iris(device=…); all must be visible to every rank (CUDA_VISIBLE_DEVICES)."
+                    "iris.iris(device=…); all must be visible to every rank (CUDA_VISIBLE_DEVICES). Or let them take "
+                    "turns: IRIS_OVERSUBSCRIBE=1."
                 )
             if peer != ours and not torch.cuda.can_device_access_peer(ours, peer):
                 raise BackendError(
@@ -185,6 +182,19 @@ class GpuBackend(Backend):
     def close(self) -> None:
         torch.cuda.synchronize(self.device)
         del self._handle, self._heap
+
+
+def gpu_of(rank: int, local_rank: int, count: int) -> int:
+    """The index of this rank's GPU, one of ``count``."""
+    if oversubscribed() and count:
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+        return local_rank % count
+    if local_rank >= count:
+        raise BackendError(
+            f"rank {rank} needs GPU {local_rank}, but PyTorch sees {count}. Start at most {count} ranks, set "
+            "IRIS_OVERSUBSCRIBE=1 to let ranks take turns on a GPU, or IRIS_BACKEND=sim to simulate any number."
+        )
+    return local_rank
 
 
 def _load_copies(name: str) -> tuple[Callable[..., int], Callable[..., int]]:

@@ -27,11 +27,13 @@ from iris.bench.gemm_cli import NOT_OVER, relative_error, tolerance, write_failu
 from iris.bench.gemm_options import DATATYPES, output_file
 from iris.bench.matrix import rank_parser, ranks_to_start
 from iris.errors import ArgumentError, IrisError
-from iris.launch import identity
+from iris.launch import Identity, identity
+from iris.mesh import Mesh
 
 Shape = tuple[int, int, int]
 VALIDATED_CALLS = 3
 WARMUP, ITERATIONS = 3, 11
+MEETING_S = 60.0
 GPU_SHAPE, CPU_SHAPE = (4864, 4096, 8256), (608, 512, 1032)
 
 # PyTorch 2.13 has new names for these two.
@@ -196,7 +198,7 @@ def in_rank(
         torch.cuda.set_device(device)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // who.world_size))
     dist.init_process_group(
-        "nccl" if gpus else "gloo", init_method=meet or loopback(), rank=who.rank, world_size=who.world_size,
+        "nccl" if gpus else "gloo", init_method=meet or loopback(who), rank=who.rank, world_size=who.world_size,
         device_id=device if gpus else None,
     )  # fmt: skip
     try:
@@ -206,11 +208,14 @@ def in_rank(
         dist.destroy_process_group()
 
 
-def loopback() -> str:
+def loopback(who: Identity) -> str:
     """Where ranks can meet that nobody told: at a port of this host that rank 0 finds free. Collective."""
-    with iris.iris(1 << 16, backend="sim") as ctx, socket.socket() as probe:
+    mesh = Mesh(who.rank, who.world_size, f"{who.job};reference", MEETING_S)
+    with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{ctx.broadcast(probe.getsockname()[1], 0)}"
+        ports = mesh.exchange("port", str(probe.getsockname()[1]).encode())
+    mesh.leave()
+    return f"tcp://127.0.0.1:{int(ports[0])}"
 
 
 def on_gpus(world_size: int) -> bool:
