@@ -70,6 +70,30 @@ def test_each_way_meets_everything(way: Way) -> None:
     }
 
 
+DEPTHS = {torch.float32: 38, torch.float16: 36, torch.int8: 40}
+"""A rank's columns end between 16 bytes, those of two or four ranks do not, and there is a whole block of them."""
+
+
+def between_16_bytes(way: Way, dtype: torch.dtype, seed: int) -> list[float]:
+    """Blocks of K at addresses that TMA does not take, in matrices whose rows and columns it would take."""
+    ctx, found = context(), []
+    for layout in ("plain", "transposed"):
+        one = trial(ctx, way, (19, 29, DEPTHS[dtype]), dtype, seed, "row", layout)
+        one.run(replace(SMALL, num_chunks=2))
+        found.append(one.excess())
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 4) if BACKEND != "sim" else worlds(2, 2), indirect=True)
+@pytest.mark.parametrize(
+    "dtype", DEPTHS if BACKEND != "sim" else [torch.float32], ids=lambda dtype: str(dtype).removeprefix("torch.")
+)
+@pytest.mark.parametrize("way", [way for way in ALL_WAYS if way.gather_dim == 1], ids=str)
+def test_columns_that_end_between_16_bytes(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) -> None:
+    for excesses in ranks.run(between_16_bytes, way, dtype, seed):
+        assert max(excesses) <= 1
+
+
 def back_to_back(way: Way, seed: int) -> list[float]:
     """Calls in a row with other shapes, always another rank late, and nothing in between but new inputs in the same
     memory."""

@@ -30,7 +30,7 @@ from iris.ops import ALGORITHMS, FusedConfig, Target, pick, pick_config, tuned
 from iris.ops.candidates import LIBRARY
 from iris.tune import command, session
 from iris.tune.report import Finding, described_config, print_findings
-from iris.tune.search import Search, Step, Trial
+from iris.tune.search import Search, Step, Trial, by_turns
 from iris.tune.session import Bench, Options, Shape
 from iris.tune.trials import DROPPED, ENDED, MEASURED, RIGHT, STARTED, Trials, problem_name
 
@@ -103,6 +103,12 @@ def test_the_fastest_is_found_and_the_slower_half_left_out() -> None:
     calls = world.calls()
     assert calls[5] > calls[4] > calls[2] >= 2
     assert found.measured_ms(CONFIGS[0]) == pytest.approx(1 + 4 / 30)
+
+
+def test_each_algorithm_has_its_turn_before_another_has_a_second() -> None:
+    names = ["ring", "ring", "push", "ring", "push", "atomic"]
+    configs = [FusedConfig(name, group_size_m=1 + index) for index, name in enumerate(names)]
+    assert [one.group_size_m - 1 for one in by_turns(configs)] == [0, 2, 5, 1, 4, 3]
 
 
 def test_candidates_are_timed_in_turns() -> None:

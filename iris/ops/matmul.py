@@ -186,14 +186,17 @@ def run(
     per_shard = plan.tiles_per_shard(problem, config)
     tiles = plan.shards * per_shard
     a_block = [config.block_size_m, config.block_size_k]
+    even_k = (problem.k if gathered is not None else k) % config.block_size_k == 0
+    # TMA faults at blocks that begin between 16 bytes, as a rank's columns may (seen on H200, CUDA 13.0): columns of A,
+    # and of B's transpose.
+    between = plan.segments > 1 and not even_k and k * own.element_size() % 16 != 0
     b_desc = _describe(b, [config.block_size_k, config.block_size_n]) if target.tma else None
-    bt_desc = _describe(b.T, [config.block_size_n, config.block_size_k]) if target.tma and b_desc is None else None
+    bt_desc = None
+    if target.tma and b_desc is None and not between:
+        bt_desc = _describe(b.T, [config.block_size_n, config.block_size_k])
     own_desc = _describe(own, a_block) if target.tma and (plan.own or plan.source is kernels.local_source) else None
     whole = own if gathered is None else gathered
     whole_desc = own_desc if whole is own else _describe(whole, a_block) if target.tma else None
-    even_k = (problem.k if gathered is not None else k) % config.block_size_k == 0
-    # TMA faults at blocks that begin between 16 bytes, as a rank's columns may (seen on H200, CUDA 13.0).
-    between = plan.segments > 1 and not even_k and k * own.element_size() % 16 != 0
     if between or (plan.source is not kernels.local_source and gathered is None):
         whole_desc = None
     units = tiles * -(-problem.k // config.block_size_k) if config.stream_k else tiles

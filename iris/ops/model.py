@@ -14,6 +14,7 @@ of ten are within 0.91 and 1.17. Nobody has measured 8 ranks or other hardware b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -50,6 +51,8 @@ _KEEP_S = 4.5e-6
 """A tile stored for the copy engine, and counted."""
 _CROWDED = 1.08
 """How much longer copies take of what the matmul has just written, to where it will read."""
+_DRIFTED_WAVES = 2
+"""From one wave more than this on, programs no longer end their tiles at the same time."""
 _COUNT_S = 8e-6
 """Programs telling each other that all of them have stored their share."""
 _LIBRARY_TILES = ((128, 256, 8), (128, 192, 8), (128, 128, 8), (64, 128, 8), (64, 64, 8))
@@ -109,6 +112,15 @@ class _Deal:
     @property
     def total_s(self) -> float:
         return self.left(0) * self.tile_s + self.extra_s
+
+    def done_s(self, share: float) -> float:
+        """When the first ``share`` of the tiles is done: with few waves, when the wave of the last of them is."""
+        steady = share * self.total_s
+        if self.share:
+            return steady
+        wave = math.ceil(share * self.whole / self.workers) * self.tile_s
+        drifted = min(1.0, (self.left(0) - 1) / _DRIFTED_WAVES)
+        return max(steady, drifted * steady + (1 - drifted) * wave)
 
     def end_s(self, arrivals: Iterable[tuple[float, int, float]]) -> float:
         """When the last program is done. Arrivals: when something is there, the first tile that waits for it, and the
@@ -454,7 +466,7 @@ def _scatter_sum_copied(call: _Call) -> float:
     sent, arrivals = 0.0, []
     for step in range(call.world - 1):
         for chunk in range(chunks):
-            finished = (step + (chunk + 1) / chunks) / call.world * deal.total_s
+            finished = deal.done_s((step + (chunk + 1) / chunks) / call.world)
             sent = max(sent, finished) + each
             if step == call.world - 2:
                 arrivals.append((sent, (call.world - 1) * shard + chunk * shard // chunks, 1.0))

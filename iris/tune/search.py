@@ -1,15 +1,16 @@
 """Which configs to measure next: what rank 0 decides. Pure: it asks for steps and is told what they gave.
 
-Candidates are compiled and checked, the most promising first, for at most half of the time. Those that are right are
-timed in turns, A B C A B C, a few calls each, and the slower half is left out, again and again. What is left is varied
-field by field, as long as that helps and there is time. In the end the best are measured beside what is picked without
-rows.
+Candidates are compiled and checked, the most promising of each algorithm first, for at most half of the time. Those
+that are right are timed in turns, A B C A B C, a few calls each, and the slower half is left out, again and again. What
+is left is varied field by field, as long as that helps and there is time. In the end the best are measured beside what
+is picked without rows.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -47,6 +48,17 @@ class Trial:
 
 
 Steps = Generator[Step, Any, None]
+
+
+def by_turns(configs: Iterable[FusedConfig]) -> list[FusedConfig]:
+    """The first config of each algorithm, then the second of each, and so on: predictions are surer within an algorithm
+    than between two, and a search that ends early shall have tried them all."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for config in configs:
+        turns.append((seen[config.algorithm], config))
+        seen[config.algorithm] += 1
+    return [config for _, config in sorted(turns, key=lambda one: one[0])]
 
 
 class Search:

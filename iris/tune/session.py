@@ -33,7 +33,7 @@ from iris.ops.pick import model_pick, predictions
 from iris.ops.tuned import Row, changed_fields, row_key
 from iris.tune.compiling import compile_only
 from iris.tune.report import Finding, described_config
-from iris.tune.search import Search, Step
+from iris.tune.search import Search, Step, by_turns
 from iris.tune.trials import DROPPED, MEASURED, RIGHT, STARTED, Trials, problem_name
 
 PROMISING = 1.6
@@ -306,7 +306,7 @@ class Chief:
             if problem_of == name and fate.measured_ms is not None
         }
         return Search(
-            filter(may, [untuned, *promising]), untuned,
+            filter(may, [untuned, *by_turns(promising)]), untuned,
             lambda config: filter(may, variations(problem, config, target)), self._left_s,
             self._bench.ctx.world_size if gpu else 0, _GPU_CALLS if gpu else _SIM_CALLS,
             measured,
