@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -168,7 +169,8 @@ def test_the_budget_ends_the_search_and_what_there_is_counts() -> None:
     for budget_s in range(60):
         world = World({size: 10.0 - size for size in range(1, 9)}, budget_s)
         found = world.search(CONFIGS, nothing_more, 0)
-        assert len(world.steps) <= budget_s + 2  # it looks at the clock before every step but the last check
+        # It looks at the clock before every step but the last check, and allows what was checked its first time.
+        assert len(world.steps) <= budget_s + 2 + 2
         assert (found.best is not None) == (budget_s > 0)
     assert found.best == CONFIGS[7]
 
@@ -182,6 +184,28 @@ def test_a_search_that_time_has_ended_is_unfinished_and_goes_on_with_what_is_kno
     checked = [step.configs[0].group_size_m for step in world.steps if step.kind == "check"]
     assert checked == [7, 8, 8]  # the last time at the end
     assert set(world.calls()) == {1, 5, 6, 7, 8}  # the others are too slow; the first is what is picked without rows
+
+
+def test_what_was_checked_last_is_timed_even_if_that_took_all_of_the_time() -> None:
+    times = {size: 10.0 - size for size in range(1, 9)}
+    known = {config: times[config.group_size_m] for config in CONFIGS[:7]}
+    world = World(times, 1)
+    found = world.search(CONFIGS, nothing_more, 0, known)
+    assert [step.kind for step in world.steps] == ["check", "time", "check"]
+    assert found.best == CONFIGS[7] and found.unfinished
+
+
+class StoppedInTheFirstStep(World):
+    def take(self, step: Step) -> Any:
+        result = super().take(step)
+        self.left_s = -math.inf
+        return result
+
+
+def test_a_search_that_is_told_to_stop_stops_at_once() -> None:
+    world = StoppedInTheFirstStep(dict.fromkeys(range(1, 9), 1.0), 4)
+    assert world.search(CONFIGS, nothing_more, 0).best is not None
+    assert [step.kind for step in world.steps] == ["check", "time", "check"]
 
 
 def test_checks_take_half_of_the_time_at_most() -> None:
@@ -325,7 +349,7 @@ def test_a_run_writes_a_row_that_auto_takes_and_resume_keeps(
     pick.forget()
     assert pick_config(problem, target) == row.config
     assert pick_config(problem, Target("cuda", 132, hardware="NVIDIA H200")) != row.config
-    events = [json.loads(line) for line in (tmp_path / "user.trials.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (tmp_path / "user.trials").read_text().splitlines()]
     states = Counter(event["state"] for event in events)
     assert states[RIGHT] >= states[MEASURED] >= 2
     told = capsys.readouterr()
@@ -488,7 +512,7 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
     trials.clear()
     assert trials.failed() == {}
     trials.path.write_text("{}\n")
-    with pytest.raises(ArgumentError, match=r"rows\.trials\.jsonl:1: expected a trial"):
+    with pytest.raises(ArgumentError, match=r"rows\.trials:1: expected a trial"):
         trials.failed()
 
 

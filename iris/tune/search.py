@@ -23,6 +23,7 @@ _TURNS = 2
 _FAR = 1.3
 """A candidate this much slower than the fastest is left out, whoever else is left."""
 _FINAL_TURNS = 5
+_GRACE_S = 2.0
 _ROUNDS_OF_VARIATIONS = 3
 
 
@@ -68,7 +69,7 @@ class Search:
         candidates: what to try, the most promising first.
         untuned: what is picked without rows: if it is among the candidates, it is measured to the end.
         variations: configs that differ from one in a field.
-        left_s: seconds that are left; 0 or less stops the search.
+        left_s: seconds that are left; 0 or less stops the search, minus infinity at once.
         batch: configs to compile at a time; 0 compiles none ahead.
         calls: timed calls of one config in one turn.
         known: milliseconds of candidates that an earlier search has found right and timed.
@@ -121,10 +122,11 @@ class Search:
         trial = self._final.get(config) or self.trials.get(config)
         return trial.median_ms if trial is not None and trial.times_ms else None
 
-    def _ends(self) -> bool:
-        """Whether time is up."""
-        self.unfinished |= (up := self._left_s() <= 0)
-        return up
+    def _ends(self, grace_s: float = 0.0) -> bool:
+        """Whether time is up, and ``grace_s`` more."""
+        left = self._left_s()
+        self.unfinished |= left <= 0
+        return left <= -grace_s
 
     def _near(self, configs: Sequence[FusedConfig]) -> list[FusedConfig]:
         """Without those that are known to be far slower than the fastest."""
@@ -156,11 +158,13 @@ class Search:
         return up
 
     def _halve(self, configs: Sequence[FusedConfig]) -> Steps:
-        alive = list(configs)
+        alive = sorted(configs, key=lambda one: bool(self.trials[one].times_ms))  # what was never timed comes first
         while alive:
             for _ in range(_TURNS):
                 for config in alive:
-                    if self.best is not None and self._ends():
+                    # What has been compiled and checked is timed once, even if that took longer than there was.
+                    grace_s = 0.0 if self.trials[config].times_ms else _GRACE_S
+                    if self.best is not None and self._ends(grace_s):
                         return
                     self.trials[config].times_ms += yield Step("time", (config,), self._calls)
             if len(alive) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
@@ -313,7 +314,7 @@ class Chief:
         )  # fmt: skip
 
     def _left_s(self) -> float:
-        return 0.0 if self._stop.asked else self._deadline - time.monotonic()
+        return -math.inf if self._stop.asked else self._deadline - time.monotonic()
 
     def _order(self, step: Step | None) -> dict[str, Any] | None:
         if step is None:
