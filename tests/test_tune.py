@@ -349,7 +349,7 @@ def test_a_run_writes_a_row_that_auto_takes_and_resume_keeps(
     pick.forget()
     assert pick_config(problem, target) == row.config
     assert pick_config(problem, Target("cuda", 132, hardware="NVIDIA H200")) != row.config
-    events = [json.loads(line) for line in (tmp_path / "user.trials").read_text().splitlines()]
+    events = [json.loads(line) for line in (tmp_path / "user.json.trials").read_text().splitlines()]
     states = Counter(event["state"] for event in events)
     assert states[RIGHT] >= states[MEASURED] >= 2
     told = capsys.readouterr()
@@ -512,7 +512,7 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
     trials.clear()
     assert trials.failed() == {}
     trials.path.write_text("{}\n")
-    with pytest.raises(ArgumentError, match=r"rows\.trials:1: expected a trial"):
+    with pytest.raises(ArgumentError, match=r"rows\.json\.trials:1: expected a trial"):
         trials.failed()
 
 

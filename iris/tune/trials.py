@@ -42,7 +42,7 @@ class Trials:
     """The trials that belong to a file of rows. Problems are told apart by the keys of their rows."""
 
     def __init__(self, rows: Path) -> None:
-        self.path = rows.with_suffix(".trials")  # not .jsonl, which a report would take for results
+        self.path = rows.with_name(f"{rows.name}.trials")  # not .jsonl, which a report would take for results
 
     @contextmanager
     def own(self) -> Iterator[None]:
