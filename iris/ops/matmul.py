@@ -341,8 +341,10 @@ def accumulator_of(dtype: torch.dtype) -> torch.dtype:
 
 
 def _describe(matrix: torch.Tensor, block: list[int]) -> Any:
-    """A TMA descriptor, or None where TMA cannot read the matrix: it needs unit column stride and 16-byte rows."""
-    if matrix.stride(1) != 1 or matrix.data_ptr() % 16 or matrix.stride(0) * matrix.element_size() % 16:
+    """A TMA descriptor, or None where TMA cannot read the matrix: it needs unit column stride, and rows that begin at
+    multiples of 16 bytes and do not overlap, as those of an expanded tensor do."""
+    row = matrix.stride(0)
+    if matrix.stride(1) != 1 or matrix.data_ptr() % 16 or row * matrix.element_size() % 16 or row < matrix.shape[1]:
         return None
     from triton.tools.tensor_descriptor import TensorDescriptor
 
