@@ -9,7 +9,8 @@ Three things change while Iris simulates:
   arithmetic, and in casts other than to float32; its rounding also loses the carry into the exponent.
   Here bfloat16 is widened to float32, computed, and rounded to nearest even.
 * **Speed.** Triton patches its language module anew at each call of a device function (about 1 ms);
-  here once per launch.
+  here once per launch. It also computes every integer sum and product again in 64 bits, for a check of
+  overflows that is made only where ``debug`` is set; here only there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,8 @@ def install() -> None:
     upstream.GridExecutor._iris = True
     upstream.GridExecutor.__call__ = _run_grid
     upstream.InterpretedFunction.__call__ = _call_device_function
+    options = upstream.interpreter_builder.options
+    upstream.interpreter_builder.options = replace(options, sanitize_overflow=options.debug)
     _install_switches()
     _install_bfloat16()
 
