@@ -23,7 +23,6 @@ def compiled(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], F
     from kernels import compile_named
 
     functions = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    functions = [item for item in request.session.items if isinstance(item, pytest.Function)]
     asking = [item.callspec.params for item in functions if "compiled" in item.fixturenames]
     wanted = [(str(one["name"]), str(one["target_name"])) for one in asking]
     context = multiprocessing.get_context("spawn")
