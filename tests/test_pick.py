@@ -19,10 +19,11 @@ from test_model import problem_of
 from iris.errors import ArgumentError
 from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, pick, pick_config, tuned
 from iris.ops.candidates import ALGORITHMS as PICKED
-from iris.ops.candidates import candidates, obstacle, variations
+from iris.ops.candidates import LIBRARY, candidates, obstacle, variations
 from iris.ops.hardware import HARDWARE, Hardware, floor_s
 from iris.ops.model import predict_ms
 from iris.ops.pick import expected_ms, model_pick, predictions
+from iris.ops.problem import DTYPES
 from iris.ops.tuned import Row
 
 H200 = Target("cuda", 132, tma=True, hardware="NVIDIA H200")
@@ -247,6 +248,19 @@ def test_what_cannot_run_is_ruled_out(changes: dict[str, Any], target: Target, w
     reason = obstacle(GATHER, config, target)
     assert reason is not None
     assert any(part in reason for part in why.split("|"))
+
+
+@pytest.mark.parametrize("shared_nbytes", [163 << 10, 99 << 10, 48 << 10], ids=["A100", "RTX 4090", "48 KiB"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("op", ALGORITHMS)
+def test_gpus_with_less_shared_memory(op: str, dtype: torch.dtype, shared_nbytes: int) -> None:
+    target = replace(UNKNOWN, shared_nbytes=shared_nbytes)
+    problem = problem_of(op, 4096, 4096, 4096, 1 if op == "matmul" else 4, dtype)
+    found = list(candidates(problem, target))
+    assert pick_config(problem, target) in found
+    for config in found:
+        needed = config.num_stages * (config.block_size_m + config.block_size_n) * config.block_size_k * dtype.itemsize
+        assert needed < shared_nbytes or config.algorithm in LIBRARY
 
 
 def test_rules_of_single_ops() -> None:

@@ -14,7 +14,7 @@ from iris.ops.problem import Problem
 Fields = Mapping[str, Any]
 
 SHARED_NBYTES = {"cuda": 227 << 10, "hip": 64 << 10}
-"""Shared memory of one program: sm_90 and sm_100; gfx942."""
+"""Shared memory of one program where a target does not say: sm_90 and sm_100; gfx942."""
 _BARRIERS_NBYTES = 256
 """More than the pipeline's barriers take beside its stages."""
 _ACCUMULATORS = 128
@@ -76,6 +76,10 @@ MORE_TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
     ("hip", 2): (_tile(256, 128, 64, 8, 2), _tile(128, 64, 64, 4, 2)),
 }
 """Tiles that only measuring can choose: the model sees little between them and those above."""
+
+
+_SMALL_TILE = _tile(64, 64, 32, 4, 2)
+"""For GPUs whose shared memory none of the others fit into."""
 
 
 def _chunks(*counts: int) -> tuple[Fields, ...]:
@@ -251,19 +255,21 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         return f"{config.num_chunks} chunks of {rows} block rows"
     if problem.op == "matmul_all_reduce" and algorithm == "copy_engine" and problem.m % problem.world_size:
         return f"{problem.m} rows cannot be shared evenly by {problem.world_size} ranks"
-    return _too_large(problem.dtype, config, target.backend)
+    return None if algorithm in LIBRARY else _too_large(problem.dtype, config, target)
 
 
-def _too_large(dtype: torch.dtype, config: FusedConfig, backend: str) -> str | None:
+def _too_large(dtype: torch.dtype, config: FusedConfig, target: Target) -> str | None:
     """What of a GPU's program a tile does not fit into."""
-    if backend not in SHARED_NBYTES or config.algorithm in LIBRARY:
+    backend = target.backend
+    if backend not in SHARED_NBYTES:
         return None
+    most = target.shared_nbytes or SHARED_NBYTES[backend]
     m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
     # AMD's pipeline keeps one stage in registers.
     stages = config.num_stages if backend == "cuda" else max(1, config.num_stages - 1)
     shared = stages * (m + n) * k * dtype.itemsize + (_BARRIERS_NBYTES if backend == "cuda" else 0)
-    if shared > SHARED_NBYTES[backend]:
-        return f"{shared} bytes of shared memory: {SHARED_NBYTES[backend]} at most"
+    if shared > most:
+        return f"{shared} bytes of shared memory: {most} at most"
     threads = config.num_warps * (32 if backend == "cuda" else 64)
     if m * n > _ACCUMULATORS * threads:
         return f"{m * n // threads} sums per thread: {_ACCUMULATORS} at most"
@@ -272,7 +278,9 @@ def _too_large(dtype: torch.dtype, config: FusedConfig, backend: str) -> str | N
 
 def _tiles(target: Target, dtype: torch.dtype, wide: bool) -> tuple[Fields, ...]:
     key = (target.backend, 0 if target.backend == "sim" else dtype.itemsize)
-    return TILES[key] + (MORE_TILES.get(key, ()) if wide else ())
+    tiles = TILES[key] + (MORE_TILES.get(key, ()) if wide else ())
+    fitting = tuple(tile for tile in tiles if _too_large(dtype, FusedConfig(**tile), target) is None)
+    return fitting or (_SMALL_TILE,)
 
 
 def _splits(problem: Problem, algorithm: str, tile: Fields, target: Target, wide: bool) -> tuple[Fields, ...]:

@@ -143,6 +143,7 @@ class Target:
         excluded: algorithms that cannot run, e.g. as the heap has no room for what peers send.
         hardware: the device as PyTorch calls it, ``"simulated"`` in the simulator; tuned rows are looked up by it. Of
             hardware that is not known the model takes figures of the same vendor's.
+        shared_nbytes: shared memory (LDS) that a program may have; None for what H200 (MI300X) has.
     """
 
     backend: str
@@ -150,3 +151,4 @@ class Target:
     tma: bool = False
     excluded: tuple[str, ...] = ()
     hardware: str = ""
+    shared_nbytes: int | None = None

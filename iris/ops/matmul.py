@@ -33,6 +33,13 @@ reduce-scatter by ``push`` took 10 % less time with 57 tiles per program, all-re
 
 _device_name = cache(torch.cuda.get_device_name)
 
+
+@cache
+def _shared_nbytes(device: torch.device) -> int | None:
+    """Shared memory that a program may have, if PyTorch knows."""
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None) or None
+
+
 start_kernel: ContextVar[Callable[[Any, tuple[int, ...]], Callable[..., object]]] = ContextVar(
     "start_kernel", default=operator.getitem
 )
@@ -87,7 +94,7 @@ def target_of(ctx: Iris, excluded: tuple[str, ...] = ()) -> Target:
     if ctx.backend_name == "sim":
         return Target("sim", ctx.num_sms, excluded=excluded, hardware=SIMULATED)
     tma = ctx.backend_name == "cuda" and torch.cuda.get_device_capability(ctx.device) >= (9, 0)
-    return Target(ctx.backend_name, ctx.num_sms, tma, excluded, _device_name(ctx.device))
+    return Target(ctx.backend_name, ctx.num_sms, tma, excluded, _device_name(ctx.device), _shared_nbytes(ctx.device))
 
 
 def check_operands(
