@@ -42,6 +42,7 @@ from iris.device.sync import (  # noqa: E402
     wait_all,
 )
 from iris.errors import (  # noqa: E402
+    AddressError,
     ArgumentError,
     BackendError,
     CaptureError,
@@ -62,6 +63,7 @@ from iris.trace import Trace  # noqa: E402
 __version__ = "0.1.0"
 
 __all__ = [
+    "AddressError",
     "ArgumentError",
     "BackendError",
     "CaptureError",

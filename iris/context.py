@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from iris import backends
+from iris.backends.base import between_traps
 from iris.device import sync
 from iris.device.handle import Handle
 from iris.errors import (
@@ -164,7 +165,7 @@ class Iris(SymmetricTensors, RankLogger):
         self._backend.bytes_at(self._control.offset, self._control.nbytes, None).zero_()
         self._status = self._backend.status_words(sync.STATUS_WORDS.value)
         self._status_view = self._status.numpy()
-        self._heap_bases = torch.tensor(self._backend.bases, dtype=torch.int64, device=self.device)
+        self._heap_bases = between_traps(self._backend.bases, self.device)
         info = [self.rank, self.world_size, int(timeout_s * 1e9), int(first_timeout_s * 1e9), self._status.data_ptr()]
         self._handle = Handle(self._heap_bases, torch.tensor(info, dtype=torch.int64, device=self.device))
         own_base = self._heap_bases[self.rank : self.rank + 1].clone()

@@ -12,6 +12,7 @@
     ├── BackendError                    the machine lacks something Iris needs
     ├── ContextError                    use after close, in a forked child, or after a call that broke off
     ├── CaptureError                    what cannot be captured in a graph: a call that needs new memory
+    ├── AddressError                    a simulated kernel reached for memory that is not there
     ├── LaunchError                     ranks could not be started, or one failed
     ├── WaitTimeout (TimeoutError)      a bounded wait ran out; names the rank waited for
     └── PeerDied                        a peer's process is gone; names the rank
@@ -71,6 +72,10 @@ class ContextError(IrisError):
 
 class CaptureError(IrisError):
     """A call that needs new memory, made while a CUDA graph is captured: call it once before."""
+
+
+class AddressError(IrisError):
+    """A simulated kernel's load, store or atomic at an address where there is no memory."""
 
 
 class LaunchError(IrisError):

@@ -40,6 +40,7 @@ def on_time(failures: list[Failure]) -> list[Failure]:
         (errors.RankMismatch("differ"), Exception),
         (errors.BackendError("lacks"), Exception),
         (errors.ContextError("closed"), Exception),
+        (errors.AddressError("nothing there"), Exception),
         (errors.LaunchError("failed"), Exception),
         (errors.WaitTimeout("late", [2, 3]), TimeoutError),
         (errors.PeerDied("gone", [1]), Exception),

@@ -409,6 +409,110 @@ def test_an_error_in_a_kernel_is_raised_and_the_next_launch_works(ranks: Ranks) 
     assert after == 12
 
 
+@triton.jit
+def reaching_kernel(out, address, KIND: tl.constexpr, MASKED: tl.constexpr):
+    """Program 1 reaches for ``address``, behind two words that are there."""
+    at = tl.arange(0, 4)
+    reached = tl.where(at < 2, out.to(tl.int64) + 4 * at, address).to(tl.pointer_type(tl.int32))
+    mask = (at < 2) if MASKED else (at < 4)
+    if tl.program_id(0) == 1:
+        if KIND == "load":
+            tl.store(out + at, tl.load(reached, mask=mask, other=5), mask=at < 2)
+        elif KIND == "store":
+            tl.store(reached, at, mask=mask)
+        elif KIND == "atomic_add":
+            tl.atomic_add(reached, 1, mask=mask)
+        else:
+            tl.atomic_cas(tl.cast(address, tl.int64).to(tl.pointer_type(tl.int32)), 0, 1)
+
+
+@triton.jit
+def from_a_rank_kernel(out, handle, RANK: tl.constexpr):
+    tl.store(out, iris.load(out, 0, RANK, handle.bases))
+
+
+KINDS = {
+    "load": "loads from",
+    "store": "stores to",
+    "atomic_add": "does an atomic at",
+    "atomic_cas": "does an atomic at",
+}
+
+
+def reach(address: int, kind: str, masked: bool) -> tuple[Failure, list[int]]:
+    ctx = context()
+    out = ctx.zeros(4, dtype=torch.int32)
+    failure = failure_of(lambda: reaching_kernel[(2,)](out, address, KIND=kind, MASKED=masked))
+    return failure, out.tolist()
+
+
+def reach_for_code(kind: str) -> Failure:
+    """An address that can be read, but not written: of the Python interpreter itself."""
+    with open("/proc/self/maps") as file:
+        line = next(line for line in file if " r-xp " in line)
+    return reach(int(line.split("-")[0], 16), kind, False)[0]
+
+
+@ONE
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("address", [0, 64, 1 << 62, -8])
+def test_an_address_without_memory_is_an_error(ranks: Ranks, kind: str, address: int) -> None:
+    ((failure, _),) = ranks.run(reach, address, kind, False)
+    assert failure.kind == "AddressError"
+    assert f"program (1, 0, 0) {KINDS[kind]} address {address % (1 << 64):#x}" in failure.message
+    assert "illegal memory access" in failure.message
+
+
+@ONE
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_can_be_read_is_not_therefore_written(ranks: Ranks, kind: str) -> None:
+    (failure,) = ranks.run(reach_for_code, kind)
+    assert failure.kind == ("nothing" if kind == "load" else "AddressError")
+
+
+@ONE
+@pytest.mark.parametrize("kind", ["load", "store", "atomic_add"])
+def test_addresses_behind_a_mask_do_not_count(ranks: Ranks, kind: str) -> None:
+    ((failure, out),) = ranks.run(reach, 64, kind, True)
+    assert failure.kind == "nothing"
+    assert out == {"load": [0, 0, 0, 0], "store": [0, 1, 0, 0], "atomic_add": [1, 1, 0, 0]}[kind]
+
+
+def memory_of_later() -> list[float]:
+    """Tensors made after a look at what memory there is, of sizes that the system maps one by one."""
+    ctx, found = context(), []
+    for size in (4, 1 << 16, 1 << 22):
+        out = torch.full((size,), 3.0)
+        failing = failure_of(lambda out=out: last_kernel[(1,)](out, out.numel()))
+        assert failing.kind == "nothing", failing
+        found.append(float(out[-1]))
+    ctx.synchronize()
+    return found
+
+
+@triton.jit
+def last_kernel(out, size):
+    tl.store(out + size - 1, tl.load(out) + 1)
+
+
+@ONE
+def test_memory_that_is_made_later_is_found(ranks: Ranks) -> None:
+    assert ranks.run(memory_of_later) == [[4.0, 4.0, 4.0]]
+
+
+def load_from_no_rank(rank: int) -> Failure:
+    with fresh(1 << 16) as ctx:
+        out = ctx.zeros(1)
+        return failure_of(lambda: from_a_rank_kernel[(1,)](out, ctx.handle, RANK=rank))
+
+
+@TWO
+@pytest.mark.parametrize("rank", [2, 1000, -1])
+def test_a_rank_out_of_range_is_an_error(ranks: Ranks, rank: int) -> None:
+    for failure in ranks.run(load_from_no_rank, rank):
+        assert failure.kind == "AddressError" and "a rank out of range" in failure.message
+
+
 SCRIPT = """
 import {first}
 import {second}

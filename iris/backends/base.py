@@ -9,6 +9,17 @@ from typing import Any
 
 import torch
 
+NOWHERE = 1 << 62
+"""Around this address no process has memory, and no GPU."""
+_BEYOND, _APART = 4096, 1 << 47
+
+
+def between_traps(bases: list[int], device: torch.device) -> torch.Tensor:
+    """``bases``, by rank; ranks just outside of them, too small or too large, find heaps that are :data:`NOWHERE`."""
+    traps = NOWHERE + _APART * torch.arange(-_BEYOND, len(bases) + _BEYOND)
+    traps[_BEYOND : _BEYOND + len(bases)] = torch.tensor(bases)
+    return traps.to(device)[_BEYOND : _BEYOND + len(bases)]
+
 
 class Backend(ABC):
     """One rank's memory, mapped on all ranks of the job, and the device that works on it.

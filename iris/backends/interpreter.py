@@ -1,6 +1,6 @@
 """Triton's interpreter, made fit for programs that wait for each other.
 
-Three things change while Iris simulates:
+Four things change while Iris simulates:
 
 * **Co-residency.** The programs of a launch run as greenlets that switch at every atomic and volatile
   load, so a consumer may precede its producer in program order, as on a GPU. When every program of the
@@ -8,6 +8,7 @@ Three things change while Iris simulates:
 * **bfloat16.** Triton stores it as raw 16-bit patterns and computes on the patterns in ``tl.dot``, in
   arithmetic, and in casts other than to float32; its rounding also loses the carry into the exponent.
   Here bfloat16 is widened to float32, computed, and rounded to nearest even.
+* **Addresses.** A load from where there is no memory is an error of the kernel's, not the end of the process.
 * **Speed.** Triton patches its language module anew at each call of a device function (about 1 ms);
   here once per launch. It also computes every integer sum and product again in 64 bits, for a check of
   overflows that is made only where ``debug`` is set; here only there.
@@ -31,6 +32,7 @@ import triton.language as tl
 from triton.runtime import interpreter as upstream
 from triton.runtime.errors import InterpreterError
 
+from iris.backends.memory import Memory
 from iris.errors import BackendError, IrisError
 
 try:
@@ -52,6 +54,7 @@ def install() -> None:
     upstream.InterpretedFunction.__call__ = _call_device_function
     options = upstream.interpreter_builder.options
     upstream.interpreter_builder.options = replace(options, sanitize_overflow=options.debug)
+    upstream._interpreter = Memory(upstream._interpreter, lambda: upstream.interpreter_builder.grid_idx)
     _install_switches()
     _install_bfloat16()
 

@@ -203,7 +203,9 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
         "--timeout_s", type=seconds, default=60.0, help="most seconds for a point (default: %(default)s)"
     )
     parser.add_argument(
-        "--heap_size", type=positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
+        "--heap_size",
+        type=positive,
+        help="bytes of symmetric heap (default: a quarter of the GPU's memory, 32 GiB at most; simulated 256 MiB)",
     )
     parser.add_argument("--warmup", type=_count, help="untimed calls before the timed ones")
     parser.add_argument("--repeat", type=positive, help="timed calls")

@@ -121,7 +121,9 @@ def _parser(doc: str | None, algorithm: str, data_set: Path, dtypes: Sequence[st
         help="where to write a file of JSON for each configuration (default: %(default)s)",
     )
     parser.add_argument(
-        "--heap_size", type=positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
+        "--heap_size",
+        type=positive,
+        help="bytes of symmetric heap (default: a quarter of the GPU's memory, 32 GiB at most; simulated 256 MiB)",
     )
     for flag, (_, meaning) in KERNEL_FLAGS.items():
         parser.add_argument(f"--{flag}", type=positive, help=f"{meaning} (default: picked for each shape)")

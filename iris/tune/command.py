@@ -38,9 +38,10 @@ ABOUT = """\
 Measure configs of ops on this machine and keep the fastest, for algorithm "auto" to take.
 
 For each shape rank 0 chooses candidates: those that can run, and that the model does not expect to take 1.6 times as
-long as the fastest. All ranks compile a share, check each result, and time them in turns; slower ones are left out
-until one is left, whose fields are then varied. The row of a shape is written when it is done. A run that is stopped by
-Ctrl-C or its budget keeps what it has, in rows that are marked as unfinished; --resume goes on.
+long as the fastest, each algorithm's most promising first. All ranks compile a share, check each result, and time them
+in turns; slower ones are left out until one is left, whose fields are then varied. The row of a shape is written when
+it is done. A run that is stopped by Ctrl-C or its budget keeps what it has, in rows that are marked as unfinished;
+--resume goes on. What became of each candidate is kept beside the rows, in a file of their name and .trials.
 
 Sizes are of the whole problem, over all ranks: A is [m, k], B is [k, n]."""
 
@@ -71,7 +72,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="leave out shapes that --out has a finished row for, and candidates that failed or were timed",
     )
     parser.add_argument(
-        "--heap_size", type=positive, help="bytes of symmetric heap (default: a quarter of the GPU's memory)"
+        "--heap_size",
+        type=positive,
+        help="bytes of symmetric heap (default: a quarter of the GPU's memory, 32 GiB at most; simulated 256 MiB)",
     )
     return parser
 
