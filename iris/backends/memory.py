@@ -88,7 +88,8 @@ class _Ranges:
         return asked[room < nbytes]
 
     def _look(self) -> None:
-        begins, ends = [], []
+        begins: list[int] = []
+        ends: list[int] = []
         with open(_MAPS) as file:
             for line in file:
                 span, permissions = line.split(maxsplit=2)[:2]

@@ -14,25 +14,14 @@ of ten are within 0.92 and 1.17. Nobody has measured 8 ranks or other hardware b
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable
 
 from iris.ops.config import FusedConfig
+from iris.ops.deal import Call, Deal, library_s
 from iris.ops.hardware import Hardware
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S, Machine, machine
 from iris.ops.problem import Problem, output_dtype
 
-_BURST_S, _BURST, _TIRED_S, _TIRED = 0.25e-3, 1.05, 1.2e-3, 0.91
-"""Matmuls up to this long run at a higher clock than the sustained rate's, those from that long on at a lower one."""
-_TILE_S = 1.5e-6
-"""From one tile to the next: its epilogue, and filling the pipeline again."""
-_SPLIT_S, _SPLIT_TILE_S = 12e-6, 20e-6
-"""Stream-K: handing parts of tiles over, and as much more for a tile of 128 × 256."""
-_APART, _APART_SLOWER = 0.15, 0.5
-"""With Stream-K neighbours work at different columns of K. From this share of K between them on they share nothing in
-L2, and split tiles are this much slower."""
 _BESIDE, _BESIDE_WAVES = 0.6, 16
 """Where programs store to peers between their tiles: the share of the shorter of both that runs beside the other, after
 so many waves; before, programs compute and store all at the same time."""
@@ -43,25 +32,14 @@ _SEND_S = 1.5e-6
 """A tile stored at its owner, and flagged there."""
 _COLLECT_BYTES_PER_S = 32e9
 """At which a program reads the parts of its tile that peers have sent."""
-_REREAD = 0.8
-"""The share of B that the next rank's rows read from memory again, where L2 cannot hold it."""
 _GATHERED_S = 3e-6
 """A tile of a gather's takes this much longer than one of a matmul alone."""
 _KEEP_S = 4.5e-6
 """A tile stored for the copy engine, and counted."""
 _CROWDED = 1.08
 """How much longer copies take of what the matmul has just written, to where it will read."""
-_DRIFTED_WAVES = 2
-"""From one wave more than this on, programs no longer end their tiles at the same time."""
 _COUNT_S = 8e-6
 """Programs telling each other that all of them have stored their share."""
-_LIBRARY_TILES = ((128, 256, 8), (128, 192, 8), (128, 160, 8), (128, 128, 8), (64, 256, 8), (64, 128, 8), (64, 64, 8))
-"""What a library's matmul seems to choose among: without those of 160 columns, or of 64 rows by 256, shapes of 5120 or
-9216 columns would take 10 to 20 % longer than they do."""
-_LIBRARY_SPLIT = 0.6
-"""The share of the best rate that it has when it splits K."""
-_LIBRARY_SPLIT_S = 3e-6
-"""What splitting K costs it."""
 _STEP_S = 3e-6
 """From one matmul of the library's to the next."""
 _LANES_APART = 0.5
@@ -92,179 +70,45 @@ def predict_ms(problem: Problem, config: FusedConfig, hardware: Hardware) -> flo
 
 def predicted_s(problem: Problem, config: FusedConfig, rates: Machine) -> float:
     """As :func:`predict_ms`, in seconds, for one who asks for many configs."""
-    return _ALGORITHMS[problem.op, config.algorithm](_Call(problem, config, rates))
+    return _ALGORITHMS[problem.op, config.algorithm](Call(problem, config, rates))
 
 
-@dataclass(frozen=True)
-class _Deal:
-    """Tiles dealt round to ``workers``: ``whole`` of them computed by one program each, of the others ``share`` by
-    each."""
-
-    workers: int
-    whole: int
-    share: float
-    tile_s: float
-    extra_s: float
-
-    def left(self, first: int) -> float:
-        """Tiles that the program of tile number ``first`` computes from that one on."""
-        return max(0, -(-(self.whole - first) // self.workers)) + self.share
-
-    @property
-    def total_s(self) -> float:
-        return self.left(0) * self.tile_s + self.extra_s
-
-    def done_s(self, share: float) -> float:
-        """When the first ``share`` of the tiles is done: with few waves, when the wave of the last of them is."""
-        steady = share * self.total_s
-        if self.share:
-            return steady
-        wave = math.ceil(share * self.whole / self.workers) * self.tile_s
-        drifted = min(1.0, (self.left(0) - 1) / _DRIFTED_WAVES)
-        return max(steady, drifted * steady + (1 - drifted) * wave)
-
-    def end_s(self, arrivals: Iterable[tuple[float, int, float]]) -> float:
-        """When the last program is done. Arrivals: when something is there, the first tile that waits for it, and the
-        share of that tile that is computed by then."""
-        end = self.left(0) * self.tile_s
-        for ready_s, first, done in arrivals:
-            end = max(end, ready_s + max(0.0, self.left(first) - done) * self.tile_s)
-        return end + self.extra_s
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call, its numbers worked out when they are asked for."""
-
-    problem: Problem
-    config: FusedConfig
-    machine: Machine
-
-    @cached_property
-    def world(self) -> int:
-        return self.problem.world_size
-
-    @cached_property
-    def columns(self) -> int:
-        """Tiles side by side."""
-        return -(-self.problem.n // self.config.block_size_n)
-
-    @cached_property
-    def rows(self) -> int:
-        """Block rows of the whole output."""
-        return -(-self.problem.m // self.config.block_size_m)
-
-    @cached_property
-    def shard_rows(self) -> int:
-        """Block rows of one rank's rows."""
-        return -(-(self.problem.m // self.world or 1) // self.config.block_size_m)
-
-    @cached_property
-    def part_nbytes(self) -> int:
-        """One rank's part of A, before a gather."""
-        return self.problem.m * self.problem.k * self.problem.dtype.itemsize // self.world
-
-    @cached_property
-    def output_nbytes(self) -> int:
-        """Of the local matmul, in the dtype in which it travels."""
-        return self.problem.m * self.problem.n * output_dtype(self.problem.dtype).itemsize
-
-    @cached_property
-    def passes(self) -> float:
-        """How often B is read at least where one rank's rows are computed after the other's."""
-        return 1 + _REREAD * (self.world - 1)
-
-    def programs(self, reserved: int = 0) -> int:
-        return max(1, (self.config.num_sms or self.machine.num_sms) - reserved)
-
-    def deal(self, tiles: int, reserved: int = 0, first: int = 0, tile_s: float = 0.0, passes: float = 1.0) -> _Deal:
-        """``tiles`` to all programs but ``reserved``; Stream-K begins behind ``first``. ``tile_s``: more for each.
-        ``passes``: how often B is read at least, where L2 cannot hold it."""
-        config, workers = self.config, self.programs(reserved)
-        computing = self.machine.tile_s(config, self.problem)
-        waves = max(1.0, tiles / workers)
-        computing = max(computing, self.machine.memory_s(config, self.problem, passes) / waves)
-        computing /= _clock(computing * waves)
-        each = computing + _TILE_S + tile_s
-        rest = tiles - first
-        if not config.stream_k or rest % workers == 0:
-            return _Deal(workers, tiles, 0.0, each, 0.0)
-        kept = rest // workers - (config.two_tiles and rest >= workers)
-        share = (rest - kept * workers) / workers
-        share *= 1 + _APART_SLOWER * min(1.0, abs(share - round(share)) / _APART)
-        extra_s = _SPLIT_S + _SPLIT_TILE_S * config.tile_elements / (128 * 256)
-        return _Deal(workers, first + kept * workers, share, each, extra_s)
-
-    def chunks(self, wanted: int, rows: int) -> tuple[int, int]:
-        """How many chunks ``rows`` block rows travel in, and block rows in each."""
-        per_chunk = -(-rows // min(wanted, rows))
-        return -(-rows // per_chunk), per_chunk
-
-    def first_tile(self, row: int) -> int:
-        """Number of the first tile in block row ``row``, in grouped order."""
-        group = row // self.config.group_size_m * self.config.group_size_m
-        return group * self.columns + row - group
-
-
-def _clock(matmul_s: float) -> float:
-    """The rate of a matmul this long over that of :class:`Machine`."""
-    tired = min(1.0, max(0.0, (matmul_s - _BURST_S) / (_TIRED_S - _BURST_S)))
-    return _BURST + (_TIRED - _BURST) * tired
-
-
-def _library_s(call: _Call, parts: int = 1) -> float:
-    """A library's matmul of the local problem, in ``parts`` calls of some rows each: the best of some tiles, or of
-    splitting K over all programs."""
-    best = float("inf")
-    for m, n, warps in _LIBRARY_TILES:
-        config = replace(call.config, block_size_m=m, block_size_n=n, num_warps=warps, stream_k=False, num_sms=None)
-        one = _Call(call.problem, config, call.machine)
-        tiles = -(-call.problem.m // (parts * m)) * one.columns
-        deal = one.deal(parts * tiles, passes=parts)
-        best = min(best, parts * -(-tiles // deal.workers) * deal.tile_s)
-    rates = call.machine
-    computing = call.problem.flops / (_LIBRARY_SPLIT * rates.num_sms * rates.flops)
-    return LAUNCH_S + min(
-        best, max(computing, rates.memory_s(call.config, call.problem, parts)) + parts * _LIBRARY_SPLIT_S
-    )
-
-
-def _exchange_s(call: _Call, sent_nbytes: float) -> float:
+def _exchange_s(call: Call, sent_nbytes: float) -> float:
     """Through inboxes: written at peers and read here, one after the other."""
     crossing = call.machine.store_s(sent_nbytes, call.programs(), call.world)
     return _STEP_S + FLAG_S + crossing + 2 * sent_nbytes / call.machine.memory_rate
 
 
-def _output_exchanged(call: _Call) -> float:
+def _output_exchanged(call: Call) -> float:
     """Every rank's product goes to all."""
-    return _library_s(call) + _exchange_s(call, (call.world - 1) * call.output_nbytes)
+    return library_s(call) + _exchange_s(call, (call.world - 1) * call.output_nbytes)
 
 
-def _output_exchanged_twice(call: _Call) -> float:
+def _output_exchanged_twice(call: Call) -> float:
     """Parts of the product to their owners, and their sums to all."""
-    return _library_s(call) + _exchange_s(call, 2 * _sent_nbytes(call)) + FLAG_S
+    return library_s(call) + _exchange_s(call, 2 * _sent_nbytes(call)) + FLAG_S
 
 
 # -- all-gather + matmul ------------------------------------------------------------------------------------
 
 
-def _by_columns(call: _Call) -> bool:
+def _by_columns(call: Call) -> bool:
     return call.problem.gather_dim == 1
 
 
-def _gather_deal(call: _Call, reserved: int = 0) -> _Deal:
+def _gather_deal(call: Call, reserved: int = 0) -> Deal:
     if _by_columns(call):
         return call.deal(call.rows * call.columns, reserved)
     shard = call.shard_rows * call.columns
     return call.deal(call.world * shard, reserved, shard, _GATHERED_S, call.passes)
 
 
-def _keep_own_s(call: _Call) -> float:
+def _keep_own_s(call: Call) -> float:
     """Where A is cut by columns, programs copy the own part first."""
     return 2 * call.part_nbytes / call.machine.memory_rate if _by_columns(call) else 0.0
 
 
-def _gather_copied(call: _Call) -> float:
+def _gather_copied(call: Call) -> float:
     rows = call.rows if _by_columns(call) else call.shard_rows
     chunks, per_chunk = call.chunks(call.config.num_chunks, rows)
     each = call.machine.copy_s(call.part_nbytes // chunks) + WORD_S
@@ -281,13 +125,13 @@ def _gather_copied(call: _Call) -> float:
     return LAUNCH_S + max(_keep_own_s(call) + _gather_deal(call).total_s, _gather_deal(call).end_s(arrivals)) + FLAG_S
 
 
-def _gather_pushed(call: _Call) -> float:
+def _gather_pushed(call: Call) -> float:
     programs = call.programs()
     pushing = call.machine.store_s((call.world - 1) * call.part_nbytes, programs, call.world)
     return LAUNCH_S + MEET_S + pushing + _keep_own_s(call) + _COUNT_S + FLAG_S + _gather_deal(call).total_s
 
 
-def _gather_fetched(call: _Call) -> float:
+def _gather_fetched(call: Call) -> float:
     config, machine_, world = call.config, call.machine, call.world
     fetchers = config.comm_sms or max(1, call.programs() // 8)
     first = max(fetchers, config.first_stage_fetch_sms or 0)
@@ -313,7 +157,7 @@ def _gather_fetched(call: _Call) -> float:
     return LAUNCH_S + _PIECES_S + deal.end_s(arrivals) + MEET_S
 
 
-def _gather_pulled(call: _Call) -> float:
+def _gather_pulled(call: Call) -> float:
     """Every tile of A that is not the own one crosses the link for each tile of the output beside it."""
     nbytes = (call.world - 1) * call.part_nbytes * call.columns
     crossing = call.machine.load_s(nbytes, call.programs(), call.world)
@@ -324,14 +168,14 @@ def _gather_pulled(call: _Call) -> float:
     return LAUNCH_S + 2 * MEET_S + own + max(deal.total_s - own, crossing)
 
 
-def _gather_decomposed(call: _Call) -> float:
+def _gather_decomposed(call: Call) -> float:
     """The library's matmul of each chunk when it has come, the own rows first. On two lanes: a chunk's last wave is
     shared with the next one's first."""
     by_columns = _by_columns(call)
     chunks, _ = call.chunks(call.config.num_chunks, call.rows if by_columns else call.shard_rows)
     parts = chunks if by_columns else call.world * chunks
     each = call.machine.copy_s(call.part_nbytes // chunks) + WORD_S
-    computing = (_LANES_APART * _library_s(call, parts) + (1 - _LANES_APART) * _library_s(call)) / parts
+    computing = (_LANES_APART * library_s(call, parts) + (1 - _LANES_APART) * library_s(call)) / parts
     keeping = _keep_own_s(call) / chunks + (LAUNCH_S if by_columns else 0)
     end = 0.0 if by_columns else chunks * computing
     for arrival in range(1, chunks + 1 if by_columns else (call.world - 1) * chunks + 1):
@@ -340,39 +184,39 @@ def _gather_decomposed(call: _Call) -> float:
     return LAUNCH_S + end + MEET_S
 
 
-def _gather_exchanged(call: _Call) -> float:
-    return _library_s(call) + _exchange_s(call, (call.world - 1) * call.part_nbytes)
+def _gather_exchanged(call: Call) -> float:
+    return library_s(call) + _exchange_s(call, (call.world - 1) * call.part_nbytes)
 
 
-def _gather_then(call: _Call) -> float:
+def _gather_then(call: Call) -> float:
     pushing = call.machine.store_s((call.world - 1) * call.part_nbytes, call.programs(), call.world)
     copying = 2 * call.part_nbytes / call.machine.memory_rate
-    return LAUNCH_S + 2 * MEET_S + _COUNT_S + pushing + copying + _library_s(call)
+    return LAUNCH_S + 2 * MEET_S + _COUNT_S + pushing + copying + library_s(call)
 
 
 # -- matmul + all-scatter -----------------------------------------------------------------------------------
 
 
-def _beside(deal: _Deal, storing_s: float, share: float = _BESIDE) -> float:
+def _beside(deal: Deal, storing_s: float, share: float = _BESIDE) -> float:
     """Programs that compute tiles and store them to peers; ``share``: how much of the shorter runs beside the other."""
     drifted = min(1.0, max(0.0, deal.left(0) - 1) / _BESIDE_WAVES)
     longer, shorter = max(deal.total_s, storing_s), min(deal.total_s, storing_s)
     return longer + (1 - share * drifted) * shorter
 
 
-def _scatter_pushed(call: _Call) -> float:
+def _scatter_pushed(call: Call) -> float:
     deal = call.deal(call.rows * call.columns)
     storing = call.machine.store_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
     return LAUNCH_S + _beside(deal, storing) + MEET_S
 
 
-def _scatter_chunks(call: _Call, wanted: int | None) -> tuple[int, int]:
+def _scatter_chunks(call: Call, wanted: int | None) -> tuple[int, int]:
     """Chunks are whole groups of block rows: how many, and groups in each."""
     groups = -(-call.rows // call.config.group_size_m)
     return call.chunks(min(wanted or groups, groups), groups)
 
 
-def _scatter_behind(call: _Call, deal: _Deal, chunks: int, each_s: float) -> float:
+def _scatter_behind(call: Call, deal: Deal, chunks: int, each_s: float) -> float:
     """Chunks of the output are sent as they are finished, each taking ``each_s``."""
     sent = 0.0
     for chunk in range(chunks):
@@ -380,14 +224,14 @@ def _scatter_behind(call: _Call, deal: _Deal, chunks: int, each_s: float) -> flo
     return LAUNCH_S + sent + MEET_S
 
 
-def _scatter_copied(call: _Call) -> float:
+def _scatter_copied(call: Call) -> float:
     deal = call.deal(call.rows * call.columns, tile_s=_KEEP_S)
     chunks, _ = _scatter_chunks(call, call.config.num_chunks)
     each = (call.world - 1) * call.machine.copy_s(call.output_nbytes // chunks) + 2 * WORD_S
     return _scatter_behind(call, deal, chunks, each) + LAUNCH_S
 
 
-def _scatter_split(call: _Call) -> float:
+def _scatter_split(call: Call) -> float:
     senders = call.config.comm_sms or max(1, call.programs() // 8)
     deal = call.deal(call.rows * call.columns, min(senders, call.programs() - 1), tile_s=_KEEP_S)
     chunks, _ = _scatter_chunks(call, None)
@@ -395,14 +239,14 @@ def _scatter_split(call: _Call) -> float:
     return _scatter_behind(call, deal, chunks, call.machine.store_s(nbytes, senders, call.world) + FLAG_S)
 
 
-def _scatter_streams(call: _Call) -> float:
+def _scatter_streams(call: Call) -> float:
     return _scatter_split(call) + LAUNCH_S
 
 
-def _scatter_decomposed(call: _Call) -> float:
+def _scatter_decomposed(call: Call) -> float:
     """The library's matmul of each chunk of rows, copies to all peers behind it."""
     chunks, _ = call.chunks(call.config.num_chunks, call.rows)
-    computing = _library_s(call, chunks) / chunks + _STEP_S
+    computing = library_s(call, chunks) / chunks + _STEP_S
     each = (call.world - 1) * call.machine.copy_s(call.output_nbytes // chunks)
     sent = 0.0
     for chunk in range(chunks):
@@ -410,36 +254,36 @@ def _scatter_decomposed(call: _Call) -> float:
     return 2 * LAUNCH_S + sent + MEET_S
 
 
-def _scatter_then(call: _Call) -> float:
+def _scatter_then(call: Call) -> float:
     storing = call.machine.store_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
-    return _library_s(call) + LAUNCH_S + storing + 2 * MEET_S
+    return library_s(call) + LAUNCH_S + storing + 2 * MEET_S
 
 
 # -- matmul + reduce-scatter, matmul + all-reduce -----------------------------------------------------------
 
 
-def _sent_nbytes(call: _Call) -> float:
+def _sent_nbytes(call: Call) -> float:
     """What a rank sends to the owners of its tiles."""
     return call.output_nbytes * (call.world - 1) / call.world
 
 
-def _owner_copy_s(call: _Call, chunks: int) -> float:
+def _owner_copy_s(call: Call, chunks: int) -> float:
     """One of ``chunks`` copies for one owner."""
     return call.machine.copy_s(call.output_nbytes // call.world // chunks)
 
 
-def _collect_s(call: _Call) -> float:
+def _collect_s(call: Call) -> float:
     """One tile's parts from all peers, read by the program that has computed the own."""
     nbytes = call.config.tile_elements * output_dtype(call.problem.dtype).itemsize
     return (call.world - 1) * nbytes / _COLLECT_BYTES_PER_S
 
 
-def _own_waves(call: _Call, deal: _Deal) -> int:
+def _own_waves(call: Call, deal: Deal) -> int:
     """Own tiles of one program."""
     return -(-(deal.whole // call.world or 1) // deal.workers)
 
 
-def _sum_pushed(call: _Call, tiles: int, returned_nbytes: float, item: float = 1.0) -> float:
+def _sum_pushed(call: Call, tiles: int, returned_nbytes: float, item: float = 1.0) -> float:
     """Tiles are stored to their owners, item times as large as the output's; sums are stored to all."""
     deal = call.deal(tiles, tile_s=_SEND_S)
     nbytes = item * _sent_nbytes(call) + returned_nbytes
@@ -450,15 +294,15 @@ def _sum_pushed(call: _Call, tiles: int, returned_nbytes: float, item: float = 1
     return LAUNCH_S + moving + waiting + MEET_S + 2 * FLAG_S
 
 
-def _scatter_sum_pushed(call: _Call) -> float:
+def _scatter_sum_pushed(call: Call) -> float:
     return _sum_pushed(call, call.world * call.shard_rows * call.columns, 0.0)
 
 
-def _scatter_sum_added(call: _Call) -> float:
+def _scatter_sum_added(call: Call) -> float:
     return _sum_pushed(call, call.world * call.shard_rows * call.columns, 0.0, item=4.0)
 
 
-def _scatter_sum_copied(call: _Call) -> float:
+def _scatter_sum_copied(call: Call) -> float:
     """Chunks for an owner are copied when they are finished; own tiles come last and wait for the peers' chunks."""
     shard = call.shard_rows * call.columns
     chunks, _ = call.chunks(call.config.num_chunks, shard)
@@ -475,22 +319,22 @@ def _scatter_sum_copied(call: _Call) -> float:
     return LAUNCH_S + deal.end_s(arrivals) + collecting + MEET_S
 
 
-def _reduce_pushed(call: _Call) -> float:
+def _reduce_pushed(call: Call) -> float:
     return _sum_pushed(call, call.rows * call.columns, _sent_nbytes(call))
 
 
-def _reduce_added(call: _Call) -> float:
+def _reduce_added(call: Call) -> float:
     return _sum_pushed(call, call.rows * call.columns, _sent_nbytes(call), item=4.0) + MEET_S
 
 
-def _reduce_everywhere(call: _Call) -> float:
+def _reduce_everywhere(call: Call) -> float:
     """Every rank reads the parts of all."""
     deal = call.deal(call.rows * call.columns)
     loading = call.machine.load_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
     return LAUNCH_S + deal.total_s + loading + 2 * MEET_S
 
 
-def _reduce_copied(call: _Call) -> float:
+def _reduce_copied(call: Call) -> float:
     """In rounds: tiles to their owners, then sums to all, the sums of one round behind the tiles of the next."""
     shard, world = call.shard_rows * call.columns, call.world
     groups = -(-call.shard_rows // call.config.group_size_m)
@@ -511,9 +355,9 @@ def _reduce_copied(call: _Call) -> float:
     return LAUNCH_S + max(copied, computed) + LAUNCH_S + MEET_S
 
 
-def _scatter_sum_decomposed(call: _Call) -> float:
+def _scatter_sum_decomposed(call: Call) -> float:
     """The library's matmul for each owner, a copy behind each; then a kernel that sums."""
-    computing = _library_s(call, call.world) / call.world
+    computing = library_s(call, call.world) / call.world
     each = _owner_copy_s(call, 1) + WORD_S
     sent = 0.0
     for step in range(1, call.world):
@@ -522,11 +366,11 @@ def _scatter_sum_decomposed(call: _Call) -> float:
     return LAUNCH_S + max(call.world * (computing + _STEP_S), sent + FLAG_S) + LAUNCH_S + summing + MEET_S
 
 
-def _ring(call: _Call, *, everywhere: bool) -> float:
+def _ring(call: Call, *, everywhere: bool) -> float:
     """Sums travel from rank to rank by chunks, the library's matmul of each behind its arrival; at the end they are
     copied to their place, or to all ranks."""
     chunks, _ = call.chunks(call.config.num_chunks, call.shard_rows)
-    computing = _library_s(call, call.world * chunks) / (call.world * chunks)
+    computing = library_s(call, call.world * chunks) / (call.world * chunks)
     each = _owner_copy_s(call, chunks) + WORD_S
     owned = call.output_nbytes / call.world / chunks
     arrived = [0.0] * chunks
@@ -544,33 +388,33 @@ def _ring(call: _Call, *, everywhere: bool) -> float:
     return 2 * LAUNCH_S + max(computed, sent) + (MEET_S if everywhere else 0.0)
 
 
-def _scatter_sum_ring(call: _Call) -> float:
+def _scatter_sum_ring(call: Call) -> float:
     return _ring(call, everywhere=False)
 
 
-def _reduce_ring(call: _Call) -> float:
+def _reduce_ring(call: Call) -> float:
     return _ring(call, everywhere=True)
 
 
-def _scatter_sum_exchanged(call: _Call) -> float:
-    return _library_s(call) + _exchange_s(call, _sent_nbytes(call))
+def _scatter_sum_exchanged(call: Call) -> float:
+    return library_s(call) + _exchange_s(call, _sent_nbytes(call))
 
 
-def _scatter_sum_then(call: _Call) -> float:
+def _scatter_sum_then(call: Call) -> float:
     loading = call.machine.load_s(_sent_nbytes(call), call.programs(), call.world)
-    return _library_s(call) + LAUNCH_S + loading + 2 * MEET_S
+    return library_s(call) + LAUNCH_S + loading + 2 * MEET_S
 
 
-def _reduce_then(call: _Call) -> float:
+def _reduce_then(call: Call) -> float:
     storing = call.machine.store_s(_sent_nbytes(call), call.programs(), call.world)
     return _scatter_sum_then(call) + storing + MEET_S
 
 
-def _local(call: _Call) -> float:
+def _local(call: Call) -> float:
     return LAUNCH_S + call.deal(call.rows * call.columns).total_s
 
 
-_ALGORITHMS: dict[tuple[str, str], Callable[[_Call], float]] = {
+_ALGORITHMS: dict[tuple[str, str], Callable[[Call], float]] = {
     ("all_gather_matmul", "pull"): _gather_pulled,
     ("all_gather_matmul", "push"): _gather_pushed,
     ("all_gather_matmul", "hbm_buffer"): _gather_fetched,

@@ -1,0 +1,169 @@
+"""How long a call's matmul takes: tiles dealt round to programs, waves of them, or a library's choice of tiles.
+
+The constants are those of :mod:`iris.ops.model`, fitted with it to the same measurements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from iris.ops.config import FusedConfig
+from iris.ops.machine import LAUNCH_S, Machine
+from iris.ops.problem import Problem, output_dtype
+
+_BURST_S, _BURST, _TIRED_S, _TIRED = 0.25e-3, 1.05, 1.2e-3, 0.91
+"""Matmuls up to this long run at a higher clock than the sustained rate's, those from that long on at a lower one."""
+_TILE_S = 1.5e-6
+"""From one tile to the next: its epilogue, and filling the pipeline again."""
+_SPLIT_S, _SPLIT_TILE_S = 12e-6, 20e-6
+"""Stream-K: handing parts of tiles over, and as much more for a tile of 128 × 256."""
+_APART, _APART_SLOWER = 0.15, 0.5
+"""With Stream-K neighbours work at different columns of K. From this share of K between them on they share nothing in
+L2, and split tiles are this much slower."""
+_REREAD = 0.8
+"""The share of B that the next rank's rows read from memory again, where L2 cannot hold it."""
+_DRIFTED_WAVES = 2
+"""From one wave more than this on, programs no longer end their tiles at the same time."""
+_LIBRARY_TILES = ((128, 256, 8), (128, 192, 8), (128, 160, 8), (128, 128, 8), (64, 256, 8), (64, 128, 8), (64, 64, 8))
+"""What a library's matmul seems to choose among: without those of 160 columns, or of 64 rows by 256, shapes of 5120 or
+9216 columns would take 10 to 20 % longer than they do."""
+_LIBRARY_SPLIT = 0.6
+"""The share of the best rate that it has when it splits K."""
+_LIBRARY_SPLIT_S = 3e-6
+"""What splitting K costs it."""
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Tiles dealt round to ``workers``: ``whole`` of them computed by one program each, of the others ``share`` by
+    each."""
+
+    workers: int
+    whole: int
+    share: float
+    tile_s: float
+    extra_s: float
+
+    def left(self, first: int) -> float:
+        """Tiles that the program of tile number ``first`` computes from that one on."""
+        return max(0, -(-(self.whole - first) // self.workers)) + self.share
+
+    @property
+    def total_s(self) -> float:
+        return self.left(0) * self.tile_s + self.extra_s
+
+    def done_s(self, share: float) -> float:
+        """When the first ``share`` of the tiles is done: with few waves, when the wave of the last of them is."""
+        steady = share * self.total_s
+        if self.share:
+            return steady
+        wave = math.ceil(share * self.whole / self.workers) * self.tile_s
+        drifted = min(1.0, (self.left(0) - 1) / _DRIFTED_WAVES)
+        return max(steady, drifted * steady + (1 - drifted) * wave)
+
+    def end_s(self, arrivals: Iterable[tuple[float, int, float]]) -> float:
+        """When the last program is done. Arrivals: when something is there, the first tile that waits for it, and the
+        share of that tile that is computed by then."""
+        end = self.left(0) * self.tile_s
+        for ready_s, first, done in arrivals:
+            end = max(end, ready_s + max(0.0, self.left(first) - done) * self.tile_s)
+        return end + self.extra_s
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, its numbers worked out when they are asked for."""
+
+    problem: Problem
+    config: FusedConfig
+    machine: Machine
+
+    @cached_property
+    def world(self) -> int:
+        return self.problem.world_size
+
+    @cached_property
+    def columns(self) -> int:
+        """Tiles side by side."""
+        return -(-self.problem.n // self.config.block_size_n)
+
+    @cached_property
+    def rows(self) -> int:
+        """Block rows of the whole output."""
+        return -(-self.problem.m // self.config.block_size_m)
+
+    @cached_property
+    def shard_rows(self) -> int:
+        """Block rows of one rank's rows."""
+        return -(-(self.problem.m // self.world or 1) // self.config.block_size_m)
+
+    @cached_property
+    def part_nbytes(self) -> int:
+        """One rank's part of A, before a gather."""
+        return self.problem.m * self.problem.k * self.problem.dtype.itemsize // self.world
+
+    @cached_property
+    def output_nbytes(self) -> int:
+        """Of the local matmul, in the dtype in which it travels."""
+        return self.problem.m * self.problem.n * output_dtype(self.problem.dtype).itemsize
+
+    @cached_property
+    def passes(self) -> float:
+        """How often B is read at least where one rank's rows are computed after the other's."""
+        return 1 + _REREAD * (self.world - 1)
+
+    def programs(self, reserved: int = 0) -> int:
+        return max(1, (self.config.num_sms or self.machine.num_sms) - reserved)
+
+    def deal(self, tiles: int, reserved: int = 0, first: int = 0, tile_s: float = 0.0, passes: float = 1.0) -> Deal:
+        """``tiles`` to all programs but ``reserved``; Stream-K begins behind ``first``. ``tile_s``: more for each.
+        ``passes``: how often B is read at least, where L2 cannot hold it."""
+        config, workers = self.config, self.programs(reserved)
+        computing = self.machine.tile_s(config, self.problem)
+        waves = max(1.0, tiles / workers)
+        computing = max(computing, self.machine.memory_s(config, self.problem, passes) / waves)
+        computing /= _clock(computing * waves)
+        each = computing + _TILE_S + tile_s
+        rest = tiles - first
+        if not config.stream_k or rest % workers == 0:
+            return Deal(workers, tiles, 0.0, each, 0.0)
+        kept = rest // workers - (config.two_tiles and rest >= workers)
+        share = (rest - kept * workers) / workers
+        share *= 1 + _APART_SLOWER * min(1.0, abs(share - round(share)) / _APART)
+        extra_s = _SPLIT_S + _SPLIT_TILE_S * config.tile_elements / (128 * 256)
+        return Deal(workers, first + kept * workers, share, each, extra_s)
+
+    def chunks(self, wanted: int, rows: int) -> tuple[int, int]:
+        """How many chunks ``rows`` block rows travel in, and block rows in each."""
+        per_chunk = -(-rows // min(wanted, rows))
+        return -(-rows // per_chunk), per_chunk
+
+    def first_tile(self, row: int) -> int:
+        """Number of the first tile in block row ``row``, in grouped order."""
+        group = row // self.config.group_size_m * self.config.group_size_m
+        return group * self.columns + row - group
+
+
+def _clock(matmul_s: float) -> float:
+    """The rate of a matmul this long over that of :class:`Machine`."""
+    tired = min(1.0, max(0.0, (matmul_s - _BURST_S) / (_TIRED_S - _BURST_S)))
+    return _BURST + (_TIRED - _BURST) * tired
+
+
+def library_s(call: Call, parts: int = 1) -> float:
+    """A library's matmul of the local problem, in ``parts`` calls of some rows each: the best of some tiles, or of
+    splitting K over all programs."""
+    best = float("inf")
+    for m, n, warps in _LIBRARY_TILES:
+        config = replace(call.config, block_size_m=m, block_size_n=n, num_warps=warps, stream_k=False, num_sms=None)
+        one = Call(call.problem, config, call.machine)
+        tiles = -(-call.problem.m // (parts * m)) * one.columns
+        deal = one.deal(parts * tiles, passes=parts)
+        best = min(best, parts * -(-tiles // deal.workers) * deal.tile_s)
+    rates = call.machine
+    computing = call.problem.flops / (_LIBRARY_SPLIT * rates.num_sms * rates.flops)
+    return LAUNCH_S + min(
+        best, max(computing, rates.memory_s(call.config, call.problem, parts)) + parts * _LIBRARY_SPLIT_S
+    )
