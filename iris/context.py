@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from iris.device import sync
 from iris.device.handle import Handle
 from iris.errors import (
     ArgumentError,
+    CaptureError,
     ContextError,
     HeapError,
     IrisError,
@@ -170,6 +172,7 @@ class Iris(SymmetricTensors, RankLogger):
         self._handle = Handle(self._heap_bases, torch.tensor(info, dtype=torch.int64, device=self.device))
         own_base = self._heap_bases[self.rank : self.rank + 1].clone()
         self._alone = Handle(own_base, torch.tensor([0, 1, *info[2:]], dtype=torch.int64, device=self.device))
+        self._keep_group(tuple(range(self.world_size)))
         self._backend.synchronize(None, lambda: None)
         self._mesh.exchange("heap ready")
         self._watcher = Watcher(self._mesh, self._backend, self._control.offset)
@@ -387,8 +390,22 @@ class Iris(SymmetricTensors, RankLogger):
         self._require_open("device_barrier")
         ranks = self._ranks_of("device_barrier", group)
         if ranks not in self._group_tensors:
-            self._group_tensors[ranks] = torch.tensor(ranks, dtype=torch.int32, device=self.device)
-        sync.barrier_kernel[(1,)](self.handle, self._group_tensors[ranks], len(ranks), num_warps=1)
+            if self.backend_name != "sim" and torch.cuda.is_current_stream_capturing():
+                raise CaptureError(
+                    "device_barrier: the first one of a group cannot be captured in a graph. Call it once before."
+                )
+            self._keep_group(ranks)
+        with self.on_device():
+            sync.barrier_kernel[(1,)](self.handle, self._group_tensors[ranks], len(ranks), num_warps=1)
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """Makes this rank's GPU the current one, on which kernels are launched: each thread has one of its own."""
+        if self.backend_name == "sim" or torch.cuda.current_device() == self.device.index:
+            return nullcontext()
+        return torch.cuda.device(self.device)
+
+    def _keep_group(self, ranks: tuple[int, ...]) -> None:
+        self._group_tensors[ranks] = torch.tensor(ranks, dtype=torch.int32, device=self.device)
 
     def synchronize(self, stream: Any = None) -> None:
         """Wait for ``stream`` (default: the current one), noticing meanwhile when a peer dies or a wait expires."""

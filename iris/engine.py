@@ -17,11 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from iris.context import Iris
 from iris.errors import CaptureError
+
+_STREAMS = 32
+"""PyTorch makes this many streams, and hands them out by turns."""
+
+
+def stream_apart(make: Callable[[], Any], *others: Any) -> Any:
+    """A stream that ``make`` returns and that is none of ``others``, if there is one: of many that a program asks for,
+    two may be the same."""
+    for _ in range(_STREAMS):
+        if (stream := make()) not in others:
+            break
+    return stream
 
 
 class CopyEngine:
@@ -34,7 +47,7 @@ class CopyEngine:
         self._on_gpu = isinstance(self._stream, torch.cuda.Stream)
         self._lanes: list[torch.cuda.Stream] = []
         self._asked = False
-        self._beside: torch.cuda.Stream | None = None
+        self._beside: dict[bool, torch.cuda.Stream] = {}  # one for captures: scratch memory of eager calls may go
 
     def beside(self, kernel: Callable[[], None], copies: Callable[[], None]) -> None:
         """Run what ``kernel`` launches on the current stream, and beside it ``copies``, both behind the current
@@ -56,14 +69,18 @@ class CopyEngine:
 
         An exception in here, once a copy has been asked for, is the end of the context: peers have been told of a call
         that this rank does not finish."""
-        stream, self._asked = self._stream, False
+        stream, self._asked = self._apart_from_current(), False
+        recorded = self._on_gpu and torch.cuda.is_current_stream_capturing()
         try:
             if isinstance(stream, torch.cuda.Stream):
                 current = torch.cuda.current_stream(self._ctx.device)
                 self._lanes = [current]
                 if lanes > 1:
-                    self._beside = self._beside or self._backend.side_stream()
-                    self._lanes.append(self._beside)
+                    if self._beside.get(recorded) in (None, current, stream):
+                        self._beside[recorded] = stream_apart(
+                            self._backend.side_stream, current, stream, *self._beside.values()
+                        )
+                    self._lanes.append(self._beside[recorded])
                 for other in (stream, *self._lanes[1:]):
                     other.wait_stream(current)
                 try:
@@ -75,9 +92,15 @@ class CopyEngine:
                 with stream:
                     yield
         except Exception as error:
-            if self._asked and not isinstance(error, CaptureError):  # what is only recorded has not been done
-                self._ctx.broke_off(error)
+            if self._asked and not recorded and not isinstance(error, CaptureError):
+                self._ctx.broke_off(error)  # what is only recorded has not been done
             raise
+
+    def _apart_from_current(self) -> Any:
+        """The stream of the copies, another one from now on if it is the one that kernels are launched on."""
+        if self._on_gpu and self._stream == (current := torch.cuda.current_stream(self._ctx.device)):
+            self._stream = stream_apart(self._backend.side_stream, current, *self._beside.values())
+        return self._stream
 
     @contextmanager
     def lane(self, number: int) -> Iterator[None]:
@@ -99,7 +122,7 @@ class CopyEngine:
     def then(self, producer: Callable[[], None], consumer: Callable[[], None]) -> None:
         """Run the kernels that ``producer`` launches on the current stream, and those of ``consumer``, which wait for
         what the producer's flag, beside them on this engine's stream."""
-        stream = self._stream
+        stream = self._apart_from_current()
         if not isinstance(stream, torch.cuda.Stream):
             producer()
             consumer()

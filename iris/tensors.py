@@ -106,7 +106,7 @@ class SymmetricTensors(ABC):
         random = {} if generator is None else {"generator": generator}
         try:
             with torch.no_grad():
-                factory(*arguments, dtype=like.dtype, out=target, **random)
+                factory(*arguments, dtype=like.dtype, out=target, device=target.device, **random)
         except (RuntimeError, TypeError, ValueError) as error:
             raise _refused(op, arguments, error) from error
         return target.requires_grad_(requires_grad) if requires_grad else target

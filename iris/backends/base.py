@@ -16,8 +16,8 @@ _BEYOND, _APART = 4096, 1 << 47
 
 def between_traps(bases: list[int], device: torch.device) -> torch.Tensor:
     """``bases``, by rank; ranks just outside of them, too small or too large, find heaps that are :data:`NOWHERE`."""
-    traps = NOWHERE + _APART * torch.arange(-_BEYOND, len(bases) + _BEYOND)
-    traps[_BEYOND : _BEYOND + len(bases)] = torch.tensor(bases)
+    traps = NOWHERE + _APART * torch.arange(-_BEYOND, len(bases) + _BEYOND, device="cpu")
+    traps[_BEYOND : _BEYOND + len(bases)] = torch.tensor(bases, device="cpu")
     return traps.to(device)[_BEYOND : _BEYOND + len(bases)]
 
 

@@ -65,7 +65,7 @@ class GpuBackend(Backend):
         properties = torch.cuda.get_device_properties(self.device)
         self.num_sms = properties.multi_processor_count
         self._require_peer_access(mesh)
-        self._poke_stream = torch.cuda.Stream(self.device)
+        self._poke_stream = torch.cuda.Stream(self.device, priority=-1)  # which users have few of: none may be it
         self._memcpy_async, self._memcpy_2d_async = _load_copies(name)
         self._wait_value, self._write_value = _load_word_operations(name)
         self._heap, self._handle = self._rendezvous(mesh, heap_size)
@@ -137,7 +137,9 @@ class GpuBackend(Backend):
 
     def poke(self, offset: int, value: int) -> None:
         with torch.cuda.device(self.device), torch.cuda.stream(self._poke_stream):
-            self.bytes_at(offset, 8, None).view(torch.int64).copy_(torch.tensor([value]), non_blocking=True)
+            self.bytes_at(offset, 8, None).view(torch.int64).copy_(
+                torch.tensor([value], device="cpu"), non_blocking=True
+            )
 
     def side_stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.device)
@@ -167,7 +169,7 @@ class GpuBackend(Backend):
             raise BackendError(f"{what} failed with {self.name} error {code}")
 
     def status_words(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.int64, pin_memory=True)
+        return torch.zeros(count, dtype=torch.int64, device="cpu", pin_memory=True)
 
     def synchronize(self, stream: Any, check: Callable[[], None]) -> None:
         event = torch.cuda.Event()

@@ -244,7 +244,8 @@ def _matmul(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """
     wide = np.float64 if np.issubdtype(dtype, np.integer) else dtype
     left, right = (torch.from_numpy(np.ascontiguousarray(x, dtype=wide)) for x in (a, b))
-    return torch.matmul(left, right).numpy().astype(dtype, copy=False)
+    with torch.autocast("cpu", enabled=False):
+        return torch.matmul(left, right).numpy().astype(dtype, copy=False)
 
 
 def _install_bfloat16() -> None:

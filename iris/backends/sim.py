@@ -126,7 +126,7 @@ class SimBackend(Backend):
         stream.add(lambda: ctypes.memset(address, 0, 4))
 
     def status_words(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.int64)
+        return torch.zeros(count, dtype=torch.int64, device="cpu")
 
     def synchronize(self, stream: Any, check: Callable[[], None]) -> None:
         check()

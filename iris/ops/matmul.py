@@ -322,18 +322,25 @@ def _chosen(
         return pick_config(problem, target_of(ctx), config)
     elif config is not None and config != "auto":
         raise ArgumentError(problem.op, "config", "a FusedConfig, an algorithm's name, or None", type(config).__name__)
-    picked = _picked_for(ctx, problem, workspace, lambda one: takes(one) and not (traced and one in LIBRARY))
-    return picked if given is None else replace(given, algorithm=picked.algorithm)
+    may = tuple(one for one in algorithms if takes(one) and not (traced and one in LIBRARY))
+    first = pick_config(problem, target_of(ctx))
+    settled: dict[Any, FusedConfig] = ctx.kept("settled choices", dict)
+    key = problem, first, may, workspace
+    if key not in settled:
+        settled[key] = _that_fits(ctx, problem, workspace, first, may)
+    return settled[key] if given is None else replace(given, algorithm=settled[key].algorithm)
 
 
-def _picked_for(
-    ctx: Iris, problem: Problem, workspace: FusedWorkspace | None, takes: Callable[[str], bool]
+def _that_fits(
+    ctx: Iris, problem: Problem, workspace: FusedWorkspace | None, first: FusedConfig, may: tuple[str, ...]
 ) -> FusedConfig:
-    first = picked = pick_config(problem, target_of(ctx))
+    """``first``, or the best of those that may be taken and for which there is room: as of the first such call, which
+    all ranks make with the same heap. Later ones keep to it, as a rank may replay its graph where others choose."""
+    picked = first
     excluded: tuple[str, ...] = ()
     while problem.world_size > 1:
         room_for = room(problem, picked, ctx.num_sms)
-        if takes(picked.algorithm) and staging_fits(ctx, problem.op, picked.algorithm, workspace, *room_for):
+        if picked.algorithm in may and staging_fits(ctx, problem.op, picked.algorithm, workspace, *room_for):
             break
         excluded += (picked.algorithm,)
         if not can_run(problem, target_of(ctx, excluded)):

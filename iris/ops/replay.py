@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, cast
 import torch
 
 from iris.context import Iris
+from iris.engine import stream_apart
 from iris.errors import CaptureError
 from iris.ops.hardware import allows_tf32
 
@@ -32,11 +33,17 @@ _UNKNOWN = "unknown"
 
 
 class Replays:
-    """The calls of one context: how often each was seen, or its graph."""
+    """The calls of one context: how often each was seen, or its graph.
+
+    Graphs that are captured on one stream share a memory pool. The library's scratch memory, which PyTorch keeps by
+    stream, is made in it with the first of them, and stays mapped as long as one of them lives, even if PyTorch lets go
+    of it, as it does when a graph ends or ``torch.compile`` makes graphs of its own.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._calls: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
         self._streams: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
+        self._first: dict[torch.cuda.Stream, torch.cuda.CUDAGraph] = {}
         self._device = device
 
     def run(self, key: Hashable, call: Callable[[], object]) -> None:
@@ -50,16 +57,18 @@ class Replays:
         if graph is None:
             try:
                 graph = self._calls[key] = self._capture(call)
-            except CaptureError:  # "auto" has found room for another algorithm since
+            except (CaptureError, torch.OutOfMemoryError):  # memory for a graph is not the memory that is cached
                 call()
                 return
         graph.replay()
 
     def _capture(self, call: Callable[[], object]) -> torch.cuda.CUDAGraph:
         graph, stream = torch.cuda.CUDAGraph(), self._stream()
+        pool = self._first[stream].pool() if stream in self._first else None
+        torch.cuda.current_blas_handle()  # cannot be made in a capture; each thread has its own
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 call()
             except BaseException:
@@ -67,17 +76,16 @@ class Replays:
                     graph.capture_end()
                 raise
             graph.capture_end()
+        self._first.setdefault(stream, graph)
         return graph
 
     def _stream(self) -> torch.cuda.Stream:
         """Where calls of the current stream are captured. Calls that run at the same time, on several streams, need
-        several: what is captured on one shares the library's scratch memory, which PyTorch keeps by stream."""
+        several: what is captured on one shares scratch memory."""
         current = torch.cuda.current_stream(self._device)
         if current not in self._streams:
-            stream = self._streams[current] = torch.cuda.Stream(self._device)
-            with torch.cuda.stream(stream):  # lets PyTorch make that memory outside of any graph
-                one = torch.ones(16, 16, device=self._device)
-                torch.matmul(one, one)
+            others = current, *self._streams.values()
+            self._streams[current] = stream_apart(lambda: torch.cuda.Stream(self._device), *others)
         return self._streams[current]
 
     def _forget_if_full(self) -> None:
@@ -85,6 +93,7 @@ class Replays:
         if len(self._calls) >= _KEPT:
             torch.cuda.synchronize(self._device)
             self._calls.clear()
+            self._first.clear()
 
 
 def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
@@ -93,6 +102,12 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
     @wraps(op)
     def call(*args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
         ctx: Any = args[0] if args else None
+        if not isinstance(ctx, Iris):
+            return op(*args, **kwargs)
+        with ctx.on_device():
+            return on_device(ctx, *args, **kwargs)
+
+    def on_device(ctx: Iris, *args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
         key = (op, *map(_identity, args[1:]), *((name, _identity(kwargs[name])) for name in sorted(kwargs)))
         if not _applies(ctx) or kwargs.get("trace") or _UNKNOWN in key or len(args) < 2:
             return op(*args, **kwargs)
@@ -100,16 +115,16 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         replays = ctx.kept(Replays, lambda: Replays(ctx.device))
         output: Any = args[1]
         rounding = getattr(output, "dtype", None) is torch.float32 and allows_tf32()
-        replays.run((rounding, torch.is_grad_enabled(), key), lambda: op(*args, **kwargs))
+        stream = torch.cuda.current_stream(ctx.device).cuda_stream
+        replays.run((stream, rounding, torch.is_grad_enabled(), key), lambda: op(*args, **kwargs))
         return cast("torch.Tensor", output)
 
     return call
 
 
-def _applies(ctx: object) -> bool:
+def _applies(ctx: Iris) -> bool:
     return (
-        isinstance(ctx, Iris)
-        and ctx.backend_name == "cuda"
+        ctx.backend_name == "cuda"
         and os.environ.get("IRIS_REPLAY") != "0"
         # With one queue, a stream's wait for a word could come before the kernel that writes it.
         and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"

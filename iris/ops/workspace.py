@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -58,7 +59,8 @@ class FusedWorkspace:
         key = (name, _power_of_two(count), dtype)
         if key not in self.local:
             _refuse_in_capture(self.ctx, self.op)
-            self.local[key] = torch.zeros(key[1], dtype=dtype, device=self.ctx.device)
+            with _outlasting_inference():
+                self.local[key] = torch.zeros(key[1], dtype=dtype, device=self.ctx.device)
         return self.local[key]
 
     def for_matmul(self) -> FusedWorkspace:
@@ -71,12 +73,18 @@ class FusedWorkspace:
 def local_workspace(ctx: Iris) -> FusedWorkspace:
     """Flags for matmuls of this rank alone, in ordinary memory: no other rank takes part in making them."""
     _refuse_in_capture(ctx, "matmul")
-    turnstiles = torch.zeros(2, sync.TURNSTILE_WORDS.value, dtype=torch.int32, device=ctx.device)
-    empty = torch.zeros(0, dtype=torch.uint8, device=ctx.device)
+    with _outlasting_inference():
+        turnstiles = torch.zeros(2, sync.TURNSTILE_WORDS.value, dtype=torch.int32, device=ctx.device)
+        empty = torch.zeros(0, dtype=torch.uint8, device=ctx.device)
     engine = ctx.kept(CopyEngine, lambda: CopyEngine(ctx))
     return FusedWorkspace(
         "matmul", "local", ctx, turnstiles[0], turnstiles[1], empty.view(torch.int32), empty, engine
     )  # fmt: skip
+
+
+def _outlasting_inference() -> AbstractContextManager[object]:
+    """Tensors made in here can be written outside of ``torch.inference_mode()``, too."""
+    return torch.inference_mode(False)
 
 
 def _refuse_in_capture(ctx: Iris, op: str) -> None:
@@ -160,9 +168,10 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
 def _made(
     ctx: Iris, op: str, algorithm: str, staging_nbytes: int, num_flags: int, engine: CopyEngine
 ) -> FusedWorkspace:
-    turnstiles = ctx.zeros(2, sync.TURNSTILE_WORDS.value, dtype=torch.int32)
-    turnstiles[:, sync.NEXT_EPOCH.value] = 1
-    ready = ctx.zeros(max(num_flags, MIN_FLAGS), dtype=torch.int32)
-    staging = ctx.zeros(staging_nbytes, dtype=torch.uint8)
+    with _outlasting_inference():
+        turnstiles = ctx.zeros(2, sync.TURNSTILE_WORDS.value, dtype=torch.int32)
+        turnstiles[:, sync.NEXT_EPOCH.value] = 1
+        ready = ctx.zeros(max(num_flags, MIN_FLAGS), dtype=torch.int32)
+        staging = ctx.zeros(staging_nbytes, dtype=torch.uint8)
     ctx.barrier()
     return FusedWorkspace(op, algorithm, ctx, turnstiles[0], turnstiles[1], ready, staging, engine)
