@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from doc_scripts import run_together
 
 import iris
 from iris.cli import COMMANDS
@@ -235,23 +236,9 @@ def run_under_torchrun(script: Path, num_ranks: int) -> list[tuple[int, str]]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")} | address
     env |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "CUDA_VISIBLE_DEVICES": ""}
     env |= {"IRIS_BACKEND": "sim", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(num_ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [(process.returncode, output) for process, output in zip(running, outputs, strict=True)]
+    return run_together(
+        script, [env | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)], TIMEOUT_S
+    )
 
 
 def test_the_blocks_of_serving_are_a_program_that_runs(tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from doc_scripts import run_together
 
 import iris
 
@@ -36,24 +35,7 @@ def run(script: Path) -> list[tuple[int, str]]:
     if not starts_ranks(script.read_text()):
         job = secrets.token_hex(8)
         ranks = [{"IRIS_RANK": str(rank), "IRIS_WORLD_SIZE": str(RANKS), "IRIS_JOB": job} for rank in range(RANKS)]
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env=env | rank,
-            cwd=script.parent,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in ranks
-    ]
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [(process.returncode, output) for process, output in zip(running, outputs, strict=True)]
+    return run_together(script, [env | rank for rank in ranks], TIMEOUT_S)
 
 
 BLOCKS = blocks(README.read_text()) if README.exists() else []
