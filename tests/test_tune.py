@@ -29,6 +29,7 @@ from iris.engine import CopyEngine
 from iris.errors import ArgumentError, LaunchError, PeerDied
 from iris.ops import ALGORITHMS, FusedConfig, Target, pick, pick_config, tuned
 from iris.ops.candidates import LIBRARY
+from iris.ops.workspace import FusedWorkspace
 from iris.tune import command, session
 from iris.tune.report import Finding, described_config, print_findings
 from iris.tune.search import Search, Step, Trial, by_turns
@@ -297,6 +298,7 @@ def compiled_share(op: str) -> tuple[list[int], bool]:
         for name, move in moves.items():
             setattr(CopyEngine, name, move)
     assert complaints == [None] * len(every)
+    assert all(made.ctx is ctx for made in ctx._workspaces.values() if isinstance(made, FusedWorkspace))
     assert recorded.compiled == [one.block_size_m for one in every][ctx.rank :: ctx.world_size]
     return recorded.compiled, all(bench.take(Step("check", (one,))) is None for one in every)
 

@@ -49,7 +49,11 @@ class _Bystander:
         return getattr(self._ctx, name)
 
     def workspace(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        made = self._ctx.workspace(key, make)
+        def owned() -> Any:
+            made = make()
+            return replace(made, ctx=self._ctx) if isinstance(made, FusedWorkspace) else made
+
+        made = self._ctx.workspace(key, owned)
         idle: Any = _IdleEngine()
         return replace(made, engine=idle) if isinstance(made, FusedWorkspace) else made
 
