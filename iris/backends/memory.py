@@ -62,7 +62,7 @@ class _Ranges:
 
     def __init__(self, permission: str) -> None:
         self._permission = permission
-        self._begins = self._ends = np.zeros(0, np.uint64)
+        self._begins, self._ends = np.zeros(0, np.uint64), np.zeros(1, np.uint64)  # ends: of the range before, too
         self._begin = self._end = 0  # the range that was asked for last
 
     def first_outside(self, addresses: np.ndarray, nbytes: int) -> int | None:
@@ -76,27 +76,26 @@ class _Ranges:
             outside = self._outside(addresses, nbytes)
         if outside.size:
             return int(outside.min())
-        index = int(np.searchsorted(self._begins, np.uint64(low), "right")) - 1
-        self._begin, self._end = int(self._begins[index]), int(self._ends[index])
+        index = int(np.searchsorted(self._begins, np.uint64(low), "right"))
+        self._begin, self._end = int(self._begins[index - 1]), int(self._ends[index])
         return None
 
     def _outside(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
         asked = addresses.astype(np.uint64, copy=False).ravel()
-        index = np.searchsorted(self._begins, asked, "right")
-        ends = np.concatenate([np.zeros(1, np.uint64), self._ends])[index]
+        ends = self._ends[np.searchsorted(self._begins, asked, "right")]
         room: np.ndarray = np.where(ends >= asked, ends - asked, np.uint64(0))
         return asked[room < nbytes]
 
     def _look(self) -> None:
         begins: list[int] = []
-        ends: list[int] = []
+        ends = [0]
         with open(_MAPS) as file:
             for line in file:
                 span, permissions = line.split(maxsplit=2)[:2]
                 if self._permission not in permissions:
                     continue
                 begin, end = (int(bound, 16) for bound in span.split("-"))
-                if ends and ends[-1] == begin:
+                if ends[-1] == begin:
                     ends[-1] = end
                 else:
                     begins.append(begin)

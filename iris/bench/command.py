@@ -13,6 +13,7 @@ from pathlib import Path
 from iris.bench import records
 from iris.bench.axes import Axis, Value, parse_values
 from iris.bench.case import SHAPE_AXIS, Case
+from iris.bench.contexts import add_heap_size
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group, grouped, label, live, measured
 from iris.bench.environment import here
@@ -202,11 +203,7 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
     parser.add_argument(
         "--timeout_s", type=seconds, default=60.0, help="most seconds for a point (default: %(default)s)"
     )
-    parser.add_argument(
-        "--heap_size",
-        type=positive,
-        help="bytes of symmetric heap (default: a quarter of the GPU's memory, 32 GiB at most; simulated 256 MiB)",
-    )
+    add_heap_size(parser)
     parser.add_argument("--warmup", type=_count, help="untimed calls before the timed ones")
     parser.add_argument("--repeat", type=positive, help="timed calls")
     parser.add_argument("--commit", help="what was measured, where git cannot tell")

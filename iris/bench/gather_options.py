@@ -13,6 +13,7 @@ from pathlib import Path
 
 from iris import backends
 from iris.bench.axes import Params
+from iris.bench.contexts import add_heap_size
 from iris.bench.dataset import Dataset
 from iris.bench.matrix import positive, rank_parser, ranks_to_start
 from iris.errors import ArgumentError
@@ -120,11 +121,7 @@ def _parser(doc: str | None, algorithm: str, data_set: Path, dtypes: Sequence[st
         default=Path("results", f"all_gather_gemm_{algorithm}"),
         help="where to write a file of JSON for each configuration (default: %(default)s)",
     )
-    parser.add_argument(
-        "--heap_size",
-        type=positive,
-        help="bytes of symmetric heap (default: a quarter of the GPU's memory, 32 GiB at most; simulated 256 MiB)",
-    )
+    add_heap_size(parser)
     for flag, (_, meaning) in KERNEL_FLAGS.items():
         parser.add_argument(f"--{flag}", type=positive, help=f"{meaning} (default: picked for each shape)")
     return parser

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from iris import ops
 from iris.bench.cases.operands import GATHER
+from iris.bench.contexts import add_heap_size
 from iris.bench.dataset import Dataset
 from iris.bench.matrix import DTYPES, positive, rank_count, ranks_to_start, seconds
 from iris.errors import ArgumentError, LaunchError
@@ -71,11 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="leave out shapes that --out has a finished row for, and candidates that failed or were timed",
     )
-    parser.add_argument(
-        "--heap_size",
-        type=positive,
-        help="bytes of symmetric heap (default: a quarter of the GPU's memory, 32 GiB at most; simulated 256 MiB)",
-    )
+    add_heap_size(parser)
     return parser
 
 

@@ -254,8 +254,8 @@ class Chief:
         self._key = row_key(problem, target.hardware)
         self._trials = Trials(options.out)
         self._kept = self._kept_row()
-        self._failed = self._trials.failed() if options.resume else {}
-        self._fates = self._trials.fates() if options.resume else {}
+        name, fates = problem_name(self._key), self._trials.fates() if options.resume else {}
+        self._fates = {config: fate for (problem_of, config), fate in fates.items() if problem_of == name}
         self._search = self._new_search(problem, target)
         self._steps = self._search.steps()
 
@@ -294,18 +294,14 @@ class Chief:
 
     def _new_search(self, problem: Problem, target: Target) -> Search:
         def may(config: FusedConfig) -> bool:
-            return (problem_name(self._key), config) not in self._failed
+            return config not in self._fates or self._fates[config].failed is None
 
         times = predictions(problem, target, filter(may, candidates(problem, target, wide=True)))
         limit = PROMISING * min(times.values(), default=0.0)
         promising = sorted((one for one in times if times[one] <= limit), key=lambda one: times[one])
         untuned = model_pick(problem, target)
-        gpu, name = target.backend != "sim", problem_name(self._key)
-        measured = {
-            config: fate.measured_ms
-            for (problem_of, config), fate in self._fates.items()
-            if problem_of == name and fate.measured_ms is not None
-        }
+        gpu = target.backend != "sim"
+        measured = {config: fate.measured_ms for config, fate in self._fates.items() if fate.measured_ms is not None}
         return Search(
             filter(may, [untuned, *by_turns(promising)]), untuned,
             lambda config: filter(may, variations(problem, config, target)), self._left_s,

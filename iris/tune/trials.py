@@ -37,6 +37,11 @@ class Fate:
     dropped: str | None = None
     measured_ms: float | None = None
 
+    @property
+    def failed(self) -> str | None:
+        """Why the candidate is not to be tried again: it was dropped, or did not come back."""
+        return ENDED if self.dropped is None and self.unanswered >= MOST_STARTS else self.dropped
+
 
 class Trials:
     """The trials that belong to a file of rows. Problems are told apart by the keys of their rows."""
@@ -94,10 +99,8 @@ class Trials:
             raise ArgumentError("tune", "--out", "a place that can be written", error) from error
 
     def failed(self) -> dict[Place, str]:
-        """Why candidates are not to be tried again: they were dropped, or did not come back."""
-        fates = self.fates()
-        gone = {place: ENDED for place, fate in fates.items() if fate.unanswered >= MOST_STARTS}
-        return gone | {place: fate.dropped for place, fate in fates.items() if fate.dropped is not None}
+        """Those that are not to be tried again, and why; see :attr:`Fate.failed`."""
+        return {place: fate.failed for place, fate in self.fates().items() if fate.failed is not None}
 
     def fates(self) -> dict[Place, Fate]:
         """What became of every candidate.
