@@ -3,9 +3,11 @@ graphs, room on the heap that comes later."""
 
 from __future__ import annotations
 
+import gc
 import importlib
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -17,6 +19,8 @@ from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SMALL, Way, trial, wa
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
+from iris import capture
+from iris.capture import Lanes
 from iris.engine import stream_apart
 from iris.ops.replay import Replays
 
@@ -109,28 +113,42 @@ def test_a_stream_of_its_own() -> None:
     assert stream_apart(lambda: 1, 1) == 1  # better one that is shared than none
 
 
+GPU_0 = torch.device("cuda", 0)
+
+
+def lanes_of(names: Iterator[int]) -> Lanes:
+    name = next(names)
+    stream = mock.MagicMock(name=f"stream {name}", device=GPU_0)
+    return Lanes(stream, mock.Mock(), mock.Mock(**{"pool.return_value": f"pool {name}"}))
+
+
 class Recorded(Replays):
     """Replays without a GPU: notes the pool that each capture is given."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
         self.pools: list[Any] = []
+        self.names = itertools.count()
 
-    def record(self, key: int, call: Callable[[], object] = lambda: None) -> None:
-        graph = mock.Mock(**{"pool.return_value": f"pool {key}"})
+    def record(
+        self, key: int, call: Callable[[], object] = lambda: None, stream: str = "a", at_end: object = None
+    ) -> None:
+        graph = mock.Mock()
         graph.capture_begin.side_effect = lambda pool, **mode: self.pools.append(pool)
-        cuda = dict.fromkeys(("Stream", "stream", "current_stream", "current_blas_handle"), mock.DEFAULT)
-        with mock.patch("torch.cuda.CUDAGraph", return_value=graph), mock.patch.multiple("torch.cuda", **cuda) as fakes:
-            fakes["current_stream"].return_value = "current"
-            fakes["Stream"].return_value = mock.MagicMock(name="capture")
-            self.run(key, call)
-            self.run(key, call)
+        graph.capture_end.side_effect = at_end
+        cuda = dict.fromkeys(("stream", "current_stream", "current_blas_handle"), mock.DEFAULT)
+        with (
+            mock.patch("torch.cuda.CUDAGraph", return_value=graph),
+            mock.patch("iris.ops.replay.borrow_lanes", side_effect=lambda device: lanes_of(self.names)),
+            mock.patch.multiple("torch.cuda", **cuda) as fakes,
+        ):
+            fakes["current_stream"].return_value = stream
+            self.run((stream, key), call)
+            self.run((stream, key), call)
 
 
-def test_graphs_of_a_stream_share_the_pool_of_the_first_that_lives() -> None:
-    replays = Recorded()
-
-    calls: list[int] = []
+def test_graphs_of_a_stream_share_memory_that_lasts() -> None:
+    replays, calls = Recorded(), []
 
     def call() -> None:
         calls.append(len(replays.pools))
@@ -141,10 +159,36 @@ def test_graphs_of_a_stream_share_the_pool_of_the_first_that_lives() -> None:
     assert calls == [0, 1, 1]  # the capture failed: done anew, and not replayed
     for key in (1, 2, 3):
         replays.record(key)
-    assert replays.pools == [None, None, "pool 1", "pool 1"]
+    replays.record(4, stream="b")
     with mock.patch("iris.ops.replay._KEPT", 1), mock.patch("torch.cuda.synchronize"):
-        replays.record(4)
-    assert replays.pools[-1] is None
+        replays.record(5)
+    assert replays.pools == ["pool 0"] * 4 + ["pool 1", "pool 0"]
+
+
+def test_where_a_capture_does_not_end_there_is_no_other() -> None:
+    replays, calls = Recorded(), []
+
+    def call() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise iris.CaptureError("not in a capture")
+
+    replays.record(0, call, at_end=RuntimeError("capture was invalidated"))
+    replays.record(1)
+    assert replays.pools == ["pool 0", "pool 1"]
+
+
+def test_lanes_go_from_context_to_context() -> None:
+    gc.collect()  # what other tests have left
+    with mock.patch.dict("iris.capture._free", clear=True):
+        replays = Recorded()
+        replays.record(0)
+        (lanes,) = replays._lanes.values()
+        del replays
+        gc.collect()
+        assert capture._free == {GPU_0: [lanes]}
+        assert capture.borrow_lanes(GPU_0) is lanes
+        assert capture._free == {GPU_0: []}
 
 
 def on_many_streams(way: Way, seed: int) -> list[float]:
@@ -201,8 +245,15 @@ def test_a_thread_whose_current_device_is_another(ranks: Ranks, way: Way, seed: 
 def after_pytorch_let_go(seed: int) -> list[float]:
     """Replays after PyTorch has dropped the library's scratch memory, as ``torch.compile`` has it do."""
     ctx, found = context(), []
+    for _ in range(32):  # all of PyTorch's: each has scratch memory of its own from now on
+        with torch.cuda.stream(torch.cuda.Stream(ctx.device)):
+            torch.ones(64, 64, device=ctx.device) @ torch.ones(64, 64, device=ctx.device)
+    ctx.synchronize()
+    torch.cuda.synchronize(ctx.device)
     trials = [
-        trial(ctx, Way(GATHER, "low_latency"), (4, 256, 4096), torch.bfloat16, seed + index) for index in range(2)
+        trial(ctx, Way(GATHER, "low_latency"), (4, 256, 4096), torch.bfloat16, seed),
+        trial(ctx, Way(GATHER, "decomposed"), (256, 256, 8192), torch.bfloat16, seed + 1),
+        trial(ctx, Way(GATHER, "low_latency"), (4, 256, 4096), torch.bfloat16, seed + 2),
     ]
     for one in trials:
         for _ in range(2):

@@ -38,6 +38,9 @@ _MEMCPY_DEFAULT = 4
 """``cudaMemcpyDefault`` and ``hipMemcpyDefault``: the runtime finds out where the addresses are."""
 
 
+_NON_BLOCKING = 1
+"""``cudaStreamNonBlocking``: does not wait for the legacy default stream, as nothing that is captured may."""
+
 _WAIT_ANY_BIT, _ALL_BITS = 2, 0xFFFFFFFF
 """``CU_STREAM_WAIT_VALUE_AND`` and ``hipStreamWaitValueAnd``, and a mask."""
 
@@ -199,13 +202,24 @@ def gpu_of(rank: int, local_rank: int, count: int) -> int:
     return local_rank
 
 
+def new_stream(device: torch.device) -> torch.cuda.Stream:
+    """A CUDA stream that is not one of the 32 that PyTorch hands out by turns; it stays as long as the process does."""
+    stream = ctypes.c_void_p()
+    with torch.cuda.device(device):
+        code = _load_runtime("cuda").cudaStreamCreateWithFlags(ctypes.byref(stream), _NON_BLOCKING)
+    if code or stream.value is None:
+        raise BackendError(f"making a stream failed with cuda error {code}")
+    return torch.cuda.ExternalStream(stream.value, device)
+
+
+def _load_runtime(name: str) -> ctypes.CDLL:
+    return ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}" if name == "cuda" else "libamdhip64.so")
+
+
 def _load_copies(name: str) -> tuple[Callable[..., int], Callable[..., int]]:
     """The runtime's own asynchronous copies, of bytes and of rows: ``Tensor.copy_`` costs the host several times as
     much."""
-    if name == "cuda":
-        library = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")
-    else:
-        library = ctypes.CDLL("libamdhip64.so")
+    library = _load_runtime(name)
     prefix = "cuda" if name == "cuda" else "hip"
     address, size, kind = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     flat, rows = library[f"{prefix}MemcpyAsync"], library[f"{prefix}Memcpy2DAsync"]

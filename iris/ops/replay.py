@@ -13,15 +13,15 @@ Set IRIS_REPLAY=0 to launch every call anew; so are they where CUDA_DEVICE_MAX_C
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, cast
 
 import torch
 
+from iris.capture import Lanes, borrow_lanes, return_lanes
 from iris.context import Iris
-from iris.engine import stream_apart
 from iris.errors import CaptureError
 from iris.ops.hardware import allows_tf32
 
@@ -35,15 +35,14 @@ _UNKNOWN = "unknown"
 class Replays:
     """The calls of one context: how often each was seen, or its graph.
 
-    Graphs that are captured on one stream share a memory pool. The library's scratch memory, which PyTorch keeps by
-    stream, is made in it with the first of them, and stays mapped as long as one of them lives, even if PyTorch lets go
-    of it, as it does when a graph ends or ``torch.compile`` makes graphs of its own.
+    Calls of one stream are captured on one pair of lanes, and those of several streams, which may run at the same time,
+    on several: what is captured on one shares scratch memory.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._calls: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
-        self._streams: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
-        self._first: dict[torch.cuda.Stream, torch.cuda.CUDAGraph] = {}
+        self._lanes: dict[torch.cuda.Stream, Lanes] = {}
+        weakref.finalize(self, lambda lanes: return_lanes(list(lanes.values())), self._lanes)
         self._device = device
 
     def run(self, key: Hashable, call: Callable[[], object]) -> None:
@@ -63,37 +62,29 @@ class Replays:
         graph.replay()
 
     def _capture(self, call: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        graph, stream = torch.cuda.CUDAGraph(), self._stream()
-        pool = self._first[stream].pool() if stream in self._first else None
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        if current not in self._lanes:
+            self._lanes[current] = borrow_lanes(self._device)
+        lanes = self._lanes[current]
         torch.cuda.current_blas_handle()  # cannot be made in a capture; each thread has its own
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        lanes.first.wait_stream(current)
+        with torch.cuda.stream(lanes.first):
+            graph.capture_begin(pool=lanes.memory.pool(), capture_error_mode="thread_local")
             try:
                 call()
             except BaseException:
-                with suppress(RuntimeError):
+                try:
                     graph.capture_end()
+                except RuntimeError:
+                    del self._lanes[current]  # PyTorch goes on allocating for this capture: no other can be made there
                 raise
             graph.capture_end()
-        self._first.setdefault(stream, graph)
         return graph
 
-    def _stream(self) -> torch.cuda.Stream:
-        """Where calls of the current stream are captured. Calls that run at the same time, on several streams, need
-        several: what is captured on one shares scratch memory."""
-        current = torch.cuda.current_stream(self._device)
-        if current not in self._streams:
-            others = current, *self._streams.values()
-            self._streams[current] = stream_apart(lambda: torch.cuda.Stream(self._device), *others)
-        return self._streams[current]
-
     def _forget_if_full(self) -> None:
-        """Drop all graphs when there are too many, not the oldest: its end could take memory from the others."""
         if len(self._calls) >= _KEPT:
             torch.cuda.synchronize(self._device)
             self._calls.clear()
-            self._first.clear()
 
 
 def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
