@@ -46,7 +46,7 @@ def test_what_cannot_run_is_not_picked(target: Target) -> None:
 
 # -- fields -------------------------------------------------------------------------------------------------
 
-PUSH, HBM_BUFFER = Way(GATHER, "push"), Way(GATHER, "hbm_buffer", 1)
+PUSH, HBM_BUFFER, LOW_LATENCY = Way(GATHER, "push"), Way(GATHER, "hbm_buffer", 1), Way(GATHER, "low_latency")
 MATMUL, SPLIT, TWO_SHOT = Way(LOCAL, "local"), Way(SCATTER, "split"), Way(ALL_REDUCE, "two_shot")
 CHANGES: dict[str, tuple[Way, Any]] = {
     "block_size_m": (MATMUL, 32),
@@ -57,6 +57,7 @@ CHANGES: dict[str, tuple[Way, Any]] = {
     "num_chunks": (PUSH, 2),
     "stream_k": (MATMUL, True),
     "two_tiles": (MATMUL, False),
+    "own_matmul": (LOW_LATENCY, True),
     "num_rounds": (TWO_SHOT, 2),
     "comm_sms": (SPLIT, 2),
     "comm_block_m": (PUSH, 32),
@@ -100,8 +101,9 @@ class Recorder:
 
 
 def launches(way: Way, target: Target, configs: list[FusedConfig]) -> list[Any]:
-    """What the matmul kernel would be launched with on ``target``, for each config."""
-    ctx, found = context(), []
+    """What the matmul kernel would be launched with on ``target``, for each config; None if it would not be."""
+    ctx = context()
+    found: list[Any] = []
     one = trial(ctx, way, (40, 40, 80), torch.float32, seed=0)
     with pytest.MonkeyPatch.context() as patch:
         recorder = Recorder()
@@ -109,7 +111,11 @@ def launches(way: Way, target: Target, configs: list[FusedConfig]) -> list[Any]:
         patch.setattr("iris.device.matmul.matmul_kernel", recorder)
         patch.setattr(importlib.import_module("iris.ops.matmul"), "target_of", lambda *_: target)
         for config in configs:
+            recorder.launch = None
             one.run(config)
+            if recorder.launch is None:
+                found.append(None)
+                continue
             grid, arguments, options = recorder.launch
             found.append((grid, arguments, {name: str(value) for name, value in options.items()}))
     return found

@@ -31,6 +31,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "split": [{"comm_sms": 1, "num_sms": 2}, {"comm_sms": 3}, {"group_size_m": 2, "comm_block_m": 32}],
     "streams": [{"comm_sms": 1, "num_sms": 2}, {"comm_sms": 3}, {"group_size_m": 2, "comm_block_n": 64}],
     "two_shot": [{"num_rounds": 2}, {"num_rounds": 3, "num_sms": 1}, {"num_rounds": 100, "group_size_m": 2}],
+    "low_latency": [{"own_matmul": True, "num_sms": 3}, {"own_matmul": True, "stream_k": True, "num_sms": 3}],
+    "low_latency_two_shot": [{}, {"own_matmul": True, "stream_k": True, "num_sms": 3}],
     "atomic": [{"num_rounds": 2}, {"num_rounds": 3, "num_sms": 1}, {"num_rounds": 100, "group_size_m": 2}],
 }
 """Options by algorithm, on top of those below; other algorithms run with few programs and with a group of rows."""
@@ -51,7 +53,7 @@ def with_options(way: Way, options: dict[str, Any], turn: int, seed: int) -> flo
 VARIANTS = [
     pytest.param(way, options, turn, id=f"{way}-{turn}")
     for way in ways()
-    if way.algorithm not in ("low_latency", "baseline")
+    if way.algorithm != "baseline"
     for turn, options in enumerate(OPTIONS.get(way.algorithm, OTHERS))
 ]
 

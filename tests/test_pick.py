@@ -19,7 +19,7 @@ from test_model import problem_of
 from iris.errors import ArgumentError
 from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, pick, pick_config, tuned
 from iris.ops.candidates import ALGORITHMS as PICKED
-from iris.ops.candidates import LIBRARY, candidates, obstacle, variations
+from iris.ops.candidates import candidates, has_no_tile, obstacle, variations
 from iris.ops.hardware import HARDWARE, Hardware, floor_s
 from iris.ops.model import predict_ms
 from iris.ops.pick import expected_ms, model_pick, predictions
@@ -105,6 +105,34 @@ def test_a_row_counts_for_shapes_within_a_factor_of_the_square_root_of_two() -> 
             assert pick_config(problem, H200).group_size_m == 16, (size, problem)
         for far in (getattr(GATHER, size) * 3 // 2, getattr(GATHER, size) * 2 // 3):
             assert pick_config(replace(GATHER, **{size: far}), H200).group_size_m == 8, (size, far)
+
+
+def test_whose_matmul_goes_with_an_exchange_is_known_from_any_number_of_ranks() -> None:
+    few, four = (problem_of("all_gather_matmul", 64, 8192, 8192, world) for world in (2, 4))
+    own = FusedConfig("low_latency", own_matmul=True, block_size_m=64, num_warps=4)
+    assert [pick_config(one, H200).own_matmul for one in (few, four)] == [False, False]
+    shipped_rows(row_for(few, own))
+    assert pick_config(few, H200) == pick_config(four, H200) == own
+    assert pick_config(replace(few, gather_dim=1), H200).own_matmul is False
+    assert pick_config(replace(four, m=8192), H200) == model_pick(replace(four, m=8192), H200)
+    user_rows(row_for(four, replace(own, own_matmul=False)))
+    assert pick_config(four, H200).own_matmul is False
+    twice = problem_of("matmul_all_reduce", 64, 16384, 8192, 4)
+    assert model_pick(twice, H200).algorithm == "low_latency_two_shot"
+    shipped_rows(row_for(problem_of("matmul_all_reduce", 64, 16384, 8192, 2), own))
+    assert pick_config(twice, H200) == replace(own, algorithm="low_latency_two_shot")
+    assert pick_config(replace(twice, n=12000), H200).own_matmul
+    assert pick_config(replace(twice, m=60), H200).own_matmul
+    assert not pick_config(replace(twice, m=80), H200).own_matmul  # two rows of tiles
+
+
+def test_only_a_measurement_chooses_whose_matmul_it_is() -> None:
+    problem = problem_of("all_gather_matmul", 64, 8192, 8192, 2)
+    asked = [
+        candidates(problem, H200), candidates(problem, H200, algorithm="low_latency"),
+        candidates(problem, H200, wide=True),
+    ]  # fmt: skip
+    assert [any(config.own_matmul for config in found) for found in asked] == [False, False, True]
 
 
 def test_the_nearest_row_counts() -> None:
@@ -260,7 +288,7 @@ def test_gpus_with_less_shared_memory(op: str, dtype: torch.dtype, shared_nbytes
     assert pick_config(problem, target) in found
     for config in found:
         needed = config.num_stages * (config.block_size_m + config.block_size_n) * config.block_size_k * dtype.itemsize
-        assert needed < shared_nbytes or config.algorithm in LIBRARY
+        assert needed < shared_nbytes or has_no_tile(config)
 
 
 def test_rules_of_single_ops() -> None:

@@ -123,20 +123,25 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "ring": _chunks(2),
         "one_shot": ({},),
         "low_latency": ({},),
+        "low_latency_two_shot": ({},),
         "baseline": ({},),
     },
 }
 """What "auto" chooses among: algorithms, each with options to try. None whose sums depend on timing. Where the model
 sees no difference the earlier one is taken."""
 
+_OWN: tuple[Fields, ...] = ({"own_matmul": True},)
 _ONLY_MEASURED: dict[str, dict[str, tuple[Fields, ...]]] = {
-    "matmul_all_scatter": {"streams": _moving(16)},
-    "matmul_all_reduce": {"low_latency_two_shot": ({},)},
+    "all_gather_matmul": {"low_latency": _OWN},
+    "matmul_all_scatter": {"streams": _moving(16), "low_latency": _OWN},
+    "matmul_reduce_scatter": {"low_latency": _OWN},
+    "matmul_all_reduce": {"low_latency": _OWN, "low_latency_two_shot": _OWN},
 }
-"""Algorithms that only a measurement chooses."""
+"""What only a measurement chooses. The library's matmul is mostly as fast as Iris's, but with few rows it is 1.7 times
+slower where it takes the wrong tile, which no figure of the hardware's tells."""
 
 LIBRARY = ("decomposed", "ring", "low_latency", "low_latency_two_shot", "baseline")
-"""Algorithms whose matmul is the library's, so that the tile plays no part."""
+"""Algorithms whose matmul is the library's, unless ``own_matmul`` is set."""
 
 _STREAM_K = {
     ("matmul", "local"), ("all_gather_matmul", "copy_engine"), ("matmul_all_scatter", "push"),
@@ -195,29 +200,34 @@ def candidates(
     ``wide``: for one who measures: also tiles that the model cannot tell apart, Stream-K everywhere, and algorithms
     that "auto" takes only where a row says so. ``algorithm``: of this one only, whichever it is.
     """
-    options = ALGORITHMS[problem.op]
-    if wide or algorithm is not None:
-        options = options | _ONLY_MEASURED.get(problem.op, {})
+    options, more = ALGORITHMS[problem.op], _ONLY_MEASURED.get(problem.op, {})
     if algorithm is not None:
-        options = {algorithm: options.get(algorithm, ({},))}
+        options = {algorithm: options.get(algorithm) or more.get(algorithm, ({},))}
     elif problem.world_size == 1:
         options = dict(list(options.items())[:1])
+    elif wide:
+        options = {name: options.get(name, ()) + more.get(name, ()) for name in {**options, **more}}
     for name, choices in options.items():
         tiles = _tiles(target, problem.dtype, wide)
         for number, tile in enumerate(tiles):
-            if name in LIBRARY and number > 0:
-                break
             for fields in choices:
-                for split in _splits(problem, name, tile, target, wide):
+                if number > 0 and has_no_tile(FusedConfig(name, **fields)):
+                    continue
+                for split in _splits(problem, FusedConfig(name, **tile, **fields), target, wide):
                     config = FusedConfig(name, **tile, **fields, **split)
                     if obstacle(problem, config, target) is None:
                         yield config
 
 
+def has_no_tile(config: FusedConfig) -> bool:
+    """Whether the tile plays no part, as the matmul is the library's."""
+    return config.algorithm in LIBRARY and not config.own_matmul
+
+
 def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterator[FusedConfig]:
     """Configs that differ from ``config`` in one field that counts for its algorithm, the nearest values first."""
     fields = _VARIATIONS | _OF_ALGORITHM.get((problem.op, config.algorithm), {})
-    if config.algorithm in LIBRARY:
+    if has_no_tile(config):
         fields = dict(_OF_ALGORITHM.get((problem.op, config.algorithm), {}))
         if config.algorithm == "baseline" or (problem.op, config.algorithm) == ("matmul_reduce_scatter", "decomposed"):
             fields |= _SUM_VARIATIONS
@@ -255,7 +265,7 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         return f"{config.num_chunks} chunks of {rows} block rows"
     if problem.op == "matmul_all_reduce" and algorithm == "copy_engine" and problem.m % problem.world_size:
         return f"{problem.m} rows cannot be shared evenly by {problem.world_size} ranks"
-    return None if algorithm in LIBRARY else _too_large(problem.dtype, config, target)
+    return None if has_no_tile(config) else _too_large(problem.dtype, config, target)
 
 
 def _too_large(dtype: torch.dtype, config: FusedConfig, target: Target) -> str | None:
@@ -283,11 +293,12 @@ def _tiles(target: Target, dtype: torch.dtype, wide: bool) -> tuple[Fields, ...]
     return fitting or (_SMALL_TILE,)
 
 
-def _splits(problem: Problem, algorithm: str, tile: Fields, target: Target, wide: bool) -> tuple[Fields, ...]:
+def _splits(problem: Problem, config: FusedConfig, target: Target, wide: bool) -> tuple[Fields, ...]:
     """Whether, and how, to split tiles."""
-    if algorithm in (*LIBRARY, "pull") or not (wide or (problem.op, algorithm) in _STREAM_K):
+    splittable = wide or (problem.op, config.algorithm) in _STREAM_K
+    if has_no_tile(config) or config.algorithm == "pull" or not splittable:
         return ({},)
-    tiles = -(-problem.m // tile["block_size_m"]) * -(-problem.n // tile["block_size_n"])
+    tiles = -(-problem.m // config.block_size_m) * -(-problem.n // config.block_size_n)
     if -(-tiles // target.num_sms) * target.num_sms < _STREAM_K_FROM * tiles:
         return ({},)
     return {}, {"stream_k": True, "two_tiles": False}, {"stream_k": True}

@@ -10,7 +10,11 @@ from iris.errors import ArgumentError
 
 LAYOUTS = ("k_contiguous", "m_contiguous")
 """How A is staged: row by row, or column by column."""
-_KINDS: dict[str, type] = {"algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool}
+EXCHANGING = ("low_latency", "low_latency_two_shot")
+"""Algorithms that put a short collective before or behind a whole matmul."""
+_KINDS: dict[str, type] = {
+    "algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool, "own_matmul": bool,
+}  # fmt: skip
 """Types of fields that are no numbers."""
 _WARPS = (1, 2, 4, 8, 16, 32)
 
@@ -29,6 +33,8 @@ class FusedConfig:
         num_chunks: chunks in which a rank's part of A, or of the output, travels.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
         two_tiles: with ``stream_k``, leave each program between one and two tiles' worth to split, not less than one.
+        own_matmul: with ``low_latency`` and ``low_latency_two_shot``, the matmul by Iris's kernel, with this config's
+            tile, not by ``torch.matmul``.
         num_rounds: where ranks take turns in a tile order: rounds in which each rank's tiles are divided.
         comm_sms: programs that only move data, where the algorithm has such; None picks a number.
         comm_block_m, comm_block_n: the tile that those programs move at a time.
@@ -50,6 +56,7 @@ class FusedConfig:
     num_chunks: int = 1
     stream_k: bool = False
     two_tiles: bool = True
+    own_matmul: bool = False
     num_rounds: int = 1
     comm_sms: int | None = None
     comm_block_m: int = 64
@@ -77,6 +84,9 @@ class FusedConfig:
                 raise ArgumentError(op, f"config.{field.name}", f"of type {kind.__name__}", repr(value))
         if self.algorithm not in algorithms:
             raise ArgumentError(op, "config.algorithm", f"one of {', '.join(algorithms)}", repr(self.algorithm))
+        if self.own_matmul and self.algorithm not in EXCHANGING:
+            expected = f"False, or one of {', '.join(EXCHANGING)} as algorithm"
+            raise ArgumentError(op, "config.own_matmul", expected, f"True with {self.algorithm}")
         for name in ("block_size_m", "block_size_n", "block_size_k", "comm_block_m", "comm_block_n"):
             size = getattr(self, name)
             if size < 16 or size & (size - 1):

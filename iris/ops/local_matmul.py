@@ -9,6 +9,8 @@ It is here to measure the kernel by itself, and for the dtypes that ``torch.matm
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from iris.context import Iris
@@ -79,10 +81,12 @@ def plain_matmul(
     config: FusedConfig,
     trace: Trace | None = None,
 ) -> None:
-    """``output = a @ b + bias`` as PyTorch does it: the second half of every baseline; int8 by :func:`matmul`, with
-    flags that the call's ``workspace`` keeps for it."""
-    if a.dtype == torch.int8 or (bias is not None and bias.dim() == 1 and bias.shape[0] != b.shape[1]):
-        own, flags = FusedConfig(**{**config.__dict__, "algorithm": "auto"}), workspace.for_matmul()
+    """``output = a @ b + bias`` as PyTorch does it: the second half of every baseline; int8, and what ``own_matmul`` is
+    set for, by :func:`matmul`, with flags that the call's ``workspace`` keeps for it."""
+    misshapen = bias is not None and bias.dim() == 1 and bias.shape[0] != b.shape[1]
+    if config.own_matmul or a.dtype == torch.int8 or misshapen:
+        algorithm = ALGORITHMS[0] if config.own_matmul else "auto"
+        own, flags = replace(config, algorithm=algorithm, own_matmul=False), workspace.for_matmul()
         matmul(workspace.ctx, output, a, b, bias, config=own, workspace=flags, trace=trace or False)
     elif bias is None:
         torch.matmul(a, b, out=output)

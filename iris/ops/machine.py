@@ -102,8 +102,9 @@ class Machine:
         elif self.warpgroups and m <= 128 and n <= 128:
             share *= _NARROW
         computing = 2 * m * n * (-(-problem.k // step) * step) / (self.flops * share)
-        rate = _L2_BYTES_PER_S if problem.m > m else _COLD_BYTES_PER_S
-        return max(computing, (m + n) * problem.k * problem.dtype.itemsize / rate)
+        depth = problem.k * problem.dtype.itemsize
+        cold = n * depth / _COLD_BYTES_PER_S if problem.m <= m else 0.0  # nobody else needs these columns of B
+        return max(computing, (m + n) * depth / _L2_BYTES_PER_S, cold)
 
     def memory_s(self, config: FusedConfig, problem: Problem, passes: float = 1.0) -> float:
         """The local matmul's traffic with the own memory: B once for every group of tile rows if L2 cannot hold it,

@@ -73,20 +73,32 @@ def predicted_s(problem: Problem, config: FusedConfig, rates: Machine) -> float:
     return _ALGORITHMS[problem.op, config.algorithm](Call(problem, config, rates))
 
 
-def _exchange_s(call: Call, sent_nbytes: float) -> float:
-    """Through inboxes: written at peers and read here, one after the other."""
+def _exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float) -> float:
+    """Through inboxes, which peers write and this rank reads; ``kept_nbytes`` of results are then written."""
     crossing = call.machine.store_s(sent_nbytes, call.programs(), call.world)
-    return _STEP_S + FLAG_S + crossing + 2 * sent_nbytes / call.machine.memory_rate
+    return _STEP_S + FLAG_S + crossing + (2 * sent_nbytes + kept_nbytes) / call.machine.memory_rate
+
+
+def _multiplied(call: Call) -> float:
+    """The whole matmul, before or behind an exchange."""
+    return _local(call) if call.config.own_matmul else library_s(call)
 
 
 def _output_exchanged(call: Call) -> float:
+    """Every rank's columns go to all."""
+    return _multiplied(call) + _exchange_s(call, (call.world - 1) * call.output_nbytes, call.world * call.output_nbytes)
+
+
+def _sum_exchanged(call: Call) -> float:
     """Every rank's product goes to all."""
-    return library_s(call) + _exchange_s(call, (call.world - 1) * call.output_nbytes)
+    return _multiplied(call) + _exchange_s(call, (call.world - 1) * call.output_nbytes, call.output_nbytes)
 
 
-def _output_exchanged_twice(call: Call) -> float:
-    """Parts of the product to their owners, and their sums to all."""
-    return library_s(call) + _exchange_s(call, 2 * _sent_nbytes(call)) + FLAG_S
+def _sum_exchanged_twice(call: Call) -> float:
+    """Parts of the product to their owners, and their sums to all, with no inbox between."""
+    sent = _sent_nbytes(call)
+    again = FLAG_S + call.machine.store_s(sent, call.programs(), call.world)
+    return _multiplied(call) + _exchange_s(call, sent, call.output_nbytes) + again
 
 
 # -- all-gather + matmul ------------------------------------------------------------------------------------
@@ -185,7 +197,7 @@ def _gather_decomposed(call: Call) -> float:
 
 
 def _gather_exchanged(call: Call) -> float:
-    return library_s(call) + _exchange_s(call, (call.world - 1) * call.part_nbytes)
+    return _multiplied(call) + _exchange_s(call, (call.world - 1) * call.part_nbytes, call.world * call.part_nbytes)
 
 
 def _gather_then(call: Call) -> float:
@@ -397,7 +409,7 @@ def _reduce_ring(call: Call) -> float:
 
 
 def _scatter_sum_exchanged(call: Call) -> float:
-    return library_s(call) + _exchange_s(call, _sent_nbytes(call))
+    return _multiplied(call) + _exchange_s(call, _sent_nbytes(call), call.output_nbytes / call.world)
 
 
 def _scatter_sum_then(call: Call) -> float:
@@ -441,8 +453,8 @@ _ALGORITHMS: dict[tuple[str, str], Callable[[Call], float]] = {
     ("matmul_all_reduce", "two_shot"): _reduce_pushed,
     ("matmul_all_reduce", "copy_engine"): _reduce_copied,
     ("matmul_all_reduce", "ring"): _reduce_ring,
-    ("matmul_all_reduce", "low_latency"): _output_exchanged,
-    ("matmul_all_reduce", "low_latency_two_shot"): _output_exchanged_twice,
+    ("matmul_all_reduce", "low_latency"): _sum_exchanged,
+    ("matmul_all_reduce", "low_latency_two_shot"): _sum_exchanged_twice,
     ("matmul_all_reduce", "baseline"): _reduce_then,
     ("matmul", "local"): _local,
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from iris.ops import tuned
 from iris.ops.candidates import ALGORITHMS, TILES, candidates, obstacle
-from iris.ops.config import FusedConfig, Target
+from iris.ops.config import EXCHANGING, FusedConfig, Target
 from iris.ops.hardware import HARDWARE, Hardware, hardware
 from iris.ops.machine import machine
 from iris.ops.model import predicted_s
@@ -111,7 +111,28 @@ def _picked(problem: Problem, target: Target, algorithm: str | None, user_path: 
         for row in rows.near(problem, target.hardware):
             if algorithm not in (None, row.config.algorithm) or obstacle(problem, row.config, target) is not None:
                 continue
-            times = predictions(problem, target, (row.config, best))
-            if row.exact(problem) or times[row.config] <= _WORSE * times[best]:
+            if _counts(row, row.config, best, problem, target):
                 return row.config
-    return best
+    return _with_measured_matmul(best, problem, target, user_path) if best.algorithm in EXCHANGING else best
+
+
+def _with_measured_matmul(config: FusedConfig, problem: Problem, target: Target, user_path: Path | None) -> FusedConfig:
+    """``config`` with the matmul that was the fastest beside an exchange, with whatever number of ranks."""
+    for rows in (tuned.user_rows(user_path), tuned.shipped_rows()):
+        for row in rows.near(problem, target.hardware, any_world=True):
+            measured = replace(row.config, algorithm=config.algorithm)
+            if row.config.algorithm not in EXCHANGING or obstacle(problem, measured, target) is not None:
+                continue
+            return measured if _counts(row, measured, config, problem, target) else config
+    return config
+
+
+def _counts(row: tuned.Row, measured: FusedConfig, other: FusedConfig, problem: Problem, target: Target) -> bool:
+    """Whether ``measured``, from ``row``, is to be taken instead of ``other``."""
+    if row.exact(problem):
+        return True
+    size = measured.block_size_m
+    if measured.own_matmul and -(-problem.m // size) > -(-row.m // size):
+        return False  # each row of tiles reads B, which is all that such a matmul does
+    times = predictions(problem, target, (measured, other))
+    return times[measured] <= _WORSE * times[other]

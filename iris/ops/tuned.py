@@ -13,6 +13,9 @@ A file is a JSON object ``{"schema": 1, "rows": […]}``. A row has
 A row counts for shapes of which m, n and k are each within a factor √2 of its own, so that rows for powers of two count
 for everything between. Further off, the number of waves changes by more than half, and another tile is often better. Of
 several the nearest counts, by the sum of the squared logarithms of the three factors.
+
+Whether ``low_latency`` and ``low_latency_two_shot`` leave the matmul to the library (``own_matmul``) is a matter of the
+local matmul: where there is no row for as many ranks, one for another number of ranks says that.
 """
 
 from __future__ import annotations
@@ -117,14 +120,23 @@ class Rows:
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._by_kind: dict[tuple[Any, ...], list[Row]] = {}
         for row in rows:
-            self._by_kind.setdefault(row.key[:-3], []).append(row)
+            for kind in (row.key[:-3], _of_any_world(row.key[:-3])):
+                self._by_kind.setdefault(kind, []).append(row)
 
-    def near(self, problem: Problem, device_name: str) -> list[Row]:
-        """The rows that count for ``problem``, the nearest first."""
+    def near(self, problem: Problem, device_name: str, *, any_world: bool = False) -> list[Row]:
+        """The rows that count for ``problem``, the nearest first. ``any_world``: whatever number of ranks they were
+        measured with, for what depends on the local matmul alone."""
         kind = row_key(problem, device_name)[:-3]
+        if any_world:
+            kind = _of_any_world(kind)
         found = [(row.distances(problem), row) for row in self._by_kind.get(kind, ())]
         reached = [(sum(one * one for one in far), row) for far, row in found if max(far) <= REACH]
         return [row for _, row in sorted(reached, key=lambda one: one[0])]
+
+
+def _of_any_world(kind: tuple[Any, ...]) -> tuple[Any, ...]:
+    hardware, _, *others = kind
+    return hardware, None, *others
 
 
 # -- files --------------------------------------------------------------------------------------------------

@@ -53,12 +53,14 @@ Steps = Generator[Step, Any, None]
 
 def by_turns(configs: Iterable[FusedConfig]) -> list[FusedConfig]:
     """The first config of each algorithm, then the second of each, and so on: predictions are surer within an algorithm
-    than between two, and a search that ends early shall have tried them all."""
-    seen: Counter[str] = Counter()
+    than between two, and a search that ends early shall have tried them all. An algorithm counts as two where the
+    matmul may be the library's or ``own_matmul``."""
+    seen: Counter[tuple[str, bool]] = Counter()
     turns = []
     for config in configs:
-        turns.append((seen[config.algorithm], config))
-        seen[config.algorithm] += 1
+        kind = config.algorithm, config.own_matmul
+        turns.append((seen[kind], config))
+        seen[kind] += 1
     return [config for _, config in sorted(turns, key=lambda one: one[0])]
 
 
