@@ -121,7 +121,7 @@ def test_whose_matmul_goes_with_an_exchange_is_known_from_any_number_of_ranks() 
     assert model_pick(twice, H200).algorithm == "low_latency_two_shot"
     shipped_rows(row_for(problem_of("matmul_all_reduce", 64, 16384, 8192, 2), own))
     assert pick_config(twice, H200) == replace(own, algorithm="low_latency_two_shot")
-    assert pick_config(replace(twice, n=12000), H200).own_matmul
+    assert not pick_config(replace(twice, n=12288), H200).own_matmul  # not measured: the library may be faster
     assert pick_config(replace(twice, m=60), H200).own_matmul
     assert not pick_config(replace(twice, m=80), H200).own_matmul  # two rows of tiles
 

@@ -131,8 +131,10 @@ def _counts(row: tuned.Row, measured: FusedConfig, other: FusedConfig, problem: 
     """Whether ``measured``, from ``row``, is to be taken instead of ``other``."""
     if row.exact(problem):
         return True
-    size = measured.block_size_m
-    if measured.own_matmul and -(-problem.m // size) > -(-row.m // size):
-        return False  # each row of tiles reads B, which is all that such a matmul does
+    if measured.own_matmul:  # of weights of just this size: the library's choice of tiles is erratic
+        size = measured.block_size_m
+        more = -(-problem.m // size) > -(-row.m // size)  # rows of tiles, each of which reads B
+        if more or (row.n, row.k) != (problem.n, problem.k):
+            return False
     times = predictions(problem, target, (measured, other))
     return times[measured] <= _WORSE * times[other]
