@@ -34,8 +34,8 @@ the sum depends on timing. All ranks still end with the same bits.
 When it wins: few rows, as in decoding.
 
 **low_latency_two_shot**: the same in two hops: each rank sums a part of the rows, and stores the sum into every rank's
-output. Each rank receives about twice the output, not (world_size - 1) times. When it wins: if ever, with more than
-two ranks, where it has not been measured; so "auto" does not take it without a tuned row.
+output. Each rank receives about twice the output, not (world_size - 1) times, and sums a part of the rows, not all.
+When it wins: some hundred rows, fewer with more ranks; with more than two it has not been measured.
 
 **baseline**: ``torch.matmul``, then the collective.
 
