@@ -15,6 +15,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from ops_inputs import ALL_REDUCE, GATHER, Way, trial
 from ranks import (
     BACKEND,
     Failure,
@@ -96,6 +97,30 @@ def test_a_hundred_lives_in_one_process_leave_it_as_it_was(ranks: Ranks) -> None
         assert late["rss_kib"] - early["rss_kib"] < 4096, "a leak of one heap page table a life would be more"
         assert late["gpu"] == early["gpu"]
         assert files == []
+
+
+def lives_with_ops(seed: int) -> tuple[dict[str, Any], dict[str, Any], list[float]]:
+    """What the process holds after two lives, and after eight more, each with calls that are replayed, on two lanes."""
+    early, excesses = {}, []
+    for turn in range(10):
+        with iris.iris(HEAP_SIZE, timeout_s=30) as ctx:
+            ways = Way(ALL_REDUCE, "low_latency"), Way(GATHER, "decomposed")
+            trials = [trial(ctx, way, (32, 32, 64), torch.float16, seed + turn) for way in ways]
+            for one in trials:
+                for _ in range(3):
+                    one.run()
+                excesses.append(one.excess())
+            del trials, one
+        early = early or (measures() if turn == 1 else {})
+    return early, measures(), excesses
+
+
+@TWO
+def test_graphs_of_one_life_are_not_the_next_ones(ranks: Ranks, seed: int) -> None:
+    for early, late, excesses in ranks.run(lives_with_ops, seed):
+        assert max(excesses) <= 1
+        assert late["fds"] == early["fds"] and late["threads"] == early["threads"]
+        assert late["gpu"] == early["gpu"]
 
 
 def test_lives_across_processes_leave_the_machine_as_it_was() -> None:
