@@ -101,7 +101,8 @@ def test_a_hundred_lives_in_one_process_leave_it_as_it_was(ranks: Ranks) -> None
 
 def lives_with_ops(seed: int) -> tuple[dict[str, Any], dict[str, Any], list[float]]:
     """What the process holds after two lives, and after eight more, each with calls that are replayed, on two lanes."""
-    early, excesses = {}, []
+    early: dict[str, Any] = {}
+    excesses = []
     for turn in range(10):
         with iris.iris(HEAP_SIZE, timeout_s=30) as ctx:
             ways = Way(ALL_REDUCE, "low_latency"), Way(GATHER, "decomposed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from result_lines import ALGORITHMS, LARGE, SIMULATED, SIZES_OF_SWEEP, Record, d
 
 import iris
 from iris import cli
-from iris.report import comparison, markdown, tables
+from iris.report import comparison, drawing, markdown, tables
 from iris.report.charts import charts
 from iris.report.palette import PAPER, Palette
 from iris.report.records import read
@@ -279,6 +280,44 @@ def test_charts_show_times_shares_scaling_and_crossover(study: Study) -> None:
     assert all([p.shape and p.shape[0] for p in chart.problems] == list(SIZES_OF_SWEEP) for chart in swept)
 
 
+def layers_by_m(folder: Path) -> Path:
+    """Two layers, on 2 and on 4 ranks; Iris is 1.2 and 1.5 times as fast as NCCL, times as many as there are ranks."""
+    lines = []
+    for n, gain in ((1024, 1.2), (2048, 1.5)):
+        for m in (16, 32, 64, 128):
+            for size in (2, 4):
+                for algorithm, ms in (("nccl", 1.0), ("auto", 1 / (gain * size))):
+                    line = record("all_gather_matmul", algorithm, (m, n, 512), size)
+                    line["time_ms"]["median"] = ms
+                    lines.append(line)
+    return write(folder / "layers.jsonl", lines)
+
+
+def test_the_speed_up_by_m_is_a_geometric_mean_over_layers(tmp_path: Path) -> None:
+    study = Study(read(layers_by_m(tmp_path)))
+    (chart,) = [chart for chart in charts(study).values() if chart.kind == "speedups"]
+    figure = drawing.draw(chart, study, Palette(["auto", "nccl"]))
+    (axes,) = figure.axes
+    curves = {line.get_color(): line.get_ydata() for line in axes.lines if line.get_linewidth() == 1.7}
+    for size in (2, 4):
+        tone, _ = Palette([]).of_ranks(size)
+        assert list(curves[tone.light]) == pytest.approx([size * math.sqrt(1.2 * 1.5)] * 4)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["2 ranks", "4 ranks"]
+
+
+def test_charts_of_one_kind_only(tmp_path: Path) -> None:
+    results = layers_by_m(tmp_path)
+    assert report(results, "--svg_dir", tmp_path / "svg", "--charts", "speedups") == 0
+    assert [file.name for file in (tmp_path / "svg").iterdir()] == ["all_gather_matmul-speedups-nvidia-h200.svg"]
+    assert report(results, "--out", tmp_path / "page.html", "--charts", "speedups", "--charts", "times") == 0
+    headings = [
+        heading
+        for heading in ("Speed-up by M", "Times", "Crossover in M")
+        if heading in (tmp_path / "page.html").read_text()
+    ]
+    assert headings == ["Speed-up by M", "Times"]
+
+
 def test_simulated_ranks_and_gpus_are_never_in_one_chart(study: Study) -> None:
     made = charts(study).values()
     assert {chart.section for chart in made} == {H200_SECTION, SIM_SECTION}
@@ -300,7 +339,9 @@ def test_each_algorithm_has_one_colour_and_strangers_get_their_own() -> None:
     palette = Palette(["push", "nccl", "zeta", "beta"])
     light = [tone.light for tone in palette.tones.values()]
     dark = [tone.dark for tone in palette.tones.values()]
-    assert len(set(light)) == len(light) == len(set(dark)) == len(palette.variables) - 6
+    ranks = [palette.of_ranks(size)[0].light for size in (2, 4, 8, 16)]
+    assert len(set(light)) == len(light) == len(set(dark)) == len(palette.variables) - 6 - len(set(ranks))
+    assert len({*light, *ranks}) == len(light) + 4
     assert palette.ordered(["nccl", "zeta", "push", "beta"]) == ["push", "beta", "zeta", "nccl"]
 
 
@@ -645,6 +686,8 @@ def test_what_moved_with_its_opponent_is_told(tmp_path: Path, capsys: pytest.Cap
         (["--compare", "a", "b", "--threshold", "nan"], "nan is not a number of percent, 0 or more"),
         (["results", "--compare", "a", "b"], "give one folder of results, or --compare A B"),
         (["--compare", "a", "b", "--out", "x.html"], "--compare only prints"),
+        (["results", "--markdown", "x.md", "--charts", "times"], "--charts needs --out or --svg_dir"),
+        (["--compare", "a", "b", "--charts", "times"], "--compare only prints"),
     ],
 )
 def test_contradicting_arguments_are_refused(

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from iris.errors import ArgumentError, BackendError
 from iris.report import comparison, markdown, page
-from iris.report.charts import Chart, charts
+from iris.report.charts import KINDS, Chart, charts
 from iris.report.palette import Palette
 from iris.report.records import read
 from iris.report.study import Study, grouped
@@ -25,8 +25,10 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if (given.results is None) == (given.compare is None):
         parser.error("give one folder of results, or --compare A B")
-    if given.compare is not None and (given.out or given.svg_dir or given.markdown):
-        parser.error("--compare only prints: leave out --out, --svg_dir and --markdown")
+    if given.compare is not None and (given.out or given.svg_dir or given.markdown or given.charts):
+        parser.error("--compare only prints: leave out --out, --svg_dir, --charts and --markdown")
+    if given.charts and given.out is None and given.svg_dir is None and given.markdown is not None:
+        parser.error("--charts needs --out or --svg_dir: --markdown writes tables only")
     if given.compare is None and (given.threshold is not None or given.fail_on_regression):
         parser.error("--threshold and --fail_on_regression belong to --compare A B")
     if given.compare is not None:
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     if out is None and given.markdown is None and given.svg_dir is None:
         out = Path("report.html")
     if out is not None or given.svg_dir is not None:
-        _draw(study, out, given.svg_dir)
+        _draw(study, out, given.svg_dir, given.charts or tuple(KINDS))
     if given.markdown is not None:
         markdown.write(study, given.markdown)
         print(f"tables of {len(study.results)} results: {given.markdown}")
@@ -54,7 +56,7 @@ def _compare(before: Path, after: Path, threshold_percent: float, fail_on_regres
     return 1 if worse and fail_on_regression else 0
 
 
-def _draw(study: Study, out: Path | None, svg_dir: Path | None) -> None:
+def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[str]) -> None:
     """Write the page and the pictures that are wanted."""
     try:
         from iris.report import drawing, svg
@@ -70,7 +72,8 @@ def _draw(study: Study, out: Path | None, svg_dir: Path | None) -> None:
         )
     palette = Palette(result.algorithm for result in study.results)
     pictures: list[tuple[Chart, str]] = []
-    for name, chart in _tracked(list(charts(study).items())):
+    wanted = [(name, chart) for name, chart in charts(study).items() if chart.kind in kinds]
+    for name, chart in _tracked(wanted):
         text = svg.text_of(drawing.draw(chart, study, palette), name)
         if svg_dir is not None:
             (svg_dir / f"{name}.svg").write_text(text, encoding="utf-8")
@@ -128,6 +131,12 @@ def _parser() -> argparse.ArgumentParser:
         help="the page (default: report.html, unless --svg_dir or --markdown is given)",
     )
     parser.add_argument("--svg_dir", type=Path, metavar="DIR", help="write each chart into this folder as an SVG file")
+    parser.add_argument(
+        "--charts",
+        action="append",
+        choices=tuple(KINDS),
+        help="draw charts of this kind only; may be given several times (default: all kinds)",
+    )
     parser.add_argument(
         "--markdown",
         type=Path,

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from iris.report.study import Problem, Section, Study, grouped
+from iris.report.study import OPPONENTS, Problem, Section, Study, grouped
 
 KINDS = {
+    "speedups": "Speed-up by M",
     "times": "Times",
     "shares": "Share of the floor",
     "scaling": "Scaling over ranks",
@@ -43,7 +44,7 @@ class Chart:
 
 def charts(study: Study) -> dict[str, Chart]:
     """All charts by name, in the order of a page: by section, case and kind."""
-    found = [*_times(study), *_shares(study), *_scalings(study), *_crossovers(study)]
+    found = [*_speedups(study), *_times(study), *_shares(study), *_scalings(study), *_crossovers(study)]
     kinds = list(KINDS)
     named: dict[str, Chart] = {}
     for chart in sorted(found, key=lambda chart: (chart.section, chart.case, kinds.index(chart.kind))):
@@ -56,8 +57,23 @@ def charts(study: Study) -> dict[str, Chart]:
 def _name(chart: Chart) -> str:
     """A name for a file: words of the title with hyphens."""
     where = "simulated" if chart.section.simulated else chart.section.hardware
-    words = f"{chart.case} {chart.kind} {chart.title.replace('×', 'x')} {chart.subtitle} {where}"
+    title = "" if chart.kind == "speedups" else f"{chart.title.replace('×', 'x')} {chart.subtitle}"
+    words = f"{chart.case} {chart.kind} {title} {where}"
     return re.sub(r"[^a-z0-9_.]+", "-", words.lower()).strip("-.")[:_LONGEST_NAME]
+
+
+def _speedups(study: Study) -> Iterator[Chart]:
+    sweeps = [sweep for sweep in study.sweeps if not sweep[0].section.simulated]
+    compared = [
+        problem
+        for sweep in sweeps
+        for problem in sweep
+        if problem.representative and any(study.speedup(problem.representative, one) for one in OPPONENTS)
+    ]
+    for problems in grouped(compared, lambda p: (p.section, p.case)).values():
+        count = len({(problem.names, problem.setting, problem.shape and problem.shape[1:]) for problem in problems})
+        if count > 1:
+            yield Chart("speedups", problems[0].case, f"{count} layers by M; line: geometric mean", problems)
 
 
 def _times(study: Study) -> Iterator[Chart]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 import matplotlib
@@ -14,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from iris.report.charts import Chart
 from iris.report.palette import INK, LOSS, MUTED, PAPER, RULE, Palette
 from iris.report.records import Result
-from iris.report.study import COMPARATORS, MATMUL, Problem, Study, time_of
+from iris.report.study import COMPARATORS, MATMUL, OPPONENTS, Problem, Study, grouped, time_of
 from iris.report.svg import SETTINGS
 
 WIDTH = 4.7
@@ -25,6 +26,7 @@ _HEAD, _ROW, _LEGEND_ROW = 0.52, 0.225, 0.2
 _PLOT, _AXIS, _GAP = 1.75, 0.36, 0.34
 _LEGEND_COLUMNS = 4
 _RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20, 32)
+_OPPONENT = {"nccl": "NCCL + matmul", "torch_symm_mem": "PyTorch"}
 _NEAR_RATIOS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3)
 
 Curve = list[tuple[float, float]]
@@ -34,6 +36,41 @@ def draw(chart: Chart, study: Study, palette: Palette) -> Figure:
     """The figure of a chart."""
     with matplotlib.rc_context(SETTINGS):
         return _DRAWN[chart.kind](chart, study, palette)
+
+
+def _speedups(chart: Chart, study: Study, palette: Palette) -> Figure:
+    sizes = sorted({problem.world_size for problem in chart.problems})
+    found = {name: _ratios(chart.problems, study, name) for name in OPPONENTS}
+    drawn = {name: by_size for name, by_size in found.items() if by_size}
+    legend = [_ranks(size) for size in sizes]
+    figure, plots = _figure(chart, [_PLOT] * len(drawn), _AXIS + 0.12, legend, palette)
+    for axes, (name, by_size) in zip(plots, drawn.items(), strict=True):
+        for place, (size, points) in enumerate(sorted(by_size.items())):
+            apart = 2 ** (0.16 * (place - (len(by_size) - 1) / 2))
+            tone, marker = palette.of_ranks(size)
+            axes.plot(*_columns([(m * apart, ratio) for m, ratio in points]), marker=marker, markersize=2.6,
+                      linewidth=0, color=tone.light, alpha=0.4, markeredgewidth=0)  # fmt: skip
+            means = [
+                (m * apart, math.exp(statistics.fmean(math.log(ratio) for _, ratio in group)))
+                for m, group in grouped(sorted(points), lambda point: point[0]).items()
+            ]
+            (line,) = axes.plot(*_columns(means), color=tone.light, linewidth=1.7, zorder=3)
+            _dot(line, tone.light, marker)
+        _ratio_axis(axes)
+        axes.grid(axis="y", color=RULE.light, linewidth=0.7)
+        _unit(axes, f"speed-up over {_OPPONENT[name]} (shaded: slower)")
+    _m_axis(plots, [_m(problem) for problem in chart.problems])
+    return figure
+
+
+def _ratios(problems: Sequence[Problem], study: Study, opponent: str) -> dict[int, Curve]:
+    """For each number of ranks M and speed-up of every problem."""
+    found: dict[int, Curve] = {}
+    for problem in problems:
+        ratio = study.speedup(problem.representative, opponent) if problem.representative else None
+        if ratio is not None:
+            found.setdefault(problem.world_size, []).append((_m(problem), ratio))
+    return found
 
 
 def _times(chart: Chart, study: Study, palette: Palette) -> Figure:
@@ -150,7 +187,12 @@ def _crossover(chart: Chart, study: Study, palette: Palette) -> Figure:
         plots[1].yaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
         plots[1].axhline(1, color=INK.light, linestyle=(0, (3, 2)), linewidth=1)
         _unit(plots[1], "share of the floor")
-    values = [_m(problem) for problem in problems]
+    _m_axis(plots, [_m(problem) for problem in problems])
+    return figure
+
+
+def _m_axis(plots: Sequence[Axes], values: Sequence[float]) -> None:
+    """M below the last plot, in powers of two."""
     for axes in plots:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(FixedLocator(_thinned(values)))
@@ -160,7 +202,6 @@ def _crossover(chart: Chart, study: Study, palette: Palette) -> Figure:
     for axes in plots[:-1]:
         axes.tick_params(labelbottom=False)
     plots[-1].set_xlabel("M", color=MUTED.light)
-    return figure
 
 
 def _ratio_axis(axes: Axes) -> None:
@@ -250,7 +291,11 @@ def _handle(name: str, palette: Palette) -> Line2D:
     if name == "floor":
         return Line2D([], [], color=INK.light, linestyle=(0, (3, 2)), linewidth=1, label=name)
     handle = Line2D([], [], linewidth=0, label=_label(name))
-    _mark(handle, name, palette)
+    if name in palette.tones:
+        _mark(handle, name, palette)
+    else:
+        tone, marker = palette.of_ranks(int(name.split()[0]))
+        _dot(handle, tone.light, marker)
     return handle
 
 
@@ -263,11 +308,19 @@ def _plot(axes: Axes, points: Curve, algorithm: str, palette: Palette, joined: b
 
 
 def _mark(line: Line2D, algorithm: str, palette: Palette) -> None:
-    line.set_color(palette.tones[algorithm].light)
-    line.set_marker(palette.marker(algorithm))
+    _dot(line, palette.tones[algorithm].light, palette.marker(algorithm))
+
+
+def _dot(line: Line2D, colour: str, marker: str) -> None:
+    line.set_color(colour)
+    line.set_marker(marker)
     line.set_markersize(5.5)
     line.set_markeredgecolor(PAPER.light)
     line.set_markeredgewidth(0.5)
+
+
+def _ranks(world_size: int) -> str:
+    return f"{world_size} ranks"
 
 
 def _label(algorithm: str) -> str:
@@ -311,6 +364,7 @@ def _thinned(values: Iterable[float], most: int = 7) -> list[float]:
 
 
 _DRAWN: dict[str, Callable[[Chart, Study, Palette], Figure]] = {
+    "speedups": _speedups,
     "times": _times,
     "shares": _shares,
     "scaling": _scaling,

@@ -52,6 +52,14 @@ ALGORITHMS = (
 )
 """In the order in which charts show them: Iris first, comparators in greys last."""
 
+_RANKS = (
+    Tone("ranks-0", "#7b61d6", "#b3a1f5"),
+    Tone("ranks-1", "#1473b8", "#6fbdf0"),
+    Tone("ranks-2", "#0d8a66", "#57cfa8"),
+    Tone("ranks-3", "#b0661a", "#e8ab62"),
+)
+"""Where curves differ in the number of ranks: 2 and fewer, 4 and fewer, 8 and fewer, more."""
+
 _SPARE = (
     ("#5566aa", "#a3b1ee"),
     ("#b0478a", "#e69aca"),
@@ -84,12 +92,17 @@ class Palette:
     def marker(self, algorithm: str) -> str:
         return MARKERS[list(self.tones).index(algorithm) % len(MARKERS)]
 
+    def of_ranks(self, world_size: int) -> tuple[Tone, str]:
+        """Tone and marker of a number of ranks."""
+        index = min(len(_RANKS) - 1, max(0, (world_size - 1).bit_length() - 1))
+        return _RANKS[index], MARKERS[index]
+
     @property
     def variables(self) -> dict[str, str]:
         """The CSS variable of each colour on light ground."""
-        return {tone.light: f"var(--{tone.name})" for tone in (*GROUND, *self.tones.values())}
+        return {tone.light: f"var(--{tone.name})" for tone in (*GROUND, *_RANKS, *self.tones.values())}
 
     def css(self, dark: bool) -> str:
         """Declarations of all variables."""
-        tones = {tone.name: tone for tone in (*GROUND, *self.tones.values())}
+        tones = {tone.name: tone for tone in (*GROUND, *_RANKS, *self.tones.values())}
         return "".join(f"--{tone.name}:{tone.dark if dark else tone.light};" for tone in tones.values())
