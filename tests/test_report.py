@@ -14,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from result_lines import ALGORITHMS, LARGE, SIMULATED, SIZES_OF_SWEEP, Record, dataset, record, without_time, write
@@ -301,7 +302,7 @@ def test_the_speed_up_by_m_is_a_geometric_mean_over_layers(tmp_path: Path) -> No
     curves = {line.get_color(): line.get_ydata() for line in axes.lines if line.get_linewidth() == 1.7}
     for size in (2, 4):
         tone, _ = Palette([]).of_ranks(size)
-        assert list(curves[tone.light]) == pytest.approx([size * math.sqrt(1.2 * 1.5)] * 4)
+        assert np.asarray(curves[tone.light]).tolist() == pytest.approx([size * math.sqrt(1.2 * 1.5)] * 4)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["2 ranks", "4 ranks"]
 
 
