@@ -137,8 +137,8 @@ _ONLY_MEASURED: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul_reduce_scatter": {"low_latency": _OWN},
     "matmul_all_reduce": {"low_latency": _OWN, "low_latency_two_shot": _OWN},
 }
-"""What only a measurement chooses. The library's matmul is mostly as fast as Iris's, but with few rows it is 1.7 times
-slower where it takes the wrong tile, which no figure of the hardware's tells."""
+"""What only a measurement chooses. The library's matmul is mostly as fast as Iris's, but with few rows it takes up to
+1.9 times as long where it takes the wrong tile, which no figure of the hardware's tells."""
 
 LIBRARY = ("decomposed", "ring", "low_latency", "low_latency_two_shot", "baseline")
 """Algorithms whose matmul is the library's, unless ``own_matmul`` is set."""

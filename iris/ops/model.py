@@ -9,7 +9,7 @@ How far off it is: beside 643 calls measured on 2 and 4 × H200 (tests/data/h200
 of ten are within 0.89 and 1.18. Clocks alone make 10 % between two measurements of the same. Of the configs measured
 for a shape, the one that it predicts to be fastest took 3 % more than the fastest on average, and 18 % more at worst,
 over 93 shapes. Beside the 1119 calls of dataset/llm.json (1 to 16384 rows, results/) it is 4 % off in the median, nine
-of ten are within 0.90 and 1.13; a few gathers of 128 rows took 1.7 times as long, as cuBLAS's tile does not fit them.
+of ten are within 0.89 and 1.12; a few gathers of 128 rows took 1.7 times as long, as cuBLAS's tile does not fit them.
 Nobody has measured 8 ranks or other hardware beside it.
 """
 
@@ -75,7 +75,7 @@ def predicted_s(problem: Problem, config: FusedConfig, rates: Machine) -> float:
 
 
 def _exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float) -> float:
-    """Through inboxes, which peers write and this rank reads; ``kept_nbytes`` of results are then written."""
+    """Through inboxes, which peers write and this rank reads; ``kept_nbytes`` of results then go to memory."""
     crossing = call.machine.store_s(sent_nbytes, call.programs(), call.world)
     return _STEP_S + FLAG_S + crossing + (2 * sent_nbytes + kept_nbytes) / call.machine.memory_rate
 
@@ -198,7 +198,7 @@ def _gather_decomposed(call: Call) -> float:
 
 
 def _gather_exchanged(call: Call) -> float:
-    return _multiplied(call) + _exchange_s(call, (call.world - 1) * call.part_nbytes, call.world * call.part_nbytes)
+    return _multiplied(call) + _exchange_s(call, (call.world - 1) * call.part_nbytes, 0.0)
 
 
 def _gather_then(call: Call) -> float:
