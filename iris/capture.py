@@ -15,48 +15,55 @@ import torch
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """Two streams of this process, for one capture at a time; see :meth:`iris.engine.CopyEngine.lane`."""
+class Place:
+    """A stream for captures, one at a time, and a graph whose pool has the memory of all that is captured there; both
+    last as long as the process."""
 
-    first: torch.cuda.Stream
-    second: torch.cuda.Stream
+    stream: torch.cuda.Stream
     memory: torch.cuda.CUDAGraph
-    """Its pool has the memory of all that is captured on the two, and lasts as long as the process."""
 
 
-_lock = threading.Lock()
-_free: dict[torch.device, list[Lanes]] = {}
-_second: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
+_lock = threading.RLock()  # a finalizer gives places back, which may run at any time
+_free: dict[torch.device, list[Place]] = {}
+_beside: dict[tuple[torch.cuda.Stream, bool], torch.cuda.Stream] = {}
 
 
-def borrow_lanes(device: torch.device) -> Lanes:
-    """Lanes that nobody else has."""
+def borrow_place(device: torch.device) -> Place:
+    """A place that nobody else has."""
     from iris.backends.gpu import new_stream
 
     with _lock:
         if _free.get(device):
             return _free[device].pop()
-    first, second = new_stream(device), new_stream(device)
-    _second[first] = second
-    return Lanes(first, second, _small_graph(first, device))
+    word = torch.zeros(1, device=device)  # first: there may be no memory
+    stream = new_stream(device)
+    return Place(stream, _small_graph(stream, word))
 
 
-def return_lanes(lanes: list[Lanes]) -> None:
-    """Give back what :func:`borrow_lanes` gave; the graphs that were captured there are never replayed again."""
+def return_places(places: list[Place]) -> None:
+    """Give back what :func:`borrow_place` gave. The graphs that were captured there are over, and never replayed."""
     with _lock:
-        for each in lanes:
-            _free.setdefault(each.first.device, []).append(each)
+        for each in places:
+            _free.setdefault(each.stream.device, []).append(each)
 
 
-def second_lane(first: torch.cuda.Stream) -> torch.cuda.Stream | None:
-    """The stream that goes with ``first``, if that is one for captures."""
-    return _second.get(first)
+def stream_beside(stream: torch.cuda.Stream, recorded: bool) -> torch.cuda.Stream:
+    """A second stream for what ``stream`` does, and nothing else's; another one for what is ``recorded`` in a graph."""
+    from iris.backends.gpu import new_stream
+
+    with _lock:
+        if (stream, recorded) not in _beside:
+            _beside[stream, recorded] = new_stream(stream.device)
+        return _beside[stream, recorded]
 
 
-def _small_graph(stream: torch.cuda.Stream, device: torch.device) -> torch.cuda.CUDAGraph:
+def _small_graph(stream: torch.cuda.Stream, word: torch.Tensor) -> torch.cuda.CUDAGraph:
+    """A graph that allocates nothing, and has a pool."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
-        torch.zeros(1, device=device)
-        graph.capture_end()
+        try:
+            word.zero_()
+        finally:
+            graph.capture_end()
     return graph

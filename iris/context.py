@@ -532,13 +532,13 @@ class Iris(SymmetricTensors, RankLogger):
         _open_contexts.discard(self)
         self._watcher.stop()
         self._workspaces.clear()
-        self._kept.clear()
         self._group_tensors.clear()
         try:
             self._backend.close()
             if error is None:
                 self._mesh.exchange("released")  # memory is free once no peer maps it
         finally:
+            self._kept.clear()  # graphs among it: the device is idle now, and their streams may be another context's
             self._mesh.leave(error)
 
     def __enter__(self) -> Iris:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from iris.capture import second_lane
+from iris.capture import stream_beside
 from iris.context import Iris
 from iris.errors import CaptureError
 
@@ -48,7 +48,6 @@ class CopyEngine:
         self._on_gpu = isinstance(self._stream, torch.cuda.Stream)
         self._lanes: list[torch.cuda.Stream] = []
         self._asked = False
-        self._second: dict[tuple[torch.cuda.Stream, bool], torch.cuda.Stream] = {}
 
     def beside(self, kernel: Callable[[], None], copies: Callable[[], None]) -> None:
         """Run what ``kernel`` launches on the current stream, and beside it ``copies``, both behind the current
@@ -77,7 +76,7 @@ class CopyEngine:
                 current = torch.cuda.current_stream(self._ctx.device)
                 self._lanes = [current]
                 if lanes > 1:
-                    self._lanes.append(second_lane(current) or self._second_lane(current, recorded))
+                    self._lanes.append(stream_beside(current, recorded))
                 for other in (stream, *self._lanes[1:]):
                     other.wait_stream(current)
                 try:
@@ -98,14 +97,6 @@ class CopyEngine:
         if self._on_gpu and self._stream == (current := torch.cuda.current_stream(self._ctx.device)):
             self._stream = stream_apart(self._backend.side_stream, current)
         return self._stream
-
-    def _second_lane(self, current: torch.cuda.Stream, recorded: bool) -> torch.cuda.Stream:
-        """What goes with a stream of the user's. Another one if that records a graph: scratch memory of what runs at
-        once may go before the graph does."""
-        key = current, recorded
-        if self._second.get(key) in (None, self._stream):
-            self._second[key] = stream_apart(self._backend.side_stream, current, self._stream, *self._second.values())
-        return self._second[key]
 
     @contextmanager
     def lane(self, number: int) -> Iterator[None]:

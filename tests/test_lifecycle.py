@@ -116,6 +116,7 @@ def lives_with_ops(seed: int) -> tuple[dict[str, Any], dict[str, Any], list[floa
     return early, measures(), excesses
 
 
+@pytest.mark.gpu
 @TWO
 def test_graphs_of_one_life_are_not_the_next_ones(ranks: Ranks, seed: int) -> None:
     for early, late, excesses in ranks.run(lives_with_ops, seed):

@@ -126,6 +126,23 @@ def test_whose_matmul_goes_with_an_exchange_is_known_from_any_number_of_ranks() 
     assert not pick_config(replace(twice, m=80), H200).own_matmul  # two rows of tiles
 
 
+def test_a_row_that_does_not_count_hides_no_other() -> None:
+    asked, own = problem_of("matmul_all_reduce", 64, 16384, 8192, 4), FusedConfig("low_latency", own_matmul=True)
+    shipped_rows(row_for(problem_of("matmul_all_reduce", 60, 16384, 8192, 2), own))
+    user_rows(row_for(problem_of("matmul_all_reduce", 64, 16000, 8192, 2), own))  # nearer, but of other weights
+    assert pick_config(replace(asked, m=60), H200).own_matmul
+
+
+def test_own_matmul_has_a_tile() -> None:
+    problem = problem_of("all_gather_matmul", 64, 8192, 8192, 2)
+    own = FusedConfig("low_latency", own_matmul=True, block_size_m=64, num_warps=4)
+    assert {one.num_stages for one in variations(problem, own, H200)} > {own.num_stages}
+    assert obstacle(problem, replace(own, block_size_n=256, num_stages=8), H200) is not None
+    assert any(one.own_matmul and one.stream_k for one in candidates(problem, H200, wide=True))
+    narrow, wide = (predict_ms(problem, replace(own, block_size_n=n), HARDWARE["H200 SXM"]) for n in (64, 256))
+    assert narrow != wide
+
+
 def test_only_a_measurement_chooses_whose_matmul_it_is() -> None:
     problem = problem_of("all_gather_matmul", 64, 8192, 8192, 2)
     asked = [

@@ -7,6 +7,7 @@ import gc
 import importlib
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris import capture
-from iris.capture import Lanes
+from iris.capture import Place
 from iris.engine import stream_apart
 from iris.ops.replay import Replays
 
@@ -116,10 +117,10 @@ def test_a_stream_of_its_own() -> None:
 GPU_0 = torch.device("cuda", 0)
 
 
-def lanes_of(names: Iterator[int]) -> Lanes:
+def place_of(names: Iterator[int]) -> Place:
     name = next(names)
     stream = mock.MagicMock(name=f"stream {name}", device=GPU_0)
-    return Lanes(stream, mock.Mock(), mock.Mock(**{"pool.return_value": f"pool {name}"}))
+    return Place(stream, mock.Mock(**{"pool.return_value": f"pool {name}"}))
 
 
 class Recorded(Replays):
@@ -139,7 +140,7 @@ class Recorded(Replays):
         cuda = dict.fromkeys(("stream", "current_stream", "current_blas_handle"), mock.DEFAULT)
         with (
             mock.patch("torch.cuda.CUDAGraph", return_value=graph),
-            mock.patch("iris.ops.replay.borrow_lanes", side_effect=lambda device: lanes_of(self.names)),
+            mock.patch("iris.ops.replay.borrow_place", side_effect=lambda device: place_of(self.names)),
             mock.patch.multiple("torch.cuda", **cuda) as fakes,
         ):
             fakes["current_stream"].return_value = stream
@@ -160,35 +161,82 @@ def test_graphs_of_a_stream_share_memory_that_lasts() -> None:
     for key in (1, 2, 3):
         replays.record(key)
     replays.record(4, stream="b")
-    with mock.patch("iris.ops.replay._KEPT", 1), mock.patch("torch.cuda.synchronize"):
-        replays.record(5)
+    replays.record(5)
     assert replays.pools == ["pool 0"] * 4 + ["pool 1", "pool 0"]
 
 
-def test_where_a_capture_does_not_end_there_is_no_other() -> None:
+@pytest.mark.parametrize("raises", [True, False])
+def test_where_a_capture_does_not_end_there_is_no_other(raises: bool) -> None:
     replays, calls = Recorded(), []
 
     def call() -> None:
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == 2 and raises:
             raise iris.CaptureError("not in a capture")
 
-    replays.record(0, call, at_end=RuntimeError("capture was invalidated"))
+    with mock.patch("torch._C._cuda_endAllocateToPool", create=True) as told:
+        replays.record(0, call, at_end=RuntimeError("capture was invalidated"))
+    assert len(calls) == 3  # done anew, as nothing of a capture is
+    assert [one.args[1] for one in told.call_args_list] == ["pool 0"]
     replays.record(1)
     assert replays.pools == ["pool 0", "pool 1"]
 
 
-def test_lanes_go_from_context_to_context() -> None:
+def test_a_small_graph_for_which_there_is_no_memory_begins_no_capture() -> None:
+    no_memory = torch.OutOfMemoryError("no memory")
+    with mock.patch("torch.zeros", side_effect=no_memory), mock.patch("iris.backends.gpu.new_stream") as made:
+        with pytest.raises(torch.OutOfMemoryError):
+            capture.borrow_place(torch.device("cuda", 7))
+        assert not made.called
+    graph = mock.Mock()
+    word = mock.Mock(**{"zero_.side_effect": RuntimeError("no")})
+    with mock.patch("torch.cuda.CUDAGraph", return_value=graph), mock.patch("torch.cuda.stream"):
+        with pytest.raises(RuntimeError, match="no"):
+            capture._small_graph(mock.MagicMock(), word)
+    assert graph.capture_end.called
+
+
+def test_a_second_stream_is_nobody_elses() -> None:
+    names = itertools.count()
+    new_stream = mock.patch("iris.backends.gpu.new_stream", side_effect=lambda device: f"stream {next(names)}")
+    with new_stream, mock.patch.dict("iris.capture._beside", clear=True):
+        streams: list[Any] = [mock.MagicMock(device=GPU_0) for _ in range(40)]
+        found = [capture.stream_beside(one, recorded) for one in streams for recorded in (False, True)]
+        assert len(set(found)) == 80
+        assert capture.stream_beside(streams[7], True) == found[15]
+
+
+def test_places_go_from_context_to_context() -> None:
     gc.collect()  # what other tests have left
     with mock.patch.dict("iris.capture._free", clear=True):
         replays = Recorded()
         replays.record(0)
-        (lanes,) = replays._lanes.values()
+        (place,) = replays._places.values()
         del replays
-        gc.collect()
-        assert capture._free == {GPU_0: [lanes]}
-        assert capture.borrow_lanes(GPU_0) is lanes
+        with capture._lock:  # as if a collection began while it is held
+            gc.collect()
+        assert capture._free == {GPU_0: [place]}
+        assert capture.borrow_place(GPU_0) is place
         assert capture._free == {GPU_0: []}
+
+
+def test_places_are_given_back_when_the_device_is_idle() -> None:
+    class Given:
+        def __init__(self) -> None:
+            weakref.finalize(self, lambda: order.append("given back"))
+
+    order: list[str] = []
+    with iris.iris(1 << 20) as ctx:
+        ctx.kept("what a call keeps", Given)
+        close = ctx._backend.close
+
+        def close_and_tell() -> None:
+            close()
+            order.append("idle")
+
+        with mock.patch.object(ctx._backend, "close", side_effect=close_and_tell):
+            ctx.close()
+    assert order == ["idle", "given back"]
 
 
 def on_many_streams(way: Way, seed: int) -> list[float]:

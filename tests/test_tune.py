@@ -29,6 +29,7 @@ from iris.engine import CopyEngine
 from iris.errors import ArgumentError, LaunchError, PeerDied
 from iris.ops import ALGORITHMS, FusedConfig, Target, pick, pick_config, tuned
 from iris.ops.candidates import LIBRARY
+from iris.ops.config import EXCHANGING
 from iris.ops.workspace import FusedWorkspace
 from iris.tune import command, session
 from iris.tune.report import Finding, described_config, print_findings
@@ -111,6 +112,12 @@ def test_each_algorithm_has_its_turn_before_another_has_a_second() -> None:
     names = ["ring", "ring", "push", "ring", "push", "atomic"]
     configs = [FusedConfig(name, group_size_m=1 + index) for index, name in enumerate(names)]
     assert [one.group_size_m - 1 for one in by_turns(configs)] == [0, 2, 5, 1, 4, 3]
+
+
+def test_a_search_begins_with_each_algorithm_and_each_matmul() -> None:
+    library, pushes = FusedConfig("low_latency"), [FusedConfig("push", num_chunks=count) for count in (1, 2)]
+    own = replace(library, own_matmul=True)
+    assert by_turns([library, *pushes, own]) == [library, pushes[0], own, pushes[1]]
 
 
 def test_candidates_are_timed_in_turns() -> None:
@@ -280,12 +287,20 @@ class Recorded:
         raise AssertionError("launched")
 
 
+def kernels_of(op: str, config: FusedConfig) -> list[FusedConfig]:
+    """``config`` with every algorithm of Iris's kernel, and with those that may have it."""
+    return [
+        replace(config, algorithm=name, own_matmul=name in EXCHANGING)
+        for name in ALGORITHMS[op]
+        if name in EXCHANGING or name not in LIBRARY
+    ]
+
+
 def compiled_share(op: str) -> tuple[list[int], bool]:
     """The tiles that this rank compiles of those of all algorithms; whether the op still works afterwards."""
     bench, ctx = bench_for(op), context()
     config = pick.model_pick(bench.problem, bench.target)
-    names = [name for name in ALGORITHMS[op] if name not in LIBRARY]
-    every = [replace(config, algorithm=name, block_size_m=16 << (number % 3)) for number, name in enumerate(names)]
+    every = [replace(one, block_size_m=16 << (number % 3)) for number, one in enumerate(kernels_of(op, config))]
     real, recorded = kernels.matmul_kernel, Recorded()
     moves = {name: getattr(CopyEngine, name) for name in ("put", "wait", "clear")}
     kernels.matmul_kernel = recorded
@@ -307,7 +322,7 @@ def compiled_share(op: str) -> tuple[list[int], bool]:
 @pytest.mark.parametrize("op", [op for op in ALGORITHMS if op != "matmul"])
 def test_ranks_share_compiling_and_launch_nothing_meanwhile(ranks: Ranks, op: str) -> None:
     shares = ranks.run(compiled_share, op)
-    assert sum(len(share) for share, _ in shares) == len([name for name in ALGORITHMS[op] if name not in LIBRARY])
+    assert sum(len(share) for share, _ in shares) == len(kernels_of(op, FusedConfig()))
     assert all(works for _, works in shares)
 
 

@@ -39,7 +39,8 @@ _MEMCPY_DEFAULT = 4
 
 
 _NON_BLOCKING = 1
-"""``cudaStreamNonBlocking``: does not wait for the legacy default stream, as nothing that is captured may."""
+"""``cudaStreamNonBlocking`` and ``hipStreamNonBlocking``: does not wait for the legacy default stream, as nothing that
+is captured may."""
 
 _WAIT_ANY_BIT, _ALL_BITS = 2, 0xFFFFFFFF
 """``CU_STREAM_WAIT_VALUE_AND`` and ``hipStreamWaitValueAnd``, and a mask."""
@@ -203,12 +204,13 @@ def gpu_of(rank: int, local_rank: int, count: int) -> int:
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
-    """A CUDA stream that is not one of the 32 that PyTorch hands out by turns; it stays as long as the process does."""
+    """A stream that is not one of the 32 that PyTorch hands out by turns; it stays as long as the process does."""
+    name = "cuda" if torch.version.hip is None else "hip"
     stream = ctypes.c_void_p()
     with torch.cuda.device(device):
-        code = _load_runtime("cuda").cudaStreamCreateWithFlags(ctypes.byref(stream), _NON_BLOCKING)
+        code = _load_runtime(name)[f"{name}StreamCreateWithFlags"](ctypes.byref(stream), _NON_BLOCKING)
     if code or stream.value is None:
-        raise BackendError(f"making a stream failed with cuda error {code}")
+        raise BackendError(f"making a stream failed with {name} error {code}")
     return torch.cuda.ExternalStream(stream.value, device)
 
 

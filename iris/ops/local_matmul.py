@@ -55,6 +55,20 @@ def matmul(
 
     Sync: on the current stream; no other rank takes part.
     """
+    _multiply(ctx, output, A, B, bias, config, workspace, trace)
+    return output
+
+
+def _multiply(
+    ctx: Iris,
+    output: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    bias: torch.Tensor | None,
+    config: FusedConfig | str | None,
+    workspace: FusedWorkspace | None,
+    trace: bool | Trace,
+) -> None:
     ctx.check()
     check_operands(ctx, OP, output, ("A", A), B, bias)
     (m, k), n = A.shape, B.shape[1]
@@ -69,7 +83,6 @@ def matmul(
     else:
         flags = workspace_for(ctx, OP, chosen.algorithm, workspace)
     run(ctx, problem, plan, output, A, B, bias, bias_is, chosen, flags, trace_of(ctx, OP, trace))
-    return output
 
 
 def plain_matmul(
@@ -81,13 +94,13 @@ def plain_matmul(
     config: FusedConfig,
     trace: Trace | None = None,
 ) -> None:
-    """``output = a @ b + bias`` as PyTorch does it: the second half of every baseline; int8, and what ``own_matmul`` is
-    set for, by :func:`matmul`, with flags that the call's ``workspace`` keeps for it."""
+    """``output = a @ b + bias`` as PyTorch does it. As Iris does, with flags that the call's ``workspace`` keeps, where
+    ``config`` says so, and for int8, with a tile that is picked for this product."""
     misshapen = bias is not None and bias.dim() == 1 and bias.shape[0] != b.shape[1]
     if config.own_matmul or a.dtype == torch.int8 or misshapen:
-        algorithm = ALGORITHMS[0] if config.own_matmul else "auto"
-        own, flags = replace(config, algorithm=algorithm, own_matmul=False), workspace.for_matmul()
-        matmul(workspace.ctx, output, a, b, bias, config=own, workspace=flags, trace=trace or False)
+        as_given = config.own_matmul or config.num_sms is not None
+        own = replace(config, algorithm=ALGORITHMS[0], own_matmul=False) if as_given else None
+        _multiply(workspace.ctx, output, a, b, bias, own, workspace.for_matmul(), trace or False)
     elif bias is None:
         torch.matmul(a, b, out=output)
     else:

@@ -17,7 +17,7 @@ from iris.device import matmul as kernels
 from iris.device import schedule, tile
 from iris.device.tile import Flags, Matrix
 from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
-from iris.ops.candidates import LIBRARY
+from iris.ops.candidates import LIBRARY, has_no_tile
 from iris.ops.config import FusedConfig, Target
 from iris.ops.hardware import allows_tf32
 from iris.ops.pick import can_run, pick_config
@@ -294,7 +294,7 @@ def resolve(
         RankMismatch: other ranks call the op with another problem or config. Found in the first call with these.
     """
     chosen = _chosen(ctx, problem, config, algorithms, workspace, bool(trace), takes)
-    if trace and config is not None and chosen.algorithm in LIBRARY:
+    if trace and config is not None and has_no_tile(chosen):
         expected = "none, or an algorithm that is not made of torch.matmul"
         raise ArgumentError(problem.op, "trace", expected, f"one of {chosen.algorithm}")
     if problem.world_size > 1:

@@ -123,7 +123,8 @@ def _with_measured_matmul(config: FusedConfig, problem: Problem, target: Target,
             measured = replace(row.config, algorithm=config.algorithm)
             if row.config.algorithm not in EXCHANGING or obstacle(problem, measured, target) is not None:
                 continue
-            return measured if _counts(row, measured, config, problem, target) else config
+            if _counts(row, measured, config, problem, target):
+                return measured
     return config
 
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, cast
 
 import torch
 
-from iris.capture import Lanes, borrow_lanes, return_lanes
+from iris.capture import Place, borrow_place, return_places
 from iris.context import Iris
 from iris.errors import CaptureError
 from iris.ops.hardware import allows_tf32
@@ -35,14 +36,14 @@ _UNKNOWN = "unknown"
 class Replays:
     """The calls of one context: how often each was seen, or its graph.
 
-    Calls of one stream are captured on one pair of lanes, and those of several streams, which may run at the same time,
-    on several: what is captured on one shares scratch memory.
+    Calls of one stream are captured in one place, and those of several streams, which may run at the same time, in
+    several: what is captured in one shares scratch memory.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._calls: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
-        self._lanes: dict[torch.cuda.Stream, Lanes] = {}
-        weakref.finalize(self, lambda lanes: return_lanes(list(lanes.values())), self._lanes)
+        self._places: dict[torch.cuda.Stream, Place] = {}
+        weakref.finalize(self, lambda places: return_places(list(places.values())), self._places)
         self._device = device
 
     def run(self, key: Hashable, call: Callable[[], object]) -> None:
@@ -63,28 +64,41 @@ class Replays:
 
     def _capture(self, call: Callable[[], object]) -> torch.cuda.CUDAGraph:
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
-        if current not in self._lanes:
-            self._lanes[current] = borrow_lanes(self._device)
-        lanes = self._lanes[current]
+        if current not in self._places:
+            self._places[current] = borrow_place(self._device)
+        place = self._places[current]
         torch.cuda.current_blas_handle()  # cannot be made in a capture; each thread has its own
-        lanes.first.wait_stream(current)
-        with torch.cuda.stream(lanes.first):
-            graph.capture_begin(pool=lanes.memory.pool(), capture_error_mode="thread_local")
+        place.stream.wait_stream(current)
+        with torch.cuda.stream(place.stream):
+            graph.capture_begin(pool=place.memory.pool(), capture_error_mode="thread_local")
             try:
                 call()
             except BaseException:
-                try:
-                    graph.capture_end()
-                except RuntimeError:
-                    del self._lanes[current]  # PyTorch goes on allocating for this capture: no other can be made there
+                with suppress(CaptureError):
+                    self._end(graph, current)
                 raise
-            graph.capture_end()
+            self._end(graph, current)
         return graph
+
+    def _end(self, graph: torch.cuda.CUDAGraph, current: torch.cuda.Stream) -> None:
+        """End a capture. If that fails, no other is made in the same place: PyTorch takes it for one that goes on.
+
+        Raises:
+            CaptureError: it failed, so nothing was done.
+        """
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            pool = self._places.pop(current).memory.pool()
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._device.index, pool)
+            raise CaptureError(f"a capture did not end: {error}") from error
 
     def _forget_if_full(self) -> None:
         if len(self._calls) >= _KEPT:
             torch.cuda.synchronize(self._device)
-            self._calls.clear()
+            for key in list(self._calls)[: -(-_KEPT // 2)]:  # the oldest
+                del self._calls[key]
 
 
 def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:

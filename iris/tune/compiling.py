@@ -59,8 +59,8 @@ class _Bystander:
 
 
 def compile_only(ctx: Iris, call: Callable[[Any], object], mine: bool) -> None:
-    """Compile what ``call``, given a context, would launch, if it is ``mine`` to compile. All ranks call this together:
-    what ops keep is made on the way."""
+    """Compile the matmul kernel that ``call``, given a context, would launch, if it is ``mine`` to compile. All ranks
+    call this together: what ops keep is made on the way, and the small kernels beside the matmul's run."""
 
     def launcher(kernel: Any, grid: tuple[int, ...]) -> Callable[..., object]:
         return partial(kernel.warmup, grid=grid) if mine else _nothing

@@ -28,7 +28,7 @@ from iris.bench.timing import call_seconds
 from iris.context import Iris, iris
 from iris.errors import HeapError, IrisError
 from iris.ops import FusedConfig, Problem, Target, tuned
-from iris.ops.candidates import LIBRARY, candidates, variations
+from iris.ops.candidates import candidates, has_no_tile, variations
 from iris.ops.matmul import target_of
 from iris.ops.pick import model_pick, predictions
 from iris.ops.tuned import Row, changed_fields, row_key
@@ -202,7 +202,7 @@ class Bench:
         complaints = []
         for number, config in enumerate(configs):
             complaint = ""
-            if config.algorithm not in LIBRARY:
+            if not has_no_tile(config):
                 try:
                     mine = number % self.ctx.world_size == self.ctx.rank
                     compile_only(self.ctx, partial(self._call, config), mine)
