@@ -44,6 +44,8 @@ DEFAULT_HEAP_SIZE = 1 << 30
 STEADY_TIMEOUT_S = 60.0
 FIRST_TIMEOUT_S = 300.0
 _LONGEST_S = 365 * 24 * 3600
+_LARGEST = 1 << 46
+"""Bytes of a heap: more than any address space has for all ranks'."""
 MAX_RANKS = sync.MAX_RANKS.value
 
 _open_contexts: set[Iris] = set()
@@ -81,8 +83,8 @@ def iris(
         BackendError: what the backend lacks, and how to get it.
         ArgumentError: an argument, or an environment variable, that cannot work.
     """
-    if isinstance(heap_size, bool) or not isinstance(heap_size, int) or heap_size < 1 << 16:
-        raise ArgumentError("iris", "heap_size", "at least 65536 bytes", heap_size)
+    if isinstance(heap_size, bool) or not isinstance(heap_size, int) or not 1 << 16 <= heap_size <= _LARGEST:
+        raise ArgumentError("iris", "heap_size", f"65536 to {_LARGEST} bytes", heap_size)
     given = timeout_s if timeout_s is not None else _seconds("IRIS_TIMEOUT_S")
     steady = STEADY_TIMEOUT_S if given is None else given
     first = first_timeout_s if first_timeout_s is not None else (FIRST_TIMEOUT_S if given is None else given)
@@ -354,6 +356,8 @@ class Iris(SymmetricTensors, RankLogger):
             raise PlacementError(
                 "peer_view", "tensor", "a contiguous tensor on the symmetric heap", f"one on {tensor.device}"
             )
+        if not tensor.numel():
+            return torch.empty_like(tensor)
         offset = tensor.data_ptr() - self._backend.bases[self.rank]
         raw = self._backend.peer_bytes(rank, offset, tensor.numel() * tensor.element_size())
         return raw.view(tensor.dtype).view(tensor.shape)

@@ -218,9 +218,9 @@ def test_world_sizes_that_differ(ranks: Ranks, who: int) -> None:
 
 def test_arguments_of_iris(ranks: Ranks) -> None:
     expected = [
-        ("ArgumentError", "iris: heap_size: expected at least 65536 bytes, got 100"),
-        ("ArgumentError", "iris: heap_size: expected at least 65536 bytes, got 1500000000.0"),
-        ("ArgumentError", "iris: heap_size: expected at least 65536 bytes, got True"),
+        ("ArgumentError", "iris: heap_size: expected 65536 to 70368744177664 bytes, got 100"),
+        ("ArgumentError", "iris: heap_size: expected 65536 to 70368744177664 bytes, got 1500000000.0"),
+        ("ArgumentError", "iris: heap_size: expected 65536 to 70368744177664 bytes, got True"),
         ("ArgumentError", "iris: timeout_s: expected more than 0 seconds"),
         ("ArgumentError", "iris: backend: expected one of cuda, hip, sim"),
         ("ArgumentError", "iris: group: expected None, as torch.distributed is not initialised, got list"),

@@ -13,6 +13,7 @@ from ranks import Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris.ops import ALGORITHMS, FusedConfig, new_workspace
+from iris.ops.operands import _share_memory
 from iris.ops.room import GATHER_FLAGS
 
 Change = Callable[[Trial], dict[str, Any]]
@@ -38,6 +39,17 @@ def configured(**fields: Any) -> Change:
 def elsewhere(matrix: torch.Tensor) -> torch.Tensor:
     """A copy off the symmetric heap."""
     return matrix.clone()
+
+
+def in_b(one: Trial) -> dict[str, Any]:
+    """B and the output in the same memory."""
+    both = one.b.new_empty(max(one.b.numel(), one.output.numel()))
+    return {"b": both[: one.b.numel()].view(one.b.shape), "output": both[: one.output.numel()].view(one.output.shape)}
+
+
+def inference_tensor(one: Trial) -> dict[str, Any]:
+    with torch.inference_mode():
+        return {"output": torch.empty_like(one.output)}
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,15 @@ MISTAKES = {
     "rows that cannot be copied": Mistake(
         COPIED, lambda one: {"output": one.ctx.empty(*one.output.T.shape).T}, "ShapeError", "output", "contiguous"
     ),
+    "output that overlaps": Mistake(
+        ALL, lambda one: {"output": one.output[:1].expand(one.output.shape)}, "ShapeError", "output", "overlap"
+    ),
+    "output in B": Mistake(ALL, in_b, "ArgumentError", "output", "some of B's"),
+    "inference tensor": Mistake(ALL, inference_tensor, "ArgumentError", "output", "inference"),
+    "negated": Mistake(
+        ALL, lambda one: {"b": torch.complex(one.b, one.b).conj().imag}, "ArgumentError", "B", "resolve_neg"
+    ),
+    "sparse": Mistake(ALL, lambda one: {"b": one.b.to_sparse()}, "ArgumentError", "B", "dense"),
     "algorithm": Mistake(
         ALL, lambda _: {"config": FusedConfig(algorithm="magic")}, "ArgumentError", "config.algorithm", "'magic'"
     ),
@@ -259,3 +280,50 @@ def test_a_heap_without_room_to_stage(ranks: Ranks, seed: int) -> None:
     for said, excess in ranks.run(without_room, seed):
         assert set(said) == {"HeapError"}
         assert excess <= 1
+
+
+def test_columns_of_one_matrix_are_apart() -> None:
+    whole = torch.zeros(4, 12)
+    first, second, across = whole[:, :5], whole[:, 5:], whole[:, 4:]
+    assert not _share_memory(first, second) and not _share_memory(second, first)
+    assert _share_memory(first, across) and _share_memory(whole, whole[1:]) and _share_memory(whole, whole[:, 3])
+    assert not _share_memory(whole[:2], whole[2:]) and not _share_memory(whole, torch.zeros(4, 12))
+
+
+def places_that_differ(stride: bool) -> list[Failure]:
+    """Outputs at the same place of other strides, or of the same strides at another place."""
+    failures = []
+    for op in (ALL_REDUCE, SCATTER):
+        with fresh(1 << 20) as ctx:
+            memory, cols = ctx.zeros(64 * 64), 32 if op == ALL_REDUCE else 16
+            row = 64 if ctx.rank and stride else 32
+            output = memory[0 if stride else 32 * ctx.rank :].as_strided((32, 32), (row, 1))
+            a, b = (torch.ones(shape, device=ctx.device) for shape in ((32, 8), (8, cols)))
+            failures.append(failure_of(lambda: getattr(ctx.ops, op)(output, a, b)))  # noqa: B023
+    return failures
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("stride", [True, False])
+def test_outputs_lie_alike_on_all_ranks(ranks: Ranks, stride: bool) -> None:
+    for failures in ranks.run(places_that_differ, stride):
+        for failure in failures:
+            assert failure.kind == "RankMismatch" and failure.took_s < 2, failure
+            assert ("(64, 1)" if stride else "4096") in failure.message
+
+
+def many_workspaces() -> int:
+    with fresh(1 << 21) as ctx:
+        free = ctx.heap_free_bytes
+        output, a, b = ctx.zeros(16, 16), torch.ones(16, 8, device=ctx.device), torch.ones(8, 16, device=ctx.device)
+        for _ in range(20):  # together more than the heap holds
+            workspace = new_workspace(ctx, ALL_REDUCE, "two_shot", 1 << 17)
+            ctx.ops.matmul_all_reduce(output, a, b, workspace=workspace)
+            ctx.synchronize()
+            del workspace
+        return free
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_choice_does_not_keep_the_workspace(ranks: Ranks) -> None:
+    ranks.run(many_workspaces)

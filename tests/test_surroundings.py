@@ -105,6 +105,24 @@ def test_a_choice_stands(ranks: Ranks) -> None:
         assert found == ["pull", "pull"]
 
 
+def compiled() -> torch.Tensor:
+    """Ops inside of what ``torch.compile`` compiles: bound, and by their module."""
+    with fresh(1 << 20) as ctx:
+        output, b = ctx.empty(16, 16), torch.full((8, 16), 0.5, device=ctx.device)
+
+        def layer(a: torch.Tensor) -> torch.Tensor:
+            ctx.ops.matmul_all_reduce(output, a * 2, b)
+            return output + iris.ops.matmul(ctx, torch.empty_like(output), a, b)
+
+        return torch.compile(layer, backend="eager")(torch.full((16, 8), 1.0 + ctx.rank, device=ctx.device)).cpu()
+
+
+@TWO
+def test_compiled_code_breaks_at_ops(ranks: Ranks) -> None:
+    for rank, found in enumerate(ranks.run(compiled)):
+        assert (found == 8 * (1 + 2) + 4 * (1 + rank)).all()
+
+
 # -- streams ------------------------------------------------------------------------------------------------
 
 

@@ -367,3 +367,27 @@ def test_a_broadcast_that_cannot_be_is_the_same_error_on_every_rank(ranks: Ranks
         assert f"broadcast: source: expected a rank from 0 to {ranks.world_size - 1}" in failures[0].message
         assert "broadcast: value: expected None, bool, number, string" in failures[3].message
         assert failures[3].message.endswith("got object") and failures[4].message.endswith("got set")
+
+
+@triton.jit
+def wait_kernel(flag, handle):
+    iris.wait(flag, 1, 0, handle)
+
+
+@triton.jit
+def signal_kernel(flag, handle):
+    iris.signal_all(flag + tl.arange(0, 2), tl.zeros((2,), tl.int32), tl.zeros((2,), tl.int32), True, handle)
+
+
+def flags_of(dtype: torch.dtype) -> list[Failure]:
+    ctx = context()
+    flag = ctx.ones(2, dtype=dtype)
+    kernels: tuple[Any, ...] = (wait_kernel, signal_kernel)
+    return [failure_of(lambda: kernel[(1,)](flag, ctx.handle)) for kernel in kernels]  # noqa: B023
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+@pytest.mark.parametrize("dtype", [torch.uint32, torch.int64, torch.float32], ids=str)
+def test_flags_are_int32(ranks: Ranks, dtype: torch.dtype) -> None:
+    for failures in ranks.run(flags_of, dtype):
+        assert all("a flag is int32" in failure.message for failure in failures), failures

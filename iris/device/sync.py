@@ -99,8 +99,15 @@ def _status(handle):
 
 
 @triton.jit
+def _require_flag(flag_ptr):
+    """Flags are int32, so that they may wrap around: of other dtypes a wait could end at once, or never."""
+    tl.static_assert(flag_ptr.dtype.scalar.element_ty == tl.int32, "a flag is int32: ctx.zeros(n, dtype=torch.int32)")
+
+
+@triton.jit
 def _poll(flag_ptr):
     """One look at a flag, with acquire at sys scope."""
+    _require_flag(flag_ptr)
     return tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
 
 
@@ -115,6 +122,7 @@ def signal(flag_ptr, value, peer, handle):
 
     Sync: releases at sys scope all earlier stores of all threads of this program, to any rank.
     """
+    _require_flag(flag_ptr)
     meet_to_publish()
     tl.atomic_xchg(translate(flag_ptr, rank(handle), peer, handle.bases), value, sem="release", scope="sys")
 
@@ -122,6 +130,7 @@ def signal(flag_ptr, value, peer, handle):
 @triton.jit
 def signal_add(flag_ptr, value, peer, handle):
     """As :func:`signal`, but adds ``value``: for a flag that several programs or ranks count up together."""
+    _require_flag(flag_ptr)
     meet_to_publish()
     tl.atomic_add(translate(flag_ptr, rank(handle), peer, handle.bases), value, sem="release", scope="sys")
 
@@ -157,6 +166,7 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
 @triton.jit
 def signal_all(flag_ptr, values, peers, valid, handle):
     """:func:`signal` to several peers at once: ``values`` and ``peers`` are blocks, ``valid`` masks them."""
+    _require_flag(flag_ptr)
     remote = translate(flag_ptr + peers * 0, rank(handle), peers, handle.bases)
     meet_to_publish()
     tl.atomic_xchg(remote, values, mask=valid, sem="release", scope="sys")
@@ -219,6 +229,7 @@ def _leading(flag_ptrs, values, valid, lanes, site: tl.constexpr):
 @triton.jit
 def _poll_all(flag_ptrs, values, valid, site: tl.constexpr):
     """How far each flag is ahead of its value; negative where it must still be waited for."""
+    _require_flag(flag_ptrs)
     seen = tl.atomic_add(flag_ptrs, values * 0, mask=valid, sem="acquire", scope="sys")
     return tl.where(valid, _ahead(seen, values, site), 0)
 

@@ -76,7 +76,8 @@ from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, Rows, bias_of, chunks_of, lanes_for
 from iris.ops.exchange import blocks_of, exchange
 from iris.ops.local_matmul import plain_matmul
-from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
+from iris.ops.matmul import Plan, resolve, run
+from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric, place_of
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, room
@@ -271,7 +272,7 @@ def all_gather_matmul(
     """``output = all_gather(A_sharded) @ B + bias``; see the module for the unfused lines.
 
     Args:
-        output: [M, N], any strides; int32 if A is int8, else A's dtype.
+        output: [M, N], any strides, not in memory of A, B or bias; int32 if A is int8, else A's dtype.
         A_sharded: [M / world_size, K] for ``gather_dim=0``, [M, K / world_size] for 1; on the symmetric heap, with the
             same strides on all ranks, for algorithms that read peers' A: ``pull`` and ``hbm_buffer``.
         B: [K, N] in A's dtype, any strides.
@@ -310,6 +311,8 @@ def all_gather_matmul(
     if chosen.algorithm in _READ_BY_PEERS:
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
+        if world > 1:
+            ctx.agree((OP, place_of(ctx, A_sharded)))
     ours = workspace_for(ctx, OP, chosen.algorithm, workspace, *room(problem, chosen, ctx.num_sms))
     getattr(call, chosen.algorithm if world > 1 else "local")(ours)
     return output

@@ -14,7 +14,7 @@ from iris.context import Iris
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.config import FusedConfig
-from iris.ops.matmul import check_operands
+from iris.ops.operands import check_operands
 from iris.ops.problem import output_dtype
 from iris.ops.room import GATHER_FLAGS
 from iris.ops.workspace import FusedWorkspace, workspace_for

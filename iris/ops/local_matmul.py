@@ -16,7 +16,8 @@ import torch
 from iris.context import Iris
 from iris.device.sync import SITE_MATMUL
 from iris.ops.config import FusedConfig
-from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, resolve, run
+from iris.ops.matmul import Plan, resolve, run
+from iris.ops.operands import bias_kind, check_operands, check_shape
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.workspace import FusedWorkspace, local_workspace, workspace_for
@@ -41,7 +42,7 @@ def matmul(
     """``output = A @ B + bias`` on this rank alone.
 
     Args:
-        output: [M, N], any strides; int32 if A is int8, else A's dtype.
+        output: [M, N], any strides, not in memory of A, B or bias; int32 if A is int8, else A's dtype.
         A: [M, K], any strides.
         B: [K, N] in A's dtype, any strides.
         bias: [N] per column or [M, 1] per row, in output's dtype; added in float32 (int32 for int8).

@@ -1,9 +1,9 @@
-"""The host's half of :mod:`iris.device.matmul`: check arguments, choose a config, launch the one kernel."""
+"""The host's half of :mod:`iris.device.matmul`: choose a config, launch the one kernel."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,12 +16,13 @@ from iris.context import Iris
 from iris.device import matmul as kernels
 from iris.device import schedule, tile
 from iris.device.tile import Flags, Matrix
-from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
+from iris.errors import ArgumentError
 from iris.ops.candidates import LIBRARY, has_no_tile
 from iris.ops.config import FusedConfig, Target
 from iris.ops.hardware import allows_tf32
+from iris.ops.operands import place_of
 from iris.ops.pick import can_run, pick_config
-from iris.ops.problem import DTYPES, Problem, output_dtype
+from iris.ops.problem import Problem
 from iris.ops.room import room
 from iris.ops.tuned import SIMULATED
 from iris.ops.workspace import FusedWorkspace, staging_fits
@@ -95,77 +96,6 @@ def target_of(ctx: Iris, excluded: tuple[str, ...] = ()) -> Target:
         return Target("sim", ctx.num_sms, excluded=excluded, hardware=SIMULATED)
     tma = ctx.backend_name == "cuda" and torch.cuda.get_device_capability(ctx.device) >= (9, 0)
     return Target(ctx.backend_name, ctx.num_sms, tma, excluded, _device_name(ctx.device), _shared_nbytes(ctx.device))
-
-
-def check_operands(
-    ctx: Iris, op: str, output: torch.Tensor, a: tuple[str, torch.Tensor], b: torch.Tensor, bias: torch.Tensor | None
-) -> None:
-    """Raise, before anything is launched, if dtypes, devices or dimensions cannot work."""
-    name, tensor = a
-    matrices = {"output": output, name: tensor, "B": b}
-    for argument, matrix in matrices.items():
-        if not isinstance(matrix, torch.Tensor):
-            raise DTypeError(op, argument, "a tensor", type(matrix).__name__)
-        if matrix.layout != torch.strided:
-            raise ArgumentError(op, argument, "a dense tensor", matrix.layout)
-        if matrix.dim() != 2:
-            raise ShapeError(op, argument, "2 dimensions", f"{matrix.dim()}: {tuple(matrix.shape)}")
-        if 0 in matrix.shape:
-            raise ShapeError(op, argument, "at least one row and column", tuple(matrix.shape))
-        if matrix.device != ctx.device:
-            raise PlacementError(op, argument, f"a tensor on {ctx.device}", matrix.device)
-        _check_no_gradient(op, argument, matrix)
-    if tensor.dtype not in DTYPES:
-        raise DTypeError(op, name, f"one of {', '.join(map(str, DTYPES))}", tensor.dtype)
-    if b.dtype != tensor.dtype:
-        raise DTypeError(op, "B", f"{tensor.dtype}, as {name}", b.dtype)
-    if output.dtype != output_dtype(tensor.dtype):
-        raise DTypeError(op, "output", str(output_dtype(tensor.dtype)), output.dtype)
-    if bias is not None:
-        if not isinstance(bias, torch.Tensor):
-            raise DTypeError(op, "bias", "a tensor or None", type(bias).__name__)
-        if bias.device != ctx.device:
-            raise PlacementError(op, "bias", f"a tensor on {ctx.device}", bias.device)
-        if bias.dtype != output.dtype:
-            raise DTypeError(op, "bias", str(output.dtype), bias.dtype)
-        if not bias.is_contiguous():
-            raise ShapeError(op, "bias", "a contiguous tensor", f"strides {bias.stride()}", "Pass bias.contiguous().")
-        _check_no_gradient(op, "bias", bias)
-
-
-def _check_no_gradient(op: str, argument: str, tensor: torch.Tensor) -> None:
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(
-            op, argument, "a tensor that needs no gradient", "one with requires_grad=True",
-            "Iris records no gradients: call the op under torch.no_grad() or torch.inference_mode().",
-        )  # fmt: skip
-
-
-def check_shape(op: str, argument: str, tensor: torch.Tensor, expected: tuple[int, ...], why: str) -> None:
-    """Raise ShapeError unless ``tensor`` has the shape ``expected``."""
-    if tuple(tensor.shape) != expected:
-        raise ShapeError(op, argument, f"{expected} ({why})", tuple(tensor.shape))
-
-
-def check_symmetric(ctx: Iris, op: str, argument: str, tensor: torch.Tensor, fix: str) -> None:
-    """Raise PlacementError unless ``tensor`` is on the symmetric heap."""
-    if not ctx.is_symmetric(tensor):
-        raise PlacementError(op, argument, "a tensor on the symmetric heap", f"one on {tensor.device} outside it", fix)
-
-
-def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:
-    """Whether ``bias`` is per column (shape [N] or [1, N]), per row ([M, 1]), or absent.
-
-    A 1-D bias of length M ≠ N is per row, too.
-    """
-    if bias is None:
-        return int(tile.BIAS_NONE.value)
-    shape = tuple(bias.shape)
-    if shape in ((cols,), (1, cols)):
-        return int(tile.BIAS_COLUMN.value)
-    if shape in ((rows, 1), (rows,)):
-        return int(tile.BIAS_ROW.value)
-    raise ShapeError(op, "bias", f"[{cols}] (per column) or [{rows}, 1] (per row)", shape)
 
 
 def run(
@@ -283,22 +213,25 @@ def resolve(
     workspace: FusedWorkspace | None,
     trace: object,
     takes: Callable[[str], bool] = lambda _: True,
+    shared: Sequence[torch.Tensor] = (),
 ) -> FusedConfig:
     """The config to run with, its algorithm settled: the caller's, checked, or the picked one; the same on all ranks.
 
     "auto" leaves out algorithms that need more memory than there is, on the heap or in ``workspace``, those that do not
-    take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced.
+    take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced. ``shared``: operands
+    that peers touch, which must lie alike on all ranks.
 
     Raises:
         ArgumentError: ``config`` cannot run, or cannot be traced.
-        RankMismatch: other ranks call the op with another problem or config. Found in the first call with these.
+        RankMismatch: other ranks call the op with another problem or config, or with ``shared`` operands of other
+            strides or at another place of the heap. Found in the first call with these.
     """
     chosen = _chosen(ctx, problem, config, algorithms, workspace, bool(trace), takes)
     if trace and config is not None and has_no_tile(chosen):
         expected = "none, or an algorithm that is not made of torch.matmul"
         raise ArgumentError(problem.op, "trace", expected, f"one of {chosen.algorithm}")
     if problem.world_size > 1:
-        ctx.agree((problem, chosen))
+        ctx.agree((problem, chosen, *(place_of(ctx, tensor) for tensor in shared)))
     return chosen
 
 
@@ -325,7 +258,7 @@ def _chosen(
     may = tuple(one for one in algorithms if takes(one) and not (traced and one in LIBRARY))
     first = pick_config(problem, target_of(ctx))
     settled: dict[Any, FusedConfig] = ctx.kept("settled choices", dict)
-    key = problem, first, may, workspace
+    key = problem, first, may, workspace and (workspace.algorithm, len(workspace.staging), len(workspace.ready))
     if key not in settled:
         settled[key] = _that_fits(ctx, problem, workspace, first, may)
     return settled[key] if given is None else replace(given, algorithm=settled[key].algorithm)

@@ -59,7 +59,8 @@ from iris.device.tile import finished, local_sink, slot_pointers, tile_mask, til
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition
-from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve
+from iris.ops.matmul import Plan, resolve
+from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
     SumCall,
@@ -165,7 +166,8 @@ def matmul_all_reduce(
     """``output = sum over ranks of A @ B, + bias`` on all ranks, the same bits on each.
 
     Args:
-        output: [M, N] on the symmetric heap, the same strides on all ranks; int32 if A is int8, else A's dtype.
+        output: [M, N] on the symmetric heap, at one place and with the same strides on all ranks, rows contiguous for
+            ``copy_engine`` and ``ring``; not in memory of A, B or bias; int32 if A is int8, else A's dtype.
         A: [M, K / world_size], this rank's columns; any strides.
         B: [K / world_size, N], this rank's rows, in A's dtype; any strides.
         bias: [N] per column or [M, 1] per row, in output's dtype, equal on all ranks; added once, to the sum.
@@ -190,9 +192,9 @@ def matmul_all_reduce(
     bias_is = bias_kind(OP, bias, m, n)
     received = 2 * (m * n - m * n // world) * output.element_size()
     problem = Problem(OP, m, n, k, A.dtype, world, received)
-    contiguous = output.stride(1) == 1
+    contiguous = n == 1 or output.stride(1) == 1
     chosen = resolve(
-        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: contiguous or one not in _ROW_BY_ROW
+        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: contiguous or one not in _ROW_BY_ROW, (output,)
     )
     site, recorded = SITE_MATMUL_ALL_REDUCE.value, trace_of(ctx, OP, trace)
     call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, workspace, recorded)
@@ -268,7 +270,7 @@ class _Call(SumCall):
         self.summed(everywhere=True)
 
     def _check_rows(self) -> None:
-        if self.output.stride(1) != 1:
+        if self.output.shape[1] > 1 and self.output.stride(1) != 1:
             expected = f"for {self.config.algorithm}, rows that are contiguous"
             raise ShapeError(OP, "output", expected, f"strides {self.output.stride()}")
 

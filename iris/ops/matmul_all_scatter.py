@@ -54,7 +54,8 @@ from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, bias_of, chunks_of
 from iris.ops.exchange import blocks_of, exchange
 from iris.ops.local_matmul import plain_matmul
-from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, check_symmetric, resolve, run
+from iris.ops.matmul import Plan, resolve, run
+from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import room
@@ -139,7 +140,8 @@ def matmul_all_scatter(
     """``output[:, r * n : (r + 1) * n] = A @ B_r + bias_r`` for every rank r, on all ranks.
 
     Args:
-        output: [M, N] on the symmetric heap, the same strides on all ranks; int32 if A is int8, else A's dtype.
+        output: [M, N] on the symmetric heap, at one place and with the same strides on all ranks, rows contiguous for
+            ``copy_engine`` and ``decomposed``; not in memory of A, B or bias; int32 if A is int8, else A's dtype.
         A: [M, K], equal on all ranks; any strides.
         B: [K, N / world_size], this rank's columns, in A's dtype; any strides.
         bias: [N / world_size] per column, or [M, 1] per row, in output's dtype; this rank's own.
@@ -164,9 +166,9 @@ def matmul_all_scatter(
     bias_is = bias_kind(OP, bias, m, n)
     received = m * n * output.element_size() * (world - 1)
     problem = Problem(OP, m, n, k, A.dtype, world, received)
-    contiguous = output.stride(1) == 1
+    contiguous = output.shape[1] == 1 or output.stride(1) == 1
     chosen = resolve(
-        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: contiguous or one not in _ROW_BY_ROW
+        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: contiguous or one not in _ROW_BY_ROW, (output,)
     )
     ours = workspace_for(ctx, OP, chosen.algorithm, workspace, *room(problem, chosen, ctx.num_sms))
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
@@ -250,7 +252,7 @@ class _Call:
         self._send(self.config.num_sms or self.ctx.num_sms, None)
 
     def _check_rows(self) -> None:
-        if self.columns.stride(1) != 1:
+        if self.columns.shape[1] > 1 and self.columns.stride(1) != 1:
             expected, got = f"for {self.config.algorithm}, rows that are contiguous", f"strides {self.columns.stride()}"
             raise ShapeError(OP, "output", expected, got)
 

@@ -50,7 +50,8 @@ from iris.device.tile import local_sink, within_shard
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition
-from iris.ops.matmul import Plan, bias_kind, check_operands, check_shape, resolve
+from iris.ops.matmul import Plan, resolve
+from iris.ops.operands import bias_kind, check_operands, check_shape
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
     SumCall,
@@ -118,7 +119,7 @@ def matmul_reduce_scatter(
     """``output = (sum over ranks of A @ B)[r * rows : (r + 1) * rows] + bias`` on rank r; rows = M / world_size.
 
     Args:
-        output: [M / world_size, N], any strides; int32 if A is int8, else A's dtype.
+        output: [M / world_size, N], any strides, not in memory of A, B or bias; int32 if A is int8, else A's dtype.
         A: [M, K / world_size], this rank's columns; M a multiple of the number of ranks; any strides.
         B: [K / world_size, N], this rank's rows, in A's dtype; any strides.
         bias: [N] per column, or [M / world_size, 1] per row of the own output, in output's dtype; added once, to the

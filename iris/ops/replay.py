@@ -24,6 +24,7 @@ import torch
 from iris.capture import Place, borrow_place, return_places
 from iris.context import Iris
 from iris.errors import CaptureError
+from iris.ops.eager import eager
 from iris.ops.hardware import allows_tf32
 
 P = ParamSpec("P")
@@ -113,8 +114,10 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
             return on_device(ctx, *args, **kwargs)
 
     def on_device(ctx: Iris, *args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
+        if not _applies(ctx) or kwargs.get("trace") or len(args) < 2:
+            return op(*args, **kwargs)
         key = (op, *map(_identity, args[1:]), *((name, _identity(kwargs[name])) for name in sorted(kwargs)))
-        if not _applies(ctx) or kwargs.get("trace") or _UNKNOWN in key or len(args) < 2:
+        if _UNKNOWN in key:
             return op(*args, **kwargs)
         ctx.check()
         replays = ctx.kept(Replays, lambda: Replays(ctx.device))
@@ -124,7 +127,7 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         replays.run((stream, rounding, torch.is_grad_enabled(), key), lambda: op(*args, **kwargs))
         return cast("torch.Tensor", output)
 
-    return call
+    return eager(call)
 
 
 def _applies(ctx: Iris) -> bool:
@@ -140,5 +143,7 @@ def _applies(ctx: Iris) -> bool:
 def _identity(value: Any) -> Hashable:
     """All that a call depends on of one argument."""
     if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            return _UNKNOWN
         return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device, value.requires_grad
     return value if isinstance(value, Hashable) else _UNKNOWN

@@ -1,0 +1,30 @@
+"""Ops under ``torch.compile``: they are not traced, a compiled graph breaks at them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def eager(function: Callable[P, T]) -> Callable[P, T]:
+    """``function``, run as it is wherever it is called. PyTorch's own decorator for that imports the compiler, which
+    takes longer than all of Iris; so it is put on once somebody has imported that."""
+    disabled: list[Callable[P, T]] = []
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,139 @@
+"""What an op may be given: checks before anything is launched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from iris.context import Iris
+from iris.device import tile
+from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
+from iris.ops.problem import DTYPES, output_dtype
+
+
+def check_operands(
+    ctx: Iris, op: str, output: torch.Tensor, a: tuple[str, torch.Tensor], b: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    """Raise, before anything is launched, if dtypes, devices or dimensions cannot work."""
+    name, tensor = a
+    matrices = {"output": output, name: tensor, "B": b}
+    for argument, matrix in matrices.items():
+        if not isinstance(matrix, torch.Tensor):
+            raise DTypeError(op, argument, "a tensor", type(matrix).__name__)
+        if matrix.layout != torch.strided:
+            raise ArgumentError(op, argument, "a dense tensor", matrix.layout)
+        if matrix.dim() != 2:
+            raise ShapeError(op, argument, "2 dimensions", f"{matrix.dim()}: {tuple(matrix.shape)}")
+        if 0 in matrix.shape:
+            raise ShapeError(op, argument, "at least one row and column", tuple(matrix.shape))
+        if matrix.device != ctx.device:
+            raise PlacementError(op, argument, f"a tensor on {ctx.device}", matrix.device)
+        _check_bits(op, argument, matrix)
+        _check_no_gradient(op, argument, matrix)
+    _check_writable(op, output, {name: tensor, "B": b, "bias": bias})
+    if tensor.dtype not in DTYPES:
+        raise DTypeError(op, name, f"one of {', '.join(map(str, DTYPES))}", tensor.dtype)
+    if b.dtype != tensor.dtype:
+        raise DTypeError(op, "B", f"{tensor.dtype}, as {name}", b.dtype)
+    if output.dtype != output_dtype(tensor.dtype):
+        raise DTypeError(op, "output", str(output_dtype(tensor.dtype)), output.dtype)
+    if bias is not None:
+        if not isinstance(bias, torch.Tensor):
+            raise DTypeError(op, "bias", "a tensor or None", type(bias).__name__)
+        if bias.device != ctx.device:
+            raise PlacementError(op, "bias", f"a tensor on {ctx.device}", bias.device)
+        if bias.dtype != output.dtype:
+            raise DTypeError(op, "bias", str(output.dtype), bias.dtype)
+        if not bias.is_contiguous():
+            raise ShapeError(op, "bias", "a contiguous tensor", f"strides {bias.stride()}", "Pass bias.contiguous().")
+        _check_bits(op, "bias", bias)
+        _check_no_gradient(op, "bias", bias)
+
+
+def _check_writable(op: str, output: torch.Tensor, inputs: Mapping[str, Any]) -> None:
+    """Raise unless every element of ``output`` has memory of its own, which may be written here and now."""
+    (rows, cols), (down, across) = output.shape, output.stride()
+    common = math.gcd(down, across)
+    twice = (rows > 1 and not down) or (cols > 1 and not across)
+    if twice or (common and across // common < rows and down // common < cols):
+        raise ShapeError(op, "output", "elements that do not overlap", f"{rows} x {cols}, strides {(down, across)}")
+    if output.is_inference() and not torch.is_inference_mode_enabled():
+        raise ArgumentError(
+            op, "output", "a tensor that may be written outside of inference mode", "one that was made in it",
+            "Make it outside of torch.inference_mode(), or call the op in it.",
+        )  # fmt: skip
+    for argument, tensor in inputs.items():
+        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and _share_memory(output, tensor):
+            raise ArgumentError(
+                op, "output", "memory of its own", f"some of {argument}'s", f"It is written while {argument} is read."
+            )
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors may have memory in common. Column ranges of one matrix have none."""
+    (first, end), (begin, last) = _range_of(one), _range_of(other)
+    if end <= begin or last <= first:
+        return False
+    row, item = one.stride(0) * one.element_size(), one.element_size()
+    alike = one.dim() == other.dim() == 2 and one.stride() == other.stride() and other.element_size() == item
+    if not alike or one.stride(1) != 1 or not row:
+        return True
+    apart = (begin - first) % row
+    return not (one.shape[1] * item <= apart and apart + other.shape[1] * item <= row)
+
+
+def _range_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses from its first element to behind its last one."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _check_bits(op: str, argument: str, tensor: torch.Tensor) -> None:
+    if tensor.is_neg() or tensor.is_conj():
+        raise ArgumentError(
+            op, argument, "a tensor whose memory holds its values", "a view that negates them",
+            "Pass tensor.resolve_neg().",
+        )  # fmt: skip
+
+
+def _check_no_gradient(op: str, argument: str, tensor: torch.Tensor) -> None:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            op, argument, "a tensor that needs no gradient", "one with requires_grad=True",
+            "Iris records no gradients: call the op under torch.no_grad() or torch.inference_mode().",
+        )  # fmt: skip
+
+
+def check_shape(op: str, argument: str, tensor: torch.Tensor, expected: tuple[int, ...], why: str) -> None:
+    """Raise ShapeError unless ``tensor`` has the shape ``expected``."""
+    if tuple(tensor.shape) != expected:
+        raise ShapeError(op, argument, f"{expected} ({why})", tuple(tensor.shape))
+
+
+def check_symmetric(ctx: Iris, op: str, argument: str, tensor: torch.Tensor, fix: str) -> None:
+    """Raise PlacementError unless ``tensor`` is on the symmetric heap."""
+    if not ctx.is_symmetric(tensor):
+        raise PlacementError(op, argument, "a tensor on the symmetric heap", f"one on {tensor.device} outside it", fix)
+
+
+def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:
+    """Whether ``bias`` is per column (shape [N] or [1, N]), per row ([M, 1]), or absent.
+
+    A 1-D bias of length M ≠ N is per row, too.
+    """
+    if bias is None:
+        return int(tile.BIAS_NONE.value)
+    shape = tuple(bias.shape)
+    if shape in ((cols,), (1, cols)):
+        return int(tile.BIAS_COLUMN.value)
+    if shape in ((rows, 1), (rows,)):
+        return int(tile.BIAS_ROW.value)
+    raise ShapeError(op, "bias", f"[{cols}] (per column) or [{rows}, 1] (per row)", shape)
+
+
+def place_of(ctx: Iris, tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+    """Where a symmetric tensor lies in the heap, in bytes, and its strides: the same on all ranks."""
+    return tensor.data_ptr() - ctx._backend.bases[ctx.rank], tensor.stride()
