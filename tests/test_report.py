@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,7 +23,7 @@ from result_lines import ALGORITHMS, LARGE, SIMULATED, SIZES_OF_SWEEP, Record, d
 
 import iris
 from iris import cli
-from iris.report import comparison, drawing, markdown, tables
+from iris.report import comparison, drawing, files, markdown, tables
 from iris.report.charts import charts
 from iris.report.palette import PAPER, Palette
 from iris.report.records import read
@@ -579,6 +581,89 @@ def test_a_file_without_its_two_markers_is_refused_and_kept(folder: Path, tmp_pa
     assert report(folder, "--markdown", file) == 1
     assert file.read_text() == text
     assert report(folder, "--markdown", tmp_path / "none.md") == 1
+
+
+@pytest.mark.parametrize("failing", ["write_bytes", "replace"])
+def test_a_full_disk_leaves_the_file_as_it_was_and_nothing_beside_it(
+    folder: Path, tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, text = tmp_path / "x.md", f"{markdown.BEGIN}{markdown.END}\nwords behind"
+    file.write_text(text)
+    write_bytes = Path.write_bytes
+
+    def full(path: Path, content: Any) -> None:
+        if failing == "write_bytes":
+            write_bytes(path, content[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, failing, full)
+    assert report(folder, "--markdown", file) == 1
+    told = f"--markdown: expected a file that can be written, got {file}: No space left on device"
+    assert told in capsys.readouterr().err
+    assert file.read_text() == text and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_is_replaced_keeps_its_mode_and_a_link_its_target(folder: Path, tmp_path: Path) -> None:
+    file, link = tmp_path / "docs" / "x.md", tmp_path / "link.md"
+    file.parent.mkdir()
+    file.write_text(f"{markdown.BEGIN}{markdown.END}")
+    file.chmod(0o640)
+    link.symlink_to("docs/x.md")
+    assert report(folder, "--markdown", link) == 0
+    assert link.is_symlink() and list(file.parent.iterdir()) == [file]
+    assert len(file.read_text()) > 1000 and file.stat().st_mode & 0o7777 == 0o640
+
+
+def test_what_may_not_be_written_is_not_replaced() -> None:
+    user, nobody = os.geteuid(), 65534
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "x.html")
+        file.write_text("kept")
+        file.chmod(0o444)
+        Path(folder).chmod(0o777)
+        os.seteuid(user or nobody)
+        try:
+            with pytest.raises(iris.ArgumentError, match=r"--out: .*got .*x\.html: Permission denied"):
+                files.write("--out", file, "new")
+        finally:
+            os.seteuid(user)
+        assert file.read_text() == "kept" and list(Path(folder).iterdir()) == [file]
+
+
+def test_markdown_in_another_encoding_is_refused(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.md"
+    file.write_bytes(b"\xff" + f"{markdown.BEGIN}{markdown.END}".encode())
+    with pytest.raises(iris.ArgumentError, match=r"--markdown: expected text in UTF-8, got .*x\.md: .*byte 0xff"):
+        markdown.parts(file)
+
+
+@pytest.mark.parametrize(
+    ("option", "path", "words"),
+    [
+        ("--out", "/dev/full", "a file that can be written, got /dev/full: No space left"),
+        ("--out", "/sys/report.html", "a file that can be written, got /sys/report.html: "),
+        ("--out", "/proc/foo/report.html", "a folder to write into, got /proc/foo: No such file"),
+        ("--svg_dir", "/proc/foo", "a folder to write into, got /proc/foo: No such file"),
+        ("--svg_dir", __file__, f"a folder to write into, got {__file__}: File exists"),
+        ("--out", "x" * 300, f"a file that can be written, got {'x' * 300}: File name too long"),
+        ("--markdown", "x" * 300, f"a file that can be read, got {'x' * 300}: File name too long"),
+    ],
+)
+def test_what_the_file_system_refuses_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, path: str, words: str
+) -> None:
+    results = write(tmp_path / "x.jsonl", [timed(1)])
+    assert report(results, option, path) == 1
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"iris report: ArgumentError: report: {option}: expected {words}")
+
+
+def test_a_page_can_go_into_a_device_and_be_of_files_of_any_name(tmp_path: Path) -> None:
+    results = write(tmp_path / os.fsdecode(b"\xff.jsonl"), [timed(1)])
+    assert report(results, "--out", "/dev/null") == 0
+    assert not Path("/dev/null").is_file()
+    assert report(results, "--out", tmp_path / "x.html") == 0
+    assert "\\udcff.jsonl" in (tmp_path / "x.html").read_text()
 
 
 # -- comparing ----------------------------------------------------------------------------------------------

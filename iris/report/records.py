@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from iris.errors import ArgumentError
+from iris.report import files
 
 SCHEMA = 1
 _BEGIN = b'{"schema":'
@@ -103,12 +104,14 @@ def read(path: Path) -> list[Result]:
     """The results of a file, or of all ``*.jsonl`` files below a folder, in the order of names and lines.
 
     Raises:
-        ArgumentError: there is no such file, no result in it, or a line that is no result; names file and line.
+        ArgumentError: there is no such file, one cannot be read, no result in it, or a line that is no result; names
+            file and line.
     """
-    if not path.exists():
-        raise ArgumentError("report", "results", "a file or folder of results", path, f"There is no {path}.")
-    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-    results = [result for file in files for result in _read_file(file)]
+    with files.told("results", "a file or folder that can be read", path):
+        if not path.exists():
+            raise ArgumentError("report", "results", "a file or folder of results", path, f"There is no {path}.")
+        found = sorted(file for file in path.rglob("*.jsonl") if not file.is_dir()) if path.is_dir() else [path]
+    results = [result for file in found for result in _read_file(file)]
     if not results:
         raise ArgumentError("report", "results", "results in *.jsonl files", f"none in {path}")
     return results
@@ -116,7 +119,8 @@ def read(path: Path) -> list[Result]:
 
 def _read_file(file: Path) -> list[Result]:
     results = []
-    lines = file.read_bytes().split(b"\n")
+    with files.told("results", "a file that can be read", file):
+        lines = file.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
