@@ -87,12 +87,23 @@ def broken(change: Callable[[Record], object]) -> str:
         (broken(lambda line: line.pop("schema")), "expected schema 1, got schema none"),
         (broken(lambda line: line.pop("case")), "expected case: text, got nothing"),
         (broken(lambda line: line.update(params=None)), "a JSON object as params"),
-        (broken(lambda line: line.update(world_size="4")), "expected world_size: a finite number, got '4'"),
+        (broken(lambda line: line.update(world_size="4")), "expected world_size: a whole number from 1 to .*, got '4'"),
+        (broken(lambda line: line.update(world_size=10**400)), r"expected world_size: a whole number.*, got 10{56}…$"),
+        (broken(lambda line: line.update(world_size=-3)), "expected world_size: a whole number from 1 to .*, got -3"),
+        (broken(lambda line: line.update(world_size=2.7)), "expected world_size: a whole number from 1 to .*, got 2.7"),
+        (broken(lambda line: line.update(floor_ms=-1)), r"expected floor_ms: a number from 0 to 1e\+30, got -1"),
+        (broken(lambda line: line.update(host_us=10**400)), "expected host_us: a number from 0 to"),
+        (broken(lambda line: line["params"].update(model="\udcff")), "expected a JSON object.*surrogates not allowed"),
+        ('{"schema": 1, "params": ' + "[" * 10**5 + "]" * 10**5 + "}", "expected a JSON object.*recursion"),
+        (f'{{"schema": 1, "environment": [{"9" * 100}]}}', f"a JSON object as environment, got .{'9' * 56}…$"),
         (broken(lambda line: line.update(validated=1)), "expected validated: true, false or null, got 1"),
         (broken(lambda line: line.update(skipped=True)), "expected skipped: text, got True"),
         (broken(lambda line: line["time_ms"].pop("p90")), "expected time_ms.p90: a number, got nothing"),
-        (broken(lambda line: line["time_ms"].update(median=float("nan"))), "expected time_ms.median: a finite number"),
-        (broken(lambda line: line["time_ms"].update(median=0)), "expected time_ms.median: more than 0, got 0.0"),
+        (
+            broken(lambda line: line["time_ms"].update(median=float("nan"))),
+            "expected time_ms.median: a number from 0 to",
+        ),
+        (broken(lambda line: line["time_ms"].update(median=0)), "expected time_ms.median: 1e-09 or more, got 0.0"),
         (broken(lambda line: line["environment"].pop("hardware")), "expected environment.hardware: text, got nothing"),
     ],
 )
@@ -105,6 +116,24 @@ def test_a_broken_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
         read(tmp_path)
     assert report(tmp_path) == 1
     assert f"{file}:3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["\\udcff", "[" * 10**5 + "]" * 10**5])
+def test_a_whole_line_at_the_end_is_not_taken_for_half_a_one(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_text(f'{{"schema": 1, "case": "{text}"}}' if text[0] == "\\" else f'{{"schema": {text}}}')
+    with pytest.raises(iris.ArgumentError, match=r"some\.jsonl:1: expected a JSON object"):
+        read(file)
+
+
+def test_a_folder_is_no_file_of_results_whatever_its_name(tmp_path: Path) -> None:
+    write(tmp_path / "x.jsonl" / "y.jsonl", [record("all_gather_matmul", "push", LARGE[0], 4)])
+    assert len(read(tmp_path)) == 1
+    (tmp_path / "gone.jsonl").symlink_to("nowhere")
+    with pytest.raises(iris.ArgumentError, match=r"gone\.jsonl: No such file"):
+        read(tmp_path)
+    with pytest.raises(iris.ArgumentError, match=r"results: expected a file or folder that can be read.*too long"):
+        read(tmp_path / ("x" * 300))
 
 
 def test_half_a_record_at_the_end_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -429,6 +458,20 @@ def test_text_from_results_stays_text(tmp_path: Path) -> None:
     page = Page((tmp_path / "x.html").read_text())
     assert not {"script", "img"} & set(page.tags)
     assert any("$x$" in word for word in page.words) and "failed: <img src=http://x>" in page.words
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_text_and_sizes_that_no_picture_can_hold_are_drawn(tmp_path: Path) -> None:
+    """Control characters, an M of none and one beyond all numbers, and names that leave no room for the plot."""
+    lines = [record("all_gather_matmul", name, (m, 8, 8), 4) for name in ("push", "nccl") for m in SIZES_OF_SWEEP]
+    for line in lines:
+        line["params"]["model"] = "\0\x1b[31mred"
+    lines[0]["params"] |= {"m": 10**400, "shape": None}
+    lines[1]["params"] |= {"m": 0, "shape": "0x8x8"}
+    lines[2]["params"]["shape"] = f"{'9' * 5000}x8x8"
+    lines[3]["params"]["algorithm"] = "9" * 60
+    write(tmp_path / "x.jsonl", lines)
+    assert report(tmp_path, "--out", tmp_path / "x.html") == 0
 
 
 def test_a_case_without_shape_algorithm_or_floor_is_drawn(tmp_path: Path) -> None:
