@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import select
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 import iris
 from iris.errors import IrisError
 
+UNREAD = 141
+"""Exit status where nobody reads on, such as behind ``| head``: as shells have it of SIGPIPE."""
 COMMANDS = {
     "info": ("iris.info", "what Iris sees: GPUs, links, versions, the backend and why, what is missing"),
     "demo": ("iris.demo", "run two fused ops over several ranks, check them, draw who waited when"),
@@ -40,7 +45,30 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status. An Iris error is printed without a traceback."""
+    """Run a command; returns the exit status. An Iris error is printed without a traceback, and nothing is said of a
+    reader of what is printed that has gone."""
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        unread = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
+        if not unread:
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in unread:  # the interpreter writes what is left there when it ends
+            os.dup2(nowhere, stream.fileno())
+        return UNREAD
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    poll = select.poll()
+    poll.register(stream, 0)
+    return bool(poll.poll(0))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     given = parser().parse_args(arguments)
     module, _ = COMMANDS[given.command]
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -308,6 +309,94 @@ def test_a_broken_line_is_named(measured: Path, tmp_path: Path) -> None:
     broken.write_text(measured.read_text().splitlines()[0] + '\n{"schema": 7}\n')
     with pytest.raises(ArgumentError, match=r"broken.jsonl:2: expected a JSON object with schema 1"):
         records.load(broken)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda one: one.pop("error"), "error: text or null, got nothing"),
+        (lambda one: one.pop("time_ms"), "time_ms: an object or null, got nothing"),
+        (lambda one: one.update(environment="x"), 'environment: an object, got "x"'),
+        (lambda one: one.update(params=[["count", 8]]), r"params: an object, got \[\["),
+        (lambda one: one["params"].update(count=[8]), "count: text or a number or a whole number or null, got"),
+        (lambda one: one.update(host_us="1"), 'host_us: a number or a whole number or null, got "1"'),
+        (lambda one: one["counters"].update(answer=None), "answer: a number or a whole number, got null"),
+        (lambda one: one["time_ms"].pop("p90"), "p90: a number or a whole number, got nothing"),
+        (lambda one: one["time_ms"].update(median=0), "a median of more than 0, got 0"),
+        (lambda one: one.update(flops=10**400), "a JSON object with schema 1"),
+        (lambda one: one.update(config={"x": float("nan")}), "a JSON object with schema 1"),
+        (lambda one: one.update(case="\udcff"), "a JSON object with schema 1"),
+    ],
+)
+def test_a_thin_or_odd_record_is_named(
+    measured: Path, tmp_path: Path, change: Callable[[Record], object], words: str
+) -> None:
+    (one, *_), file = lines(measured), tmp_path / "odd.jsonl"
+    change(one)
+    file.write_text(f"{measured.read_text()}\n{json.dumps(one)}\n")
+    place = len(lines(measured)) + 2
+    with pytest.raises(ArgumentError, match=rf"odd\.jsonl:{place}: expected {words}"):
+        bench.main([*TWO, "--axis_way=right", f"--resume={file}"])
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_deep_nesting_is_named_and_kept(tmp_path: Path, end: str) -> None:
+    file, line = tmp_path / "deep.jsonl", '{"schema":' + "[" * 10**5 + end
+    file.write_text(line)
+    with pytest.raises(ArgumentError, match=r"deep\.jsonl:1: expected a JSON object with schema 1"):
+        bench.main([*TWO, "--axis_way=right", f"--benchmark_out={file}"])
+    assert file.read_text() == line
+
+
+# -- files that are none ------------------------------------------------------------------------------------
+
+
+def test_records_go_into_a_pipe() -> None:
+    reader, writer = os.pipe()
+    assert bench.main([*TWO, "--axis_way=right", f"--benchmark_out=/dev/fd/{writer}"]) == 0
+    os.close(writer)
+    with open(reader, "rb") as file:
+        assert [one["params"]["count"] for one in map(json.loads, file)] == [8]
+
+
+def test_a_device_is_neither_read_nor_locked(measured: Path) -> None:
+    (one, *_) = lines(measured)
+    for _ in range(2):
+        with records.appending(Path("/dev/null")) as append, records.appending(Path("/dev/null")):
+            append([one])
+    with (
+        records.appending(Path("/dev/full")) as append,
+        pytest.raises(ArgumentError, match="/dev/full: expected a file that can be written, got No space left"),
+    ):
+        append([one])
+    with pytest.raises(ArgumentError, match="--resume: expected a file of results, got /dev/null, which is none"):
+        records.load(Path("/dev/null"))
+
+
+def test_what_is_printed_stands_behind_records_in_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(tmp_path / "out", "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        arguments = ["--axis_way=right", "--benchmark_format=json", f"--benchmark_out=/dev/fd/{out.fileno()}"]
+        assert bench.main([*TWO, *arguments]) == 0
+    record, printed = lines(tmp_path / "out")
+    assert printed == {**record, "speedup": None}
+
+
+def test_a_file_of_records_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    (file := tmp_path / "x.jsonl").touch()
+    with (
+        pytest.raises(ArgumentError, match=r"x\.jsonl: expected a file that can be read, got Permission denied"),
+        records.appending(file),
+    ):
+        pass
+    with pytest.raises(ArgumentError, match=r"x\.jsonl: expected a file that can be read, got Permission denied"):
+        records.load(file)
 
 
 def has_processes(group: int) -> bool:

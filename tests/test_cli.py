@@ -88,6 +88,33 @@ def test_an_iris_error_is_printed_without_traceback(
     assert capsys.readouterr().err == "iris demo: BackendError: no such GPU: buy one\n"
 
 
+@pytest.mark.parametrize("arguments", [["bench", "--benchmark_list"], ["bench", "--help"], ["--help"]])
+@pytest.mark.parametrize("both", [False, True])
+def test_a_reader_that_has_gone_ends_a_command_quietly(arguments: list[str], both: bool) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "iris", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
+        stdout=writer,
+        stderr=writer if both else subprocess.PIPE,
+        timeout=60,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (cli.UNREAD, None if both else b"")
+
+
+def test_another_pipe_that_broke_is_not_kept_quiet(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def main(_: list[str]) -> int:
+        raise BrokenPipeError("of a rank")
+
+    monkeypatch.setitem(sys.modules, "iris.demo", SimpleNamespace(main=main))
+    with pytest.raises(BrokenPipeError, match="of a rank"):
+        cli.main(["demo"])
+
+
 def test_info_as_json_in_a_fresh_process() -> None:
     done = run("info", "--json", IRIS_BACKEND="sim")
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,7 +23,7 @@ from result_lines import ALGORITHMS, LARGE, SIMULATED, SIZES_OF_SWEEP, Record, d
 
 import iris
 from iris import cli
-from iris.report import comparison, drawing, markdown, tables
+from iris.report import comparison, drawing, files, markdown, tables
 from iris.report.charts import charts
 from iris.report.palette import PAPER, Palette
 from iris.report.records import read
@@ -85,12 +87,23 @@ def broken(change: Callable[[Record], object]) -> str:
         (broken(lambda line: line.pop("schema")), "expected schema 1, got schema none"),
         (broken(lambda line: line.pop("case")), "expected case: text, got nothing"),
         (broken(lambda line: line.update(params=None)), "a JSON object as params"),
-        (broken(lambda line: line.update(world_size="4")), "expected world_size: a finite number, got '4'"),
+        (broken(lambda line: line.update(world_size="4")), "expected world_size: a whole number from 1 to .*, got '4'"),
+        (broken(lambda line: line.update(world_size=10**400)), r"expected world_size: a whole number.*, got 10{56}…$"),
+        (broken(lambda line: line.update(world_size=-3)), "expected world_size: a whole number from 1 to .*, got -3"),
+        (broken(lambda line: line.update(world_size=2.7)), "expected world_size: a whole number from 1 to .*, got 2.7"),
+        (broken(lambda line: line.update(floor_ms=-1)), r"expected floor_ms: a number from 0 to 1e\+30, got -1"),
+        (broken(lambda line: line.update(host_us=10**400)), "expected host_us: a number from 0 to"),
+        (broken(lambda line: line["params"].update(model="\udcff")), "expected a JSON object.*surrogates not allowed"),
+        ('{"schema": 1, "params": ' + "[" * 10**5 + "]" * 10**5 + "}", "expected a JSON object.*recursion"),
+        (f'{{"schema": 1, "environment": [{"9" * 100}]}}', f"a JSON object as environment, got .{'9' * 56}…$"),
         (broken(lambda line: line.update(validated=1)), "expected validated: true, false or null, got 1"),
         (broken(lambda line: line.update(skipped=True)), "expected skipped: text, got True"),
         (broken(lambda line: line["time_ms"].pop("p90")), "expected time_ms.p90: a number, got nothing"),
-        (broken(lambda line: line["time_ms"].update(median=float("nan"))), "expected time_ms.median: a finite number"),
-        (broken(lambda line: line["time_ms"].update(median=0)), "expected time_ms.median: more than 0, got 0.0"),
+        (
+            broken(lambda line: line["time_ms"].update(median=float("nan"))),
+            "expected time_ms.median: a number from 0 to",
+        ),
+        (broken(lambda line: line["time_ms"].update(median=0)), "expected time_ms.median: 1e-09 or more, got 0.0"),
         (broken(lambda line: line["environment"].pop("hardware")), "expected environment.hardware: text, got nothing"),
     ],
 )
@@ -103,6 +116,24 @@ def test_a_broken_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
         read(tmp_path)
     assert report(tmp_path) == 1
     assert f"{file}:3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["\\udcff", "[" * 10**5 + "]" * 10**5])
+def test_a_whole_line_at_the_end_is_not_taken_for_half_a_one(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_text(f'{{"schema": 1, "case": "{text}"}}' if text[0] == "\\" else f'{{"schema": {text}}}')
+    with pytest.raises(iris.ArgumentError, match=r"some\.jsonl:1: expected a JSON object"):
+        read(file)
+
+
+def test_a_folder_is_no_file_of_results_whatever_its_name(tmp_path: Path) -> None:
+    write(tmp_path / "x.jsonl" / "y.jsonl", [record("all_gather_matmul", "push", LARGE[0], 4)])
+    assert len(read(tmp_path)) == 1
+    (tmp_path / "gone.jsonl").symlink_to("nowhere")
+    with pytest.raises(iris.ArgumentError, match=r"gone\.jsonl: No such file"):
+        read(tmp_path)
+    with pytest.raises(iris.ArgumentError, match=r"results: expected a file or folder that can be read.*too long"):
+        read(tmp_path / ("x" * 300))
 
 
 def test_half_a_record_at_the_end_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -429,6 +460,20 @@ def test_text_from_results_stays_text(tmp_path: Path) -> None:
     assert any("$x$" in word for word in page.words) and "failed: <img src=http://x>" in page.words
 
 
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_text_and_sizes_that_no_picture_can_hold_are_drawn(tmp_path: Path) -> None:
+    """Control characters, an M of none and one beyond all numbers, and names that leave no room for the plot."""
+    lines = [record("all_gather_matmul", name, (m, 8, 8), 4) for name in ("push", "nccl") for m in SIZES_OF_SWEEP]
+    for line in lines:
+        line["params"]["model"] = "\0\x1b[31mred"
+    lines[0]["params"] |= {"m": 10**400, "shape": None}
+    lines[1]["params"] |= {"m": 0, "shape": "0x8x8"}
+    lines[2]["params"]["shape"] = f"{'9' * 5000}x8x8"
+    lines[3]["params"]["algorithm"] = "9" * 60
+    write(tmp_path / "x.jsonl", lines)
+    assert report(tmp_path, "--out", tmp_path / "x.html") == 0
+
+
 def test_a_case_without_shape_algorithm_or_floor_is_drawn(tmp_path: Path) -> None:
     lines = []
     for way in ("put", "get"):
@@ -579,6 +624,89 @@ def test_a_file_without_its_two_markers_is_refused_and_kept(folder: Path, tmp_pa
     assert report(folder, "--markdown", file) == 1
     assert file.read_text() == text
     assert report(folder, "--markdown", tmp_path / "none.md") == 1
+
+
+@pytest.mark.parametrize("failing", ["write_bytes", "replace"])
+def test_a_full_disk_leaves_the_file_as_it_was_and_nothing_beside_it(
+    folder: Path, tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, text = tmp_path / "x.md", f"{markdown.BEGIN}{markdown.END}\nwords behind"
+    file.write_text(text)
+    write_bytes = Path.write_bytes
+
+    def full(path: Path, content: Any) -> None:
+        if failing == "write_bytes":
+            write_bytes(path, content[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, failing, full)
+    assert report(folder, "--markdown", file) == 1
+    told = f"--markdown: expected a file that can be written, got {file}: No space left on device"
+    assert told in capsys.readouterr().err
+    assert file.read_text() == text and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_is_replaced_keeps_its_mode_and_a_link_its_target(folder: Path, tmp_path: Path) -> None:
+    file, link = tmp_path / "docs" / "x.md", tmp_path / "link.md"
+    file.parent.mkdir()
+    file.write_text(f"{markdown.BEGIN}{markdown.END}")
+    file.chmod(0o640)
+    link.symlink_to("docs/x.md")
+    assert report(folder, "--markdown", link) == 0
+    assert link.is_symlink() and list(file.parent.iterdir()) == [file]
+    assert len(file.read_text()) > 1000 and file.stat().st_mode & 0o7777 == 0o640
+
+
+def test_what_may_not_be_written_is_not_replaced() -> None:
+    user, nobody = os.geteuid(), 65534
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "x.html")
+        file.write_text("kept")
+        file.chmod(0o444)
+        Path(folder).chmod(0o777)
+        os.seteuid(user or nobody)
+        try:
+            with pytest.raises(iris.ArgumentError, match=r"--out: .*got .*x\.html: Permission denied"):
+                files.write("--out", file, "new")
+        finally:
+            os.seteuid(user)
+        assert file.read_text() == "kept" and list(Path(folder).iterdir()) == [file]
+
+
+def test_markdown_in_another_encoding_is_refused(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.md"
+    file.write_bytes(b"\xff" + f"{markdown.BEGIN}{markdown.END}".encode())
+    with pytest.raises(iris.ArgumentError, match=r"--markdown: expected text in UTF-8, got .*x\.md: .*byte 0xff"):
+        markdown.parts(file)
+
+
+@pytest.mark.parametrize(
+    ("option", "path", "words"),
+    [
+        ("--out", "/dev/full", "a file that can be written, got /dev/full: No space left"),
+        ("--out", "/sys/report.html", "a file that can be written, got /sys/report.html: "),
+        ("--out", "/proc/foo/report.html", "a folder to write into, got /proc/foo: No such file"),
+        ("--svg_dir", "/proc/foo", "a folder to write into, got /proc/foo: No such file"),
+        ("--svg_dir", __file__, f"a folder to write into, got {__file__}: File exists"),
+        ("--out", "x" * 300, f"a file that can be written, got {'x' * 300}: File name too long"),
+        ("--markdown", "x" * 300, f"a file that can be read, got {'x' * 300}: File name too long"),
+    ],
+)
+def test_what_the_file_system_refuses_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, path: str, words: str
+) -> None:
+    results = write(tmp_path / "x.jsonl", [timed(1)])
+    assert report(results, option, path) == 1
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"iris report: ArgumentError: report: {option}: expected {words}")
+
+
+def test_a_page_can_go_into_a_device_and_be_of_files_of_any_name(tmp_path: Path) -> None:
+    results = write(tmp_path / os.fsdecode(b"\xff.jsonl"), [timed(1)])
+    assert report(results, "--out", "/dev/null") == 0
+    assert not Path("/dev/null").is_file()
+    assert report(results, "--out", tmp_path / "x.html") == 0
+    assert "\\udcff.jsonl" in (tmp_path / "x.html").read_text()
 
 
 # -- comparing ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,6 +123,8 @@ def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse
         except KeyboardInterrupt:
             stopped = True
     results: list[Record] = [done[key] for key in keys if key in done]
+    if sys.stdout.seekable():
+        sys.stdout.seek(0, os.SEEK_END)  # behind the records, if out is /dev/stdout
     FORMATS[given.benchmark_format](results, known, sys.stdout)
     sys.stdout.flush()
     if stopped:

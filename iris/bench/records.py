@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,23 @@ SCHEMA = 1
 _BEGIN = b'{"schema":'
 """What the line of a record begins with."""
 Record = dict[str, Any]
+
+_NONE, _NUMBER = type(None), (float, int)
+_WORDS = {str: "text", bool: "a flag", int: "a whole number", float: "a number", dict: "an object", _NONE: "null"}
+_FIELDS: Mapping[str, tuple[type, ...]] = {
+    "case": (str,),
+    "world_size": (int,),
+    "validated": (bool, _NONE),
+    "time_ms": (dict, _NONE),
+    **dict.fromkeys(("params", "counters", "environment"), (dict,)),
+    **dict.fromkeys(("skipped", "error"), (str, _NONE)),
+    **dict.fromkeys(("flops", "nbytes", "back_to_back_ms", "host_us", "floor_ms", "floor_share"), (*_NUMBER, _NONE)),
+    **dict.fromkeys(("tflops_per_gpu", "gbytes_per_s"), (*_NUMBER, _NONE)),
+}
+"""What every record has and the tables rely on."""
+_PARTS = {"params": (str, *_NUMBER, _NONE), "counters": _NUMBER, "time_ms": _NUMBER}
+"""What the values inside of objects are."""
+_FIX = "Delete the line if it is to be a record, or name another file."
 
 
 def record(
@@ -121,21 +139,22 @@ def _slowest(seconds: Sequence[float | None], scale: float) -> float | None:
 @contextmanager
 def appending(path: Path) -> Iterator[Callable[[Sequence[Record]], None]]:
     """What adds lines to a file, made if it is not there, which no other run can add to meanwhile. What a run that was
-    killed left of a line is taken away first.
+    killed left of a line is taken away first. A pipe or device only takes what is added.
 
     Raises:
         ArgumentError: the file cannot be written, holds something else than results, or another run has it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     except OSError as error:
         raise ArgumentError("bench", "--benchmark_out", "a file that can be written", error) from error
     try:
-        if not sole(file):
-            fix = "Wait for the other run, or name another file."
-            raise ArgumentError("bench", str(path), "a file that no other run writes", "one that is in use", fix)
-        _mend(path, file)
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            if not sole(file):
+                fix = "Wait for the other run, or name another file."
+                raise ArgumentError("bench", str(path), "a file that no other run writes", "one that is in use", fix)
+            _mend(path, file)
         yield partial(_append, path, file)
     finally:
         os.close(file)
@@ -164,24 +183,36 @@ def _append(path: Path, file: int, records: Sequence[Record]) -> None:
 
 def _mend(path: Path, file: int) -> None:
     """Make a file end with a whole line."""
-    content = path.read_bytes()
+    content = _read(path)
     _records(path, content)
     tail = content.rpartition(b"\n")[2]
-    if half(tail):
-        os.truncate(file, len(content) - len(tail))
-    elif tail:
-        os.write(file, b"\n")
+    try:
+        if half(tail):
+            os.truncate(file, len(content) - len(tail))
+        elif tail:
+            os.write(file, b"\n")
+    except OSError as error:
+        raise ArgumentError("bench", str(path), "a file that can be written", error.strerror) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ArgumentError("bench", str(path), "a file that can be read", error.strerror) from error
 
 
 def load(path: Path) -> list[Record]:
     """All records in a file. A last line that was not finished does not count.
 
     Raises:
-        ArgumentError: there is no such file, or a line in it is no record of this schema; names the line.
+        ArgumentError: there is no such file, it cannot be read, or a line in it is no record of this schema; names the
+            line.
     """
-    if not path.is_file():
-        raise ArgumentError("bench", "--resume", "a file of results", path, "Start a run with --benchmark_out first.")
-    return _records(path, path.read_bytes())
+    if not os.path.isfile(path):
+        got = f"{path}, which is none" if os.path.exists(path) else path
+        raise ArgumentError("bench", "--resume", "a file of results", got, "Start a run with --benchmark_out first.")
+    return _records(path, _read(path))
 
 
 def newest(records: Iterable[Record]) -> dict[str, Record]:
@@ -207,16 +238,40 @@ def _is_json(line: bytes) -> bool:
         json.loads(line)
     except ValueError:
         return False
+    except RecursionError:  # nobody knows: it is left as it is
+        pass
     return True
 
 
 def _record(where: str, line: bytes) -> Record:
     try:
-        one: Record = json.loads(line)
+        one: Record = json.loads(line, parse_int=_whole)
+        json.dumps(one, allow_nan=False, ensure_ascii=False).encode()  # nan and halves of characters cannot be shown
         if one["schema"] != SCHEMA:
             raise KeyError("schema")
-        key_of(one)
-    except (ValueError, KeyError, TypeError) as error:
-        expected = f"a JSON object with schema {SCHEMA}, case, params and world_size"
-        raise ArgumentError("bench", where, expected, line[:60].decode(errors="replace")) from error
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        expected, got = f"a JSON object with schema {SCHEMA}", line[:60].decode(errors="replace")
+        raise ArgumentError("bench", where, expected, got, _FIX) from error
+    _check(where, one, _FIELDS)
+    for name, kinds in _PARTS.items():
+        part = one[name] or {}
+        _check(where, part, dict.fromkeys(part, kinds))
+    if one["time_ms"] is not None:
+        _check(where, one["time_ms"], dict.fromkeys(("median", "p10", "p90", "rank_skew"), _NUMBER))
+        if one["time_ms"]["median"] <= 0:
+            raise ArgumentError("bench", where, "a median of more than 0", one["time_ms"]["median"], _FIX)
     return one
+
+
+def _whole(digits: str) -> int:
+    """A whole number that can be computed with."""
+    value = int(digits)
+    float(value)  # or an OverflowError
+    return value
+
+
+def _check(where: str, fields: Record, expected: Mapping[str, tuple[type, ...]]) -> None:
+    for name, kinds in expected.items():
+        if not isinstance(fields.get(name, ...), kinds):
+            got = json.dumps(fields[name])[:60] if name in fields else "nothing"
+            raise ArgumentError("bench", where, f"{name}: {' or '.join(_WORDS[kind] for kind in kinds)}", got, _FIX)

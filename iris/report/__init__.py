@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from iris.errors import ArgumentError, BackendError
-from iris.report import comparison, markdown, page
+from iris.report import comparison, files, markdown, page
 from iris.report.charts import KINDS, Chart, charts
 from iris.report.palette import Palette
 from iris.report.records import read
@@ -64,33 +64,34 @@ def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[
         if error.name != "matplotlib":
             raise
         raise BackendError("charts need matplotlib: pip install matplotlib (--markdown does without)") from error
-    for folder in filter(None, (svg_dir, out and out.parent)):
-        _make(folder)
-    if out is not None and out.is_dir():
-        raise ArgumentError(
-            "report", "--out", "a file", f"{out}, which is a folder", f"Try --out {out / 'report.html'}."
-        )
+    if svg_dir is not None:
+        _make("--svg_dir", svg_dir)
+    if out is not None:
+        _make("--out", out.parent)
+        with files.told("--out", "a file that can be written", out):
+            is_folder = out.is_dir()
+        if is_folder:
+            fix = f"Try --out {out / 'report.html'}."
+            raise ArgumentError("report", "--out", "a file", f"{out}, which is a folder", fix)
     palette = Palette(result.algorithm for result in study.results)
     pictures: list[tuple[Chart, str]] = []
     wanted = [(name, chart) for name, chart in charts(study).items() if chart.kind in kinds]
     for name, chart in _tracked(wanted):
         text = svg.text_of(drawing.draw(chart, study, palette), name)
         if svg_dir is not None:
-            (svg_dir / f"{name}.svg").write_text(text, encoding="utf-8")
+            files.write("--svg_dir", svg_dir / f"{name}.svg", text)
         pictures.append((chart, svg.inlined(text, chart.alt, palette.variables)))
     if svg_dir is not None:
         print(f"{len(pictures)} charts: {svg_dir}")
     if out is not None:
         sections = grouped(pictures, lambda pair: pair[0].section.title)
-        out.write_text(page.render(study, sections, palette), encoding="utf-8")
+        files.write("--out", out, page.render(study, sections, palette))
         print(f"{len(study.results)} results, {len(pictures)} charts: {out}")
 
 
-def _make(folder: Path) -> None:
-    try:
+def _make(option: str, folder: Path) -> None:
+    with files.told(option, "a folder to write into", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise ArgumentError("report", "folder", "a folder to write into", f"{folder}, which is a file") from error
 
 
 def _tracked(items: Sequence[T]) -> Iterable[T]:

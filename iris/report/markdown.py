@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from iris.errors import ArgumentError
-from iris.report import tables
+from iris.report import files, tables
 from iris.report.study import Study
 from iris.report.tables import Cell, Table
 
@@ -20,12 +20,17 @@ def parts(file: Path) -> tuple[str, str]:
     """What stands before and after the report in ``file``, the markers included.
 
     Raises:
-        ArgumentError: there is no such file, or it has not each marker once and in order.
+        ArgumentError: there is no such file, it cannot be read, or it has not each marker once and in order.
     """
     fix = f"Put the lines {BEGIN} and {END} where the tables belong."
-    if not file.is_file():
-        raise ArgumentError("report", "--markdown", "a file with two marker lines", f"no file {file}", fix)
-    text = file.read_bytes().decode()
+    with files.told("--markdown", "a file that can be read", file):
+        if not file.is_file():
+            raise ArgumentError("report", "--markdown", "a file with two marker lines", f"no file {file}", fix)
+        content = file.read_bytes()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise ArgumentError("report", "--markdown", "text in UTF-8", f"{file}: {error}") from error
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end or text.count(BEGIN) > 1 or text.count(END) > 1:
@@ -35,9 +40,13 @@ def parts(file: Path) -> tuple[str, str]:
 
 
 def write(study: Study, file: Path) -> None:
-    """Put the tables between the markers of ``file``; all else stays as it is."""
+    """Put the tables between the markers of ``file``; all else stays as it is, and all if the tables do not fit.
+
+    Raises:
+        ArgumentError: the file has not its markers, or cannot be written.
+    """
     before, after = parts(file)
-    file.write_bytes(f"{before}\n\n{render(study)}\n{after}".encode())
+    files.write("--markdown", file, f"{before}\n\n{render(study)}\n{after}")
 
 
 def render(study: Study) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from iris.errors import ArgumentError
+from iris.report import files
 
 SCHEMA = 1
 _BEGIN = b'{"schema":'
@@ -18,6 +18,9 @@ _BEGIN = b'{"schema":'
 SIMULATOR = "sim"
 SERIES = ("algorithm", "way")
 """Parameters that say how something was computed or moved, rather than what."""
+
+LEAST_MS, MOST = 1e-9, 1e30
+"""Between them lies all that anybody measures; what can be computed and drawn goes further."""
 
 Value = str | int | float | bool | None
 
@@ -103,12 +106,14 @@ def read(path: Path) -> list[Result]:
     """The results of a file, or of all ``*.jsonl`` files below a folder, in the order of names and lines.
 
     Raises:
-        ArgumentError: there is no such file, no result in it, or a line that is no result; names file and line.
+        ArgumentError: there is no such file, one cannot be read, no result in it, or a line that is no result; names
+            file and line.
     """
-    if not path.exists():
-        raise ArgumentError("report", "results", "a file or folder of results", path, f"There is no {path}.")
-    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-    results = [result for file in files for result in _read_file(file)]
+    with files.told("results", "a file or folder that can be read", path):
+        if not path.exists():
+            raise ArgumentError("report", "results", "a file or folder of results", path, f"There is no {path}.")
+        found = sorted(file for file in path.rglob("*.jsonl") if not file.is_dir()) if path.is_dir() else [path]
+    results = [result for file in found for result in _read_file(file)]
     if not results:
         raise ArgumentError("report", "results", "results in *.jsonl files", f"none in {path}")
     return results
@@ -116,20 +121,26 @@ def read(path: Path) -> list[Result]:
 
 def _read_file(file: Path) -> list[Result]:
     results = []
-    lines = file.read_bytes().split(b"\n")
+    with files.told("results", "a file that can be read", file):
+        lines = file.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{file}:{number}"
         try:
             fields = json.loads(line)
-        except ValueError as error:
-            if number == len(lines) and (line.startswith(_BEGIN) or _BEGIN.startswith(line)):
+            json.dumps(fields, ensure_ascii=False).encode()  # halves of characters cannot be written
+            results.append(_parse(_Fields(where, "", fields), file))
+        except ArgumentError:
+            raise
+        except (ValueError, RecursionError) as error:
+            unfinished = not isinstance(error, UnicodeEncodeError | RecursionError)
+            if unfinished and number == len(lines) and (line.startswith(_BEGIN) or _BEGIN.startswith(line)):
                 print(f"{where} is left out: a run that was stopped did not finish the line", file=sys.stderr)
                 continue
+            got = _shortened(line.decode(errors="replace"))
             fix = f"The line is broken ({error}); if a run was stopped while it wrote the line, delete it."
-            raise ArgumentError("report", where, "a JSON object", _shortened(line), fix) from error
-        results.append(_parse(_Fields(where, "", fields), file))
+            raise ArgumentError("report", where, "a JSON object", got, fix) from error
     return results
 
 
@@ -157,7 +168,7 @@ def _parse(line: _Fields, file: Path) -> Result:
     return Result(
         case=line.text("case"),
         params={name: _plain(value) for name, value in line.inner("params").fields.items()},
-        world_size=int(line.number("world_size")),
+        world_size=line.count("world_size"),
         validated=validated,
         skipped=skipped,
         error=error,
@@ -170,7 +181,7 @@ def _parse(line: _Fields, file: Path) -> Result:
         gbytes_per_s=figure("gbytes_per_s"),
         predicted_ms=line.optional_number("predicted_ms"),
         picked=line.inner("config", optional=True).optional_text("algorithm"),
-        counters={name: counters.number(name) for name in counters.fields} if counts else {},
+        counters={name: counters.number(name, -MOST) for name in counters.fields} if counts else {},
         environment={name: str(value) for name, value in environment.fields.items() if value is not None},
         file=file,
     )
@@ -179,8 +190,8 @@ def _parse(line: _Fields, file: Path) -> Result:
 def _time(fields: _Fields) -> Time:
     median, p10, p90 = (fields.number(name) for name in ("median", "p10", "p90"))
     time = Time(median, p10, p90, fields.optional_number("rank_skew"), fields.optional_number("calls"))
-    if time.median <= 0:
-        raise fields.wrong("median", "more than 0", time.median)
+    if time.median < LEAST_MS:
+        raise fields.wrong("median", f"{LEAST_MS:g} or more", time.median)
     return time
 
 
@@ -188,8 +199,7 @@ def _plain(value: Any) -> Value:
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-def _shortened(line: bytes) -> str:
-    text = line.decode(errors="replace")
+def _shortened(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
@@ -203,13 +213,13 @@ class _Fields:
 
     def __post_init__(self) -> None:
         if not isinstance(self.fields, dict):
-            raise ArgumentError(
-                "report", self.where, f"a JSON object{f' as {self.path}' if self.path else ''}", self.fields
-            )
+            expected = f"a JSON object{f' as {self.path}' if self.path else ''}"
+            raise ArgumentError("report", self.where, expected, _shortened(repr(self.fields)))
 
     def wrong(self, name: str, expected: str, got: object) -> ArgumentError:
         path = f"{self.path}.{name}" if self.path else name
-        return ArgumentError("report", self.where, f"{path}: {expected}", "nothing" if got is None else repr(got))
+        shown = "nothing" if got is None else _shortened(repr(got))
+        return ArgumentError("report", self.where, f"{path}: {expected}", shown)
 
     def inner(self, name: str, optional: bool = False) -> _Fields:
         value = self.fields.get(name)
@@ -227,19 +237,25 @@ class _Fields:
             raise self.wrong(name, "text", value)
         return value
 
-    def number(self, name: str) -> float:
-        value = self.optional_number(name)
+    def number(self, name: str, least: float = 0.0) -> float:
+        value = self.optional_number(name, least)
         if value is None:
             raise self.wrong(name, "a number", value)
         return value
 
-    def optional_number(self, name: str) -> float | None:
+    def optional_number(self, name: str, least: float = 0.0) -> float | None:
         value = self.fields.get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.wrong(name, "a finite number", value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MOST:
+            raise self.wrong(name, f"a number from {least:g} to {MOST:g}", value)
         return float(value)
+
+    def count(self, name: str) -> int:
+        value = self.fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+            raise self.wrong(name, f"a whole number from 1 to {MOST:g}", value)
+        return value
 
     def optional_flag(self, name: str) -> bool | None:
         value = self.fields.get(name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from iris.report.records import SERIES, Result, Value, newest
+from iris.report.records import MOST, SERIES, Result, Value, newest
 
 OPPONENTS = ("nccl", "torch_symm_mem")
 """Algorithms that do an op's whole work without Iris: what speed-ups are over."""
@@ -21,7 +21,7 @@ Shape = tuple[int, int, int]
 T = TypeVar("T")
 K = TypeVar("K")
 
-_SHAPE = re.compile(r"(\d+)[x×](\d+)[x×](\d+)")
+_SHAPE = re.compile(r"(\d{1,15})[x×](\d{1,15})[x×](\d{1,15})")
 _NAMES = ("model", "layer")
 _REMARKS = ("note", "source", "phase")
 _EXTENTS = ("m", "n", "k", "shape")
@@ -215,9 +215,10 @@ def _shape(params: Mapping[str, Value]) -> Shape | None:
     given = params.get("shape")
     if given is not None:
         match = _SHAPE.fullmatch(str(given))
-        return (int(match[1]), int(match[2]), int(match[3])) if match else None
-    m, n, k = (params.get(name) for name in ("m", "n", "k"))
-    return (m, n, k) if isinstance(m, int) and isinstance(n, int) and isinstance(k, int) else None
+        m, n, k = map(int, match.groups()) if match else (0, 0, 0)
+    else:
+        m, n, k = (value if isinstance(value, int) else 0 for value in map(params.get, ("m", "n", "k")))
+    return (m, n, k) if all(0 < extent <= MOST for extent in (m, n, k)) else None
 
 
 def _without(params: Mapping[str, Value], *names: str) -> dict[str, Value]:

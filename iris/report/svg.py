@@ -25,6 +25,8 @@ SETTINGS: dict[Any, Any] = {
 """Text stays text: it is laid out with the metrics of DejaVu Sans, wider than most fonts that a browser may take."""
 
 _REFERENCE = re.compile(r"url\(#([^)]+)\)|^#(.+)$")
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+"""What XML cannot hold."""
 _COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 
 
@@ -33,7 +35,7 @@ def text_of(figure: Figure, name: str) -> str:
     file = io.StringIO()
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": name}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
-    return file.getvalue()
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", file.getvalue())
 
 
 def inlined(text: str, label: str, variables: Mapping[str, str]) -> str:
@@ -50,7 +52,7 @@ def inlined(text: str, label: str, variables: Mapping[str, str]) -> str:
         element.attrib = {_local(name): value for name, value in element.attrib.items()}
         if "style" in element.attrib:
             element.set("style", _COLOUR.sub(lambda match: variables.get(match[0], match[0]), element.attrib["style"]))
-        if element.tag == "path":
+        if "d" in element.attrib:  # the path of what lies outside the picture has none
             element.set("d", " ".join(element.attrib["d"].split()))
     for parent in list(root.iter()):
         for child in [child for child in parent if child.tag in ("metadata", "style")]:
