@@ -92,6 +92,7 @@ _current: _Launch | None = None
 def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
     """Replaces Triton's serial grid loop."""
     global _current
+    upstream._interpreter.forget()
     specification = inspect.getfullargspec(self.fn)
     names = {*specification.args, *specification.kwonlyargs}
     kwargs = {name: value for name, value in kwargs.items() if name in names}
