@@ -1,10 +1,11 @@
 """Triton's interpreter, made fit for programs that wait for each other.
 
-Four things change while Iris simulates:
+Five things change while Iris simulates:
 
 * **Co-residency.** The programs of a launch run as greenlets that switch at every atomic and volatile
   load, so a consumer may precede its producer in program order, as on a GPU. When every program of the
   launch only polls, the process sleeps a moment and its core goes to the other ranks.
+* **Threads.** Kernels that two threads of a process launch run one after the other.
 * **Narrow floats.** Triton computes on the bit patterns of bfloat16; see :mod:`iris.backends.floats`.
 * **Addresses.** A load from where there is no memory is an error of the kernel's, not the end of the process.
 * **Speed.** Triton patches its language module anew at each call of a device function (about 1 ms);
@@ -17,6 +18,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -87,32 +89,35 @@ class _Launch:
 
 
 _current: _Launch | None = None
+_turn = threading.RLock()
 
 
 def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Replaces Triton's serial grid loop."""
+    """Replaces Triton's serial grid loop. Threads take turns: what a launch patches is the whole process's."""
     global _current
-    upstream._interpreter.forget()
-    specification = inspect.getfullargspec(self.fn)
-    names = {*specification.args, *specification.kwonlyargs}
-    kwargs = {name: value for name, value in kwargs.items() if name in names}
-    for hook in self.pre_run_hooks:
-        hook(*args, **kwargs)
-    outer, _current = _current, _Launch()
-    launch = _current
-    try:
-        launch.patch(self.fn)
-        bound = inspect.getcallargs(self.fn, *args, **kwargs)
-        bound = {
-            name: value if name in self.constexprs else upstream._implicit_cvt(value) for name, value in bound.items()
-        }
-        grid = self.grid(bound) if callable(self.grid) else self.grid
-        grid = (*(int(size) for size in grid), 1, 1)[:3]
-        upstream.interpreter_builder.set_grid_dim(*grid)
-        _run_programs(launch, lambda: self.fn(**bound), grid)
-    finally:
-        launch.restore()
-        _current = outer
+    with _turn:
+        upstream._interpreter.forget()
+        specification = inspect.getfullargspec(self.fn)
+        names = {*specification.args, *specification.kwonlyargs}
+        kwargs = {name: value for name, value in kwargs.items() if name in names}
+        for hook in self.pre_run_hooks:
+            hook(*args, **kwargs)
+        outer, _current = _current, _Launch()
+        launch = _current
+        try:
+            launch.patch(self.fn)
+            bound = inspect.getcallargs(self.fn, *args, **kwargs)
+            bound = {
+                name: value if name in self.constexprs else upstream._implicit_cvt(value)
+                for name, value in bound.items()
+            }
+            grid = self.grid(bound) if callable(self.grid) else self.grid
+            grid = (*(int(size) for size in grid), 1, 1)[:3]
+            upstream.interpreter_builder.set_grid_dim(*grid)
+            _run_programs(launch, lambda: self.fn(**bound), grid)
+        finally:
+            launch.restore()
+            _current = outer
 
 
 def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ...]) -> None:
