@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -188,6 +189,49 @@ def test_a_wait_for_what_never_comes_ends_on_every_rank_and_names_everything(ran
     # Where two wait, the first to give up tells the other, who may then have no record of its own.
     firsthand = rf"{site}: rank {waiters} waited (0\.[7-9]|1\.\d) s for rank 1: {flag}"
     assert any(re.match(firsthand, failure.message) for failure, _, _ in outcomes), outcomes
+
+
+# -- threads ------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def turns_kernel(words, N: tl.constexpr):
+    """Every program adds up how often each program has been switched away from."""
+    for _ in range(N):
+        tl.atomic_add(words, tl.sum(tl.full((4,), 1, tl.int32)))
+
+
+def run_in_threads() -> tuple[list[int], list[str]]:
+    """Three threads launch at once, the first also what fails, the second also from within a launch."""
+    context()
+    words = torch.zeros(3, dtype=torch.int32)
+    kinds = []
+
+    def launch(index: int) -> None:
+        def grid(_: object) -> tuple[int]:
+            if index == 1:
+                turns_kernel[(1,)](words[1:], N=2)
+            return (4,)
+
+        for _ in range(10):
+            kinds.append(failure_of(lambda: turns_kernel[grid](words[index:], N=3)).kind)
+            if index == 0:
+                kinds.append(failure_of(lambda: failing_kernel[(3,)](words[0:])).kind)
+
+    threads = [threading.Thread(target=launch, args=(index,), daemon=True) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    turns_kernel[(1,)](words[2:], N=1)
+    return words.tolist(), sorted(kinds)
+
+
+@ONE
+def test_kernels_of_two_threads_take_turns(ranks: Ranks) -> None:
+    ((words, kinds),) = ranks.run(run_in_threads)
+    assert kinds == ["InterpreterError"] * 10 + ["nothing"] * 30
+    assert words[1:] == [10 * (48 + 8), 10 * 48 + 4]
 
 
 # -- bfloat16 -----------------------------------------------------------------------------------------------

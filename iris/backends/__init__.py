@@ -77,7 +77,8 @@ def chosen() -> Choice:
 
 
 def choose() -> None:
-    """Detect the backend and, for the simulator, make Triton interpret the kernels decorated from now on.
+    """Detect the backend and, for the simulator, make Triton interpret the kernels decorated from now on, and do it as
+    :mod:`iris.backends.interpreter` says, also before there is a context.
 
     Where the environment asks for what is not there, :func:`iris.iris` says so, not the import.
     """
@@ -88,10 +89,14 @@ def choose() -> None:
         return
     if _chosen.name == "sim":
         os.environ["TRITON_INTERPRET"] = "1"
-        if "triton" in sys.modules:
-            from iris.backends.interpreter import interpret_standard_library
-
-            interpret_standard_library()
+        late = "triton" in sys.modules
+        try:
+            from iris.backends import interpreter
+        except BackendError:
+            return
+        interpreter.install()
+        if late:
+            interpreter.interpret_standard_library()
 
 
 def open_backend(choice: Choice, mesh: Mesh, local_rank: int, heap_size: int) -> Backend:

@@ -3,7 +3,10 @@ would end the process."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,8 @@ import numpy as np
 from iris.backends.base import NOWHERE
 from iris.errors import AddressError
 
-_MAPS = "/proc/self/maps"
+_MAPS = Path("/proc/self/maps")
+_LINE = re.compile(rb"^(\w+)-(\w+) (..)", re.MULTILINE)
 
 
 class Memory:
@@ -24,10 +28,17 @@ class Memory:
 
     def __init__(self, module: Any, program: Callable[[], object]) -> None:
         self._module, self._program = module, program
-        self._readable, self._writable = _Ranges("r"), _Ranges("w")
+        self._readable, self._writable = _Ranges(), _Ranges()
+        self._maps, self._current = b"", False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
+
+    def forget(self) -> None:
+        """Look again before the next access: memory may be gone, as a tensor's that was freed."""
+        self._current = False
+        self._readable.forget()
+        self._writable.forget()
 
     def load(self, pointers: np.ndarray, mask: np.ndarray, other: np.ndarray, dtype: Any) -> Any:
         self._require(self._readable, pointers[mask], np.dtype(dtype).itemsize, "loads from")
@@ -46,8 +57,17 @@ class Memory:
         return self._module.atomic_cas(pointers, expected, values, order)
 
     def _require(self, ranges: _Ranges, addresses: np.ndarray, nbytes: int, does: str) -> None:
-        if not addresses.size or (wrong := ranges.first_outside(addresses, nbytes)) is None:
+        if not addresses.size or ranges.hold(addresses, nbytes):
             return
+        if not self._current:
+            self._look()
+        outside = ranges.outside(addresses, nbytes)
+        if outside.size:
+            self._look()
+            outside = ranges.outside(addresses, nbytes)
+        if not outside.size:
+            return
+        wrong = int(outside.min())
         fix = "Is a mask missing, or a tensor gone?"
         if NOWHERE // 2 < min(wrong, (1 << 64) - wrong) < 2 * NOWHERE:
             fix = "That is how a rank out of range comes out: ranks are counted from 0."
@@ -56,48 +76,47 @@ class Memory:
             "On a GPU this is an illegal memory access."
         )
 
+    def _look(self) -> None:
+        self._current = True
+        maps = _MAPS.read_bytes()
+        if maps == self._maps:
+            return
+        self._maps = maps
+        spans = [(int(begin, 16), int(end, 16), permissions) for begin, end, permissions in _LINE.findall(maps)]
+        self._readable.learn([(begin, end) for begin, end, permissions in spans if b"r" in permissions])
+        self._writable.learn([(begin, end) for begin, end, permissions in spans if b"w" in permissions])
+
 
 class _Ranges:
-    """Addresses that this process may read, or write, as of when one was last missed."""
+    """Addresses that this process may read, or write."""
 
-    def __init__(self, permission: str) -> None:
-        self._permission = permission
-        self._begins, self._ends = np.zeros(0, np.uint64), np.zeros(1, np.uint64)  # ends: of the range before, too
-        self._begin = self._end = 0  # the range that was asked for last
+    def __init__(self) -> None:
+        self.learn([])
 
-    def first_outside(self, addresses: np.ndarray, nbytes: int) -> int | None:
-        """The lowest of ``addresses`` at which there are not ``nbytes`` bytes of memory."""
-        low, high = int(addresses.min()), int(addresses.max()) + nbytes
-        if self._begin <= low and high <= self._end:
-            return None
-        outside = self._outside(addresses, nbytes)
-        if outside.size:
-            self._look()
-            outside = self._outside(addresses, nbytes)
-        if outside.size:
-            return int(outside.min())
-        index = int(np.searchsorted(self._begins, np.uint64(low), "right"))
-        self._begin, self._end = int(self._begins[index - 1]), int(self._ends[index])
-        return None
+    def learn(self, spans: list[tuple[int, int]]) -> None:
+        """Take ``spans``, first and last address + 1 of each, in ascending order, for all there are."""
+        begins = [begin for begin, _ in spans]
+        ends = [0, *(end for _, end in spans)]
+        apart = [begin != end for begin, end in itertools.zip_longest(begins, ends)]
+        self._begins = np.array([*itertools.compress(begins, apart)], np.uint64)
+        self._ends = np.array([*itertools.compress(ends, apart)], np.uint64)  # of the range before
+        self.forget()
 
-    def _outside(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
+    def forget(self) -> None:
+        """Look up the next access, wherever the last one was."""
+        self._begin = self._end = 0
+
+    def hold(self, addresses: np.ndarray, nbytes: int) -> bool:
+        """Whether ``nbytes`` at all ``addresses`` are in the range that was asked for last."""
+        return self._begin <= int(addresses.min()) and int(addresses.max()) + nbytes <= self._end
+
+    def outside(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
+        """Those of ``addresses`` at which there are not ``nbytes`` bytes of memory."""
         asked = addresses.astype(np.uint64, copy=False).ravel()
-        ends = self._ends[np.searchsorted(self._begins, asked, "right")]
+        indices = np.searchsorted(self._begins, asked, "right")
+        ends = self._ends[indices]
         room: np.ndarray = np.where(ends >= asked, ends - asked, np.uint64(0))
-        return asked[room < nbytes]
-
-    def _look(self) -> None:
-        begins: list[int] = []
-        ends = [0]
-        with open(_MAPS) as file:
-            for line in file:
-                span, permissions = line.split(maxsplit=2)[:2]
-                if self._permission not in permissions:
-                    continue
-                begin, end = (int(bound, 16) for bound in span.split("-"))
-                if ends[-1] == begin:
-                    ends[-1] = end
-                else:
-                    begins.append(begin)
-                    ends.append(end)
-        self._begins, self._ends = np.array(begins, np.uint64), np.array(ends, np.uint64)
+        outside: np.ndarray = asked[room < nbytes]
+        if not outside.size:
+            self._begin, self._end = int(self._begins[indices[0] - 1]), int(ends[0])
+        return outside

@@ -7,7 +7,6 @@ Kernels run in Triton's interpreter, made cooperative and corrected by :mod:`iri
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import queue
 import threading
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 
 from iris.backends.base import Backend, call_on_release
+from iris.backends.mapping import map_apart
 from iris.errors import ArgumentError, BackendError
 from iris.mesh import Mesh
 
@@ -76,18 +76,18 @@ class SimBackend(Backend):
         self.device = torch.device("cpu")
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // mesh.world_size))
         self.num_sms = _sms()
-        self._maps = self._map_heaps(mesh, heap_size)
-        self._own = self._maps[mesh.rank]
-        self.bases = [_address(self._maps[rank]) for rank in range(mesh.world_size)]
+        self._heaps = self._map_heaps(mesh, heap_size)
+        self._rank = mesh.rank
+        self.bases = [heap.ctypes.data for heap in self._heaps]
 
     @staticmethod
-    def _map_heaps(mesh: Mesh, heap_size: int) -> dict[int, mmap.mmap]:
+    def _map_heaps(mesh: Mesh, heap_size: int) -> list[np.ndarray]:
         fd = os.memfd_create(f"iris-heap-{mesh.rank}", os.MFD_CLOEXEC)
         fds = {mesh.rank: fd}
         try:
             os.ftruncate(fd, heap_size)
             fds |= mesh.exchange_fd("share heap", fd)
-            return {rank: mmap.mmap(fds[rank], heap_size) for rank in sorted(fds)}
+            return map_apart([fds[rank] for rank in sorted(fds)], heap_size)
         except OSError as error:
             raise BackendError(
                 f"the simulated heap of {heap_size} bytes cannot be mapped: {error}. Choose a smaller heap_size."
@@ -97,12 +97,12 @@ class SimBackend(Backend):
                 os.close(one)
 
     def bytes_at(self, offset: int, nbytes: int, on_release: Callable[[], None] | None) -> torch.Tensor:
-        block = np.frombuffer(self._own, dtype=np.uint8, count=nbytes, offset=offset)
+        block = self._heaps[self._rank][offset : offset + nbytes]
         call_on_release(block, on_release)
         return torch.from_numpy(block)
 
     def peer_bytes(self, rank: int, offset: int, nbytes: int) -> torch.Tensor:
-        return torch.from_numpy(np.frombuffer(self._maps[rank], dtype=np.uint8, count=nbytes, offset=offset))
+        return torch.from_numpy(self._heaps[rank][offset : offset + nbytes])
 
     def poke(self, offset: int, value: int) -> None:
         self.bytes_at(offset, 8, None).view(torch.int64)[0] = value
@@ -132,16 +132,7 @@ class SimBackend(Backend):
         check()
 
     def close(self) -> None:
-        for mapped in self._maps.values():
-            try:
-                mapped.close()
-            except BufferError:
-                continue
-        self._maps = {}
-
-
-def _address(mapped: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        self._heaps = []
 
 
 def _sms() -> int:

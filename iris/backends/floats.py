@@ -1,0 +1,236 @@
+"""bfloat16 and the 8-bit floats in Triton's interpreter, which keeps them as bit patterns.
+
+Triton computes on the patterns in arithmetic, ``tl.dot``, ``tl.fma``, reductions, scans, and most casts, and
+where it does convert, its rounding loses the carry into the exponent. Here they are widened to float32,
+computed, and rounded to nearest even.
+
+A sum or scan is rounded once, at its end, as Triton's own sum of float16 is. A GPU rounds each partial sum, in an
+order that nobody promises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter as upstream
+
+_Builder = upstream.InterpreterBuilder
+_Handle = upstream.TensorHandle
+
+_FLOAT8 = {
+    "fp8e5": torch.float8_e5m2,
+    "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e5b16": torch.float8_e5m2fnuz,
+    "fp8e4b8": torch.float8_e4m3fnuz,
+}
+_BFLOAT16_NAN = 0x7FC0
+
+
+def widen(bits: np.ndarray) -> np.ndarray:
+    """bfloat16 patterns as float32 values."""
+    values: np.ndarray = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values
+
+
+def narrow(values: np.ndarray) -> np.ndarray:
+    """float32 values as bfloat16 patterns, rounded to nearest, ties to even."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x0040)
+    patterns: np.ndarray = np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
+    return patterns.reshape(np.shape(values))
+
+
+def _narrow_to_float8(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """float32 values as 8-bit patterns; what is too large becomes the largest number, as on a GPU."""
+    largest = torch.finfo(dtype).max
+    patterns: np.ndarray = torch.tensor(values).clamp(-largest, largest).to(dtype).view(torch.uint8).numpy()
+    return patterns
+
+
+def _is_bfloat16(handle: Any) -> bool:
+    return isinstance(handle, _Handle) and handle.dtype.scalar == tl.bfloat16
+
+
+def _is_narrow(dtype: Any) -> bool:
+    return dtype == tl.bfloat16 or dtype.name in _FLOAT8
+
+
+def _widened(handle: Any) -> Any:
+    """``handle`` in float32, if it holds patterns."""
+    if _is_bfloat16(handle):
+        return _Handle(widen(handle.data), tl.float32)
+    if isinstance(handle, _Handle) and handle.dtype.scalar.name in _FLOAT8:
+        patterns = torch.tensor(handle.data).view(_FLOAT8[handle.dtype.scalar.name])
+        return _Handle(patterns.float().numpy(), tl.float32)
+    return handle
+
+
+def _narrowed(handle: Any, dtype: Any = tl.bfloat16) -> Any:
+    """``handle``, which is in float32, as patterns of ``dtype``."""
+    if dtype == tl.bfloat16:
+        return _Handle(narrow(handle.data), dtype)
+    return _Handle(_narrow_to_float8(handle.data, _FLOAT8[dtype.name]), dtype)
+
+
+def _matmul(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """``a @ b`` accumulated in ``dtype``, by PyTorch, whose thread count can be set (numpy's cannot, once loaded).
+
+    Products of 8-bit integers are summed exactly in float64.
+    """
+    wide = np.float64 if np.issubdtype(dtype, np.integer) else dtype
+    left, right = (torch.from_numpy(np.ascontiguousarray(x, dtype=wide)) for x in (a, b))
+    with torch.autocast("cpu", enabled=False):
+        return torch.matmul(left, right).numpy().astype(dtype, copy=False)
+
+
+def install() -> None:
+    """Put the corrections in place; once per process."""
+    _install_casts()
+    _install_products()
+    _install_memory()
+    for name in ("binary_op", "unary_op", "ternary_op"):
+        _widen_operands(name)
+    for owner, names in ((upstream.ReduceOps, ("sum", "min_max")), (upstream.ScanOps, ("cumsum", "cumprod"))):
+        for name in names:
+            _widen_reduced(owner, name)
+
+
+def _install_casts() -> None:
+    cast, convert, show = _Builder.cast_impl, _Builder.create_fp_to_fp, _Builder.create_print
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        source, target = src.dtype.scalar, dst_type.scalar
+        if source == target or not (_is_narrow(source) or _is_narrow(target)):
+            return cast(self, src, dst_type)
+        wide = _widened(src)
+        if _is_narrow(target):
+            return _narrowed(cast(self, wide, tl.float32), target)
+        return wide if target == tl.float32 else cast(self, wide, dst_type)
+
+    def create_fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+        if rounding_mode == upstream._ir.ROUNDING_MODE.RTZ:
+            return convert(self, _widened(src), dst_type, rounding_mode)
+        if _is_narrow(src.dtype.scalar) or _is_narrow(dst_type.scalar):
+            return cast_impl(self, src, dst_type)
+        return convert(self, src, dst_type, rounding_mode)
+
+    def get_bf16(self: Any, value: float) -> Any:
+        return _narrowed(self.get_fp32(value))
+
+    def create_print(self: Any, prefix: str, hex: bool, values: Any, *signs: Any) -> None:
+        show(self, prefix, hex, values if hex else [*map(_widened, values)], *signs)
+
+    _Builder.cast_impl = cast_impl
+    _Builder.create_fp_to_fp = create_fp_to_fp
+    _Builder.get_bf16 = get_bf16
+    _Builder.create_print = create_print
+
+
+def _install_products() -> None:
+    dot, fma = _Builder.create_dot, _Builder.create_fma
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any, **named: Any) -> Any:
+        if a.dtype.primitive_bitwidth == 8 and a.dtype.is_floating():
+            return dot(self, a, b, d, *options, **named)
+        product = _matmul(_widened(a).data, _widened(b).data, d.data.dtype)
+        return _Handle(product + d.data, d.dtype.scalar)
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        if not _is_bfloat16(z):
+            return fma(self, x, y, z)
+        x, y, z = (_widened(operand).data.astype(np.float64) for operand in (x, y, z))
+        return _narrowed(_Handle((x * y + z).astype(np.float32), tl.float32))
+
+    _Builder.create_dot = create_dot
+    _Builder.create_fma = create_fma
+
+    if scaled := getattr(upstream, "_mxfp_value_handle_to_float32", None):  # of tl.dot_scaled, by way of float16
+        upstream._mxfp_value_handle_to_float32 = lambda handle: (
+            widen(handle.data) if _is_bfloat16(handle) else scaled(handle)
+        )
+
+
+def _install_memory() -> None:
+    rmw, load = _Builder.create_atomic_rmw, _Builder.create_descriptor_load
+
+    def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        if _is_bfloat16(val):
+            return _atomic_add_bfloat16(self, op, ptr, val, mask, sem, scope)
+        if op == upstream._ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
+            bits = _Handle(val.data.view(f"u{val.data.itemsize}"), val.dtype)
+            old = rmw(self, op, ptr, bits, mask, sem, scope)
+            return _Handle(old.data.view(val.data.dtype), val.dtype.scalar)
+        return rmw(self, op, ptr, val, mask, sem, scope)
+
+    def create_descriptor_load(self: Any, desc: Any, indices: Any, *options: Any, **named: Any) -> Any:
+        with np.errstate(invalid="ignore"):  # its padding, a nan as an integer
+            loaded = load(self, desc, indices, *options, **named)
+        if desc.padding == upstream._ir.PADDING_OPTION.PAD_NAN and _is_bfloat16(loaded):
+            inside = np.asarray(desc.materialize_pointers(indices)[1].data)
+            loaded = _Handle(np.where(inside, loaded.data, np.uint16(_BFLOAT16_NAN)), tl.bfloat16)
+        return loaded
+
+    _Builder.create_atomic_rmw = create_atomic_rmw
+    _Builder.create_descriptor_load = create_descriptor_load
+
+
+def _widen_operands(name: str) -> None:
+    original = getattr(_Builder, name)
+
+    def operate(self: Any, *operands_and_op: Any) -> Any:
+        *operands, op = operands_and_op
+        if op is np.where or not any(map(_is_bfloat16, operands)):
+            return original(self, *operands, op)
+        result = original(self, *map(_widened, operands), op)
+        return result if result.data.dtype == np.bool_ else _narrowed(result)
+
+    setattr(_Builder, name, operate)
+
+
+def _widen_reduced(owner: Any, name: str) -> None:
+    """Reductions and scans that Triton computes with numpy; those with a function of one's own use the builder."""
+    original = getattr(owner, name)
+
+    def narrowed(result: Any) -> Any:
+        if isinstance(result, (list, tuple)):
+            return type(result)(map(narrowed, result))
+        if result.dtype != tl.float32:  # an index
+            return result
+        return tl.tensor(_narrowed(result.handle), result.type.with_element_ty(tl.bfloat16))
+
+    def reduce(self: Any, input: Any, *options: Any, **named: Any) -> Any:
+        if not _is_bfloat16(input.handle):
+            return original(self, input, *options, **named)
+        wide = tl.tensor(_widened(input.handle), input.type.with_element_ty(tl.float32))
+        return narrowed(original(self, wide, *options, **named))
+
+    setattr(owner, name, reduce)
+
+
+def _atomic_add_bfloat16(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
+    """One compare-and-swap loop per element, on the 32-bit word that holds it."""
+    if op != upstream._ir.ATOMIC_OP.FADD:
+        raise TypeError("add is the only bfloat16 atomic")
+    pointers, values, active = np.broadcast_arrays(ptr.data, val.data, mask.data)
+    old = np.zeros(pointers.shape, dtype=np.uint16)
+    order = self.ir_sem_to_interpreter_sem[sem]
+    word_mask = np.ones(1, dtype=bool)
+    for index in np.ndindex(pointers.shape):
+        if not active[index]:
+            continue
+        address = int(pointers[index])
+        word = np.array([address & ~3], dtype=np.uint64)
+        shift = np.uint32(16 if address & 2 else 0)
+        while True:
+            seen = upstream._interpreter.load(word, word_mask, np.zeros(1, np.uint32), np.dtype(np.uint32))
+            half = (seen >> shift).astype(np.uint16)
+            new = narrow(widen(half) + widen(values[index].reshape(1)))
+            merged = (seen & ~(np.uint32(0xFFFF) << shift)) | (new.astype(np.uint32) << shift)
+            if upstream._interpreter.atomic_cas(word, seen, merged, order)[0] == seen[0]:
+                old[index] = half[0]
+                break
+    return _Handle(old, tl.bfloat16)
