@@ -203,7 +203,9 @@ def test_a_timeout_that_is_no_time(pool: iris.RankPool, timeout_s: Any) -> None:
     assert pool.run(same, (1,)) == [1, 1]
 
 
-@pytest.mark.parametrize("timeout_s", [float("inf"), 1e300, 10**400, 1e8, None])
+@pytest.mark.parametrize(
+    "timeout_s", [float("inf"), 1e300, 10**400, 1e8, None], ids=["inf", "1e300", "huge", "1e8", "none"]
+)
 def test_a_timeout_of_any_length(pool: iris.RankPool, timeout_s: Any) -> None:
     assert pool.run(sleep, (0.01,), timeout_s=timeout_s) == [0.01, 0.01]
 
