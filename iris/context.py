@@ -426,6 +426,9 @@ class Iris(SymmetricTensors, RankLogger):
             value: None, a bool, number, string, bytes, a list or dict of those, or a tensor (any device);
                 only ``source``'s counts.
             source: the rank whose value is sent.
+
+        Raises:
+            ArgumentError: the value cannot be sent; on every rank alike.
         """
         self._require_open("broadcast")
         self._check_rank("broadcast", "source", source)

@@ -9,26 +9,30 @@ or, inside a process that already is a rank, just calls it. So one script works 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
-import pickle
 import re
 import secrets
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from iris.errors import LaunchError, PeerDied, WaitTimeout
+from iris.errors import ArgumentError, LaunchError, PeerDied, WaitTimeout
+from iris.worker import INTERPRET, described, serve
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ _JOB_NAMES = (
     "SLURM_STEP_ID",
 )
 _RANK_NAME = "iris-rank-"
-_INTERPRET = "TRITON_INTERPRET"
+_LONGEST_WAIT_S = 3600.0
+"""What the operating system is asked to wait at once: it cannot wait for more than 24 days."""
 _NO_GUARD = 93
 """Exit code of a rank whose script would start ranks while it is imported."""
 _GUARD = (
@@ -174,14 +179,16 @@ def launch(
         fn: a function importable by name (defined at the top level of a module or script). A script calls ``launch``
             under ``if __name__ == "__main__":``, as every rank imports it.
         num_ranks: how many processes to start, 1 or more.
-        args: passed to every rank; must be picklable.
+        args: passed to every rank; must be picklable. Ranks have this process's environment; see :class:`RankPool`.
         timeout_s: end the ranks and raise if they take longer; None waits as long as it takes.
 
     Raises:
         LaunchError: a rank failed, with the traceback of the first to fail and its error as ``__cause__``; or time ran
             out; or no ranks can be started like this.
+        ArgumentError: a ``timeout_s`` that is no time.
     """
     _check_number(num_ranks)
+    _check_timeout("launch", timeout_s)
     if identity() is not None:
         return [fn(*args)]
     with RankPool(num_ranks) as pool:
@@ -202,7 +209,15 @@ class _Outcome:
 class RankPool:
     """Live ranks that run one function after another, so that many short jobs need one start.
 
-    A rank whose function raises stays alive; one that dies makes the pool unusable (``alive`` is False).
+    A rank whose function raises stays alive; one that dies makes the pool unusable (``alive`` is False). A call that
+    breaks off half way, by Ctrl-C or because time ran out, ends all ranks. Threads that call at once take turns.
+
+    Ranks have the environment that this process has when the pool is made. They are forked from a server that has
+    imported PyTorch and Iris at the first launch, so what these read when they are imported, such as OMP_NUM_THREADS
+    and IRIS_BACKEND, is as it was then, and so is what a script reads while a rank imports it.
+    CUDA_VISIBLE_DEVICES counts, as CUDA is not initialised before.
+
+    A rank may start processes of its own. It ends, whatever it is doing, when the process that started it is gone.
     """
 
     def __init__(self, num_ranks: int, env: dict[str, str] | None = None) -> None:
@@ -211,22 +226,23 @@ class RankPool:
         context = _start_method()
         self.num_ranks = num_ranks
         self._pipes: list[multiprocessing.connection.Connection] = []
-        self.processes: list[ForkServerProcess | SpawnProcess] = []
-        job = secrets.token_hex(8)
-        for rank in range(num_ranks):
-            ours, theirs = context.Pipe()
-            variables = {
-                **(env or {}),
-                **_passed_on(),
-                "IRIS_RANK": str(rank),
-                "IRIS_WORLD_SIZE": str(num_ranks),
-                "IRIS_JOB": job,
-            }
-            process = context.Process(target=_serve, args=(theirs, variables), name=f"{_RANK_NAME}{rank}", daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self.processes.append(process)
+        self.processes: list[ForkServerProcess] = []
+        self._turn = threading.RLock()
+        self._over = ""
+        shared = _passed_on() | (env or {}) | {"IRIS_WORLD_SIZE": str(num_ranks), "IRIS_JOB": secrets.token_hex(8)}
+        method = multiprocessing.get_start_method(allow_none=True)
+        try:
+            for rank in range(num_ranks):
+                ours, theirs = context.Pipe()
+                self._pipes.append(ours)
+                args = theirs, {**shared, "IRIS_RANK": str(rank)}, method
+                process = context.Process(target=serve, args=args, name=f"{_RANK_NAME}{rank}", daemon=True)
+                process.start()
+                self.processes.append(process)
+                theirs.close()
+        except BaseException:
+            self.kill()
+            raise
 
     @property
     def alive(self) -> bool:
@@ -250,25 +266,35 @@ class RankPool:
         self, fn: Callable[..., Any], args: Sequence[Any] = (), *, timeout_s: float | None = None
     ) -> list[_Outcome]:
         """As :meth:`run`, but every rank's outcome, error or not."""
+        _check_timeout("run", timeout_s)
         _check_importable(fn)
-        for rank, pipe in enumerate(self._pipes):
+        with self._turn:
+            if self._over:
+                raise LaunchError(f"this pool has no ranks any more: {self._over}. Make a new iris.RankPool.")
+            calls = [_packed(fn, args) for _ in self._pipes]  # one each: what a tensor's memory is sent by serves once
             try:
-                pipe.send((fn, tuple(args)))
-            except OSError:
-                continue
-            except Exception as error:
-                raise LaunchError(
-                    f"{fn!r} cannot be sent to rank {rank}: {error}. Define it at the top level of a module."
-                ) from error
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+                return self._exchange(calls, timeout_s)
+            except (
+                BaseException
+            ) as error:  # ranks may be busy yet, and would answer the next call with this one's value
+                self._over = f"they were ended when a call broke off ({described(error)})"
+                self.kill()
+                raise
+
+    def _exchange(self, calls: list[bytes], timeout_s: float | None) -> list[_Outcome]:
+        """Send every rank its call, and collect all outcomes."""
+        for pipe, call in zip(self._pipes, calls, strict=True):
+            with contextlib.suppress(OSError):  # of a rank that died: what it answers says so
+                pipe.send_bytes(call)
+        limit_s = min(math.inf if timeout_s is None else timeout_s, threading.TIMEOUT_MAX)
+        deadline = time.monotonic() + limit_s
         pending = dict(enumerate(self._pipes))
         outcomes: dict[int, _Outcome] = {}
         while pending:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = multiprocessing.connection.wait(list(pending.values()), left)
-            if not ready:
-                self.kill()
-                raise LaunchError(f"ranks {sorted(pending)} did not finish within {timeout_s:g} s and were ended")
+            left = max(0.0, deadline - time.monotonic())
+            ready = multiprocessing.connection.wait(list(pending.values()), min(left, _LONGEST_WAIT_S))
+            if not ready and left <= _LONGEST_WAIT_S:
+                raise LaunchError(f"ranks {sorted(pending)} did not finish within {limit_s:g} s and were ended")
             for rank in [rank for rank, pipe in pending.items() if pipe in ready]:
                 outcomes[rank] = self._collect(rank)
                 del pending[rank]
@@ -276,35 +302,54 @@ class RankPool:
 
     def _collect(self, rank: int) -> _Outcome:
         try:
-            value, error, trace = self._pipes[rank].recv()
+            trace, pickled = self._pipes[rank].recv()
         except (EOFError, OSError):
-            self.processes[rank].join(5)
-            code = self.processes[rank].exitcode
-            if code == _NO_GUARD:
-                return _Outcome(rank, None, LaunchError(_GUARD), _GUARD, time.monotonic())
-            how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-            error, trace, value = LaunchError(f"rank {rank}'s process ended: {how}"), f"process ended: {how}", None
-        return _Outcome(rank, value, error, trace, time.monotonic())
+            return self._ended(rank)
+        try:
+            value = ForkingPickler.loads(pickled)
+        except Exception as error:  # noqa: BLE001 (unpickling runs any code)
+            what = f"{trace}\nThe exception" if trace else "its result"
+            text = f"{what} cannot be unpickled where the rank was started: {described(error)}"
+            return _Outcome(rank, None, LaunchError(text), f"{text}\n{traceback.format_exc()}", time.monotonic())
+        return _Outcome(rank, None if trace else value, value if trace else None, trace, time.monotonic())
+
+    def _ended(self, rank: int) -> _Outcome:
+        """The outcome of a rank whose process ended before it answered."""
+        self.processes[rank].join(5)
+        code = self.processes[rank].exitcode
+        if code == _NO_GUARD:
+            return _Outcome(rank, None, LaunchError(_GUARD), _GUARD, time.monotonic())
+        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        error = LaunchError(f"rank {rank}'s process ended: {how}")
+        return _Outcome(rank, None, error, f"process ended: {how}", time.monotonic())
 
     def kill(self) -> None:
-        """End all ranks at once."""
+        """End all ranks at once; a call in another thread then raises."""
         for process in self.processes:
             if process.is_alive():
                 process.kill()
+        self._over = self._over or "it was killed"
         self.close()
 
     def close(self) -> None:
-        """End the ranks: each leaves when its pipe closes, and is killed if it does not within 10 s."""
-        for pipe in self._pipes:
-            pipe.close()
-        deadline = time.monotonic() + 10
-        for process in self.processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-            process.close()
-        self._pipes, self.processes = [], []
+        """End the ranks, after the call of another thread if there is one: each leaves when its pipe closes, and is
+        killed if it does not within 10 s."""
+        with self._turn:
+            self._over = self._over or "it was closed"
+            pipes, self._pipes = self._pipes, []
+            processes, self.processes = self.processes, []
+            for pipe in pipes:
+                pipe.close()
+            deadline = time.monotonic() + 10
+            try:
+                for process in processes:
+                    process.join(max(0.0, deadline - time.monotonic()))
+            finally:
+                for process in processes:
+                    if process.is_alive():
+                        process.kill()
+                        process.join()
+                    process.close()
 
     def __enter__(self) -> RankPool:
         return self
@@ -313,36 +358,50 @@ class RankPool:
         self.close()
 
 
-def _start_method() -> ForkServerContext | SpawnContext:
+def _start_method() -> ForkServerContext:
     """Fork from a clean server that has imported torch once: ranks start in a tenth of a second."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["iris"])
-    set_here = os.environ.pop(_INTERPRET, None) if _interpret_is_ours() else None
+    set_here = os.environ.pop(INTERPRET, None) if _interpret_is_ours() else None
     try:
         forkserver.ensure_running()
     finally:
         if set_here is not None:
-            os.environ[_INTERPRET] = set_here
+            os.environ[INTERPRET] = set_here
     return context
 
 
 def _interpret_is_ours() -> bool:
-    """Whether Iris itself set TRITON_INTERPRET, as there is no GPU: new ranks will do so too, and know why."""
+    """Whether Iris itself set TRITONINTERPRET, as there is no GPU: new ranks will do so too, and know why."""
     given = Path("/proc/self/environ").read_bytes().split(b"\0")
-    return not any(one.startswith(f"{_INTERPRET}=".encode()) for one in given) and torch.cuda.device_count() == 0
+    return not any(one.startswith(f"{INTERPRET}=".encode()) for one in given) and torch.cuda.device_count() == 0
 
 
 def _passed_on() -> dict[str, str]:
-    """The variables of this process that its ranks are to have."""
-    kept = {name: value for name, value in os.environ.items() if name.startswith(("IRIS_", "TRITON_"))}
-    if _interpret_is_ours():
-        kept.pop(_INTERPRET, None)
-    return kept
+    """The environment of this process, for its ranks; each knows by itself whether Triton interprets."""
+    return {name: value for name, value in os.environ.items() if name != INTERPRET}
+
+
+def _packed(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
+    """A call as bytes."""
+    try:
+        return bytes(ForkingPickler.dumps((fn, tuple(args))))
+    except Exception as error:
+        raise LaunchError(
+            f"{fn!r} and its arguments cannot be sent to ranks: {described(error)}. Define what is sent at the top "
+            "level of a module."
+        ) from error
 
 
 def _check_number(num_ranks: int) -> None:
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
         raise LaunchError(f"num_ranks must be a whole number, at least 1, got {num_ranks!r}")
+
+
+def _check_timeout(op: str, timeout_s: float | None) -> None:
+    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (number and timeout_s > 0):
+        raise ArgumentError(op, "timeout_s", "more than 0 seconds, or None for as long as it takes", repr(timeout_s))
 
 
 def _check_not_importing() -> None:
@@ -364,34 +423,3 @@ def _check_importable(fn: Callable[..., Any]) -> None:
             f"{inner!r} is defined in a session or `python -c`, from which no other process can import it. "
             "Put it in a module, a file of its own, and import it from there."
         )
-
-
-def _serve(pipe: multiprocessing.connection.Connection, variables: dict[str, str]) -> None:
-    """A rank's life: run what comes down the pipe until it closes."""
-    os.environ.update(variables)
-    while True:
-        try:
-            fn, args = pipe.recv()
-        except (EOFError, OSError):
-            return
-        reply: tuple[Any, BaseException | None, str]
-        try:
-            reply = (fn(*args), None, "")
-        except Exception as error:  # noqa: BLE001 (whatever a rank raises is sent back)
-            reply = (None, _portable(error), traceback.format_exc())
-        try:
-            pipe.send(reply)
-        except OSError:
-            return
-        except Exception as error:  # noqa: BLE001 (pickling runs any code)
-            text = f"its result cannot be sent back: {error}"
-            pipe.send((None, LaunchError(text), text))
-
-
-def _portable(error: Exception) -> Exception:
-    """``error`` if it survives pickling, else an error that says the same."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 (pickling runs any code)
-        return LaunchError(f"{type(error).__name__}: {error}")
-    return error

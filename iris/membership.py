@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def identify(group: Group, device: Any) -> Identity:
     if rank < 0:
         raise ArgumentError("iris", "group", "a group that this rank belongs to", f"ranks {ranks}")
     if gpu is None:
-        gpu = int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else None
+        gpu = _local_rank()
     if torch.distributed.get_backend(group) == "nccl" and gpu is not None:
         torch.cuda.set_device(gpu)
     current = torch.cuda.current_device() if torch.cuda.is_available() else 0
@@ -63,25 +64,49 @@ def members(op: str, group: Group, rank: int, world_size: int, of_torch: list[in
     if group is None:
         return tuple(range(world_size))
     expected = f"distinct ranks from 0 to {world_size - 1} with this rank, {rank}, among them"
-    listed: object
-    if group == torch.distributed.GroupMember.NON_GROUP_MEMBER:
+    listed: list[Any]
+    if group is torch.distributed.GroupMember.NON_GROUP_MEMBER:
         raise ArgumentError(op, "group", expected, "a group without this rank")
     if isinstance(group, torch.distributed.ProcessGroup):
         listed = torch.distributed.get_process_group_ranks(group)
         ranks = [of_torch.index(one) if one in of_torch else -1 for one in listed]
-    elif isinstance(group, Iterable) and not isinstance(group, str | bytes | torch.Tensor):
-        listed = ranks = list(group)
     else:
-        raise ArgumentError(op, "group", "a torch ProcessGroup, or a sequence of ranks", type(group).__name__)
-    if not all(type(one) is int and 0 <= one < world_size for one in ranks):
-        raise ArgumentError(op, "group", expected, listed)
-    if rank not in ranks or len(set(ranks)) != len(ranks):
+        listed = _elements(op, group)
+        ranks = [_number(one) for one in listed]
+    if not all(0 <= one < world_size for one in ranks) or rank not in ranks or len(set(ranks)) != len(ranks):
         raise ArgumentError(op, "group", expected, listed)
     return tuple(sorted(ranks))
 
 
 def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _local_rank() -> int | None:
+    """The launcher's local rank, if it says one."""
+    text = os.environ.get("LOCAL_RANK")
+    if text and not text.isdecimal():
+        raise ArgumentError(
+            "iris", "LOCAL_RANK", "the number of this rank's GPU", repr(text), "Set it, or pass device=…."
+        )
+    return int(text) if text else None
+
+
+def _elements(op: str, group: Group) -> list[Any]:
+    if not isinstance(group, str | bytes | torch.Tensor):
+        with contextlib.suppress(TypeError):
+            return list(group)
+    raise ArgumentError(op, "group", "a torch ProcessGroup, or a sequence of ranks", type(group).__name__)
+
+
+def _number(rank: object) -> int:
+    """A rank as a number, be it Python's or NumPy's; -1, which no rank has, for what is none."""
+    if isinstance(rank, bool):
+        return -1
+    try:
+        return operator.index(rank)  # type: ignore[arg-type]
+    except TypeError:
+        return -1
 
 
 def _index(device: Any) -> int:

@@ -10,18 +10,27 @@ import torch
 from iris.errors import ArgumentError
 
 _TAKEN = "None, bool, number, string, list or dict (with strings as keys) of those, bytes, or a dense tensor"
+_LONGEST_INT = 14_000
+"""Bits of the longest whole number that is sent: Python refuses to write or read more than 4300 digits."""
 
 
 def pack(value: Any) -> bytes:
-    """``value`` as bytes: a JSON head, a newline, and raw data."""
+    """``value`` as bytes: a JSON head, a newline, and raw data. What cannot be sent becomes bytes as well, from which
+    :func:`unpack` raises on every rank alike."""
     try:
         refused = _refused(value, "")
+        if not refused:
+            return _packed(value)
     except RecursionError:
-        refused = f"{type(value).__name__} that holds itself"
-    if refused:
-        return json.dumps({"unsupported": refused}).encode() + b"\n"
+        refused = f"{type(value).__name__} that holds itself, or is nested too deep"
+    except Exception as error:  # noqa: BLE001 (a failure here alone would leave the peers waiting)
+        refused = f"{type(value).__name__} that cannot be read: {type(error).__name__}: {error}"
+    return json.dumps({"unsupported": refused}).encode() + b"\n"
+
+
+def _packed(value: Any) -> bytes:
     if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().contiguous()
+        flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         head = {"tensor": str(flat.dtype).removeprefix("torch."), "shape": list(flat.shape)}
         return json.dumps(head).encode() + b"\n" + flat.view(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(value, bytes):
@@ -42,6 +51,8 @@ def _refused(value: object, place: str) -> str:
     if isinstance(value, dict):
         odd = next((f"{type(key).__name__} as key {key!r}{where}" for key in value if not isinstance(key, str)), "")
         return odd or next((bad for key, one in value.items() if (bad := _refused(one, f"{place}[{key!r}]"))), "")
+    if isinstance(value, int) and value.bit_length() > _LONGEST_INT:
+        return f"a number of {value.bit_length()} bits, more than {_LONGEST_INT}{where}"
     known = value is None or isinstance(value, (bool, int, float, str))
     return "" if known else f"{type(value).__name__}{where}"
 

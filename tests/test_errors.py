@@ -297,23 +297,38 @@ def test_a_rank_out_of_range(ranks: Ranks) -> None:
             assert re.search(rf"(a rank|distinct ranks) from 0 to {ranks.world_size - 1}\b.*, got", failure.message)
 
 
+class Unreadable(list[str]):
+    def __iter__(self) -> Any:
+        raise OSError("no such page")
+
+    def __reduce__(self) -> Any:
+        return Unreadable, ()
+
+
 UNSENDABLE = [
     ((1, 2), "got tuple"),
     ([0, {"a": [1, (2, 3)]}], "got tuple at value[1]['a'][1]"),
     ({"a": {3: 4}}, "got int as key 3 at value['a']"),
     ([b"raw"], "got bytes at value[0]"),
     (torch.eye(2).to_sparse(), "got a tensor of torch.sparse_coo on cpu"),
+    ([2**14_000], "got a number of 14001 bits, more than 14000 at value[0]"),
+    (10**5000, "got a number of 16610 bits, more than 14000"),
+    (Unreadable(), "got Unreadable that cannot be read: OSError: no such page"),
 ]
 
 
-def send(value: object) -> Failure:
-    return failure_of(context().broadcast, value, 0)
+def send(value: object) -> tuple[Failure, object]:
+    """What a broadcast raises, and what the next one brings."""
+    ctx = context()
+    return failure_of(ctx.broadcast, value, 0), ctx.broadcast("next", 0)
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
-@pytest.mark.parametrize(("value", "words"), UNSENDABLE)
+@pytest.mark.parametrize(("value", "words"), UNSENDABLE, ids=[words for _, words in UNSENDABLE])
 def test_a_value_that_would_not_arrive_as_it_was(ranks: Ranks, value: object, words: str) -> None:
-    for failure in on_time(ranks.run(send, value)):
+    told = ranks.run(send, value)
+    assert [after for _, after in told] == ["next"] * ranks.world_size
+    for failure in on_time([failure for failure, _ in told]):
         assert failure.kind == "ArgumentError", failure
         assert failure.message.startswith("broadcast: value: expected None, bool") and failure.message.endswith(words)
 

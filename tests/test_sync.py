@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -258,13 +260,44 @@ def run_process_groups(path: str) -> dict[str, Any]:
         dist.destroy_process_group()
 
 
+def run_wrong_local_ranks(path: str) -> list[Failure]:
+    rank, size = int(os.environ["IRIS_RANK"]), int(os.environ["IRIS_WORLD_SIZE"])
+    before = os.environ.get("LOCAL_RANK")
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
+    try:
+        failures = []
+        for text in ("abc", "-1", "1.0"):
+            os.environ["LOCAL_RANK"] = text
+            failures.append(failure_of(iris.iris, 1 << 20))
+        return failures
+    finally:
+        dist.destroy_process_group()
+        os.environ.pop("LOCAL_RANK")
+        if before is not None:
+            os.environ["LOCAL_RANK"] = before
+
+
 def run_wrong_groups() -> list[Failure]:
     ctx = context()
     others = [rank for rank in range(ctx.world_size) if rank != ctx.rank]
     wrong: tuple[list[int], ...] = ([], others, [ctx.rank, ctx.world_size], [ctx.rank, -1], [ctx.rank, ctx.rank])
     found = [failure_of(ctx.barrier, None, group) for group in wrong]
-    found += [failure_of(ctx.device_barrier, group) for group in (*wrong, {"rank": 0}, 3, "0")]
+    found += [failure_of(ctx.device_barrier, group) for group in (*wrong, {"rank": 0}, 3, "0", np.array(0))]
+    found += [failure_of(ctx.barrier, None, group) for group in ([True, False], [0.0], np.eye(2), np.array([0.0, 1.0]))]
     return [*found, failure_of(ctx.barrier, [ctx.rank])]
+
+
+def run_groups_of_numpy() -> None:
+    ctx = context()
+    whole = np.arange(ctx.world_size)
+    for group in (whole, list(whole), whole[::-1].astype(np.int8)):
+        ctx.barrier(group=group)
+        ctx.device_barrier(group)
+    ctx.barrier()
+
+
+def test_a_group_may_be_an_array(ranks: Ranks) -> None:
+    ranks.run(run_groups_of_numpy)
 
 
 def test_a_barrier_in_a_kernel_many_times(ranks: Ranks) -> None:
@@ -293,6 +326,13 @@ def test_process_groups(ranks: Ranks, tmp_path: Path) -> None:
         assert f"with this rank, {rank}, among them, got a group without this rank" in seen["wrong"].message
 
 
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_local_rank_that_is_no_number_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    for failures in ranks.run(run_wrong_local_ranks, str(tmp_path / "store")):
+        for text, failure in zip(("abc", "-1", "1.0"), failures, strict=True):
+            assert failure.kind == "ArgumentError" and f"got '{text}'. Set it, or pass device=" in failure.message
+
+
 def test_a_group_that_cannot_be_is_named(ranks: Ranks) -> None:
     for failures in ranks.run(run_wrong_groups):
         for failure in failures:
@@ -310,6 +350,7 @@ VALUES: list[Any] = [
     False,
     0,
     -(2**70),
+    2**14_000 - 1,
     2.5,
     math.inf,
     "",
@@ -327,7 +368,9 @@ def tensors_to_send(seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(3, 5, generator=generator)
     dtypes = (torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.bool)
-    return [drawn, drawn.t(), drawn[:, 1:4], torch.tensor(3.5), torch.zeros(0, 4), *(drawn.to(d) for d in dtypes)]
+    complex_one = torch.complex(drawn, drawn + 1)
+    odd = [drawn.t(), drawn[:, 1:4], torch.tensor(3.5), torch.zeros(0, 4), complex_one, complex_one.conj()]
+    return [drawn, *odd, complex_one.conj().imag, *(drawn.to(d) for d in dtypes)]
 
 
 def run_broadcasts(source: int, seed: int) -> None:

@@ -1,0 +1,90 @@
+"""A rank's life in a process that Iris started: run the functions that come down its pipe, until the pipe closes."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import threading
+import traceback
+from multiprocessing.reduction import ForkingPickler
+
+from iris.errors import LaunchError
+
+INTERPRET = "TRITON_INTERPRET"
+_NOT_HERE = (
+    "a rank cannot unpickle the function, or its arguments: {}. Define them at the top level of a module or script "
+    'that a rank can import, not under `if __name__ == "__main__":` or in a function.'
+)
+
+
+def serve(pipe: multiprocessing.connection.Connection, variables: dict[str, str], start_method: str | None) -> None:
+    """Be a rank: answer every call that comes down ``pipe``, until it closes or the process that started it is gone.
+
+    Args:
+        pipe: brings pickled calls, and takes pairs: the traceback, empty if there is none, and the pickled value.
+        variables: the rank's environment. The server that it was forked from may have had another one; of that,
+            TRITON_INTERPRET alone stays, as it has to agree with the backend that Iris chose when it was imported.
+        start_method: how multiprocessing starts processes of this rank, as where the rank was started.
+    """
+    kept = {INTERPRET: os.environ[INTERPRET]} if INTERPRET in os.environ else {}
+    os.environ.clear()
+    os.environ.update(kept | variables)
+    multiprocessing.current_process().daemon = False  # else it could have no children, such as a DataLoader's workers
+    multiprocessing.set_start_method(start_method, force=True)
+    os.register_at_fork(after_in_child=pipe.close)  # so that the pipe closes with the rank, whoever it has forked
+    threading.Thread(target=_end_with_parent, name="iris-parent", daemon=True).start()
+    while True:
+        try:
+            call = pipe.recv_bytes()
+        except (EOFError, OSError):
+            return
+        answer = _answer(call)
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
+
+
+def described(error: BaseException) -> str:
+    """``error`` as the last line of its traceback."""
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def _end_with_parent() -> None:
+    """End this process, busy or not, and its children, when the process that started it is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(1)
+
+
+def _answer(call: bytes) -> tuple[str, bytes]:
+    """The traceback of a pickled call, empty if it returned, and what it returned or raised, pickled."""
+    try:
+        fn, args = ForkingPickler.loads(call)
+    except Exception as error:  # noqa: BLE001 (unpickling runs any code)
+        text = _NOT_HERE.format(described(error))
+        return f"{traceback.format_exc()}{text}", pickle.dumps(LaunchError(text))
+    try:
+        value = fn(*args)
+    except Exception as error:  # noqa: BLE001 (whatever a rank raises is sent back)
+        return traceback.format_exc(), _portable(error)
+    try:
+        return "", bytes(ForkingPickler.dumps(value))
+    except Exception as error:  # noqa: BLE001 (pickling runs any code)
+        text = f"its result cannot be sent back: {described(error)}"
+        return text, pickle.dumps(LaunchError(text))
+
+
+def _portable(error: Exception) -> bytes:
+    """``error``, pickled, if it survives that, else an error that says the same."""
+    with contextlib.suppress(Exception):  # pickling runs any code
+        pickled = pickle.dumps(error)
+        if isinstance(pickle.loads(pickled), Exception):
+            return pickled
+    return pickle.dumps(LaunchError(described(error)))

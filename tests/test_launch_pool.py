@@ -1,0 +1,383 @@
+"""Live ranks from call to call: what breaks a call off, the environment they have, their children, and their end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import iris
+
+pytestmark = pytest.mark.timeout(120)
+
+IN_A_RANK = "IRIS_WORLD_SIZE"
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[iris.RankPool]:
+    monkeypatch.delenv(IN_A_RANK, raising=False)
+    with iris.RankPool(2) as ranks:
+        yield ranks
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def only_in_a_rank(*_: object) -> None:
+    if IN_A_RANK not in os.environ:
+        raise RuntimeError("this is no rank")
+
+
+class Homesick(Exception):
+    """Can be unpickled in a rank only."""
+
+    def __reduce__(self) -> Any:
+        return only_or_homesick, ()
+
+
+def only_or_homesick() -> Homesick:
+    only_in_a_rank()
+    return Homesick("far away")
+
+
+def give_homesick(raised: bool) -> Homesick:
+    if raised:
+        raise Homesick("far away")
+    return Homesick("far away")
+
+
+class Once:
+    """Can be pickled once only."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __reduce__(self) -> Any:
+        self.times += 1
+        if self.times > 1:
+            raise ValueError("not again")
+        return Once, ()
+
+
+class Nowhere:
+    """Cannot be unpickled in a rank."""
+
+    def __reduce__(self) -> Any:
+        return refuse_rank, ()
+
+
+def refuse_rank() -> None:
+    if IN_A_RANK in os.environ:
+        raise EOFError("no rank takes this")
+
+
+class Flat(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+    def __reduce__(self) -> Any:
+        raise ValueError("no pickle")
+
+
+def raise_flat() -> None:
+    raise Flat
+
+
+# -- one call after another -----------------------------------------------------------------------------------
+
+
+def test_an_interrupted_call_ends_the_pool(pool: iris.RankPool) -> None:
+    pids = [process.pid for process in pool.processes]
+    main = threading.main_thread().ident
+    assert main is not None and pool.run(same, (0,)) == [0, 0]
+    timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        pool.run(sleep, (30,))
+    assert not pool.alive and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    with pytest.raises(iris.LaunchError, match=r"no ranks any more: .*KeyboardInterrupt\)\. Make a new iris\.RankPool"):
+        pool.run(same, (1,))
+
+
+def test_a_call_after_one_that_took_too_long_says_so(pool: iris.RankPool) -> None:
+    with pytest.raises(iris.LaunchError, match=r"did not finish within 0\.2 s and were ended$"):
+        pool.run(sleep, (30,), timeout_s=0.2)
+    with pytest.raises(iris.LaunchError, match=r"no ranks any more: .*within 0\.2 s.*Make a new iris\.RankPool"):
+        pool.run(same, (1,))
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_what_cannot_be_unpickled_here_is_an_error_of_its_rank(pool: iris.RankPool, raised: bool) -> None:
+    with pytest.raises(iris.LaunchError) as caught:
+        pool.run(give_homesick, (raised,))
+    said = str(caught.value)
+    assert "cannot be unpickled where the rank was started: RuntimeError: this is no rank" in said
+    assert ("in give_homesick" in said and "Homesick: far away" in said) == raised
+    assert pool.run(same, (1,)) == [1, 1]
+
+
+def test_an_exception_without_words_is_reported(pool: iris.RankPool) -> None:
+    with pytest.raises(iris.LaunchError, match="in raise_flat"):
+        pool.run(raise_flat)
+    assert pool.alive and pool.run(same, (1,)) == [1, 1]
+
+
+def test_what_cannot_be_pickled_for_every_rank_goes_to_none(pool: iris.RankPool) -> None:
+    with pytest.raises(iris.LaunchError, match="cannot be sent to ranks: ValueError: not again"):
+        pool.run(same, (Once(),))
+    assert pool.run(same, (1,)) == [1, 1]
+
+
+def test_tensors_reach_every_rank(pool: iris.RankPool) -> None:
+    assert [one.tolist() for one in pool.run(same, (torch.arange(3),))] == [[0, 1, 2]] * 2
+
+
+def test_what_a_rank_cannot_unpickle_comes_with_its_traceback(pool: iris.RankPool) -> None:
+    with pytest.raises(iris.LaunchError) as caught:
+        pool.run(same, (Nowhere(),))
+    said = str(caught.value)
+    assert (
+        "in refuse_rank" in said and "a rank cannot unpickle the function, or its arguments: EOFError: no rank" in said
+    )
+    assert "Define them at the top level of a module" in said and isinstance(caught.value.__cause__, iris.LaunchError)
+    assert pool.alive and pool.run(same, (1,)) == [1, 1]
+
+
+def test_a_function_under_the_guard_is_explained(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text('import iris\nif __name__ == "__main__":\n    def f(): pass\n    iris.launch(f, 1)\n')
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert "Can't get attribute 'f'" in done.stderr
+    assert 'not under `if __name__ == "__main__":` or in a function' in done.stderr
+
+
+def test_calls_of_several_threads_take_turns(pool: iris.RankPool) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        numbers = list(range(200))
+        assert list(threads.map(lambda number: pool.run(same, (number,)), numbers)) == [[one, one] for one in numbers]
+
+
+@pytest.mark.parametrize(
+    ("end", "how"), [(iris.RankPool.close, "it was closed"), (iris.RankPool.kill, "it was killed")]
+)
+def test_a_call_of_a_pool_that_ended(pool: iris.RankPool, end: Any, how: str) -> None:
+    end(pool)
+    end(pool)
+    with pytest.raises(iris.LaunchError, match=f"this pool has no ranks any more: {how}. Make a new iris.RankPool"):
+        pool.run(same, (1,))
+
+
+def test_a_kill_by_another_thread_ends_the_call(pool: iris.RankPool) -> None:
+    threading.Timer(0.3, pool.kill).start()
+    with pytest.raises(iris.LaunchError, match="killed by signal 9"):
+        pool.run(sleep, (30,))
+
+
+# -- time ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout_s", ["x", 0, -1.0, float("nan"), True, [1]])
+def test_a_timeout_that_is_no_time(pool: iris.RankPool, timeout_s: Any) -> None:
+    for call in (pool.run, pool.outcomes, lambda *args, **more: iris.launch(same, 1, *args[1:], **more)):
+        with pytest.raises(iris.ArgumentError, match=r"timeout_s: expected more than 0 seconds, or None"):
+            call(same, (1,), timeout_s=timeout_s)
+    assert pool.run(same, (1,)) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "timeout_s", [float("inf"), 1e300, 10**400, 1e8, None], ids=["inf", "1e300", "huge", "1e8", "none"]
+)
+def test_a_timeout_of_any_length(pool: iris.RankPool, timeout_s: Any) -> None:
+    assert pool.run(sleep, (0.01,), timeout_s=timeout_s) == [0.01, 0.01]
+
+
+def test_a_long_wait_is_made_of_shorter_ones(pool: iris.RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["iris.launch"], "_LONGEST_WAIT_S", 0.05)
+    assert pool.run(sleep, (0.3,), timeout_s=20) == [0.3, 0.3]
+    with pytest.raises(iris.LaunchError, match=r"did not finish within 0\.3 s"):
+        pool.run(sleep, (30,), timeout_s=0.3)
+
+
+# -- the environment -------------------------------------------------------------------------------------------
+
+
+def environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def ranks_environment() -> dict[str, str]:
+    with iris.RankPool(1) as pool:
+        found: dict[str, str] = pool.run(environment)[0]
+    return found
+
+
+def test_ranks_have_the_environment_of_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"IRIS_RANK", IN_A_RANK, "IRIS_JOB"}
+    for value in ("one", "two", None):
+        if value is None:
+            monkeypatch.delenv("SOME_VARIABLE")
+        else:
+            monkeypatch.setenv("SOME_VARIABLE", value)
+        found = ranks_environment()
+        assert {name: text for name, text in found.items() if name not in own} == {
+            name: text for name, text in os.environ.items() if name not in own
+        }
+        assert (found["IRIS_RANK"], found[IN_A_RANK]) == ("0", "1")
+
+
+def test_a_pools_own_variables_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRIS_LOG_LEVEL", "error")
+    with iris.RankPool(1, {"IRIS_LOG_LEVEL": "info", "IRIS_RANK": "7"}) as pool:
+        found = pool.run(environment)[0]
+    assert (found["IRIS_LOG_LEVEL"], found["IRIS_RANK"]) == ("info", "0")
+
+
+def gpus() -> int:
+    return torch.cuda.device_count()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="about GPUs")
+def test_ranks_see_the_gpus_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_gpus = torch.cuda.device_count()
+    for visible, count in ((None, all_gpus), ("0", 1), ("", 0), (None, all_gpus)):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        with iris.RankPool(1) as pool:
+            assert pool.run(gpus) == [count]
+
+
+# -- children --------------------------------------------------------------------------------------------------
+
+
+def load() -> list[list[float]]:
+    loader = DataLoader(TensorDataset(torch.arange(4.0)), batch_size=2, num_workers=2)
+    return [batch.tolist() for (batch,) in loader]
+
+
+def fork_one() -> int | None:
+    child = multiprocessing.Process(target=os._exit, args=(5,))
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+def nest() -> list[int]:
+    with iris.RankPool(2) as inner:
+        return inner.run(same, (3,))
+
+
+def start_method() -> str:
+    return multiprocessing.get_start_method()
+
+
+def fork_and_die() -> None:
+    """Leave a child that outlives this rank by far."""
+    if os.environ["IRIS_RANK"] == "1":
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_ranks_can_have_children(pool: iris.RankPool) -> None:
+    assert pool.run(fork_one) == [5, 5]
+    assert pool.run(load) == [[[0.0, 1.0], [2.0, 3.0]]] * 2
+    assert pool.run(nest) == [[3, 3]] * 2
+    assert pool.run(start_method) == [multiprocessing.get_start_method()] * 2
+
+
+def test_a_rank_that_dies_is_noticed_whatever_it_forked(pool: iris.RankPool) -> None:
+    started = time.monotonic()
+    with pytest.raises(iris.LaunchError, match="rank 1 failed\nprocess ended: killed by signal 9"):
+        pool.run(fork_and_die)
+    assert time.monotonic() - started < 10
+
+
+# -- the end of the process that started them --------------------------------------------------------------------
+
+PARENT = """
+    import multiprocessing, os, sys, time
+    import iris
+
+    def rest():
+        time.sleep(600)
+
+    def have_children():
+        children = [multiprocessing.Process(target=rest, daemon=daemon) for daemon in (False, True)]
+        for child in children:
+            child.start()
+
+    def nest():
+        global inner
+        inner = iris.RankPool(1)
+        inner.run(os.getpid)
+
+    if __name__ == "__main__":
+        pool = iris.RankPool(2)
+        pool.run(have_children)
+        if "nest" in sys.argv:
+            pool.run(nest)
+        print("ready", flush=True)
+        if "busy" in sys.argv:
+            pool.run(rest)
+        rest()
+"""
+
+
+def marked(marker: str) -> set[int]:
+    """Processes that run and have ``marker`` in the environment that they began with."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            zombie = (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            if not zombie and marker.encode() in (process / "environ").read_bytes():
+                found.add(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("words", [["idle"], ["busy"], ["busy", "nest"]], ids=" ".join)
+def test_nothing_outlives_a_parent_that_is_killed(words: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(PARENT))
+    marker = f"{tmp_path}-{os.getpid()}"
+    parent = subprocess.Popen(
+        [sys.executable, str(script), *words],
+        env={**os.environ, "IRIS_TEST": marker},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None and parent.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    assert len(marked(marker)) >= 1 + 1 + 2 + 4, "the parent, the server, ranks and their children"
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while (left := marked(marker)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == set()
