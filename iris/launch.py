@@ -274,9 +274,8 @@ class RankPool:
             calls = [_packed(fn, args) for _ in self._pipes]  # one each: what a tensor's memory is sent by serves once
             try:
                 return self._exchange(calls, timeout_s)
-            except (
-                BaseException
-            ) as error:  # ranks may be busy yet, and would answer the next call with this one's value
+            except BaseException as error:
+                # Ranks may be busy yet, and would answer the next call with this one's value.
                 self._over = f"they were ended when a call broke off ({described(error)})"
                 self.kill()
                 raise

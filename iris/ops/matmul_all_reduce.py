@@ -60,7 +60,7 @@ from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition
 from iris.ops.matmul import Plan, resolve
-from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric
+from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape, check_symmetric, has_whole_rows
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
     SumCall,
@@ -192,9 +192,9 @@ def matmul_all_reduce(
     bias_is = bias_kind(OP, bias, m, n)
     received = 2 * (m * n - m * n // world) * output.element_size()
     problem = Problem(OP, m, n, k, A.dtype, world, received)
-    contiguous = n == 1 or output.stride(1) == 1
+    whole = has_whole_rows(output)
     chosen = resolve(
-        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: contiguous or one not in _ROW_BY_ROW, (output,)
+        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: whole or one not in _ROW_BY_ROW, (output,)
     )
     site, recorded = SITE_MATMUL_ALL_REDUCE.value, trace_of(ctx, OP, trace)
     call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, workspace, recorded)
@@ -221,7 +221,7 @@ class _Call(SumCall):
                 OP, "A", f"for copy_engine, rows that {world} ranks can share evenly", tuple(self.a.shape),
                 'Take algorithm "two_shot", or pad A with zero rows.',
             )  # fmt: skip
-        self._check_rows()
+        check_rows(OP, self.config.algorithm, self.output)
         rows = self.problem.m // world
         blocks, across = -(-rows // config.block_size_m), -(-self.problem.n // config.block_size_n)
         # A chunk is whole groups of block rows, so that its tiles are consecutive ones and its rows complete.
@@ -257,7 +257,7 @@ class _Call(SumCall):
         Decomposition(self.ctx, sums.workspace, self.site).meet()
 
     def ring(self) -> None:
-        self._check_rows()
+        check_rows(OP, self.config.algorithm, self.output)
         self.sum_in_ring(self.memory(), self.output, everywhere=True)
 
     def low_latency(self) -> None:
@@ -268,11 +268,6 @@ class _Call(SumCall):
 
     def baseline(self) -> None:
         self.summed(everywhere=True)
-
-    def _check_rows(self) -> None:
-        if self.output.shape[1] > 1 and self.output.stride(1) != 1:
-            expected = f"for {self.config.algorithm}, rows that are contiguous"
-            raise ShapeError(OP, "output", expected, f"strides {self.output.stride()}")
 
     def _dealt(self, sink: Any, after: Any) -> None:
         plan = Plan(

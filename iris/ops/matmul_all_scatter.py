@@ -49,13 +49,12 @@ from iris.device.matmul import Crew
 from iris.device.peer import translate
 from iris.device.sync import SITE_MATMUL_ALL_SCATTER, enter, leave, wait, wait_all_entered
 from iris.device.tile import Flags, Matrix, finished, tile_mask, tile_pointers
-from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, bias_of, chunks_of
 from iris.ops.exchange import blocks_of, exchange
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, resolve, run
-from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric
+from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape, check_symmetric, has_whole_rows
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import room
@@ -166,9 +165,9 @@ def matmul_all_scatter(
     bias_is = bias_kind(OP, bias, m, n)
     received = m * n * output.element_size() * (world - 1)
     problem = Problem(OP, m, n, k, A.dtype, world, received)
-    contiguous = output.shape[1] == 1 or output.stride(1) == 1
+    whole = has_whole_rows(output)
     chosen = resolve(
-        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: contiguous or one not in _ROW_BY_ROW, (output,)
+        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: whole or one not in _ROW_BY_ROW, (output,)
     )
     ours = workspace_for(ctx, OP, chosen.algorithm, workspace, *room(problem, chosen, ctx.num_sms))
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
@@ -210,7 +209,7 @@ class _Call:
         )
 
     def copy_engine(self) -> None:
-        self._check_rows()
+        check_rows(OP, self.config.algorithm, self.columns)
         plan, engine, world = self._plan(chunks=self.config.num_chunks), self.workspace.engine, self.ctx.world_size
         done = self.workspace.scratch("done", plan.chunks, torch.int32)
 
@@ -226,7 +225,7 @@ class _Call:
         Decomposition(self.ctx, self.workspace, SITE_MATMUL_ALL_SCATTER.value).meet()
 
     def decomposed(self) -> None:
-        self._check_rows()
+        check_rows(OP, self.config.algorithm, self.columns)
         rank, world, engine = self.ctx.rank, self.ctx.world_size, self.workspace.engine
         parts = Decomposition(self.ctx, self.workspace, SITE_MATMUL_ALL_SCATTER.value)
         parts.enter()
@@ -250,11 +249,6 @@ class _Call:
     def baseline(self) -> None:
         plain_matmul(self.workspace, self.columns, self.a, self.b, self.bias, self.config, self.trace)
         self._send(self.config.num_sms or self.ctx.num_sms, None)
-
-    def _check_rows(self) -> None:
-        if self.columns.shape[1] > 1 and self.columns.stride(1) != 1:
-            expected, got = f"for {self.config.algorithm}, rows that are contiguous", f"strides {self.columns.stride()}"
-            raise ShapeError(OP, "output", expected, got)
 
     def _plan(
         self,

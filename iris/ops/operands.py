@@ -119,6 +119,17 @@ def check_symmetric(ctx: Iris, op: str, argument: str, tensor: torch.Tensor, fix
         raise PlacementError(op, argument, "a tensor on the symmetric heap", f"one on {tensor.device} outside it", fix)
 
 
+def has_whole_rows(matrix: torch.Tensor) -> bool:
+    """Whether the rows of ``matrix`` are contiguous, as the copy engine needs them."""
+    return matrix.shape[1] == 1 or matrix.stride(1) == 1
+
+
+def check_rows(op: str, algorithm: str, output: torch.Tensor) -> None:
+    """Raise ShapeError unless the rows of ``output`` are contiguous."""
+    if not has_whole_rows(output):
+        raise ShapeError(op, "output", f"for {algorithm}, rows that are contiguous", f"strides {output.stride()}")
+
+
 def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:
     """Whether ``bias`` is per column (shape [N] or [1, N]), per row ([M, 1]), or absent.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -107,25 +107,29 @@ def model_pick(problem: Problem, target: Target, algorithm: str | None = None) -
 @lru_cache(maxsize=4096)
 def _picked(problem: Problem, target: Target, algorithm: str | None, user_path: Path | None) -> FusedConfig:
     best = model_pick(problem, target, algorithm)
-    for rows in (tuned.user_rows(user_path), tuned.shipped_rows()):
-        for row in rows.near(problem, target.hardware):
-            if algorithm not in (None, row.config.algorithm) or obstacle(problem, row.config, target) is not None:
-                continue
-            if _counts(row, row.config, best, problem, target):
-                return row.config
+    for row in _near(problem, target, user_path):
+        if algorithm not in (None, row.config.algorithm) or obstacle(problem, row.config, target) is not None:
+            continue
+        if _counts(row, row.config, best, problem, target):
+            return row.config
     return _with_measured_matmul(best, problem, target, user_path) if best.algorithm in EXCHANGING else best
 
 
 def _with_measured_matmul(config: FusedConfig, problem: Problem, target: Target, user_path: Path | None) -> FusedConfig:
     """``config`` with the matmul that was the fastest beside an exchange, with whatever number of ranks."""
-    for rows in (tuned.user_rows(user_path), tuned.shipped_rows()):
-        for row in rows.near(problem, target.hardware, any_world=True):
-            measured = replace(row.config, algorithm=config.algorithm)
-            if row.config.algorithm not in EXCHANGING or obstacle(problem, measured, target) is not None:
-                continue
-            if _counts(row, measured, config, problem, target):
-                return measured
+    for row in _near(problem, target, user_path, any_world=True):
+        measured = replace(row.config, algorithm=config.algorithm)
+        if row.config.algorithm not in EXCHANGING or obstacle(problem, measured, target) is not None:
+            continue
+        if _counts(row, measured, config, problem, target):
+            return measured
     return config
+
+
+def _near(problem: Problem, target: Target, user_path: Path | None, *, any_world: bool = False) -> Iterator[tuned.Row]:
+    """The rows to look at, the user's first; see :meth:`iris.ops.tuned.Rows.near`."""
+    for rows in (tuned.user_rows(user_path), tuned.shipped_rows()):
+        yield from rows.near(problem, target.hardware, any_world=any_world)
 
 
 def _counts(row: tuned.Row, measured: FusedConfig, other: FusedConfig, problem: Problem, target: Target) -> bool:

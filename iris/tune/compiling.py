@@ -1,4 +1,4 @@
-"""Compile what an op would launch, and launch nothing, so that ranks can each compile a part of the configs.
+"""Compile the matmul that an op would launch, without launching it, so that ranks can each compile some of the configs.
 
 The op runs as it is, with a context whose copy engine copies nothing, and with its kernel compiled instead of started.
 Kernels are the same on all ranks, so Triton's cache on disk then has them for everyone.
