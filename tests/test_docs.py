@@ -241,9 +241,10 @@ def run_under_torchrun(script: Path, num_ranks: int) -> list[tuple[int, str]]:
     )
 
 
-def test_the_blocks_of_serving_are_a_program_that_runs(tmp_path: Path) -> None:
-    script = tmp_path / "serve.py"
-    script.write_text("\n\n".join(python_blocks(ROOT / "docs" / "serving.md")))
+@pytest.mark.parametrize("page", ["serving", "training"])
+def test_the_blocks_of_a_page_are_a_program_that_runs(page: str, tmp_path: Path) -> None:
+    script = tmp_path / f"{page}.py"
+    script.write_text("\n\n".join(python_blocks(ROOT / "docs" / f"{page}.md")))
     for rank, (code, output) in enumerate(run_under_torchrun(script, 2)):
         assert code == 0, f"rank {rank} ended with {code}:\n{output}"
 

@@ -26,6 +26,7 @@ from iris.context import Iris
 from iris.errors import CaptureError
 from iris.ops.eager import eager
 from iris.ops.hardware import allows_tf32
+from iris.ops.workspace import FusedWorkspace
 
 P = ParamSpec("P")
 _KEPT = 4096
@@ -142,6 +143,8 @@ def _applies(ctx: Iris) -> bool:
 
 def _identity(value: Any) -> Hashable:
     """All that a call depends on of one argument."""
+    if isinstance(value, FusedWorkspace):
+        return weakref.ref(value)  # its memory may go before its calls are forgotten
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             return _UNKNOWN

@@ -80,6 +80,9 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     if chosen.config is not None:
         state.set_config(changed_fields(chosen.config))
         state.set_deterministic(chosen.config.algorithm not in UNORDERED or not dtype.is_floating_point)
+        if op == LOCAL:
+            tiles = -(-state["m"] // chosen.config.block_size_m) * -(-state["n"] // chosen.config.block_size_n)
+            state.add_counter("waves", tiles / ctx.num_sms)
     if ctx.backend_name != "sim":
         known = hardware(torch.cuda.get_device_name(ctx.device))
         state.set_floor(floor_s(problem, known))
