@@ -125,7 +125,7 @@ def soak(count: int, seed: int) -> dict[str, list[int]]:
 
 
 @pytest.mark.timeout(SOAK_LIMIT_S + 30)
-@pytest.mark.parametrize("ranks", worlds(4, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
+@pytest.mark.parametrize("ranks", worlds(2, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
 def test_soak(ranks: Ranks, seed: int) -> None:
     for rank, found in enumerate(ranks.run(soak, SOAK, seed, limit_s=SOAK_LIMIT_S)):
         for name, wrong in found.items():

@@ -81,6 +81,7 @@ from iris.ops.operands import bias_kind, check_operands, check_shape, check_symm
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, room
+from iris.ops.row_major import row_major
 from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
@@ -273,8 +274,9 @@ def all_gather_matmul(
 
     Args:
         output: [M, N], any strides, not in memory of A, B or bias; int32 if A is int8, else A's dtype.
-        A_sharded: [M / world_size, K] for ``gather_dim=0``, [M, K / world_size] for 1; on the symmetric heap, with the
-            same strides on all ranks, for algorithms that read peers' A: ``pull`` and ``hbm_buffer``.
+        A_sharded: [M / world_size, K] for ``gather_dim=0``, [M, K / world_size] for 1; any strides, copied first where
+            an algorithm needs contiguous rows. For those that read peers' A, ``pull`` and ``hbm_buffer``: on the
+            symmetric heap, with the same strides on all ranks.
         B: [K, N] in A's dtype, any strides.
         bias: [N] per column or [M, 1] per row, in output's dtype; added in float32 (int32 for int8).
         gather_dim: which dimension of A is sharded; None tells it from the shapes.
@@ -346,7 +348,8 @@ class _Call:
             arrived_source, push_courier, piecewise=not self.by_rows, meet=False, chunks=chunks,
             blocks_per_chunk=blocks, couriers=self.config.num_sms or self.ctx.num_sms,
         )  # fmt: skip
-        self._run(plan, self.own, workspace, self._staged(workspace))
+        own = row_major(workspace, self.own) if self.by_rows else self.own
+        self._run(plan, own, workspace, self._staged(workspace))
 
     def hbm_buffer(self, workspace: FusedWorkspace) -> None:
         config, cols = self.config, self.own.shape[1]
@@ -366,7 +369,7 @@ class _Call:
         self._run(plan, self.own, workspace, self._staged(workspace, config.staged_a_layout))
 
     def copy_engine(self, workspace: FusedWorkspace) -> None:
-        own, chunks, blocks = self.own.contiguous(), *self._chunks(self.config.num_chunks)
+        own, chunks, blocks = row_major(workspace, self.own), *self._chunks(self.config.num_chunks)
         parts = Decomposition(self.ctx, workspace, SITE_ALL_GATHER_MATMUL.value)
         plan = self._plan(
             arrived_source, None if self.by_rows else keep_courier, piecewise=not self.by_rows,
@@ -377,7 +380,7 @@ class _Call:
             self._run(plan, own, workspace, self._staged(workspace))
 
     def decomposed(self, workspace: FusedWorkspace) -> None:
-        own, staged, engine = self.own.contiguous(), self._staged(workspace), workspace.engine
+        own, staged, engine = row_major(workspace, self.own), self._staged(workspace), workspace.engine
         rank, world, rows = self.ctx.rank, self.ctx.world_size, self.own.shape[0]
         parts = Decomposition(self.ctx, workspace, SITE_ALL_GATHER_MATMUL.value)
         chunks = chunks_of(rows, self.config.num_chunks, self.config.block_size_m)

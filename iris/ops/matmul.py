@@ -24,6 +24,7 @@ from iris.ops.operands import place_of
 from iris.ops.pick import can_run, pick_config
 from iris.ops.problem import Problem
 from iris.ops.room import room
+from iris.ops.row_major import row_major
 from iris.ops.tuned import SIMULATED
 from iris.ops.workspace import FusedWorkspace, staging_fits
 from iris.trace import Trace
@@ -119,6 +120,8 @@ def run(
     source finds it.
     """
     target = target_of(ctx)
+    if plan.source is kernels.local_source:
+        own = row_major(workspace, own)
     rows, k = plan.rows(problem), problem.k // plan.segments
     per_shard = plan.tiles_per_shard(problem, config)
     tiles = plan.shards * per_shard

@@ -168,7 +168,8 @@ def matmul_all_reduce(
     Args:
         output: [M, N] on the symmetric heap, at one place and with the same strides on all ranks, rows contiguous for
             ``copy_engine`` and ``ring``; not in memory of A, B or bias; int32 if A is int8, else A's dtype.
-        A: [M, K / world_size], this rank's columns; any strides.
+        A: [M, K / world_size], this rank's columns; any strides; Iris's own kernel copies it first if its rows are not
+            contiguous.
         B: [K / world_size, N], this rank's rows, in A's dtype; any strides.
         bias: [N] per column or [M, 1] per row, in output's dtype, equal on all ranks; added once, to the sum.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.

@@ -26,6 +26,7 @@ from iris.ops.exchange import exchange_kernel
 from iris.ops.matmul_all_reduce import atomic_sink, copied_sink, one_shot_sink, two_shot_sink
 from iris.ops.matmul_all_scatter import push_sink, send_courier, send_kernel
 from iris.ops.matmul_reduce_scatter import add_rows_sink, keep_rows_sink, scatter_rows_sink
+from iris.ops.row_major import copy_kernel
 
 ROWS = {"SCHEDULE": schedule.own_last, "GATE": True, "SHARDS": 8, "SHARDED": True, "MEET": False}
 DEALT = {"SCHEDULE": schedule.dealt, "GATE": True, "SHARDS": 8}
@@ -246,6 +247,7 @@ def collectives() -> list[Case]:
             has=WAITS,
         ),
         Case("exit", exit_kernel, turnstile_arguments, {"SITE": 2, "MEET": True}, has=WAITS | SIGNALS),
+        Case("copy", copy_kernel, copy_arguments, {"BLOCK": 64}),
     ]
     return [*small, *(replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends, *exchanges))]
 
@@ -254,6 +256,10 @@ def exchange_arguments() -> Any:
     flags = tensor(torch.int32), tensor(torch.int32)
     bias = tensor(torch.float16)
     return handle(), *flags, tensor(torch.float16), 65536, half_matrix(), half_matrix(), bias, 16, 4096, 64, 128
+
+
+def copy_arguments() -> Any:
+    return tile.Matrix(tensor(torch.float16), 1, 4096), half_matrix(), 100, 200
 
 
 def turnstile_arguments() -> Any:
