@@ -1,0 +1,56 @@
+"""benchmark/training_step.py: gradients of layers that are made of the ops."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import BACKEND, Ranks, context, worlds
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "benchmark" / "training_step.py"
+SIZES = (48, 40, 72)
+WAYS = ("auto", "nccl", "nccl_overlapped")
+
+
+@pytest.mark.parametrize("num_ranks", worlds(2, 2))
+def test_gradients_of_every_way_are_right(num_ranks: int) -> None:
+    options = [f"--axis_{name}={size}" for name, size in zip(("tokens", "hidden", "inner"), SIZES, strict=True)]
+    heap = ["--heap_size", str(1 << 26)]
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--num_ranks", str(num_ranks), "--benchmark_format", "json", *options, *heap],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    records: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [one["params"]["algorithm"] for one in records] == list(WAYS), done.stdout
+    assert all(one["validated"] and one["error"] is None for one in records), records
+
+
+def complaints() -> list[str]:
+    ctx, script = context(), runpy.run_path(str(SCRIPT))
+    step = script["Step"](ctx, SIZES, torch.bfloat16)
+    columns, rows = script["IrisColumns"], script["IrisRows"]
+    step.run(lambda *of: columns.apply(ctx, *of), lambda *of: rows.apply(ctx, *of))
+    found = [step.complaint()]
+    for leaf in (step.x, step.up, step.down):
+        right = leaf.grad.clone()
+        leaf.grad[: leaf.shape[0] // 8].zero_()
+        found.append(step.complaint())
+        leaf.grad.copy_(right)
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2 if BACKEND == "sim" else 8), indirect=True)
+def test_a_wrong_gradient_is_noticed(ranks: Ranks) -> None:
+    for fine, *wrong in ranks.run(complaints):
+        assert fine == ""
+        for name, found in zip(("x", "up", "down"), wrong, strict=True):
+            assert f"gradient of {name}: relative error" in found and found.count("gradient") == 1
