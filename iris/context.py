@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import copy
-import gc
-import json
 import os
 import sys
 from collections.abc import Callable, Hashable, Sequence
@@ -23,7 +21,6 @@ from iris.errors import (
     ArgumentError,
     CaptureError,
     ContextError,
-    HeapError,
     IrisError,
     PeerDied,
     PlacementError,
@@ -31,9 +28,11 @@ from iris.errors import (
 )
 from iris.heap import HeapTable, format_bytes
 from iris.launch import Identity
+from iris.leases import Lease, Leases
 from iris.log import RankLogger
 from iris.membership import Group, global_ranks, identify, members
 from iris.mesh import Mesh, require_linux
+from iris.status import expired_wait
 from iris.tensors import SymmetricTensors
 from iris.watcher import Watcher
 from iris.wire import pack, unpack
@@ -158,9 +157,7 @@ class Iris(SymmetricTensors, RankLogger):
         self._backend = backends.open_backend(choice, self._mesh, who.local_rank, self._table.size)
         self._mesh.timeout_s = timeout_s
         self.device, self.num_sms, self.heap_size = self._backend.device, self._backend.num_sms, self._table.size
-        self._blocks: dict[int, _Lease] = {}
-        self._released: list[int] = []
-        self._released_by: dict[int, set[int]] = {}
+        self._leases = Leases(self._table, self.world_size)
         self._workspaces: dict[Hashable, Any] = {}
         self._kept: dict[Hashable, Any] = {}
         self._agreed: set[Hashable] = set()
@@ -247,31 +244,9 @@ class Iris(SymmetricTensors, RankLogger):
                 raise ArgumentError(op, "size", "extents of 0 or more", shape)
             count *= extent
         nbytes = count * dtype.itemsize
-        tag = f"{op}({nbytes} bytes)"
-        self._agree_on_releases(tag)
-        try:
-            block = self._table.allocate(nbytes, op)
-        except HeapError:
-            gc.collect()
-            self._agree_on_releases(f"{tag} again")
-            block = self._table.allocate(nbytes, op)
-        lease = _Lease(block.offset, self._released)
-        self._blocks[block.offset] = lease
-        memory = self._backend.bytes_at(block.offset, max(nbytes, 1), lease.release)
+        lease = self._leases.take(nbytes, op, self._exchange)
+        memory = self._backend.bytes_at(lease.offset, max(nbytes, 1), lease.release)
         return memory[:nbytes].view(dtype).view(shape)
-
-    def _agree_on_releases(self, tag: str) -> None:
-        """Tell the peers which blocks this rank let go of, and free those that all have."""
-        mine = list(self._released)
-        answers = self._exchange(tag, json.dumps(mine).encode())
-        del self._released[: len(mine)]
-        for peer in sorted(answers):
-            for offset in json.loads(answers[peer]):
-                self._released_by.setdefault(offset, set()).add(peer)
-        for offset in sorted(self._released_by):
-            if len(self._released_by[offset]) == self.world_size:
-                del self._released_by[offset], self._blocks[offset]
-                self._table.free(offset)
 
     def free(self, tensor: torch.Tensor) -> None:
         """Let go of ``tensor``'s block now, rather than when its last reference goes.
@@ -294,14 +269,13 @@ class Iris(SymmetricTensors, RankLogger):
             )
         lease.release()
 
-    def _lease_of(self, tensor: torch.Tensor) -> _Lease | None:
+    def _lease_of(self, tensor: torch.Tensor) -> Lease | None:
         """This rank's hold on the block that ``tensor``, or what it is a view of, lives in."""
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError("iris", "tensor", "a tensor", type(tensor).__name__)
         if tensor.layout != torch.strided or tensor.device != self.device:
             return None
-        lease = self._blocks.get(tensor.untyped_storage().data_ptr() - self._backend.bases[self.rank])
-        return lease if lease is not None and lease.held else None
+        return self._leases.at(tensor.untyped_storage().data_ptr() - self._backend.bases[self.rank])
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` lives on this context's symmetric heap, as a whole block or a view of one."""
@@ -484,23 +458,7 @@ class Iris(SymmetricTensors, RankLogger):
         dead = self._mesh.dead_ranks()
         if dead:
             return self._mesh.death(min(dead), "kernel")
-        words = [int(word) for word in self._status_view]
-        site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
-        rank, peer = words[sync.STATUS_RANK], words[sync.STATUS_PEER]
-        if words[sync.STATUS_SITE] == sync.SITE_MATMUL.value:
-            rank = peer = self.rank
-        if words[sync.STATUS_CODE] == sync.CODE_RELAYED.value:
-            message = f"{site}: rank {rank} gave up waiting for rank {peer}, so all ranks stopped"
-        else:
-            waited, offset = words[sync.STATUS_WAITED] / 1e9, words[sync.STATUS_FLAG]
-            flag = f"flag at heap offset {offset}" if 0 <= offset < self.heap_size else "a flag outside the heap"
-            message = (
-                f"{site}: rank {rank} waited {waited:.1f} s for rank {peer}: {flag} "
-                f"should reach {words[sync.STATUS_WANTED]}, holds {words[sync.STATUS_SEEN]}"
-            )
-        return WaitTimeout(
-            f"{message}. Did rank {peer} make the same call? A slow but healthy peer needs a larger timeout_s.", [peer]
-        )
+        return expired_wait([int(word) for word in self._status_view], self.rank, self.heap_size)
 
     def _require_open(self, op: str) -> None:
         if self._pid != os.getpid():
@@ -566,23 +524,6 @@ class Iris(SymmetricTensors, RankLogger):
             f"Iris(rank={self.rank}, world_size={self.world_size}, device={self.device}, "
             f"heap={format_bytes(self.heap_size)}, {state})"
         )
-
-
-class _Lease:
-    """This rank's hold on a block; released once, by ``free`` or by the end of the tensor's storage."""
-
-    def __init__(self, offset: int, released: list[int]) -> None:
-        self._offset: int | None = offset
-        self._released = released
-
-    @property
-    def held(self) -> bool:
-        return self._offset is not None
-
-    def release(self) -> None:
-        offset, self._offset = self._offset, None
-        if offset is not None:
-            self._released.append(offset)
 
 
 def _choice(backend: str | None) -> backends.Choice:

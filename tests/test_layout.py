@@ -20,6 +20,7 @@ RUNTIME = {*HOST, "context", "trace"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "heap": {"errors"},
+    "leases": {"errors", "heap"},
     "mesh": {"errors"},
     "worker": {"errors"},
     "launch": {"errors", "worker"},
@@ -29,8 +30,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "device": set(),
     "log": {"errors"},
     "wire": {"errors"},
+    "status": {"errors", "device.sync"},
     "watcher": {"mesh", "backends", "device.sync"},
-    "context": {*HOST, "device.sync", "device.handle"},
+    "context": {*HOST, "leases", "status", "device.sync", "device.handle"},
     "trace": {"errors", "context", "device"},
     "capture": {"backends"},
     "engine": {"errors", "context", "capture"},

@@ -1,0 +1,28 @@
+"""The words in which a kernel leaves word of a wait that expired, as an error for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from iris.device import sync
+from iris.errors import WaitTimeout
+
+
+def expired_wait(words: Sequence[int], own_rank: int, heap_size: int) -> WaitTimeout:
+    """What the status words of ``own_rank`` say: who waited for whom, how long, for which flag."""
+    site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
+    rank, peer = words[sync.STATUS_RANK], words[sync.STATUS_PEER]
+    if words[sync.STATUS_SITE] == sync.SITE_MATMUL.value:
+        rank = peer = own_rank
+    if words[sync.STATUS_CODE] == sync.CODE_RELAYED.value:
+        message = f"{site}: rank {rank} gave up waiting for rank {peer}, so all ranks stopped"
+    else:
+        waited, offset = words[sync.STATUS_WAITED] / 1e9, words[sync.STATUS_FLAG]
+        flag = f"flag at heap offset {offset}" if 0 <= offset < heap_size else "a flag outside the heap"
+        message = (
+            f"{site}: rank {rank} waited {waited:.1f} s for rank {peer}: {flag} "
+            f"should reach {words[sync.STATUS_WANTED]}, holds {words[sync.STATUS_SEEN]}"
+        )
+    return WaitTimeout(
+        f"{message}. Did rank {peer} make the same call? A slow but healthy peer needs a larger timeout_s.", [peer]
+    )
