@@ -3,14 +3,15 @@
 A *flag* is one aligned int32 word on the symmetric heap. It only grows: each use of it announces the next
 *epoch*, so nothing is ever reset and a captured graph replays correctly. Comparison is by difference, so
 the count may wrap around. Ops' flags are never more than a few epochs ahead of a wait: one that looks further ahead
-was last set before the count wrapped, and is waited for.
+was last set before the count wrapped, or, if it is 0, never, and is waited for.
 
 Publishing: all stores → CTA barrier → one release at ``sys`` scope (:func:`signal`).
 Consuming: acquire at ``sys`` scope → CTA barrier → loads (:func:`wait`).
 
 Every wait is bounded. When one expires, the kernel records who waited for whom in the status words that the
 host reads, raises the abort word on all ranks so that their kernels stop waiting too, and goes on with
-whatever is in memory; the host raises ``WaitTimeout`` at its next look, so no such result is ever returned.
+whatever is in memory; the host raises ``WaitTimeout`` at its next look: ask the context (``synchronize``,
+``check``, the next op) before a result is used.
 """
 
 import triton
@@ -74,7 +75,7 @@ def abort_code(waiting: int, peer: int) -> int:
 
 
 _POLLS_PER_CHECK: tl.constexpr = tl.constexpr(64)
-_MOST_AHEAD: tl.constexpr = tl.constexpr(1024)
+_MOST_AHEAD: tl.constexpr = tl.constexpr(32)
 """How far a flag of an op's may be ahead of what it is waited for; a few epochs, at most a count per rank of each."""
 
 
@@ -239,7 +240,8 @@ def _ahead(seen, value, site: tl.constexpr):
     """How far a flag is ahead of a value; negative where it must still be waited for."""
     ahead = seen - value
     if site != SITE_USER:
-        ahead = tl.where(ahead < _MOST_AHEAD, ahead, -1)
+        set_lately = (ahead < _MOST_AHEAD) & ((seen != 0) | (value == 0))
+        ahead = tl.where(set_lately, ahead, -1)
     return ahead
 
 
@@ -301,11 +303,18 @@ def _everyone(handle):
 
 
 @triton.jit
+def _following(epoch):
+    """The epoch after this one. None is 0, which a flag holds that was never set, and a word of the copy engine's when
+    there is nothing to do; behind -1, odd, comes 2, even, as halves of inboxes take turns."""
+    return tl.where(epoch == -1, 2, epoch + 1)
+
+
+@triton.jit
 def _meet(peers, valid, handle, site: tl.constexpr):
     """Signal all ``peers`` and wait for them. Each pair of ranks counts the barriers it has been in together,
     so that any mix of groups shares one set of flags."""
     flags, epochs = _control_word(handle, _BARRIER_FLAGS), _control_word(handle, _BARRIER_EPOCHS)
-    wanted = tl.load(epochs + peers, mask=valid, other=0) + 1
+    wanted = _following(tl.load(epochs + peers, mask=valid, other=0))
     signal_all(flags + rank(handle), wanted, peers, valid, handle)
     wait_all(flags + peers, wanted, peers, valid, handle, site)
     tl.store(epochs + peers, wanted, mask=valid)
@@ -334,13 +343,6 @@ def barrier_among(members_ptr, count, handle, site: tl.constexpr = SITE_BARRIER)
 def barrier_kernel(handle, members_ptr, count):
     """:func:`barrier_among` as a kernel of one program; launched by ``ctx.device_barrier``."""
     barrier_among(members_ptr, count, handle)
-
-
-@triton.jit
-def _following(epoch):
-    """The epoch after this one. None is 0, which a word of the copy engine's holds when there is nothing to do; behind
-    -1, odd, comes 2, even, as halves of inboxes take turns."""
-    return tl.where(epoch == -1, 2, epoch + 1)
 
 
 @triton.jit
