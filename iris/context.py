@@ -173,7 +173,7 @@ class Iris(SymmetricTensors, RankLogger):
         self._alone = Handle(own_base, torch.tensor([0, 1, *info[2:]], dtype=torch.int64, device=self.device))
         self._keep_group(tuple(range(self.world_size)))
         self._backend.synchronize(None, lambda: None)
-        self._mesh.exchange("heap ready")
+        self._mesh.exchange(f"iris(on {self.num_sms} SMs)")
         self._watcher = Watcher(self._mesh, self._backend, self._control.offset)
         self.info(f"rank {self.rank} of {self.world_size} on {self.device} ({choice.reason})")
 
@@ -244,7 +244,7 @@ class Iris(SymmetricTensors, RankLogger):
                 raise ArgumentError(op, "size", "extents of 0 or more", shape)
             count *= extent
         nbytes = count * dtype.itemsize
-        lease = self._leases.take(nbytes, op, self._exchange)
+        lease = self._leases.take(nbytes, op, f"{op}({nbytes} bytes of {dtype})", self._exchange)
         memory = self._backend.bytes_at(lease.offset, max(nbytes, 1), lease.release)
         return memory[:nbytes].view(dtype).view(shape)
 
@@ -302,14 +302,15 @@ class Iris(SymmetricTensors, RankLogger):
         made: T = self._kept[key]
         return made
 
-    def agree(self, key: Hashable) -> None:
-        """Make sure, the first time that ``key`` is given, that all ranks gave the same one. Collective then.
+    def agree(self, op: str, what: Hashable) -> None:
+        """Make sure, the first time that ``op`` says ``what``, that all ranks say the same. Collective then.
 
         Raises:
-            RankMismatch: they did not; says what each gave.
+            RankMismatch: they did not; says what each said.
         """
+        key = op, what
         if key not in self._agreed:
-            self._exchange(str(key))
+            self._exchange(f"{op}({what})")
             self._agreed.add(key)
 
     def has_workspace(self, key: Hashable) -> bool:
@@ -351,10 +352,7 @@ class Iris(SymmetricTensors, RankLogger):
             WaitTimeout, PeerDied: naming the ranks.
         """
         self._require_open("barrier")
-        if isinstance(stream, Sequence | torch.distributed.ProcessGroup):
-            raise ArgumentError(
-                "barrier", "stream", "a stream, or None", type(stream).__name__, "Pass group=… by name."
-            )
+        _check_stream("barrier", stream, "Pass group=… by name.")
         ranks = self._ranks_of("barrier", group)
         self.synchronize(stream)
         self._exchange(f"barrier{ranks if group is not None else ''}", ranks=ranks)
@@ -388,6 +386,7 @@ class Iris(SymmetricTensors, RankLogger):
     def synchronize(self, stream: Any = None) -> None:
         """Wait for ``stream`` (default: the current one), noticing meanwhile when a peer dies or a wait expires."""
         self._require_open("synchronize")
+        _check_stream("synchronize", stream)
         try:
             self._backend.synchronize(stream, self.check)
         except IrisError as error:
@@ -524,6 +523,11 @@ class Iris(SymmetricTensors, RankLogger):
             f"Iris(rank={self.rank}, world_size={self.world_size}, device={self.device}, "
             f"heap={format_bytes(self.heap_size)}, {state})"
         )
+
+
+def _check_stream(op: str, stream: object, fix: str = "") -> None:
+    if stream is not None and not isinstance(stream, torch.Stream | torch.cuda.Stream):
+        raise ArgumentError(op, "stream", "a stream, or None", type(stream).__name__, fix)
 
 
 def _choice(backend: str | None) -> backends.Choice:

@@ -44,13 +44,12 @@ class Leases:
         self._released: list[int] = []
         self._released_by: dict[int, set[int]] = {}
 
-    def take(self, nbytes: int, op: str, exchange: Exchange) -> Lease:
-        """A block of at least ``nbytes``, for ``op``. Collective.
+    def take(self, nbytes: int, op: str, tag: str, exchange: Exchange) -> Lease:
+        """A block of at least ``nbytes``, for ``op``. Collective; ``tag`` is what the ranks must agree on.
 
         Raises:
             HeapError: there is none, not even when Python has collected its garbage.
         """
-        tag = f"{op}({nbytes} bytes)"
         self._free_what_all_released(tag, exchange)
         try:
             block = self._table.allocate(nbytes, op)

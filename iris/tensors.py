@@ -54,6 +54,8 @@ def _check_dense(op: str, argument: str, tensor: object) -> None:
         raise ArgumentError(op, argument, "a tensor", type(tensor).__name__)
     if tensor.layout != torch.strided:
         raise ArgumentError(op, argument, "a dense tensor", tensor.layout, "Make it dense with .to_dense().")
+    if tensor.is_meta:
+        raise ArgumentError(op, argument, "a tensor with data", "one on the meta device")
 
 
 def _refused(op: str, arguments: tuple[Any, ...], error: Exception) -> ArgumentError:
@@ -97,7 +99,7 @@ class SymmetricTensors(ABC):
         wanted = dtype if dtype is not None or out is None else out.dtype
         try:
             like = factory(*arguments, dtype=wanted, device="meta")
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError, AssertionError) as error:
             raise _refused(op, arguments, error) from error
         if requires_grad and not (like.is_floating_point() or like.is_complex()):
             raise DTypeError(op, "requires_grad", "a floating dtype", like.dtype)

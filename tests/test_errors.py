@@ -75,6 +75,11 @@ def allocate_by_different_ops() -> Failure:
     return failure_of(lambda: ctx.zeros(4) if ctx.rank else ctx.ones(4))
 
 
+def allocate_different_dtypes() -> Failure:
+    ctx = context()
+    return failure_of(lambda: ctx.zeros(4, dtype=torch.int32 if ctx.rank else torch.float32))
+
+
 def call_different_things() -> Failure:
     ctx = context()
     return failure_of(ctx.barrier if ctx.rank else lambda: ctx.broadcast(1, 0))
@@ -98,7 +103,8 @@ def mismatch_loses_no_memory() -> int:
 
 
 MISMATCHES = [
-    (allocate_by_different_ops, "rank 0: ones(16 bytes); rank 1: zeros(16 bytes)"),
+    (allocate_by_different_ops, "rank 0: ones(16 bytes of torch.float32); rank 1: zeros(16 bytes of torch.float32)"),
+    (allocate_different_dtypes, "rank 0: zeros(16 bytes of torch.float32); rank 1: zeros(16 bytes of torch.int32)"),
     (call_different_things, "rank 0: broadcast(source=0); rank 1: barrier"),
     (broadcast_from_different_ranks, "rank 0: broadcast(source=0); rank 1: broadcast(source=1)"),
 ]
@@ -110,9 +116,8 @@ def test_allocations_of_different_sizes(ranks: Ranks) -> None:
     results = ranks.run(allocate_different_sizes)
     for failure in on_time([failure for failure, _ in results]):
         assert failure.kind == "RankMismatch"
-        assert failure.message.startswith(
-            "ranks made different calls: rank 0: zeros(32 bytes); rank 1: zeros(16 bytes)"
-        )
+        calls = "rank 0: zeros(32 bytes of torch.float32); rank 1: zeros(16 bytes of torch.float32)"
+        assert failure.message.startswith(f"ranks made different calls: {calls}")
         assert failure.message.endswith(FIX)
     assert all(after == [3.0, 3.0] for _, after in results)
 
@@ -248,6 +253,18 @@ def test_a_number_of_simulated_sms_that_cannot_be(ranks: Ranks, text: str) -> No
         assert failure.message == f"iris: IRIS_SIM_SMS: expected a whole number of SMs, 1 or more, got {text!r}"
 
 
+def unlike_sms() -> Failure:
+    return failure_of(with_variable, "IRIS_SIM_SMS", str(3 + context().rank))
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="GPUs have what they have")
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_ranks_with_different_gpus(ranks: Ranks) -> None:
+    for failure in on_time(ranks.run(unlike_sms)):
+        assert failure.kind == "RankMismatch", failure
+        assert "rank 0: iris(on 3 SMs); rank 1: iris(on 4 SMs)" in failure.message
+
+
 def same_job_twice() -> tuple[Failure, Failure]:
     """A second process claims this rank of this job while the first still waits for its peers."""
     read, write = os.pipe()
@@ -368,8 +385,28 @@ def late_to_a_barrier() -> Failure:
     return failure_of(work)
 
 
+def late_to_an_op() -> Failure:
+    """Rank 1 comes late to the first call."""
+
+    def work() -> None:
+        with fresh(timeout_s=0.5) as ctx:
+            output, a, b = ctx.zeros(16, 16), torch.ones(16, 8), torch.ones(8, 16)
+            if ctx.rank == 1:
+                time.sleep(1)
+            ctx.ops.matmul_all_reduce(output, a.to(ctx.device), b.to(ctx.device))
+
+    return failure_of(work)
+
+
 @TWO_OR_MORE
 def test_a_rank_that_does_not_come_to_a_barrier_is_named(ranks: Ranks) -> None:
     for failure in on_time(ranks.run(late_to_a_barrier)):
         assert failure.kind == "WaitTimeout" and failure.ranks == (1,)
         assert "waited 0.5 s for rank 1, which did not make the call. Is it in other work" in failure.message
+
+
+@TWO_OR_MORE
+def test_the_op_that_a_rank_does_not_come_to_is_named(ranks: Ranks) -> None:
+    for failure in on_time(ranks.run(late_to_an_op)):
+        assert failure.kind == "WaitTimeout" and failure.ranks == (1,)
+        assert failure.message.startswith("matmul_all_reduce: rank ")

@@ -208,7 +208,7 @@ def close_without_the_others() -> Failure:
 def test_closing_on_one_rank_only_is_a_mismatch(ranks: Ranks) -> None:
     for failure in ranks.run(close_without_the_others):
         assert failure.kind == "RankMismatch"
-        assert "rank 0: close; rank 1: zeros(12 bytes)" in failure.message
+        assert "rank 0: close; rank 1: zeros(12 bytes of torch.float32)" in failure.message
 
 
 # -- forks --------------------------------------------------------------------------------------------------

@@ -142,6 +142,9 @@ MISTAKES = {
         ALL, lambda one: {"workspace": new_workspace(one.ctx, one.way.op, "other")}, "ArgumentError",
         "workspace", ", other",
     ),
+    "workspace is a number": Mistake(
+        ALL, lambda _: {"workspace": 3, "config": None}, "ArgumentError", "workspace", "got int"
+    ),
     "small workspace": Mistake(
         STAGED, lambda one: {"workspace": new_workspace(one.ctx, one.way.op, one.way.algorithm, 64, GATHER_FLAGS)},
         "ArgumentError", "workspace", "64 B",
@@ -328,3 +331,11 @@ def many_workspaces() -> int:
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_calls_do_not_keep_the_workspace(ranks: Ranks) -> None:
     ranks.run(many_workspaces)
+
+
+@pytest.mark.parametrize("op", ALGORITHMS)
+def test_an_op_needs_a_context(op: str) -> None:
+    with pytest.raises(
+        iris.ArgumentError, match=f"{op}: ctx: expected a context, as iris.iris.. returns it, got nothing"
+    ):
+        getattr(iris.ops, op)(None, torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2))

@@ -68,7 +68,7 @@ class Memory:
         if not outside.size:
             return
         wrong = int(outside.min())
-        fix = "Is a mask missing, or a tensor gone?"
+        fix = "Is a mask missing, a tensor gone, or one that peers should have not on the symmetric heap (ctx.empty)?"
         if NOWHERE // 2 < min(wrong, (1 << 64) - wrong) < 2 * NOWHERE:
             fix = "That is how a rank out of range comes out: ranks are counted from 0."
         raise AddressError(

@@ -314,7 +314,7 @@ def all_gather_matmul(
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
         if world > 1:
-            ctx.agree((OP, place_of(ctx, A_sharded)))
+            ctx.agree(OP, place_of(ctx, A_sharded))
     ours = workspace_for(ctx, OP, chosen.algorithm, workspace, *room(problem, chosen, ctx.num_sms))
     getattr(call, chosen.algorithm if world > 1 else "local")(ours)
     return output

@@ -234,7 +234,7 @@ def resolve(
         expected = "none, or an algorithm that is not made of torch.matmul"
         raise ArgumentError(problem.op, "trace", expected, f"one of {chosen.algorithm}")
     if problem.world_size > 1:
-        ctx.agree((problem, chosen, *(place_of(ctx, tensor) for tensor in shared)))
+        ctx.agree(problem.op, (problem, chosen, *(place_of(ctx, tensor) for tensor in shared)))
     return chosen
 
 
@@ -261,7 +261,12 @@ def _chosen(
     may = tuple(one for one in algorithms if takes(one) and not (traced and one in LIBRARY))
     first = pick_config(problem, target_of(ctx))
     settled: dict[Any, FusedConfig] = ctx.kept("settled choices", dict)
-    key = problem, first, may, workspace and (workspace.algorithm, len(workspace.staging), len(workspace.ready))
+    made = isinstance(workspace, FusedWorkspace) and (
+        workspace.algorithm,
+        workspace.staging.shape,
+        workspace.ready.shape,
+    )
+    key = problem, first, may, made
     if key not in settled:
         settled[key] = _that_fits(ctx, problem, workspace, first, may)
     return settled[key] if given is None else replace(given, algorithm=settled[key].algorithm)

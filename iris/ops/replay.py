@@ -23,7 +23,7 @@ import torch
 
 from iris.capture import Place, borrow_place, return_places
 from iris.context import Iris
-from iris.errors import CaptureError
+from iris.errors import ArgumentError, CaptureError
 from iris.ops.eager import eager
 from iris.ops.hardware import allows_tf32
 from iris.ops.workspace import FusedWorkspace
@@ -110,7 +110,8 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
     def call(*args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
         ctx: Any = args[0] if args else None
         if not isinstance(ctx, Iris):
-            return op(*args, **kwargs)
+            kind = "nothing" if ctx is None else type(ctx).__name__
+            raise ArgumentError(op.__name__, "ctx", "a context, as iris.iris() returns it", kind)
         with ctx.on_device():
             return on_device(ctx, *args, **kwargs)
 

@@ -159,7 +159,8 @@ def _power_of_two(count: int) -> int:
 def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, num_flags: int = 0) -> FusedWorkspace:
     """A workspace of its own, for calls of ``op`` that run at the same time on several streams. Collective.
 
-    A call that is given one that is too small says how large it must be.
+    A call that is given one that is too small says how large it must be. Let go of it as of any memory of the heap:
+    when the calls that use it are done on all ranks, behind a barrier.
     """
     _refuse_in_capture(ctx, op)
     return _made(ctx, op, algorithm, staging_nbytes, num_flags, CopyEngine(ctx))
