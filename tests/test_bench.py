@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import triton
 from ranks import BACKEND, Ranks, context, worlds
 from trials import WAYS, ranges, trial
 
@@ -264,11 +265,26 @@ def test_other_hardware_and_failures_are_measured_again(
     elsewhere = {**found["skips"], "environment": {**found["skips"]["environment"], "hardware": "NVIDIA H200"}}
     known = [found["skips"], found["right"], found["wrong"], elsewhere, found["dies"]]
     keys = list(map(records.key_of, known[:3]))
-    assert list(command._done(known, keys)) == keys[:2]
+    assert list(command._done(known, keys, "abc")) == keys[:2]
     assert capsys.readouterr().err == "1 points that failed are measured again\n"
     monkeypatch.setattr(command, "here", lambda: ("NVIDIA B200", "cuda"))
-    assert command._done(known, keys) == {}
+    assert command._done(known, keys, "abc") == {}
     assert "3 points were measured on other hardware than NVIDIA B200" in capsys.readouterr().err
+
+
+def test_points_of_another_commit_or_other_versions_are_kept_and_counted(
+    measured: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = by_way(lines(measured))
+    old = {**found["skips"], "environment": {**found["skips"]["environment"], "commit": None, "triton": "3.0"}}
+    keys = list(map(records.key_of, (found["right"], old)))
+    assert list(command._done([found["right"], old], keys, "def")) == keys
+    assert capsys.readouterr().err.splitlines() == [
+        "1 points are kept that were measured with commit abc (now def)",
+        f"1 points are kept that were measured with triton 3.0 (now {triton.__version__}), commit unknown (now def)",
+    ]
+    assert list(command._done([found["right"]], keys, "abc")) == keys[:1]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
