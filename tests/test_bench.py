@@ -33,6 +33,7 @@ from iris.bench.driver import Group
 from iris.bench.records import Record
 from iris.bench.state import Outcome
 from iris.errors import ArgumentError
+from iris.report import records as report
 from iris.report.palette import ALGORITHMS as ALGORITHM_TONES
 
 ROOT = Path(__file__).parent.parent
@@ -166,12 +167,15 @@ def test_what_no_record_can_hold_is_refused() -> None:
     state = bench.State(cast(Any, None), {}, {})
     for call in (
         lambda: state.add_counter("rate", float("nan")),
+        lambda: state.add_counter("huge", 1e40),
+        lambda: state.add_counter("huge", -1e40),
         lambda: state.set_floor(float("inf")),
         lambda: state.set_repeat(0),
         lambda: state.set_warmup(-1),
     ):
         with pytest.raises(ArgumentError, match=r"expected a (finite|whole) number.*, got"):
             call()
+    state.add_counter("huge", -report.MOST)  # what a report takes
 
 
 # -- measuring ----------------------------------------------------------------------------------------------
@@ -497,6 +501,14 @@ def test_table(
     assert verdicts == expected
     assert any("answer" in row for row in rows)
     assert next(row for row in rows if row[:1] == ["right"])[-2] == "42"
+
+
+def test_counters_are_shown_with_six_digits_at_most(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    right = by_way(lines(measured))["right"]
+    counted = {**right, "counters": {"large": -1.23456789e29, "long": 123456.7, "small": 1.23456789e-7}}
+    tables.write_table([counted], registered(), sys.stdout)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[-4:-1] for row in rows if row[-1:] == ["yes"]] == [["-1.23457e+29", "123457", "1.235e-07"]]
 
 
 def test_speed_up_is_over_nccl_on_the_same_shape(capsys: pytest.CaptureFixture[str]) -> None:
