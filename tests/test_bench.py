@@ -87,6 +87,23 @@ def test_values_of_no_form_are_refused(text: str) -> None:
         parse_values("M", text)
 
 
+def test_values_and_points_are_counted_before_they_are_made() -> None:
+    assert len(parse_values("M", "linear:1:100000:1")) == 100_000
+    many = r"expected at most 100000 values or points, got "
+    for text, count in (
+        ("linear:1:1000000000:1", 10**9),
+        ("linear:0:100000:1", 100_001),
+        (f"linear:1:{10**30}:1", 10**30),
+    ):
+        with pytest.raises(ArgumentError, match=rf"M: {many}{count}$"):
+            parse_values("M", text)
+    thousands = {name: range(10_000) for name in ("M", "N", "count")}
+    with pytest.raises(ArgumentError, match=rf"M,N: {many}{10**8}$"):
+        Axis(("M", "N"), ((1, 2),)).overridden(thousands)
+    with pytest.raises(ArgumentError, match=rf"axes: {many}{10**5 + 10**4}$"):
+        expand([Axis(("count",), ((1,),)), Axis(("way",), tuple((way,) for way in range(11)))], thousands)
+
+
 def test_decorators_make_axes_in_the_order_written() -> None:
     assert [(axis.names, axis.variant) for axis in axes_of(trial)] == [(("count",), False), (("way",), True)]
     assert [axis.rows for axis in axes_of(ranges)] == [((8,), (16,), (32,)), ((10,), (20,), (30,))]
