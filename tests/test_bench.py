@@ -164,6 +164,8 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
         bench.main([*TWO, f"--resume={tmp_path / 'none'}"])
     with pytest.raises(ArgumentError, match="--benchmark_out: expected a file that can be written"):
         bench.main([*TWO, f"--benchmark_out={tmp_path}"])
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["rma", "--output=/nonexist/x.json"])
     wrong = ["--benchmark_filter=(", "--timeout_s=0", "--timeout_s=inf", "--timeout_s=nan", "--timeout_s=x",
              "--num_ranks=0", "--num_ranks=17", "--warmup=-1"]  # fmt: skip
     for arguments in ([], *([*TWO, one] for one in wrong), [*TWO, "--resume=a", "--benchmark_out=b"]):

@@ -9,11 +9,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
-from iris.bench.matrix import PICTURES, positive, rank_count
+from iris.bench.matrix import output_file, picture, positive, rank_count
 from iris.heap import format_bytes
 from iris.ops.config import FusedConfig
 
@@ -118,7 +117,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     add("--communication_block_size", positive, "accepted, and ignored: the communication tile says what is moved")
     made.add_argument("--num_ranks", type=rank_count, help="ranks to start (default: all GPUs if two or more, else 4)")
     made.add_argument(
-        "--trace", type=_picture, metavar="FILE", help="draw who computed and waited when into FILE, .svg or .png"
+        "--trace", type=picture, metavar="FILE", help="draw who computed and waited when into FILE, .svg or .png"
     )
     return made
 
@@ -140,21 +139,6 @@ def _truth(text: str) -> bool:
     if text.lower() not in ("true", "false", "1", "0"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
     return text.lower() in ("true", "1")
-
-
-def output_file(text: str) -> str:
-    """A file on the command line that can be written."""
-    if Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a directory, not a file")
-    if not Path(text).absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {Path(text).absolute().parent}")
-    return text
-
-
-def _picture(text: str) -> str:
-    if Path(text).suffix not in PICTURES:
-        raise argparse.ArgumentTypeError(f"{text} should end in {' or '.join(PICTURES)}")
-    return output_file(text)
 
 
 # -- fitting ------------------------------------------------------------------------------------------------
