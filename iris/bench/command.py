@@ -19,7 +19,7 @@ from iris.bench.contexts import add_heap_size
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group, grouped, label, live, measured
 from iris.bench.environment import here, versions
-from iris.bench.matrix import DTYPES, positive, rank_count, ranks_to_start, seconds
+from iris.bench.matrix import DTYPES, not_negative, positive, rank_count, ranks_to_start, seconds
 from iris.bench.progress import progress
 from iris.bench.records import Record
 from iris.bench.session import Settings
@@ -219,7 +219,7 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
         "--timeout_s", type=seconds, default=60.0, help="most seconds for a point (default: %(default)s)"
     )
     add_heap_size(parser)
-    parser.add_argument("--warmup", type=_count, help="untimed calls before the timed ones")
+    parser.add_argument("--warmup", type=not_negative, help="untimed calls before the timed ones")
     parser.add_argument("--repeat", type=positive, help="timed calls")
     parser.add_argument("--commit", help="what was measured, where git cannot tell")
     axes = parser.add_argument_group(
@@ -243,13 +243,6 @@ def _list_of(known: Mapping[str, Case]) -> str:
     lines = [f"  {name:{width}}  {case.about}" for name, case in known.items()]
     lines.append(f"  {'rma':{width}}  Bulk put and get in a ring beside the copy engine; has options of its own.")
     return "Measure Iris on this machine. Cases:\n\n" + "\n".join(lines)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is less than 0")
-    return value
 
 
 def _regex(text: str) -> re.Pattern[str]:

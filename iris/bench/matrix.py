@@ -40,6 +40,8 @@ DTYPES = {
 SIMULATED_RANKS = 4
 GPU_BUFFER_BYTES, SIM_BUFFER_BYTES = 256 << 20, 64 << 10
 BLOCK_BYTES = 16 << 10
+LEAST_HEAP_BYTES = 64 << 10
+"""What :func:`iris.iris` takes at least."""
 LONGEST_S = 1e5
 """More than a day: system calls that wait take no more than some weeks."""
 PICTURES = (".svg", ".png")
@@ -98,7 +100,7 @@ def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Seque
     parser.add_argument("--buffer_size", type=positive, help="bytes to move (default: 256 MiB, simulated 64 KiB)")
     parser.add_argument("--dtype", choices=dtypes, default=dtype, help="element type (default: %(default)s)")
     parser.add_argument("--block_size", type=positive, help="elements per program and step (default: 16 KiB of them)")
-    parser.add_argument("--heap_size", type=positive, help="bytes of symmetric heap (default: what is needed)")
+    parser.add_argument("--heap_size", type=heap_bytes, help="bytes of symmetric heap (default: what is needed)")
     parser.add_argument("--plot", default=f"{name}_bandwidth.svg", help="picture (default: %(default)s)")
     parser.add_argument("--no_plot", action="store_true", help="draw no picture")
     parser.add_argument("-v", "--validate", action="store_true", help="check the result and stop, without measuring")
@@ -127,6 +129,22 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
+
+
+def not_negative(text: str) -> int:
+    """A number on the command line that must be at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
+def heap_bytes(text: str) -> int:
+    """The size of a symmetric heap on the command line."""
+    value = int(text)
+    if value < LEAST_HEAP_BYTES:
+        raise argparse.ArgumentTypeError(f"{value} is less than {LEAST_HEAP_BYTES} bytes")
     return value
 
 
