@@ -434,6 +434,28 @@ def test_a_run_that_fails_leaves_no_earlier_success(tmp_path: Path) -> None:
     assert json.loads(file.read_text())["success"] is False
 
 
+def test_what_iris_refuses_on_a_rank_is_said_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    arguments = [
+        "--validate",
+        "--num_ranks",
+        "2",
+        "--heap_size",
+        "65536",
+        "--output_file",
+        str(file),
+        *SIZES,
+        "-m",
+        "800",
+    ]
+    assert main(None, stream_k=False, argv=arguments) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("benchmark: HeapError: empty: symmetric heap exhausted: ") and "Traceback" not in said
+    assert json.loads(file.read_text())["failure"].startswith("HeapError: ")
+
+
 def command(path: str, arguments: list[str], cwd: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     # Open MPI looks for ssh even where all ranks are here, unless told that there is nowhere else.
