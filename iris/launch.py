@@ -223,7 +223,7 @@ class RankPool:
     def __init__(self, num_ranks: int, env: dict[str, str] | None = None) -> None:
         _check_number(num_ranks)
         _check_not_importing()
-        context = _start_method()
+        context = start_server()
         self.num_ranks = num_ranks
         self._pipes: list[multiprocessing.connection.Connection] = []
         self.processes: list[ForkServerProcess] = []
@@ -358,8 +358,8 @@ class RankPool:
         self.close()
 
 
-def _start_method() -> ForkServerContext:
-    """Fork from a clean server that has imported torch once: ranks start in a tenth of a second."""
+def start_server() -> ForkServerContext:
+    """Start what ranks are forked from, a clean process that imports torch once: they start in a tenth of a second."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["iris"])
     set_here = os.environ.pop(INTERPRET, None) if _interpret_is_ours() else None

@@ -446,7 +446,8 @@ def has_processes(group: int) -> bool:
     return True
 
 
-def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wait_s", [0.5, 5.0], ids=["importing", "measuring"])
+def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path, wait_s: float) -> None:
     out = tmp_path / "results.jsonl"
     run = subprocess.Popen(
         [
@@ -468,6 +469,7 @@ def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path) -> None:
     assert run.stderr is not None
     while "rma_matrix" not in run.stderr.readline():
         assert run.poll() is None
+    time.sleep(wait_s)
     os.killpg(run.pid, signal.SIGINT)
     _, told = run.communicate(timeout=30)
     assert run.returncode == command.STOPPED

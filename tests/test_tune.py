@@ -444,6 +444,20 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 
 
 @simulated_only
+def test_ctrl_c_while_ranks_import_says_no_more_than_that(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    script = [sys.executable, "-m", "iris", "tune", *TINY, "--out", str(out)]
+    process = subprocess.Popen(script, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    give_up = time.monotonic() + 60
+    while not Trials(out).path.exists() and time.monotonic() < give_up:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (command.STOPPED, "stopped; --resume goes on\n")
+
+
+@simulated_only
 def test_two_runs_do_not_share_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.json"
     with Trials(out).own():
