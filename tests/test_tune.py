@@ -418,6 +418,14 @@ def test_a_broken_file_is_found_before_anything_is_measured(tmp_path: Path, caps
     assert (tmp_path / "user.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("content", ["", "\n"])
+def test_an_empty_file_has_no_rows(tmp_path: Path, content: str) -> None:
+    (file := tmp_path / "rows.json").write_text(content)
+    assert tuned.read(file) == []
+    tuned.write(file, [])
+    assert json.loads(file.read_text())["rows"] == []
+
+
 @simulated_only
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
