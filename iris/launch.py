@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -223,7 +223,7 @@ class RankPool:
     def __init__(self, num_ranks: int, env: dict[str, str] | None = None) -> None:
         _check_number(num_ranks)
         _check_not_importing()
-        context = _start_method()
+        context = start_server()
         self.num_ranks = num_ranks
         self._pipes: list[multiprocessing.connection.Connection] = []
         self.processes: list[ForkServerProcess] = []
@@ -237,7 +237,8 @@ class RankPool:
                 self._pipes.append(ours)
                 args = theirs, {**shared, "IRIS_RANK": str(rank)}, method
                 process = context.Process(target=serve, args=args, name=f"{_RANK_NAME}{rank}", daemon=True)
-                process.start()
+                with _no_false_main():
+                    process.start()
                 self.processes.append(process)
                 theirs.close()
         except BaseException:
@@ -357,8 +358,8 @@ class RankPool:
         self.close()
 
 
-def _start_method() -> ForkServerContext:
-    """Fork from a clean server that has imported torch once: ranks start in a tenth of a second."""
+def start_server() -> ForkServerContext:
+    """Start what ranks are forked from, a clean process that imports torch once: they start in a tenth of a second."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["iris"])
     set_here = os.environ.pop(INTERPRET, None) if _interpret_is_ours() else None
@@ -413,12 +414,27 @@ def _check_not_importing() -> None:
     raise LaunchError(_GUARD)
 
 
-def _check_importable(fn: Callable[..., Any]) -> None:
-    """``__main__`` of ``python -c``, of standard input and of a notebook is no file that a rank could import."""
-    inner = fn.func if isinstance(fn, functools.partial) else fn
+def _main_can_be_imported() -> bool:
+    """False of ``__main__`` of ``python -c``, of standard input and of a notebook: it is no file."""
     main = sys.modules["__main__"]
-    if getattr(inner, "__module__", None) == "__main__" and getattr(main, "__file__", None) is None:
+    return main.__spec__ is not None or os.path.isfile(getattr(main, "__file__", None) or "")
+
+
+@contextlib.contextmanager
+def _no_false_main() -> Iterator[None]:
+    """Hide a name such as ``<stdin>``, which multiprocessing takes for a file that a new process has to import."""
+    main = vars(sys.modules["__main__"])
+    hidden = {} if _main_can_be_imported() or "__file__" not in main else {"__file__": main.pop("__file__")}
+    try:
+        yield
+    finally:
+        main.update(hidden)
+
+
+def _check_importable(fn: Callable[..., Any]) -> None:
+    inner = fn.func if isinstance(fn, functools.partial) else fn
+    if getattr(inner, "__module__", None) == "__main__" and not _main_can_be_imported():
         raise LaunchError(
-            f"{inner!r} is defined in a session or `python -c`, from which no other process can import it. "
-            "Put it in a module, a file of its own, and import it from there."
+            f"{inner!r} is defined in a session, standard input or `python -c`, from which no other process can import "
+            "it. Put it in a module, a file of its own, and import it from there."
         )

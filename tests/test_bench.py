@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import triton
 from ranks import BACKEND, Ranks, context, worlds
 from trials import WAYS, ranges, trial
 
@@ -32,6 +33,7 @@ from iris.bench.driver import Group
 from iris.bench.records import Record
 from iris.bench.state import Outcome
 from iris.errors import ArgumentError
+from iris.report import records as report
 from iris.report.palette import ALGORITHMS as ALGORITHM_TONES
 
 ROOT = Path(__file__).parent.parent
@@ -83,6 +85,23 @@ def test_values_on_the_command_line(text: str, values: list[object]) -> None:
 def test_values_of_no_form_are_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match=r"M: expected .*(pow2:LO:HI|START:STOP:STEP)"):
         parse_values("M", text)
+
+
+def test_values_and_points_are_counted_before_they_are_made() -> None:
+    assert len(parse_values("M", "linear:1:100000:1")) == 100_000
+    many = r"expected at most 100000 values or points, got "
+    for text, count in (
+        ("linear:1:1000000000:1", 10**9),
+        ("linear:0:100000:1", 100_001),
+        (f"linear:1:{10**30}:1", 10**30),
+    ):
+        with pytest.raises(ArgumentError, match=rf"M: {many}{count}$"):
+            parse_values("M", text)
+    thousands = {name: range(10_000) for name in ("M", "N", "count")}
+    with pytest.raises(ArgumentError, match=rf"M,N: {many}{10**8}$"):
+        Axis(("M", "N"), ((1, 2),)).overridden(thousands)
+    with pytest.raises(ArgumentError, match=rf"axes: {many}{10**5 + 10**4}$"):
+        expand([Axis(("count",), ((1,),)), Axis(("way",), tuple((way,) for way in range(11)))], thousands)
 
 
 def test_decorators_make_axes_in_the_order_written() -> None:
@@ -143,8 +162,10 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
             bench.main(["all_gather_matmul", "--num_ranks=2", f"--axis_{axis}"])
     with pytest.raises(ArgumentError, match="--resume: expected a file of results"):
         bench.main([*TWO, f"--resume={tmp_path / 'none'}"])
-    with pytest.raises(ArgumentError, match="--benchmark_out: expected a file that can be written"):
+    with pytest.raises(ArgumentError, match=f"^bench: {tmp_path}: expected a file that can be written"):
         bench.main([*TWO, f"--benchmark_out={tmp_path}"])
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["rma", "--output=/nonexist/x.json"])
     wrong = ["--benchmark_filter=(", "--timeout_s=0", "--timeout_s=inf", "--timeout_s=nan", "--timeout_s=x",
              "--num_ranks=0", "--num_ranks=17", "--warmup=-1"]  # fmt: skip
     for arguments in ([], *([*TWO, one] for one in wrong), [*TWO, "--resume=a", "--benchmark_out=b"]):
@@ -165,12 +186,15 @@ def test_what_no_record_can_hold_is_refused() -> None:
     state = bench.State(cast(Any, None), {}, {})
     for call in (
         lambda: state.add_counter("rate", float("nan")),
+        lambda: state.add_counter("huge", 1.01 * report.MOST),
+        lambda: state.add_counter("huge", -1.01 * report.MOST),
         lambda: state.set_floor(float("inf")),
         lambda: state.set_repeat(0),
         lambda: state.set_warmup(-1),
     ):
         with pytest.raises(ArgumentError, match=r"expected a (finite|whole) number.*, got"):
             call()
+    state.add_counter("huge", -report.MOST)  # what a report takes
 
 
 # -- measuring ----------------------------------------------------------------------------------------------
@@ -264,11 +288,26 @@ def test_other_hardware_and_failures_are_measured_again(
     elsewhere = {**found["skips"], "environment": {**found["skips"]["environment"], "hardware": "NVIDIA H200"}}
     known = [found["skips"], found["right"], found["wrong"], elsewhere, found["dies"]]
     keys = list(map(records.key_of, known[:3]))
-    assert list(command._done(known, keys)) == keys[:2]
+    assert list(command._done(known, keys, "abc")) == keys[:2]
     assert capsys.readouterr().err == "1 points that failed are measured again\n"
     monkeypatch.setattr(command, "here", lambda: ("NVIDIA B200", "cuda"))
-    assert command._done(known, keys) == {}
+    assert command._done(known, keys, "abc") == {}
     assert "3 points were measured on other hardware than NVIDIA B200" in capsys.readouterr().err
+
+
+def test_points_of_another_commit_or_other_versions_are_kept_and_counted(
+    measured: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = by_way(lines(measured))
+    old = {**found["skips"], "environment": {**found["skips"]["environment"], "commit": None, "triton": "3.0"}}
+    keys = list(map(records.key_of, (found["right"], old)))
+    assert list(command._done([found["right"], old], keys, "def")) == keys
+    assert capsys.readouterr().err.splitlines() == [
+        "1 points are kept that were measured with commit abc (now def)",
+        f"1 points are kept that were measured with triton 3.0 (now {triton.__version__}), commit unknown (now def)",
+    ]
+    assert list(command._done([found["right"]], keys, "abc")) == keys[:1]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -407,7 +446,8 @@ def has_processes(group: int) -> bool:
     return True
 
 
-def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wait_s", [0.5, 5.0], ids=["importing", "measuring"])
+def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path, wait_s: float) -> None:
     out = tmp_path / "results.jsonl"
     run = subprocess.Popen(
         [
@@ -429,6 +469,7 @@ def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path) -> None:
     assert run.stderr is not None
     while "rma_matrix" not in run.stderr.readline():
         assert run.poll() is None
+    time.sleep(wait_s)
     os.killpg(run.pid, signal.SIGINT)
     _, told = run.communicate(timeout=30)
     assert run.returncode == command.STOPPED
@@ -481,6 +522,14 @@ def test_table(
     assert verdicts == expected
     assert any("answer" in row for row in rows)
     assert next(row for row in rows if row[:1] == ["right"])[-2] == "42"
+
+
+def test_counters_are_shown_with_six_digits_at_most(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    right = by_way(lines(measured))["right"]
+    counted = {**right, "counters": {"large": -1.23456789e29, "long": 123456.7, "small": 1.23456789e-7}}
+    tables.write_table([counted], registered(), sys.stdout)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[-4:-1] for row in rows if row[-1:] == ["yes"]] == [["-1.23457e+29", "123457", "1.235e-07"]]
 
 
 def test_speed_up_is_over_nccl_on_the_same_shape(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ from iris.bench.matrix import (
     gather_rows,
     measure_all,
     measure_pairs,
+    parse_options,
     print_matrix,
     random_bits,
     ranks_to_start,
@@ -204,6 +205,8 @@ def test_examples_are_all_tested() -> None:
         (["--buffer_size", "0"], "0 is not a positive number"),
         (["--num_ranks", "-1"], "-1 is not a positive number"),
         (["--plot", "load.txt"], "--plot: load.txt should end in .svg or .png"),
+        (["--plot", "/nonexist/x.svg"], "--plot: there is no directory /nonexist (--no_plot draws none)"),
+        (["--plot", "/"], "--plot: / should end in .svg or .png"),
         (["--dtype", "fp8"], "invalid choice: 'fp8'"),
     ],
 )
@@ -212,6 +215,24 @@ def test_bad_options(arguments: list[str], words: str, capsys: pytest.CaptureFix
         runpy.run_path(str(ROOT / "examples" / "01_load.py"), run_name="__main__")
     assert exit_info.value.code == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", BANDWIDTH)
+def test_a_folder_without_permission_is_found_before_measuring(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write everywhere, so the system is asked by a fake."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with (
+        pytest.raises(SystemExit, match="2"),
+        mock.patch.object(sys, "argv", [name]),
+        mock.patch("iris.launch", side_effect=AssertionError("it measures")),
+    ):
+        runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    assert f"--plot: {tmp_path / name[3:]}_bandwidth.svg cannot be written (--no_plot" in capsys.readouterr().err
+    with mock.patch.object(sys, "argv", [name, "--validate"]):  # draws nothing
+        assert parse_options(None, name).plot is None
 
 
 # -- the helpers --------------------------------------------------------------------------------------------

@@ -22,10 +22,12 @@ import pytest
 import torch
 from ranks import BACKEND, Ranks, worlds
 
+import iris
 from iris import ops
 from iris.bench import gemm_options
 from iris.bench.gemm_cli import main, registers_of, relative_error, tolerance
 from iris.bench.gemm_options import Arguments, Device, config_of, fit, ignored, parse
+from iris.bench.matrix import LEAST_HEAP_BYTES
 
 ROOT = Path(__file__).parents[1]
 SCHEDULES = {"gemm": False, "stream-k": True}
@@ -71,6 +73,8 @@ OTHERS: dict[str, Any] = {
     "--algorithm": "one_shot",
     "--output_file": "other.json",
     "--two_tiles": False,
+    "--num_warps": 4,
+    "--heap_size": 1 << 16,
     "--num_ranks": 3,
     "--trace": "other.svg",
 }
@@ -116,6 +120,10 @@ def test_choices(choices: tuple[str, ...], flag: str) -> None:
         (["--output_file", "no/such/place.json"], "there is no directory"),
         (["--output_file", "/tmp"], "/tmp is a directory, not a file"),
         (["--num_ranks", "17"], "17 is more than the 16 ranks that there can be"),
+        (["--num_warps", "3"], "argument --num_warps: invalid choice: 3 (choose from 1, 2, 4, 8, 16, 32)"),
+        (["--waves_per_eu", "-1"], "argument --waves_per_eu: -1 is less than 0"),
+        (["--heap_size", "65535"], "argument --heap_size: 65535 is less than 65536 bytes"),
+        (["--datatype", "int8", "--BLK_K", "16"], "argument --BLK_K: 16 is less than 32, which int8 needs"),
         (["--trace", "trace.txt"], "trace.txt should end in .svg or .png"),
     ],
 )
@@ -124,6 +132,11 @@ def test_bad_values(arguments: list[str], words: str, capsys: pytest.CaptureFixt
         parse(None, arguments)
     assert exit_info.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_the_least_heap_on_a_command_line_is_what_a_context_takes() -> None:
+    with pytest.raises(iris.ArgumentError, match=rf"heap_size: expected {LEAST_HEAP_BYTES} to "):
+        iris.iris(LEAST_HEAP_BYTES - 1)
 
 
 def test_help_shows_what_the_program_does_and_every_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,11 +215,17 @@ def test_tiles_fit_registers_and_shared_memory(
     nbytes = fitted.num_stages * (fitted.BLK_M + fitted.BLK_N) * fitted.BLK_K * item
     assert nbytes <= device.shared_bytes
     assert fitted.BLK_M * fitted.BLK_N <= 128 * threads
-    assert min(fitted.BLK_M, fitted.BLK_N, fitted.BLK_K) >= 16
+    config_of(fitted, stream_k=False).check("matmul_all_reduce", ("atomic",), device.num_sms, fitted.dtype)
     if (fitted.BLK_M, fitted.BLK_N) != (256, 256):
         assert 4 * fitted.BLK_M * fitted.BLK_N > 128 * threads  # no smaller than it has to be
     if fitted.num_stages < stages and fitted.BLK_K == block_k:
         assert (fitted.num_stages + 1) * (fitted.BLK_M + fitted.BLK_N) * fitted.BLK_K * item > device.shared_bytes
+
+
+def test_a_step_of_int8_is_not_cut_below_what_it_needs() -> None:
+    asked = Arguments(datatype="int8", BLK_M=16, BLK_N=8192, BLK_K=64, num_warps=32)
+    fitted, _ = fit(asked, (), replace(MI300X, num_sms=304))
+    assert (fitted.BLK_M, fitted.BLK_N, fitted.BLK_K) == (16, 1024, 32)
 
 
 def test_heap_fits_free_memory() -> None:
@@ -413,6 +432,28 @@ def test_a_run_that_fails_leaves_no_earlier_success(tmp_path: Path) -> None:
     with mock.patch("iris.bench.gemm_cli.launch", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         main(None, stream_k=False, argv=["--validate", "--num_ranks", "2", "--output_file", str(file)])
     assert json.loads(file.read_text())["success"] is False
+
+
+def test_what_iris_refuses_on_a_rank_is_said_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    arguments = [
+        "--validate",
+        "--num_ranks",
+        "2",
+        "--heap_size",
+        "65536",
+        "--output_file",
+        str(file),
+        *SIZES,
+        "-m",
+        "800",
+    ]
+    assert main(None, stream_k=False, argv=arguments) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("benchmark: HeapError: empty: symmetric heap exhausted: ") and "Traceback" not in said
+    assert json.loads(file.read_text())["failure"].startswith("HeapError: ")
 
 
 def command(path: str, arguments: list[str], cwd: Path, *launcher: str) -> subprocess.CompletedProcess[str]:

@@ -335,8 +335,16 @@ def test_what_a_session_defines_cannot_be_launched(pool: iris.RankPool, env: pyt
     env.setattr(sys, "modules", {**sys.modules, "__main__": ModuleType("__main__")})
     env.setattr(product, "__module__", "__main__")
     for fn in (product, functools.partial(product, 2)):
-        with pytest.raises(iris.LaunchError, match=r"defined in a session or `python -c`.*Put it in a module"):
+        with pytest.raises(iris.LaunchError, match=r"defined in a session, .*`python -c`.*Put it in a module"):
             pool.run(fn, (1,))
+
+
+def test_a_script_from_standard_input_starts_what_ranks_can_import(env: pytest.MonkeyPatch) -> None:
+    script = "import iris, os\ndef own(): pass\nprint(iris.launch(os.getppid, 2), __file__)\niris.launch(own, 2)\n"
+    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=60, check=False)
+    assert re.fullmatch(r"\[(\d+), \1\] <stdin>\n", done.stdout), done.stderr
+    assert done.returncode == 1 and done.stderr.count("Traceback") == 1
+    assert "own at 0x" in done.stderr and "is defined in a session, standard input or `python -c`" in done.stderr
 
 
 def test_a_script_without_guard_is_told_so(env: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -381,7 +381,6 @@ def broken(change: Callable[[dict[str, Any]], object]) -> str:
 
 
 BROKEN: list[tuple[str, str, str]] = [
-    ("nothing", "", "JSON"),
     ("cut", '{"schema": 1, "rows": [', "JSON"),
     ("list", "[]", 'an object with "schema": 1 and a list "rows"'),
     ("schema", broken(lambda all: all.update(schema=2)), 'an object with "schema": 1'),

@@ -418,6 +418,14 @@ def test_a_broken_file_is_found_before_anything_is_measured(tmp_path: Path, caps
     assert (tmp_path / "user.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("content", ["", "\n"])
+def test_an_empty_file_has_no_rows(tmp_path: Path, content: str) -> None:
+    (file := tmp_path / "rows.json").write_text(content)
+    assert tuned.read(file) == []
+    tuned.write(file, [])
+    assert json.loads(file.read_text())["rows"] == []
+
+
 @simulated_only
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
@@ -441,6 +449,20 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert trials.read_text().count(MEASURED) >= 1
     assert all(row.unfinished for row in tuned.read(out))  # there is none if only the untuned config was timed
     assert ("no time for more" in printed) == (not tuned.read(out))
+
+
+@simulated_only
+def test_ctrl_c_while_ranks_import_says_no_more_than_that(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    script = [sys.executable, "-m", "iris", "tune", *TINY, "--out", str(out)]
+    process = subprocess.Popen(script, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    give_up = time.monotonic() + 60
+    while not Trials(out).path.exists() and time.monotonic() < give_up:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (command.STOPPED, "stopped; --resume goes on\n")
 
 
 @simulated_only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,6 +15,8 @@ Params = dict[str, Value]
 Function = TypeVar("Function", bound=Callable[..., object])
 
 FORMS = "pow2:LO:HI, linear:START:STOP:STEP, or values with commas between them"
+MOST_VALUES = 100_000
+"""Of an axis, and points of a case: nobody measures more."""
 _ATTRIBUTE = "_bench_axes"
 
 
@@ -37,6 +40,7 @@ class Axis:
         rows: dict[tuple[Value, ...], None] = {}
         for row in self.rows:
             choices = [given.get(name, [value]) for name, value in zip(self.names, row, strict=True)]
+            _check_count(",".join(self.names), math.prod(map(len, choices)))
             rows |= dict.fromkeys(itertools.product(*choices))
         return Axis(self.names, tuple(rows), self.variant)
 
@@ -110,7 +114,9 @@ def parse_values(name: str, text: str) -> list[Value]:
 
 def expand(axes: Sequence[Axis], overrides: Mapping[str, Sequence[Value]]) -> list[Params]:
     """All points of ``axes``, the last axis changing fastest."""
-    rows = itertools.product(*(one.overridden(overrides).rows for one in axes))
+    taken = [one.overridden(overrides).rows for one in axes]
+    _check_count("axes", math.prod(map(len, taken)))
+    rows = itertools.product(*taken)
     names = [name for one in axes for name in one.names]
     return [dict(zip(names, itertools.chain.from_iterable(row), strict=True)) for row in rows]
 
@@ -125,7 +131,13 @@ def _linear(name: str, start: int, stop: int, step: int) -> Sequence[int]:
     if step < 1 or stop < start:
         expected = "linear:START:STOP:STEP with START <= STOP and STEP >= 1"
         raise ArgumentError("bench", name, expected, f"{start}:{stop}:{step}")
+    _check_count(name, (stop - start) // step + 1)
     return range(start, stop + 1, step)
+
+
+def _check_count(name: str, count: int) -> None:
+    if count > MOST_VALUES:
+        raise ArgumentError("bench", name, f"at most {MOST_VALUES} values or points", count)
 
 
 def _number_or_text(text: str) -> Value:

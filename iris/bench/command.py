@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,8 +18,8 @@ from iris.bench.case import SHAPE_AXIS, Case
 from iris.bench.contexts import add_heap_size
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group, grouped, label, live, measured
-from iris.bench.environment import here
-from iris.bench.matrix import DTYPES, positive, rank_count, ranks_to_start, seconds
+from iris.bench.environment import here, versions
+from iris.bench.matrix import DTYPES, not_negative, positive, rank_count, ranks_to_start, seconds
 from iris.bench.progress import progress
 from iris.bench.records import Record
 from iris.bench.session import Settings
@@ -113,7 +114,7 @@ def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse
     settings = Settings(given.timeout_s, given.heap_size, given.warmup, given.repeat, given.commit)
     keys = [records.key(group.case.name, params, num_ranks) for group in groups for params in group.variants]
     with records.appending(out) if out is not None else nullcontext(_nowhere) as append:
-        done = _done(before, keys)
+        done = _done(before, keys, given.commit)
         todo = [group for group in (_rest(group, done, num_ranks) for group in groups) if group.variants]
         try:
             for found in _found(todo, num_ranks, settings):
@@ -152,8 +153,9 @@ def _nowhere(found: Sequence[Record]) -> None:
     """What takes records that no file is to have."""
 
 
-def _done(before: Sequence[Record], keys: Sequence[str]) -> dict[str, Record]:
-    """Of the records of earlier runs those that need not be measured again, by key; says how many do not count."""
+def _done(before: Sequence[Record], keys: Sequence[str], commit: str | None) -> dict[str, Record]:
+    """Of the records of earlier runs those that need not be measured again, by key; says how many do not count, and how
+    many that do are from another commit than ``commit``, or other versions."""
     wanted = set(keys)
     asked = [one for one in before if records.key_of(one) in wanted]
     if not asked:
@@ -167,7 +169,17 @@ def _done(before: Sequence[Record], keys: Sequence[str]) -> dict[str, Record]:
               file=sys.stderr)  # fmt: skip
     if len(done) < len(mine):
         print(f"{len(mine) - len(done)} points that failed are measured again", file=sys.stderr)
+    now = versions(place[1], commit)
+    for difference, count in Counter(_difference(one["environment"], now) for one in done.values()).items():
+        if difference:
+            print(f"{count} points are kept that were measured with {difference}", file=sys.stderr)
     return done
+
+
+def _difference(then: Mapping[str, object], now: Mapping[str, str | None]) -> str:
+    """What of a record's versions differs from those of now."""
+    changed = [name for name, value in now.items() if then.get(name) != value]
+    return ", ".join(f"{name} {then.get(name) or 'unknown'} (now {now[name] or 'unknown'})" for name in changed)
 
 
 def _rest(group: Group, done: Mapping[str, Record], num_ranks: int) -> Group:
@@ -207,7 +219,7 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
         "--timeout_s", type=seconds, default=60.0, help="most seconds for a point (default: %(default)s)"
     )
     add_heap_size(parser)
-    parser.add_argument("--warmup", type=_count, help="untimed calls before the timed ones")
+    parser.add_argument("--warmup", type=not_negative, help="untimed calls before the timed ones")
     parser.add_argument("--repeat", type=positive, help="timed calls")
     parser.add_argument("--commit", help="what was measured, where git cannot tell")
     axes = parser.add_argument_group(
@@ -231,13 +243,6 @@ def _list_of(known: Mapping[str, Case]) -> str:
     lines = [f"  {name:{width}}  {case.about}" for name, case in known.items()]
     lines.append(f"  {'rma':{width}}  Bulk put and get in a ring beside the copy engine; has options of its own.")
     return "Measure Iris on this machine. Cases:\n\n" + "\n".join(lines)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is less than 0")
-    return value
 
 
 def _regex(text: str) -> re.Pattern[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from iris.backends import chosen
-from iris.bench.matrix import positive
+from iris.bench.matrix import heap_bytes
 from iris.context import Iris
 
 GPU_HEAP_LIMIT, SIM_HEAP_SIZE = 32 << 30, 256 << 20
@@ -26,7 +26,7 @@ def add_heap_size(parser: argparse.ArgumentParser) -> None:
     """The option ``--heap_size``, for which None stands for :func:`default_heap_size`."""
     parser.add_argument(
         "--heap_size",
-        type=positive,
+        type=heap_bytes,
         help="bytes of symmetric heap (default: a quarter of the GPU's memory, 32 GiB at most; simulated 256 MiB)",
     )
 

@@ -6,9 +6,11 @@ and each variant is measured alone, so that only the one at fault is lost.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 
 from iris.bench import records, session
@@ -19,7 +21,7 @@ from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, described
 from iris.errors import LaunchError, PeerDied, RankMismatch, WaitTimeout
-from iris.launch import RankPool, identity
+from iris.launch import RankPool, identity, start_server
 
 START_S = 300.0
 """The most that ranks may take to start: to import PyTorch, make heaps and meet."""
@@ -53,6 +55,18 @@ def grouped(case: Case, points: Sequence[Params]) -> list[Group]:
     return [Group(case, variants) for variants in groups.values()]
 
 
+def sheltered(num_ranks: int) -> RankPool:
+    """Ranks that hear nothing of Ctrl-C, which goes to all processes of a terminal, while they import and until they
+    say what is to become of it. Where this process has started ranks before, these hear it as the earlier ones."""
+    resource_tracker.ensure_running()  # its start would let the signal through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        start_server()  # ranks are forked from it, and inherit what it blocks
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return RankPool(num_ranks)
+
+
 class Ranks:
     """Live ranks with an open context, replaced when one has failed."""
 
@@ -72,7 +86,7 @@ class Ranks:
         if self._pool is not None and not self._pool.alive:
             self.kill()
         if self._pool is None:
-            self._pool = RankPool(self.num_ranks)
+            self._pool = sheltered(self.num_ranks)
             self.environment = self._run(session.open_rank, (self.settings,), START_S)[0]
 
     def measure(self, group: Group) -> list[list[Outcome]]:

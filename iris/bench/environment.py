@@ -29,21 +29,27 @@ _VARIABLES = (
 
 def environment(ctx: Iris, commit: str | None) -> dict[str, str | int | None]:
     """Hardware, versions and date of this rank's process; ``commit`` is what git says if None is given."""
-    gpu = ctx.backend_name != "sim"
-    nccl = gpu and torch.distributed.is_available() and torch.distributed.is_nccl_available()
     changed = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
     return {
-        "hardware": torch.cuda.get_device_name(ctx.device) if gpu else SIMULATED,
+        "hardware": torch.cuda.get_device_name(ctx.device) if ctx.backend_name != "sim" else SIMULATED,
         "backend": ctx.backend_name,
+        **versions(ctx.backend_name, commit),
+        "date": now(),
+        "host_ranks": ctx.world_size,
+        "variables": " ".join(changed) or None,
+    }
+
+
+def versions(backend: str, commit: str | None) -> dict[str, str | None]:
+    """What is measured, and with what; ``commit`` as for :func:`environment`."""
+    nccl = backend != "sim" and torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    return {
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": torch.version.cuda or torch.version.hip,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
         "iris": iris.__version__,
         "commit": commit or checked_out_commit(),
-        "date": now(),
-        "host_ranks": ctx.world_size,
-        "variables": " ".join(changed) or None,
     }
 
 

@@ -344,7 +344,8 @@ def main(doc: str | None, stream_k: bool, argv: Sequence[str] | None = None) -> 
             raise ArgumentError("benchmark", f"-{name}", f"a multiple of the {world} ranks", getattr(asked, name))
         return int(max(launch(run, num_ranks, (asked, given, stream_k))))
     except IrisError as error:
-        said = f"{type(error).__name__}: {error}"
+        why = error.__cause__ if isinstance(error.__cause__, IrisError) else error  # a rank's error says it all
+        said = f"{type(why).__name__}: {why}"
         print(f"benchmark{f', rank {who.rank}' if who else ''}: {said}", file=sys.stderr)
         if who is None or who.rank == 0:
             with suppress(ArgumentError):  # said above

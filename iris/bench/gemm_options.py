@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
-from iris.bench.matrix import PICTURES, positive, rank_count
+from iris.bench.matrix import heap_bytes, not_negative, output_file, picture, positive, rank_count
 from iris.heap import format_bytes
-from iris.ops.config import FusedConfig
+from iris.ops.config import WARPS, FusedConfig, least_block_size_k
 
 DATATYPES = {"fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "bf16": torch.bfloat16}
 OPS = {"all_reduce": "matmul_all_reduce", "all_scatter": "matmul_all_scatter", "one_shot": "matmul_all_reduce"}
@@ -86,9 +85,9 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
 
-    def add(flag: str, kind: Callable[[str], object], about: str, choices: Collection[str] | None = None) -> None:
+    def add(flag: str, kind: Callable[[str], object], about: str, choices: Collection[object] | None = None) -> None:
         default = getattr(Arguments, flag.lstrip("-"))
-        listed = "{" + ",".join(choices) + "}" if choices else flag.lstrip("-").upper()
+        listed = "{" + ",".join(map(str, choices)) + "}" if choices else flag.lstrip("-").upper()
         made.add_argument(flag, type=kind, choices=choices, metavar=listed, help=f"{about} (default: {default})")
 
     add("-m", positive, "rows of A and of C")
@@ -108,25 +107,30 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     add("--gsize_m", positive, "rows of tiles computed together, for L2 reuse")
     add("--two_tiles", _truth, "Stream-K splits between one and two tiles per program (True), or less than one")
     add("--num_stages", positive, "steps whose loads are in flight, as Triton has it")
-    add("--num_warps", positive, "warps of a program")
-    add("--waves_per_eu", int, "AMD only, as Triton has it")
+    add("--num_warps", int, "warps of a program", WARPS)
+    add("--waves_per_eu", not_negative, "AMD only, as Triton has it")
     add("--mfmaInstrSize", positive, "AMD only: Triton's matrix_instr_nonkdim")
     add("--kpack", positive, "AMD only, as Triton has it")
-    add("--heap_size", positive, "bytes of symmetric heap on each rank")
+    add("--heap_size", heap_bytes, "bytes of symmetric heap on each rank")
     add("--gemm_sms", positive, "programs that multiply")
     add("--total_sms", positive, "programs in all; the others communicate (all_scatter)")
     add("--communication_block_size", positive, "accepted, and ignored: the communication tile says what is moved")
     made.add_argument("--num_ranks", type=rank_count, help="ranks to start (default: all GPUs if two or more, else 4)")
     made.add_argument(
-        "--trace", type=_picture, metavar="FILE", help="draw who computed and waited when into FILE, .svg or .png"
+        "--trace", type=picture, metavar="FILE", help="draw who computed and waited when into FILE, .svg or .png"
     )
     return made
 
 
 def parse(doc: str | None, argv: Sequence[str] | None = None) -> tuple[Arguments, frozenset[str]]:
     """What the command line says, and the names of the flags that it gives; a bad value ends the program."""
-    given = vars(parser(doc).parse_args(argv))
-    return Arguments(**given), frozenset(given)
+    made = parser(doc)
+    given = vars(made.parse_args(argv))
+    arguments = Arguments(**given)
+    depth, least = arguments.BLK_K, least_block_size_k(arguments.dtype)
+    if depth < least:
+        made.error(f"argument --BLK_K: {depth} is less than {least}, which {arguments.datatype} needs")
+    return arguments, frozenset(given)
 
 
 def _block(text: str) -> int:
@@ -140,21 +144,6 @@ def _truth(text: str) -> bool:
     if text.lower() not in ("true", "false", "1", "0"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
     return text.lower() in ("true", "1")
-
-
-def output_file(text: str) -> str:
-    """A file on the command line that can be written."""
-    if Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a directory, not a file")
-    if not Path(text).absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {Path(text).absolute().parent}")
-    return text
-
-
-def _picture(text: str) -> str:
-    if Path(text).suffix not in PICTURES:
-        raise argparse.ArgumentTypeError(f"{text} should end in {' or '.join(PICTURES)}")
-    return output_file(text)
 
 
 # -- fitting ------------------------------------------------------------------------------------------------
@@ -247,7 +236,7 @@ def _shared_memory(asked: Arguments, given: Collection[str], device: Device) -> 
     while device.shared_bytes and stages * (m + n) * k * asked.dtype.itemsize > device.shared_bytes:
         if stages > 1:
             stages -= 1
-        elif k > 16:
+        elif k > least_block_size_k(asked.dtype):
             k //= 2
         else:
             m, n = (m // 2, n) if m >= n else (m, n // 2)

@@ -40,6 +40,8 @@ DTYPES = {
 SIMULATED_RANKS = 4
 GPU_BUFFER_BYTES, SIM_BUFFER_BYTES = 256 << 20, 64 << 10
 BLOCK_BYTES = 16 << 10
+LEAST_HEAP_BYTES = 64 << 10
+"""What :func:`iris.iris` takes at least."""
 LONGEST_S = 1e5
 """More than a day: system calls that wait take no more than some weeks."""
 PICTURES = (".svg", ".png")
@@ -98,10 +100,8 @@ def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Seque
     parser.add_argument("--buffer_size", type=positive, help="bytes to move (default: 256 MiB, simulated 64 KiB)")
     parser.add_argument("--dtype", choices=dtypes, default=dtype, help="element type (default: %(default)s)")
     parser.add_argument("--block_size", type=positive, help="elements per program and step (default: 16 KiB of them)")
-    parser.add_argument("--heap_size", type=positive, help="bytes of symmetric heap (default: what is needed)")
-    parser.add_argument(
-        "--plot", type=Path, default=Path(f"{name}_bandwidth.svg"), help="picture (default: %(default)s)"
-    )
+    parser.add_argument("--heap_size", type=heap_bytes, help="bytes of symmetric heap (default: what is needed)")
+    parser.add_argument("--plot", default=f"{name}_bandwidth.svg", help="picture (default: %(default)s)")
     parser.add_argument("--no_plot", action="store_true", help="draw no picture")
     parser.add_argument("-v", "--validate", action="store_true", help="check the result and stop, without measuring")
     given = parser.parse_args()
@@ -114,9 +114,12 @@ def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Seque
         parser.error(f"--buffer_size: {buffer_size} is no multiple of the {element.itemsize} bytes of {given.dtype}")
     if block_size & (block_size - 1):
         parser.error(f"--block_size: {block_size} is not a power of two")
-    if given.plot.suffix not in PICTURES:
-        parser.error(f"--plot: {given.plot} should end in {' or '.join(PICTURES)}")
-    plot = None if given.no_plot else str(given.plot.absolute())
+    plot = None
+    if not (given.no_plot or given.validate):
+        try:
+            plot = str(Path(picture(given.plot)).absolute())
+        except argparse.ArgumentTypeError as error:
+            parser.error(f"--plot: {error} (--no_plot draws none)")
     heap_size = given.heap_size or 2 * buffer_size + (1 << 20)
     return Options(num_ranks, buffer_size, element, block_size, heap_size, plot, given.validate)
 
@@ -127,6 +130,41 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not a positive number")
     return value
+
+
+def not_negative(text: str) -> int:
+    """A number on the command line that must be at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
+def heap_bytes(text: str) -> int:
+    """The size of a symmetric heap on the command line."""
+    value = int(text)
+    if value < LEAST_HEAP_BYTES:
+        raise argparse.ArgumentTypeError(f"{value} is less than {LEAST_HEAP_BYTES} bytes")
+    return value
+
+
+def output_file(text: str) -> str:
+    """A file on the command line that can be written."""
+    file = Path(text).absolute()
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a directory, not a file")
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {file.parent}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{file} cannot be written")
+    return text
+
+
+def picture(text: str) -> str:
+    """A picture on the command line that can be written."""
+    if Path(text).suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text} should end in {' or '.join(PICTURES)}")
+    return output_file(text)
 
 
 def rank_count(text: str) -> int:

@@ -148,7 +148,7 @@ def appending(path: Path) -> Iterator[Callable[[Sequence[Record]], None]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     except OSError as error:
-        raise ArgumentError("bench", "--benchmark_out", "a file that can be written", error) from error
+        raise ArgumentError("bench", str(path), "a file that can be written", error) from error
     try:
         if stat.S_ISREG(os.fstat(file).st_mode):
             if not sole(file):

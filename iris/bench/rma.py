@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from iris import backends
-from iris.bench.matrix import random_bits, rank_count, ranks_to_start, require, same_bits
+from iris.bench.matrix import output_file, random_bits, rank_count, ranks_to_start, require, same_bits
 from iris.bench.timing import median_seconds
 from iris.context import Iris, iris
 from iris.device import peer as peers
@@ -116,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
         "--num_ranks", type=rank_count, help="ranks (default: all GPUs if two or more, else 4 simulated)"
     )
     parser.add_argument("--buffer_size", type=int, help="bytes (default: 256 MiB, simulated 256 KiB)")
-    parser.add_argument("--output", type=Path, help="also write the result as JSON to this file")
+    parser.add_argument("--output", type=output_file, help="also write the result as JSON to this file")
     options = parser.parse_args(argv)
     num_ranks = ranks_to_start(options.num_ranks)
     simulated = backends.detect().name == "sim"
@@ -126,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
     for row in rows:
         print(f"{row.way:<16} {row.direction}  {row.gb_per_s:8.4g}  {row.share_of_copy_engine:6.1%} of the copy engine")
     if options.output is not None:
-        options.output.write_text(json.dumps(_record(num_ranks, nbytes, rows), indent=1) + "\n")
+        Path(options.output).write_text(json.dumps(_record(num_ranks, nbytes, rows), indent=1) + "\n")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
@@ -18,6 +17,8 @@ Call = Callable[[], object]
 Check = Callable[[], str]
 """Looks at a result: empty text if it is right, else how wrong it is."""
 LONGEST_ERROR = 400
+MOST = 1e30
+"""What is larger nobody measures, and no report takes."""
 FATAL = (WaitTimeout, PeerDied, RankMismatch)
 """Errors after which ranks cannot go on."""
 REPORTED = (
@@ -97,7 +98,7 @@ class State:
         self.outcome.config = dict(fields)
 
     def add_counter(self, name: str, value: float) -> None:
-        """A further figure for the record, a finite number."""
+        """A further figure for the record, a finite number of 1e30 at most, either way."""
         self.outcome.counters[name] = _finite(f"add_counter({name!r})", value)
 
     def set_deterministic(self, same_bits: bool) -> None:
@@ -167,8 +168,8 @@ def _asked(check: Check, when: str) -> str:
 
 def _finite(what: str, value: float) -> float:
     number = float(value)
-    if not math.isfinite(number):
-        raise ArgumentError("state", what, "a finite number", value)
+    if not abs(number) <= MOST:
+        raise ArgumentError("state", what, f"a finite number, at most {MOST:g} either way", value)
     return number
 
 

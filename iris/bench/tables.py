@@ -151,7 +151,7 @@ def _cells(
         _short(one["floor_ms"]),
         f"{one['floor_share']:.0%}" if one["floor_share"] is not None else "",
         f"{speedup:.2f}×" if speedup is not None else "",
-        *(_short(one["counters"].get(name)) for name in counters),
+        *(_counter(one["counters"].get(name)) for name in counters),
         verdict[one["validated"]] + VARIES * _varies(one),
     ]
 
@@ -161,6 +161,11 @@ def _short(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _counter(value: float | None) -> str:
+    """As other figures, but of what has more than six digits only these."""
+    return _short(value) if value is None or abs(value) < 1e6 else f"{value:.6g}"
 
 
 def _references(results: Sequence[Record], cases: Mapping[str, Case]) -> dict[str, float]:

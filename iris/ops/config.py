@@ -16,7 +16,13 @@ _KINDS: dict[str, type] = {
     "algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool, "own_matmul": bool,
 }  # fmt: skip
 """Types of fields that are no numbers."""
-_WARPS = (1, 2, 4, 8, 16, 32)
+WARPS = (1, 2, 4, 8, 16, 32)
+"""What ``num_warps`` may be."""
+
+
+def least_block_size_k(dtype: torch.dtype) -> int:
+    """The least ``block_size_k`` that tl.dot takes."""
+    return 32 if dtype == torch.int8 else 16
 
 
 @dataclass(frozen=True)
@@ -91,15 +97,17 @@ class FusedConfig:
             size = getattr(self, name)
             if size < 16 or size & (size - 1):
                 raise ArgumentError(op, f"config.{name}", "a power of two, at least 16", size)
-        if dtype == torch.int8 and self.block_size_k < 32:
-            expected = "at least 32 for int8, as tl.dot needs"
+        if dtype is not None and self.block_size_k < least_block_size_k(dtype):
+            expected = f"at least {least_block_size_k(dtype)} for {dtype}, as tl.dot needs"
             raise ArgumentError(op, "config.block_size_k", expected, self.block_size_k)
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(value) is int and value < (0 if field.name == "waves_per_eu" else 1):
-                raise ArgumentError(op, f"config.{field.name}", "a positive number", value)
-        if self.num_warps not in _WARPS:
-            raise ArgumentError(op, "config.num_warps", f"one of {', '.join(map(str, _WARPS))}", self.num_warps)
+            least = 0 if field.name == "waves_per_eu" else 1
+            if type(value) is int and value < least:
+                expected = f"a positive number{'' if least else ' or 0'}"
+                raise ArgumentError(op, f"config.{field.name}", expected, value)
+        if self.num_warps not in WARPS:
+            raise ArgumentError(op, "config.num_warps", f"one of {', '.join(map(str, WARPS))}", self.num_warps)
         programs = self.num_sms or num_sms
         if programs > num_sms:
             raise ArgumentError(

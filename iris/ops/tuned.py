@@ -176,13 +176,14 @@ def forget() -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows in ``path``; none if there is no such file.
+    """The rows in ``path``; none if there is no such file, or it is empty.
 
     Raises:
         ArgumentError: it cannot be read or is no file of rows; names file, row, field.
     """
     try:
-        content = json.loads(path.read_text())
+        text = path.read_text()
+        content = json.loads(text) if text.strip() else {"schema": SCHEMA, "rows": []}
     except FileNotFoundError:
         return []
     except OSError as error:

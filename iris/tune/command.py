@@ -17,6 +17,7 @@ from iris import ops
 from iris.bench.cases.operands import GATHER
 from iris.bench.contexts import add_heap_size
 from iris.bench.dataset import Dataset
+from iris.bench.driver import sheltered
 from iris.bench.matrix import DTYPES, positive, rank_count, ranks_to_start, seconds
 from iris.errors import ArgumentError, LaunchError
 from iris.launch import RankPool, identity
@@ -95,8 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with trials.own():
         if not given.resume:
             trials.clear()
-        findings, stopped = session.run(options) if who is not None else _supervised(num_ranks, options)
-    print_findings(findings)
+        try:
+            findings, stopped = session.run(options) if who is not None else _supervised(num_ranks, options)
+        except KeyboardInterrupt:  # before there were ranks to be told, or once more
+            findings, stopped = [], True
+    if findings:
+        print_findings(findings)
     rows = [finding.row for finding in findings if finding.row is not None]
     if rows:
         print(f"rows: {options.out}")
@@ -137,7 +142,7 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
     began, trials = time.monotonic(), Trials(options.out)
     for attempt in range(_RESTARTS + 1):
         before = _unanswered(trials)
-        pool = RankPool(num_ranks)
+        pool = sheltered(num_ranks)
         try:
             with _interrupts_to(pool):
                 outcome: tuple[list[Finding], bool] = pool.run(

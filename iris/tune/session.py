@@ -99,6 +99,7 @@ class Stop:
     def __init__(self) -> None:
         self.asked = False
         signal.signal(signal.SIGINT, self._ask)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked since the rank was born
 
     def _ask(self, number: int, frame: object) -> None:
         self.asked = True

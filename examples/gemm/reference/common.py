@@ -24,8 +24,8 @@ import torch.distributed as dist
 import iris
 from iris import backends
 from iris.bench.gemm_cli import NOT_OVER, relative_error, tolerance, write_failure, write_result
-from iris.bench.gemm_options import DATATYPES, output_file
-from iris.bench.matrix import rank_parser, ranks_to_start
+from iris.bench.gemm_options import DATATYPES
+from iris.bench.matrix import output_file, rank_parser, ranks_to_start
 from iris.errors import ArgumentError, IrisError
 from iris.launch import Identity, identity
 from iris.mesh import Mesh
