@@ -282,6 +282,8 @@ def test_ranks_share_gpus_only_if_asked(env: pytest.MonkeyPatch) -> None:
     env.setenv("IRIS_OVERSUBSCRIBE", "1")
     assert [gpu.gpu_of(rank, rank, 3) for rank in range(8)] == [0, 1, 2, 0, 1, 2, 0, 1]
     assert os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] == "1"
+    with pytest.raises(iris.BackendError, match="sees no GPU, or is built for the CPU only"):
+        gpu.gpu_of(0, 0, 0)
 
 
 @pytest.mark.parametrize("number", [0, -1, "4", 2.0, True])

@@ -192,7 +192,12 @@ class GpuBackend(Backend):
 
 def gpu_of(rank: int, local_rank: int, count: int) -> int:
     """The index of this rank's GPU, one of ``count``."""
-    if oversubscribed() and count:
+    if not count:
+        raise BackendError(
+            "PyTorch here sees no GPU, or is built for the CPU only. Install a PyTorch built for your GPU, or leave "
+            "backend and IRIS_BACKEND unset to use the simulator."
+        )
+    if oversubscribed():
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         return local_rank % count
     if local_rank >= count:
