@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, trial, ways
-from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
+from ranks import BACKEND, TIMEOUT_S, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris.device import sync
@@ -171,7 +171,8 @@ def flag_of_long_ago() -> tuple[Failure, Failure]:
     """Waits of an op's and of a user's for 5 - 2³¹ on a flag that was never set."""
     found = []
     for site in (sync.SITE_MATMUL.value, sync.SITE_USER.value):
-        with suppress(iris.PeerDied), fresh(timeout_s=0.2) as ctx:  # a peer may have left when this rank does
+        made = iris.iris(1 << 20, timeout_s=0.4, first_timeout_s=TIMEOUT_S)
+        with suppress(iris.PeerDied), made as ctx:  # a peer may have left when this rank does
             flags = ctx.zeros(16, dtype=torch.int32)
             wait_kernel[(1,)](ctx.handle, flags, 5 - 2**31, SITE=site)
             found.append(failure_of(ctx.synchronize))
