@@ -4,7 +4,7 @@ memory of peers that have not come yet, chunks and rows that do not come out eve
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -127,13 +127,6 @@ def wrapping(way: Way, seed: int) -> list[float]:
     return excesses
 
 
-@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
-@pytest.mark.parametrize("way", SOME_WAYS, ids=str)
-def test_counts_of_calls_wrap(ranks: Ranks, way: Way, seed: int) -> None:
-    for excesses in ranks.run(wrapping, way, seed):
-        assert max(excesses) <= 1, excesses
-
-
 def first_large_call(way: Way, seed: int) -> list[float]:
     """Errors of a small call, of one 2³² calls later, nearly, and of a larger one then, in the same workspace: many of
     the flags that it waits for were never set. The last rank comes late."""
@@ -156,9 +149,10 @@ def first_large_call(way: Way, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("calls", [wrapping, first_large_call])
 @pytest.mark.parametrize("way", SOME_WAYS, ids=str)
-def test_flags_that_were_never_set_are_waited_for(ranks: Ranks, way: Way, seed: int) -> None:
-    for excesses in ranks.run(first_large_call, way, seed):
+def test_counts_of_calls_wrap(ranks: Ranks, way: Way, calls: Callable[[Way, int], list[float]], seed: int) -> None:
+    for excesses in ranks.run(calls, way, seed):
         assert max(excesses) <= 1, excesses
 
 
