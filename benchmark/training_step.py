@@ -22,16 +22,13 @@ from torch.nn import functional
 
 import iris
 from iris import bench
-from iris.bench.distributed import process_group
+from iris.bench.distributed import all_gather, process_group, reduce_scatter
 
 SIZES = ((2048, 4096, 14336), (8192, 4096, 14336), (8192, 8192, 28672), (16384, 5120, 25600))
 SMALL = ((32, 24, 64),)
 """In the simulator."""
 PASSES, MATMULS = 3, 2
 """One product forward, two backward; of each layer."""
-all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""By the names of PyTorch 2.13, else by the older ones."""
 
 
 class IrisColumns(torch.autograd.Function):

@@ -43,6 +43,7 @@ DEFAULT_HEAP_SIZE = 1 << 30
 STEADY_TIMEOUT_S = 60.0
 FIRST_TIMEOUT_S = 300.0
 _LONGEST_S = 365 * 24 * 3600
+LEAST_HEAP_BYTES = 1 << 16
 _LARGEST = 1 << 46
 """Bytes of a heap: more than any address space has for all ranks'."""
 MAX_RANKS = sync.MAX_RANKS.value
@@ -82,8 +83,8 @@ def iris(
         BackendError: what the backend lacks, and how to get it.
         ArgumentError: an argument, or an environment variable, that cannot work.
     """
-    if isinstance(heap_size, bool) or not isinstance(heap_size, int) or not 1 << 16 <= heap_size <= _LARGEST:
-        raise ArgumentError("iris", "heap_size", f"65536 to {_LARGEST} bytes", heap_size)
+    if isinstance(heap_size, bool) or not isinstance(heap_size, int) or not LEAST_HEAP_BYTES <= heap_size <= _LARGEST:
+        raise ArgumentError("iris", "heap_size", f"{LEAST_HEAP_BYTES} to {_LARGEST} bytes", heap_size)
     given = timeout_s if timeout_s is not None else _seconds("IRIS_TIMEOUT_S")
     steady = STEADY_TIMEOUT_S if given is None else given
     first = first_timeout_s if first_timeout_s is not None else (FIRST_TIMEOUT_S if given is None else given)

@@ -27,7 +27,7 @@ from iris import ops
 from iris.bench import gemm_options
 from iris.bench.gemm_cli import main, registers_of, relative_error, tolerance
 from iris.bench.gemm_options import Arguments, Device, config_of, fit, ignored, parse
-from iris.bench.matrix import LEAST_HEAP_BYTES
+from iris.context import LEAST_HEAP_BYTES
 
 ROOT = Path(__file__).parents[1]
 SCHEDULES = {"gemm": False, "stream-k": True}

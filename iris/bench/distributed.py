@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from iris.context import Iris
 
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""By the names of PyTorch 2.13, else by the older ones."""
 _TIMEOUT = timedelta(seconds=300)
 
 

@@ -20,7 +20,7 @@ import torch
 
 from iris import backends
 from iris.bench.timing import median_seconds
-from iris.context import MAX_RANKS, Iris
+from iris.context import LEAST_HEAP_BYTES, MAX_RANKS, Iris
 from iris.errors import IrisError
 from iris.launch import identity
 
@@ -40,8 +40,6 @@ DTYPES = {
 SIMULATED_RANKS = 4
 GPU_BUFFER_BYTES, SIM_BUFFER_BYTES = 256 << 20, 64 << 10
 BLOCK_BYTES = 16 << 10
-LEAST_HEAP_BYTES = 64 << 10
-"""What :func:`iris.iris` takes at least."""
 LONGEST_S = 1e5
 """More than a day: system calls that wait take no more than some weeks."""
 PICTURES = (".svg", ".png")

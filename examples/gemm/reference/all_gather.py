@@ -9,7 +9,9 @@ Each rank has M / ranks rows of A and N / ranks columns of B, gathers all of A a
 import sys
 
 import torch
-from common import Job, Steps, all_gather, main, multiply
+from common import Job, Steps, main, multiply
+
+from iris.bench.distributed import all_gather
 
 
 def build(job: Job) -> Steps:

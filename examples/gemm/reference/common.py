@@ -36,10 +36,6 @@ WARMUP, ITERATIONS = 3, 11
 MEETING_S = 60.0
 GPU_SHAPE, CPU_SHAPE = (4864, 4096, 8256), (608, 512, 1032)
 
-# PyTorch 2.13 has new names for these two.
-all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-
 
 @dataclass(frozen=True)
 class Job:

@@ -11,7 +11,9 @@ the sum.
 import sys
 
 import torch
-from common import Job, Steps, main, multiply, reduce_scatter
+from common import Job, Steps, main, multiply
+
+from iris.bench.distributed import reduce_scatter
 
 
 def build(job: Job) -> Steps:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from iris import ops
 from iris.bench.cases.operands import ALL_REDUCE, CUT, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, Operands
-from iris.bench.distributed import process_group
+from iris.bench.distributed import all_gather, process_group, reduce_scatter
 from iris.bench.state import State
 from iris.context import Iris
 from iris.ops import FusedConfig, pick_config
@@ -26,9 +26,6 @@ NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
 AUTO = "auto"
 STREAM_K = {"stream_k_one_tile": False, "stream_k_two_tiles": True}
 """The local matmul with Stream-K, beside the same without: whether it splits up to two tiles per program."""
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""By the names of PyTorch 2.13, else by the older ones."""
 _ROUNDINGS_OF_A_MATMUL = 2
 """cuBLAS may split a sum over K and round the parts."""
 
@@ -126,7 +123,7 @@ def _nccl_gather(operands: Operands) -> Callable[[], None]:
 
     def call() -> None:
         if operands.gather_dim == 0:
-            _all_gather(full, operands.a)
+            all_gather(full, operands.a)
         else:
             dist.all_gather(parts, operands.a)
             torch.cat(parts, dim=1, out=full)
@@ -152,7 +149,7 @@ def _nccl_reduce_scatter(operands: Operands) -> Callable[[], None]:
 
     def call() -> None:
         torch.matmul(operands.a, operands.b, out=partial)
-        _reduce_scatter(operands.output, partial)
+        reduce_scatter(operands.output, partial)
 
     return call
 
