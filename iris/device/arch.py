@@ -79,3 +79,14 @@ def fence_async_proxy():
             tl.inline_asm_elementwise(
                 "fence.proxy.async.global; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
             )
+
+
+@triton.jit
+def load_fresh(pointers, mask, other):
+    """What stands in memory now, whoever wrote it; for words that are looked at again and again. Orders nothing."""
+    if SIMULATED:
+        return tl.load(pointers, mask=mask, other=other, volatile=True)
+    elif is_hip():
+        return tl.load(pointers, mask=mask, other=other, cache_modifier=".cv")
+    else:
+        return tl.load(pointers, mask=mask, other=other, volatile=True)

@@ -17,7 +17,7 @@ whatever is in memory; the host raises ``WaitTimeout`` at its next look: ask the
 import triton
 import triton.language as tl
 
-from iris.device.arch import clock_ns, meet_to_publish
+from iris.device.arch import clock_ns, load_fresh, meet_to_publish
 from iris.device.handle import FIRST_TIMEOUT_NS, STATUS_ADDRESS, TIMEOUT_NS, rank, world_size
 from iris.device.rma import translate
 
@@ -218,6 +218,69 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
         leading = max(leading, 1)
     tl.debug_barrier()
     return leading
+
+
+@triton.jit
+def store_words(word_ptrs, data, epoch):
+    """Store a block of int32, to any rank, as *words*: int64, an element and the epoch side by side, so that whoever
+    finds the epoch has the element (the LL protocol of NCCL). Half of what crosses the link is data, but no flag
+    follows it and no fence waits for it.
+
+    Args:
+        word_ptrs: where; memory that holds nothing but words, or zeros, ever.
+        data: int32.
+        epoch: of the call, int32, and not 0.
+
+    Sync: orders nothing, not even one word and the next. See :func:`wait_words`.
+    """
+    words = (epoch.to(tl.int64) << 32) | (data.to(tl.int64) & 0xFFFFFFFF)
+    tl.store(word_ptrs, words, cache_modifier=".wt")
+
+
+@triton.jit
+def wait_words(word_ptrs, epoch, peers, valid, handle, site: tl.constexpr = SITE_USER):
+    """Wait until words of this epoch stand at all of ``word_ptrs``, in this rank's heap. Returns the data, int32.
+
+    Args:
+        word_ptrs: a block of three dimensions, of which the first is the peer.
+        epoch: of the call, int32.
+        peers: the ranks expected to store the words, named if the wait expires.
+        valid: which of these count; of others the data is 0.
+
+    Sync: orders nothing; what is returned is what was stored with the epoch. Bounded as :func:`wait`.
+    """
+    seen = _look_at_words(word_ptrs, epoch, valid)
+    if _words_missing(seen, epoch) > 0:
+        started = clock_ns()
+        stopped = _stopped(handle)
+        polls = 0
+        while (_words_missing(seen, epoch) > 0) & (stopped == 0):
+            seen = _look_at_words(word_ptrs, epoch, valid)
+            polls += 1
+            if polls % _POLLS_PER_CHECK == 0 and _words_missing(seen, epoch) > 0:
+                late = _epochs_of(seen) != epoch
+                first = tl.min(tl.where(late, word_ptrs.to(tl.int64), 1 << 62))
+                peer = tl.min(tl.where(late, peers[:, None, None], MAX_RANKS))
+                stopped = _check_bounds(first - _own_base(handle), epoch, epoch - 1, peer, started, handle, site)
+    return seen.to(tl.int32)
+
+
+@triton.jit
+def _look_at_words(word_ptrs, epoch, valid):
+    """What stands at ``word_ptrs``; for peers that are not valid, words of this epoch."""
+    mask = tl.broadcast_to(valid[:, None, None], word_ptrs.shape)
+    return load_fresh(word_ptrs, mask, epoch.to(tl.int64) << 32)
+
+
+@triton.jit
+def _epochs_of(words):
+    return (words >> 32).to(tl.int32)
+
+
+@triton.jit
+def _words_missing(words, epoch):
+    """Whether any word is not of this epoch, int32."""
+    return tl.max((_epochs_of(words) != epoch).to(tl.int32))
 
 
 @triton.jit

@@ -74,13 +74,13 @@ from iris.device.tile import Flags, Matrix, tile_pointers
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, Rows, bias_of, chunks_of, lanes_for
-from iris.ops.exchange import blocks_of, exchange
+from iris.ops.exchange import exchange
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, resolve, run
 from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric, place_of
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
-from iris.ops.room import GATHER_FLAGS, room
+from iris.ops.room import GATHER_FLAGS, exchanged_blocks, room
 from iris.ops.row_major import row_major
 from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
@@ -403,7 +403,7 @@ class _Call:
     def low_latency(self, workspace: FusedWorkspace) -> None:
         m, k = self.problem.m, self.problem.k
         gathered = workspace.scratch("gathered", m * k, self.own.dtype)[: m * k].view(m, k)
-        blocks = blocks_of(self.own.shape, self.ctx.num_sms)
+        blocks = exchanged_blocks(self.problem, self.config.algorithm, self.ctx.num_sms)
         site = SITE_ALL_GATHER_MATMUL.value
         exchange(self.ctx, workspace, blocks, self.own, gathered, site, by_rows=self.by_rows)
         plain_matmul(workspace, self.output, gathered, self.b, self.bias, self.config, self.trace)

@@ -12,6 +12,9 @@ LAYOUTS = ("k_contiguous", "m_contiguous")
 """How A is staged: row by row, or column by column."""
 EXCHANGING = ("low_latency", "low_latency_two_shot")
 """Algorithms that put a short collective before or behind a whole matmul."""
+WORDS_NBYTES = 256 << 10
+"""The most that a rank sends to all peers together as words, by ``low_latency``: beyond, sending twice as many bytes
+costs more than the flag that is saved (2 × H200, 2026-11-22: level at 256 to 512 KiB)."""
 _KINDS: dict[str, type] = {
     "algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool, "own_matmul": bool,
 }  # fmt: skip

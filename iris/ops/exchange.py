@@ -1,13 +1,18 @@
 """Collectives of few microseconds, for the small matrices of decoding: what ``low_latency`` puts beside the library's
 matmul.
 
-A program stores its share of this rank's part into an *inbox* at every peer, sets one flag there, waits for the same
-program's flags from all peers, and takes what has come. Nobody says hello first or meets last, so data crosses the link
-once and a flag once behind it: the one-shot scheme of NCCL's LL protocols and of the custom all-reduces of serving
-engines, with a flag per program instead of one per word. Their two-shot scheme sends fewer bytes, and a second flag:
-each rank sums a part of the rows, and stores the sum into every rank's output.
+A program stores its share of this rank's part into an *inbox* at every peer, and takes what has come into its own.
+Nobody says hello first or meets last, so data crosses the link once: the one-shot scheme of NCCL's LL protocols and of
+the custom all-reduces of serving engines. There are two ways to know what has come:
 
-An inbox has two halves, which calls take in turns. A rank that is in call n has had a flag from every peer in call
+* *words* (:func:`iris.device.sync.store_words`), for little: each int64 in the inbox holds four bytes of data and the
+  epoch of the call. Twice as many bytes, but nothing is waited for between data and flag, 2 µs of 6.
+* *flags*, one per program, which are set behind the data.
+
+The two-shot scheme sends fewer bytes, and a second flag: each rank sums a part of the rows, and stores the sum into
+every rank's output.
+
+An inbox has two halves, which calls take in turns. A rank that is in call n has had data from every peer in call
 n - 1; each peer had by then finished call n - 2, the last to read the half that is now written. A sum goes to a peer's
 output when that peer's part of it has come: the peer is then in the same call, and what read its output is over.
 """
@@ -17,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -25,8 +31,9 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device import handle as handles
 from iris.device.peer import translate
-from iris.device.sync import MAX_RANKS, coming_epoch, end_epoch, signal_all, wait_all
+from iris.device.sync import MAX_RANKS, coming_epoch, end_epoch, signal_all, store_words, wait_all, wait_words
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers
+from iris.ops.config import WORDS_NBYTES
 from iris.ops.workspace import FusedWorkspace
 
 MAX_PROGRAMS = 512
@@ -34,32 +41,45 @@ FLAGS = 2 * MAX_RANKS.value * MAX_PROGRAMS
 """Flags of a workspace: one per rank and program, and as many for sums."""
 _LEAST, _MOST = 512, 8192
 """Elements that a program moves at a time."""
+_MOST_WORDS = 4096
+"""Words that a program waits for at a time."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a part of ``rows`` × ``cols`` is cut: ``count`` blocks of ``block_m`` × ``block_n``."""
+    """How a part of ``rows`` × ``cols`` is cut: ``count`` blocks of ``block_m`` × ``block_n``; ``words``: these travel
+    as words, not behind flags."""
 
     rows: int
     cols: int
     block_m: int
     block_n: int
+    words: bool
 
     @property
     def count(self) -> int:
         return -(-self.rows // self.block_m) * -(-self.cols // self.block_n)
 
+    @property
+    def num_flags(self) -> int:
+        """Flags of the workspace. So a workspace that has them is for flags, and nothing but words is ever stored where
+        words are waited for."""
+        return 0 if self.words else FLAGS
+
     def inbox_nbytes(self, world_size: int, dtype: torch.dtype) -> int:
         """Both halves, each with room for every rank's blocks."""
-        return 2 * world_size * self.count * self.block_m * self.block_n * dtype.itemsize
+        carried = 2 if self.words else 1
+        return 2 * world_size * self.count * self.block_m * self.block_n * dtype.itemsize * carried
 
 
-def blocks_of(part: Sequence[int], num_sms: int) -> Blocks:
-    """A part of this shape in few blocks per program, each of whole vectors."""
+def blocks_of(part: Sequence[int], dtype: torch.dtype, world_size: int, num_sms: int, *, words: bool = True) -> Blocks:
+    """A part of this shape in few blocks per program, each of whole vectors; in ``words`` if it is small enough."""
     rows, cols = part
-    share = min(_MOST, max(_LEAST, triton.next_power_of_2(math.ceil(rows * cols / num_sms))))
+    words = words and rows * cols * dtype.itemsize * (world_size - 1) <= WORDS_NBYTES
+    most = min(_MOST, _MOST_WORDS * 4 // dtype.itemsize // triton.next_power_of_2(world_size)) if words else _MOST
+    share = min(most, max(_LEAST, triton.next_power_of_2(math.ceil(rows * cols / num_sms))))
     block_m = min(16, triton.next_power_of_2(rows))
-    return Blocks(rows, cols, block_m, share // block_m)
+    return Blocks(rows, cols, block_m, share // block_m, words)
 
 
 @triton.jit
@@ -153,6 +173,105 @@ def exchange_kernel(
     end_epoch(turnstile, epoch)
 
 
+@triton.jit
+def _paired(block, dtype: tl.constexpr):
+    """Neighbours in a row as one integer of twice the size, the left one below."""
+    low, high = tl.split(tl.reshape(block, (block.shape[0], block.shape[1] // 2, 2)))
+    half: tl.constexpr = block.dtype.primitive_bitwidth
+    return (low.to(dtype) & ((1 << half) - 1)) | (high.to(dtype) << half)
+
+
+@triton.jit
+def _as_integers(block):
+    """A block as int32, several elements in one if they are smaller."""
+    if block.dtype.primitive_bitwidth == 32:
+        return block.to(tl.int32, bitcast=True)
+    elif block.dtype.primitive_bitwidth == 16:
+        return _paired(block.to(tl.int16, bitcast=True), tl.int32)
+    else:
+        return _paired(_paired(block.to(tl.int8, bitcast=True), tl.int16), tl.int32)
+
+
+@triton.jit
+def _parted(block, dtype: tl.constexpr):
+    """The inverse of :func:`_paired`, for blocks of three dimensions."""
+    half: tl.constexpr = dtype.primitive_bitwidth
+    pairs = tl.join(block.to(dtype), (block >> half).to(dtype))
+    return tl.reshape(pairs, (block.shape[0], block.shape[1], block.shape[2] * 2))
+
+
+@triton.jit
+def _from_integers(block, dtype: tl.constexpr):
+    """The inverse of :func:`_as_integers`, for blocks of three dimensions."""
+    if dtype.primitive_bitwidth == 32:
+        return block.to(dtype, bitcast=True)
+    elif dtype.primitive_bitwidth == 16:
+        return _parted(block, tl.int16).to(dtype, bitcast=True)
+    else:
+        return _parted(_parted(block, tl.int16), tl.int8).to(dtype, bitcast=True)
+
+
+@triton.jit
+def exchange_words_kernel(
+    handle,
+    turnstile,
+    inbox,
+    half,
+    mine,
+    result,
+    bias_ptr,
+    rows,
+    cols,
+    blocks,
+    all_rows,
+    SITE: tl.constexpr,
+    WORLD: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TOTAL: tl.constexpr,
+    BY_ROWS: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACC_DTYPE: tl.constexpr,
+    SOURCES: tl.constexpr,
+    PACK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """As :func:`exchange_kernel`, but the parts travel as words: ``inbox`` is of int64, with ``PACK`` elements in each.
+    ``SOURCES``: the power of two from ``WORLD`` on."""
+    epoch = coming_epoch(turnstile)
+    me, program = handles.rank(handle), tl.program_id(0)
+    inbox += (epoch & 1).to(tl.int64) * half
+    for block in range(program, blocks, tl.num_programs(0)):
+        tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
+        for step in tl.static_range(WORLD):
+            peer = (me + step) % WORLD
+            r = tile.rows + peer * rows if SPLIT else tile.rows
+            here = tile_mask(tile) & (r < all_rows)[:, None]
+            part = tl.load(tile_pointers(mine, mine.ptr, r, tile.cols), mask=here, other=0)
+            there = slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, BLOCK_N // PACK)
+            store_words(there, _as_integers(part), epoch)
+    sources = tl.arange(0, SOURCES)
+    for block in range(program, blocks, tl.num_programs(0)):
+        tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
+        slots = slot_pointers(inbox, 0, tile, BLOCK_M, BLOCK_N // PACK)
+        slots = slots[None, :, :] + (sources * blocks).to(tl.int64)[:, None, None] * (BLOCK_M * BLOCK_N // PACK)
+        words = wait_words(slots, epoch, sources, sources < WORLD, handle, SITE)
+        parts = _from_integers(words, mine.ptr.dtype.element_ty)
+        if TOTAL:
+            acc = tl.sum(parts.to(ACC_DTYPE), 0)
+            value = finished(acc, bias_ptr, tile, result.ptr.dtype.element_ty, BIAS)
+            tl.store(tile_pointers(result, result.ptr, tile.rows, tile.cols), value, mask=tile_mask(tile))
+        else:
+            r = tile.rows[None, :] + (sources[:, None] * rows if BY_ROWS else sources[:, None] * 0)
+            c = tile.cols[None, :] + (sources[:, None] * 0 if BY_ROWS else sources[:, None] * cols)
+            pointers = (r.to(tl.int64) * result.row_stride)[:, :, None] + (c.to(tl.int64) * result.col_stride)[
+                :, None, :
+            ]
+            mask = tile_mask(tile)[None, :, :] & (sources < WORLD)[:, None, None]
+            tl.store(result.ptr + pointers, parts, mask=mask)
+    end_epoch(turnstile, epoch)
+
+
 def exchange(
     ctx: Iris,
     workspace: FusedWorkspace,
@@ -168,18 +287,30 @@ def exchange(
     bias: torch.Tensor | None = None,
     bias_is: int = 0,
 ) -> None:
-    """Launch :func:`exchange_kernel`. The workspace has staging memory for both halves of the inbox, and :data:`FLAGS`
-    flags.
+    """Launch :func:`exchange_kernel`, or :func:`exchange_words_kernel`. The workspace has staging memory for both
+    halves of the inbox, and the flags that ``blocks`` need.
 
     Sync: on the current stream; ``result`` is complete behind it, and ``mine`` may be overwritten.
     """
     half = workspace.staging.numel() // 2 // 16 * 16
-    inbox = workspace.staging[: 2 * half].view(mine.dtype)
-    exchange_kernel[(min(blocks.count, ctx.num_sms, MAX_PROGRAMS),)](
-        ctx.handle, workspace.turnstile, workspace.ready, inbox, half // mine.element_size(),
+    staging = workspace.staging[: 2 * half]
+    grid = (min(blocks.count, ctx.num_sms, MAX_PROGRAMS),)
+    operands = (
         Matrix(mine, *mine.stride()), Matrix(result, *result.stride()), bias, blocks.rows, blocks.cols, blocks.count,
         mine.shape[0],
-        SITE=site, WORLD=ctx.world_size, SPLIT=split, TOTAL=total, EVERYWHERE=everywhere, BY_ROWS=by_rows, BIAS=bias_is,
-        ACC_DTYPE=tl.int32 if mine.dtype == torch.int32 else tl.float32, FLAGS_EACH=MAX_PROGRAMS,
-        BLOCK_M=blocks.block_m, BLOCK_N=blocks.block_n, num_warps=4,
     )  # fmt: skip
+    constants: dict[str, Any] = {
+        "SITE": site, "WORLD": ctx.world_size, "SPLIT": split, "TOTAL": total, "BY_ROWS": by_rows, "BIAS": bias_is,
+        "ACC_DTYPE": tl.int32 if mine.dtype == torch.int32 else tl.float32,
+        "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": 4,
+    }  # fmt: skip
+    if blocks.words and workspace.ready.numel() < FLAGS:
+        exchange_words_kernel[grid](
+            ctx.handle, workspace.turnstile, staging.view(torch.int64), half // 8, *operands,
+            SOURCES=triton.next_power_of_2(ctx.world_size), PACK=4 // mine.element_size(), **constants,
+        )  # fmt: skip
+    else:
+        exchange_kernel[grid](
+            ctx.handle, workspace.turnstile, workspace.ready, staging.view(mine.dtype), half // mine.element_size(),
+            *operands, EVERYWHERE=everywhere, FLAGS_EACH=MAX_PROGRAMS, **constants,
+        )  # fmt: skip

@@ -51,13 +51,13 @@ from iris.device.sync import SITE_MATMUL_ALL_SCATTER, enter, leave, wait, wait_a
 from iris.device.tile import Flags, Matrix, finished, tile_mask, tile_pointers
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, bias_of, chunks_of
-from iris.ops.exchange import blocks_of, exchange
+from iris.ops.exchange import exchange
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, resolve, run
 from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape, check_symmetric, has_whole_rows
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
-from iris.ops.room import room
+from iris.ops.room import exchanged_blocks, room
 from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace, trace_of
 
@@ -243,7 +243,7 @@ class _Call:
 
     def low_latency(self) -> None:
         plain_matmul(self.workspace, self.columns, self.a, self.b, self.bias, self.config, self.trace)
-        blocks = blocks_of(self.columns.shape, self.ctx.num_sms)
+        blocks = exchanged_blocks(self.problem, self.config.algorithm, self.ctx.num_sms)
         exchange(self.ctx, self.workspace, blocks, self.columns, self.output, SITE_MATMUL_ALL_SCATTER.value)
 
     def baseline(self) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from iris.ops.config import FusedConfig
+from iris.ops.config import WORDS_NBYTES, FusedConfig
 from iris.ops.deal import Call, Deal, library_s
 from iris.ops.hardware import Hardware
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S, Machine, machine
@@ -75,10 +75,15 @@ def predicted_s(problem: Problem, config: FusedConfig, rates: Machine) -> float:
     return _ALGORITHMS[problem.op, config.algorithm](Call(problem, config, rates))
 
 
-def _exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float) -> float:
-    """Through inboxes, which peers write and this rank reads; ``kept_nbytes`` of results then go to memory."""
+def _exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, *, words: bool = True) -> float:
+    """Through inboxes, which peers write and this rank reads, as ``words`` if it is little; ``kept_nbytes`` of results
+    then go to memory."""
+    if words and sent_nbytes <= WORDS_NBYTES:
+        sent_nbytes, flagging = 2 * sent_nbytes, 0.0
+    else:
+        flagging = FLAG_S
     crossing = call.machine.store_s(sent_nbytes, call.programs(), call.world)
-    return _STEP_S + FLAG_S + crossing + (2 * sent_nbytes + kept_nbytes) / call.machine.memory_rate
+    return _STEP_S + flagging + crossing + (2 * sent_nbytes + kept_nbytes) / call.machine.memory_rate
 
 
 def _multiplied(call: Call) -> float:
@@ -100,7 +105,7 @@ def _sum_exchanged_twice(call: Call) -> float:
     """Parts of the product to their owners, and their sums to all, with no inbox between."""
     sent = _sent_nbytes(call)
     again = FLAG_S + call.machine.store_s(sent, call.programs(), call.world)
-    return _multiplied(call) + _exchange_s(call, sent, call.output_nbytes) + again
+    return _multiplied(call) + _exchange_s(call, sent, call.output_nbytes, words=False) + again
 
 
 # -- all-gather + matmul ------------------------------------------------------------------------------------

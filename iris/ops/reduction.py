@@ -42,11 +42,11 @@ from iris.device.sync import (
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers, within_shard
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, Rows, bias_of, chunks_of, reduce_in_ring
-from iris.ops.exchange import blocks_of, exchange
+from iris.ops.exchange import exchange
 from iris.ops.local_matmul import add_product, plain_matmul
 from iris.ops.matmul import Plan, accumulator_of, run
 from iris.ops.problem import Problem, output_dtype
-from iris.ops.room import room, tiles_sent
+from iris.ops.room import exchanged_blocks, room, tiles_sent
 from iris.ops.workspace import FusedWorkspace, workspace_for
 from iris.trace import Trace
 
@@ -303,7 +303,7 @@ class SumCall:
         """The product, then an exchange of it through inboxes; ``split``: of the part for each rank, whose sum goes to
         that rank, or ``everywhere``."""
         m, n = self.problem.m, self.problem.n
-        blocks = blocks_of((-(-m // self.ctx.world_size) if split else m, n), self.ctx.num_sms)
+        blocks = exchanged_blocks(self.problem, self.config.algorithm, self.ctx.num_sms)
         ours = self.memory()
         product = ours.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
         self.multiply(ours, product)

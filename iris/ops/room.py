@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from iris.ops.config import FusedConfig
-from iris.ops.exchange import FLAGS, blocks_of
+import torch
+
+from iris.ops.config import EXCHANGING, FusedConfig
+from iris.ops.exchange import Blocks, blocks_of
 from iris.ops.problem import Problem, output_dtype
 
 GATHER_FLAGS = 1 << 16
@@ -26,8 +28,9 @@ def room(problem: Problem, config: FusedConfig, num_sms: int) -> Room:
     """What a call of ``problem`` with ``config`` needs on a device with ``num_sms`` SMs."""
     if problem.op == "all_gather_matmul" and (problem.world_size == 1 or config.algorithm == "pull"):
         return Room(0, 0)
-    if config.algorithm.startswith("low_latency"):
-        return Room(_inbox_nbytes(problem, config.algorithm, num_sms), FLAGS)
+    if config.algorithm in EXCHANGING:
+        blocks = exchanged_blocks(problem, config.algorithm, num_sms)
+        return Room(blocks.inbox_nbytes(problem.world_size, _exchanged_dtype(problem)), blocks.num_flags)
     if problem.op == "all_gather_matmul":
         return Room(problem.m * problem.k * problem.dtype.itemsize, GATHER_FLAGS)
     if problem.op == "matmul_all_scatter":
@@ -51,12 +54,16 @@ def tiles_sent(problem: Problem, config: FusedConfig) -> tuple[int, int]:
     return 1 if config.algorithm == "atomic" else world, tiles if by_rows else -(-tiles // world)
 
 
-def _inbox_nbytes(problem: Problem, algorithm: str, num_sms: int) -> int:
-    """Both halves of an inbox for every rank's part."""
+def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int) -> Blocks:
+    """How a rank's part, of A or of the product, is cut for an exchange (:mod:`iris.ops.exchange`)."""
     m, n, k, world = problem.m, problem.n, problem.k, problem.world_size
+    twice = algorithm == "low_latency_two_shot"
     if problem.op == "all_gather_matmul":
-        part, dtype = ((m, k // world) if problem.gather_dim == 1 else (m // world, k)), problem.dtype
+        part = (m, k // world) if problem.gather_dim == 1 else (m // world, k)
     else:
-        shared = problem.op == "matmul_reduce_scatter" or algorithm == "low_latency_two_shot"
-        part, dtype = (-(-m // world) if shared else m, n), output_dtype(problem.dtype)
-    return blocks_of(part, num_sms).inbox_nbytes(world, dtype)
+        part = (-(-m // world) if problem.op == "matmul_reduce_scatter" or twice else m, n)
+    return blocks_of(part, _exchanged_dtype(problem), world, num_sms, words=not twice)
+
+
+def _exchanged_dtype(problem: Problem) -> torch.dtype:
+    return problem.dtype if problem.op == "all_gather_matmul" else output_dtype(problem.dtype)

@@ -10,6 +10,7 @@ import torch
 import triton.language as tl
 from case import CUDA, HIP, SIGNALS, WAITS, Case, described, handle, short
 from compiler import tensor
+from listing import Event
 
 from iris.device import chunk, matmul, schedule, tile
 from iris.ops import reduction
@@ -22,7 +23,7 @@ from iris.ops.all_gather_matmul import (
     push_courier,
 )
 from iris.ops.decomposed import arrival_kernel, entered_kernel, entry_kernel, exit_kernel
-from iris.ops.exchange import exchange_kernel
+from iris.ops.exchange import exchange_kernel, exchange_words_kernel
 from iris.ops.matmul_all_reduce import atomic_sink, copied_sink, one_shot_sink, two_shot_sink
 from iris.ops.matmul_all_scatter import push_sink, send_courier, send_kernel
 from iris.ops.matmul_reduce_scatter import add_rows_sink, keep_rows_sink, scatter_rows_sink
@@ -211,15 +212,26 @@ def collectives() -> list[Case]:
         Case(f"send-{kind}", send_kernel, send_arguments, {"SITE": 3, "BESIDE": kind == "beside", **tile_of})
         for kind in ("beside", "alone")
     ]
-    exchanged = {
-        "SITE": 2,
-        "WORLD": 4,
-        "BIAS": 2,
-        "ACC_DTYPE": tl.float32,
-        "FLAGS_EACH": 512,
-        "BLOCK_M": 16,
-        "BLOCK_N": 64,
-    }
+    exchanged = {"SITE": 2, "WORLD": 4, "BIAS": 2, "ACC_DTYPE": tl.float32, "BLOCK_M": 16, "BLOCK_N": 64}
+    in_words = [
+        Case(
+            f"exchange_words-{kind}",
+            exchange_words_kernel,
+            partial(word_arguments, torch.int8 if kind == "gather" else torch.float16),
+            {
+                **exchanged,
+                "SPLIT": kind == "scatter",
+                "TOTAL": kind != "gather",
+                "BY_ROWS": kind == "gather",
+                "SOURCES": 4,
+                "PACK": 4 if kind == "gather" else 2,
+                "BLOCK_N": 128 if kind == "gather" else 64,
+            },
+            has=Event.CLOCK,
+            wide=frozenset({"argument 3"}),
+        )
+        for kind in ("gather", "scatter", "total")
+    ]
     exchanges = [
         Case(
             f"exchange-{kind}",
@@ -227,6 +239,7 @@ def collectives() -> list[Case]:
             exchange_arguments,
             {
                 **exchanged,
+                "FLAGS_EACH": 512,
                 "SPLIT": kind in ("scatter", "twice"),
                 "TOTAL": kind != "gather",
                 "EVERYWHERE": kind == "twice",
@@ -249,13 +262,18 @@ def collectives() -> list[Case]:
         Case("exit", exit_kernel, turnstile_arguments, {"SITE": 2, "MEET": True}, has=WAITS | SIGNALS),
         Case("copy", copy_kernel, copy_arguments, {"BLOCK": 64}),
     ]
-    return [*small, *(replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends, *exchanges))]
+    return [*small, *in_words, *(replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends, *exchanges))]
 
 
 def exchange_arguments() -> Any:
     flags = tensor(torch.int32), tensor(torch.int32)
     bias = tensor(torch.float16)
     return handle(), *flags, tensor(torch.float16), 65536, half_matrix(), half_matrix(), bias, 16, 4096, 64, 128
+
+
+def word_arguments(dtype: torch.dtype) -> Any:
+    matrix = tile.Matrix(tensor(dtype), 4096, 1)
+    return handle(), tensor(torch.int32), tensor(torch.int64), 65536, matrix, matrix, tensor(dtype), 16, 4096, 64, 128
 
 
 def copy_arguments() -> Any:

@@ -8,7 +8,8 @@ any path counts. So they prove, for the listing at hand and for any run of it:
 - :func:`consumption`: after each acquire all threads meet before any of them touches memory other than the control
   words that the device handle leads to.
 - :func:`scope`: nothing is atomic or ordered at less than system scope.
-- :func:`bounds`: a loop that ends when an acquire inside it finds what it waits for reads the clock.
+- :func:`bounds`: a loop that ends when an acquire, or a look at a word, inside it finds what it waits for reads the
+  clock.
 - :func:`width`: contiguous data moves 16 bytes per thread and instruction.
 
 They do not prove that the clock decides when the loop ends, that a flag belongs to the data it announces, or that the
@@ -108,9 +109,9 @@ def scope(listing: Listing) -> list[str]:
 
 
 def bounds(listing: Listing) -> list[str]:
-    """A clock in every loop that polls: that goes on, or ends, because of what an acquire inside it found. An acquire
-    whose value decides about no loop around it, as that of a program that only counts itself in, is no poll; nor is a
-    compare-and-swap, which is repeated only when another thread got on."""
+    """A clock in every loop that polls: that goes on, or ends, because of what an acquire, or a load that looks at
+    memory each time, inside it found. An acquire whose value decides about no loop around it, as that of a program that
+    only counts itself in, is no poll; nor is a compare-and-swap, which is repeated only when another thread got on."""
     wrong: dict[str, None] = {}
     for loop in loops(listing):
         inside = [one for number in sorted(loop) for one in listing.blocks[number].instructions]
@@ -132,13 +133,14 @@ def width(listing: Listing, data: frozenset[str]) -> list[str]:
 
 
 def _acquires(one: Instruction, listing: Listing) -> bool:
-    """Whether ``one`` gets a value that others may have just written, in an order with their other writes."""
+    """Whether ``one`` gets a value that others may have just written."""
     if Event.CAS in one.events:
         return False
     if listing.amd:
         system_load = Event.LOAD in one.events and {"sc0", "sc1"} <= set(one.text.split())
         return system_load or (Event.ATOMIC in one.events and bool(one.writes))
-    return Event.ACQUIRE in one.events and bool(one.writes)
+    fresh = Event.LOAD in one.events and "volatile" in one.op.split(".")
+    return fresh or (Event.ACQUIRE in one.events and bool(one.writes))
 
 
 def _guesses(listing: Listing) -> set[int]:

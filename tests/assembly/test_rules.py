@@ -17,7 +17,7 @@ from kernels import CASES, compile_named
 from listing import Event, UnknownAssembly, read
 
 from iris.device import sync
-from iris.device.arch import meet_to_publish, wait_bulk_stores
+from iris.device.arch import load_fresh, meet_to_publish, wait_bulk_stores
 
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 AMD = tuple(one for one in EVERYWHERE if one not in CUDA)
@@ -206,10 +206,20 @@ def poll_that_returns_early(flag, out, limit):
     tl.store(out, left)
 
 
+@triton.jit
+def poll_of_words(words, out, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    seen = load_fresh(words + offsets, offsets < BLOCK, 0)
+    while tl.min(seen) < 1:
+        seen = load_fresh(words + offsets, offsets < BLOCK, 0)
+    tl.store(out, tl.min(seen))
+
+
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [
         (endless_poll, {}),
+        (poll_of_words, {"BLOCK": 512}),
         (poll_that_sets_a_mark, {}),
         (poll_of_many, {"BLOCK": 16}),
         (poll_of_many, {"BLOCK": 512}),
@@ -224,7 +234,7 @@ def test_poll_without_bound(kernel: Any, constants: dict[str, int], target_name:
     assert words.startswith("no clock in the loop around")
 
 
-@pytest.mark.parametrize("name", ["waits", "turnstile", "06_pass_messages"])
+@pytest.mark.parametrize("name", ["waits", "turnstile", "exchange_words-total", "06_pass_messages"])
 @everywhere
 def test_wait_without_its_clock(name: str, target_name: str) -> None:
     timed = compile_named(name, target_name)
@@ -297,6 +307,16 @@ def test_narrow_moves(target_name: str) -> None:
     listing = read(assembly_of(crooked_move, target_name, torch.float32, torch.float32, BLOCK=1024))
     assert rules.width(listing, frozenset({"argument 0"}))
     assert rules.width(listing, frozenset({"argument 9"})) == ["no LOAD of data at all", "no STORE of data at all"]
+
+
+@on_cuda
+def test_a_word_in_two_halves(target_name: str) -> None:
+    """Words are stored, and looked at, as 64 bits, two of them at a time."""
+    text = compile_named("exchange_words-total", target_name)
+    assert rules.width(read(text), frozenset({"argument 3"})) == []
+    for whole in (r"st\.global\.wt\.v2\.b64", r"ld\.volatile\.global\.v2\.b64"):
+        torn = without(text, whole, whole.replace("\\", "").replace("v2.b64", "b32"))
+        assert rules.width(read(torn), frozenset({"argument 3"}))
 
 
 @everywhere

@@ -1,0 +1,90 @@
+"""The exchange of ``low_latency``: parts that travel as words, and parts that travel behind flags."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from ops_inputs import Shape, Way, trial, ways
+from ranks import BACKEND, Ranks, context, worlds
+
+from iris.ops import new_workspace
+from iris.ops.config import WORDS_NBYTES
+from iris.ops.exchange import FLAGS, MAX_PROGRAMS, Blocks, blocks_of
+from iris.ops.problem import DTYPES
+
+WAYS = [way for way in ways() if way.algorithm == "low_latency"]
+SHAPES: tuple[Shape, ...] = ((17, 33, 24), (3, 31, 8), (20, 70, 8), (1, 1, 1))
+STAGING_NBYTES = 1 << 20
+LATE_S = 0.005
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("world_size", [2, 3, 8, 16])
+@pytest.mark.parametrize("part", [(1, 1), (1, 4096), (16, 2048), (24, 5000), (300, 7168), (16, 4096)], ids=str)
+def test_blocks_cover_a_part(part: tuple[int, int], world_size: int, dtype: torch.dtype) -> None:
+    blocks = blocks_of(part, dtype, world_size, 132)
+    rows, cols = part
+    assert blocks.words == (rows * cols * dtype.itemsize * (world_size - 1) <= WORDS_NBYTES)
+    assert blocks.num_flags == (0 if blocks.words else FLAGS)
+    assert -(-rows // blocks.block_m) * -(-cols // blocks.block_n) == blocks.count
+    assert blocks.block_m & (blocks.block_m - 1) == blocks.block_n & (blocks.block_n - 1) == 0
+    assert blocks.block_n * dtype.itemsize >= 4, "a word holds neighbours in a row"
+    nbytes = 2 * world_size * blocks.count * blocks.block_m * blocks.block_n * dtype.itemsize
+    assert blocks.inbox_nbytes(world_size, dtype) == nbytes * (2 if blocks.words else 1)
+    assert blocks_of(part, dtype, world_size, 132, words=False).num_flags == FLAGS
+
+
+def in_turns(way: Way, dtype: torch.dtype, seed: int) -> tuple[list[float], bool, bool]:
+    """Calls of changing shape, one rank late, by words and by flags, each in a workspace of its own; and whether it
+    was by words, and by flags."""
+    ctx = context()
+    by_words, by_flags = (new_workspace(ctx, way.op, way.algorithm, STAGING_NBYTES, count) for count in (0, FLAGS))
+    excesses = []
+    for call, shape in enumerate(SHAPES):
+        one = trial(ctx, way, shape, dtype, seed + call, "column")
+        for workspace in (by_words, by_flags):
+            if ctx.rank == call % ctx.world_size:
+                time.sleep(LATE_S)
+            one.run(workspace=workspace)
+            excesses.append(one.excess())
+            one.spoil()
+    epochs = by_words.staging.view(torch.int64) >> 32
+    # No other number is ever where an epoch is looked for.
+    only_words = int(epochs.min()) == 0 and int(epochs.max()) == len(SHAPES) and not bool(by_words.ready.any())
+    ctx.barrier()
+    return excesses, only_words, bool(by_flags.ready.any())
+
+
+@pytest.mark.parametrize("ranks", worlds(2) if BACKEND != "sim" else worlds(3, 3), indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_words_and_flags(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) -> None:
+    for excesses, only_words, flags_set in ranks.run(in_turns, way, dtype, seed):
+        assert max(excesses) <= 1
+        assert only_words and flags_set
+
+
+def small_large_small(way: Way, seed: int) -> list[float]:
+    """Calls in the context's own workspaces: what is small goes by words, what is not by flags."""
+    ctx, excesses = context(), []
+    for call, shape in enumerate(((4, 32, 32), (260, 270, 530), (4, 32, 32), (260, 270, 530), (5, 32, 32))):
+        one = trial(ctx, way, shape, torch.float32, seed + call)
+        one.run()
+        excesses.append(one.excess())
+    return excesses
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, seed: int) -> None:
+    assert blocks_of((260, 270), torch.float32, 2, 132) == Blocks(260, 270, 16, 64, False)
+    for excesses in ranks.run(small_large_small, way, seed):
+        assert max(excesses) <= 1
+
+
+def test_more_blocks_than_programs() -> None:
+    """A part in words is cut finer with many ranks; no program needs a flag of its own."""
+    blocks = blocks_of((8, 2048), torch.float32, 4, 132)
+    assert blocks.words and blocks.count <= MAX_PROGRAMS
