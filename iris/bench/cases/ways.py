@@ -1,7 +1,8 @@
 """Ways to compute an op: Iris's algorithms, and what it is compared with.
 
 * ``nccl``: a collective of ``torch.distributed`` (NCCL, RCCL, or gloo in the simulator) and ``torch.matmul``;
-* ``torch_symm_mem``: PyTorch's own fused ops on symmetric memory, on GPUs;
+* ``torch_symm_mem``: PyTorch's own fused ops on symmetric memory, on GPUs; for an all-reduce, which has none,
+  ``torch.matmul`` and its one-shot or two-shot all-reduce, by size as torch.compile chooses;
 * ``matmul``: the local matmul alone, ``torch.matmul``, which moves nothing.
 """
 
@@ -28,6 +29,8 @@ STREAM_K = {"stream_k_one_tile": False, "stream_k_two_tiles": True}
 """The local matmul with Stream-K, beside the same without: whether it splits up to two tiles per program."""
 _ROUNDINGS_OF_A_MATMUL = 2
 """cuBLAS may split a sum over K and round the parts."""
+_ONE_SHOT_NBYTES = 128 << 10
+"""The most that PyTorch sums in one shot: ``one_shot_all_reduce_threshold_bytes`` of ``torch._inductor.config``."""
 
 
 @dataclass(frozen=True)
@@ -186,12 +189,16 @@ def _symm_mem(state: State, operands: Operands) -> Way:
 
         return Way(reduce_scatter, lambda: made[0], _roundings(operands))
     total = _symmetric(operands.ctx, (operands.m, operands.n), operands.dtype)
+    one_shot = total.nbytes <= _ONE_SHOT_NBYTES
 
     def all_reduce() -> None:
         torch.matmul(operands.a, operands.b, out=total)
-        torch.ops.symm_mem.two_shot_all_reduce_(total, "sum", group)
+        if one_shot:
+            torch.ops.symm_mem.one_shot_all_reduce_out(total, "sum", group, operands.output)
+        else:
+            torch.ops.symm_mem.two_shot_all_reduce_(total, "sum", group)
 
-    return Way(all_reduce, lambda: total, _roundings(operands))
+    return Way(all_reduce, lambda: operands.output if one_shot else total, _roundings(operands))
 
 
 _buffers: dict[int, torch.Tensor] = {}
