@@ -250,7 +250,26 @@ def test_what_has_no_time_is_listed_with_its_reason(study: Study) -> None:
     reasons = [(row["op"], row["algorithm"], row["ranks"], row["why"]) for row in rows]
     assert ("all_gather_matmul", "pull", "4", "failed: WaitTimeout: rank 2 waited 60 s for rank 3, flag 17") in reasons
     assert ("all_gather_matmul", "torch_symm_mem", "4", "skipped: M = 1 is not divided by 4 ranks") in reasons
-    assert len(rows) == sum(line["time_ms"] is None for line in dataset((2, 4)))
+    assert sum(int(row["results"]) for row in rows) == sum(line["time_ms"] is None for line in dataset((2, 4)))
+
+
+def test_what_was_skipped_for_one_reason_is_one_row(tmp_path: Path) -> None:
+    reason = "M=1: no multiple of 4 ranks"
+    shapes = [(1, n, 64) for n in (32, 64)]
+    lines = [
+        without_time(record("all_gather_matmul", way, shape, 4), **why)
+        for shape in shapes
+        for way, why in (("auto", {"skipped": reason}), ("push", {"error": "no luck"}), ("nccl", {"skipped": reason}))
+    ]
+    write(tmp_path / "some.jsonl", lines)
+    study = Study(read(tmp_path))
+    rows = rows_of(tables.unmeasured(study, study.problems[0].section))
+    told = [(row["algorithm"], row["M×N×K"], row["results"], row["why"]) for row in rows]
+    assert told == [
+        ("push", "1×32×64", "1", "failed: no luck"),
+        ("push", "1×64×64", "1", "failed: no luck"),
+        ("auto, nccl", "2 problems", "4", f"skipped: {reason}"),
+    ]
 
 
 def test_tables_have_every_result(study: Study) -> None:

@@ -126,15 +126,30 @@ def losses(study: Study, section: Section) -> Table:
 
 
 def unmeasured(study: Study, section: Section) -> Table:
-    """What has no time, and why."""
-    rows = [
-        [*_place(problem, result), Cell(failure, _wrong(result))]
+    """What has no time, and why: each result that is wrong or failed, then those that were skipped, by reason."""
+    without = [
+        (problem, result)
         for problem in study.problems
         for result in problem.results.values()
-        if problem.section == section and (failure := result.failure)
+        if problem.section == section and result.failure
     ]
-    columns = [*_PLACE, Column("why", False)]
-    return Table("Skipped, failed, wrong", f"{len(rows)} results have no time.", columns, rows)
+    bad = [[one] for one in without if one[1].skipped is None]
+    skipped = [one for one in without if one[1].skipped is not None]
+    by_reason = grouped(skipped, lambda one: (one[1].case, one[1].world_size, one[1].skipped)).values()
+    rows = [_alike(some) for some in (*bad, *by_reason)]
+    columns = [*_PLACE, Column("results"), Column("why", False)]
+    return Table("Skipped, failed, wrong", f"{len(without)} results have no time.", columns, rows)
+
+
+def _alike(some: Sequence[tuple[Problem, Result]]) -> list[Cell]:
+    """A row for results of one op and number of ranks that have no time for the same reason."""
+    problem, result = some[0]
+    op, ranks, algorithm, label, setting = _place(problem, result)
+    if len(some) > 1:
+        algorithm = Cell(", ".join(dict.fromkeys(one.algorithm or one.way for _, one in some)))
+    if (problems := len({id(one) for one, _ in some})) > 1:
+        label, setting = Cell(f"{problems} problems"), Cell("")
+    return [op, ranks, algorithm, label, setting, Cell(str(len(some))), Cell(result.failure or "", _wrong(result))]
 
 
 def _wrong(result: Result) -> str:
