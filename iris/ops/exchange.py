@@ -30,6 +30,7 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
+from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, coming_epoch, end_epoch, signal_all, store_words, wait_all, wait_words
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers
@@ -100,6 +101,14 @@ def _block_below(tile, top, all_rows):
 
 
 @triton.jit
+def _part_for(peer, mine, tile, rows, all_rows, SPLIT: tl.constexpr):
+    """What ``peer`` is to get of the block ``tile``; nothing but zeros lies outside."""
+    r = tile.rows + peer * rows if SPLIT else tile.rows
+    here = tile_mask(tile) & (r < all_rows)[:, None]
+    return tl.load(tile_pointers(mine, mine.ptr, r, tile.cols), mask=here, other=0)
+
+
+@triton.jit
 def exchange_kernel(
     handle,
     turnstile,
@@ -139,9 +148,7 @@ def exchange_kernel(
         tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
         for step in tl.static_range(WORLD):
             peer = (me + step) % WORLD
-            r = tile.rows + peer * rows if SPLIT else tile.rows
-            here = tile_mask(tile) & (r < all_rows)[:, None]
-            part = tl.load(tile_pointers(mine, mine.ptr, r, tile.cols), mask=here, other=0)
+            part = _part_for(peer, mine, tile, rows, all_rows, SPLIT)
             tl.store(slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, BLOCK_N), part)
     lanes = tl.arange(0, MAX_RANKS)
     others = (lanes < WORLD) & (lanes != me)
@@ -171,44 +178,6 @@ def exchange_kernel(
         signal_all(sums + me * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle)
         wait_all(sums + peers * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle, SITE)
     end_epoch(turnstile, epoch)
-
-
-@triton.jit
-def _paired(block, dtype: tl.constexpr):
-    """Neighbours in a row as one integer of twice the size, the left one below."""
-    low, high = tl.split(tl.reshape(block, (block.shape[0], block.shape[1] // 2, 2)))
-    half: tl.constexpr = block.dtype.primitive_bitwidth
-    return (low.to(dtype) & ((1 << half) - 1)) | (high.to(dtype) << half)
-
-
-@triton.jit
-def _as_integers(block):
-    """A block as int32, several elements in one if they are smaller."""
-    if block.dtype.primitive_bitwidth == 32:
-        return block.to(tl.int32, bitcast=True)
-    elif block.dtype.primitive_bitwidth == 16:
-        return _paired(block.to(tl.int16, bitcast=True), tl.int32)
-    else:
-        return _paired(_paired(block.to(tl.int8, bitcast=True), tl.int16), tl.int32)
-
-
-@triton.jit
-def _parted(block, dtype: tl.constexpr):
-    """The inverse of :func:`_paired`, for blocks of three dimensions."""
-    half: tl.constexpr = dtype.primitive_bitwidth
-    pairs = tl.join(block.to(dtype), (block >> half).to(dtype))
-    return tl.reshape(pairs, (block.shape[0], block.shape[1], block.shape[2] * 2))
-
-
-@triton.jit
-def _from_integers(block, dtype: tl.constexpr):
-    """The inverse of :func:`_as_integers`, for blocks of three dimensions."""
-    if dtype.primitive_bitwidth == 32:
-        return block.to(dtype, bitcast=True)
-    elif dtype.primitive_bitwidth == 16:
-        return _parted(block, tl.int16).to(dtype, bitcast=True)
-    else:
-        return _parted(_parted(block, tl.int16), tl.int8).to(dtype, bitcast=True)
 
 
 @triton.jit
@@ -245,30 +214,28 @@ def exchange_words_kernel(
         tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
         for step in tl.static_range(WORLD):
             peer = (me + step) % WORLD
-            r = tile.rows + peer * rows if SPLIT else tile.rows
-            here = tile_mask(tile) & (r < all_rows)[:, None]
-            part = tl.load(tile_pointers(mine, mine.ptr, r, tile.cols), mask=here, other=0)
+            part = packed(_part_for(peer, mine, tile, rows, all_rows, SPLIT))
             there = slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, BLOCK_N // PACK)
-            store_words(there, _as_integers(part), epoch)
+            store_words(there, part, epoch)
     sources = tl.arange(0, SOURCES)
     for block in range(program, blocks, tl.num_programs(0)):
         tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
         slots = slot_pointers(inbox, 0, tile, BLOCK_M, BLOCK_N // PACK)
         slots = slots[None, :, :] + (sources * blocks).to(tl.int64)[:, None, None] * (BLOCK_M * BLOCK_N // PACK)
         words = wait_words(slots, epoch, sources, sources < WORLD, handle, SITE)
-        parts = _from_integers(words, mine.ptr.dtype.element_ty)
+        parts = unpacked(words, mine.ptr.dtype.element_ty)
         if TOTAL:
             acc = tl.sum(parts.to(ACC_DTYPE), 0)
             value = finished(acc, bias_ptr, tile, result.ptr.dtype.element_ty, BIAS)
             tl.store(tile_pointers(result, result.ptr, tile.rows, tile.cols), value, mask=tile_mask(tile))
         else:
-            r = tile.rows[None, :] + (sources[:, None] * rows if BY_ROWS else sources[:, None] * 0)
-            c = tile.cols[None, :] + (sources[:, None] * 0 if BY_ROWS else sources[:, None] * cols)
-            pointers = (r.to(tl.int64) * result.row_stride)[:, :, None] + (c.to(tl.int64) * result.col_stride)[
-                :, None, :
-            ]
+            r, c = tile.rows[None, :, None].to(tl.int64), tile.cols[None, None, :].to(tl.int64)
+            if BY_ROWS:
+                r += (sources * rows)[:, None, None]
+            else:
+                c += (sources * cols)[:, None, None]
             mask = tile_mask(tile)[None, :, :] & (sources < WORLD)[:, None, None]
-            tl.store(result.ptr + pointers, parts, mask=mask)
+            tl.store(result.ptr + r * result.row_stride + c * result.col_stride, parts, mask=mask)
     end_epoch(turnstile, epoch)
 
 
