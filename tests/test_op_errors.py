@@ -322,7 +322,7 @@ def many_workspaces() -> int:
         for _ in range(20):  # together more than the heap holds
             workspace = new_workspace(ctx, ALL_REDUCE, "two_shot", 1 << 17)
             for _ in range(3):  # launched, captured, replayed
-                ctx.ops.matmul_all_reduce(output, a, b, workspace=workspace)
+                ctx.ops.matmul_all_reduce(output, a, b, config="two_shot", workspace=workspace)
             ctx.synchronize()
             del workspace
         return free
