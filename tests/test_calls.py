@@ -198,6 +198,7 @@ def broken_off(way: Way, seed: int) -> tuple[Failure, Failure]:
             first = failure_of(one.run)
         second = failure_of(one.run)
         ctx.check = lambda: None  # type: ignore[method-assign]
+        ctx.barrier()  # a slow rank that saw its peer leave would tell of that
         return first, second
 
 
