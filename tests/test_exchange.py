@@ -85,7 +85,7 @@ def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, seed: int) -
         assert max(excesses) <= 1
 
 
-def test_more_blocks_than_programs() -> None:
-    """A part in words is cut finer with many ranks; no program needs a flag of its own."""
+def test_a_part_in_words_has_no_more_blocks_than_flags_could_tell_apart() -> None:
+    """So a workspace that has flags takes it, too."""
     blocks = blocks_of((8, 2048), torch.float32, 4, 132)
     assert blocks.words and blocks.count <= MAX_PROGRAMS
