@@ -23,9 +23,11 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from iris.errors import BackendError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout
 
+_HELLO = struct.Struct("!II")  # rank, world size
 _HEADER = struct.Struct("!cHQ")
 _DATA, _ABORT = b"D", b"A"
 _ERRORS: dict[str, Callable[[str, Sequence[int]], IrisError]] = {
@@ -33,7 +35,6 @@ _ERRORS: dict[str, Callable[[str, Sequence[int]], IrisError]] = {
     "WaitTimeout": WaitTimeout,
     "RankMismatch": lambda message, _: RankMismatch(message),
 }
-_HANDSHAKE_S = 5.0
 _LATE_S = 1.0
 
 
@@ -47,6 +48,15 @@ def ranks_text(ranks: Iterable[int]) -> str:
     """``rank 3`` or ``ranks 1, 3``."""
     ordered = sorted(ranks)
     return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(map(str, ordered))}"
+
+
+@dataclass
+class _Stranger:
+    """The other end of a connection that has not said its rank yet."""
+
+    pid: int
+    expected: int | None
+    said: bytearray = field(default_factory=bytearray)
 
 
 class Mesh:
@@ -67,6 +77,7 @@ class Mesh:
     def __init__(self, rank: int, world_size: int, key: str, timeout_s: float) -> None:
         self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
         self.peers: dict[int, socket.socket] = {}
+        self._strangers: dict[socket.socket, _Stranger] = {}
         self.pids: dict[int, int] = {rank: os.getpid()}
         self._received: dict[int, bytearray] = {}
         self._fds: dict[int, list[int]] = {}
@@ -86,40 +97,55 @@ class Mesh:
             try:
                 self._meet(listener, key, deadline)
             except IrisError:
-                self._meet_late(listener, deadline)
+                self._meet_late(listener, key, deadline)
                 raise
-        for connection in self.peers.values():
-            connection.setblocking(False)
+            finally:
+                for connection in self._strangers:
+                    connection.close()
+                self._strangers.clear()
 
     def _meet(self, listener: socket.socket, key: str, deadline: float) -> None:
-        lower = set(range(self.rank))
-        while len(self.peers) < self.world_size - 1:
-            for peer in sorted(lower - self.peers.keys()):
-                connection = self._dial(address(key, peer))
-                if connection is not None:
-                    self._adopt(connection, deadline, expected=peer)
-            ready, _, _ = select.select([listener, *self.peers.values()], [], [], 0.01)
-            if listener in ready:
-                self._adopt(listener.accept()[0], deadline)
-            for peer, connection in self.peers.items():
-                if connection in ready:
-                    self._check_alive(peer)
-            if time.monotonic() > deadline and len(self.peers) < self.world_size - 1:
-                missing = set(range(self.world_size)) - self.peers.keys() - {self.rank}
+        while self._missing():
+            for peer in self._admit(listener, key, watched=set(self.peers)):
+                self._check_alive(peer)
+            if time.monotonic() > deadline and (missing := self._missing()):
+                silent = missing & {stranger.expected for stranger in self._strangers.values()}
+                hint = f" ({ranks_text(silent)} can be called but says nothing: a stopped process?)" if silent else ""
                 raise WaitTimeout(
                     f"rendezvous: rank {self.rank} waited {self.timeout_s:g} s for {ranks_text(missing)} "
-                    f"of {self.world_size}, which never arrived. Were all {self.world_size} ranks "
+                    f"of {self.world_size}, which never arrived{hint}. Were all {self.world_size} ranks "
                     "started on this host, and are they still running?",
                     missing,
                 )
 
-    def _meet_late(self, listener: socket.socket, deadline: float) -> None:
+    def _meet_late(self, listener: socket.socket, key: str, deadline: float) -> None:
         """After a failure: meet those who are still coming, so that they hear of it and do not wait in vain."""
         until = min(deadline, time.monotonic() + _LATE_S)
-        while len(self.peers) < self.world_size - 1 and (left := until - time.monotonic()) > 0:
-            if select.select([listener], [], [], left)[0]:
-                with contextlib.suppress(IrisError):
-                    self._adopt(listener.accept()[0], until)
+        while self._missing() and time.monotonic() < until:
+            with contextlib.suppress(IrisError):
+                self._admit(listener, key, watched=set())
+
+    def _missing(self) -> set[int]:
+        return set(range(self.world_size)) - self.peers.keys() - {self.rank}
+
+    def _admit(self, listener: socket.socket, key: str, watched: set[int]) -> list[int]:
+        """Call lower ranks that are not here yet, hear who answers or calls, and return those ``watched`` that spoke.
+
+        It never waits for one rank alone: a rank that hangs would keep this one from the others.
+        """
+        called = {stranger.expected for stranger in self._strangers.values()}
+        for peer in sorted(self._missing() & set(range(self.rank)) - called):
+            connection = self._dial(address(key, peer))
+            if connection is not None:
+                self._greet(connection, peer)
+        ready, _, _ = select.select([listener, *self._strangers, *(self.peers[peer] for peer in watched)], [], [], 0.01)
+        spoke = [peer for peer in watched if self.peers[peer] in ready]
+        for connection in ready:
+            if connection is listener:
+                self._greet(listener.accept()[0])
+            elif connection in self._strangers:
+                self._hear(connection)
+        return spoke
 
     def _bind(self, listener: socket.socket, name: str) -> None:
         try:
@@ -134,16 +160,17 @@ class Mesh:
         listener.listen(self.world_size)
 
     def _dial(self, name: str) -> socket.socket | None:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             connection.connect(name)
-        except (ConnectionRefusedError, FileNotFoundError):
+        except (ConnectionRefusedError, FileNotFoundError, BlockingIOError):
             connection.close()
             return None
         return connection
 
-    def _adopt(self, connection: socket.socket, deadline: float, expected: int | None = None) -> None:
-        """Shake hands on a fresh connection and file it under its peer's rank."""
+    def _greet(self, connection: socket.socket, expected: int | None = None) -> None:
+        """Say who this is on a fresh connection; the other end is a stranger until it has said so, too."""
+        connection.setblocking(False)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, uid, _ = struct.unpack("3i", credentials)
         if uid != os.getuid():
@@ -151,39 +178,46 @@ class Mesh:
             if expected is None:
                 return
             raise LaunchError(f"rank {expected}'s socket belongs to user {uid}, not to you ({os.getuid()})")
-        left = max(0.05, deadline - time.monotonic())
-        connection.settimeout(min(left / 2, _HANDSHAKE_S) if expected is None else left)
-        hello = json.dumps({"rank": self.rank, "world_size": self.world_size}).encode()
+        self._strangers[connection] = _Stranger(pid, expected)
+        with contextlib.suppress(OSError):  # it is gone: reading says so
+            connection.sendall(_HELLO.pack(self.rank, self.world_size))
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Take in what a stranger says; once that is all, file the connection under its rank."""
+        stranger = self._strangers[connection]
         try:
-            connection.sendall(struct.pack("!H", len(hello)) + hello)
-            (length,) = struct.unpack("!H", _read_exactly(connection, 2))
-            theirs = json.loads(_read_exactly(connection, length))
-        except (OSError, EOFError) as error:
+            part = connection.recv(_HELLO.size - len(stranger.said))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        stranger.said += part
+        if part and len(stranger.said) < _HELLO.size:
+            return
+        del self._strangers[connection]
+        if not part:
             connection.close()
-            if expected is None:
+            if stranger.expected is None:
                 return
-            if isinstance(error, TimeoutError):
-                raise WaitTimeout(
-                    f"rendezvous: rank {expected} is there but has not answered for {left:.1f} s. "
-                    "Is its process stopped, or its host overloaded?",
-                    [expected],
-                ) from None
-            raise PeerDied(f"rendezvous: rank {expected} died while ranks were meeting", [expected]) from None
-        if theirs["world_size"] != self.world_size:
+            raise PeerDied(f"rendezvous: rank {stranger.expected} died while ranks were meeting", [stranger.expected])
+        rank, world_size = _HELLO.unpack(stranger.said)
+        if world_size != self.world_size:
             connection.close()
             raise RankMismatch(
-                f"rendezvous: rank {theirs['rank']} expects {theirs['world_size']} ranks, "
+                f"rendezvous: rank {rank} expects {world_size} ranks, "
                 f"rank {self.rank} expects {self.world_size}. Start all ranks with the same world size."
             )
-        self.peers[theirs["rank"]] = connection
-        self.pids[theirs["rank"]] = pid
-        self._received[theirs["rank"]] = bytearray()
-        self._fds[theirs["rank"]] = []
+        self.peers[rank] = connection
+        self.pids[rank] = stranger.pid
+        self._received[rank] = bytearray()
+        self._fds[rank] = []
 
     def _check_alive(self, peer: int) -> None:
         """Raise if the first word from ``peer`` during rendezvous is its end, or its reason for ending."""
-        connection = self.peers[peer]
-        data = connection.recv(65536, socket.MSG_DONTWAIT)
+        try:
+            data = self.peers[peer].recv(65536)
+        except OSError:
+            data = b""
         if not data:
             raise PeerDied(f"rendezvous: rank {peer} died while ranks were meeting", [peer])
         self._received[peer] += data
@@ -380,16 +414,6 @@ class Mesh:
 def _frame(kind: bytes, tag: str, payload: bytes) -> bytes:
     name = tag.encode()
     return _HEADER.pack(kind, len(name), len(payload)) + name + payload
-
-
-def _read_exactly(connection: socket.socket, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        part = connection.recv(length - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return data
 
 
 def require_linux() -> None:

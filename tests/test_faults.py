@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -64,13 +65,13 @@ def before_rendezvous(rank: int) -> Work:
 def mid_rendezvous(rank: int) -> Work:
     """The victim dies once it has met one peer; the last rank comes later."""
     if rank == VICTIM:
-        adopt = Mesh._adopt
+        hear = Mesh._hear
 
-        def adopt_and_die(self: Mesh, *args: object, **options: object) -> None:
-            adopt(self, *args, **options)  # type: ignore[arg-type]
+        def hear_and_die(self: Mesh, connection: socket.socket) -> None:
+            hear(self, connection)
             die()
 
-        Mesh._adopt = adopt_and_die  # type: ignore[method-assign]
+        Mesh._hear = hear_and_die  # type: ignore[method-assign]
     elif rank == SIZE - 1:
         time.sleep(0.5)
     return opened
@@ -266,20 +267,20 @@ def test_a_kill_leaves_nothing_behind() -> None:
     assert not names & iris_sockets()
 
 
-def silent_in_handshake(rank: int) -> Failure:
-    """The victim is stopped, not dead, when its peers meet it: they wait for it no longer than asked."""
+def meet_a_silent_rank(late: int) -> Failure:
+    """The victim is stopped, not dead, when its peers meet it; rank ``late`` comes when the other is waiting."""
+    rank = int(os.environ["IRIS_RANK"])
     if rank == VICTIM:
-        Mesh._adopt = lambda self, *rest, **more: time.sleep(TIMEOUT_S + 1.5)  # type: ignore[method-assign]
+        Mesh._greet = lambda self, *rest: time.sleep(TIMEOUT_S + 1.5)  # type: ignore[method-assign]
+    elif rank == late:
+        time.sleep(0.5)
     return failure_of(opened)
 
 
-def run_silent() -> Failure:
-    return silent_in_handshake(int(os.environ["IRIS_RANK"]))
-
-
 @pytest.mark.skipif(not worlds(), reason="no ranks here")
-def test_a_rank_that_hangs_while_meeting_is_named_in_time(doomed: iris.RankPool) -> None:
-    outcomes = doomed.run(run_silent, timeout_s=30)
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_rank_that_hangs_while_meeting_is_named_in_time(late: int, doomed: iris.RankPool) -> None:
+    outcomes = doomed.run(meet_a_silent_rank, (late,), timeout_s=30)
     for rank, failure in enumerate(outcomes):
         if rank != VICTIM:
             assert failure.kind == "WaitTimeout" and failure.ranks == (VICTIM,), failure
