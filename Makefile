@@ -15,7 +15,7 @@ demo: setup ## Run two fused ops over 4 ranks, check them, and draw who waited w
 	@$(VENV)/bin/python -m iris demo
 
 test: setup ## Run the tests that need no GPU
-	@$(VENV)/bin/python -m pytest
+	@$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 
 check: setup ## Run everything that CI runs: format, lint, types, assembly, tests
 	@scripts/check

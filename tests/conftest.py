@@ -19,7 +19,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, os.environ.get("
 # No developer's own rows shall steer what tests pick.
 os.environ["IRIS_TUNED"] = str(Path(_ROOT, "tests", "no-such-rows.json"))
 
+# Processes that pytest-xdist starts take the number of the one that starts them.
 SEED = int(os.environ.get("IRIS_TEST_SEED") or secrets.randbelow(1 << 31))
+os.environ["IRIS_TEST_SEED"] = str(SEED)
 
 
 def pytest_report_header() -> str:

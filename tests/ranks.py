@@ -34,6 +34,9 @@ HEAP_SIZE = 24 << 20
 TIMEOUT_S = 30.0
 RUN_LIMIT_S = 90.0
 
+NAMES_SHARED_MEMORY = pytest.mark.xdist_group("names of shared memory")
+"""For tests that count files in /dev/shm, or run programs that make some: never two of them at a time."""
+
 _SIM_WORLD_SIZES = (1, 2, 3, 4)
 _GPU_WORLD_SIZES = (2, 4, 8)
 
@@ -156,6 +159,7 @@ def resident_kib() -> int:
 
 
 def shared_memory_files() -> set[str]:
+    """The machine's named shared memory; who counts it runs with :data:`NAMES_SHARED_MEMORY`."""
     return set(os.listdir("/dev/shm"))
 
 

@@ -13,7 +13,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 import triton
-from ranks import BACKEND, Failure, failure_of, iris_sockets, open_fds, shared_memory_files, worlds
+from ranks import (
+    BACKEND,
+    NAMES_SHARED_MEMORY,
+    Failure,
+    failure_of,
+    iris_sockets,
+    open_fds,
+    shared_memory_files,
+    worlds,
+)
 
 import iris
 from iris import backends
@@ -251,6 +260,7 @@ def test_survivors_name_the_killed_rank_in_time(point: Callable[[int], Work], do
         assert (fds, threads) == (kept, 0)
 
 
+@NAMES_SHARED_MEMORY
 def test_a_kill_leaves_nothing_behind() -> None:
     with iris.RankPool(1) as pool:
         pool.run(os.getpid)

@@ -20,7 +20,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ranks import BACKEND, Ranks, worlds
+from ranks import BACKEND, NAMES_SHARED_MEMORY, Ranks, worlds
 
 import iris
 from iris import ops
@@ -474,6 +474,7 @@ def command(path: str, arguments: list[str], cwd: Path, *launcher: str) -> subpr
         ("examples/gemm/reference/all_reduce.py", SIZES),
     ],
 )
+@NAMES_SHARED_MEMORY
 def test_under_mpirun(path: str, options: list[str], tmp_path: Path) -> None:
     if shutil.which("mpirun") is None:
         assert not os.environ.get("CI"), "mpirun is missing here, where CI is set"

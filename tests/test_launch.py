@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import BACKEND
+from ranks import BACKEND, NAMES_SHARED_MEMORY
 
 import iris
 from iris import backends
@@ -417,6 +417,7 @@ COMMANDS: dict[str, list[str]] = {
 
 
 @pytest.mark.gpu if BACKEND != "sim" else pytest.mark.timeout(120)
+@NAMES_SHARED_MEMORY
 @pytest.mark.parametrize("source", COMMANDS)
 def test_one_script_runs_under_every_launcher(env: pytest.MonkeyPatch, source: str, tmp_path: Path) -> None:
     command = COMMANDS[source]

@@ -18,6 +18,7 @@ import triton.language as tl
 from ops_inputs import ALL_REDUCE, GATHER, Way, trial
 from ranks import (
     BACKEND,
+    NAMES_SHARED_MEMORY,
     Failure,
     Ranks,
     context,
@@ -88,6 +89,7 @@ def many_lives() -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     return early, measures(), sorted(shared_memory_files() - files)
 
 
+@NAMES_SHARED_MEMORY
 @FEW
 def test_a_hundred_lives_in_one_process_leave_it_as_it_was(ranks: Ranks) -> None:
     for early, late, files in ranks.run(many_lives):
@@ -125,6 +127,7 @@ def test_graphs_of_one_life_are_not_the_next_ones(ranks: Ranks, seed: int) -> No
         assert late["gpu"] == early["gpu"]
 
 
+@NAMES_SHARED_MEMORY
 def test_lives_across_processes_leave_the_machine_as_it_was() -> None:
     size = 2 if BACKEND == "sim" else 1
     before = shared_memory_files(), open_fds(), thread_count()
@@ -285,6 +288,7 @@ def run_ranks(source: str, tmp_path: Path, size: int = 2) -> list[tuple[int, str
     return outcomes
 
 
+@NAMES_SHARED_MEMORY
 def test_a_forgotten_close_is_made_up_for_at_exit(tmp_path: Path) -> None:
     files = shared_memory_files()
     source = FORGOTTEN.format(last="time.sleep(0.5 * ctx.rank); print('done', tensor.sum().item())")

@@ -254,12 +254,12 @@ def test_a_pick_is_quick() -> None:
     for m in range(4096, 4106):
         for op in ALGORITHMS:
             problem = problem_of(op, 8 * m, 4096, 4096, 8)
-            started = time.perf_counter()
+            started = time.thread_time()
             pick_config(problem, H200)
-            first = time.perf_counter()
+            first = time.thread_time()
             pick_config(problem, H200)
-            taken.append((first - started, time.perf_counter() - first))
-    # About 1 ms and 2 us; with room for a busy machine.
+            taken.append((first - started, time.thread_time() - first))
+    # About 1 ms and 2 us; with room for a slow machine.
     assert statistics.median(first for first, _ in taken) < 10e-3
     assert statistics.median(again for _, again in taken) < 100e-6
 

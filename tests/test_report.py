@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from ranks import NAMES_SHARED_MEMORY
 from result_lines import ALGORITHMS, LARGE, SIMULATED, SIZES_OF_SWEEP, Record, dataset, record, without_time, write
 
 import iris
@@ -585,6 +586,7 @@ def colours(png: Path) -> dict[str, float]:
     return {"#{:02x}{:02x}{:02x}".format(*colour): count / (image.width * image.height) for count, colour in counted}
 
 
+@NAMES_SHARED_MEMORY
 @pytest.mark.timeout(300)
 def test_a_browser_shows_the_page_from_disk(
     browser: Callable[..., str], drawn: Path, study: Study, tmp_path: Path

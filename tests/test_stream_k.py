@@ -59,7 +59,8 @@ def crowded(seed: int) -> list[tuple[Way, Shape, float]]:
     assert ctx.num_sms == 9
     shapes = ((16, 16, 300), (16, 32, 200), (33, 17, 140), (32, 48, 70), (9, 5, 70))
     for turn, way in enumerate(one for one in ways() if one.algorithm in ("local", "push", "two_shot")):
-        for index, shape in enumerate(shapes):
+        for index in range(5) if way.algorithm == "local" else (turn % 5, (turn + 2) % 5):
+            shape = shapes[index]
             dtype = DTYPES[(turn + index) % 4]
             one = trial(ctx, way, shape, dtype, seed + index)
             one.run(replace(NARROW, block_size_k=short_blocks(dtype), two_tiles=index % 2 == 1))
