@@ -1,4 +1,5 @@
-"""What the simulator's interpreter must do beyond Triton's own: co-resident programs, and bfloat16 done right."""
+"""What the simulator's interpreter must do beyond Triton's own: co-resident programs, bfloat16 done right, and memory
+for types."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+import triton_types
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
@@ -555,6 +557,19 @@ def load_from_no_rank(rank: int) -> Failure:
 def test_a_rank_out_of_range_is_an_error(ranks: Ranks, rank: int) -> None:
     for failure in ranks.run(load_from_no_rank, rank):
         assert failure.kind == "AddressError" and "a rank out of range" in failure.message
+
+
+# -- types --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_remembered_of_types_is_what_triton_works_out() -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, triton_types.__file__], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert vars(tl.tensor)["__init__"].__module__ == "iris.backends.memos"
+    assert "\n".join(triton_types.types() * 2) + "\n" == done.stdout
 
 
 SCRIPT = """

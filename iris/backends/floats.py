@@ -52,7 +52,7 @@ def _narrow_to_float8(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 def _is_bfloat16(handle: Any) -> bool:
-    return isinstance(handle, _Handle) and handle.dtype.scalar == tl.bfloat16
+    return isinstance(handle, _Handle) and handle.dtype.scalar.name == "bf16"
 
 
 def _is_narrow(dtype: Any) -> bool:

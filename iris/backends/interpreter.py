@@ -9,8 +9,9 @@ Five things change while Iris simulates:
 * **Narrow floats.** Triton computes on the bit patterns of bfloat16; see :mod:`iris.backends.floats`.
 * **Addresses.** A load from where there is no memory is an error of the kernel's, not the end of the process.
 * **Speed.** Triton patches its language module anew at each call of a device function (about 1 ms);
-  here once per launch. It also computes every integer sum and product again in 64 bits, for a check of
-  overflows that is made only where ``debug`` is set; here only there.
+  here once per launch, and what to patch is found once. It also computes every integer sum and product again
+  in 64 bits, for a check of overflows that is made only where ``debug`` is set; here only there. And it works
+  out types anew for every number; see :mod:`iris.backends.memos`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import triton.language as tl
 from triton.runtime import interpreter as upstream
 from triton.runtime.errors import InterpreterError
 
-from iris.backends import floats
+from iris.backends import floats, memos
 from iris.backends.memory import Memory
 from iris.errors import BackendError, IrisError
 
@@ -56,6 +57,7 @@ def install() -> None:
     upstream._interpreter = Memory(upstream._interpreter, lambda: upstream.interpreter_builder.grid_idx)
     _install_switches()
     floats.install()
+    memos.install()
 
 
 # -- co-resident programs -----------------------------------------------------------------------------------
@@ -78,9 +80,16 @@ class _Launch:
         languages = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
         if languages and languages <= self.patched:
             return
+        key = frozenset(languages), id(tl) in self.patched, id(tl.core) in self.patched
         self.patched |= languages
-        scope = upstream._patch_lang(fn)
-        scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+        if key in _changes:
+            scope = upstream._LangPatchScope()
+            for change in _changes[key]:
+                scope.set_attr(*change)
+        else:
+            scope = upstream._patch_lang(fn)
+            scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+            _changes[key] = [(owner, name, getattr(owner, name)) for owner, name, _ in scope._changes]
         self.scopes.append(scope)
 
     def restore(self) -> None:
@@ -88,6 +97,8 @@ class _Launch:
             scope.restore()
 
 
+_changes: dict[Any, list[tuple[Any, str, Any]]] = {}
+"""What :meth:`_Launch.patch` changes, by what a function sees of the language and what was changed before."""
 _current: _Launch | None = None
 _turn = threading.RLock()
 
