@@ -138,7 +138,7 @@ class Mesh:
             connection = self._dial(address(key, peer))
             if connection is not None:
                 self._greet(connection, peer)
-        ready, _, _ = select.select([listener, *self._strangers, *(self.peers[peer] for peer in watched)], [], [], 0.01)
+        ready = _readable([listener, *self._strangers, *(self.peers[peer] for peer in watched)], 0.01)
         spoke = [peer for peer in watched if self.peers[peer] in ready]
         for connection in ready:
             if connection is listener:
@@ -414,6 +414,14 @@ class Mesh:
 def _frame(kind: bytes, tag: str, payload: bytes) -> bytes:
     name = tag.encode()
     return _HEADER.pack(kind, len(name), len(payload)) + name + payload
+
+
+def _readable(connections: Iterable[socket.socket], timeout_s: float) -> list[socket.socket]:
+    """Those that have something to read, or have ended; a process may have more descriptors open than select takes."""
+    with selectors.PollSelector() as selector:
+        for connection in connections:
+            selector.register(connection, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(timeout_s) if isinstance(key.fileobj, socket.socket)]
 
 
 def require_linux() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -138,6 +139,26 @@ def test_lives_across_processes_leave_the_machine_as_it_was() -> None:
 
 
 # -- the end ------------------------------------------------------------------------------------------------
+
+
+def with_many_files_open() -> int:
+    """Opens a context where 1100 descriptors are taken, as in the process of a server; the largest of its own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with iris.iris(1 << 20, timeout_s=30) as ctx:
+            ctx.barrier()
+            return max(int(fd) for fd in os.listdir("/proc/self/fd"))
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@TWO
+def test_descriptors_above_1024(ranks: Ranks) -> None:
+    assert min(ranks.run(with_many_files_open)) > 1100
 
 
 def use_after_close() -> tuple[list[Failure], str]:
