@@ -455,10 +455,16 @@ class Iris(SymmetricTensors, RankLogger):
             )
 
     def _describe_status(self) -> IrisError:
+        """Why a kernel stopped. A peer that is gone may have said the cause; where that is whom this rank waited for in
+        vain itself, its own record says more."""
+        words = [int(word) for word in self._status_view]
+        own = expired_wait(words, self.rank, self.heap_size)
         dead = self._mesh.dead_ranks()
-        if dead:
-            return self._mesh.death(min(dead), "kernel")
-        return expired_wait([int(word) for word in self._status_view], self.rank, self.heap_size)
+        if not dead:
+            return own
+        said = self._mesh.death(min(dead), "kernel")
+        firsthand = words[sync.STATUS_CODE] == sync.CODE_EXPIRED.value
+        return own if firsthand and isinstance(said, WaitTimeout) and said.ranks == own.ranks else said
 
     def _require_open(self, op: str) -> None:
         if self._pid != os.getpid():

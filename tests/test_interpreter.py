@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ import triton_types
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
+from iris.device import sync
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -191,6 +194,24 @@ def test_a_wait_for_what_never_comes_ends_on_every_rank_and_names_everything(ran
     # Where two wait, the first to give up tells the other, who may then have no record of its own.
     firsthand = rf"{site}: rank {waiters} waited (0\.[7-9]|1\.\d) s for rank 1: {flag}"
     assert any(re.match(firsthand, failure.message) for failure, _, _ in outcomes), outcomes
+
+
+def causes() -> list[str]:
+    """What this rank says, whose own wait for rank 1 expired, or was cut short, when rank 2 has left with an error."""
+    found = []
+    with fresh() as ctx:
+        for code in (sync.CODE_EXPIRED, sync.CODE_RELAYED):
+            for said in (iris.WaitTimeout("said of 1", [1]), iris.WaitTimeout("said of 2", [2]), iris.PeerDied("dead")):
+                words = [code.value, 0, 0, 1, 0, 4, 2, 10**9] + [0] * 8
+                mesh = SimpleNamespace(dead_ranks=lambda: {2}, death=lambda rank, tag, said=said: said)
+                with mock.patch.multiple(ctx, _status_view=words, _mesh=mesh):
+                    found.append(str(ctx._describe_status()).partition(":")[2][:18] or str(said))
+    return found
+
+
+@ONE
+def test_what_a_rank_has_seen_itself_counts_more_than_the_same_from_another(ranks: Ranks) -> None:
+    assert ranks.run(causes) == [[" rank 0 waited 1.0", "said of 2", "dead", "said of 1", "said of 2", "dead"]]
 
 
 # -- threads ------------------------------------------------------------------------------------------------

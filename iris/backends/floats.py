@@ -1,4 +1,4 @@
-"""bfloat16 and the 8-bit floats in Triton's interpreter, which keeps them as bit patterns.
+"""bfloat16 and the 8-bit floats in Triton's interpreter, which keeps them as bit patterns; and atomic sums of 16 bits.
 
 Triton computes on the patterns in arithmetic, ``tl.dot``, ``tl.fma``, reductions, scans, and most casts, and
 where it does convert, its rounding loses the carry into the exponent. Here they are widened to float32,
@@ -158,8 +158,10 @@ def _install_memory() -> None:
     rmw, load = _Builder.create_atomic_rmw, _Builder.create_descriptor_load
 
     def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        if op == upstream._ir.ATOMIC_OP.FADD and val.data.itemsize == 2:
+            return _atomic_add_16(self, ptr, val, mask, sem)
         if _is_bfloat16(val):
-            return _atomic_add_bfloat16(self, op, ptr, val, mask, sem, scope)
+            raise TypeError("add is the only bfloat16 atomic")
         if op == upstream._ir.ATOMIC_OP.XCHG and val.data.dtype.kind == "f":
             bits = _Handle(val.data.view(f"u{val.data.itemsize}"), val.dtype)
             old = rmw(self, op, ptr, bits, mask, sem, scope)
@@ -211,14 +213,17 @@ def _widen_reduced(owner: Any, name: str) -> None:
     setattr(owner, name, reduce)
 
 
-def _atomic_add_bfloat16(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
-    """One compare-and-swap loop per element, on the 32-bit word that holds it."""
-    if op != upstream._ir.ATOMIC_OP.FADD:
-        raise TypeError("add is the only bfloat16 atomic")
-    pointers, values, active = np.broadcast_arrays(ptr.data, val.data, mask.data)
+def _atomic_add_16(self: Any, ptr: Any, val: Any, mask: Any, sem: Any) -> Any:
+    """One compare-and-swap loop per element, on the 32-bit word that holds it: Triton adds float16 under a lock of the
+    process, which other ranks do not see, and bfloat16 not at all."""
+    pointers, values, active = np.broadcast_arrays(ptr.data, _widened(val).data.astype(np.float32), mask.data)
     old = np.zeros(pointers.shape, dtype=np.uint16)
     order = self.ir_sem_to_interpreter_sem[sem]
     word_mask = np.ones(1, dtype=bool)
+
+    def handle(patterns: np.ndarray) -> Any:
+        return _Handle(patterns.view(val.data.dtype), val.dtype.scalar)
+
     for index in np.ndindex(pointers.shape):
         if not active[index]:
             continue
@@ -228,9 +233,11 @@ def _atomic_add_bfloat16(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem:
         while True:
             seen = upstream._interpreter.load(word, word_mask, np.zeros(1, np.uint32), np.dtype(np.uint32))
             half = (seen >> shift).astype(np.uint16)
-            new = narrow(widen(half) + widen(values[index].reshape(1)))
+            total = _widened(handle(half)).data.astype(np.float32) + values[index]
+            with np.errstate(over="ignore"):  # to infinity
+                new = (narrow(total) if _is_bfloat16(val) else total.astype(np.float16)).view(np.uint16)
             merged = (seen & ~(np.uint32(0xFFFF) << shift)) | (new.astype(np.uint32) << shift)
             if upstream._interpreter.atomic_cas(word, seen, merged, order)[0] == seen[0]:
                 old[index] = half[0]
                 break
-    return _Handle(old, tl.bfloat16)
+    return handle(old)
