@@ -103,7 +103,7 @@ def advance(workspaces: Iterable[FusedWorkspace], calls: int) -> None:
         if one.algorithm != "atomic":
             on(one.ready)
         for key, memory in one.local.items():
-            if isinstance(key, tuple) and key[0] == "split":
+            if isinstance(key, tuple) and key[0] in ("split", "epochs"):
                 on(memory)
 
 

@@ -12,15 +12,20 @@ LAYOUTS = ("k_contiguous", "m_contiguous")
 """How A is staged: row by row, or column by column."""
 EXCHANGING = ("low_latency", "low_latency_two_shot")
 """Algorithms that put a short collective before or behind a whole matmul."""
-WORDS_NBYTES = 256 << 10
-"""The most that a rank sends to all peers together as words, by ``low_latency``: beyond, sending twice as many bytes
-costs more than the flag that is saved (2 × H200, 2026-11-22: level at 256 to 512 KiB)."""
+WORDS_NBYTES = {1: 128 << 10, 2: 160 << 10}
+"""The most that a rank sends as words in an exchange of one hop, or of two, in each, for each rank of the job: beyond,
+sending twice as many bytes costs more than the flags that are saved (2 and 4 × H200, 2026-11-22)."""
 _KINDS: dict[str, type] = {
     "algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool, "own_matmul": bool,
 }  # fmt: skip
 """Types of fields that are no numbers."""
 WARPS = (1, 2, 4, 8, 16, 32)
 """What ``num_warps`` may be."""
+
+
+def in_words(sent_nbytes: float, world_size: int, hops: int) -> bool:
+    """Whether an exchange of ``hops`` goes by words, in each of which a rank sends so much to all peers together."""
+    return sent_nbytes <= WORDS_NBYTES[hops] * world_size
 
 
 def least_block_size_k(dtype: torch.dtype) -> int:

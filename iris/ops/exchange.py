@@ -9,12 +9,12 @@ the custom all-reduces of serving engines. There are two ways to know what has c
   epoch of the call. Twice as many bytes, but nothing is waited for between data and flag, 2 µs of 6.
 * *flags*, one per program, which are set behind the data.
 
-The two-shot scheme sends fewer bytes, and a second flag: each rank sums a part of the rows, and stores the sum into
-every rank's output.
+The two-shot scheme sends fewer bytes, in two hops: each rank sums a part of the rows, and sends the sum to every rank.
 
 An inbox has two halves, which calls take in turns. A rank that is in call n has had data from every peer in call
-n - 1; each peer had by then finished call n - 2, the last to read the half that is now written. A sum goes to a peer's
-output when that peer's part of it has come: the peer is then in the same call, and what read its output is over.
+n - 1; each peer had by then finished call n - 2, the last to read the half that is now written. Behind flags a sum goes
+straight to a peer's output, when that peer's part of it has come: the peer is then in the same call, and what read its
+output is over. In words it goes to the inbox, which has room for parts and for sums.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from iris.context import Iris
 from iris.device import handle as handles
 from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
-from iris.device.sync import MAX_RANKS, coming_epoch, end_epoch, signal_all, store_words, wait_all, wait_words
+from iris.device.sync import MAX_RANKS, end_own_epoch, own_epoch, signal_all, store_words, wait_all, wait_words
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers
-from iris.ops.config import WORDS_NBYTES
+from iris.ops.config import in_words
 from iris.ops.workspace import FusedWorkspace
 
 MAX_PROGRAMS = 512
@@ -49,13 +49,14 @@ _MOST_WORDS = 4096
 @dataclass(frozen=True)
 class Blocks:
     """How a part of ``rows`` × ``cols`` is cut: ``count`` blocks of ``block_m`` × ``block_n``; ``words``: these travel
-    as words, not behind flags."""
+    as words, not behind flags; ``hops``: parts to all (1), or parts to owners, and their sums to all (2)."""
 
     rows: int
     cols: int
     block_m: int
     block_n: int
     words: bool
+    hops: int
 
     @property
     def count(self) -> int:
@@ -68,19 +69,19 @@ class Blocks:
         return 0 if self.words else FLAGS
 
     def inbox_nbytes(self, world_size: int, dtype: torch.dtype) -> int:
-        """Both halves, each with room for every rank's blocks."""
-        carried = 2 if self.words else 1
+        """Both halves, each with room for every rank's blocks, in words for their sums, too."""
+        carried = 2 * self.hops if self.words else 1
         return 2 * world_size * self.count * self.block_m * self.block_n * dtype.itemsize * carried
 
 
-def blocks_of(part: Sequence[int], dtype: torch.dtype, world_size: int, num_sms: int, *, words: bool = True) -> Blocks:
-    """A part of this shape in few blocks per program, each of whole vectors; in ``words`` if it is small enough."""
+def blocks_of(part: Sequence[int], dtype: torch.dtype, world_size: int, num_sms: int, hops: int = 1) -> Blocks:
+    """A part of this shape in few blocks per program, each of whole vectors; in words if it is small enough."""
     rows, cols = part
-    words = words and rows * cols * dtype.itemsize * (world_size - 1) <= WORDS_NBYTES
+    words = in_words(rows * cols * dtype.itemsize * (world_size - 1), world_size, hops)
     most = min(_MOST, _MOST_WORDS * 4 // dtype.itemsize // triton.next_power_of_2(world_size)) if words else _MOST
     share = min(most, max(_LEAST, triton.next_power_of_2(math.ceil(rows * cols / num_sms))))
     block_m = min(16, triton.next_power_of_2(rows))
-    return Blocks(rows, cols, block_m, share // block_m, words)
+    return Blocks(rows, cols, block_m, share // block_m, words, hops)
 
 
 @triton.jit
@@ -111,7 +112,7 @@ def _part_for(peer, mine, tile, rows, all_rows, SPLIT: tl.constexpr):
 @triton.jit
 def exchange_kernel(
     handle,
-    turnstile,
+    epochs,
     ready,
     inbox,
     half,
@@ -141,7 +142,7 @@ def exchange_kernel(
     they stand below (``BY_ROWS``) or beside each other. ``EVERYWHERE``: the sum goes to every rank's ``result``,
     symmetric, at the rows that the part has there.
     """
-    epoch = coming_epoch(turnstile)
+    epoch = own_epoch(epochs)
     me, program = handles.rank(handle), tl.program_id(0)
     inbox += (epoch & 1).to(tl.int64) * half
     for block in range(program, blocks, tl.num_programs(0)):
@@ -150,40 +151,76 @@ def exchange_kernel(
             peer = (me + step) % WORLD
             part = _part_for(peer, mine, tile, rows, all_rows, SPLIT)
             tl.store(slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, BLOCK_N), part)
-    lanes = tl.arange(0, MAX_RANKS)
-    others = (lanes < WORLD) & (lanes != me)
-    peers = tl.where(others, lanes, me)
-    signal_all(ready + me * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle)
-    wait_all(ready + peers * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle, SITE)
-    for block in range(program, blocks, tl.num_programs(0)):
-        tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
-        if TOTAL:
-            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
-            for source in tl.static_range(WORLD):
-                acc += tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N)).to(ACC_DTYPE)
-            if EVERYWHERE:
-                tile = _block_below(tile, me * rows, all_rows)
-            value = finished(acc, bias_ptr, tile, result.ptr.dtype.element_ty, BIAS)
-            for step in tl.static_range(WORLD if EVERYWHERE else 1):
-                there = translate(handle, result.ptr, (me + step) % WORLD) if EVERYWHERE else result.ptr
-                tl.store(tile_pointers(result, there, tile.rows, tile.cols), value, mask=tile_mask(tile))
-        else:
-            for source in tl.static_range(WORLD):
-                value = tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N))
-                r = tile.rows + source * rows if BY_ROWS else tile.rows
-                c = tile.cols if BY_ROWS else tile.cols + source * cols
-                tl.store(tile_pointers(result, result.ptr, r, c), value, mask=tile_mask(tile))
-    if EVERYWHERE:
-        sums = ready + WORLD * FLAGS_EACH
-        signal_all(sums + me * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle)
-        wait_all(sums + peers * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle, SITE)
-    end_epoch(turnstile, epoch)
+    if program < blocks:
+        lanes = tl.arange(0, MAX_RANKS)
+        others = (lanes < WORLD) & (lanes != me)
+        peers = tl.where(others, lanes, me)
+        signal_all(ready + me * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle)
+        wait_all(ready + peers * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle, SITE)
+        for block in range(program, blocks, tl.num_programs(0)):
+            tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
+            if TOTAL:
+                acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
+                for source in tl.static_range(WORLD):
+                    acc += tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N)).to(ACC_DTYPE)
+                if EVERYWHERE:
+                    tile = _block_below(tile, me * rows, all_rows)
+                value = finished(acc, bias_ptr, tile, result.ptr.dtype.element_ty, BIAS)
+                for step in tl.static_range(WORLD if EVERYWHERE else 1):
+                    there = translate(handle, result.ptr, (me + step) % WORLD) if EVERYWHERE else result.ptr
+                    tl.store(tile_pointers(result, there, tile.rows, tile.cols), value, mask=tile_mask(tile))
+            else:
+                for source in tl.static_range(WORLD):
+                    value = tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N))
+                    r = tile.rows + source * rows if BY_ROWS else tile.rows
+                    c = tile.cols if BY_ROWS else tile.cols + source * cols
+                    tl.store(tile_pointers(result, result.ptr, r, c), value, mask=tile_mask(tile))
+        if EVERYWHERE:
+            sums = ready + WORLD * FLAGS_EACH
+            signal_all(sums + me * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle)
+            wait_all(sums + peers * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle, SITE)
+    end_own_epoch(epochs, epoch)
+
+
+@triton.jit
+def _parts_in_words(
+    inbox,
+    tile,
+    blocks,
+    epoch,
+    handle,
+    dtype: tl.constexpr,
+    SITE: tl.constexpr,
+    WORLD: tl.constexpr,
+    SOURCES: tl.constexpr,
+    PACK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """What every rank has sent of a block, by rank, when it has come."""
+    sources = tl.arange(0, SOURCES)
+    slots = slot_pointers(inbox, 0, tile, BLOCK_M, BLOCK_N // PACK)
+    slots = slots[None, :, :] + (sources * blocks).to(tl.int64)[:, None, None] * (BLOCK_M * BLOCK_N // PACK)
+    return unpacked(wait_words(slots, epoch, sources, sources < WORLD, handle, SITE), dtype)
+
+
+@triton.jit
+def _store_parts(result, parts, tile, rows, cols, all_rows, WORLD: tl.constexpr, BY_ROWS: tl.constexpr):
+    """Every rank's part of a block, below (``BY_ROWS``) or beside each other, ``all_rows`` at most."""
+    sources = tl.arange(0, parts.shape[0])
+    r, c = tile.rows[None, :, None].to(tl.int64), tile.cols[None, None, :].to(tl.int64)
+    if BY_ROWS:
+        r += (sources * rows)[:, None, None]
+    else:
+        c += (sources * cols)[:, None, None]
+    mask = tile_mask(tile)[None, :, :] & (sources < WORLD)[:, None, None] & (r < all_rows)
+    tl.store(result.ptr + r * result.row_stride + c * result.col_stride, parts, mask=mask)
 
 
 @triton.jit
 def exchange_words_kernel(
     handle,
-    turnstile,
+    epochs,
     inbox,
     half,
     mine,
@@ -197,6 +234,7 @@ def exchange_words_kernel(
     WORLD: tl.constexpr,
     SPLIT: tl.constexpr,
     TOTAL: tl.constexpr,
+    EVERYWHERE: tl.constexpr,
     BY_ROWS: tl.constexpr,
     BIAS: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
@@ -206,10 +244,13 @@ def exchange_words_kernel(
     BLOCK_N: tl.constexpr,
 ):
     """As :func:`exchange_kernel`, but the parts travel as words: ``inbox`` is of int64, with ``PACK`` elements in each.
-    ``SOURCES``: the power of two from ``WORLD`` on."""
-    epoch = coming_epoch(turnstile)
+    ``SOURCES``: the power of two from ``WORLD`` on. Sums for every rank travel as words, too, to slots behind those
+    of the parts."""
+    epoch = own_epoch(epochs)
     me, program = handles.rank(handle), tl.program_id(0)
     inbox += (epoch & 1).to(tl.int64) * half
+    sums = inbox + (blocks * WORLD).to(tl.int64) * (BLOCK_M * BLOCK_N // PACK)
+    dtype: tl.constexpr = mine.ptr.dtype.element_ty
     for block in range(program, blocks, tl.num_programs(0)):
         tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
         for step in tl.static_range(WORLD):
@@ -217,26 +258,31 @@ def exchange_words_kernel(
             part = packed(_part_for(peer, mine, tile, rows, all_rows, SPLIT))
             there = slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, BLOCK_N // PACK)
             store_words(there, part, epoch)
-    sources = tl.arange(0, SOURCES)
     for block in range(program, blocks, tl.num_programs(0)):
         tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
-        slots = slot_pointers(inbox, 0, tile, BLOCK_M, BLOCK_N // PACK)
-        slots = slots[None, :, :] + (sources * blocks).to(tl.int64)[:, None, None] * (BLOCK_M * BLOCK_N // PACK)
-        words = wait_words(slots, epoch, sources, sources < WORLD, handle, SITE)
-        parts = unpacked(words, mine.ptr.dtype.element_ty)
+        parts = _parts_in_words(inbox, tile, blocks, epoch, handle, dtype, SITE, WORLD, SOURCES, PACK, BLOCK_M, BLOCK_N)
         if TOTAL:
             acc = tl.sum(parts.to(ACC_DTYPE), 0)
-            value = finished(acc, bias_ptr, tile, result.ptr.dtype.element_ty, BIAS)
-            tl.store(tile_pointers(result, result.ptr, tile.rows, tile.cols), value, mask=tile_mask(tile))
-        else:
-            r, c = tile.rows[None, :, None].to(tl.int64), tile.cols[None, None, :].to(tl.int64)
-            if BY_ROWS:
-                r += (sources * rows)[:, None, None]
+            if EVERYWHERE:
+                below = _block_below(tile, me * rows, all_rows)
+                value = packed(finished(acc, bias_ptr, below, result.ptr.dtype.element_ty, BIAS))
+                for step in tl.static_range(WORLD):
+                    peer = (me + step) % WORLD
+                    there = slot_pointers(translate(handle, sums, peer), me, tile, BLOCK_M, BLOCK_N // PACK)
+                    store_words(there, value, epoch)
             else:
-                c += (sources * cols)[:, None, None]
-            mask = tile_mask(tile)[None, :, :] & (sources < WORLD)[:, None, None]
-            tl.store(result.ptr + r * result.row_stride + c * result.col_stride, parts, mask=mask)
-    end_epoch(turnstile, epoch)
+                value = finished(acc, bias_ptr, tile, result.ptr.dtype.element_ty, BIAS)
+                tl.store(tile_pointers(result, result.ptr, tile.rows, tile.cols), value, mask=tile_mask(tile))
+        else:
+            _store_parts(result, parts, tile, rows, cols, rows * WORLD, WORLD, BY_ROWS)
+    if EVERYWHERE:
+        for block in range(program, blocks, tl.num_programs(0)):
+            tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
+            parts = _parts_in_words(
+                sums, tile, blocks, epoch, handle, dtype, SITE, WORLD, SOURCES, PACK, BLOCK_M, BLOCK_N
+            )
+            _store_parts(result, parts, tile, rows, cols, all_rows, WORLD, True)
+    end_own_epoch(epochs, epoch)
 
 
 def exchange(
@@ -249,35 +295,35 @@ def exchange(
     *,
     split: bool = False,
     total: bool = False,
-    everywhere: bool = False,
     by_rows: bool = False,
     bias: torch.Tensor | None = None,
     bias_is: int = 0,
 ) -> None:
     """Launch :func:`exchange_kernel`, or :func:`exchange_words_kernel`. The workspace has staging memory for both
-    halves of the inbox, and the flags that ``blocks`` need.
+    halves of the inbox, and the flags that ``blocks`` need. Of two hops ``split`` and ``total`` are part.
 
     Sync: on the current stream; ``result`` is complete behind it, and ``mine`` may be overwritten.
     """
     half = workspace.staging.numel() // 2 // 16 * 16
     staging = workspace.staging[: 2 * half]
-    grid = (min(blocks.count, ctx.num_sms, MAX_PROGRAMS),)
+    grid = (min(ctx.num_sms, MAX_PROGRAMS),)
+    epochs = workspace.scratch("epochs", MAX_PROGRAMS, torch.int32)
     operands = (
         Matrix(mine, *mine.stride()), Matrix(result, *result.stride()), bias, blocks.rows, blocks.cols, blocks.count,
         mine.shape[0],
     )  # fmt: skip
     constants: dict[str, Any] = {
         "SITE": site, "WORLD": ctx.world_size, "SPLIT": split, "TOTAL": total, "BY_ROWS": by_rows, "BIAS": bias_is,
-        "ACC_DTYPE": tl.int32 if mine.dtype == torch.int32 else tl.float32,
+        "EVERYWHERE": blocks.hops == 2, "ACC_DTYPE": tl.int32 if mine.dtype == torch.int32 else tl.float32,
         "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": 4,
     }  # fmt: skip
     if blocks.words and workspace.ready.numel() < FLAGS:
         exchange_words_kernel[grid](
-            ctx.handle, workspace.turnstile, staging.view(torch.int64), half // 8, *operands,
+            ctx.handle, epochs, staging.view(torch.int64), half // 8, *operands,
             SOURCES=triton.next_power_of_2(ctx.world_size), PACK=4 // mine.element_size(), **constants,
         )  # fmt: skip
     else:
         exchange_kernel[grid](
-            ctx.handle, workspace.turnstile, workspace.ready, staging.view(mine.dtype), half // mine.element_size(),
-            *operands, EVERYWHERE=everywhere, FLAGS_EACH=MAX_PROGRAMS, **constants,
+            ctx.handle, epochs, workspace.ready, staging.view(mine.dtype), half // mine.element_size(),
+            *operands, FLAGS_EACH=MAX_PROGRAMS, **constants,
         )  # fmt: skip

@@ -265,7 +265,7 @@ class _Call(SumCall):
         self.exchanged(split=False)
 
     def low_latency_two_shot(self) -> None:
-        self.exchanged(split=True, everywhere=True)
+        self.exchanged(split=True)
 
     def baseline(self) -> None:
         self.summed(everywhere=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from iris.ops.config import WORDS_NBYTES, FusedConfig
+from iris.ops.config import FusedConfig, in_words
 from iris.ops.deal import Call, Deal, library_s
 from iris.ops.hardware import Hardware
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S, Machine, machine
@@ -44,6 +44,12 @@ _COUNT_S = 8e-6
 """Programs telling each other that all of them have stored their share."""
 _STEP_S = 3e-6
 """From one matmul of the library's to the next."""
+_EXCHANGE_S = 2.2e-6
+"""From the library's matmul to the end of an exchange, or the other way round, beside bytes and flags."""
+_FLAGGING_S = 2e-6
+"""The fence behind the data of the first hop, and the flag's way."""
+_HOP_S = 1.2e-6
+"""What a second hop takes beside its bytes."""
 _LANES_APART = 0.5
 """The share of what whole waves of chunks cost that two lanes leave."""
 _ADDING = 1.03
@@ -75,15 +81,15 @@ def predicted_s(problem: Problem, config: FusedConfig, rates: Machine) -> float:
     return _ALGORITHMS[problem.op, config.algorithm](Call(problem, config, rates))
 
 
-def _exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, *, words: bool = True) -> float:
-    """Through inboxes, which peers write and this rank reads, as ``words`` if it is little; ``kept_nbytes`` of results
-    then go to memory."""
-    if words and sent_nbytes <= WORDS_NBYTES:
-        sent_nbytes, flagging = 2 * sent_nbytes, 0.0
-    else:
-        flagging = FLAG_S
-    crossing = call.machine.store_s(sent_nbytes, call.programs(), call.world)
-    return _STEP_S + flagging + crossing + (2 * sent_nbytes + kept_nbytes) / call.machine.memory_rate
+def _exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, hops: int = 1) -> float:
+    """Through inboxes, which peers write and this rank reads, as words if it is little; ``sent_nbytes`` in each hop, of
+    which a second one goes past the inbox if it is not by words. ``kept_nbytes`` of results then go to memory."""
+    words = in_words(sent_nbytes, call.world, hops)
+    carried_nbytes, inboxes = (2 * sent_nbytes, hops) if words else (sent_nbytes, 1)
+    waiting = (0.0 if words else _FLAGGING_S) + (hops - 1) * _HOP_S
+    crossing = hops * call.machine.store_s(carried_nbytes, call.programs(), call.world)
+    moved_nbytes = 2 * inboxes * carried_nbytes + kept_nbytes
+    return _EXCHANGE_S + waiting + crossing + moved_nbytes / call.machine.memory_rate
 
 
 def _multiplied(call: Call) -> float:
@@ -102,10 +108,8 @@ def _sum_exchanged(call: Call) -> float:
 
 
 def _sum_exchanged_twice(call: Call) -> float:
-    """Parts of the product to their owners, and their sums to all, with no inbox between."""
-    sent = _sent_nbytes(call)
-    again = FLAG_S + call.machine.store_s(sent, call.programs(), call.world)
-    return _multiplied(call) + _exchange_s(call, sent, call.output_nbytes, words=False) + again
+    """Parts of the product to their owners, and their sums to all."""
+    return _multiplied(call) + _exchange_s(call, _sent_nbytes(call), call.output_nbytes, hops=2)
 
 
 # -- all-gather + matmul ------------------------------------------------------------------------------------

@@ -299,17 +299,17 @@ class SumCall:
         reduce_in_ring(parts, sums, chunks, per_rank, multiply, everywhere=everywhere)
         parts.leave(meet=everywhere)
 
-    def exchanged(self, *, split: bool, everywhere: bool = False) -> None:
+    def exchanged(self, *, split: bool) -> None:
         """The product, then an exchange of it through inboxes; ``split``: of the part for each rank, whose sum goes to
-        that rank, or ``everywhere``."""
+        that rank, or in the second hop to all."""
         m, n = self.problem.m, self.problem.n
         blocks = exchanged_blocks(self.problem, self.config.algorithm, self.ctx.num_sms)
         ours = self.memory()
         product = ours.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
         self.multiply(ours, product)
         exchange(
-            self.ctx, ours, blocks, product, self.output, self.site, split=split, total=True, everywhere=everywhere,
-            bias=self.bias, bias_is=self.bias_is,
+            self.ctx, ours, blocks, product, self.output, self.site, split=split, total=True, bias=self.bias,
+            bias_is=self.bias_is,
         )  # fmt: skip
 
     def summed(self, *, everywhere: bool) -> None:

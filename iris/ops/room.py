@@ -62,7 +62,7 @@ def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int) -> Blocks:
         part = (m, k // world) if problem.gather_dim == 1 else (m // world, k)
     else:
         part = (-(-m // world) if problem.op == "matmul_reduce_scatter" or twice else m, n)
-    return blocks_of(part, _exchanged_dtype(problem), world, num_sms, words=not twice)
+    return blocks_of(part, _exchanged_dtype(problem), world, num_sms, hops=2 if twice else 1)
 
 
 def _exchanged_dtype(problem: Problem) -> torch.dtype:

@@ -220,8 +220,9 @@ def collectives() -> list[Case]:
             partial(word_arguments, torch.int8 if kind == "gather" else torch.float16),
             {
                 **exchanged,
-                "SPLIT": kind == "scatter",
+                "SPLIT": kind in ("scatter", "twice"),
                 "TOTAL": kind != "gather",
+                "EVERYWHERE": kind == "twice",
                 "BY_ROWS": kind == "gather",
                 "SOURCES": 4,
                 "PACK": 4 if kind == "gather" else 2,
@@ -230,7 +231,7 @@ def collectives() -> list[Case]:
             has=Event.CLOCK,
             wide=frozenset({"argument 3"}),
         )
-        for kind in ("gather", "scatter", "total")
+        for kind in ("gather", "scatter", "total", "twice")
     ]
     exchanges = [
         Case(
