@@ -183,25 +183,15 @@ def exchange_kernel(
 
 
 @triton.jit
-def _parts_in_words(
-    inbox,
-    tile,
-    blocks,
-    epoch,
-    handle,
-    dtype: tl.constexpr,
-    SITE: tl.constexpr,
-    WORLD: tl.constexpr,
-    SOURCES: tl.constexpr,
-    PACK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """What every rank has sent of a block, by rank, when it has come."""
+def _words_of(
+    inbox, first, tile, blocks, epoch, handle, SITE: tl.constexpr, WORLD: tl.constexpr, SOURCES: tl.constexpr,
+    BLOCK_M: tl.constexpr, WORDS_N: tl.constexpr,
+):  # fmt: skip
+    """What every rank has sent of a block, by rank, when it has come; from slot ``first`` of the inbox on."""
     sources = tl.arange(0, SOURCES)
-    slots = slot_pointers(inbox, 0, tile, BLOCK_M, BLOCK_N // PACK)
-    slots = slots[None, :, :] + (sources * blocks).to(tl.int64)[:, None, None] * (BLOCK_M * BLOCK_N // PACK)
-    return unpacked(wait_words(slots, epoch, sources, sources < WORLD, handle, SITE), dtype)
+    slots = slot_pointers(inbox, first, tile, BLOCK_M, WORDS_N)
+    slots = slots[None, :, :] + (sources * blocks).to(tl.int64)[:, None, None] * (BLOCK_M * WORDS_N)
+    return wait_words(slots, epoch, sources, sources < WORLD, handle, SITE)
 
 
 @triton.jit
@@ -244,32 +234,31 @@ def exchange_words_kernel(
     BLOCK_N: tl.constexpr,
 ):
     """As :func:`exchange_kernel`, but the parts travel as words: ``inbox`` is of int64, with ``PACK`` elements in each.
-    ``SOURCES``: the power of two from ``WORLD`` on. Sums for every rank travel as words, too, to slots behind those
-    of the parts."""
+    ``SOURCES``: the power of two from ``WORLD`` on. Sums for every rank travel as words, too, to the slots
+    behind those of the parts."""
     epoch = own_epoch(epochs)
     me, program = handles.rank(handle), tl.program_id(0)
     inbox += (epoch & 1).to(tl.int64) * half
-    sums = inbox + (blocks * WORLD).to(tl.int64) * (BLOCK_M * BLOCK_N // PACK)
     dtype: tl.constexpr = mine.ptr.dtype.element_ty
+    WORDS_N: tl.constexpr = BLOCK_N // PACK
     for block in range(program, blocks, tl.num_programs(0)):
         tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
         for step in tl.static_range(WORLD):
             peer = (me + step) % WORLD
             part = packed(_part_for(peer, mine, tile, rows, all_rows, SPLIT))
-            there = slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, BLOCK_N // PACK)
-            store_words(there, part, epoch)
+            store_words(slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, WORDS_N), part, epoch)
     for block in range(program, blocks, tl.num_programs(0)):
         tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
-        parts = _parts_in_words(inbox, tile, blocks, epoch, handle, dtype, SITE, WORLD, SOURCES, PACK, BLOCK_M, BLOCK_N)
+        words = _words_of(inbox, 0, tile, blocks, epoch, handle, SITE, WORLD, SOURCES, BLOCK_M, WORDS_N)
+        parts = unpacked(words, dtype)
         if TOTAL:
             acc = tl.sum(parts.to(ACC_DTYPE), 0)
             if EVERYWHERE:
                 below = _block_below(tile, me * rows, all_rows)
                 value = packed(finished(acc, bias_ptr, below, result.ptr.dtype.element_ty, BIAS))
                 for step in tl.static_range(WORLD):
-                    peer = (me + step) % WORLD
-                    there = slot_pointers(translate(handle, sums, peer), me, tile, BLOCK_M, BLOCK_N // PACK)
-                    store_words(there, value, epoch)
+                    there = translate(handle, inbox, (me + step) % WORLD)
+                    store_words(slot_pointers(there, WORLD + me, tile, BLOCK_M, WORDS_N), value, epoch)
             else:
                 value = finished(acc, bias_ptr, tile, result.ptr.dtype.element_ty, BIAS)
                 tl.store(tile_pointers(result, result.ptr, tile.rows, tile.cols), value, mask=tile_mask(tile))
@@ -278,10 +267,8 @@ def exchange_words_kernel(
     if EVERYWHERE:
         for block in range(program, blocks, tl.num_programs(0)):
             tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
-            parts = _parts_in_words(
-                sums, tile, blocks, epoch, handle, dtype, SITE, WORLD, SOURCES, PACK, BLOCK_M, BLOCK_N
-            )
-            _store_parts(result, parts, tile, rows, cols, all_rows, WORLD, True)
+            words = _words_of(inbox, WORLD, tile, blocks, epoch, handle, SITE, WORLD, SOURCES, BLOCK_M, WORDS_N)
+            _store_parts(result, unpacked(words, dtype), tile, rows, cols, all_rows, WORLD, True)
     end_own_epoch(epochs, epoch)
 
 

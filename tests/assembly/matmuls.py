@@ -31,6 +31,8 @@ from iris.ops.row_major import copy_kernel
 
 ROWS = {"SCHEDULE": schedule.own_last, "GATE": True, "SHARDS": 8, "SHARDED": True, "MEET": False}
 DEALT = {"SCHEDULE": schedule.dealt, "GATE": True, "SHARDS": 8}
+PARTS = {"": (16, 4096, 64, 128), "_of_one": (1, 1, 1, 1)}
+"""Rows, columns, blocks and all rows of an exchange; Triton compiles numbers that are 1 into the kernel."""
 COUNTING = (chunk.chunk_after, reduction.kept_after, reduction.counted_after)
 """Those that count tiles."""
 
@@ -213,11 +215,12 @@ def collectives() -> list[Case]:
         for kind in ("beside", "alone")
     ]
     exchanged = {"SITE": 2, "WORLD": 4, "BIAS": 2, "ACC_DTYPE": tl.float32, "BLOCK_M": 16, "BLOCK_N": 64}
+    kinds = ("gather", "scatter", "total", "twice")
     in_words = [
         Case(
-            f"exchange_words-{kind}",
+            f"exchange_words-{kind}{of}",
             exchange_words_kernel,
-            partial(word_arguments, torch.int8 if kind == "gather" else torch.float16),
+            partial(word_arguments, torch.int8 if kind == "gather" else torch.float16, sizes),
             {
                 **exchanged,
                 "SPLIT": kind in ("scatter", "twice"),
@@ -229,15 +232,16 @@ def collectives() -> list[Case]:
                 "BLOCK_N": 128 if kind == "gather" else 64,
             },
             has=Event.CLOCK,
-            wide=frozenset({"argument 3"}),
+            wide=frozenset() if of else frozenset({"argument 3"}),
         )
-        for kind in ("gather", "scatter", "total", "twice")
+        for of, sizes in PARTS.items()
+        for kind in kinds
     ]
     exchanges = [
         Case(
-            f"exchange-{kind}",
+            f"exchange-{kind}{of}",
             exchange_kernel,
-            exchange_arguments,
+            partial(exchange_arguments, sizes),
             {
                 **exchanged,
                 "FLAGS_EACH": 512,
@@ -247,7 +251,8 @@ def collectives() -> list[Case]:
                 "BY_ROWS": kind == "gather",
             },
         )
-        for kind in ("gather", "scatter", "total", "twice")
+        for of, sizes in PARTS.items()
+        for kind in kinds
     ]
     site = {"SITE": 2}
     small = [
@@ -266,15 +271,15 @@ def collectives() -> list[Case]:
     return [*small, *in_words, *(replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends, *exchanges))]
 
 
-def exchange_arguments() -> Any:
+def exchange_arguments(sizes: tuple[int, ...]) -> Any:
     flags = tensor(torch.int32), tensor(torch.int32)
     bias = tensor(torch.float16)
-    return handle(), *flags, tensor(torch.float16), 65536, half_matrix(), half_matrix(), bias, 16, 4096, 64, 128
+    return handle(), *flags, tensor(torch.float16), 65536, half_matrix(), half_matrix(), bias, *sizes
 
 
-def word_arguments(dtype: torch.dtype) -> Any:
+def word_arguments(dtype: torch.dtype, sizes: tuple[int, ...]) -> Any:
     matrix = tile.Matrix(tensor(dtype), 4096, 1)
-    return handle(), tensor(torch.int32), tensor(torch.int64), 65536, matrix, matrix, tensor(dtype), 16, 4096, 64, 128
+    return handle(), tensor(torch.int32), tensor(torch.int64), 65536, matrix, matrix, tensor(dtype), *sizes
 
 
 def copy_arguments() -> Any:
