@@ -10,9 +10,10 @@ from ops_inputs import Shape, Way, trial, ways
 from ranks import BACKEND, Ranks, context, fresh, worlds
 
 from iris.ops import new_workspace
-from iris.ops.config import EXCHANGING, in_words
+from iris.ops.config import EXCHANGING, FusedConfig, in_words
 from iris.ops.exchange import FLAGS, MAX_PROGRAMS, Blocks, blocks_of
-from iris.ops.problem import DTYPES
+from iris.ops.problem import DTYPES, Problem
+from iris.ops.room import room
 
 WAYS = [way for way in ways() if way.algorithm in EXCHANGING]
 SHAPES: tuple[Shape, ...] = ((17, 33, 24), (3, 31, 8), (20, 70, 8), (1, 1, 1))
@@ -41,6 +42,7 @@ def test_words_are_for_little() -> None:
     for world_size, part in ((2, 256 << 10), (4, (512 << 10) // 3)):
         assert in_words(part * (world_size - 1), world_size, 1)
         assert not in_words(1.1 * part * (world_size - 1), world_size, 1)
+        assert not in_words(0, 1, 1), "one rank sends nothing: its inbox need not be larger"
         assert in_words(1.2 * part * (world_size - 1), world_size, 2)
         assert not in_words(1.3 * part * (world_size - 1), world_size, 2)
 
@@ -75,23 +77,51 @@ def test_words_and_flags(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) 
         assert only_words and flags_set
 
 
-def small_large_small(way: Way, seed: int) -> list[float]:
-    """Calls in the context's own workspaces: what is small goes by words, what is not by flags."""
-    excesses = []
-    with fresh(1 << 24) as ctx:
-        for call, shape in enumerate(((4, 32, 32), (260, 270, 530), (4, 32, 32), (260, 270, 530), (5, 32, 32))):
+LARGE = {1: (260, 270), 2: (310, 270)}
+"""A part in fp32 that is too large for words between 2 ranks, by hops."""
+
+
+def hops_of(way: Way) -> int:
+    return 2 if way.algorithm == "low_latency_two_shot" else 1
+
+
+def in_any_order(way: Way, seed: int) -> list[float]:
+    """Small calls and large ones by turns, in the context's own workspaces, and in one made for the large ones."""
+    hops, excesses = hops_of(way), []
+    rows, cols = LARGE[hops]
+    shapes: tuple[Shape, ...] = ((4, 32, 32), (rows * hops, cols, 530), (9, 40, 32), (rows * hops, cols, 530))
+    with fresh(1 << 25) as ctx:
+        made = new_workspace(ctx, way.op, way.algorithm, 5 << 20, FLAGS)
+        for call, shape in enumerate(shapes):
             one = trial(ctx, way, shape, torch.float32, seed + call)
-            one.run()
-            excesses.append(one.excess())
+            for workspace in (None, made):
+                one.run(workspace=workspace)
+                excesses.append(one.excess())
+                one.spoil()
     return excesses
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, seed: int) -> None:
-    assert blocks_of((260, 270), torch.float32, 2, 132) == Blocks(260, 270, 16, 64, False, 1)
-    for excesses in ranks.run(small_large_small, way, seed):
+    rows, cols = LARGE[hops_of(way)]
+    assert blocks_of((rows, cols), torch.float32, 2, 132, hops_of(way)) == Blocks(
+        rows, cols, 16, 64, False, hops_of(way)
+    )
+    for excesses in ranks.run(in_any_order, way, seed):
         assert max(excesses) <= 1
+
+
+@pytest.mark.parametrize("algorithm", EXCHANGING)
+@pytest.mark.parametrize("rows", [1, 16, 64, 128, 512])
+def test_a_workspace_for_flags_serves_what_would_go_by_words(algorithm: str, rows: int) -> None:
+    """One for the largest batch is large enough for all others."""
+    most, asked = (
+        room(Problem("matmul_all_reduce", m, 8192, 2048, torch.bfloat16, 4, 0), FusedConfig(algorithm), 132, True)
+        for m in (512, rows)
+    )
+    assert asked.staging_nbytes <= most.staging_nbytes
+    assert asked.num_flags == most.num_flags == FLAGS
 
 
 def test_a_part_in_words_has_no_more_blocks_than_flags_could_tell_apart() -> None:

@@ -74,7 +74,7 @@ from iris.device.tile import Flags, Matrix, tile_pointers
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, Rows, bias_of, chunks_of, lanes_for
-from iris.ops.exchange import exchange
+from iris.ops.exchange import exchange, flagged
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, resolve, run
 from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric, place_of
@@ -315,7 +315,8 @@ def all_gather_matmul(
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
         if world > 1:
             ctx.agree(OP, place_of(ctx, A_sharded))
-    ours = workspace_for(ctx, OP, chosen.algorithm, workspace, *room(problem, chosen, ctx.num_sms))
+    needed = room(problem, chosen, ctx.num_sms, flagged(workspace))
+    ours = workspace_for(ctx, OP, chosen.algorithm, workspace, *needed)
     getattr(call, chosen.algorithm if world > 1 else "local")(ours)
     return output
 

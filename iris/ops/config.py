@@ -25,7 +25,7 @@ WARPS = (1, 2, 4, 8, 16, 32)
 
 def in_words(sent_nbytes: float, world_size: int, hops: int) -> bool:
     """Whether an exchange of ``hops`` goes by words, in each of which a rank sends so much to all peers together."""
-    return sent_nbytes <= WORDS_NBYTES[hops] * world_size
+    return world_size > 1 and sent_nbytes <= WORDS_NBYTES[hops] * world_size
 
 
 def least_block_size_k(dtype: torch.dtype) -> int:

@@ -84,6 +84,11 @@ def blocks_of(part: Sequence[int], dtype: torch.dtype, world_size: int, num_sms:
     return Blocks(rows, cols, block_m, share // block_m, words, hops)
 
 
+def flagged(workspace: FusedWorkspace | None) -> bool:
+    """Whether a workspace has flags for any exchange: then none in it goes by words."""
+    return isinstance(workspace, FusedWorkspace) and workspace.ready.numel() >= FLAGS
+
+
 @triton.jit
 def _block(me, block, blocks, rows, cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Block number ``block`` of a part, as a tile."""
@@ -304,7 +309,7 @@ def exchange(
         "EVERYWHERE": blocks.hops == 2, "ACC_DTYPE": tl.int32 if mine.dtype == torch.int32 else tl.float32,
         "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": 4,
     }  # fmt: skip
-    if blocks.words and workspace.ready.numel() < FLAGS:
+    if blocks.words and not flagged(workspace):
         exchange_words_kernel[grid](
             ctx.handle, epochs, staging.view(torch.int64), half // 8, *operands,
             SOURCES=triton.next_power_of_2(ctx.world_size), PACK=4 // mine.element_size(), **constants,

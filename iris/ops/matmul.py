@@ -19,6 +19,7 @@ from iris.device.tile import Flags, Matrix
 from iris.errors import ArgumentError
 from iris.ops.candidates import LIBRARY, has_no_tile
 from iris.ops.config import FusedConfig, Target
+from iris.ops.exchange import flagged
 from iris.ops.hardware import allows_tf32
 from iris.ops.operands import place_of
 from iris.ops.pick import can_run, pick_config
@@ -280,7 +281,7 @@ def _that_fits(
     picked = first
     excluded: tuple[str, ...] = ()
     while problem.world_size > 1:
-        room_for = room(problem, picked, ctx.num_sms)
+        room_for = room(problem, picked, ctx.num_sms, flagged(workspace))
         if picked.algorithm in may and staging_fits(ctx, problem.op, picked.algorithm, workspace, *room_for):
             break
         excluded += (picked.algorithm,)

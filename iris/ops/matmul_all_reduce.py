@@ -33,9 +33,9 @@ the sum depends on timing. All ranks still end with the same bits.
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`).
 When it wins: few rows, as in decoding.
 
-**low_latency_two_shot**: the same in two hops: each rank sums a part of the rows, and stores the sum into every rank's
-output. Each rank receives about twice the output, not (world_size - 1) times, and sums a part of the rows, not all.
-When it wins: some hundred rows, fewer with more ranks; with more than two it has not been measured.
+**low_latency_two_shot**: the same in two hops: each rank sums a part of the rows, and sends the sum to every rank.
+Each rank receives about twice the output, not (world_size - 1) times, and sums a part of the rows, not all.
+When it wins: some hundred rows, fewer with more ranks; with more than four it has not been measured.
 
 **baseline**: ``torch.matmul``, then the collective.
 

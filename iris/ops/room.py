@@ -3,6 +3,7 @@ asks it what fits, and the ops how much to reserve."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -24,12 +25,14 @@ class Room(NamedTuple):
     num_flags: int
 
 
-def room(problem: Problem, config: FusedConfig, num_sms: int) -> Room:
-    """What a call of ``problem`` with ``config`` needs on a device with ``num_sms`` SMs."""
+def room(problem: Problem, config: FusedConfig, num_sms: int, flagged: bool = False) -> Room:
+    """What a call of ``problem`` with ``config`` needs on a device with ``num_sms`` SMs; ``flagged``: in a workspace
+    that has flags for any exchange, so that none goes by words."""
     if problem.op == "all_gather_matmul" and (problem.world_size == 1 or config.algorithm == "pull"):
         return Room(0, 0)
     if config.algorithm in EXCHANGING:
         blocks = exchanged_blocks(problem, config.algorithm, num_sms)
+        blocks = replace(blocks, words=blocks.words and not flagged)
         return Room(blocks.inbox_nbytes(problem.world_size, _exchanged_dtype(problem)), blocks.num_flags)
     if problem.op == "all_gather_matmul":
         return Room(problem.m * problem.k * problem.dtype.itemsize, GATHER_FLAGS)

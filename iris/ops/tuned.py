@@ -144,7 +144,12 @@ def _of_any_world(kind: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def user_path() -> Path | None:
     """The user's file, whether it is there or not; None for a user without a home."""
-    named = os.environ.get(ENVIRONMENT_VARIABLE)
+    return _path(os.environ.get(ENVIRONMENT_VARIABLE), os.environ.get("HOME"))
+
+
+@lru_cache(maxsize=8)
+def _path(named: str | None, home: str | None) -> Path | None:
+    """:func:`user_path` for these variables: to find a home takes longer than all the rest of a pick."""
     if named:
         return Path(named)
     try:
@@ -171,6 +176,7 @@ def shipped_rows() -> Rows:
 
 def forget() -> None:
     """Read files anew from now on."""
+    _path.cache_clear()
     user_rows.cache_clear()
     shipped_rows.cache_clear()
 

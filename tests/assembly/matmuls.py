@@ -232,7 +232,7 @@ def collectives() -> list[Case]:
                 "BLOCK_N": 128 if kind == "gather" else 64,
             },
             has=Event.CLOCK,
-            wide=frozenset() if of else frozenset({"argument 3"}),
+            wide=frozenset() if of and kind == "gather" else frozenset({"argument 3"}),
         )
         for of, sizes in PARTS.items()
         for kind in kinds
