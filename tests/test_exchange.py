@@ -39,7 +39,7 @@ def test_blocks_cover_a_part(hops: int, part: tuple[int, int], world_size: int, 
 
 def test_words_are_for_little() -> None:
     """As measured on 2 and 4 GPUs: words and flags are level at 256 and at 512 KiB sent, a little later in two hops."""
-    for world_size, part in ((2, 256 << 10), (4, (512 << 10) // 3)):
+    for world_size, part in ((2, 256 << 10), (4, (512 << 10) // 3), (8, (512 << 10) // 7)):
         assert in_words(part * (world_size - 1), world_size, 1)
         assert not in_words(1.1 * part * (world_size - 1), world_size, 1)
         assert not in_words(0, 1, 1), "one rank sends nothing: its inbox need not be larger"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import triton.language as tl
-from case import CUDA, HIP, SIGNALS, WAITS, Case, described, handle, short
+from case import CUDA, EVERYWHERE, HIP, SIGNALS, WAITS, Case, described, handle, short
 from compiler import tensor
 from listing import Event
 
@@ -32,7 +32,8 @@ from iris.ops.row_major import copy_kernel
 ROWS = {"SCHEDULE": schedule.own_last, "GATE": True, "SHARDS": 8, "SHARDED": True, "MEET": False}
 DEALT = {"SCHEDULE": schedule.dealt, "GATE": True, "SHARDS": 8}
 PARTS = {"": (16, 4096, 64, 128), "_of_one": (1, 1, 1, 1)}
-"""Rows, columns, blocks and all rows of an exchange; Triton compiles numbers that are 1 into the kernel."""
+"""Rows, columns, blocks and all rows of an exchange. Triton compiles numbers that are 1 into the kernel, as Python's: to
+see whether it can, one target is enough."""
 COUNTING = (chunk.chunk_after, reduction.kept_after, reduction.counted_after)
 """Those that count tiles."""
 
@@ -231,8 +232,9 @@ def collectives() -> list[Case]:
                 "PACK": 4 if kind == "gather" else 2,
                 "BLOCK_N": 128 if kind == "gather" else 64,
             },
+            targets=CUDA[:1] if of else EVERYWHERE,
             has=Event.CLOCK,
-            wide=frozenset() if of and kind == "gather" else frozenset({"argument 3"}),
+            wide=frozenset({"argument 3"}),
         )
         for of, sizes in PARTS.items()
         for kind in kinds
@@ -250,6 +252,7 @@ def collectives() -> list[Case]:
                 "EVERYWHERE": kind == "twice",
                 "BY_ROWS": kind == "gather",
             },
+            targets=CUDA[:1] if of else EVERYWHERE,
         )
         for of, sizes in PARTS.items()
         for kind in kinds
