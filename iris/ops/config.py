@@ -13,9 +13,9 @@ LAYOUTS = ("k_contiguous", "m_contiguous")
 EXCHANGING = ("low_latency", "low_latency_two_shot")
 """Algorithms that put a short collective before or behind a whole matmul."""
 WORDS_NBYTES = {1: 128 << 10, 2: 160 << 10}
-"""The most that a rank sends as words in an exchange of one hop, or of two, in each, times the ranks, 4 at most: beyond,
-sending twice as many bytes costs more than the flags that are saved (2 and 4 × H200, 2026-11-22; what bytes cost does
-not depend on how many peers they go to)."""
+"""The most that a rank sends as words in an exchange of one hop, or of two, in each, times the ranks, 4 at most.
+Beyond, sending twice as many bytes costs more than the flags that are saved (2 and 4 × H200, 2026-11-22; what bytes
+cost does not depend on how many peers they go to)."""
 _KINDS: dict[str, type] = {
     "algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool, "own_matmul": bool,
 }  # fmt: skip

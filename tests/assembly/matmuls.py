@@ -32,8 +32,8 @@ from iris.ops.row_major import copy_kernel
 ROWS = {"SCHEDULE": schedule.own_last, "GATE": True, "SHARDS": 8, "SHARDED": True, "MEET": False}
 DEALT = {"SCHEDULE": schedule.dealt, "GATE": True, "SHARDS": 8}
 PARTS = {"": (16, 4096, 64, 128), "_of_one": (1, 1, 1, 1)}
-"""Rows, columns, blocks and all rows of an exchange. Triton compiles numbers that are 1 into the kernel, as Python's: to
-see whether it can, one target is enough."""
+"""Rows, columns, blocks and all rows of an exchange. Triton compiles numbers that are 1 into the kernel, as Python's;
+to see whether it can, one target is enough."""
 COUNTING = (chunk.chunk_after, reduction.kept_after, reduction.counted_after)
 """Those that count tiles."""
 
