@@ -74,15 +74,15 @@ from iris.device.tile import Flags, Matrix, tile_pointers
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, Rows, bias_of, chunks_of, lanes_for
-from iris.ops.exchange import exchange, flagged
+from iris.ops.exchange import exchange
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, resolve, run
 from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric, place_of
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
-from iris.ops.room import GATHER_FLAGS, exchanged_blocks, room
+from iris.ops.room import GATHER_FLAGS, exchanged_blocks, memory_of
 from iris.ops.row_major import row_major
-from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace, workspace_for
+from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "all_gather_matmul"
@@ -315,8 +315,7 @@ def all_gather_matmul(
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
         if world > 1:
             ctx.agree(OP, place_of(ctx, A_sharded))
-    needed = room(problem, chosen, ctx.num_sms, flagged(workspace))
-    ours = workspace_for(ctx, OP, chosen.algorithm, workspace, *needed)
+    ours = memory_of(ctx, problem, chosen, workspace)
     getattr(call, chosen.algorithm if world > 1 else "local")(ours)
     return output
 

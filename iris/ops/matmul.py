@@ -19,15 +19,14 @@ from iris.device.tile import Flags, Matrix
 from iris.errors import ArgumentError
 from iris.ops.candidates import LIBRARY, has_no_tile
 from iris.ops.config import FusedConfig, Target
-from iris.ops.exchange import flagged
 from iris.ops.hardware import allows_tf32
 from iris.ops.operands import place_of
 from iris.ops.pick import can_run, pick_config
 from iris.ops.problem import Problem
-from iris.ops.room import room
+from iris.ops.room import has_memory
 from iris.ops.row_major import row_major
 from iris.ops.tuned import SIMULATED
-from iris.ops.workspace import FusedWorkspace, staging_fits
+from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
 
 DEFER_FROM_TILES = 8
@@ -281,8 +280,7 @@ def _that_fits(
     picked = first
     excluded: tuple[str, ...] = ()
     while problem.world_size > 1:
-        room_for = room(problem, picked, ctx.num_sms, flagged(workspace))
-        if picked.algorithm in may and staging_fits(ctx, problem.op, picked.algorithm, workspace, *room_for):
+        if picked.algorithm in may and has_memory(ctx, problem, picked, workspace):
             break
         excluded += (picked.algorithm,)
         if not can_run(problem, target_of(ctx, excluded)):

@@ -51,14 +51,14 @@ from iris.device.sync import SITE_MATMUL_ALL_SCATTER, enter, leave, wait, wait_a
 from iris.device.tile import Flags, Matrix, finished, tile_mask, tile_pointers
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, bias_of, chunks_of
-from iris.ops.exchange import exchange, flagged
+from iris.ops.exchange import exchange
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, resolve, run
 from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape, check_symmetric, has_whole_rows
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
-from iris.ops.room import exchanged_blocks, room
-from iris.ops.workspace import FusedWorkspace, workspace_for
+from iris.ops.room import exchanged_blocks, memory_of
+from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_scatter"
@@ -169,8 +169,7 @@ def matmul_all_scatter(
     chosen = resolve(
         ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: whole or one not in _ROW_BY_ROW, (output,)
     )
-    needed = room(problem, chosen, ctx.num_sms, flagged(workspace))
-    ours = workspace_for(ctx, OP, chosen.algorithm, workspace, *needed)
+    ours = memory_of(ctx, problem, chosen, workspace)
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
     call = _Call(ctx, problem, output, columns, A, B, bias, bias_is, chosen, ours, trace_of(ctx, OP, trace))
     getattr(call, chosen.algorithm)()

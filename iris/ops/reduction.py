@@ -42,12 +42,12 @@ from iris.device.sync import (
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers, within_shard
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, Rows, bias_of, chunks_of, reduce_in_ring
-from iris.ops.exchange import exchange, flagged
+from iris.ops.exchange import exchange
 from iris.ops.local_matmul import add_product, plain_matmul
 from iris.ops.matmul import Plan, accumulator_of, run
 from iris.ops.problem import Problem, output_dtype
-from iris.ops.room import exchanged_blocks, room, tiles_sent
-from iris.ops.workspace import FusedWorkspace, workspace_for
+from iris.ops.room import exchanged_blocks, memory_of, tiles_sent
+from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
 
 _SUM_PROGRAMS = 4
@@ -227,8 +227,7 @@ class SumCall:
 
     def memory(self) -> FusedWorkspace:
         """The workspace of this call's algorithm."""
-        needed = room(self.problem, self.config, self.ctx.num_sms, flagged(self.workspace))
-        return workspace_for(self.ctx, self.problem.op, self.config.algorithm, self.workspace, *needed)
+        return memory_of(self.ctx, self.problem, self.config, self.workspace)
 
     # -- tile by tile -------------------------------------------------------------------------------------------
 

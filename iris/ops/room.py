@@ -1,5 +1,5 @@
-"""What a call needs on the symmetric heap beside its operands: memory that peers write into, and flags. Pure: "auto"
-asks it what fits, and the ops how much to reserve."""
+"""What a call needs on the symmetric heap beside its operands: memory that peers write into, and flags. "auto" asks
+what fits, and the ops for the workspace that holds it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import torch
 
+from iris.context import Iris
 from iris.ops.config import EXCHANGING, FusedConfig
-from iris.ops.exchange import Blocks, blocks_of
+from iris.ops.exchange import Blocks, blocks_of, flagged
 from iris.ops.problem import Problem, output_dtype
+from iris.ops.workspace import FusedWorkspace, staging_fits, workspace_for
 
 GATHER_FLAGS = 1 << 16
 """Flags of a gather: one for each part of A that is announced apart."""
@@ -25,14 +27,14 @@ class Room(NamedTuple):
     num_flags: int
 
 
-def room(problem: Problem, config: FusedConfig, num_sms: int, flagged: bool = False) -> Room:
-    """What a call of ``problem`` with ``config`` needs on a device with ``num_sms`` SMs; ``flagged``: in a workspace
+def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = False) -> Room:
+    """What a call of ``problem`` with ``config`` needs on a device with ``num_sms`` SMs; ``by_flags``: in a workspace
     that has flags for any exchange, so that none goes by words."""
     if problem.op == "all_gather_matmul" and (problem.world_size == 1 or config.algorithm == "pull"):
         return Room(0, 0)
     if config.algorithm in EXCHANGING:
         blocks = exchanged_blocks(problem, config.algorithm, num_sms)
-        blocks = replace(blocks, words=blocks.words and not flagged)
+        blocks = replace(blocks, words=blocks.words and not by_flags)
         return Room(blocks.inbox_nbytes(problem.world_size, _exchanged_dtype(problem)), blocks.num_flags)
     if problem.op == "all_gather_matmul":
         return Room(problem.m * problem.k * problem.dtype.itemsize, GATHER_FLAGS)
@@ -44,6 +46,18 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, flagged: bool = Fa
         return Room(slots * tiles * config.tile_elements * itemsize, problem.world_size * tiles)
     in_place = problem.op == "matmul_all_reduce" and config.algorithm == "ring"
     return Room(0 if in_place else problem.m * problem.n * output_dtype(problem.dtype).itemsize, 0)
+
+
+def memory_of(ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None) -> FusedWorkspace:
+    """``workspace``, if a call has room in it, or the context's own; see :func:`iris.ops.workspace.workspace_for`."""
+    needed = room(problem, config, ctx.num_sms, flagged(workspace))
+    return workspace_for(ctx, problem.op, config.algorithm, workspace, *needed)
+
+
+def has_memory(ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None) -> bool:
+    """Whether :func:`memory_of` would find or make it; the same on all ranks."""
+    needed = room(problem, config, ctx.num_sms, flagged(workspace))
+    return staging_fits(ctx, problem.op, config.algorithm, workspace, *needed)
 
 
 def tiles_sent(problem: Problem, config: FusedConfig) -> tuple[int, int]:
