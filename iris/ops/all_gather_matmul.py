@@ -385,11 +385,11 @@ class _Call:
         parts = Decomposition(self.ctx, workspace, SITE_ALL_GATHER_MATMUL.value)
         chunks = chunks_of(rows, self.config.num_chunks, self.config.block_size_m)
         with engine.running(lanes_for(own.dtype)):
-            self._put(parts, own, chunks)
-            if self.by_rows:
+            if self.by_rows:  # first: the GPU then computes while the host is still asking for copies
                 self._multiply_rows(workspace, own, Rows(rank * rows, rows))
+            self._put(parts, own, chunks)
             for step, chunk in itertools.product(range(1, world) if self.by_rows else (1,), range(len(chunks))):
-                part, owner = chunks[chunk], (rank - step) % world
+                part, owner = chunks[chunk], (rank + step) % world  # who sends to this rank at this step
                 with engine.lane(step * len(chunks) + chunk):
                     if self.by_rows:
                         parts.wait_arrival(owner * len(chunks) + chunk, owner)
