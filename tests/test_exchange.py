@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from ops_inputs import Shape, Way, trial, ways
 from ranks import BACKEND, Ranks, context, fresh, worlds
 
 from iris.ops import new_workspace
-from iris.ops.config import EXCHANGING, FusedConfig, in_words
-from iris.ops.exchange import FLAGS, MAX_PROGRAMS, Blocks, blocks_of
+from iris.ops.config import EXCHANGING, WORDS_NBYTES, FusedConfig, in_words
+from iris.ops.exchange import FLAGS, MAX_PROGRAMS, blocks_of
 from iris.ops.problem import DTYPES, Problem
 from iris.ops.room import room
 
@@ -38,13 +39,22 @@ def test_blocks_cover_a_part(hops: int, part: tuple[int, int], world_size: int, 
 
 
 def test_words_are_for_little() -> None:
-    """As measured on 2 and 4 GPUs: words and flags are level at 256 and at 512 KiB sent, a little later in two hops."""
-    for world_size, part in ((2, 256 << 10), (4, (512 << 10) // 3), (8, (512 << 10) // 7)):
-        assert in_words(part * (world_size - 1), world_size, 1)
-        assert not in_words(1.1 * part * (world_size - 1), world_size, 1)
-        assert in_words(1.2 * part * (world_size - 1), world_size, 2)
-        assert not in_words(1.3 * part * (world_size - 1), world_size, 2)
+    """Bytes cost the same however many ranks they go to."""
+    for world_size in (2, 4, 8):
+        for hops, most in ((1, 512 << 10), (2, 768 << 10)):
+            assert in_words(most, world_size, hops) and not in_words(most + 1, world_size, hops)
     assert not in_words(0, 1, 1), "one rank sends nothing: its inbox need not be larger"
+
+
+@pytest.mark.parametrize(
+    ("part", "elements"),
+    [((4, 8192), 256), ((16, 6144), 256), ((16, 7168), 512), ((32, 6144), 512), ((32, 7168), 1024), ((48, 8192), 1024)],
+    ids=str,
+)
+def test_blocks_of_words_are_as_large_as_was_fastest(part: tuple[int, int], elements: int) -> None:
+    """On 2 and 4 × H200, in bf16; results/2026-11-22/exchange-blocks-h200-x2.txt and -x4.txt."""
+    blocks = blocks_of(part, torch.bfloat16, 2, 132, hops=2)
+    assert blocks.words and blocks.block_m * blocks.block_n == elements
 
 
 def in_turns(way: Way, dtype: torch.dtype, seed: int) -> tuple[list[float], bool, bool]:
@@ -77,20 +87,23 @@ def test_words_and_flags(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) 
         assert only_words and flags_set
 
 
-LARGE = {1: (260, 270), 2: (310, 270)}
-"""A part in fp32 that is too large for words between 2 ranks, by hops."""
+FEW = {1: 32 << 10, 2: 48 << 10}
+"""Of bytes in words, so that parts that are too large for them need not be large."""
+LARGE = {1: (40, 230), 2: (56, 230)}
+"""A part in fp32 that then is, between 2 ranks, by hops."""
 
 
 def hops_of(way: Way) -> int:
     return 2 if way.algorithm == "low_latency_two_shot" else 1
 
 
-def in_any_order(way: Way, seed: int) -> list[float]:
-    """Small calls and large ones by turns, in the context's own workspaces, and in one made for the large ones."""
-    hops, excesses = hops_of(way), []
+def in_any_order(way: Way, seed: int) -> tuple[list[float], set[bool]]:
+    """Small calls and large ones by turns, in the context's own workspaces, and in one made for the large ones; and
+    whether any went by words, and any by flags, in the context's own."""
+    hops, excesses, in_words = hops_of(way), [], set()
     rows, cols = LARGE[hops]
-    shapes: tuple[Shape, ...] = ((4, 32, 32), (rows * hops, cols, 530), (9, 40, 32), (rows * hops, cols, 530))
-    with fresh(1 << 25) as ctx:
+    shapes: tuple[Shape, ...] = ((4, 32, 32), (rows * hops, cols, 50), (9, 40, 32), (rows * hops, cols, 50))
+    with fresh(1 << 25) as ctx, mock.patch.dict(WORDS_NBYTES, FEW):
         made = new_workspace(ctx, way.op, way.algorithm, 5 << 20, FLAGS)
         for call, shape in enumerate(shapes):
             one = trial(ctx, way, shape, torch.float32, seed + call)
@@ -98,18 +111,16 @@ def in_any_order(way: Way, seed: int) -> list[float]:
                 one.run(workspace=workspace)
                 excesses.append(one.excess())
                 one.spoil()
-    return excesses
+            in_words.add(blocks_of(LARGE[hops] if call % 2 else (4, 32), torch.float32, 2, 132, hops).words)
+    return excesses, in_words
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, seed: int) -> None:
-    rows, cols = LARGE[hops_of(way)]
-    assert blocks_of((rows, cols), torch.float32, 2, 132, hops_of(way)) == Blocks(
-        rows, cols, 16, 64, False, hops_of(way)
-    )
-    for excesses in ranks.run(in_any_order, way, seed):
+    for excesses, in_words in ranks.run(in_any_order, way, seed):
         assert max(excesses) <= 1
+        assert in_words == {True, False}
 
 
 @pytest.mark.parametrize("algorithm", EXCHANGING)

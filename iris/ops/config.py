@@ -12,10 +12,9 @@ LAYOUTS = ("k_contiguous", "m_contiguous")
 """How A is staged: row by row, or column by column."""
 EXCHANGING = ("low_latency", "low_latency_two_shot")
 """Algorithms that put a short collective before or behind a whole matmul."""
-WORDS_NBYTES = {1: 128 << 10, 2: 160 << 10}
-"""The most that a rank sends as words in an exchange of one hop, or of two, in each, times the ranks, 4 at most.
-Beyond, sending twice as many bytes costs more than the flags that are saved (2 and 4 × H200, 2026-11-22; what bytes
-cost does not depend on how many peers they go to)."""
+WORDS_NBYTES = {1: 512 << 10, 2: 768 << 10}
+"""The most that a rank sends as words, to all peers together, in an exchange of one hop, or in each of two. Beyond,
+sending twice as many bytes costs more than the flags that are saved (2 and 4 × H200, 2026-11-22)."""
 _KINDS: dict[str, type] = {
     "algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool, "own_matmul": bool,
 }  # fmt: skip
@@ -26,7 +25,7 @@ WARPS = (1, 2, 4, 8, 16, 32)
 
 def in_words(sent_nbytes: float, world_size: int, hops: int) -> bool:
     """Whether an exchange of ``hops`` goes by words, in each of which a rank sends so much to all peers together."""
-    return world_size > 1 and sent_nbytes <= WORDS_NBYTES[hops] * min(world_size, 4)
+    return world_size > 1 and sent_nbytes <= WORDS_NBYTES[hops]
 
 
 def least_block_size_k(dtype: torch.dtype) -> int:

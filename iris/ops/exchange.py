@@ -41,8 +41,11 @@ MAX_PROGRAMS = 512
 FLAGS = 2 * MAX_RANKS.value * MAX_PROGRAMS
 """Flags of a workspace: one per rank and program, and as many for sums."""
 _LEAST, _MOST = 512, 8192
-"""Elements that a program moves at a time."""
-_MOST_WORDS = 4096
+"""Elements that a program moves at a time, behind flags."""
+_LEAST_WORDS, _MOST_WORDS, _ROUNDS = 128, 512, 3
+"""Words that a program sends to each peer at a time, and how often at most before it sends more at a time: of 128 to
+1024 words what was fastest on 2 and 4 × H200, 2026-11-22."""
+_MOST_AWAITED = 4096
 """Words that a program waits for at a time."""
 
 
@@ -78,8 +81,13 @@ def blocks_of(part: Sequence[int], dtype: torch.dtype, world_size: int, num_sms:
     """A part of this shape in few blocks per program, each of whole vectors; in words if it is small enough."""
     rows, cols = part
     words = in_words(rows * cols * dtype.itemsize * (world_size - 1), world_size, hops)
-    most = min(_MOST, _MOST_WORDS * 4 // dtype.itemsize // triton.next_power_of_2(world_size)) if words else _MOST
-    share = min(most, max(_LEAST, triton.next_power_of_2(math.ceil(rows * cols / num_sms))))
+    if words:
+        each = 4 // dtype.itemsize
+        most = min(_MOST_WORDS, _MOST_AWAITED // triton.next_power_of_2(world_size)) * each
+        least, rounds = _LEAST_WORDS * each, _ROUNDS
+    else:
+        least, most, rounds = _LEAST, _MOST, 1
+    share = min(most, max(least, triton.next_power_of_2(math.ceil(rows * cols / (num_sms * rounds)))))
     block_m = min(16, triton.next_power_of_2(rows))
     return Blocks(rows, cols, block_m, share // block_m, words, hops)
 
