@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
@@ -24,13 +23,11 @@ FLAG_S = 1.2e-6
 """A flag's way to a peer."""
 MEET_S = 5e-6
 """From when a rank has flagged its peers until it sees that all have."""
-COPY_S = 3.6e-6
-"""A copy by the copy engine, however short."""
+COPY_S = 6e-6
+"""What a copy by the copy engine takes beside its bytes, however short."""
 WORD_S = 2e-6
 """The copy engine writing a flag behind a copy, or waiting for one before it."""
 
-_COPY_SHARES = ((64 << 10, 0.05), (1 << 20, 0.42), (4 << 20, 0.52), (16 << 20, 0.94), (64 << 20, 1.0))
-"""Bytes of a copy, one of many, and the share of the engine's best rate that such copies reach."""
 _STORE_BYTES_PER_S, _STORE_HALF = 28e9, 3.0
 _LOAD_BYTES_PER_S, _LOAD_HALF = 13e9, 1.5
 """What one program moves to and from peers, and how many together would reach half of what the links take."""
@@ -75,7 +72,7 @@ class Machine:
 
     def copy_s(self, nbytes: int) -> float:
         """One copy of the copy engine's, among many."""
-        return COPY_S + nbytes / (self.copy_rate * _copy_share(nbytes))
+        return COPY_S + nbytes / self.copy_rate
 
     def store_s(self, nbytes: float, programs: int, world_size: int) -> float:
         """``nbytes`` in all, stored to all peers by ``programs``."""
@@ -117,17 +114,6 @@ class Machine:
 
     def _links_used(self, world_size: int) -> float:
         return min(1.0, max(1, world_size - 1) / self.links) if self.links else 1.0
-
-
-@lru_cache(maxsize=64)
-def _copy_share(nbytes: int) -> float:
-    """The share of the copy engine's rate, between the sizes measured by the logarithm of the size."""
-    if nbytes <= _COPY_SHARES[0][0]:
-        return _COPY_SHARES[0][1]
-    for (low, share), (high, more) in itertools.pairwise(_COPY_SHARES):
-        if nbytes < high:
-            return share + (more - share) * math.log(nbytes / low) / math.log(high / low)
-    return _COPY_SHARES[-1][1]
 
 
 def machine(known: Hardware, dtype: torch.dtype) -> Machine:

@@ -4,12 +4,12 @@ A matmul is tiles, dealt round to programs; what moves is bytes over a rate and 
 algorithm puts the two together as it does: one after the other, side by side, or tile by tile as parts arrive. A
 program that waits for a part ends no sooner than the part is there plus its tiles from then on; the latest end counts.
 
-How far off it is: beside 643 calls measured on 2 and 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to
-16384 rows, 2026-11-21) a prediction is 4 % off in the median, and between 0.77 and 1.39 times the measured time; nine
-of ten are within 0.89 and 1.18. Clocks alone make 10 % between two measurements of the same. Of the configs measured
-for a shape, the one that it predicts to be fastest took 3 % more than the fastest on average, and 18 % more at worst,
-over 93 shapes. Beside the 1119 calls of dataset/llm.json (1 to 16384 rows, results/) it is 4 % off in the median, nine
-of ten are within 0.89 and 1.12; a few gathers of 128 rows took 1.7 times as long, as cuBLAS's tile does not fit them.
+How far off it is: beside 735 calls measured on 2 and 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to
+16384 rows, 2026-11-21 and 22) a prediction is 4 % off in the median, and between 0.73 and 1.40 times the measured time;
+nine of ten are within 0.88 and 1.14. Clocks alone make 10 % between two measurements of the same. Of the configs
+measured for a shape, the one that it predicts to be fastest took 2 % more than the fastest on average, and 23 % more at
+worst, over 158 shapes. Beside 1035 calls of dataset/llm.json (1 to 16384 rows, results/) it is 5 % off in the median,
+nine of ten are within 0.88 and 1.13, and all within 0.81 and 1.38.
 With ``own_matmul`` it is less sure: 25 calls of 16 to 128 rows lie between 0.70 and 1.40. Nobody has measured 8 ranks
 or other hardware beside it.
 """
@@ -42,7 +42,7 @@ _CROWDED = 1.08
 """How much longer copies take of what the matmul has just written, to where it will read."""
 _COUNT_S = 8e-6
 """Programs telling each other that all of them have stored their share."""
-_STEP_S = 3e-6
+_STEP_S = 1.5e-6
 """From one matmul of the library's to the next."""
 _EXCHANGE_S = 2.2e-6
 """From the library's matmul to the end of an exchange, or the other way round, beside bytes and flags."""
@@ -50,7 +50,7 @@ _FLAGGING_S = 2e-6
 """The fence behind the data of the first hop, and the flag's way."""
 _HOP_S = 1.2e-6
 """What a second hop takes beside its bytes."""
-_LANES_APART = 0.5
+_LANES_APART = 0.3
 """The share of what whole waves of chunks cost that two lanes leave."""
 _ADDING = 1.03
 """How much longer the library's matmul takes that adds to what is there."""
@@ -145,7 +145,7 @@ def _gather_copied(call: Call) -> float:
             else:
                 ready = ((step - 1) * chunks + chunk + 1) * each
                 arrivals.append((ready + FLAG_S, step * call.shard_rows * call.columns + first, 0.0))
-    return LAUNCH_S + max(_keep_own_s(call) + _gather_deal(call).total_s, _gather_deal(call).end_s(arrivals)) + FLAG_S
+    return LAUNCH_S + max(_keep_own_s(call) + _gather_deal(call).total_s, _gather_deal(call).end_s(arrivals)) + MEET_S
 
 
 def _gather_pushed(call: Call) -> float:
