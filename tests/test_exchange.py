@@ -100,7 +100,7 @@ def hops_of(way: Way) -> int:
 def in_any_order(way: Way, seed: int) -> tuple[list[float], set[bool]]:
     """Small calls and large ones by turns, in the context's own workspaces, and in one made for the large ones; and
     whether any went by words, and any by flags, in the context's own."""
-    hops, excesses, in_words = hops_of(way), [], set()
+    hops, excesses, kinds = hops_of(way), [], set()
     rows, cols = LARGE[hops]
     shapes: tuple[Shape, ...] = ((4, 32, 32), (rows * hops, cols, 50), (9, 40, 32), (rows * hops, cols, 50))
     with fresh(1 << 25) as ctx, mock.patch.dict(WORDS_NBYTES, FEW):
@@ -111,16 +111,16 @@ def in_any_order(way: Way, seed: int) -> tuple[list[float], set[bool]]:
                 one.run(workspace=workspace)
                 excesses.append(one.excess())
                 one.spoil()
-            in_words.add(blocks_of(LARGE[hops] if call % 2 else (4, 32), torch.float32, 2, 132, hops).words)
-    return excesses, in_words
+            kinds.add(blocks_of(LARGE[hops] if call % 2 else (4, 32), torch.float32, 2, 132, hops).words)
+    return excesses, kinds
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, seed: int) -> None:
-    for excesses, in_words in ranks.run(in_any_order, way, seed):
+    for excesses, kinds in ranks.run(in_any_order, way, seed):
         assert max(excesses) <= 1
-        assert in_words == {True, False}
+        assert kinds == {True, False}
 
 
 @pytest.mark.parametrize("algorithm", EXCHANGING)

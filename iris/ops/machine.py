@@ -7,8 +7,6 @@ hardware. There nobody has measured: a prediction for it orders configs, and its
 
 from __future__ import annotations
 
-import itertools
-import math
 from dataclasses import dataclass
 
 import torch

@@ -42,8 +42,8 @@ _CROWDED = 1.08
 """How much longer copies take of what the matmul has just written, to where it will read."""
 _COUNT_S = 8e-6
 """Programs telling each other that all of them have stored their share."""
-_STEP_S = 1.5e-6
-"""From one matmul of the library's to the next."""
+_STEP_S, _LANE_STEP_S = 3e-6, 1.5e-6
+"""From one matmul of the library's to the next: behind it, and on the other of two lanes."""
 _EXCHANGE_S = 2.2e-6
 """From the library's matmul to the end of an exchange, or the other way round, beside bytes and flags."""
 _FLAGGING_S = 2e-6
@@ -203,7 +203,7 @@ def _gather_decomposed(call: Call) -> float:
     end = 0.0 if by_columns else chunks * computing
     for arrival in range(1, chunks + 1 if by_columns else (call.world - 1) * chunks + 1):
         ready = arrival * (call.world - 1 if by_columns else 1) * each
-        end = max(end + keeping, ready + FLAG_S) + _STEP_S + computing
+        end = max(end + keeping, ready + FLAG_S) + _LANE_STEP_S + computing
     return LAUNCH_S + end + MEET_S
 
 
