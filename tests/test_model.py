@@ -75,6 +75,8 @@ def test_the_config_that_the_model_prefers_is_among_the_fastest_measured() -> No
         by_problem[problem][config] = ms
     lost = []
     for problem, times in by_problem.items():
+        if len(times) < 2:
+            continue
         preferred = min(times, key=lambda config: predict_ms(problem, config, H200))
         lost.append(times[preferred] / min(times.values()))
     assert len(lost) > 100

@@ -26,11 +26,12 @@ copy engines are busy with other work.
 
 **copy_engine**: every rank's copy engine puts its part into the staging memory of all peers, previous rank first, in
 ``num_chunks`` chunks, and behind each chunk the call's epoch into a flag. The matmul reads its own part in place, then
-each chunk as it arrives. No SM moves data. When it wins: parts of a few MiB and more.
+each chunk as it arrives. No SM moves data. When it wins: parts of a few MiB and more, in chunks that the library's
+tiles do not fill the device with.
 
 **decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk, on two lanes in turns,
-each behind a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). When it wins: where the
-library's matmul is faster than this one, and chunks are large enough to fill the device.
+each behind a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). When it wins: mostly, from
+1024 rows on, where the library's matmul is faster than this one.
 
 **low_latency**: a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`), then ``torch.matmul``.
 When it wins: few rows, as in decoding, where flags and launches count and bytes do not.

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from case import CUDA, EVERYWHERE, HIP, SIGNALS, WAITS, Case, described, handle, short
 from compiler import tensor
@@ -34,6 +35,8 @@ DEALT = {"SCHEDULE": schedule.dealt, "GATE": True, "SHARDS": 8}
 PARTS = {"": (16, 4096, 64, 128), "_of_one": (1, 1, 1, 1)}
 """Rows, columns, blocks and all rows of an exchange. Triton compiles numbers that are 1 into the kernel, as Python's;
 to see whether it can, one target is enough."""
+OLD = int(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9))
+"""Whether this is not the newest Triton; scripts/assembly runs two."""
 COUNTING = (chunk.chunk_after, reduction.kept_after, reduction.counted_after)
 """Those that count tiles."""
 
@@ -86,20 +89,20 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("local_transposed", torch.int8, True, False, 0, True, False),
     ("pull_rows", torch.bfloat16, True, True, 0, False, False),
     ("pull_rows", torch.float32, False, False, 1, True, True),
-    ("pull_columns", torch.float16, False, True, 1, False, True),
+    ("pull_columns", torch.float16, False, True, 1, False, False),
     ("pull_columns", torch.int8, False, False, 2, False, False),
     ("copied_rows", torch.float16, True, False, 0, True, False),
-    ("copied_rows", torch.bfloat16, False, True, 1, False, True),
+    ("copied_rows", torch.bfloat16, False, True, 1, False, False),
     ("copied_rows", torch.int8, True, True, 0, False, False),
     ("copied_columns", torch.float16, False, False, 2, True, True),
     ("copied_columns", torch.bfloat16, True, True, 0, True, False),
     ("copied_columns", torch.float32, True, False, 1, False, False),
-    ("push_rows", torch.bfloat16, True, False, 2, True, True),
+    ("push_rows", torch.bfloat16, True, False, 2, True, False),
     ("push_columns", torch.float16, True, True, 0, False, False),
     ("hbm_rows", torch.float16, True, True, 0, True, False),
-    ("hbm_columns", torch.bfloat16, True, False, 1, True, True),
+    ("hbm_columns", torch.bfloat16, True, False, 1, True, False),
     ("all_scatter", torch.float16, True, True, 0, True, False),
-    ("all_scatter", torch.bfloat16, True, False, 2, True, True),
+    ("all_scatter", torch.bfloat16, True, False, 2, True, False),
     ("all_scatter", torch.float32, False, True, 0, False, False),
     ("send_columns", torch.bfloat16, True, True, 1, True, True),
     ("send_columns", torch.int8, False, False, 0, False, False),
@@ -109,8 +112,8 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("keep_rows", torch.bfloat16, True, True, 1, True, True),
     ("keep_rows", torch.float32, False, False, 0, False, False),
     ("add_rows", torch.float16, True, False, 1, True, False),
-    ("one_shot", torch.bfloat16, True, True, 2, True, True),
-    ("two_shot", torch.bfloat16, True, False, 0, True, True),
+    ("one_shot", torch.bfloat16, True, True, 2, True, False),
+    ("two_shot", torch.bfloat16, True, False, 0, True, False),
     ("two_shot", torch.float32, False, True, 2, False, False),
     ("atomic", torch.float16, True, False, 0, True, False),
     ("atomic", torch.int8, False, True, 1, False, True),
@@ -119,7 +122,8 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("both", torch.bfloat16, False, False, 0, True, False),
 )
 """Op, dtype, operands by TMA, traced, kind of bias, whole blocks of K, Stream-K. Every op, and every value of each
-of the others: what they add to each other is outside the waits."""
+of the others: what they add to each other is outside the waits. Stream-K, which doubles the time to compile, with every
+source and with all that announces a tile."""
 
 
 def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, split: bool, block: int) -> Any:
@@ -180,14 +184,17 @@ def matmul_case(
 
 
 def matmuls() -> list[Case]:
-    """Every variant for sm_90; for each other GPU one variant of each op, not all the same one."""
+    """Every variant for sm_90; for each other GPU one variant of half of the ops, the other half with the other Triton:
+    each op is compiled for each GPU, and by each Triton."""
     first = {variant[0]: variant for variant in reversed(VARIANTS)}
     last = {variant[0]: variant for variant in VARIANTS}
     cases = []
     for variant in VARIANTS:
         op, dtype, tma, traced, bias, even_k, split = variant
-        nvidia = CUDA if last[op] == variant else CUDA[:1]
-        amd = tuple(one for one, chosen in zip(HIP, (first, last), strict=True) if chosen[op] == variant)
+        turn = (list(OPS).index(op) + OLD) % 2
+        nvidia = CUDA if last[op] == variant and turn else CUDA[:1]
+        chosen = ((HIP[0], first, turn), (HIP[1], last, not turn))
+        amd = tuple(one for one, variants, here in chosen if variants[op] == variant and here)
         cases.append(matmul_case(op, dtype, tma, traced, bias, even_k, split, nvidia))
         if amd:
             cases.append(matmul_case(op, dtype, False, traced, bias, even_k, split, amd))
