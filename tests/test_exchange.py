@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -90,7 +91,7 @@ def test_words_and_flags(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) 
 FEW = {1: 32 << 10, 2: 48 << 10}
 """Of bytes in words, so that parts that are too large for them need not be large."""
 LARGE = {1: (40, 230), 2: (56, 230)}
-"""A part in fp32 that then is, between 2 ranks, by hops."""
+"""A part of A, or of the product, in fp32, that then is, between 2 ranks, by hops."""
 
 
 def hops_of(way: Way) -> int:
@@ -99,11 +100,20 @@ def hops_of(way: Way) -> int:
 
 def in_any_order(way: Way, seed: int) -> tuple[list[float], set[bool]]:
     """Small calls and large ones by turns, in the context's own workspaces, and in one made for the large ones; and
-    whether any went by words, and any by flags, in the context's own."""
+    what the ops were told when they asked whether to go by words."""
     hops, excesses, kinds = hops_of(way), [], set()
     rows, cols = LARGE[hops]
-    shapes: tuple[Shape, ...] = ((4, 32, 32), (rows * hops, cols, 50), (9, 40, 32), (rows * hops, cols, 50))
-    with fresh(1 << 25) as ctx, mock.patch.dict(WORDS_NBYTES, FEW):
+    shapes: tuple[Shape, ...] = ((4, 32, 32), (rows * hops, cols, cols), (9, 40, 32), (rows * hops, cols, cols))
+
+    def asked(*of: Any) -> bool:
+        kinds.add(in_words(*of))
+        return in_words(*of)
+
+    with (
+        fresh(1 << 25) as ctx,
+        mock.patch.dict(WORDS_NBYTES, FEW),
+        mock.patch("iris.ops.exchange.in_words", asked),
+    ):
         made = new_workspace(ctx, way.op, way.algorithm, 5 << 20, FLAGS)
         for call, shape in enumerate(shapes):
             one = trial(ctx, way, shape, torch.float32, seed + call)
@@ -111,7 +121,6 @@ def in_any_order(way: Way, seed: int) -> tuple[list[float], set[bool]]:
                 one.run(workspace=workspace)
                 excesses.append(one.excess())
                 one.spoil()
-            kinds.add(blocks_of(LARGE[hops] if call % 2 else (4, 32), torch.float32, 2, 132, hops).words)
     return excesses, kinds
 
 

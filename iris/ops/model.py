@@ -135,7 +135,7 @@ def _gather_copied(call: Call) -> float:
     rows = call.rows if _by_columns(call) else call.shard_rows
     chunks, per_chunk = call.chunks(call.config.num_chunks, rows)
     each = call.machine.copy_s(call.part_nbytes // chunks) + WORD_S
-    arrivals = []
+    deal, arrivals = _gather_deal(call), []
     for step in range(1, call.world):
         for chunk in range(chunks):
             first = call.first_tile(chunk * per_chunk)
@@ -145,7 +145,7 @@ def _gather_copied(call: Call) -> float:
             else:
                 ready = ((step - 1) * chunks + chunk + 1) * each
                 arrivals.append((ready + FLAG_S, step * call.shard_rows * call.columns + first, 0.0))
-    return LAUNCH_S + max(_keep_own_s(call) + _gather_deal(call).total_s, _gather_deal(call).end_s(arrivals)) + MEET_S
+    return LAUNCH_S + max(_keep_own_s(call) + deal.total_s, deal.end_s(arrivals)) + MEET_S
 
 
 def _gather_pushed(call: Call) -> float:

@@ -10,6 +10,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import MockTensor
 
+VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+"""Of the Triton that compiles."""
 TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),

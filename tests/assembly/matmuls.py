@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from case import CUDA, EVERYWHERE, HIP, SIGNALS, WAITS, Case, described, handle, short
-from compiler import tensor
+from compiler import VERSION, tensor
 from listing import Event
 
 from iris.device import chunk, matmul, schedule, tile
@@ -35,7 +34,7 @@ DEALT = {"SCHEDULE": schedule.dealt, "GATE": True, "SHARDS": 8}
 PARTS = {"": (16, 4096, 64, 128), "_of_one": (1, 1, 1, 1)}
 """Rows, columns, blocks and all rows of an exchange. Triton compiles numbers that are 1 into the kernel, as Python's;
 to see whether it can, one target is enough."""
-OLD = int(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9))
+OLD = int(VERSION < (3, 9))
 """Whether this is not the newest Triton; scripts/assembly runs two."""
 COUNTING = (chunk.chunk_after, reduction.kept_after, reduction.counted_after)
 """Those that count tiles."""

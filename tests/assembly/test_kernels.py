@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 import rules
-import triton
-from compiler import TARGETS
+from compiler import TARGETS, VERSION
 from kernels import CASES, EXAMPLES, ROOT
 from listing import Event, read
 from triton.runtime.jit import JITFunction
 
-VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 PAIRS = [(name, one) for name, case in CASES.items() for one in case.targets]
 
 COMPARES_ONE_WORD = {"compare_and_swap_word", "05_all_kinds"}

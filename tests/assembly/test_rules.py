@@ -12,14 +12,13 @@ import torch
 import triton
 import triton.language as tl
 from case import CUDA, EVERYWHERE, Case, compile_case, described, handle, of
-from compiler import TARGETS
+from compiler import TARGETS, VERSION
 from kernels import CASES, compile_named
 from listing import Event, UnknownAssembly, read
 
 from iris.device import sync
 from iris.device.arch import load_fresh, meet_to_publish, wait_bulk_stores
 
-VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 AMD = tuple(one for one in EVERYWHERE if one not in CUDA)
 
 everywhere = pytest.mark.parametrize("target_name", EVERYWHERE)
