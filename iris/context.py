@@ -24,6 +24,7 @@ from iris.errors import (
     IrisError,
     PeerDied,
     PlacementError,
+    RankMismatch,
     WaitTimeout,
 )
 from iris.heap import HeapTable, format_bytes
@@ -247,6 +248,7 @@ class Iris(SymmetricTensors, RankLogger):
         nbytes = count * dtype.itemsize
         lease = self._leases.take(nbytes, op, f"{op}({nbytes} bytes of {dtype})", self._exchange)
         memory = self._backend.bytes_at(lease.offset, max(nbytes, 1), lease.release)
+        lease.storage = _storage_of(memory)
         return memory[:nbytes].view(dtype).view(shape)
 
     def free(self, tensor: torch.Tensor) -> None:
@@ -260,7 +262,7 @@ class Iris(SymmetricTensors, RankLogger):
         """
         self._require_open("free")
         lease = self._lease_of(tensor)
-        if lease is None:
+        if lease is None or lease.storage != _storage_of(tensor):
             raise PlacementError(
                 "free",
                 "tensor",
@@ -420,8 +422,13 @@ class Iris(SymmetricTensors, RankLogger):
         self.check()
         try:
             return self._mesh.exchange(tag, payload, ranks)
+        except RankMismatch:
+            raise  # every rank has heard all others
         except (PeerDied, WaitTimeout) as error:
             raise self._failed(error) from None
+        except BaseException as error:  # Ctrl-C: what peers have sent, or still send, would answer a later call
+            self.broke_off(error)
+            raise
 
     # -- failure ------------------------------------------------------------------------------------
 
@@ -444,15 +451,12 @@ class Iris(SymmetricTensors, RankLogger):
         self._failure = self._failure or copy.copy(error)
         return copy.copy(self._failure)
 
-    def broke_off(self, error: Exception) -> None:
-        """An op of this rank's ended half way, with ``error``: what its next calls would be told by peers, and peers by
-        it, cannot be relied on any more, so all later use raises."""
+    def broke_off(self, error: BaseException) -> None:
+        """A call of this rank's ended half way, with ``error``, which may be Ctrl-C: what its next calls would be told
+        by peers, and peers by it, cannot be relied on any more, so all later use raises."""
         if not isinstance(error, IrisError) or self._failure is None:
-            self._failed(
-                ContextError(
-                    f"an earlier call broke off half way: {type(error).__name__}: {error}. Make a new context."
-                )
-            )
+            cause = ": ".join(filter(None, (type(error).__name__, str(error))))
+            self._failed(ContextError(f"an earlier call broke off half way: {cause}. Make a new context."))
 
     def _describe_status(self) -> IrisError:
         """Why a kernel stopped. A peer that is gone may have said the cause; where that is whom this rank waited for in
@@ -501,6 +505,9 @@ class Iris(SymmetricTensors, RankLogger):
     def _release(self, error: BaseException | None) -> None:
         self._open = False
         _open_contexts.discard(self)
+        if error is not None:  # before the device is waited for: its kernels may be waiting for peers
+            self._mesh.say_why(error)
+            self._backend.poke(self._control.offset + sync.ABORT_WORD.value, sync.abort_code(self.rank, self.rank))
         self._watcher.stop()
         self._workspaces.clear()
         self._group_tensors.clear()
@@ -530,6 +537,11 @@ class Iris(SymmetricTensors, RankLogger):
             f"Iris(rank={self.rank}, world_size={self.world_size}, device={self.device}, "
             f"heap={format_bytes(self.heap_size)}, {state})"
         )
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    """What tells the storage of ``tensor`` and its views from every other one that exists."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _check_stream(op: str, stream: object, fix: str = "") -> None:

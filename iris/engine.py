@@ -15,6 +15,7 @@ which they are asked for. The current stream goes on when both are done.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,9 @@ from iris.errors import CaptureError
 _STREAMS = 32
 """PyTorch makes this many streams, and hands them out by turns."""
 
+_BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
+"""Variables that have a launch return when the kernel has run."""
+
 
 def stream_apart(make: Callable[[], Any], *others: Any) -> Any:
     """A stream that ``make`` returns and that is none of ``others``, if there is one: of many that a program asks for,
@@ -36,6 +40,11 @@ def stream_apart(make: Callable[[], Any], *others: Any) -> Any:
         if (stream := make()) not in others:
             break
     return stream
+
+
+def _launches_block(on_gpu: bool) -> bool:
+    """Whether a kernel has run when its launch returns: in the simulator, and where a debugging user wants it so."""
+    return not on_gpu or any(os.environ.get(name, "0") != "0" for name in _BLOCKING)
 
 
 class CopyEngine:
@@ -47,31 +56,33 @@ class CopyEngine:
         self._stream = self._backend.side_stream()
         self._on_gpu = isinstance(self._stream, torch.cuda.Stream)
         self._lanes: list[torch.cuda.Stream] = []
-        self._asked = False
+        self._begun = False
 
-    def beside(self, kernel: Callable[[], None], copies: Callable[[], None]) -> None:
+    def beside(
+        self, kernel: Callable[[], None], copies: Callable[[], None], last: Callable[[], None] | None = None
+    ) -> None:
         """Run what ``kernel`` launches on the current stream, and beside it ``copies``, both behind the current
-        stream's work so far.
+        stream's work so far; behind both, ``last``.
 
         The kernel is launched first, so that no copy that waits for it can be in its way, however few queues the
         driver has. Where it is the kernel that waits, for copies that do not, ask for these first: :meth:`running`.
         """
-        # In the simulator a kernel has run when its launch returns.
-        first, second = (kernel, copies) if self._on_gpu else (copies, kernel)
-        with self.running():
+        # It may wait for copies of peers, which ask for them no sooner than its launch there has returned.
+        first, second = (copies, kernel) if _launches_block(self._on_gpu) else (kernel, copies)
+        with self.running(last=last):
             first()
             second()
 
     @contextmanager
-    def running(self, lanes: int = 1) -> Iterator[None]:
+    def running(self, lanes: int = 1, last: Callable[[], None] | None = None) -> Iterator[None]:
         """Copies that are asked for in here run beside what the current stream is given in here, both behind its work
-        so far. What it is given afterwards waits for the copies, and for the second of two lanes; see :meth:`lane`.
+        so far. What it is given afterwards, by ``last`` to begin with, waits for the copies, and for the second of two
+        lanes; see :meth:`lane`.
 
         An exception in here, once a copy has been asked for, is the end of the context: peers have been told of a call
         that this rank does not finish."""
-        stream, self._asked = self._apart_from_current(), False
-        recorded = self._on_gpu and torch.cuda.is_current_stream_capturing()
-        try:
+        stream = self._apart_from_current()
+        with self._unbroken() as recorded:
             if isinstance(stream, torch.cuda.Stream):
                 current = torch.cuda.current_stream(self._ctx.device)
                 self._lanes = [current]
@@ -87,9 +98,20 @@ class CopyEngine:
             else:
                 with stream:
                     yield
-        except Exception as error:
-            if self._asked and not recorded and not isinstance(error, CaptureError):
-                self._ctx.broke_off(error)  # what is only recorded has not been done
+            if last is not None:
+                last()
+
+    @contextmanager
+    def _unbroken(self) -> Iterator[bool]:
+        """What is in here is finished once it has been begun, or it is the end of the context, be it Ctrl-C that ends
+        it. Yields whether it is only recorded, for a graph: then nothing has been done."""
+        self._begun = False
+        recorded = self._on_gpu and torch.cuda.is_current_stream_capturing()
+        try:
+            yield recorded
+        except BaseException as error:
+            if self._begun and not recorded and not isinstance(error, CaptureError):
+                self._ctx.broke_off(error)
             raise
 
     def _apart_from_current(self) -> Any:
@@ -119,16 +141,19 @@ class CopyEngine:
         """Run the kernels that ``producer`` launches on the current stream, and those of ``consumer``, which wait for
         what the producer's flag, beside them on this engine's stream."""
         stream = self._apart_from_current()
-        if not isinstance(stream, torch.cuda.Stream):
+        with self._unbroken():
+            if not isinstance(stream, torch.cuda.Stream):
+                producer()
+                self._begun = True
+                consumer()
+                return
+            current = torch.cuda.current_stream(self._ctx.device)
+            stream.wait_stream(current)
             producer()
-            consumer()
-            return
-        current = torch.cuda.current_stream(self._ctx.device)
-        stream.wait_stream(current)
-        producer()
-        with torch.cuda.stream(stream):
-            consumer()
-        current.wait_stream(stream)
+            self._begun = True
+            with torch.cuda.stream(stream):
+                consumer()
+            current.wait_stream(stream)
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int) -> None:
         """Copy ``source`` to the place of ``target``, symmetric, on rank ``peer``: both of the same shape, of one
@@ -136,7 +161,7 @@ class CopyEngine:
 
         Sync: behind earlier copies of this engine, which any rank sees no later than this one.
         """
-        self._asked = True
+        self._begun = True
         bases = self._backend.bases
         address = target.data_ptr() - bases[self._ctx.rank] + bases[peer]
         item = source.element_size()

@@ -19,10 +19,12 @@ Exchange = Callable[[str, bytes], dict[int, bytes]]
 
 
 class Lease:
-    """This rank's hold on the block at ``offset``; released once, by ``free`` or by the end of the tensor's storage."""
+    """This rank's hold on the block at ``offset``; released once, by ``free`` or by the end of the tensor's storage,
+    which ``storage`` tells from that of a tensor that had the block before."""
 
     def __init__(self, offset: int, released: list[int]) -> None:
         self.offset = offset
+        self.storage = 0
         self._released: list[int] | None = released
 
     @property

@@ -68,6 +68,9 @@ def members(op: str, group: Group, rank: int, world_size: int, of_torch: list[in
     if group is torch.distributed.GroupMember.NON_GROUP_MEMBER:
         raise ArgumentError(op, "group", expected, "a group without this rank")
     if isinstance(group, torch.distributed.ProcessGroup):
+        if not of_torch:
+            expected = "a sequence of ranks: the context was made before torch.distributed was initialised"
+            raise ArgumentError(op, "group", expected, "a ProcessGroup")
         listed = torch.distributed.get_process_group_ranks(group)
         ranks = [of_torch.index(one) if one in of_torch else -1 for one in listed]
     else:

@@ -81,7 +81,7 @@ class Mesh:
         self.pids: dict[int, int] = {rank: os.getpid()}
         self._received: dict[int, bytearray] = {}
         self._fds: dict[int, list[int]] = {}
-        self._closed = False
+        self._closed = self._said_why = False
         if world_size > 1:
             try:
                 self._connect(key, time.monotonic() + timeout_s)
@@ -264,7 +264,7 @@ class Mesh:
                     break
                 events = selector.select(max(0.0, deadline - time.monotonic()))
                 if not events and time.monotonic() >= deadline:
-                    late = sorted(group - tags.keys())
+                    late = sorted(group - tags.keys() | outgoing.keys())
                     raise WaitTimeout(
                         f"{tag.split('(')[0]}: rank {self.rank} waited {timeout:g} s for {ranks_text(late)}, which "
                         "did not make the call. Is it in other work, or stuck before this point?",
@@ -378,24 +378,31 @@ class Mesh:
         dead = (select.POLLRDHUP, select.POLLHUP, select.POLLERR)
         return {owners[fd] for fd, event in poller.poll(0) if any(event & bit for bit in dead)}
 
+    def say_why(self, error: BaseException) -> None:
+        """Tell the peers, once, on what this rank ends: for the calls in which they wait for it."""
+        if self._closed or self._said_why:
+            return
+        self._said_why = True
+        culprits = list(getattr(error, "ranks", ())) or [self.rank]
+        kind, message = type(error).__name__, str(error)
+        if kind not in _ERRORS or (culprits == [self.rank] and kind != "RankMismatch"):
+            kind, message = "PeerDied", f"rank {self.rank} left with {kind}: {error}"
+        report = json.dumps({"error": kind, "message": message[:4000], "ranks": culprits}).encode()
+        frame = _frame(_ABORT, "abort", report)
+        for connection in self.peers.values():
+            try:
+                connection.settimeout(0.2)
+                connection.sendall(frame)
+            except OSError:
+                continue
+
     def leave(self, error: BaseException | None = None) -> None:
         """Close all connections; with ``error``, tell the peers first why."""
         if self._closed:
             return
-        self._closed = True
         if error is not None:
-            culprits = list(getattr(error, "ranks", ())) or [self.rank]
-            kind, message = type(error).__name__, str(error)
-            if kind not in _ERRORS or (culprits == [self.rank] and kind != "RankMismatch"):
-                kind, message = "PeerDied", f"rank {self.rank} left with {kind}: {error}"
-            report = json.dumps({"error": kind, "message": message[:4000], "ranks": culprits}).encode()
-            frame = _frame(_ABORT, "abort", report)
-            for connection in self.peers.values():
-                try:
-                    connection.settimeout(0.2)
-                    connection.sendall(frame)
-                except OSError:
-                    continue
+            self.say_why(error)
+        self._closed = True
         for connection in self.peers.values():
             connection.close()
         for fd in itertools.chain.from_iterable(self._fds.values()):

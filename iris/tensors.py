@@ -374,11 +374,19 @@ class SymmetricTensors(ABC):
     def as_symmetric(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` itself if it is on the symmetric heap, else a contiguous copy that is. Collective.
 
+        A copy of a leaf that requires a gradient is another such leaf; no gradient flows back through a copy.
+
         Raises:
             RankMismatch: it is on the symmetric heap of some ranks only.
+            ArgumentError: a gradient is to flow back through it, and gradients are enabled.
         """
         _check_dense("as_symmetric", "tensor", tensor)
         here = self.is_symmetric(tensor)
+        if not here and tensor.grad_fn is not None and torch.is_grad_enabled():
+            raise ArgumentError(
+                "as_symmetric", "tensor", "one whose gradient goes nowhere else", "the result of a computation",
+                "No gradient flows back through a copy: pass tensor.detach().",
+            )  # fmt: skip
         answers = self._exchange("as_symmetric", bytes([here]))
         with_it = [rank for rank in sorted(answers) if answers[rank] == b"\1"]
         if with_it and len(with_it) < len(answers):

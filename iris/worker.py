@@ -75,7 +75,7 @@ def _answer(call: bytes) -> tuple[str, bytes]:
     except Exception as error:  # noqa: BLE001 (whatever a rank raises is sent back)
         return traceback.format_exc(), _portable(error)
     try:
-        return "", bytes(ForkingPickler.dumps(value))
+        return "", pickle.dumps(value)  # ForkingPickler would move a tensor that the rank keeps into other memory
     except Exception as error:  # noqa: BLE001 (pickling runs any code)
         text = f"its result cannot be sent back: {described(error)}"
         return text, pickle.dumps(LaunchError(text))

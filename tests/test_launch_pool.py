@@ -37,6 +37,24 @@ def same(value: Any) -> Any:
     return value
 
 
+kept: list[Any] = []
+
+
+def keep_and_give() -> torch.Tensor:
+    """A tensor of the heap that the rank keeps, and gives to the process that started it."""
+    ctx = iris.iris(1 << 20)
+    kept[:] = ctx, ctx.full((4,), 1.0 + ctx.rank)
+    ctx.barrier()
+    made: torch.Tensor = kept[1]
+    return made
+
+
+def still_symmetric() -> bool:
+    ctx, tensor = kept
+    with ctx:
+        return bool(ctx.is_symmetric(tensor) and ctx.peer_view(tensor, 1).tolist() == [2.0] * 4)
+
+
 def sleep(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
@@ -381,3 +399,8 @@ def test_nothing_outlives_a_parent_that_is_killed(words: list[str], tmp_path: Pa
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == set()
+
+
+def test_a_tensor_that_is_given_away_stays_where_it_is(pool: iris.RankPool) -> None:
+    assert [given.tolist() for given in pool.run(keep_and_give)] == [[1.0] * 4, [2.0] * 4]
+    assert pool.run(still_symmetric) == [True, True]

@@ -338,6 +338,21 @@ def run_is_symmetric() -> None:
     assert not any(ctx.is_symmetric(view) for view in views)
 
 
+def gradients_of_copies() -> tuple[Failure, bool, bool]:
+    ctx, weight = context(), torch.ones(3, device=context().device, requires_grad=True)
+    refused = failure_of(ctx.as_symmetric, weight * 2)
+    leaf = ctx.as_symmetric(weight)
+    with torch.no_grad():
+        return refused, leaf.requires_grad and leaf.is_leaf, ctx.as_symmetric(weight * 2).requires_grad
+
+
+@TWO
+def test_a_copy_does_not_cut_a_gradient_without_a_word(ranks: Ranks) -> None:
+    for refused, leaf, without in ranks.run(gradients_of_copies):
+        assert refused.kind == "ArgumentError" and "pass tensor.detach()" in refused.message
+        assert leaf and not without
+
+
 def run_as_symmetric() -> None:
     ctx = context()
     here = ctx.rand(4, 3)
@@ -460,7 +475,11 @@ def free_what_cannot_be() -> list[Failure]:
     ctx = context()
     tensor = ctx.zeros(4)
     ctx.free(tensor)
-    return [failure_of(ctx.free, wrong) for wrong in (tensor, torch.zeros(3), torch.empty(2, device="meta"))]
+    another = ctx.ones(4)
+    assert another.data_ptr() == tensor.data_ptr()
+    found = [failure_of(ctx.free, wrong) for wrong in (tensor, torch.zeros(3), torch.empty(2, device="meta"))]
+    assert ctx.zeros(4).data_ptr() != another.data_ptr() and another.tolist() == [1.0] * 4
+    return found
 
 
 def tensors_outlive_the_context() -> Sequence[float]:

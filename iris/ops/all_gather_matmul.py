@@ -385,7 +385,7 @@ class _Call:
         rank, world, rows = self.ctx.rank, self.ctx.world_size, self.own.shape[0]
         parts = Decomposition(self.ctx, workspace, SITE_ALL_GATHER_MATMUL.value)
         chunks = chunks_of(rows, self.config.num_chunks, self.config.block_size_m)
-        with engine.running(lanes_for(own.dtype)):
+        with engine.running(lanes_for(own.dtype), last=lambda: parts.leave(meet=True)):
             if self.by_rows:  # first: the GPU then computes while the host is still asking for copies
                 self._multiply_rows(workspace, own, Rows(rank * rows, rows))
             self._put(parts, own, chunks)
@@ -399,7 +399,6 @@ class _Call:
                         part.of(self._part(staged)).copy_(part.of(own))
                         parts.wait_arrival(chunk, rank + 1, world - 1, stride=len(chunks))
                     self._multiply_rows(workspace, part.of(staged), part)
-        parts.leave(meet=True)
 
     def low_latency(self, workspace: FusedWorkspace) -> None:
         m, k = self.problem.m, self.problem.k

@@ -19,6 +19,12 @@ _KINDS: dict[str, type] = {
     "algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool, "own_matmul": bool,
 }  # fmt: skip
 """Types of fields that are no numbers."""
+_BLOCKS = (
+    ("block_size_m", "block_size_n"), ("block_size_m", "block_size_k"), ("block_size_k", "block_size_n"),
+    ("comm_block_m", "comm_block_n"),
+)  # fmt: skip
+_MOST_ELEMENTS = 1 << 20
+"""Of a block, in Triton."""
 WARPS = (1, 2, 4, 8, 16, 32)
 """What ``num_warps`` may be."""
 
@@ -105,6 +111,10 @@ class FusedConfig:
             size = getattr(self, name)
             if size < 16 or size & (size - 1):
                 raise ArgumentError(op, f"config.{name}", "a power of two, at least 16", size)
+        for rows, cols in _BLOCKS:
+            if (elements := getattr(self, rows) * getattr(self, cols)) > _MOST_ELEMENTS:
+                expected = f"at most {_MOST_ELEMENTS} elements, as Triton takes"
+                raise ArgumentError(op, f"config.{rows} x {cols}", expected, elements)
         if dtype is not None and self.block_size_k < least_block_size_k(dtype):
             expected = f"at least {least_block_size_k(dtype)} for {dtype}, as tl.dot needs"
             raise ArgumentError(op, "config.block_size_k", expected, self.block_size_k)

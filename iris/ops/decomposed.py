@@ -147,14 +147,15 @@ def reduce_in_ring(
         chunks: how each rank's rows are cut; the last rank may have fewer of them.
         multiply: ``multiply(rows, begun, last)`` computes the product of these rows of all M, and adds it, if
             ``begun``, to what has arrived in ``sums``; ``last``: the sum is then complete, and this rank's own.
-        everywhere: this rank's sums are then in ``sums``, and are sent to all ranks. The ranks must meet behind this.
+        everywhere: this rank's sums are then in ``sums``, and are sent to all ranks, which meet behind this.
 
     Sync: on the current stream. Waits for the next rank to have entered.
     """
     engine, rank, world = parts.engine, parts.ctx.rank, parts.ctx.world_size
     following, before = (rank + 1) % world, (rank - 1) % world
     asked = world == 1
-    with engine.running():
+    parts.enter()
+    with engine.running(last=lambda: parts.leave(meet=everywhere)):
         for step, chunk in itertools.product(range(world), range(len(chunks))):
             owner, last = (rank - 1 - step) % world, step == world - 1
             rows = Rows(owner * rows_per_rank + chunks[chunk].first, chunks[chunk].count)

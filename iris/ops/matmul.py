@@ -20,7 +20,7 @@ from iris.errors import ArgumentError
 from iris.ops.candidates import LIBRARY, has_no_tile
 from iris.ops.config import FusedConfig, Target
 from iris.ops.hardware import allows_tf32
-from iris.ops.operands import place_of
+from iris.ops.operands import BIAS_KINDS, place_of
 from iris.ops.pick import can_run, pick_config
 from iris.ops.problem import Problem
 from iris.ops.room import has_memory
@@ -217,24 +217,27 @@ def resolve(
     trace: object,
     takes: Callable[[str], bool] = lambda _: True,
     shared: Sequence[torch.Tensor] = (),
+    bias_is: int | None = None,
 ) -> FusedConfig:
     """The config to run with, its algorithm settled: the caller's, checked, or the picked one; the same on all ranks.
 
     "auto" leaves out algorithms that need more memory than there is, on the heap or in ``workspace``, those that do not
     take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced. ``shared``: operands
-    that peers touch, which must lie alike on all ranks.
+    that peers touch, which must lie alike on all ranks. ``bias_is``: the kind of a bias that is added to a sum over
+    ranks, by any of them.
 
     Raises:
         ArgumentError: ``config`` cannot run, or cannot be traced.
-        RankMismatch: other ranks call the op with another problem or config, or with ``shared`` operands of other
-            strides or at another place of the heap. Found in the first call with these.
+        RankMismatch: other ranks call the op with another problem, config or kind of bias, or with ``shared`` operands
+            of other strides or at another place of the heap. Found in the first call with these.
     """
     chosen = _chosen(ctx, problem, config, algorithms, workspace, bool(trace), takes)
     if trace and config is not None and has_no_tile(chosen):
         expected = "none, or an algorithm that is not made of torch.matmul"
         raise ArgumentError(problem.op, "trace", expected, f"one of {chosen.algorithm}")
     if problem.world_size > 1:
-        ctx.agree(problem.op, (problem, chosen, *(place_of(ctx, tensor) for tensor in shared)))
+        bias = () if bias_is is None else (BIAS_KINDS[bias_is],)
+        ctx.agree(problem.op, (problem, chosen, *bias, *(place_of(ctx, tensor) for tensor in shared)))
     return chosen
 
 
@@ -266,27 +269,37 @@ def _chosen(
         workspace.staging.shape,
         workspace.ready.shape,
     )
-    key = problem, first, may, made
+    key = problem, first, given, may, made
     if key not in settled:
-        settled[key] = _that_fits(ctx, problem, workspace, first, may)
-    return settled[key] if given is None else replace(given, algorithm=settled[key].algorithm)
+        settled[key] = _that_fits(ctx, problem, workspace, first, given, may)
+    return settled[key]
 
 
 def _that_fits(
-    ctx: Iris, problem: Problem, workspace: FusedWorkspace | None, first: FusedConfig, may: tuple[str, ...]
+    ctx: Iris,
+    problem: Problem,
+    workspace: FusedWorkspace | None,
+    first: FusedConfig,
+    given: FusedConfig | None,
+    may: tuple[str, ...],
 ) -> FusedConfig:
-    """``first``, or the best of those that may be taken and for which there is room: as of the first such call, which
-    all ranks make with the same heap. Later ones keep to it, as a rank may replay its graph where others choose."""
+    """``first``, or the best of those that may be taken and for which there is room, or what is ``given``, with the
+    algorithm of one of these: as of the first such call, which all ranks make with the same heap. Later ones keep to
+    it, as a rank may replay its graph where others choose."""
+
+    def completed(picked: FusedConfig) -> FusedConfig:
+        return picked if given is None else replace(given, algorithm=picked.algorithm)
+
     picked = first
     excluded: tuple[str, ...] = ()
     while problem.world_size > 1:
-        if picked.algorithm in may and has_memory(ctx, problem, picked, workspace):
+        if picked.algorithm in may and has_memory(ctx, problem, completed(picked), workspace):
             break
         excluded += (picked.algorithm,)
         if not can_run(problem, target_of(ctx, excluded)):
-            return first  # to say what is missing
+            return completed(first)  # to say what is missing
         picked = pick_config(problem, target_of(ctx, excluded))
-    return picked
+    return completed(picked)
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:

@@ -195,8 +195,9 @@ def matmul_all_reduce(
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     whole = has_whole_rows(output)
     chosen = resolve(
-        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: whole or one not in _ROW_BY_ROW, (output,)
-    )
+        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: whole or one not in _ROW_BY_ROW, (output,),
+        bias_is,
+    )  # fmt: skip
     site, recorded = SITE_MATMUL_ALL_REDUCE.value, trace_of(ctx, OP, trace)
     call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, workspace, recorded)
     getattr(call, chosen.algorithm)()
@@ -254,8 +255,7 @@ class _Call(SumCall):
                 if chunk > 0:
                     spread(chunk - 1)
 
-        engine.beside(lambda: self.launch(sums), copies)
-        Decomposition(self.ctx, sums.workspace, self.site).meet()
+        engine.beside(lambda: self.launch(sums), copies, Decomposition(self.ctx, sums.workspace, self.site).meet)
 
     def ring(self) -> None:
         check_rows(OP, self.config.algorithm, self.output)

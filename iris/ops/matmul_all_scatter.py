@@ -221,15 +221,15 @@ class _Call:
                     engine.put(rows, rows, (self.ctx.rank + step) % world)
                 engine.clear(done[chunk:][:1])
 
-        engine.beside(lambda: self._run(plan, done), copies)
-        Decomposition(self.ctx, self.workspace, SITE_MATMUL_ALL_SCATTER.value).meet()
+        parts = Decomposition(self.ctx, self.workspace, SITE_MATMUL_ALL_SCATTER.value)
+        engine.beside(lambda: self._run(plan, done), copies, parts.meet)
 
     def decomposed(self) -> None:
         check_rows(OP, self.config.algorithm, self.columns)
         rank, world, engine = self.ctx.rank, self.ctx.world_size, self.workspace.engine
         parts = Decomposition(self.ctx, self.workspace, SITE_MATMUL_ALL_SCATTER.value)
         parts.enter()
-        with engine.running():
+        with engine.running(last=lambda: parts.leave(meet=True)):
             for rows in chunks_of(self.problem.m, self.config.num_chunks, self.config.block_size_m):
                 columns = rows.of(self.columns)
                 bias = bias_of(rows, self.bias, self.bias_is)
@@ -239,7 +239,6 @@ class _Call:
                 engine.follow()
                 for step in range(1, world):
                     engine.put(columns, columns, (rank + step) % world)
-        parts.leave(meet=True)
 
     def low_latency(self) -> None:
         plain_matmul(self.workspace, self.columns, self.a, self.b, self.bias, self.config, self.trace)

@@ -146,7 +146,7 @@ def matmul_reduce_scatter(
     bias_is = bias_kind(OP, bias, m // world, n)
     received = (m - m // world) * n * output.element_size()
     problem = Problem(OP, m, n, k, A.dtype, world, received)
-    chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace)
+    chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace, bias_is=bias_is)
     site, recorded = SITE_MATMUL_REDUCE_SCATTER.value, trace_of(ctx, OP, trace)
     call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, workspace, recorded)
     getattr(call, chosen.algorithm)()

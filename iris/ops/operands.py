@@ -13,6 +13,10 @@ from iris.device import tile
 from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
 from iris.ops.problem import DTYPES, output_dtype
 
+BIAS_KINDS = {
+    tile.BIAS_NONE.value: "no bias", tile.BIAS_COLUMN.value: "bias per column", tile.BIAS_ROW.value: "bias per row",
+}  # fmt: skip
+
 
 def check_operands(
     ctx: Iris, op: str, output: torch.Tensor, a: tuple[str, torch.Tensor], b: torch.Tensor, bias: torch.Tensor | None

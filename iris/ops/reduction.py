@@ -294,9 +294,7 @@ class SumCall:
 
         parts = Decomposition(self.ctx, workspace, self.site)
         chunks = chunks_of(per_rank, self.config.num_chunks, self.config.block_size_m)
-        parts.enter()
         reduce_in_ring(parts, sums, chunks, per_rank, multiply, everywhere=everywhere)
-        parts.leave(meet=everywhere)
 
     def exchanged(self, *, split: bool) -> None:
         """The product, then an exchange of it through inboxes; ``split``: of the part for each rank, whose sum goes to

@@ -31,8 +31,6 @@ from iris.ops.workspace import FusedWorkspace
 P = ParamSpec("P")
 _KEPT = 4096
 """Calls remembered per context: a model of 100 layers makes 400 with each number of rows."""
-_UNKNOWN = "unknown"
-"""Stands for an argument that no op takes: the op shall say so."""
 
 
 class Replays:
@@ -121,12 +119,10 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         if not _applies(ctx) or kwargs.get("trace") or len(args) < 2:
             return op(*args, **kwargs)
         key = (op, *map(_identity, args[1:]), *((name, _identity(kwargs[name])) for name in sorted(kwargs)))
-        if _UNKNOWN in key:
-            return op(*args, **kwargs)
         ctx.check()
         replays = ctx.kept(Replays, lambda: Replays(ctx.device))
         output: Any = args[1]
-        rounding = getattr(output, "dtype", None) is torch.float32 and allows_tf32()
+        rounding = _rounding(getattr(output, "dtype", None))
         stream = torch.cuda.current_stream(ctx.device).cuda_stream
         replays.run((stream, rounding, torch.is_grad_enabled(), key), lambda: op(*args, **kwargs))
         return cast("torch.Tensor", output)
@@ -144,12 +140,25 @@ def _applies(ctx: Iris) -> bool:
     )
 
 
+def _rounding(dtype: torch.dtype | None) -> Hashable:
+    """How PyTorch is told to round in matmuls that give ``dtype``."""
+    if dtype is torch.float32:
+        return allows_tf32()
+    switches = torch.backends.cuda.matmul
+    if dtype is torch.bfloat16:
+        return cast("Hashable", switches.allow_bf16_reduced_precision_reduction)
+    if dtype is torch.float16:
+        return switches.allow_fp16_reduced_precision_reduction, getattr(switches, "allow_fp16_accumulation", None)
+    return None
+
+
 def _identity(value: Any) -> Hashable:
-    """All that a call depends on of one argument."""
+    """All that a call depends on of one argument; of one that no op takes, what equals nothing, as the op raises."""
     if isinstance(value, FusedWorkspace):
         return weakref.ref(value)  # its memory may go before its calls are forgotten
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
-            return _UNKNOWN
-        return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device, value.requires_grad
-    return value if isinstance(value, Hashable) else _UNKNOWN
+            return object()
+        memory = value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+        return *memory, value.requires_grad, value.is_neg()
+    return value if isinstance(value, Hashable) else object()

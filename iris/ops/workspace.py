@@ -115,7 +115,7 @@ def workspace_for(
     """
     call = f'iris.ops.new_workspace(ctx, "{op}", "{algorithm}"'
     if workspace is None:
-        sizes = _power_of_two(staging_nbytes), max(MIN_FLAGS, _power_of_two(num_flags))
+        sizes = _size_class(staging_nbytes, num_flags)
         key = op, algorithm, *sizes
         if not ctx.has_workspace(key):
             _refuse_in_capture(ctx, op)
@@ -146,9 +146,14 @@ def staging_fits(
         if type(workspace) is not FusedWorkspace:
             return True  # to be refused by workspace_for
         return workspace.staging.numel() >= staging_nbytes and workspace.ready.numel() >= num_flags
-    size, flags = _power_of_two(staging_nbytes), max(MIN_FLAGS, _power_of_two(num_flags))
+    size, flags = _size_class(staging_nbytes, num_flags)
     needed = size + 4 * flags + _FLAGS_NBYTES
     return ctx.has_workspace((op, algorithm, size, flags)) or ctx.heap_largest_free_bytes >= needed
+
+
+def _size_class(staging_nbytes: int, num_flags: int) -> tuple[int, int]:
+    """What is made for calls that need so much: powers of two."""
+    return _power_of_two(staging_nbytes), max(MIN_FLAGS, _power_of_two(num_flags))
 
 
 def _power_of_two(count: int) -> int:

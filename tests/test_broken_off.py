@@ -1,0 +1,180 @@
+"""Calls that break off half way, by an error or by Ctrl-C that the program lives through: nothing is trusted after
+them, as peers' answers would be those to another call."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from ops_inputs import GATHER, REDUCE_SCATTER, SCATTER, Way, trial, ways
+from ranks import BACKEND, Failure, Ranks, failure_of, fresh, worlds
+
+import iris
+from iris.ops.matmul_all_scatter import _Call
+from iris.ops.replay import Replays
+
+TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+
+
+class Late(Exception):
+    """Raised by the handler of an alarm."""
+
+
+def ring(*_: object) -> None:
+    raise Late
+
+
+def end_together(ctx: iris.Iris) -> None:
+    """Leave a context that has failed at the same time: a slow rank that saw its peer leave would tell of that."""
+    ctx.check = lambda: None  # type: ignore[method-assign]
+    ctx.barrier()
+
+
+def outcome(call: Callable[[], object]) -> Failure:
+    """As :func:`failure_of`, of Ctrl-C as well."""
+    try:
+        return failure_of(call)
+    except KeyboardInterrupt:
+        return Failure("KeyboardInterrupt")
+
+
+def interrupted_meeting() -> list[Failure]:
+    """Rank 0 gives up waiting for what rank 1 sends late, and then asks for the next."""
+    with iris.iris(1 << 20, timeout_s=20) as ctx:
+        ctx.barrier()
+        if ctx.rank == 1:
+            time.sleep(0.5)
+            return [failure_of(ctx.broadcast, f"batch {step}", 1) for step in range(3)]
+        before = signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            return [failure_of(ctx.broadcast, None, 1) for _ in range(3)]
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
+
+@TWO
+def test_after_an_interrupted_meeting_no_answer_is_taken_for_another(ranks: Ranks) -> None:
+    interrupted, peer = ranks.run(interrupted_meeting)
+    assert [failure.kind for failure in interrupted] == ["Late", "ContextError", "ContextError"]
+    assert interrupted[1].message == "an earlier call broke off half way: Late. Make a new context."
+    assert peer[-1].kind == "PeerDied" and "rank 0 left with ContextError" in peer[-1].message
+
+
+def broken_off(way: Way, error: type[BaseException], seed: int) -> tuple[Failure, Failure]:
+    """What a call says whose matmul fails after peers have been told of it, and what the next one says."""
+    with fresh(1 << 21) as ctx, mock.patch.dict("os.environ", IRIS_REPLAY="0"):
+        one = trial(ctx, way, (16, 16, 32), torch.float32, seed)
+        one.run()
+        matmul, calls = torch.matmul, []
+
+        def fails_the_second_time(*args: Any, **kwargs: Any) -> torch.Tensor:
+            calls.append(1)
+            if len(calls) == 2:
+                raise error("out of memory")
+            return matmul(*args, **kwargs)
+
+        with mock.patch("torch.matmul", fails_the_second_time):
+            first = outcome(one.run)
+        second = failure_of(one.run)
+        end_together(ctx)
+        return first, second
+
+
+@TWO
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("way", [Way(GATHER, "decomposed"), Way(REDUCE_SCATTER, "decomposed")], ids=str)
+def test_after_a_call_that_broke_off_nothing_is_trusted(
+    ranks: Ranks, way: Way, error: type[BaseException], seed: int
+) -> None:
+    for first, second in ranks.run(broken_off, way, error, seed):
+        assert first.kind == error.__name__
+        assert second.kind == "ContextError" and f"broke off half way: {error.__name__}: out of" in second.message
+
+
+def without_senders(seed: int) -> tuple[Failure, Failure]:
+    """The second of the two kernels of ``streams`` cannot be launched."""
+    with fresh(1 << 21) as ctx, mock.patch.dict("os.environ", IRIS_REPLAY="0"):
+        one = trial(ctx, Way(SCATTER, "streams"), (16, 16, 32), torch.float32, seed)
+        one.run()
+        with mock.patch.object(_Call, "_send", side_effect=RuntimeError("out of registers")):
+            first = failure_of(one.run)
+        second = failure_of(one.run)
+        end_together(ctx)
+        return first, second
+
+
+@TWO
+def test_after_one_kernel_of_two_nothing_is_trusted(ranks: Ranks, seed: int) -> None:
+    for first, second in ranks.run(without_senders, seed):
+        assert first.kind == "RuntimeError"
+        assert second.kind == "ContextError" and "out of registers" in second.message
+
+
+def before_anything_is_asked_for(seed: int) -> list[str]:
+    """The own matmul of a gather fails before peers hear of the call: the next call is as good as the first."""
+    with fresh(1 << 21) as ctx, mock.patch.dict("os.environ", IRIS_REPLAY="0"):
+        one = trial(ctx, Way(GATHER, "decomposed"), (16, 16, 32), torch.float32, seed)
+        one.run()
+        with mock.patch("torch.matmul", side_effect=RuntimeError("out of memory")):
+            first = failure_of(one.run)
+        one.run()
+        assert one.excess() <= 1
+        return [first.kind, failure_of(one.run).kind]
+
+
+@TWO
+def test_a_call_that_fails_before_it_has_begun_does_no_harm(ranks: Ranks, seed: int) -> None:
+    assert ranks.run(before_anything_is_asked_for, seed) == [["RuntimeError", "nothing"]] * 2
+
+
+def leave_while_a_kernel_waits() -> tuple[Failure, float]:
+    """Rank 0 leaves with an error; its device, which ``close`` waits for, is busy for a while."""
+    started, took = time.monotonic(), 0.0
+
+    def work() -> None:
+        nonlocal took
+        with iris.iris(1 << 20, timeout_s=20) as ctx:
+            ctx.barrier()
+            if ctx.rank == 0:
+                ctx._backend.close = lambda: time.sleep(1.5)  # type: ignore[method-assign]
+                raise ValueError("the real cause")
+            try:
+                ctx.barrier()
+            finally:
+                took = time.monotonic() - started
+
+    return failure_of(work), took
+
+
+@TWO
+def test_peers_hear_why_a_rank_leaves_before_its_device_is_done(ranks: Ranks) -> None:
+    (left, _), (told, took_s) = ranks.run(leave_while_a_kernel_waits)
+    assert left.message == "the real cause" and told.message == "rank 0 left with ValueError: the real cause"
+    assert took_s < 1.4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(BACKEND == "sim", reason="kernels and copies run one after the other")
+def test_launches_that_block_hold_up_no_copy(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    monkeypatch.setenv("IRIS_TIMEOUT_S", "10")
+    with iris.RankPool(2) as pool:
+        assert pool.run(with_copies, (seed,), timeout_s=60) == [True] * 2
+
+
+def with_copies(seed: int) -> bool:
+    with iris.iris(1 << 24) as ctx:
+        excesses = []
+        for way in ways():
+            one = trial(ctx, way, (64, 96, 64), torch.float16, seed)
+            for _ in range(3):
+                one.run()
+            excesses.append(one.excess())
+        assert isinstance(ctx.kept(Replays, lambda: None), Replays)
+        return max(excesses) <= 1
