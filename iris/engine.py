@@ -15,7 +15,6 @@ which they are asked for. The current stream goes on when both are done.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,9 +28,6 @@ from iris.errors import CaptureError
 _STREAMS = 32
 """PyTorch makes this many streams, and hands them out by turns."""
 
-_BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
-"""Variables that have a launch return when the kernel has run."""
-
 
 def stream_apart(make: Callable[[], Any], *others: Any) -> Any:
     """A stream that ``make`` returns and that is none of ``others``, if there is one: of many that a program asks for,
@@ -40,11 +36,6 @@ def stream_apart(make: Callable[[], Any], *others: Any) -> Any:
         if (stream := make()) not in others:
             break
     return stream
-
-
-def _launches_block(on_gpu: bool) -> bool:
-    """Whether a kernel has run when its launch returns: in the simulator, and where a debugging user wants it so."""
-    return not on_gpu or any(os.environ.get(name, "0") != "0" for name in _BLOCKING)
 
 
 class CopyEngine:
@@ -67,8 +58,8 @@ class CopyEngine:
         The kernel is launched first, so that no copy that waits for it can be in its way, however few queues the
         driver has. Where it is the kernel that waits, for copies that do not, ask for these first: :meth:`running`.
         """
-        # It may wait for copies of peers, which ask for them no sooner than its launch there has returned.
-        first, second = (copies, kernel) if _launches_block(self._on_gpu) else (kernel, copies)
+        # In the simulator a kernel has run when its launch returns.
+        first, second = (kernel, copies) if self._on_gpu else (copies, kernel)
         with self.running(last=last):
             first()
             second()

@@ -22,7 +22,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from iris.errors import BackendError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout
@@ -36,6 +36,8 @@ _ERRORS: dict[str, Callable[[str, Sequence[int]], IrisError]] = {
     "RankMismatch": lambda message, _: RankMismatch(message),
 }
 _LATE_S = 1.0
+_LONG = 200
+"""Characters of a call that is worth shortening."""
 
 
 def address(key: str, rank: int) -> str:
@@ -48,6 +50,24 @@ def ranks_text(ranks: Iterable[int]) -> str:
     """``rank 3`` or ``ranks 1, 3``."""
     ordered = sorted(ranks)
     return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(map(str, ordered))}"
+
+
+def _told_apart(calls: Mapping[int, str]) -> str:
+    """Which ranks made which call."""
+    ranks: dict[str, list[int]] = {}
+    for rank in sorted(calls):
+        ranks.setdefault(calls[rank], []).append(rank)
+    said = zip(ranks.values(), _without_the_common(list(ranks)), strict=True)
+    return "; ".join(f"{ranks_text(who)}: {what}" for who, what in said)
+
+
+def _without_the_common(calls: Sequence[str]) -> Sequence[str]:
+    """``calls``; if they are long, and of one function, only those of their arguments that differ."""
+    names, parts = {call.split("(")[0] for call in calls}, [call.split(", ") for call in calls]
+    if max(map(len, calls)) <= _LONG or len(names) > 1 or len({len(arguments) for arguments in parts}) > 1:
+        return calls
+    differing = [values for values in zip(*parts, strict=True) if len(set(values)) > 1]
+    return [f"{min(names)}(…, {', '.join(one.strip('()') for one in row)})" for row in zip(*differing, strict=True)]
 
 
 @dataclass
@@ -283,9 +303,8 @@ class Mesh:
                     if peer in tags and peer not in outgoing:
                         selector.unregister(self._socket(peer))
         if len(set(tags.values())) > 1:
-            calls = "; ".join(f"rank {peer}: {tags[peer]}" for peer in sorted(tags))
             raise RankMismatch(
-                f"ranks made different calls: {calls}. Every rank must make the same Iris calls, "
+                f"ranks made different calls: {_told_apart(tags)}. Every rank must make the same Iris calls, "
                 "with the same sizes, in the same order."
             )
         return payloads

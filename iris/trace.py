@@ -2,6 +2,8 @@
 
 Give an op a trace, gather it, draw it::
 
+    from iris.trace import draw
+
     trace = iris.Trace()
     iris.ops.all_gather_matmul(ctx, output, A, B, trace=trace)
     ctx.barrier()
@@ -128,7 +130,7 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError as error:
-        raise BackendError("drawing needs matplotlib: pip install 'iris[plots]'") from error
+        raise BackendError("drawing needs matplotlib: pip install matplotlib") from error
     lines = sorted({(event.rank, event.program) for event in events})
     place = {line: index for index, line in enumerate(lines)}
     longest = max((event.end_ns for event in events), default=1)

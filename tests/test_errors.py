@@ -15,6 +15,7 @@ from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris import errors
+from iris.mesh import ranks_text
 from iris.trace import Event, trace_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -116,7 +117,8 @@ def test_allocations_of_different_sizes(ranks: Ranks) -> None:
     results = ranks.run(allocate_different_sizes)
     for failure in on_time([failure for failure, _ in results]):
         assert failure.kind == "RankMismatch"
-        calls = "rank 0: zeros(32 bytes of torch.float32); rank 1: zeros(16 bytes of torch.float32)"
+        others = ranks_text(range(1, ranks.world_size))
+        calls = f"rank 0: zeros(32 bytes of torch.float32); {others}: zeros(16 bytes of torch.float32)"
         assert failure.message.startswith(f"ranks made different calls: {calls}")
         assert failure.message.endswith(FIX)
     assert all(after == [3.0, 3.0] for _, after in results)
@@ -126,7 +128,8 @@ def test_allocations_of_different_sizes(ranks: Ranks) -> None:
 @pytest.mark.parametrize(("fn", "words"), MISMATCHES, ids=[fn.__name__ for fn, _ in MISMATCHES])
 def test_calls_that_differ(ranks: Ranks, fn: object, words: str) -> None:
     for failure in on_time(ranks.run(fn)):  # type: ignore[arg-type]
-        assert failure.kind == "RankMismatch" and words in failure.message and failure.message.endswith(FIX)
+        told = words.replace("rank 1", ranks_text(range(1, ranks.world_size)))
+        assert failure.kind == "RankMismatch" and told in failure.message and failure.message.endswith(FIX)
 
 
 @TWO_OR_MORE
@@ -207,7 +210,8 @@ def with_variable(name: str, value: str) -> iris.Iris:
 def test_heap_sizes_that_differ(ranks: Ranks) -> None:
     for failure in on_time(ranks.run(heap_sizes_differ)):
         assert failure.kind == "RankMismatch"
-        assert f"rank 0: iris(heap_size={1 << 20}" in failure.message
+        others = ranks_text([0, *range(2, ranks.world_size)])
+        assert f"{others}: iris(heap_size={1 << 20}" in failure.message
         assert f"rank 1: iris(heap_size={(1 << 20) + 4096}" in failure.message
 
 

@@ -14,7 +14,9 @@ from ranks import Failure, Ranks, context, failure_of, fresh, worlds
 import iris
 from iris.device.handle import TIMEOUT_NS
 from iris.device.tile import Flags, Matrix
-from iris.ops.all_gather_matmul import arrived_source
+from iris.ops import FusedConfig, Problem, new_workspace
+from iris.ops.all_gather_matmul import arrived_source, pull_source
+from iris.ops.matmul import Plan, run
 
 EPOCH = 3
 CASES = [
@@ -130,3 +132,25 @@ def test_a_block_that_reaches_round_waits_for_the_columns_there(ranks: Ranks, bl
     failures = ranks.run(reach_round, blocks_per_piece)
     assert {failure.kind for failure in failures[1::2]} <= {"WaitTimeout", "PeerDied"}
     assert any(failure.kind == "WaitTimeout" for failure in failures[1::2])
+
+
+def own_plan(seed: int) -> float:
+    """A user's launch whose A is cut by columns, each rank's read where it lies: how far off it is at most."""
+    with fresh(1 << 20) as ctx:
+        world, (m, n, k) = ctx.world_size, (24, 16, 40)
+        generator = torch.Generator().manual_seed(seed)
+        whole, b = torch.randn(m, k * world, generator=generator), torch.randn(k * world, n, generator=generator)
+        a = ctx.as_symmetric(whole[:, ctx.rank * k :][:, :k].to(ctx.device))
+        output = torch.empty(m, n, device=ctx.device)
+        problem = Problem("mine", m, n, k * world, a.dtype, world, 0)
+        config = FusedConfig(block_size_m=16, block_size_n=16, block_size_k=16)
+        workspace = new_workspace(ctx, "mine", "pull")
+        plan = Plan(0, source=pull_source, segments=world)
+        run(ctx, problem, plan, output, a, b.to(ctx.device), None, 0, config, workspace, None)
+        ctx.synchronize()
+        return float((output.cpu().double() - whole.double() @ b.double()).abs().max())
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
+def test_a_source_is_asked_until_k_is_through(ranks: Ranks, seed: int) -> None:
+    assert max(ranks.run(own_plan, seed)) < 1e-4

@@ -54,7 +54,7 @@ def detect() -> Choice:
             )
         return Choice(kind, f"IRIS_BACKEND={wanted}")
     if wanted:
-        raise BackendError(f"IRIS_BACKEND={wanted} is not one of {', '.join(NAMES)}")
+        raise BackendError(f"IRIS_BACKEND={wanted} is not one of {', '.join((*NAMES, 'gpu'))}")
     if os.environ.get("TRITON_INTERPRET") == "1":
         return Choice("sim", "TRITON_INTERPRET=1 was set")
     if kind and count:

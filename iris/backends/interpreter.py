@@ -38,7 +38,7 @@ from iris.errors import BackendError, IrisError
 try:
     import greenlet
 except ImportError as error:
-    raise BackendError("the simulator needs greenlet: pip install 'iris[sim]' (or pip install greenlet)") from error
+    raise BackendError("the simulator needs greenlet: pip install greenlet") from error
 
 _Builder = upstream.InterpreterBuilder
 _Handle = upstream.TensorHandle

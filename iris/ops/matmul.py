@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -33,6 +34,11 @@ DEFER_FROM_TILES = 8
 """Tiles per program from which on it pays to announce a tile one tile later: on 4 × H200, 2026-11-21, matmul +
 reduce-scatter by ``push`` took 10 % less time with 57 tiles per program, all-reduce 10 % more with 4."""
 
+_BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
+"""Variables for debugging, with which a launch returns when the kernel has run."""
+_NEEDS_LAUNCHES_THAT_RETURN = {("matmul_reduce_scatter", "copy_engine"), ("matmul_all_reduce", "copy_engine")}
+"""Whose kernel waits for copies that peers ask for when their own kernel's launch has returned."""
+
 _device_name = cache(torch.cuda.get_device_name)
 
 
@@ -50,7 +56,29 @@ start_kernel: ContextVar[Callable[[Any, tuple[int, ...]], Callable[..., object]]
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about a launch that the op decides; the fields are those of :mod:`iris.device.matmul`."""
+    """Everything about a launch that the op decides; see :mod:`iris.device.matmul` for the parts.
+
+    Attributes:
+        site: the op's number, for errors of waits (:mod:`iris.device.sync`); 0 for one of your own.
+        schedule, source, sink, after, courier: the parts; None: there is none.
+        eager: ``after`` follows its own tile, not the next one; None: with few tiles per program.
+        gate: programs wait before their first sink until all ranks have entered the call.
+        shards: ranks among which tiles are dealt; ``sharded``: by rows, each rank having its own.
+        segments: ranks among which A is cut by columns; 1 if it is not.
+        own: the own shard of rows comes first, and is read where it lies.
+        piecewise: the source is asked again until K is through; False, which is faster, if it always has all of K.
+            None: unless A is all here.
+        meet: on leaving, ranks wait until all have come so far.
+        alone: no other rank takes part.
+        chunks, blocks_per_chunk, chunk_rows: chunks of rows in which parts of A arrive, or the output leaves; block
+            rows, and rows, in each.
+        pieces, piece_k: pieces of columns in which each chunk arrives, and columns in each; 0 for all.
+        couriers, dedicated, first_units: as in :class:`iris.device.matmul.Crew`.
+        counts: counters that ``after`` needs beside those of the couriers' chunks.
+        rounds: rounds in which each shard's tiles are divided, where shards take turns.
+        per_round: tiles of each shard in a round, where not all rounds are alike but the last; None: as ``rounds``
+            divide them.
+    """
 
     site: int
     schedule: Any = schedule.own_first
@@ -64,10 +92,9 @@ class Plan:
     sharded: bool = False
     segments: int = 1
     own: bool = False
-    piecewise: bool = False
+    piecewise: bool | None = None
     meet: bool = True
     alone: bool = False
-    """No other rank takes part."""
     chunks: int = 1
     blocks_per_chunk: int = 1
     chunk_rows: int = 0
@@ -79,7 +106,6 @@ class Plan:
     counts: int = 0
     rounds: int = 1
     per_round: int | None = None
-    """Tiles of each shard in a round, where not all rounds are alike but the last; None: as ``rounds`` divide them."""
 
     def rows(self, problem: Problem) -> int:
         """Rows of A as the kernel counts them: of one shard where A is sharded by rows, else all."""
@@ -189,7 +215,7 @@ def run(
         SHARDED=plan.sharded,
         SEGMENTS=plan.segments,
         OWN=plan.own,
-        PIECEWISE=plan.piecewise,
+        PIECEWISE=plan.source is not kernels.local_source if plan.piecewise is None else plan.piecewise,
         MEET=plan.meet,
         BIAS=bias_is,
         BLOCK_M=config.block_size_m,
@@ -236,6 +262,9 @@ def resolve(
         expected = "none, or an algorithm that is not made of torch.matmul"
         raise ArgumentError(problem.op, "trace", expected, f"one of {chosen.algorithm}")
     if problem.world_size > 1:
+        if (problem.op, chosen.algorithm) in _NEEDS_LAUNCHES_THAT_RETURN and (blocking := _blocking(ctx)):
+            expected = f"an algorithm whose kernel waits for no copy, as {blocking} is set"
+            raise ArgumentError(problem.op, "config.algorithm", expected, chosen.algorithm, "Unset it, or take None.")
         bias = () if bias_is is None else (BIAS_KINDS[bias_is],)
         ctx.agree(problem.op, (problem, chosen, *bias, *(place_of(ctx, tensor) for tensor in shared)))
     return chosen
@@ -262,6 +291,8 @@ def _chosen(
     elif config is not None and config != "auto":
         raise ArgumentError(problem.op, "config", "a FusedConfig, an algorithm's name, or None", type(config).__name__)
     may = tuple(one for one in algorithms if takes(one) and not (traced and one in LIBRARY))
+    if _blocking(ctx):
+        may = tuple(one for one in may if (problem.op, one) not in _NEEDS_LAUNCHES_THAT_RETURN)
     first = pick_config(problem, target_of(ctx))
     settled: dict[Any, FusedConfig] = ctx.kept("settled choices", dict)
     made = isinstance(workspace, FusedWorkspace) and (
@@ -273,6 +304,12 @@ def _chosen(
     if key not in settled:
         settled[key] = _that_fits(ctx, problem, workspace, first, given, may)
     return settled[key]
+
+
+def _blocking(ctx: Iris) -> str:
+    """The variable that has launches block on this GPU, if any."""
+    set_ = (name for name in _BLOCKING if ctx.backend_name != "sim" and os.environ.get(name, "0") != "0")
+    return next(set_, "")
 
 
 def _that_fits(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -149,6 +149,13 @@ def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:
     raise ShapeError(op, "bias", f"[{cols}] (per column) or [{rows}, 1] (per row)", shape)
 
 
-def place_of(ctx: Iris, tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
-    """Where a symmetric tensor lies in the heap, in bytes, and its strides: the same on all ranks."""
-    return tensor.data_ptr() - ctx._backend.bases[ctx.rank], tensor.stride()
+class Place(NamedTuple):
+    """Where a symmetric tensor lies in the heap, in bytes, and its strides."""
+
+    heap_offset: int
+    strides: str
+
+
+def place_of(ctx: Iris, tensor: torch.Tensor) -> Place:
+    """What must be the same on all ranks of a tensor that peers touch."""
+    return Place(tensor.data_ptr() - ctx._backend.bases[ctx.rank], "x".join(map(str, tensor.stride())))

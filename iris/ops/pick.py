@@ -7,12 +7,13 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from iris.errors import ArgumentError
 from iris.ops import tuned
 from iris.ops.candidates import ALGORITHMS, TILES, candidates, obstacle
 from iris.ops.config import EXCHANGING, FusedConfig, Target
 from iris.ops.hardware import HARDWARE, Hardware, hardware
 from iris.ops.machine import machine
-from iris.ops.model import predicted_s
+from iris.ops.model import algorithms, predicted_s
 from iris.ops.problem import Problem
 
 _EQUAL = 1.01
@@ -44,8 +45,14 @@ def pick_config(problem: Problem, target: Target, algorithm: str | None = None) 
     only.
 
     Raises:
-        ArgumentError: a file of rows is broken; names it, and what is wrong.
+        ArgumentError: there is no such op, or it has no such algorithm; a file of rows is broken: names it, and what is
+            wrong.
     """
+    if problem.op not in ALGORITHMS:
+        raise ArgumentError("pick_config", "problem.op", f"one of {', '.join(ALGORITHMS)}", repr(problem.op))
+    if algorithm is not None and algorithm not in algorithms(problem.op):
+        expected = f"None, or one of {', '.join(algorithms(problem.op))}"
+        raise ArgumentError("pick_config", "algorithm", expected, repr(algorithm))
     return _picked(problem, target, algorithm, tuned.user_path())
 
 
@@ -93,8 +100,7 @@ def model_pick(problem: Problem, target: Target, algorithm: str | None = None) -
     """What is picked where there is no row."""
     if target.backend == "sim":
         wanted = algorithm or _SIMULATED[problem.op]
-        algorithms = [wanted, *ALGORITHMS[problem.op]]
-        chosen = next(one for one in algorithms if one not in target.excluded)
+        chosen = next(one for one in (wanted, *ALGORITHMS[problem.op]) if one not in target.excluded)
         return FusedConfig(chosen, **TILES["sim", 0][0])
     times = predictions(problem, target, candidates(problem, target, algorithm=algorithm))
     if not times and algorithm is not None:  # the op says why it cannot run
