@@ -251,9 +251,9 @@ def test_simulated_tiles_are_small_and_algorithms_quick() -> None:
 
 def test_an_op_or_algorithm_that_is_none_is_an_error() -> None:
     target, problem = Target("cuda", 132), problem_of("matmul_all_reduce", 64, 64, 64, 2)
-    with pytest.raises(ArgumentError, match="pick_config: algorithm: expected None, or one of .*ring.*, got 'rign'"):
+    with pytest.raises(ArgumentError, match=r"pick_config: algorithm: expected None, or one of .*ring.*, got 'rign'"):
         pick_config(problem, target, "rign")
-    with pytest.raises(ArgumentError, match="pick_config: problem.op: expected one of matmul, .*, got 'mm'"):
+    with pytest.raises(ArgumentError, match=r"pick_config: problem.op: expected one of matmul, .*, got 'mm'"):
         pick_config(replace(problem, op="mm"), target)
 
 
