@@ -6,8 +6,8 @@ Kernels are the same on all ranks, so Triton's cache on disk then has them for e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,11 +22,17 @@ from iris.ops.matmul import start_kernel
 class _IdleEngine:
     """A copy engine that has kernels launched, and copies nothing."""
 
-    def beside(self, kernel: Callable[[], None], copies: Callable[[], None]) -> None:
-        kernel()
+    def beside(
+        self, kernel: Callable[[], None], copies: Callable[[], None], last: Callable[[], None] | None = None
+    ) -> None:
+        with self.running(last=last):
+            kernel()
 
-    def running(self, lanes: int = 1) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def running(self, lanes: int = 1, last: Callable[[], None] | None = None) -> Iterator[None]:
+        yield
+        if last is not None:
+            last()
 
     def lane(self, number: int) -> AbstractContextManager[None]:
         return nullcontext()
