@@ -369,6 +369,17 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert [one.name for one in path.parent.iterdir()] == ["rows.json"]
 
 
+def test_an_unfinished_row_replaces_no_finished_one(tmp_path: Path) -> None:
+    path, finished = tmp_path / "rows.json", row_for(GATHER)
+    unfinished = replace(finished, measured_ms=0.5, unfinished=True)
+    tuned.write(path, [unfinished])
+    tuned.write(path, [again := replace(unfinished, measured_ms=2.0)])
+    assert tuned.read(path) == [again]
+    tuned.write(path, [finished])
+    tuned.write(path, [unfinished])
+    assert tuned.read(path) == [finished]
+
+
 def test_only_what_differs_from_the_defaults_is_kept(tmp_path: Path) -> None:
     tuned.write(tmp_path / "rows.json", [row_for(GATHER, FusedConfig("push", group_size_m=4))])
     (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
@@ -435,6 +446,12 @@ def test_a_broken_file_is_an_error_that_names_it(text: str, words: str) -> None:
     assert str(path) in str(caught.value)
     assert words in str(caught.value)
     assert path.read_text() == text
+
+
+def test_a_folder_is_an_error_that_says_to_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRIS_TUNED", str(tmp_path))
+    with pytest.raises(ArgumentError, match=r"expected a file, got a folder\. Have IRIS_TUNED name a file\.$"):
+        pick_config(GATHER, H200)
 
 
 def test_a_broken_file_is_not_overwritten(tmp_path: Path) -> None:

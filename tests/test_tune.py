@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ from iris.ops.workspace import FusedWorkspace
 from iris.tune import command, session
 from iris.tune.report import Finding, described_config, print_findings
 from iris.tune.search import Search, Step, Trial, by_turns
-from iris.tune.session import Bench, Options, Shape
+from iris.tune.session import Bench, Chief, Options, Shape
 from iris.tune.trials import DROPPED, ENDED, MEASURED, RIGHT, STARTED, Trials, problem_name
 
 pytestmark = [] if BACKEND == "sim" else [pytest.mark.gpu]
@@ -405,17 +406,26 @@ def test_a_run_needs_shapes(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         (["matmul", "-m", "1", "-n", "1", "-k", "1", "--budget_s", "0"], "not a positive number of seconds"),
         (["multiply", "-m", "1"], "invalid choice"),
         ([], "required: OP"),
+        (["matmul", "-m", "1", "-n", "1", "-k", "1", "--gather_dim", "0"], "--gather_dim is for all_gather_matmul"),
+        (["matmul", "-m", "1", "-n", "1", "-k", "1", "--out", str(tmp_path)], f"--out: name a file: {tmp_path} is a"),
     ):
         with pytest.raises(SystemExit, match="2"):
             command.main(given)
         assert words in capsys.readouterr().err
 
 
+def test_a_gather_among_several_ops_may_have_its_dim() -> None:
+    parser = command.make_parser()
+    given = parser.parse_args(["matmul", "all_gather_matmul", "-m8", "-n8", "-k8", "--gather_dim=1"])
+    assert [one.gather_dim for one in command._shapes(parser, given, 2)] == [None, 1]
+
+
 def test_a_broken_file_is_found_before_anything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "user.json").write_text("{}")
-    assert cli.main(["tune", *TINY]) == 1
-    assert "user.json: expected an object with" in capsys.readouterr().err
-    assert (tmp_path / "user.json").read_text() == "{}"
+    for name, words in (("user.json.trials", "user.json.trials:1: expected a trial"), ("user.json", "an object with")):
+        (tmp_path / name).write_text("{}\n")
+        assert cli.main(["tune", *TINY]) == 1
+        assert words in capsys.readouterr().err
+        assert (tmp_path / name).read_text() == "{}\n"
 
 
 @pytest.mark.parametrize("content", ["", "\n"])
@@ -448,7 +458,8 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert "tried, " in told and " s left" in told
     assert trials.read_text().count(MEASURED) >= 1
     assert all(row.unfinished for row in tuned.read(out))  # there is none if only the untuned config was timed
-    assert ("no time for more" in printed) == (not tuned.read(out))
+    assert "no time" not in printed
+    assert ("stopped: nothing " in printed) == (not tuned.read(out))
 
 
 @simulated_only
@@ -477,9 +488,9 @@ def test_two_runs_do_not_share_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def dying(options: Options) -> tuple[list[Finding], bool]:
     """What a run does whose first candidate ends rank 0, and so the others."""
-    trials, key = Trials(options.out), ["simulated", 2, "matmul", None, "fp32", 1, 1, 1]
+    trials, key = Trials(options.out, options.run), ["simulated", 2, "matmul", None, "fp32", 1, 1, 1]
     culprit = FusedConfig("local", group_size_m=1)
-    if not options.resume:
+    if not trials.failed():
         if os.environ["IRIS_RANK"] == "0":
             trials.add(key, culprit, STARTED)
             os._exit(3)
@@ -497,6 +508,8 @@ def test_a_candidate_that_ends_its_ranks_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(session, "run", dying)
+    earlier = Trials(tmp_path / "rows.json", "earlier")
+    earlier.add(["simulated", 2, "matmul", None, "fp32", 8, 8, 8], FusedConfig("local"), STARTED)  # is not to blame
     assert command.main([*TINY, "--out", str(tmp_path / "rows.json")]) == 0
     told = capsys.readouterr()
     assert "a candidate ended its ranks, and is left out" in told.err
@@ -504,6 +517,109 @@ def test_a_candidate_that_ends_its_ranks_is_left_out(
     monkeypatch.setattr(session, "run", always_dying)
     with pytest.raises(LaunchError, match="exit code 3"):
         command.main([*TINY, "--out", str(tmp_path / "rows.json")])
+
+
+# -- what a run leaves of earlier ones ------------------------------------------------------------------------
+
+
+REDUCE = problem_of("matmul_reduce_scatter", 32, 16, 16, 2, torch.float32)
+FINISHED = tuned.Row(*tuned.row_key(REDUCE, "simulated"), FusedConfig("push"), 0.01)  # type: ignore[call-arg]
+
+
+def options_for(out: Path, *, resume: bool = False) -> Options:
+    return Options((Shape("matmul_reduce_scatter", 32, 16, 32, "fp32"),), out, 1.0, resume)
+
+
+def tune_alone(options: Options, *, steps: int | None = None, left_s: float = 1e6) -> tuple[Finding, int]:
+    """What rank 0 finds if each candidate takes a millisecond, and in how many steps. ``steps``: after which Ctrl-C is
+    pressed."""
+    stop, count = SimpleNamespace(asked=steps == 0), 0
+    target = Target("sim", 4, hardware="simulated")
+    bench: Any = SimpleNamespace(problem=REDUCE, target=target, ctx=SimpleNamespace(world_size=2))
+    asked: Any = stop
+    chief = Chief(bench, options.shapes[0], options, time.monotonic() + left_s, asked, session._quiet)
+    order = chief.first()
+    while order is not None:
+        step = Step(order["kind"], tuple(FusedConfig(**one) for one in order["configs"]), order["calls"])
+        count += 1
+        stop.asked |= count == steps
+        order = chief.next(step, [1.0] * step.calls if step.kind == "time" else None)
+    return chief.finding(), count
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of rows, for :func:`tune_alone`."""
+    known = dict.fromkeys(session._VERSIONS) | {"date": "now"}
+    monkeypatch.setattr(session, "environment", lambda *_: known)
+    return tmp_path / "rows.json"
+
+
+@pytest.mark.parametrize("steps", [1, 20], ids=["stopped with the untuned timed", "stopped later"])
+def test_a_search_that_ends_early_leaves_a_finished_row_and_resume_goes_on(out: Path, steps: int) -> None:
+    tuned.write(out, [FINISHED])
+    finding, _ = tune_alone(options_for(out), steps=steps)
+    assert tuned.read(out) == [FINISHED]
+    assert finding.row == FINISHED and not finding.failed
+    assert finding.why == "stopped, 1 ms so far: the finished row from before is kept"
+    finding, _ = tune_alone(options_for(out, resume=True))
+    assert finding.row is not None and not finding.why
+    assert (finding.row.date, finding.row.unfinished, tuned.read(out)) == ("now", False, [finding.row])
+    assert tune_alone(options_for(out, resume=True)) == (finding, 0)
+
+
+def test_a_row_from_before_that_is_kept_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_supervised", lambda *_: ([Finding("some", FINISHED, "no time left: kept")], False))
+    assert command.main(TINY) == 0
+    told = capsys.readouterr()
+    assert "some: no time left: kept\n" in told.out
+    assert "--resume goes on" in told.err
+
+
+def test_a_run_begins_anew_what_it_tunes_and_only_that(out: Path) -> None:
+    other, trials = [*FINISHED.key[:-1], 64], Trials(out, "earlier")
+    for key in (FINISHED.key, other):
+        trials.add(key, CONFIGS[0], MEASURED, measured_ms=0.5)
+        trials.add(key, CONFIGS[1], DROPPED, why="wrong")
+    tune_alone(options_for(out), steps=3)
+    fates = {place: fate for place, fate in trials.fates().items() if fate.run == "earlier"}
+    assert list(fates) == [(problem_name(other), CONFIGS[0]), (problem_name(other), CONFIGS[1])]
+
+
+def interrupted(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_a_run_that_is_stopped_before_its_ranks_are_up_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = Trials(tmp_path / "user.json", "earlier")
+    trials.add(FINISHED.key, CONFIGS[0], MEASURED, measured_ms=0.5)
+    before = trials.path.read_text()
+    monkeypatch.setattr(command, "_supervised", interrupted)
+    assert command.main(TINY) == command.STOPPED
+    assert trials.path.read_text() == before
+
+
+def test_a_run_whose_ranks_a_candidate_ended_goes_on_with_what_is_its_own(out: Path) -> None:
+    tuned.write(out, [FINISHED])
+    options = options_for(out)
+    Trials(out, options.run).add(FINISHED.key, CONFIGS[1], DROPPED, why=ENDED)
+    finding, steps = tune_alone(options)  # the row from before is not taken for its own
+    assert steps > 0 and finding.row is not None and finding.row.date == "now"
+    assert (problem_name(FINISHED.key), CONFIGS[1]) in Trials(out).failed()
+    assert tune_alone(options) == (finding, 0)
+    assert tune_alone(options_for(out))[1] > 0  # another run begins anew
+
+
+def test_why_there_is_no_row_is_told_as_it_was(out: Path) -> None:
+    rest = "nothing timed but what is picked without rows"
+    assert tune_alone(options_for(out), steps=0)[0].why == "stopped: nothing measured"
+    assert tune_alone(options_for(out), steps=1)[0].why == f"stopped: {rest}"
+    assert tune_alone(options_for(out), left_s=0.0)[0].why == "no time left"
+    assert tuned.read(out) == []
 
 
 # -- trials ---------------------------------------------------------------------------------------------------
@@ -548,8 +664,9 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
     }
     with trials.own():
         assert trials.path.read_text().endswith("}\n")
-    trials.clear()
-    assert trials.failed() == {}
+    trials.add([*key[:-1], 80], CONFIGS[3], DROPPED, why="another problem")
+    trials.forget(key)
+    assert trials.failed() == {(problem_name([*key[:-1], 80]), CONFIGS[3]): "another problem"}
     trials.path.write_text("{}\n")
     with pytest.raises(ArgumentError, match=r"rows\.json\.trials:1: expected a trial"):
         trials.failed()

@@ -8,7 +8,8 @@ A file is a JSON object ``{"schema": 1, "rows": […]}``. A row has
 * ``measured_ms``, ``predicted_ms``: its time, and what the model expected; ``untuned_ms``: the measured time of what is
   picked without rows;
 * ``versions``, ``date``: what it was measured with, and when;
-* ``unfinished``: true if the search was stopped early; ``--resume`` goes on with it.
+* ``unfinished``: true if the search was stopped early; ``--resume`` goes on with it. Such a row never replaces a
+  finished one.
 
 A row counts for shapes of which m, n and k are each within a factor √2 of its own, so that rows for powers of two count
 for everything between. Further off, the number of waves changes by more than half, and another tile is often better. Of
@@ -192,6 +193,9 @@ def read(path: Path) -> list[Row]:
         content = json.loads(text) if text.strip() else {"schema": SCHEMA, "rows": []}
     except FileNotFoundError:
         return []
+    except IsADirectoryError as error:
+        fix = f"Have {ENVIRONMENT_VARIABLE} name a file."
+        raise ArgumentError("tuned rows", str(path), "a file", "a folder", fix) from error
     except OSError as error:
         raise _wrong(path, "a file that can be read", error.strerror) from error
     except ValueError as error:
@@ -202,8 +206,9 @@ def read(path: Path) -> list[Row]:
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
-    """Put ``rows`` into ``path``, beside what is there; rows for the same problem are replaced. The file is replaced
-    whole, so that a reader sees the old one or the new one; who writes it at the same time waits.
+    """Put ``rows`` into ``path``, beside what is there; rows for the same problem are replaced, but no finished one by
+    an unfinished one. The file is replaced whole, so that a reader sees the old one or the new one; who writes it at
+    the same time waits.
 
     Raises:
         ArgumentError: what is there is broken, or nothing can be written there.
@@ -233,7 +238,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _merged(before: Sequence[Row], rows: Sequence[Row]) -> str:
-    kept = {row.key: row for row in [*before, *rows]}
+    kept: dict[tuple[Any, ...], Row] = {}
+    for row in [*before, *rows]:
+        if not row.unfinished or kept.get(row.key, row).unfinished:
+            kept[row.key] = row
     ordered = sorted(kept.values(), key=lambda row: [str(part).rjust(12) for part in row.key])
     lines = ",\n".join(json.dumps(row.as_json(), allow_nan=False) for row in ordered)
     return f'{{"schema": {SCHEMA}, "rows": [\n{lines}\n]}}\n'

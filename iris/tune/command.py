@@ -26,7 +26,7 @@ from iris.ops.problem import DTYPES as OP_DTYPES
 from iris.tune import session
 from iris.tune.report import Finding, print_findings
 from iris.tune.session import Options, Shape
-from iris.tune.trials import DROPPED, ENDED, Place, Trials
+from iris.tune.trials import DROPPED, ENDED, Trials
 
 _DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype in OP_DTYPES)
 STOPPED = 130
@@ -42,8 +42,9 @@ Measure configs of ops on this machine and keep the fastest, for algorithm "auto
 For each shape rank 0 chooses candidates: those that can run, and that the model does not expect to take 1.6 times as
 long as the fastest, each algorithm's most promising first. All ranks compile a share, check each result, and time them
 in turns; slower ones are left out until one is left, whose fields are then varied. The row of a shape is written when
-it is done. A run that is stopped by Ctrl-C or its budget keeps what it has, in rows that are marked as unfinished;
---resume goes on. What became of each candidate is kept beside the rows, in a file of their name and .trials.
+it is done. A run that is stopped by Ctrl-C or its budget keeps what it has, in rows that are marked as unfinished and
+never replace finished ones; --resume goes on. What became of each candidate is kept beside the rows, in a file of their
+name and .trials. Without --resume each shape is begun anew when its turn comes, and all others are left as they are.
 
 Sizes are of the whole problem, over all ranks: A is [m, k], B is [k, n]."""
 
@@ -71,7 +72,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="leave out shapes that --out has a finished row for, and candidates that failed or were timed",
+        help="leave out shapes that --out has a finished row for, unless a later search ended early, and candidates "
+        "that failed or were timed",
     )
     add_heap_size(parser)
     return parser
@@ -85,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = given.out or tuned.user_path()
     if out is None:
         parser.error("--out: name a file: there is no home directory to keep one in")
+    if given.out is not None and os.path.isdir(given.out):
+        parser.error(f"--out: name a file: {given.out} is a folder")
     tuned.read(out)  # a broken file is better found before than after
     who, num_ranks = identity(), ranks_to_start(given.num_ranks)
     shapes = _shapes(parser, given, who.world_size if who is not None else num_ranks)
@@ -94,18 +98,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     trials = Trials(options.out)
     with trials.own():
-        if not given.resume:
-            trials.clear()
+        trials.fates()  # of these, too
         try:
             findings, stopped = session.run(options) if who is not None else _supervised(num_ranks, options)
         except KeyboardInterrupt:  # before there were ranks to be told, or once more
             findings, stopped = [], True
     if findings:
         print_findings(findings)
-    rows = [finding.row for finding in findings if finding.row is not None]
-    if rows:
+    found = [(finding, finding.row) for finding in findings if finding.row is not None]
+    for finding, _ in found:
+        if finding.why:
+            print(f"{finding.name}: {finding.why}")
+    if found:
         print(f"rows: {options.out}")
-    if any(row.unfinished for row in rows) and not stopped:
+    if any(row.unfinished or finding.why for finding, row in found) and not stopped:
         print("there was no time to try all: --resume goes on, with a new --budget_s", file=sys.stderr)
     if stopped:
         print("stopped; --resume goes on", file=sys.stderr)
@@ -114,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _shapes(parser: argparse.ArgumentParser, given: argparse.Namespace, world_size: int) -> list[Shape]:
+    if given.gather_dim is not None and GATHER not in given.op:
+        parser.error(f"--gather_dim is for {GATHER}")
     sizes = given.m, given.n, given.k
     if given.dataset is None and None in sizes:
         parser.error("which shapes? -m M -n N -k K, or --dataset FILE")
@@ -139,9 +147,8 @@ def _shapes(parser: argparse.ArgumentParser, given: argparse.Namespace, world_si
 
 def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
     """Start ranks and have them tune. When a candidate ends them, start anew and go on without it."""
-    began, trials = time.monotonic(), Trials(options.out)
+    began, trials = time.monotonic(), Trials(options.out, options.run)
     for attempt in range(_RESTARTS + 1):
-        before = _unanswered(trials)
         pool = sheltered(num_ranks)
         try:
             with _interrupts_to(pool):
@@ -151,7 +158,7 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
             pool.close()
             return outcome
         except LaunchError as error:
-            lost = [place for place, times in _unanswered(trials).items() if times > before.get(place, 0)]
+            lost = [place for place, fate in trials.fates().items() if fate.unanswered and fate.run == options.run]
             for name, config in lost:
                 trials.add(json.loads(name), config, DROPPED, why=ENDED)
             if not lost or attempt == _RESTARTS:
@@ -161,15 +168,10 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
                 file=sys.stderr,
             )
             left_s = max(1.0, options.budget_s - (time.monotonic() - began))
-            options = replace(options, resume=True, budget_s=left_s)
+            options = replace(options, budget_s=left_s)
         finally:
             pool.kill()
     raise AssertionError("the last attempt returns or raises")
-
-
-def _unanswered(trials: Trials) -> dict[Place, int]:
-    """Candidates that were started and have not come back, and how often."""
-    return {place: fate.unanswered for place, fate in trials.fates().items() if fate.unanswered}
 
 
 @contextmanager

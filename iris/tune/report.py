@@ -11,7 +11,8 @@ from iris.ops.tuned import Row, changed_fields
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem by name, and the row that it has now; or why it has none, and whether that is a failure."""
+    """A problem by name, and the row that it has now; or why it has none, and whether that is a failure. With a row
+    ``why`` says that it is from before, if the search ended early."""
 
     name: str
     row: Row | None = None

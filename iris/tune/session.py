@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from triton.errors import TritonError
@@ -35,7 +36,7 @@ from iris.ops.tuned import Row, changed_fields, row_key
 from iris.tune.compiling import compile_only
 from iris.tune.report import Finding, described_config
 from iris.tune.search import Search, Step, by_turns
-from iris.tune.trials import DROPPED, MEASURED, RIGHT, STARTED, Trials, problem_name
+from iris.tune.trials import DROPPED, LEFT, MEASURED, RIGHT, STARTED, Fate, Trials, problem_name
 
 PROMISING = 1.6
 """Candidates predicted to take this much longer than the fastest are not tried."""
@@ -84,6 +85,7 @@ class Options:
         budget_s: seconds for all shapes, from when the ranks have met.
         resume: leave out problems that have a finished row, and candidates that failed or were timed before.
         heap_size: bytes of symmetric heap; None takes a quarter of the GPU's memory, 32 GiB at most, simulated 256 MiB.
+        run: whose trials these are; the same when ranks are started anew.
     """
 
     shapes: tuple[Shape, ...]
@@ -91,6 +93,7 @@ class Options:
     budget_s: float
     resume: bool
     heap_size: int | None = None
+    run: str = field(default_factory=lambda: uuid4().hex)
 
 
 class Stop:
@@ -253,10 +256,13 @@ class Chief:
         self._deadline, self._stop, self._said = deadline, stop, 0.0
         problem, target = bench.problem, bench.target
         self._key = row_key(problem, target.hardware)
-        self._trials = Trials(options.out)
-        self._kept = self._kept_row()
-        name, fates = problem_name(self._key), self._trials.fates() if options.resume else {}
+        self._trials = Trials(options.out, options.run)
+        name, fates = problem_name(self._key), self._trials.fates()
         self._fates = {config: fate for (problem_of, config), fate in fates.items() if problem_of == name}
+        if self._fates and not options.resume and not self._own_fates():
+            self._trials.forget(self._key)
+            self._fates = {}
+        self._kept = self._kept_row()
         self._search = self._new_search(problem, target)
         self._steps = self._search.steps()
 
@@ -275,7 +281,7 @@ class Chief:
             return None
 
     def finding(self) -> Finding:
-        """Write the row, if anything was measured."""
+        """Write the row, if anything was measured; an unfinished one not in place of a finished one."""
         if self._kept is not None:
             return Finding(self._shape.name, self._kept)
         for config, trial in self._search.trials.items():
@@ -287,9 +293,15 @@ class Chief:
         timed = [config for config, trial in self._search.trials.items() if trial.times_ms]
         if best is None:
             return Finding(self._shape.name, why=self._why_nothing(), failed=True)
-        if self._search.unfinished and timed == [self._search.untuned]:
-            return Finding(self._shape.name, why="no time for more than what is picked without rows", failed=True)
-        row = self._row(best)
+        row, finished = self._row(best), self._finished_row()
+        ended = "stopped" if self._stop.asked else "no time left"
+        if row.unfinished and finished is not None:
+            self._trials.add(self._key, best, LEFT, measured_ms=row.measured_ms)
+            why = f"{ended}, {row.measured_ms:.4g} ms so far: the finished row from before is kept"
+            return Finding(self._shape.name, finished, why)
+        if row.unfinished and timed == [self._search.untuned]:
+            why = f"{ended}: nothing timed but what is picked without rows"
+            return Finding(self._shape.name, why=why, failed=True)
         tuned.write(self._options.out, [row])
         return Finding(self._shape.name, row)
 
@@ -341,12 +353,23 @@ class Chief:
         left = f"{max(0.0, self._left_s()):.0f} s left"
         self._advance(f"{self._shape.name}: {doing}, {len(self._search.trials)} tried{fastest}, {left}", 0)
 
+    def _own_fates(self) -> list[Fate]:
+        """What this run has found before a candidate ended its ranks."""
+        return [fate for fate in self._fates.values() if fate.run == self._options.run]
+
     def _kept_row(self) -> Row | None:
         """The row that this problem has already, if that is enough."""
-        rows = tuned.read(self._options.out) if self._options.resume else []
+        done = self._options.resume or any(fate.measured_ms is not None for fate in self._own_fates())
+        left = any(fate.left for fate in self._fates.values())
+        return self._finished_row() if done and not left else None
+
+    def _finished_row(self) -> Row | None:
+        rows = tuned.read(self._options.out)
         return next((row for row in rows if row.key == self._key and not row.unfinished), None)
 
     def _why_nothing(self) -> str:
+        if self._stop.asked:
+            return "stopped: nothing measured"
         dropped = sum(trial.dropped is not None for trial in self._search.trials.values())
         if dropped:
             return f"nothing measured: {dropped} candidates dropped"

@@ -2,7 +2,11 @@
 
 A candidate is ``started`` before it is first run, then ``right`` or ``dropped``, and ``measured`` in the end. One that
 has ended its ranks, by a crash or by never coming back, is dropped by who started them. One that was started only was
-there when somebody killed the run, perhaps by no fault of its own: it is tried once more.
+there when somebody killed the run, perhaps by no fault of its own: it is tried once more. The best of a search that
+ended early beside a finished row, which stays, is ``left``: ``--resume`` goes on with that problem, too.
+
+Events name their run. A run without ``--resume`` forgets a problem's events when it comes to that problem, unless they
+are its own, from before a candidate ended its ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from iris.errors import ArgumentError
 from iris.ops import FusedConfig
 from iris.ops.tuned import changed_fields, config_of
 
-STARTED, RIGHT, DROPPED, MEASURED = "started", "right", "dropped", "measured"
+STARTED, RIGHT, DROPPED, MEASURED, LEFT = "started", "right", "dropped", "measured", "left"
 ENDED = "it ended its ranks"
 MOST_STARTS = 2
 """How often a candidate may be started without an answer."""
@@ -31,11 +35,14 @@ Place = tuple[str, FusedConfig]
 
 @dataclass
 class Fate:
-    """What is known of a candidate: how often it was started without an answer, why it was dropped, its time."""
+    """What is known of a candidate: how often it was started without an answer, why it was dropped, its time; the last
+    run that tried it; whether that left it as the best of a search which ended early beside a finished row."""
 
     unanswered: int = 0
     dropped: str | None = None
     measured_ms: float | None = None
+    run: str = ""
+    left: bool = False
 
     @property
     def failed(self) -> str | None:
@@ -44,9 +51,11 @@ class Fate:
 
 
 class Trials:
-    """The trials that belong to a file of rows. Problems are told apart by the keys of their rows."""
+    """The trials that belong to a file of rows, for ``run`` to add to. Problems are told apart by the keys of their
+    rows."""
 
-    def __init__(self, rows: Path) -> None:
+    def __init__(self, rows: Path, run: str = "") -> None:
+        self.run = run
         self.path = rows.with_name(f"{rows.name}.trials")  # not .jsonl, which a report would take for results
 
     @contextmanager
@@ -68,9 +77,11 @@ class Trials:
             os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
             yield
 
-    def clear(self) -> None:
-        """Forget all."""
-        self.path.write_bytes(b"")
+    def forget(self, key: Sequence[Any]) -> None:
+        """Forget the candidates of one problem."""
+        mine = f'{{"key": {problem_name(key)}, '.encode()  # how add() begins a line
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        self.path.write_bytes(b"".join(line for line in lines if not line.startswith(mine)))
 
     def add(
         self,
@@ -89,7 +100,7 @@ class Trials:
         """
         line = {
             "key": list(key), "config": changed_fields(config), "state": state, "why": why,
-            "measured_ms": measured_ms, "predicted_ms": predicted_ms,
+            "measured_ms": measured_ms, "predicted_ms": predicted_ms, "run": self.run,
         }  # fmt: skip
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,13 +127,14 @@ class Trials:
                 event = json.loads(line)
                 key, content, state, why = event["key"], event["config"], event["state"], event["why"]
                 place, measured_ms = (problem_name(key), config_of(where, key[2], content)), event["measured_ms"]
+                run = event.get("run", "")
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise ArgumentError("tune", where, "a trial", repr(line[:60]), "Delete the file.") from error
             before = found.get(place, Fate())
             if state == STARTED:
-                found[place] = Fate(before.unanswered + 1)
+                found[place] = Fate(before.unanswered + 1, run=run)
             else:
-                found[place] = Fate(0, why if state == DROPPED else None, measured_ms)
+                found[place] = Fate(0, why if state == DROPPED else None, measured_ms, run, state == LEFT)
         return found
 
 
