@@ -281,6 +281,29 @@ def test_a_resumed_run_measures_what_is_missing(
     assert all(f" {count} " in printed for count in (8, 16))
 
 
+def test_a_resumed_run_measures_a_group_in_turns_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results.jsonl"
+    assert bench.main([*TWO, "--axis_way=right", f"--benchmark_out={out}"]) == 0
+    both = [*TWO, "--axis_way=right,skips", f"--resume={out}"]
+    assert bench.main(both) == 0
+    assert "1 points are measured again, in turns with others of their problem" in capsys.readouterr().err
+    old, *new = lines(out)
+    assert [one["params"]["way"] for one in new] == ["right", "skips"]
+    assert new[0]["batch"] == new[1]["batch"] != old["batch"]
+    assert bench.main(both) == 0
+    assert lines(out) == [old, *new]
+    out.write_text("".join(json.dumps(one) + "\n" for one in (old, new[1])))
+    assert bench.main(both) == 0  # both are there, of two batches
+    assert len({one["batch"] for one in lines(out)[2:]}) == 1
+
+
+def test_what_ends_no_rank_is_timed_in_turns_without_what_does(measured: Path) -> None:
+    found = by_way(lines(measured))
+    batches = [one["batch"] for one in found.values()]
+    assert found["right"]["batch"] == found["skips"]["batch"]
+    assert len(set(batches)) == len(batches) - 1
+
+
 def test_other_hardware_and_failures_are_measured_again(
     measured: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,10 +311,11 @@ def test_other_hardware_and_failures_are_measured_again(
     elsewhere = {**found["skips"], "environment": {**found["skips"]["environment"], "hardware": "NVIDIA H200"}}
     known = [found["skips"], found["right"], found["wrong"], elsewhere, found["dies"]]
     keys = list(map(records.key_of, known[:3]))
-    assert list(command._done(known, keys, "abc")) == keys[:2]
+    groups = [[key] for key in keys]
+    assert list(command._done(known, groups, "abc")) == keys[:2]
     assert capsys.readouterr().err == "1 points that failed are measured again\n"
     monkeypatch.setattr(command, "here", lambda: ("NVIDIA B200", "cuda"))
-    assert command._done(known, keys, "abc") == {}
+    assert command._done(known, groups, "abc") == {}
     assert "3 points were measured on other hardware than NVIDIA B200" in capsys.readouterr().err
 
 
@@ -301,12 +325,12 @@ def test_points_of_another_commit_or_other_versions_are_kept_and_counted(
     found = by_way(lines(measured))
     old = {**found["skips"], "environment": {**found["skips"]["environment"], "commit": None, "triton": "3.0"}}
     keys = list(map(records.key_of, (found["right"], old)))
-    assert list(command._done([found["right"], old], keys, "def")) == keys
+    assert list(command._done([found["right"], old], [keys], "def")) == keys
     assert capsys.readouterr().err.splitlines() == [
         "1 points are kept that were measured with commit abc (now def)",
         f"1 points are kept that were measured with triton 3.0 (now {triton.__version__}), commit unknown (now def)",
     ]
-    assert list(command._done([found["right"]], keys, "abc")) == keys[:1]
+    assert list(command._done([found["right"]], [keys[:1]], "abc")) == keys[:1]
     assert capsys.readouterr().err == ""
 
 
@@ -355,6 +379,7 @@ def test_a_broken_line_is_named(measured: Path, tmp_path: Path) -> None:
     [
         (lambda one: one.pop("error"), "error: text or null, got nothing"),
         (lambda one: one.pop("time_ms"), "time_ms: an object or null, got nothing"),
+        (lambda one: one.update(batch=7), "batch: text or null, got 7"),
         (lambda one: one.update(environment="x"), 'environment: an object, got "x"'),
         (lambda one: one.update(params=[["count", 8]]), r"params: an object, got \[\["),
         (lambda one: one["params"].update(count=[8]), "count: text or a number or a whole number or null, got"),
@@ -370,7 +395,7 @@ def test_a_broken_line_is_named(measured: Path, tmp_path: Path) -> None:
 def test_a_thin_or_odd_record_is_named(
     measured: Path, tmp_path: Path, change: Callable[[Record], object], words: str
 ) -> None:
-    (one, *_), file = lines(measured), tmp_path / "odd.jsonl"
+    one, file = by_way(lines(measured))["right"], tmp_path / "odd.jsonl"
     change(one)
     file.write_text(f"{measured.read_text()}\n{json.dumps(one)}\n")
     place = len(lines(measured)) + 2
@@ -533,7 +558,7 @@ def test_counters_are_shown_with_six_digits_at_most(measured: Path, capsys: pyte
     assert [row[-4:-1] for row in rows if row[-1:] == ["yes"]] == [["-1.23457e+29", "123457", "1.235e-07"]]
 
 
-def test_speed_up_is_over_nccl_on_the_same_shape(capsys: pytest.CaptureFixture[str]) -> None:
+def test_speed_up_is_over_nccl_on_the_same_shape_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
     known = registered()
     made = [
         records.record(
@@ -542,17 +567,21 @@ def test_speed_up_is_over_nccl_on_the_same_shape(capsys: pytest.CaptureFixture[s
             [Outcome(validated=True, seconds=[seconds])],
             {"hardware": "NVIDIA H200"},
             8,
+            batch,
         )
-        for shape, algorithm, seconds in (
-            ("a", "two_shot", 2.0),
-            ("a", "nccl", 3.0),
-            ("b", "nccl", 9.0),
-            ("b", "push", 4.5),
+        for shape, algorithm, seconds, batch in (
+            ("a", "two_shot", 2.0, "1"),
+            ("a", "nccl", 3.0, "1"),
+            ("b", "nccl", 9.0, "2"),
+            ("b", "push", 4.5, "2"),
+            ("b", "ring", 4.5, "3"),
+            ("b", "atomic", 4.5, None),
         )
     ]
     made[0]["deterministic"] = False
     tables.FORMATS["json"](made, known, sys.stdout)
-    assert [json.loads(line)["speedup"] for line in capsys.readouterr().out.splitlines()] == [1.5, 1, 1, 2]
+    speedups = [json.loads(line)["speedup"] for line in capsys.readouterr().out.splitlines()]
+    assert speedups == [1.5, 1, 1, 2, None, None]
     tables.FORMATS["console"](made, known, sys.stdout)
     printed = capsys.readouterr().out
     assert printed.count("yes*") == 1 and "* right, but two calls may differ" in printed

@@ -226,6 +226,18 @@ def test_speedups_are_within_one_run(tmp_path: Path) -> None:
     assert study.speedup(study.results[0], "nccl") == pytest.approx(expected)
 
 
+def test_speedups_are_within_one_batch(tmp_path: Path) -> None:
+    """Lines without a batch, which are older, are of one."""
+    ours = record("all_gather_matmul", "push", LARGE[0], 4)
+    theirs = record("all_gather_matmul", "nccl", LARGE[0], 4)
+    again = record("all_gather_matmul", "nccl", LARGE[0], 4, seed=1)
+    ratio = theirs["time_ms"]["median"] / ours["time_ms"]["median"]
+    for mine, batch, later, expected in ((None, None, "2", ratio), ("1", "1", "2", ratio), ("1", "2", None, None)):
+        written = [theirs | {"batch": batch}, ours | {"batch": mine}, again | {"batch": later}]
+        (_, result) = Study(read(write(tmp_path / "a.jsonl", written))).results
+        assert Study(read(tmp_path)).speedup(result, "nccl") == (expected and pytest.approx(expected))
+
+
 def test_every_loss_is_listed_the_worst_first(study: Study) -> None:
     expected = []
     for case, algorithms in ALGORITHMS.items():

@@ -112,10 +112,10 @@ def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse
     out: Path | None = given.resume or given.benchmark_out
     before = records.load(given.resume) if given.resume is not None else []  # a file that is missing is not made
     settings = Settings(given.timeout_s, given.heap_size, given.warmup, given.repeat, given.commit)
-    keys = [records.key(group.case.name, params, num_ranks) for group in groups for params in group.variants]
+    keys = [key for group in groups for key in group.keys(num_ranks)]
     with records.appending(out) if out is not None else nullcontext(_nowhere) as append:
-        done = _done(before, keys, given.commit)
-        todo = [group for group in (_rest(group, done, num_ranks) for group in groups) if group.variants]
+        done = _done(before, [group.keys(num_ranks) for group in groups], given.commit)
+        todo = [group for group in groups if done.keys().isdisjoint(group.keys(num_ranks))]
         try:
             for found in _found(todo, num_ranks, settings):
                 done |= records.newest(found)
@@ -153,22 +153,30 @@ def _nowhere(found: Sequence[Record]) -> None:
     """What takes records that no file is to have."""
 
 
-def _done(before: Sequence[Record], keys: Sequence[str], commit: str | None) -> dict[str, Record]:
-    """Of the records of earlier runs those that need not be measured again, by key; says how many do not count, and how
-    many that do are from another commit than ``commit``, or other versions."""
-    wanted = set(keys)
+def _done(before: Sequence[Record], groups: Sequence[Sequence[str]], commit: str | None) -> dict[str, Record]:
+    """Of the records of earlier runs those that need not be measured again, by key. A group, given by its keys, is
+    measured again as a whole if one is missing or was not timed in turns with the others. Says how many do not count,
+    and how many that do are from another commit than ``commit``, or other versions."""
+    wanted = {key for keys in groups for key in keys}
     asked = [one for one in before if records.key_of(one) in wanted]
     if not asked:
         return {}
     place = here()
     mine = records.newest(one for one in asked if records.place_of(one) == place)
-    done = {key: one for key, one in mine.items() if records.succeeded(one)}
+    right = {key: one for key, one in mine.items() if records.succeeded(one)}
+    whole = [
+        keys for keys in groups if right.keys() >= set(keys) and len({right[key].get("batch") for key in keys}) == 1
+    ]
+    done = {key: right[key] for keys in whole for key in keys}
     elsewhere = len(records.newest(asked).keys() - mine.keys())
     if elsewhere:
         print(f"{elsewhere} points were measured on other hardware than {place[0]}, which does not count",
               file=sys.stderr)  # fmt: skip
-    if len(done) < len(mine):
-        print(f"{len(mine) - len(done)} points that failed are measured again", file=sys.stderr)
+    if len(right) < len(mine):
+        print(f"{len(mine) - len(right)} points that failed are measured again", file=sys.stderr)
+    if len(done) < len(right):
+        print(f"{len(right) - len(done)} points are measured again, in turns with others of their problem",
+              file=sys.stderr)  # fmt: skip
     now = versions(place[1], commit)
     for difference, count in Counter(_difference(one["environment"], now) for one in done.values()).items():
         if difference:
@@ -180,12 +188,6 @@ def _difference(then: Mapping[str, object], now: Mapping[str, str | None]) -> st
     """What of a record's versions differs from those of now."""
     changed = [name for name, value in now.items() if then.get(name) != value]
     return ", ".join(f"{name} {then.get(name) or 'unknown'} (now {now[name] or 'unknown'})" for name in changed)
-
-
-def _rest(group: Group, done: Mapping[str, Record], num_ranks: int) -> Group:
-    """The variants of ``group`` that are not done."""
-    left = [params for params in group.variants if records.key(group.case.name, params, num_ranks) not in done]
-    return Group(group.case, left)
 
 
 def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.ArgumentParser:
@@ -212,7 +214,10 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
         "--benchmark_out", type=Path, metavar="FILE", help="append each result, as a JSON line, to FILE"
     )
     output.add_argument(
-        "--resume", type=Path, metavar="FILE", help="measure only what FILE lacks or has failed, and append it there"
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="measure only problems that FILE has no results of by all variants in turns, and append them there",
     )
     parser.add_argument("--dataset", type=Path, metavar="FILE", help="take the shapes from FILE (see dataset/)")
     parser.add_argument(

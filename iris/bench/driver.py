@@ -1,7 +1,7 @@
 """The process that starts ranks, has them measure point after point, and writes down what comes back.
 
 The variants of a point are measured together. Where that fails (a rank dies, hangs or raises), the ranks are replaced
-and each variant is measured alone, so that only the one at fault is lost.
+and each variant is measured alone, so that only the one at fault is lost; the others are then measured together.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class Group:
     @property
     def label(self) -> str:
         return label(self.case, self.variants[0], self.case.variant_names)
+
+    def keys(self, num_ranks: int) -> list[str]:
+        """What the records of the variants are known by."""
+        return [records.key(self.case.name, params, num_ranks) for params in self.variants]
 
 
 def label(case: Case, params: Params, without: frozenset[str] | set[str] = frozenset()) -> str:
@@ -144,19 +148,33 @@ def live(num_ranks: int, settings: Settings) -> Iterator[Ranks]:
 
 
 def measured(ranks: Ranks, group: Group) -> Iterator[list[Record]]:
-    """The records of ``group``, as they come: all at once, or one by one where a rank failed."""
+    """The records of ``group``, as they come: all at once, or where a rank failed those of what is at fault first."""
     ranks.start()
     name, world = group.case.name, ranks.num_ranks
     try:
         by_rank = ranks.measure(group)
     except LaunchError as error:
         if len(group.variants) > 1:
-            for params in group.variants:
-                yield from measured(ranks, Group(group.case, [params]))
+            yield from _measured_apart(ranks, group)
             return
         text = " ".join(str(error).split())
         yield [records.failed(name, group.variants[0], text, dated(ranks.environment), world)]
         return
     environment: Mapping[str, str | int | None] = dated(ranks.environment)
     by_variant = zip(group.variants, zip(*by_rank, strict=True), strict=True)
-    yield [records.record(name, params, outcomes, environment, world) for params, outcomes in by_variant]
+    batch = records.new_batch()
+    yield [records.record(name, params, outcomes, environment, world, batch) for params, outcomes in by_variant]
+
+
+def _measured_apart(ranks: Ranks, group: Group) -> Iterator[list[Record]]:
+    """The records of a group that fails as a whole: each variant is measured alone, and then those that have not failed
+    together. If all have, or none has, the records are of each alone."""
+    apart = [Group(group.case, [params]) for params in group.variants]
+    alone = [one for single in apart for found in measured(ranks, single) for one in found]
+    lost = [one for one in alone if not records.succeeded(one)]
+    left = [one["params"] for one in alone if records.succeeded(one)]
+    if not lost or len(left) < 2:
+        yield alone
+        return
+    yield lost
+    yield from measured(ranks, Group(group.case, left))

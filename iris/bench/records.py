@@ -5,7 +5,8 @@ there is no figure (``skipped``, ``error``), the figures, and the ``environment`
 for each call the longest time of any rank, and of those the median, the smallest, and the 10th and 90th percentile;
 ``rank_skew`` is the slowest rank's median minus the fastest's. ``back_to_back_ms`` is per call of many in a row, host
 included; ``host_us`` the host's time for one call. ``flops`` and ``nbytes`` are per rank and call. ``deterministic``
-says whether two calls on the same data give the same bits, null where nobody knows.
+says whether two calls on the same data give the same bits, null where nobody knows. Records of one ``batch`` were
+timed in turns; a ratio of times is given of such only, and of records without one, which are older.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import stat
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +40,7 @@ _FIELDS: Mapping[str, tuple[type, ...]] = {
     "validated": (bool, _NONE),
     "time_ms": (dict, _NONE),
     **dict.fromkeys(("params", "counters", "environment"), (dict,)),
-    **dict.fromkeys(("skipped", "error"), (str, _NONE)),
+    **dict.fromkeys(("skipped", "error", "batch"), (str, _NONE)),
     **dict.fromkeys(("flops", "nbytes", "back_to_back_ms", "host_us", "floor_ms", "floor_share"), (*_NUMBER, _NONE)),
     **dict.fromkeys(("tflops_per_gpu", "gbytes_per_s"), (*_NUMBER, _NONE)),
 }
@@ -54,8 +56,12 @@ def record(
     outcomes: Sequence[Outcome],
     environment: Mapping[str, str | int | None],
     world_size: int,
+    batch: str | None = None,
 ) -> Record:
-    """The record of one point from what every rank has to say of it, in rank order."""
+    """The record of one point from what every rank has to say of it, in rank order.
+
+    ``batch`` is of all points that were timed in turns; None is for a point that was timed alone.
+    """
     first = outcomes[0]
     time_ms = _time_ms([outcome.seconds for outcome in outcomes])
     seconds = time_ms["median"] / 1e3 if time_ms is not None else None
@@ -64,6 +70,7 @@ def record(
         "case": case,
         "params": params,
         "world_size": world_size,
+        "batch": batch or new_batch(),
         "validated": first.validated,
         "skipped": first.skipped,
         "error": first.error,
@@ -89,6 +96,11 @@ def failed(
 ) -> Record:
     """The record of a point that ended its ranks."""
     return record(case, params, [Outcome(error=error)], environment, world_size)
+
+
+def new_batch() -> str:
+    """A name that no other batch has."""
+    return secrets.token_hex(8)
 
 
 def succeeded(one: Record) -> bool:
@@ -252,7 +264,7 @@ def _record(where: str, line: bytes) -> Record:
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         expected, got = f"a JSON object with schema {SCHEMA}", line[:60].decode(errors="replace")
         raise ArgumentError("bench", where, expected, got, _FIX) from error
-    _check(where, one, _FIELDS)
+    _check(where, {"batch": None, **one}, _FIELDS)
     for name, kinds in _PARTS.items():
         part = one[name] or {}
         _check(where, part, dict.fromkeys(part, kinds))

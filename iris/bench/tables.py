@@ -20,6 +20,7 @@ TIMES = ("median", "min", "p10", "p90", "rank_skew", "calls")
 WHERE = ("hardware", "backend", "commit", "date")
 VARIES = "*"
 _SIZES = {"m", "n", "k"}
+_Common = tuple[str, str | None]
 _WIDTH = 250
 """Columns that a table may take: a narrow terminal wraps lines, and no digit is lost."""
 
@@ -129,7 +130,7 @@ def _headers(results: Sequence[Record], counters: Sequence[str]) -> list[str]:
 
 
 def _cells(
-    one: Record, base: Mapping[str, float], cases: Mapping[str, Case], names: Sequence[str], counters: Sequence[str]
+    one: Record, base: Mapping[_Common, float], cases: Mapping[str, Case], names: Sequence[str], counters: Sequence[str]
 ) -> list[str]:
     time = one["time_ms"]
     spread = f"{_short(time['p10'])}–{_short(time['p90'])}" if time else ""
@@ -168,8 +169,8 @@ def _counter(value: float | None) -> str:
     return _short(value) if value is None or abs(value) < 1e6 else f"{value:.6g}"
 
 
-def _references(results: Sequence[Record], cases: Mapping[str, Case]) -> dict[str, float]:
-    """Median times of the reference by what its variants have in common."""
+def _references(results: Sequence[Record], cases: Mapping[str, Case]) -> dict[_Common, float]:
+    """Median times of the reference by what those that were timed in turns with it have in common."""
     return {
         _common(one, cases): one["time_ms"]["median"]
         for one in results
@@ -177,15 +178,15 @@ def _references(results: Sequence[Record], cases: Mapping[str, Case]) -> dict[st
     }
 
 
-def _speedup(one: Record, base: Mapping[str, float], cases: Mapping[str, Case]) -> float | None:
+def _speedup(one: Record, base: Mapping[_Common, float], cases: Mapping[str, Case]) -> float | None:
     reference = base.get(_common(one, cases))
     return reference / one["time_ms"]["median"] if reference is not None and one["time_ms"] is not None else None
 
 
-def _common(one: Record, cases: Mapping[str, Case]) -> str:
+def _common(one: Record, cases: Mapping[str, Case]) -> _Common:
     variants = cases[one["case"]].variant_names if one["case"] in cases else {"algorithm"}
     common = {name: value for name, value in one["params"].items() if name not in variants}
-    return records.key(one["case"], common, one["world_size"])
+    return records.key(one["case"], common, one["world_size"]), one.get("batch")
 
 
 def _print(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], file: TextIO) -> None:

@@ -39,7 +39,10 @@ class Time:
 
 @dataclass(frozen=True)
 class Result:
-    """One line. A result that is wrong, failed or was skipped has no time and no figure made from it."""
+    """One line. A result that is wrong, failed or was skipped has no time and no figure made from it.
+
+    Results of one ``batch`` were timed in turns; older lines have none.
+    """
 
     case: str
     params: Mapping[str, Value]
@@ -58,6 +61,7 @@ class Result:
     picked: str | None
     counters: Mapping[str, float]
     environment: Mapping[str, str]
+    batch: str | None
     file: Path
 
     @property
@@ -183,6 +187,7 @@ def _parse(line: _Fields, file: Path) -> Result:
         picked=line.inner("config", optional=True).optional_text("algorithm"),
         counters={name: counters.number(name, -MOST) for name in counters.fields} if counts else {},
         environment={name: str(value) for name, value in environment.fields.items() if value is not None},
+        batch=line.optional_text("batch"),
         file=file,
     )
 

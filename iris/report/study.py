@@ -96,11 +96,13 @@ class Study:
         self.results = list(newest(results).values())
         self.replaced = len(results) - len(self.results)
         self._opponents = {
-            (result.file, result.key): result for result in results if result.algorithm in COMPARATORS and result.time
+            (result.file, result.batch, result.key): result
+            for result in results
+            if result.algorithm in COMPARATORS and result.time
         }
 
     def speedup(self, result: Result, opponent: str) -> float | None:
-        """How many times as fast as ``opponent``, measured in the same run, i.e. in the same file.
+        """How many times as fast as ``opponent``, timed in turns with it: in the same file and batch.
 
         In the case ``matmul``, which has no communication, PyTorch's opponent is torch.matmul.
         """
@@ -108,7 +110,7 @@ class Study:
         if result.time is None or result.algorithm in (rival, MATMUL) or "algorithm" not in result.params:
             return None
         key = result.key_of({**result.params, "algorithm": rival})
-        other = self._opponents.get((result.file, key))
+        other = self._opponents.get((result.file, result.batch, key))
         return None if other is None else time_of(other) / time_of(result)
 
     @cached_property
