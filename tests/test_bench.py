@@ -146,11 +146,11 @@ def test_help_names_cases_and_axes(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"case: expected one of .*trial.*, got painting"):
-        bench.main(["painting"])
+        bench._run(["painting"])
     with pytest.raises(ArgumentError, match="--dataset: expected a case with an axis M,N,K, got trial"):
-        bench.main(["trial", f"--dataset={DATASETS[0]}"])
+        bench._run(["trial", f"--dataset={DATASETS[0]}"])
     with pytest.raises(ArgumentError, match="--benchmark_filter: expected what a point's name has, got zzz"):
-        bench.main([*TWO, "--benchmark_filter=zzz"])
+        bench._run([*TWO, "--benchmark_filter=zzz"])
     for axis, complaint in (
         ("algorithm=pul", "--axis_algorithm: expected one of auto, .*pull.*, got pul"),
         ("dtype=bf61", "--axis_dtype: expected one of fp16, bf16.*, got bf61"),
@@ -159,11 +159,11 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
         ("k=-8", "--axis_K: expected positive numbers, got -8"),
     ):
         with pytest.raises(ArgumentError, match=complaint):
-            bench.main(["all_gather_matmul", "--num_ranks=2", f"--axis_{axis}"])
+            bench._run(["all_gather_matmul", "--num_ranks=2", f"--axis_{axis}"])
     with pytest.raises(ArgumentError, match="--resume: expected a file of results"):
-        bench.main([*TWO, f"--resume={tmp_path / 'none'}"])
+        bench._run([*TWO, f"--resume={tmp_path / 'none'}"])
     with pytest.raises(ArgumentError, match=f"^bench: {tmp_path}: expected a file that can be written"):
-        bench.main([*TWO, f"--benchmark_out={tmp_path}"])
+        bench._run([*TWO, f"--benchmark_out={tmp_path}"])
     with pytest.raises(SystemExit, match="2"):
         bench.main(["rma", "--output=/nonexist/x.json"])
     wrong = ["--benchmark_filter=(", "--timeout_s=0", "--timeout_s=inf", "--timeout_s=nan", "--timeout_s=x",
@@ -171,6 +171,16 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
     for arguments in ([], *([*TWO, one] for one in wrong), [*TWO, "--resume=a", "--benchmark_out=b"]):
         with pytest.raises(SystemExit, match="2"):
             bench.main(arguments)
+
+
+@pytest.mark.parametrize("arguments", [["painting"], [*TWO, "--axis_way=rigt"], [*TWO, "--axis_count=x"]])
+def test_a_mistake_is_one_line_in_a_script_of_ones_own(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mine.py", *arguments])
+    assert bench.main() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("iris bench: ArgumentError: bench: ")
 
 
 def test_a_data_set_leaves_out_cases_that_nobody_named_and_that_take_no_shapes(
@@ -352,7 +362,7 @@ def test_a_file_of_something_else_is_refused_and_kept(tmp_path: Path, content: s
     file = tmp_path / "mine.txt"
     file.write_text(content)
     with pytest.raises(ArgumentError, match=r"mine.txt:1: expected a JSON object with schema 1"):
-        bench.main([*TWO, "--axis_way=right", f"--benchmark_out={file}"])
+        bench._run([*TWO, "--axis_way=right", f"--benchmark_out={file}"])
     assert file.read_text() == content
 
 
@@ -362,7 +372,7 @@ def test_two_runs_do_not_share_a_file(tmp_path: Path) -> None:
         records.appending(out),
         pytest.raises(ArgumentError, match=r"results\.jsonl: expected a file that no other run writes"),
     ):
-        bench.main([*TWO, "--axis_way=right", f"--benchmark_out={out}"])
+        bench._run([*TWO, "--axis_way=right", f"--benchmark_out={out}"])
     with records.appending(out):
         pass
 
@@ -400,7 +410,7 @@ def test_a_thin_or_odd_record_is_named(
     file.write_text(f"{measured.read_text()}\n{json.dumps(one)}\n")
     place = len(lines(measured)) + 2
     with pytest.raises(ArgumentError, match=rf"odd\.jsonl:{place}: expected {words}"):
-        bench.main([*TWO, "--axis_way=right", f"--resume={file}"])
+        bench._run([*TWO, "--axis_way=right", f"--resume={file}"])
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
@@ -408,7 +418,7 @@ def test_deep_nesting_is_named_and_kept(tmp_path: Path, end: str) -> None:
     file, line = tmp_path / "deep.jsonl", '{"schema":' + "[" * 10**5 + end
     file.write_text(line)
     with pytest.raises(ArgumentError, match=r"deep\.jsonl:1: expected a JSON object with schema 1"):
-        bench.main([*TWO, "--axis_way=right", f"--benchmark_out={file}"])
+        bench._run([*TWO, "--axis_way=right", f"--benchmark_out={file}"])
     assert file.read_text() == line
 
 

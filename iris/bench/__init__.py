@@ -32,14 +32,22 @@ from iris.bench.axes import axis, linear, pow2
 from iris.bench.case import register, registered
 from iris.bench.matrix import DTYPES
 from iris.bench.state import State
-from iris.errors import ArgumentError
+from iris.errors import ArgumentError, IrisError
 
 __all__ = ["DTYPES", "State", "axis", "linear", "main", "pow2", "register"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``iris bench``: measure the cases that ``argv`` begins with, as the options after them say; the exit status."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    """``iris bench``: measure the cases that ``argv`` begins with, as the options after them say; the exit status. An
+    Iris error is printed without a traceback."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except IrisError as error:
+        print(f"iris bench: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(given: list[str]) -> int:
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), given))
     if names == ["rma"]:
         from iris.bench import rma
