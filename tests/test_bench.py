@@ -157,9 +157,11 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
         ("m=12x", "--axis_M: expected whole numbers, got 12x"),
         ("n=1.5", "--axis_N: expected whole numbers, got 1.5"),
         ("k=-8", "--axis_K: expected positive numbers, got -8"),
+        ("gather_dim=0,2", "--axis_gather_dim: expected one of 0, 1, got 2"),
+        ("gather_dim=1.0", "--axis_gather_dim: expected whole numbers, got 1.0"),
     ):
         with pytest.raises(ArgumentError, match=complaint):
-            bench._run(["all_gather_matmul", "--num_ranks=2", f"--axis_{axis}"])
+            bench._run(["all_gather_matmul", "--num_ranks=2", f"--axis_{axis}", "--benchmark_list"])
     with pytest.raises(ArgumentError, match="--resume: expected a file of results"):
         bench._run([*TWO, f"--resume={tmp_path / 'none'}"])
     with pytest.raises(ArgumentError, match=f"^bench: {tmp_path}: expected a file that can be written"):

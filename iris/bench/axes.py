@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from iris.errors import ArgumentError
@@ -28,11 +28,13 @@ class Axis:
         names: of the parameters.
         rows: for each point, a value for each name.
         variant: whether the values are ways of doing the same thing, which are timed in turns.
+        closed: whether there are no other values.
     """
 
     names: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
     variant: bool = False
+    closed: bool = False
 
     def overridden(self, overrides: Mapping[str, Sequence[Value]]) -> Axis:
         """The axis with the values that ``overrides`` has for its names, and no point twice."""
@@ -42,7 +44,7 @@ class Axis:
             choices = [given.get(name, [value]) for name, value in zip(self.names, row, strict=True)]
             _check_count(",".join(self.names), math.prod(map(len, choices)))
             rows |= dict.fromkeys(itertools.product(*choices))
-        return Axis(self.names, tuple(rows), self.variant)
+        return replace(self, rows=tuple(rows))
 
     def describe(self) -> str:
         """The values as a command line would give them, shortened."""
@@ -50,7 +52,9 @@ class Axis:
         return ", ".join(texts if len(texts) <= 8 else [*texts[:6], "…", texts[-1]])
 
 
-def axis(name: str, values: Iterable[object], *, variant: bool = False) -> Callable[[Function], Function]:
+def axis(
+    name: str, values: Iterable[object], *, variant: bool = False, closed: bool = False
+) -> Callable[[Function], Function]:
     """A parameter of a case and its values; a decorator.
 
     Args:
@@ -60,6 +64,7 @@ def axis(name: str, values: Iterable[object], *, variant: bool = False) -> Calla
             name other whole numbers.
         variant: the values are ways of doing the same thing. They are timed in turns, A B C A B C …, so that clocks
             that drift favour none, and may share data: see :meth:`iris.bench.State.share`.
+        closed: the command line can name no other values, even if they are numbers.
     """
     names = tuple(part.strip() for part in name.split(","))
     rows = tuple(tuple(value) if isinstance(value, tuple) else (value,) for value in values)
@@ -67,7 +72,7 @@ def axis(name: str, values: Iterable[object], *, variant: bool = False) -> Calla
         raise ArgumentError("bench.axis", name, f"values, each with {len(names)} parts", list(rows))
 
     def add(fn: Function) -> Function:
-        setattr(fn, _ATTRIBUTE, [Axis(names, rows, variant), *axes_of(fn)])
+        setattr(fn, _ATTRIBUTE, [Axis(names, rows, variant, closed), *axes_of(fn)])
         return fn
 
     return add

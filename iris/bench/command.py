@@ -87,15 +87,16 @@ def _overrides(cases: Sequence[Case], given: argparse.Namespace) -> dict[str, Se
 
 
 def _check(name: str, values: Sequence[Value], axes: Sequence[Axis]) -> None:
-    """Refuse values that no case can take: where an axis has words, others; where it has numbers, words; where they are
-    whole, fractions; and sizes of matrices that are not positive."""
+    """Refuse values that no case can take: where an axis has words, or is closed, others; where it has numbers, words;
+    where they are whole, fractions; and sizes of matrices that are not positive."""
     known = list(dict.fromkeys(row[one.names.index(name)] for one in axes for row in one.rows))
-    if name == "dtype":
+    closed = all(one.closed for one in axes)
+    if name == "dtype" and not closed:
         known = list(dict.fromkeys([*DTYPES, *known]))
     kinds = set(map(type, known))
     for value in values:
         expected = None
-        if kinds == {str} and value not in known:
+        if (closed or kinds == {str}) and value not in known:
             expected = f"one of {', '.join(map(str, known))}"
         elif kinds == {int} and not isinstance(value, int):
             expected = "whole numbers"

@@ -113,7 +113,7 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
 @register(localize=partial(local_params, op=GATHER))
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",))
-@axis("gather_dim", (0, 1))
+@axis("gather_dim", (0, 1), closed=True)
 @axis("algorithm", ways_of(GATHER), variant=True)
 def all_gather_matmul(state: State, ctx: Iris) -> None:
     """A, sharded by rows (gather_dim 0) or columns (1), is gathered; every rank multiplies it with its columns of B."""
