@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from iris import backends, ops
-from iris.bench.matrix import positive, rank_count, seconds
+from iris.bench.matrix import folder_trouble, positive, rank_count, seconds
 from iris.bench.progress import progress
 from iris.context import Iris, iris
 from iris.errors import BackendError
@@ -140,21 +140,13 @@ def main(argv: Sequence[str]) -> int:
     if choice.name != "sim" and num_ranks > gpus and not backends.oversubscribed():
         os.environ["IRIS_BACKEND"] = "sim"
         os.execv(sys.executable, [sys.executable, "-m", "iris", "demo", *argv])
-    _check_folder(options.picture_dir)
+    if trouble := folder_trouble(options.picture_dir):
+        raise SystemExit(f"demo: --picture_dir {options.picture_dir}: {trouble}")
     usual = -(-(512 if choice.name == "sim" else 8192) // num_ranks) * num_ranks
     shape = tuple(options.shape or (usual, usual, usual))
     if shape[0] % num_ranks or shape[1] % num_ranks:
         raise SystemExit(f"demo: M={shape[0]} and N={shape[1]} must be multiples of the {num_ranks} ranks")
     return _run(num_ranks, shape, options, choice.name)
-
-
-def _check_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SystemExit(f"demo: --picture_dir {folder}: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise SystemExit(f"demo: --picture_dir {folder}: no file can be written there")
 
 
 def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, backend: str) -> int:

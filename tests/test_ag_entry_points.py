@@ -128,6 +128,16 @@ def test_sizes_of_examples_are_positive(path: str, size: str) -> None:
     assert status == 2 and f"argument {size}: 0 is not a positive number" in err
 
 
+@pytest.mark.parametrize(("gather_dim", "letter"), [("0", "m"), ("0", "n"), ("1", "n"), ("1", "k")])
+@pytest.mark.parametrize("path", EXAMPLES.values())
+def test_sizes_that_ranks_cannot_share_are_named_before_ranks_start(path: str, gather_dim: str, letter: str) -> None:
+    sizes = [word for name in "mnk" for word in (f"-{name}", "63" if name == letter else "64")]
+    with mock.patch("iris.launch") as launch:
+        status, _, err = printed(path, ["--num_ranks", "2", "--gather_dim", gather_dim, *sizes])
+    assert status == 2 and f"error: -{letter}: 63 is no multiple of 2 ranks" in err
+    assert not launch.called
+
+
 def wrong_calls_by_hbm_buffer() -> tuple[list[Failure], torch.Tensor]:
     ctx = context()
     a, b = ctx.ones(32, 32, dtype=torch.float16), torch.ones(64, 16, dtype=torch.float16, device=ctx.device)
@@ -348,6 +358,16 @@ def test_bad_flags(path: str, arguments: list[str], words: str) -> None:
     assert words in err
 
 
+@pytest.mark.parametrize("path", SWEEPS.values())
+def test_a_folder_that_cannot_be_made_is_named_before_ranks_start(path: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    sizes = ["-m", "8", "-n", "8", "-k", "8"]
+    with mock.patch("iris.launch") as launch:
+        status, _, err = printed(path, ["-v", "--num_ranks", "2", *sizes, "--output_dir", str(tmp_path / "file" / "x")])
+    assert status == 2 and f"error: --output_dir {tmp_path}/file/x: Not a directory" in err
+    assert not launch.called
+
+
 def test_a_sweep_records_what_the_model_expects_here_and_of_an_mi300x() -> None:
     state, problem = mock.Mock(), ops.Problem("all_gather_matmul", 8192, 1024, 8192, torch.bfloat16, 8, 117 << 20, 0)
     gather_sweep._expect(state, problem, ops.FusedConfig("pull"), "NVIDIA H200")
@@ -376,7 +396,7 @@ def test_data_set_holds_the_table_and_can_be_shared_by_8_ranks() -> None:
 
 
 def test_the_simulator_shrinks_the_projects_data_set_and_no_other(tmp_path: Path) -> None:
-    arguments = ["-v", "--num_ranks", "3"]
+    arguments = ["-v", "--num_ranks", "3", "--output_dir", str(tmp_path)]
     with mock.patch("iris.backends.detect") as detect:
         detect.return_value.name = "sim"
         own = parse_options("", "pull", DATA_SET, ("bf16",), arguments).shapes

@@ -21,7 +21,7 @@ compared with a float64 reference before it is timed.
 import torch
 
 import iris
-from iris.bench.matrix import DTYPES, positive, rank_parser, ranks_to_start, require
+from iris.bench.matrix import DTYPES, positive, rank_parser, ranks_to_start, require, share_evenly
 from iris.bench.timing import median_seconds
 from iris.ops import FusedConfig
 
@@ -44,9 +44,6 @@ def main(sizes: tuple[int | None, ...], dtype: torch.dtype, gather_dim: int) -> 
         usual = [-(-size // ctx.world_size) * ctx.world_size for size in default]  # what the ranks can share evenly
         m, n, k = (size if given is None else given for given, size in zip(sizes, usual, strict=True))
         part = [m, k]
-        if part[gather_dim] % ctx.world_size or n % ctx.world_size:
-            shared = f"n and {'mk'[gather_dim]} that are multiples of {ctx.world_size} ranks"
-            raise iris.ShapeError("all_gather_matmul", "shape", shared, (m, n, k))
         part[gather_dim] //= ctx.world_size
         A_sharded = ctx.randn(part, dtype=dtype)  # on the symmetric heap: peers take part in moving it
         B = torch.randn(k, n // ctx.world_size, dtype=dtype, device=ctx.device)
@@ -79,5 +76,6 @@ if __name__ == "__main__":
     parser.add_argument("--datatype", choices=("fp16", "bf16", "fp32"), default="fp16", help="default: %(default)s")
     parser.add_argument("--gather_dim", type=int, choices=(0, 1), default=1, help="default: %(default)s")
     given = parser.parse_args()
-    arguments = ((given.m, given.n, given.k), DTYPES[given.datatype], given.gather_dim)
-    iris.launch(main, ranks_to_start(given.num_ranks), arguments)
+    num_ranks = ranks_to_start(given.num_ranks)
+    share_evenly(parser, given, "n" + "mk"[given.gather_dim], num_ranks)
+    iris.launch(main, num_ranks, ((given.m, given.n, given.k), DTYPES[given.datatype], given.gather_dim))

@@ -15,7 +15,7 @@ from iris import backends
 from iris.bench.axes import Params
 from iris.bench.contexts import add_heap_size
 from iris.bench.dataset import Dataset
-from iris.bench.matrix import positive, rank_parser, ranks_to_start
+from iris.bench.matrix import folder_trouble, positive, rank_parser, ranks_to_start
 from iris.errors import ArgumentError
 from iris.launch import identity
 
@@ -43,7 +43,7 @@ class Options:
         num_ranks: ranks to start, where no launcher has started them.
         benchmark: whether to time what is right.
         shapes: M, N and K of the whole problem, dtype, gather_dim and labels of each configuration.
-        output_dir: where files go.
+        output_dir: where files go, an existing folder.
         heap_size: bytes; None for what ``iris bench`` takes.
         fields: those of FusedConfig that were given; the others are picked.
     """
@@ -60,7 +60,7 @@ class Options:
 def parse_options(
     doc: str | None, algorithm: str, data_set: Path, dtypes: Sequence[str], argv: Sequence[str] | None = None
 ) -> Options:
-    """Read the command line of the program that runs ``algorithm``, by default on ``data_set``.
+    """Read the command line of the program that runs ``algorithm``, by default on ``data_set``; make the output folder.
 
     A bad value ends the program with a usage line and status 2; no order to do anything, with status 1.
     """
@@ -81,6 +81,8 @@ def parse_options(
         shapes = [sizes] if alone else Dataset.read(given.dataset or data_set).shapes(OP, world_size)
     except ArgumentError as error:
         parser.error(str(error))
+    if trouble := folder_trouble(given.output_dir):
+        parser.error(f"--output_dir {given.output_dir}: {trouble}")
     if backends.detect().name == "sim" and not (alone or given.dataset):
         shapes = [_shrunk(shape, world_size) for shape in shapes]
     return Options(

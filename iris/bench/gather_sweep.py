@@ -44,7 +44,6 @@ def sweep(options: Options) -> int:
     with iris(_TALK_BYTES) as ctx:
         known, total, first = environment(ctx, None), len(options.shapes), ctx.rank == 0
         if first:
-            options.output_dir.mkdir(parents=True, exist_ok=True)
             print(f"{OP} by {options.algorithm}, {ctx.world_size} ranks, {known['hardware']}, configurations: {total}")
         right = wrong = 0
         for number, shape in enumerate(options.shapes, 1):

@@ -92,6 +92,17 @@ def ranks_to_start(num_ranks: int | None) -> int:
     return SIMULATED_RANKS
 
 
+def share_evenly(parser: argparse.ArgumentParser, given: argparse.Namespace, names: str, num_ranks: int) -> None:
+    """End the program with a usage line if one of the options that are letters of ``names`` has a size that the ranks
+    cannot share evenly: a launcher's, or the ``num_ranks`` to start."""
+    who = identity()
+    world_size = who.world_size if who is not None else num_ranks
+    for name in names:
+        size = getattr(given, name)
+        if size is not None and size % world_size:
+            parser.error(f"-{name}: {size} is no multiple of {world_size} ranks")
+
+
 def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Sequence[str] = tuple(DTYPES)) -> Options:
     """Read the command line of the example called ``name``; a bad value ends the program with a usage line."""
     parser = rank_parser(doc)
@@ -163,6 +174,15 @@ def picture(text: str) -> str:
     if Path(text).suffix not in PICTURES:
         raise argparse.ArgumentTypeError(f"{text} should end in {' or '.join(PICTURES)}")
     return output_file(text)
+
+
+def folder_trouble(folder: Path) -> str:
+    """Make ``folder``; says why no file can be written there, or nothing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if os.access(folder, os.W_OK) else "no file can be written there"
 
 
 def rank_count(text: str) -> int:
