@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import sys
 import time
@@ -17,11 +18,12 @@ from typing import Any
 import torch
 
 from iris import backends, ops
+from iris.bench.command import STOPPED
+from iris.bench.driver import sheltered
 from iris.bench.matrix import folder_trouble, positive, rank_count, seconds
 from iris.bench.progress import progress
 from iris.context import Iris, iris
 from iris.errors import BackendError
-from iris.launch import RankPool
 from iris.ops import Problem
 from iris.ops.matmul import resolve
 from iris.trace import Event, Trace, draw
@@ -74,6 +76,8 @@ _case: _Case | None = None
 
 def _start(heap_size: int) -> str:
     global _ctx
+    # Ctrl-C goes to all processes of a terminal; the first one ends the ranks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _ctx = iris(heap_size)
     return _ctx.backend_name
 
@@ -132,7 +136,7 @@ def _bound(dtype: str, k: int) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the demo; returns the exit status: 0 if every result is right."""
+    """Run the demo; returns the exit status: 0 if every result is right, 1 if not, 130 after Ctrl-C."""
     options = _parser().parse_args(argv)
     choice = backends.detect()
     gpus = torch.cuda.device_count() if choice.name in backends.GPU_BACKENDS else 0
@@ -146,7 +150,11 @@ def main(argv: Sequence[str]) -> int:
     shape = tuple(options.shape or (usual, usual, usual))
     if shape[0] % num_ranks or shape[1] % num_ranks:
         raise SystemExit(f"demo: M={shape[0]} and N={shape[1]} must be multiples of the {num_ranks} ranks")
-    return _run(num_ranks, shape, options, choice.name)
+    try:
+        return _run(num_ranks, shape, options, choice.name)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return STOPPED
 
 
 def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, backend: str) -> int:
@@ -154,7 +162,7 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
     item = getattr(torch, options.dtype).itemsize
     heap_size = (64 << 20) + 2 * item * (m * k + m * n)
     right, notes, rows = True, [], [_HEADINGS]
-    with RankPool(num_ranks) as pool, progress(1 + 4 * len(OPS)) as advance:
+    with sheltered(num_ranks) as pool, progress(1 + 4 * len(OPS)) as advance:
 
         def step(description: str, fn: Any, *arguments: Any) -> list[Any]:
             advance(description, 0)

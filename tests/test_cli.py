@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -253,9 +255,31 @@ def test_the_demo_refuses_bad_numbers(arguments: list[str], words: str, capsys: 
 
 def test_the_demo_looks_first_whether_it_can_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(demo, "RankPool", None)
+    monkeypatch.setattr(demo, "sheltered", None)
     with pytest.raises(SystemExit, match=r"demo: --picture_dir .*file: File exists"):
         demo.main(["--num_ranks", "1", "--picture_dir", str(tmp_path / "file")])
+
+
+@pytest.mark.parametrize("step", ["starting", "check"])
+def test_ctrl_c_stops_the_demo(step: str, tmp_path: Path) -> None:
+    pytest.importorskip("greenlet")  # else the simulator ends the run before it can be stopped
+    arguments = ["--num_ranks", "2", "--shape", "1024", "1024", "1024", "--picture_dir", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "iris", "demo", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "IRIS_BACKEND": "sim"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    while step not in process.stderr.readline():
+        assert process.poll() is None
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err.splitlines()[-1]) == (130, "", "stopped")
+    assert "Traceback" not in err
 
 
 @SIM
