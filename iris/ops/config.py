@@ -41,7 +41,8 @@ def least_block_size_k(dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True)
 class FusedConfig:
-    """Options of a fused op. ``config=None`` picks them (:func:`iris.ops.pick_config`).
+    """Options of a fused op. ``config=None`` picks them (:func:`iris.ops.pick_config`). One config may serve several
+    algorithms: each takes from it what it has a use for.
 
     Attributes:
         algorithm: how data and compute meet; each op names its own, and ``"auto"`` picks.
