@@ -30,6 +30,7 @@ from iris.errors import (
 from iris.heap import HeapTable, format_bytes
 from iris.launch import Identity
 from iris.leases import Lease, Leases
+from iris.live import Live
 from iris.log import RankLogger
 from iris.membership import Group, global_ranks, identify, members
 from iris.mesh import Mesh, require_linux
@@ -105,7 +106,7 @@ def _seconds(variable: str) -> float | None:
         raise ArgumentError("iris", variable, "a number of seconds", text) from error
 
 
-class Iris(SymmetricTensors, RankLogger):
+class Iris(Live, SymmetricTensors, RankLogger):
     """One rank's context; make it with :func:`iris.iris`, end it with :meth:`close` or ``with``.
 
     Attributes:

@@ -3,6 +3,8 @@ memory of peers that have not come yet, chunks and rows that do not come out eve
 
 from __future__ import annotations
 
+import copy
+import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -199,6 +201,46 @@ def test_gradients_are_not_lost_without_a_word(ranks: Ranks, way: Way) -> None:
         for refused, run in zip(found[::2], found[1::2], strict=True):
             assert refused.kind == "ArgumentError" and "torch.no_grad()" in refused.message
             assert run.kind == "nothing", run
+
+
+def kept_for_backward(way: Way) -> list[Failure]:
+    """A layer keeps the output of a call for its backward pass, and the next call, or its replay, overwrites it."""
+    ctx, found = context(), []
+    one = trial(ctx, way, (16, 16, 32), torch.float32, seed=1)
+    weight = torch.ones(5, one.output.shape[1], device=ctx.device, requires_grad=True)
+    for _ in range(3):
+        with torch.no_grad():
+            one.run()
+        loss = torch.nn.functional.linear(one.output, weight).sum()
+        with torch.inference_mode():
+            one.run()
+        found.append(failure_of(loss.backward))
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("way", [Way(op, next(iter(ALGORITHMS[op]))) for op in ALGORITHMS], ids=str)
+def test_a_backward_pass_that_needs_what_was_there_says_so(ranks: Ranks, way: Way) -> None:
+    for failures in ranks.run(kept_for_backward, way):
+        assert all("modified by an inplace operation" in failure.message for failure in failures), failures
+
+
+def copies_of_a_module() -> tuple[bool, Failure, Failure]:
+    ctx = context()
+    layer = torch.nn.Linear(2, 2)
+    held: dict[str, Any] = {"ctx": ctx, "workspace": new_workspace(ctx, GATHER, "push", 64)}
+    layer.__dict__ |= held
+    again = copy.deepcopy(layer)
+    assert copy.copy(ctx) is ctx
+    same = all(again.__dict__[name] is one for name, one in held.items()) and again.weight is not layer.weight
+    return same, failure_of(pickle.dumps, ctx), failure_of(pickle.dumps, layer)
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_a_module_that_holds_a_context_can_be_copied(ranks: Ranks) -> None:
+    for same, of_context, of_module in ranks.run(copies_of_a_module):
+        assert same and of_context.kind == of_module.kind == "ContextError"
+        assert "an Iris cannot be pickled" in of_context.message and "state_dict()" in of_module.message
 
 
 def short_heap(seed: int) -> dict[str, float]:

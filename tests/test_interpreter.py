@@ -32,6 +32,53 @@ pytestmark = [
 ONE = pytest.mark.parametrize("ranks", [1], indirect=True)
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 
+# -- launches -------------------------------------------------------------------------------------------------
+
+
+@triton.autotune([triton.Config({"BLOCK": 4}), triton.Config({"BLOCK": 8})], key=["count"])
+@triton.jit
+def autotuned_kernel(values, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(values + at, BLOCK, mask=at < count)
+
+
+@triton.jit
+def product_kernel(a, b, c):
+    at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at)))
+
+
+def autotuned() -> list[int]:
+    ctx = context()
+    values = ctx.zeros(10, dtype=torch.int32)
+    autotuned_kernel[lambda meta: (triton.cdiv(meta["values"].numel(), meta["BLOCK"]),)](values, 10)
+    found: list[int] = values.tolist()
+    return found
+
+
+def float8_products() -> list[int]:
+    """Of every pattern of 8 bits times one: how many are other numbers than PyTorch's."""
+    wrong = []
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        a = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(dtype).reshape(16, 16)
+        c = torch.zeros(16, 16)
+        product_kernel[(1,)](a, torch.eye(16).to(dtype), c)
+        right = a.float().nan_to_num(7, 7, 7)  # one such in a row makes all of the row NaN
+        rows = torch.isfinite(a.float()).all(1)
+        wrong.append(int((c != right)[rows].sum() + torch.isfinite(c[~rows]).sum()))
+    return wrong
+
+
+@ONE
+def test_an_autotuned_kernel_takes_its_first_config(ranks: Ranks) -> None:
+    assert ranks.run(autotuned) == [[4] * 10]
+
+
+@ONE
+def test_products_of_every_8_bit_float(ranks: Ranks) -> None:
+    assert ranks.run(float8_products) == [[0, 0]]
+
+
 # -- co-residency -------------------------------------------------------------------------------------------
 
 

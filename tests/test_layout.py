@@ -15,7 +15,7 @@ import iris
 PACKAGE = Path(iris.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-HOST = {"errors", "heap", "mesh", "launch", "membership", "backends", "tensors", "log", "wire", "watcher"}
+HOST = {"errors", "heap", "mesh", "launch", "membership", "backends", "tensors", "log", "wire", "live", "watcher"}
 RUNTIME = {*HOST, "context", "trace"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "device": set(),
     "log": {"errors"},
     "wire": {"errors"},
+    "live": {"errors"},
     "status": {"errors", "device.sync"},
     "watcher": {"mesh", "backends", "device.sync"},
     "context": {*HOST, "leases", "status", "device.sync", "device.handle"},

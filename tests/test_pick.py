@@ -249,6 +249,18 @@ def test_simulated_tiles_are_small_and_algorithms_quick() -> None:
         assert config.algorithm in ("local", "push", "two_shot")
 
 
+def test_a_search_that_ended_early_counts_behind_a_finished_one_of_just_this_shape() -> None:
+    users, ours = replace(ODD, group_size_m=5), replace(row_for(GATHER), measured_ms=1.0)
+    tuned.write(Path(os.environ["IRIS_TUNED"]), [replace(ours, config=users, unfinished=True)])
+    shipped_rows(ours)
+    assert pick_config(GATHER, H200) == ODD
+    shipped_rows(replace(ours, m=ours.m + 128))
+    assert pick_config(GATHER, H200) == ODD
+    tuned.write(Path(os.environ["IRIS_TUNED"]), [replace(ours, config=users)])
+    pick.forget()
+    assert pick_config(GATHER, H200) == users
+
+
 def test_an_op_or_algorithm_that_is_none_is_an_error() -> None:
     target, problem = Target("cuda", 132), problem_of("matmul_all_reduce", 64, 64, 64, 2)
     with pytest.raises(ArgumentError, match=r"pick_config: algorithm: expected None, or one of .*ring.*, got 'rign'"):

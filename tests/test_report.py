@@ -824,6 +824,19 @@ def test_sets_without_a_case_in_common_are_an_error(tmp_path: Path, capsys: pyte
     assert "--compare: expected a case that is in both sets, got none" in capsys.readouterr().err
 
 
+def test_what_is_measured_beside_iris_is_no_regression_of_its(tmp_path: Path) -> None:
+    def lines(ours: float, theirs: float) -> list[Record]:
+        beside = [timed(theirs), timed(theirs)]
+        for one, name in zip(beside, ("nccl", "matmul"), strict=True):
+            one["params"] = {**one["params"], "algorithm": name}
+        return [timed(ours), *beside]
+
+    before = write(tmp_path / "a.jsonl", lines(1, 2))
+    for ours, theirs, status in ((1, 2.4, 0), (1.25, 2, 1)):
+        after = write(tmp_path / "b.jsonl", lines(ours, theirs))
+        assert report("--compare", before, after, "--fail_on_regression") == status
+
+
 def test_what_moved_with_its_opponent_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def lines(ours: float, nccl: float) -> list[Record]:
         rival = timed(nccl)

@@ -426,3 +426,25 @@ def test_a_spin_lock_in_a_peers_memory_excludes(ranks: Ranks) -> None:
     programs, rounds = 2, 5
     counted = ranks.run(run_lock, programs, rounds)
     assert counted == [programs * rounds * ranks.world_size] + [0] * (ranks.world_size - 1)
+
+
+@triton.jit
+def narrow_sub_kernel(memory, values, handle):
+    at = tl.arange(0, 4)
+    iris.peer.atomic_sub(handle, memory + at, tl.load(values + at), 0)
+
+
+def subtract_narrow() -> list[int]:
+    ctx = context()
+    memory = ctx.full((4,), 10, dtype=torch.int32)
+    ctx.barrier()
+    if ctx.rank == 0:
+        narrow_sub_kernel[(1,)](memory, torch.arange(1, 5, dtype=torch.uint8, device=ctx.device), ctx.handle)
+    ctx.synchronize()
+    found: list[int] = memory.tolist()
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_a_narrow_unsigned_value_is_subtracted(ranks: Ranks) -> None:
+    assert ranks.run(subtract_narrow)[0] == [9, 8, 7, 6]

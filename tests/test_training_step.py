@@ -34,9 +34,9 @@ def test_gradients_of_every_way_are_right(num_ranks: int) -> None:
     assert all(one["validated"] and one["error"] is None for one in records), records
 
 
-def complaints() -> list[str]:
+def complaints(dtype: torch.dtype) -> list[str]:
     ctx, script = context(), runpy.run_path(str(SCRIPT))
-    step = script["Step"](ctx, SIZES, torch.bfloat16)
+    step = script["Step"](ctx, SIZES, dtype)
     columns, rows = script["IrisColumns"], script["IrisRows"]
     step.run(lambda *of: columns.apply(ctx, *of), lambda *of: rows.apply(ctx, *of))
     found = [step.complaint()]
@@ -49,8 +49,9 @@ def complaints() -> list[str]:
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2 if BACKEND == "sim" else 8), indirect=True)
-def test_a_wrong_gradient_is_noticed(ranks: Ranks) -> None:
-    for fine, *wrong in ranks.run(complaints):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_wrong_gradient_is_noticed(ranks: Ranks, dtype: torch.dtype) -> None:
+    for fine, *wrong in ranks.run(complaints, dtype):
         assert fine == ""
         for name, found in zip(("x", "up", "down"), wrong, strict=True):
             assert f"gradient of {name}: relative error" in found and found.count("gradient") == 1

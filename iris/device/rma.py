@@ -210,6 +210,7 @@ def atomic_sub(
     hint: tl.constexpr = None,
 ):
     """Subtract ``value`` from ``to_rank``'s memory, as an add of ``-value``; returns what was there."""
+    value = tl.cast(value, ptr.dtype.scalar.element_ty)  # before it is negated: a narrow unsigned value would wrap
     return atomic_add(ptr, -value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 

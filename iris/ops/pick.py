@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -132,10 +132,13 @@ def _with_measured_matmul(config: FusedConfig, problem: Problem, target: Target,
     return config
 
 
-def _near(problem: Problem, target: Target, user_path: Path | None, *, any_world: bool = False) -> Iterator[tuned.Row]:
-    """The rows to look at, the user's first; see :meth:`iris.ops.tuned.Rows.near`."""
-    for rows in (tuned.user_rows(user_path), tuned.shipped_rows()):
-        yield from rows.near(problem, target.hardware, any_world=any_world)
+def _near(problem: Problem, target: Target, user_path: Path | None, *, any_world: bool = False) -> list[tuned.Row]:
+    """The rows to look at, the user's first, but those of unfinished searches last where a finished one is of just this
+    shape; see :meth:`iris.ops.tuned.Rows.near`."""
+    sources = tuned.user_rows(user_path), tuned.shipped_rows()
+    near = [row for rows in sources for row in rows.near(problem, target.hardware, any_world=any_world)]
+    finished = any(row.exact(problem) and not row.unfinished for row in near)
+    return sorted(near, key=lambda row: finished and row.unfinished)
 
 
 def _counts(row: tuned.Row, measured: FusedConfig, other: FusedConfig, problem: Problem, target: Target) -> bool:

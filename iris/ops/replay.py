@@ -113,7 +113,9 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         if not isinstance(ctx, Iris):  # what stands in for one while kernels are only compiled
             return op(*args, **kwargs)
         with ctx.on_device():
-            return on_device(ctx, *args, **kwargs)
+            output = on_device(ctx, *args, **kwargs)
+        torch.autograd.graph.increment_version(output)  # so that a backward pass which needs what was there says so
+        return output
 
     def on_device(ctx: Iris, *args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
         if not _applies(ctx) or kwargs.get("trace") or len(args) < 2:

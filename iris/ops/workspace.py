@@ -13,6 +13,7 @@ from iris.device import sync
 from iris.engine import CopyEngine
 from iris.errors import ArgumentError, CaptureError
 from iris.heap import format_bytes
+from iris.live import Live
 
 MAX_CHUNKS = 64
 """Chunks in which a rank's part may arrive, each with a flag of its own."""
@@ -22,7 +23,7 @@ _FLAGS_NBYTES = 16 << 10
 
 
 @dataclass(frozen=True, eq=False)
-class FusedWorkspace:
+class FusedWorkspace(Live):
     """Flags and staging memory of one op on one context; see :func:`new_workspace`.
 
     Attributes:

@@ -52,7 +52,7 @@ def _compare(before: Path, after: Path, threshold_percent: float, fail_on_regres
     old, new = read(before), read(after)
     changes = comparison.compare(old, new, threshold_percent)
     comparison.show(changes, old, new)
-    worse = any(change.kind in comparison.REGRESSIONS for change in changes)
+    worse = any(change.regression for change in changes)
     return 1 if worse and fail_on_regression else 0
 
 
@@ -161,6 +161,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fail_on_regression",
         action="store_true",
-        help="with --compare: exit with 1 if anything got slower, or has no valid time any more, or is gone",
+        help="with --compare: exit with 1 if anything of Iris got slower, or has no valid time any more, or is gone",
     )
     return parser

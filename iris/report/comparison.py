@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from iris.errors import ArgumentError
 from iris.report.records import Result, newest
-from iris.report.study import OPPONENTS, describe, time_of
+from iris.report.study import COMPARATORS, OPPONENTS, describe, time_of
 
 REGRESSIONS = ("slower", "broken", "gone")
 FEWEST_CALLS = 3
@@ -38,6 +38,15 @@ class Change:
         return known
 
     @property
+    def ours(self) -> bool:
+        """Whether it is a time of Iris's, not of what is measured beside it."""
+        return self.result.algorithm not in COMPARATORS
+
+    @property
+    def regression(self) -> bool:
+        return self.ours and self.kind in REGRESSIONS
+
+    @property
     def ratio(self) -> float | None:
         """The time after over the time before."""
         if self.before is None or self.after is None or self.before.time is None or self.after.time is None:
@@ -52,7 +61,7 @@ class Rivals:
         self._ratios = {
             change.result.key: change.ratio
             for change in changes
-            if change.result.algorithm in OPPONENTS and change.ratio
+            if change.result.algorithm in OPPONENTS and change.ratio and change.kind != "unsure"
         }
 
     def ratio(self, change: Change, rival: str) -> float | None:
@@ -112,7 +121,7 @@ def show(changes: Sequence[Change], before: Sequence[Result], after: Sequence[Re
     if changed:
         _print_table([_row(change, rivals) for change in changed])
     for kind, rival in itertools.product(("slower", "faster"), OPPONENTS):
-        mine = [one for one in changed if one.kind == kind and one.result.algorithm not in OPPONENTS]
+        mine = [one for one in changed if one.kind == kind and one.ours]
         moved = sum(rivals.as_much(one, rival) for one in mine)
         if moved:
             print(

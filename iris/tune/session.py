@@ -31,7 +31,7 @@ from iris.errors import HeapError, IrisError
 from iris.ops import FusedConfig, Problem, Target, tuned
 from iris.ops.candidates import candidates, has_no_tile, variations
 from iris.ops.matmul import target_of
-from iris.ops.pick import model_pick, predictions
+from iris.ops.pick import model_pick, pick_config, predictions
 from iris.ops.tuned import Row, changed_fields, row_key
 from iris.tune.compiling import compile_only
 from iris.tune.report import Finding, described_config
@@ -316,7 +316,7 @@ class Chief:
         gpu = target.backend != "sim"
         measured = {config: fate.measured_ms for config, fate in self._fates.items() if fate.measured_ms is not None}
         return Search(
-            filter(may, [untuned, *by_turns(promising)]), untuned,
+            filter(may, [untuned, pick_config(problem, target), *by_turns(promising)]), untuned,
             lambda config: filter(may, variations(problem, config, target)), self._left_s,
             self._bench.ctx.world_size if gpu else 0, _GPU_CALLS if gpu else _SIM_CALLS,
             measured,
