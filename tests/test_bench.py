@@ -7,8 +7,6 @@ import errno
 import io
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +16,7 @@ from typing import Any, cast
 import pytest
 import torch
 import triton
+from interrupted import interrupted
 from ranks import BACKEND, Ranks, context, worlds
 from trials import WAYS, ranges, trial
 
@@ -485,31 +484,9 @@ def has_processes(group: int) -> bool:
 
 @pytest.mark.parametrize("wait_s", [0.5, 5.0], ids=["importing", "measuring"])
 def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path, wait_s: float) -> None:
-    pytest.importorskip("greenlet")  # else the simulator ends the run before it can be stopped
     out = tmp_path / "results.jsonl"
-    run = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "iris",
-            "bench",
-            "rma_matrix",
-            "--num_ranks=2",
-            "--repeat=1000000",
-            f"--benchmark_out={out}",
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "IRIS_BACKEND": "sim"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert run.stderr is not None
-    while "rma_matrix" not in run.stderr.readline():
-        assert run.poll() is None
-    time.sleep(wait_s)
-    os.killpg(run.pid, signal.SIGINT)
-    _, told = run.communicate(timeout=30)
+    arguments = ["bench", "rma_matrix", "--num_ranks=2", "--repeat=1000000", f"--benchmark_out={out}"]
+    run, _, told = interrupted(arguments, "rma_matrix", wait_s)
     assert run.returncode == command.STOPPED
     assert told.splitlines()[-1] == f"stopped after 0 of 4 points; --resume {out} goes on"
     assert "Traceback" not in told

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from interrupted import interrupted
 
 import iris
 from iris import backends, cli, demo, info
@@ -262,22 +261,8 @@ def test_the_demo_looks_first_whether_it_can_draw(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("step", ["starting", "check"])
 def test_ctrl_c_stops_the_demo(step: str, tmp_path: Path) -> None:
-    pytest.importorskip("greenlet")  # else the simulator ends the run before it can be stopped
-    arguments = ["--num_ranks", "2", "--shape", "1024", "1024", "1024", "--picture_dir", str(tmp_path)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "iris", "demo", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "IRIS_BACKEND": "sim"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    while step not in process.stderr.readline():
-        assert process.poll() is None
-    time.sleep(0.5)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    arguments = ["demo", "--num_ranks", "2", "--shape", "1024", "1024", "1024", "--picture_dir", str(tmp_path)]
+    process, out, err = interrupted(arguments, step, 0.5)
     assert (process.returncode, out, err.splitlines()[-1]) == (130, "", "stopped")
     assert "Traceback" not in err
 

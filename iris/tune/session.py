@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import signal
 import sys
 import time
@@ -12,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from triton.errors import TritonError
@@ -93,7 +93,7 @@ class Options:
     budget_s: float
     resume: bool
     heap_size: int | None = None
-    run: str = field(default_factory=lambda: uuid4().hex)
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 class Stop:
