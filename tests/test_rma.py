@@ -225,6 +225,17 @@ def options_kernel(source, target, me, peer, handle, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def hinted_rows_kernel(
+    source, target, places, peer, handle, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HINT: tl.constexpr
+):
+    """The peer's rows in another order; that they are contiguous and aligned, only the hint says."""
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, COLUMNS)[None, :]
+    data = iris.peer.load(handle, source + tl.load(places + rows * COLUMNS + columns), peer, hint=HINT)
+    tl.store(target + rows * COLUMNS + columns, data)
+
+
+@triton.jit
 def contend_kernel(counter, tickets, handle, ROUNDS: tl.constexpr, SEM: tl.constexpr):
     """Every program of every rank draws tickets from rank 0's counter."""
     first = tl.program_id(0) * ROUNDS
@@ -319,6 +330,25 @@ def run_options(seed: int) -> None:
     ctx.barrier()
 
 
+def run_hinted_rows(hint: Any, seed: int) -> None:
+    ctx = context()
+    peer, rows, columns = (ctx.rank + 1) % ctx.world_size, 16, 64
+    matrices = [np.random.default_rng([seed, rank]).standard_normal((rows, columns), np.float32) for rank in range(8)]
+    source, target = placed(ctx, matrices[ctx.rank], "float32"), ctx.empty(rows, columns)
+    order = np.random.default_rng(seed).permutation(rows)
+    places = torch.from_numpy(order[:, None] * columns + np.arange(columns)).to(ctx.device)
+    ctx.barrier()
+    hinted_rows_kernel[(1,)](source, target, places, peer, ctx.handle, rows, columns, hint)
+    np.testing.assert_array_equal(values_of(target), matrices[peer][order])
+    with pytest.raises(Exception) as caught:
+        hinted_rows_kernel[(1,)](source, target, places, peer, ctx.handle, rows, columns, (1, 1, 4))
+    error: BaseException | None = caught.value
+    while error and "hint: expected one number, or one for each of 2 axes, got 3" not in str(error):
+        error = error.__cause__
+    assert error
+    ctx.barrier()
+
+
 def run_contention(programs: int, rounds: int, sem: str) -> tuple[list[int], int]:
     ctx = context()
     counter = ctx.zeros(1, dtype=torch.int32)
@@ -400,6 +430,11 @@ def test_atomic_at_every_world_size(ranks: Ranks, op: str, by_handle: bool, seed
 
 def test_cache_modifiers_volatile_hint_and_other(ranks: Ranks, seed: int) -> None:
     ranks.run(run_options, seed)
+
+
+@pytest.mark.parametrize("hint", [4, (1, 4), (1, 1)], ids=str)
+def test_a_hint_of_one_or_two_axes(ranks: Ranks, hint: Any, seed: int) -> None:
+    ranks.run(run_hinted_rows, hint, seed)
 
 
 @pytest.mark.parametrize("sem", ["relaxed", "acquire", "release", "acq_rel"])

@@ -32,18 +32,52 @@ def translate(ptr, from_rank, to_rank, heap_bases):
     ``tl.multiple_of`` on ``distance // ITEMSIZE`` is lost where ITEMSIZE is 1 and the division folds away.)
     """
     ITEMSIZE: tl.constexpr = (ptr.dtype.element_ty.primitive_bitwidth + 7) // 8
-    from_base = tl.load(heap_bases + from_rank).to(tl.int64)
-    to_base = tl.load(heap_bases + to_rank).to(tl.int64)
-    return ptr + (to_base - from_base) // HEAP_ALIGNMENT * (HEAP_ALIGNMENT // ITEMSIZE)
+    return ptr + _distance(from_rank, to_rank, heap_bases) // HEAP_ALIGNMENT * (HEAP_ALIGNMENT // ITEMSIZE)
 
 
 @triton.jit
-def _hinted(ptr, hint: tl.constexpr):
-    """Tell Triton that ``ptr`` is contiguous and aligned in runs of ``hint`` elements."""
-    if hint is None:
-        return ptr
+def _distance(from_rank, to_rank, heap_bases):
+    """Bytes from ``from_rank``'s heap to ``to_rank``'s."""
+    from_base = tl.load(heap_bases + from_rank).to(tl.int64)
+    return tl.load(heap_bases + to_rank).to(tl.int64) - from_base
+
+
+@triton.constexpr_function
+def _run(hint, axis, pointers):
+    """Elements of one axis that ``hint`` calls contiguous and aligned together; one number is that of the last axis."""
+    axes = len(pointers.shape)
+    runs = [1] * (axes - 1) + [hint] if isinstance(hint, int) else [int(run) for run in hint]
+    if len(runs) != axes:
+        raise ValueError(f"hint: expected one number, or one for each of {axes} axes, got {len(runs)}")
+    return runs[axis]
+
+
+@triton.constexpr_function
+def _run_bytes(hint, axis, pointers):
+    """The same in bytes, as Triton counts what a pointer is a multiple of."""
+    return _run(hint, axis, pointers) * ((pointers.scalar.element_ty.primitive_bitwidth + 7) // 8)
+
+
+@triton.jit
+def _remote(ptr, from_rank, to_rank, heap_bases, hint: tl.constexpr):
+    """``ptr`` translated, and ``hint`` told to Triton of it where it is a block.
+
+    Triton keeps what it is told with the operation that makes a pointer, and loses it of the arguments and results of
+    functions, and on AMD of sums, whose parts it adds in another order. So the pointers are made here, and of integers.
+    """
+    if hint is None or not ptr.type.is_block():
+        return translate(ptr, from_rank, to_rank, heap_bases)
     else:
-        return tl.max_contiguous(tl.multiple_of(ptr, hint), hint)
+        TYPE: tl.constexpr = ptr.type
+        AXES: tl.constexpr = len(TYPE.shape)
+        tl.static_assert(AXES <= 2, "hint: expected pointers of one or two axes")
+        remote = (ptr.to(tl.int64) + _distance(from_rank, to_rank, heap_bases)).to(ptr.dtype)
+        if AXES == 1:
+            aligned = tl.multiple_of(remote, _run_bytes(hint, 0, TYPE))
+            return tl.max_contiguous(aligned, _run(hint, 0, TYPE))
+        else:
+            aligned = tl.multiple_of(remote, (_run_bytes(hint, 0, TYPE), _run_bytes(hint, 1, TYPE)))
+            return tl.max_contiguous(aligned, (_run(hint, 0, TYPE), _run(hint, 1, TYPE)))
 
 
 @triton.jit
@@ -65,9 +99,10 @@ def load(
         to_rank: this rank, which receives the value.
         from_rank: the rank whose memory is read.
         mask, other, cache_modifier, volatile: as for ``tl.load``.
-        hint: elements (or one number per dimension) that are contiguous and aligned together.
+        hint: elements that are contiguous and aligned together, where Triton cannot prove it by itself: one number, of
+            the last axis, or one for each. (Local pointers: ``tl.multiple_of``, ``tl.max_contiguous``.)
     """
-    remote = _hinted(translate(ptr, to_rank, from_rank, heap_bases), hint)
+    remote = _remote(ptr, to_rank, from_rank, heap_bases, hint)
     return tl.load(remote, mask=mask, other=other, cache_modifier=cache_modifier, volatile=volatile)
 
 
@@ -91,7 +126,7 @@ def store(
         mask, cache_modifier: as for ``tl.store``.
         hint: as for :func:`load`.
     """
-    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     tl.store(remote, value, mask=mask, cache_modifier=cache_modifier)
 
 
@@ -112,9 +147,9 @@ def get(
 
     ``from_rank`` is this rank, in whose heap both pointers are given; ``to_rank`` is the peer that is read.
     """
-    remote = _hinted(translate(from_ptr, from_rank, to_rank, heap_bases), hint)
+    remote = _remote(from_ptr, from_rank, to_rank, heap_bases, hint)
     data = tl.load(remote, mask=mask, other=other, cache_modifier=load_cache_modifier)
-    tl.store(_hinted(to_ptr, hint), data, mask=mask, cache_modifier=store_cache_modifier)
+    tl.store(to_ptr, data, mask=mask, cache_modifier=store_cache_modifier)
 
 
 @triton.jit
@@ -134,8 +169,8 @@ def put(
 
     ``from_rank`` is this rank, in whose heap both pointers are given; ``to_rank`` is the peer that is written.
     """
-    data = tl.load(_hinted(from_ptr, hint), mask=mask, other=other, cache_modifier=load_cache_modifier)
-    remote = _hinted(translate(to_ptr, from_rank, to_rank, heap_bases), hint)
+    data = tl.load(from_ptr, mask=mask, other=other, cache_modifier=load_cache_modifier)
+    remote = _remote(to_ptr, from_rank, to_rank, heap_bases, hint)
     tl.store(remote, data, mask=mask, cache_modifier=store_cache_modifier)
 
 
@@ -157,9 +192,9 @@ def copy(
 
     ``cur_rank`` is this rank, in whose heap both pointers are given; it need be neither of the two.
     """
-    source = _hinted(translate(src_ptr, cur_rank, from_rank, heap_bases), hint)
+    source = _remote(src_ptr, cur_rank, from_rank, heap_bases, hint)
     data = tl.load(source, mask=mask, other=other, cache_modifier=load_cache_modifier)
-    target = _hinted(translate(dst_ptr, cur_rank, to_rank, heap_bases), hint)
+    target = _remote(dst_ptr, cur_rank, to_rank, heap_bases, hint)
     tl.store(target, data, mask=mask, cache_modifier=store_cache_modifier)
 
 
@@ -191,7 +226,7 @@ def atomic_add(
 ):
     """Add ``value`` to ``to_rank``'s memory; returns what was there. Other arguments as for ``tl.atomic_add``."""
     _publish_before(sem)
-    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_add(remote, value, mask=mask, sem=sem, scope=scope)
     _consume_behind(sem)
     return old
@@ -228,7 +263,7 @@ def atomic_xchg(
 ):
     """Exchange ``to_rank``'s memory for ``value``; returns what was there."""
     _publish_before(sem)
-    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_xchg(remote, value, mask=mask, sem=sem, scope=scope)
     _consume_behind(sem)
     return old
@@ -248,7 +283,7 @@ def atomic_cas(
 ):
     """Put ``value`` into ``to_rank``'s memory where it equals ``cmp``; returns what was there."""
     _publish_before(sem)
-    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_cas(remote, cmp, value, sem=sem, scope=scope)
     _consume_behind(sem)
     return old
@@ -268,7 +303,7 @@ def atomic_and(
 ):
     """Bitwise and of ``value`` into ``to_rank``'s memory; returns what was there."""
     _publish_before(sem)
-    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_and(remote, value, mask=mask, sem=sem, scope=scope)
     _consume_behind(sem)
     return old
@@ -288,7 +323,7 @@ def atomic_or(
 ):
     """Bitwise or of ``value`` into ``to_rank``'s memory; returns what was there."""
     _publish_before(sem)
-    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_or(remote, value, mask=mask, sem=sem, scope=scope)
     _consume_behind(sem)
     return old
@@ -308,7 +343,7 @@ def atomic_xor(
 ):
     """Bitwise exclusive or of ``value`` into ``to_rank``'s memory; returns what was there."""
     _publish_before(sem)
-    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_xor(remote, value, mask=mask, sem=sem, scope=scope)
     _consume_behind(sem)
     return old
@@ -328,7 +363,7 @@ def atomic_min(
 ):
     """Minimum of ``value`` and ``to_rank``'s memory, kept there; returns what was there."""
     _publish_before(sem)
-    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_min(remote, value, mask=mask, sem=sem, scope=scope)
     _consume_behind(sem)
     return old
@@ -348,7 +383,7 @@ def atomic_max(
 ):
     """Maximum of ``value`` and ``to_rank``'s memory, kept there; returns what was there."""
     _publish_before(sem)
-    remote = _hinted(translate(ptr, from_rank, to_rank, heap_bases), hint)
+    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_max(remote, value, mask=mask, sem=sem, scope=scope)
     _consume_behind(sem)
     return old

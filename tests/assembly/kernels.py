@@ -55,6 +55,20 @@ def masked_load_store(source, target, count, here, there, bases, BLOCK: tl.const
 
 
 @triton.jit
+def hinted_load_store(source, target, places, here, there, bases, BLOCK: tl.constexpr, HINT: tl.constexpr):
+    """At places that Triton can prove nothing of."""
+    where = tl.load(places + tl.arange(0, BLOCK))
+    rma.store(target + where, rma.load(source + where, here, there, bases, hint=HINT), here, there, bases, hint=HINT)
+
+
+@triton.jit
+def hinted_rows(source, target, places, here, there, bases, BLOCK: tl.constexpr, HINT: tl.constexpr):
+    """The same with blocks of two axes."""
+    where = tl.load(places + tl.arange(0, 8))[:, None] + tl.load(places + tl.arange(0, BLOCK // 8))[None, :]
+    rma.store(target + where, rma.load(source + where, here, there, bases, hint=HINT), here, there, bases, hint=HINT)
+
+
+@triton.jit
 def get(handle, source, target, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     peer.get(handle, source + offsets, target + offsets, 1)
@@ -177,6 +191,12 @@ def _movers() -> list[Case]:
     for dtype in (torch.float16, torch.int32):
         arguments = of(dtype, dtype, *ranks, torch.int64)
         cases.append(Case(f"masked_load_store-{short(dtype)}", masked_load_store, arguments, small, wide=FIRST_TWO))
+    for dtype in (torch.float16, torch.float64):
+        places = of(dtype, dtype, torch.int64, *ranks[1:], torch.int64)
+        run = 16 // dtype.itemsize
+        for kernel, hint in ((hinted_load_store, run), (hinted_rows, run), (hinted_rows, (1, run))):
+            name = f"{kernel.fn.__name__}-{short(dtype)}{'-axes' if hint != run else ''}"
+            cases.append(Case(name, kernel, places, {**small, "HINT": hint}, wide=FIRST_TWO))
     return cases
 
 
