@@ -31,6 +31,7 @@ pytestmark = [
 ]
 ONE = pytest.mark.parametrize("ranks", [1], indirect=True)
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+KINDS_OF_POLL = ["volatile", "cv", "cv, masked", "add", "cas"]
 
 # -- launches -------------------------------------------------------------------------------------------------
 
@@ -95,14 +96,32 @@ def chain_kernel(flags, values, handle, LAST: tl.constexpr):
 
 
 @triton.jit
-def volatile_kernel(word, seen):
-    """Program 0 polls with a volatile load for what program 1 stores."""
-    if tl.program_id(0) == 0:
+def look(word, KIND: tl.constexpr):
+    if KIND == "volatile":
         value = tl.load(word, volatile=True)
+    elif KIND == "cv":
+        value = tl.load(word, cache_modifier=".cv")
+    elif KIND == "cv, masked":
+        value = tl.max(tl.load(word + tl.arange(0, 2), mask=tl.arange(0, 2) == 0, other=0, cache_modifier=".cv"))
+    elif KIND == "add":
+        value = tl.atomic_add(word, 0)
+    else:
+        tl.static_assert(KIND == "cas")
+        value = tl.atomic_cas(word, 7, 7)
+    return value
+
+
+@triton.jit
+def poll_kernel(word, seen, steps, KIND: tl.constexpr):
+    """Program 0 polls for what program 1 stores after as many steps, if there is a program 1."""
+    if tl.program_id(0) == 0:
+        value = look(word, KIND)
         while value == 0:
-            value = tl.load(word, volatile=True)
+            value = look(word, KIND)
         tl.store(seen, value)
     else:
+        for _ in range(steps):
+            tl.atomic_add(seen, 1)
         tl.store(word, 7)
 
 
@@ -136,11 +155,14 @@ def run_chain() -> list[int]:
     return result
 
 
-def run_volatile() -> int:
+def run_poll(kind: str, programs: int, steps: int, limit_s: float) -> tuple[Failure, int]:
+    from iris.backends import interpreter
+
     ctx = context()
     word, seen = ctx.zeros(1, dtype=torch.int32), ctx.zeros(1, dtype=torch.int32)
-    volatile_kernel[(2,)](word, seen)
-    return int(seen.item())
+    with mock.patch.object(interpreter, "limits_s", {ctx: limit_s}):
+        failure = failure_of(lambda: poll_kernel[(programs,)](word, seen, steps, KIND=kind))
+    return failure, int(seen.item())
 
 
 def run_ids() -> tuple[list[int], int]:
@@ -164,8 +186,26 @@ def test_a_consumer_may_precede_its_producer(ranks: Ranks) -> None:
 
 
 @ONE
-def test_a_volatile_poll_lets_the_others_run(ranks: Ranks) -> None:
-    assert ranks.run(run_volatile) == [7]
+@pytest.mark.parametrize("kind", KINDS_OF_POLL)
+def test_a_poll_lets_the_others_run(ranks: Ranks, kind: str) -> None:
+    ((failure, seen),) = ranks.run(run_poll, kind, 2, 0, 60.0)
+    assert (failure.kind, seen) == ("nothing", 7)
+
+
+@ONE
+@pytest.mark.parametrize("kind", KINDS_OF_POLL)
+def test_a_poll_for_what_never_comes_ends(ranks: Ranks, kind: str) -> None:
+    ((failure, seen),) = ranks.run(run_poll, kind, 1, 0, 0.2)
+    assert (failure.kind, seen) == ("WaitTimeout", 0)
+    assert "program (0, 0, 0) polls address 0x" in failure.message
+    assert "needs a larger first_timeout_s" in failure.message
+    assert 0.2 < failure.took_s < 5
+
+
+@ONE
+def test_a_poll_goes_on_while_another_program_does(ranks: Ranks) -> None:
+    ((failure, seen),) = ranks.run(run_poll, "cv", 2, 2000, 0.1)
+    assert (failure.kind, seen) == ("nothing", 7) and failure.took_s > 0.2
 
 
 @ONE

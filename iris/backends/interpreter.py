@@ -2,9 +2,10 @@
 
 Five things change while Iris simulates:
 
-* **Co-residency.** The programs of a launch run as greenlets that switch at every atomic and volatile
-  load, so a consumer may precede its producer in program order, as on a GPU. When every program of the
-  launch only polls, the process sleeps a moment and its core goes to the other ranks.
+* **Co-residency.** The programs of a launch run as greenlets that switch at every atomic and every load that is
+  volatile or ``.cv``, so a consumer may precede its producer in program order, as on a GPU. When every program of the
+  launch only polls, the process sleeps a moment and its core goes to the other ranks; when all have found the same
+  for too long, the launch ends.
 * **Threads.** Kernels that two threads of a process launch run one after the other.
 * **Narrow floats.** Triton computes on the bit patterns of bfloat16; see :mod:`iris.backends.floats`.
 * **Addresses.** A load from where there is no memory is an error of the kernel's, not the end of the process.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import sys
 import threading
 import time
@@ -25,6 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import triton
 import triton.language as tl
@@ -34,7 +37,7 @@ from triton.runtime.errors import InterpreterError
 
 from iris.backends import floats, memos
 from iris.backends.memory import Memory
-from iris.errors import BackendError, IrisError
+from iris.errors import BackendError, IrisError, WaitTimeout
 
 try:
     import greenlet
@@ -44,6 +47,11 @@ except ImportError as error:
 _Builder = upstream.InterpreterBuilder
 _Handle = upstream.TensorHandle
 _IDLE_SLEEP_S = 50e-6
+_ROUNDS_IN_VAIN = 1000
+"""At least so often all programs find the same before a launch ends: a wait of Iris's own looks elsewhere sooner."""
+_USUAL_LIMIT_S = 300.0
+limits_s: WeakKeyDictionary[object, float] = WeakKeyDictionary()
+"""How long a launch may poll in vain, by backend; the longest counts."""
 
 
 def install() -> None:
@@ -79,7 +87,8 @@ class _Launch:
         self.scheduler = greenlet.getcurrent()
         self.scopes: list[Any] = []
         self.patched: set[int] = set()
-        self.worked = False
+        self.found: dict[Any, tuple[bytes, bytes]] = {}
+        self.worked = self.found_new = False
 
     def patch(self, fn: Callable[..., Any]) -> None:
         """Redirect ``triton.language`` as ``fn`` sees it to the interpreter, once per launch and module."""
@@ -100,6 +109,12 @@ class _Launch:
             scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
             _changes[key] = [(owner, name, getattr(owner, name)) for owner, name, _ in scope._changes]
         self.scopes.append(scope)
+
+    def find(self, pointers: Any, values: Any) -> None:
+        """Note what the running program has found at a point where it lets others run."""
+        program, found = greenlet.getcurrent(), (pointers.data.tobytes(), values.data.tobytes())
+        self.found_new |= self.found.get(program) != found
+        self.found[program] = found
 
     def restore(self) -> None:
         for scope in reversed(self.scopes):
@@ -143,9 +158,10 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
 def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ...]) -> None:
     builder = upstream.interpreter_builder
     waiting = deque((greenlet.greenlet(body), index) for index in itertools.product(*(range(size) for size in grid)))
+    went_on, in_vain = math.inf, 0
     try:
         while waiting:
-            launch.worked = False
+            launch.worked = launch.found_new = False
             for _ in range(len(waiting)):
                 program, index = waiting.popleft()
                 builder.set_grid_idx(*index)
@@ -154,6 +170,13 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
                     launch.worked = True
                 else:
                     waiting.append((program, index))
+            in_vain += 1
+            if launch.worked or launch.found_new:
+                went_on, in_vain = time.monotonic(), 0
+            elif in_vain > _ROUNDS_IN_VAIN and time.monotonic() - went_on > max(
+                limits_s.values(), default=_USUAL_LIMIT_S
+            ):
+                raise _waited_in_vain(launch, *waiting[0])
             if not launch.worked:
                 time.sleep(_IDLE_SLEEP_S)
     except Exception as error:
@@ -162,6 +185,16 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
         if isinstance(error, (IrisError, InterpreterError)):
             raise
         raise InterpreterError(repr(error)) from error
+
+
+def _waited_in_vain(launch: _Launch, program: Any, index: tuple[int, ...]) -> WaitTimeout:
+    addresses, _ = launch.found[program]
+    address = int.from_bytes(addresses[:8], sys.byteorder)
+    return WaitTimeout(
+        f"program {index} polls address {address:#x} and finds the same, and no other program of the kernel goes on. "
+        "Did the rank that should store there make the same call? A slow but healthy one needs a larger "
+        "first_timeout_s. On a GPU this polls for ever; iris.wait is bounded there, too."
+    )
 
 
 def _call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -179,33 +212,43 @@ def _switch() -> None:
 
 
 def _install_switches() -> None:
-    def switching(name: str) -> None:
+    def switching(name: str, at: int) -> None:
         original = getattr(_Builder, name, None)
         if original is None:
             return
 
         def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
             _switch()
-            return original(self, *args, **kwargs)
+            return _found(args[at], original(self, *args, **kwargs))
 
         setattr(_Builder, name, replacement)
 
-    for name in ("create_atomic_cas", "create_atomic_rmw", "create_atomic_store"):
-        switching(name)
+    for name, at in (("create_atomic_cas", 0), ("create_atomic_rmw", 1), ("create_atomic_store", 0)):
+        switching(name, at)
     for name in ("create_masked_store", "create_dot"):
         _mark_as_work(name)
 
     load = _Builder.create_masked_load
+    uncached = "cv", upstream._ir.CACHE_MODIFIER.CV
 
     def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
-        if options.get("is_volatile", rest[-1] if rest else False):
-            _switch()
-        return load(self, ptrs, mask, other, *rest, **options)
+        volatile = options.get("is_volatile", rest[-1] if rest else False)
+        if not volatile and not any(option in uncached for option in (*rest, *options.values())):
+            return load(self, ptrs, mask, other, *rest, **options)
+        _switch()
+        return _found(ptrs, load(self, ptrs, mask, other, *rest, **options))
 
     _Builder.create_masked_load = masked_load  # atomic loads are volatile loads
+    _Builder.get_cache_policy = lambda self, modifier, eviction: modifier  # Triton's own forgets it
 
     if hasattr(_Builder, "create_atomic_poll"):
         _Builder.create_atomic_poll = _atomic_poll
+
+
+def _found(pointers: Any, values: Any) -> Any:
+    if _current is not None and values is not None:
+        _current.find(pointers, values)
+    return values
 
 
 def _mark_as_work(name: str) -> None:

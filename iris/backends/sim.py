@@ -73,6 +73,7 @@ class SimBackend(Backend):
         from iris.backends import interpreter
 
         interpreter.install()
+        interpreter.limits_s[self] = mesh.timeout_s
         self.device = torch.device("cpu")
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // mesh.world_size))
         self.num_sms = _sms()
