@@ -14,6 +14,8 @@ import triton.language as tl
 from ranks import BACKEND
 from triton.runtime import interpreter as upstream
 
+import iris
+
 pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.skipif(BACKEND != "sim", reason="tests the simulator"),
@@ -254,6 +256,78 @@ def test_casts_from_8_bits(dtype: torch.dtype, wide: torch.dtype) -> None:
     source, target = torch.arange(256).to(torch.uint8).view(dtype), torch.empty(256, dtype=wide)
     cast_kernel[(1,)](source, target, None, 256)
     equal(target, source.to(wide))
+
+
+@triton.jit
+def float8_kernel(a, b, target, OP: tl.constexpr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    x, y = tl.load(a + at), tl.load(b + at)
+    if OP == "add":
+        r = x + y
+    elif OP == "multiply":
+        r = 2.0 * x
+    elif OP == "negative":
+        r = -x
+    elif OP == "less":
+        r = x < y
+    elif OP == "equal":
+        r = x == y
+    elif OP == "maximum":
+        r = tl.maximum(x, y)
+    elif OP == "fma":
+        r = tl.fma(x, y, x)
+    elif OP == "sum":
+        r = tl.sum(x)
+    elif OP == "cumsum":
+        r = tl.cumsum(x)
+    elif OP == "min_max":
+        r = tl.argmax(x, 0)
+    elif OP == "widened":
+        r = x.to(tl.float32) + y.to(tl.bfloat16)
+    elif OP == "one widened":
+        r = x + y.to(tl.float32)
+    elif OP == "div":
+        r = x / y
+    elif OP == "where":
+        r = tl.where(at % 2 == 0, x, y)
+    elif OP == "abs":
+        r = tl.abs(x)
+    else:
+        tl.static_assert(OP == "max")
+        r = tl.max(x)
+    tl.store(target + at, r)
+
+
+FLOAT8_ARITHMETIC: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "widened": lambda x, y: x + y,
+    "one widened": lambda x, y: x + y,
+    "div": lambda x, y: x / y,
+    "where": lambda x, y: torch.where(torch.arange(len(x)) % 2 == 0, x, y),
+    "abs": lambda x, y: x.abs(),
+    "max": lambda x, y: x.max().expand(len(x)),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("op", FLOAT8_ARITHMETIC)
+def test_what_compilers_take_of_8_bits(op: str, dtype: torch.dtype, seed: int) -> None:
+    x, y = eighths(seed, 64), eighths(seed + 1, 64)
+    y[y == 0] = 0.375
+    x, y = x.to(dtype), y.to(dtype)
+    target = torch.empty(64)
+    float8_kernel[(1,)](x, y, target, op, 64)
+    equal(target, FLOAT8_ARITHMETIC[op](x.float(), y.float()))
+
+
+@pytest.mark.parametrize(
+    "op", ["add", "multiply", "negative", "less", "equal", "maximum", "fma", "sum", "cumsum", "min_max"]
+)
+def test_arithmetic_on_8_bits_is_refused_as_by_compilers(op: str) -> None:
+    x = torch.ones(64).to(torch.float8_e5m2)
+    with pytest.raises(
+        iris.DTypeError, match=r"operand: expected .*16 bits or more, got fp8e5\. .*x\.to\(tl\.float32\)"
+    ):
+        float8_kernel[(1,)](x, x, torch.empty(64), op, 64)
 
 
 def test_rounding_toward_zero(seed: int) -> None:

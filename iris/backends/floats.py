@@ -4,6 +4,9 @@ Triton computes on the patterns in arithmetic, ``tl.dot``, ``tl.fma``, reduction
 where it does convert, its rounding loses the carry into the exponent. Here they are widened to float32,
 computed, and rounded to nearest even.
 
+Of 8-bit floats Triton compiles casts, products (``tl.dot``), quotients, choices (``tl.where``) and absolute values; all
+else is an error here, too.
+
 A sum or scan is rounded once, at its end, as Triton's own sum of float16 is. A GPU rounds each partial sum, in an
 order that nobody promises.
 """
@@ -16,6 +19,8 @@ import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter as upstream
+
+from iris.errors import DTypeError
 
 _Builder = upstream.InterpreterBuilder
 _Handle = upstream.TensorHandle
@@ -57,6 +62,14 @@ def _is_bfloat16(handle: Any) -> bool:
 
 def _is_narrow(dtype: Any) -> bool:
     return dtype == tl.bfloat16 or dtype.name in _FLOAT8
+
+
+def _refuse_float8(op: str, *operands: Any) -> None:
+    """Raise if an operand is an 8-bit float, of which no GPU's compiler takes ``op``."""
+    for operand in operands:
+        if isinstance(operand, _Handle) and operand.dtype.scalar.name.startswith("fp8"):
+            fix = "Triton compiles no such arithmetic, nor comparisons: cast to float32 first, x.to(tl.float32)."
+            raise DTypeError(op, "operand", "a dtype of 16 bits or more", operand.dtype.scalar.name, fix)
 
 
 def _widened(handle: Any) -> Any:
@@ -140,6 +153,7 @@ def _install_products() -> None:
         return _Handle(product + d.data, d.dtype.scalar)
 
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        _refuse_float8("fma", x, y, z)
         if not _is_bfloat16(z):
             return fma(self, x, y, z)
         x, y, z = (_widened(operand).data.astype(np.float64) for operand in (x, y, z))
@@ -185,6 +199,8 @@ def _widen_operands(name: str) -> None:
 
     def operate(self: Any, *operands_and_op: Any) -> Any:
         *operands, op = operands_and_op
+        if op is not np.where:
+            _refuse_float8(op.__name__, *operands)
         if op is np.where or not any(map(_is_bfloat16, operands)):
             return original(self, *operands, op)
         result = original(self, *map(_widened, operands), op)
@@ -205,6 +221,7 @@ def _widen_reduced(owner: Any, name: str) -> None:
         return tl.tensor(_narrowed(result.handle), result.type.with_element_ty(tl.bfloat16))
 
     def reduce(self: Any, input: Any, *options: Any, **named: Any) -> Any:
+        _refuse_float8(name, input.handle)
         if not _is_bfloat16(input.handle):
             return original(self, input, *options, **named)
         wide = tl.tensor(_widened(input.handle), input.type.with_element_ty(tl.float32))
