@@ -80,6 +80,37 @@ def test_products_of_every_8_bit_float(ranks: Ranks) -> None:
     assert ranks.run(float8_products) == [[0, 0]]
 
 
+@triton.jit
+def five_kernel(out, *, BLOCK: tl.constexpr):
+    tl.store(out + tl.arange(0, BLOCK), 5)
+
+
+def launch_with(keywords: dict[str, int]) -> tuple[Failure, int]:
+    out = torch.zeros(4, dtype=torch.int32)
+    return failure_of(lambda: five_kernel[(1,)](out, **keywords)), int(out.sum())
+
+
+@ONE
+@pytest.mark.parametrize(
+    ("misspelt", "words"),
+    [
+        ("num_warp", "Keyword argument num_warp was specified but unrecognised: did you mean num_warps?"),
+        ("BLOCKS", "Keyword argument BLOCKS was specified but unrecognised: did you mean BLOCK?"),
+        ("colour", "Keyword argument colour was specified but unrecognised'"),
+    ],
+)
+def test_a_misspelt_keyword_is_refused_as_on_a_gpu(ranks: Ranks, misspelt: str, words: str) -> None:
+    ((failure, total),) = ranks.run(launch_with, {"BLOCK": 4, misspelt: 8})
+    assert failure.kind == "KeyError" and words in failure.message and total == 0
+
+
+@ONE
+def test_options_of_both_vendors_are_taken(ranks: Ranks) -> None:
+    options = {"num_warps": 8, "num_stages": 2, "num_ctas": 1, "maxnreg": 64, "waves_per_eu": 2, "debug": False}
+    ((failure, total),) = ranks.run(launch_with, {"BLOCK": 4, **options})
+    assert failure.kind == "nothing" and total == 20
+
+
 # -- co-residency -------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,8 @@ Five things change while Iris simulates:
 
 from __future__ import annotations
 
+import difflib
+import functools
 import inspect
 import itertools
 import math
@@ -24,8 +26,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -134,6 +136,7 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
         upstream._interpreter.forget()
         specification = inspect.getfullargspec(self.fn)
         names = {*specification.args, *specification.kwonlyargs}
+        _require_known(kwargs, names)
         kwargs = {name: value for name, value in kwargs.items() if name in names}
         for hook in self.pre_run_hooks:
             hook(*args, **kwargs)
@@ -153,6 +156,24 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
         finally:
             launch.restore()
             _current = outer
+
+
+@functools.cache
+def _launch_options() -> frozenset[str]:
+    """What compilers take beside a kernel's own arguments: ``num_warps`` and the like, of any vendor's."""
+    modules = [vars(sys.modules[backend.compiler.__module__]) for backend in triton.backends.backends.values()]
+    options = [kind for module in modules for kind in module.values() if is_dataclass(kind)]
+    return frozenset(field.name for kind in options for field in fields(kind))
+
+
+def _require_known(keywords: Iterable[str], names: set[str]) -> None:
+    """Raise what Triton raises on GPUs of a keyword that is neither an argument of the kernel nor a launch option."""
+    known = names | _launch_options()
+    for keyword in keywords:
+        if keyword not in known:
+            nearest = difflib.get_close_matches(keyword, sorted(known), 1)
+            hint = f": did you mean {nearest[0]}?" if nearest else ""
+            raise KeyError(f"Keyword argument {keyword} was specified but unrecognised{hint}")
 
 
 def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ...]) -> None:
