@@ -19,6 +19,7 @@ import triton.language as tl
 from ranks import Failure, Ranks, context, failure_of, poison, worlds
 
 import iris
+from iris.device import sync
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -434,3 +435,34 @@ def flags_of(dtype: torch.dtype) -> list[Failure]:
 def test_flags_are_int32(ranks: Ranks, dtype: torch.dtype) -> None:
     for failures in ranks.run(flags_of, dtype):
         assert all("a flag is int32" in failure.message for failure in failures), failures
+
+
+@triton.jit
+def wait_square_kernel(flags, handle, KIND: tl.constexpr):
+    square = tl.arange(0, 2)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    if KIND == "wait_all":
+        iris.wait_all(flags + square, square * 0 + 1, square * 0, square < 7, handle)
+    elif KIND == "wait_leading":
+        sync.wait_leading(flags + square, square * 0 + 1, square * 0, square < 7, handle)
+    elif KIND == "one":
+        iris.wait_all(flags, 1, 0, True, handle)
+    else:
+        tl.static_assert(KIND == "raveled row")
+        row = tl.ravel(square)
+        iris.wait_all(tl.ravel(flags + square), row * 0 + 1, row * 0, row < 7, handle)
+
+
+def waits_of_squares(kind: str) -> Failure:
+    ctx = context()
+    flags = ctx.ones(8, dtype=torch.int32)
+    return failure_of(lambda: wait_square_kernel[(1,)](flags, ctx.handle, KIND=kind))
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+@pytest.mark.parametrize("kind", ["wait_all", "wait_leading", "one", "raveled row"])
+def test_several_flags_are_a_row(ranks: Ranks, kind: str) -> None:
+    for failure in ranks.run(waits_of_squares, kind):
+        if kind == "raveled row":
+            assert failure.kind == "nothing"
+        else:
+            assert "flags are a block of one dimension" in failure.message

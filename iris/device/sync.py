@@ -106,6 +106,12 @@ def _require_flag(flag_ptr):
 
 
 @triton.jit
+def _require_row(flag_ptrs):
+    """Only of a block of one dimension can the late flag be picked out and named."""
+    tl.static_assert(len(flag_ptrs.shape) == 1, "flags are a block of one dimension: tl.ravel(block); or wait()")
+
+
+@triton.jit
 def _poll(flag_ptr):
     """One look at a flag, with acquire at sys scope."""
     _require_flag(flag_ptr)
@@ -175,7 +181,9 @@ def signal_all(flag_ptr, values, peers, valid, handle):
 
 @triton.jit
 def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_USER):
-    """:func:`wait` for several flags at once: all arguments but the last two are blocks, masked by ``valid``."""
+    """:func:`wait` for several flags at once: all arguments but the last two are blocks of one dimension, masked by
+    ``valid``."""
+    _require_row(flag_ptrs)
     ahead = _poll_all(flag_ptrs, values, valid, site)
     if tl.min(ahead) < 0:
         started = clock_ns()
@@ -200,6 +208,7 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
 
     Arguments as for :func:`wait_all`; the first lane is valid. Acquires for all that are counted.
     """
+    _require_row(flag_ptrs)
     lanes = tl.arange(0, valid.shape[0])
     leading = _leading(flag_ptrs, values, valid, lanes, site)
     if leading == 0:
