@@ -111,6 +111,45 @@ def test_options_of_both_vendors_are_taken(ranks: Ranks) -> None:
     assert failure.kind == "nothing" and total == 20
 
 
+THREE: tl.constexpr = tl.constexpr(3)
+
+
+@triton.jit
+def add_value(out, at, N: tl.constexpr):
+    tl.store(out + at, N.value + THREE.value)
+
+
+@triton.jit
+def values_kernel(out, N: tl.constexpr, DTYPE: tl.constexpr = tl.int32):
+    DOUBLE: tl.constexpr = N * 2
+    tl.store(out, DOUBLE.value)
+    for at in range(1, N.value):
+        add_value(out, at, N)
+    add_value(out, N.value, 10)
+    tl.store(out + 5, tl.full((), 7.5, tl.float32).to(DTYPE.value))
+
+
+@triton.jit
+def value_of_tensor_kernel(out, count):
+    tl.store(out, count.value)
+
+
+def values() -> tuple[list[list[int]], Failure]:
+    found = []
+    for constant in (4, tl.constexpr(4)):
+        out = torch.zeros(6, dtype=torch.int32)
+        values_kernel[(1,)](out, N=constant)
+        found.append(out.tolist())
+    return found, failure_of(lambda: value_of_tensor_kernel[(1,)](torch.zeros(1), 4))
+
+
+@ONE
+def test_constants_have_values_as_where_kernels_are_compiled(ranks: Ranks) -> None:
+    (((of_number, of_constexpr), failure),) = ranks.run(values)
+    assert of_number == of_constexpr == [8, 7, 7, 7, 13, 7]
+    assert "has no attribute 'value'" in failure.message
+
+
 # -- co-residency -------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
 """Triton's interpreter, made fit for programs that wait for each other.
 
-Five things change while Iris simulates:
+Six things change while Iris simulates:
 
 * **Co-residency.** The programs of a launch run as greenlets that switch at every atomic and every load that is
   volatile or ``.cv``, so a consumer may precede its producer in program order, as on a GPU. When every program of the
@@ -8,6 +8,7 @@ Five things change while Iris simulates:
   for too long, the launch ends.
 * **Threads.** Kernels that two threads of a process launch run one after the other.
 * **Narrow floats.** Triton computes on the bit patterns of bfloat16; see :mod:`iris.backends.floats`.
+* **Constants.** ``N.value`` of a constexpr argument is its value, as in compiled kernels, though here ``N`` is, too.
 * **Addresses.** A load from where there is no memory is an error of the kernel's, not the end of the process.
 * **Speed.** Triton patches its language module anew at each call of a device function (about 1 ms);
   here once per launch, and what to patch is found once. It also computes every integer sum and product again
@@ -17,6 +18,7 @@ Five things change while Iris simulates:
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import inspect
@@ -67,6 +69,8 @@ def install() -> None:
     upstream.interpreter_builder.options = replace(options, sanitize_overflow=options.debug)
     upstream._interpreter = Memory(upstream._interpreter, lambda: upstream.interpreter_builder.grid_idx)
     Autotuner.do_bench = staticmethod(_untimed)
+    upstream.FunctionRewriter.ast_transformer = _Rewriter()
+    upstream._unwrap_if_constexpr = tl.core._unwrap_if_constexpr  # for what the rewriter writes
     _install_switches()
     floats.install()
     memos.install()
@@ -77,6 +81,27 @@ def _untimed(call: Callable[[], object], quantiles: object = None) -> list[float
     nothing."""
     call()
     return [0.0, 0.0, 0.0]
+
+
+class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
+    """Also rewrites ``.value`` of names that are annotated as constexpr."""
+
+    _constants: frozenset[str] = frozenset()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:  # noqa: N802
+        annotated = [one for one in ast.walk(node) if isinstance(one, ast.arg | ast.AnnAssign)]
+        self._constants = frozenset(
+            one.arg if isinstance(one, ast.arg) else ast.unparse(one.target)
+            for one in annotated
+            if one.annotation and ast.unparse(one.annotation).strip("'\"").endswith("constexpr")
+        )
+        return self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:  # noqa: N802
+        owner = node.value
+        if node.attr != "value" or not isinstance(owner, ast.Name) or owner.id not in self._constants:
+            return self.generic_visit(node)
+        return ast.copy_location(ast.Call(ast.Name("_unwrap_if_constexpr", ast.Load()), [owner], []), node)
 
 
 # -- co-resident programs -----------------------------------------------------------------------------------
