@@ -23,7 +23,7 @@ from iris.bench.driver import sheltered
 from iris.bench.matrix import folder_trouble, positive, rank_count, seconds
 from iris.bench.progress import progress
 from iris.context import Iris, iris
-from iris.errors import BackendError
+from iris.errors import BackendError, IrisError, LaunchError
 from iris.ops import Problem
 from iris.ops.matmul import resolve
 from iris.trace import Event, Trace, draw
@@ -155,6 +155,10 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return STOPPED
+    except LaunchError as error:
+        if isinstance(error.__cause__, IrisError):
+            raise error.__cause__ from None  # says all, without a rank's traceback
+        raise
 
 
 def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, backend: str) -> int:

@@ -287,6 +287,15 @@ def test_the_demo_without_rich_or_matplotlib(
     assert folder.is_dir()
 
 
+def test_the_demo_without_greenlet_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "greenlet.py").write_text("raise ImportError")
+    arguments = ["demo", "--num_ranks", "2", "--shape", "64", "64", "64", "--picture_dir", str(tmp_path)]
+    done = run(*arguments, IRIS_BACKEND="sim", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last == "iris demo: BackendError: the simulator needs greenlet: pip install greenlet"
+
+
 def algorithms_that_differ() -> tuple[str, str]:
     return "low_latency", "push"
 
