@@ -15,6 +15,8 @@ EXCHANGING = ("low_latency", "low_latency_two_shot")
 WORDS_NBYTES = {1: 512 << 10, 2: 768 << 10}
 """The most that a rank sends as words, to all peers together, in an exchange of one hop, or in each of two. Beyond,
 sending twice as many bytes costs more than the flags that are saved (2 and 4 × H200, 2026-11-22)."""
+TILE_WORDS_NBYTES = 2 << 20
+"""The same for tiles that a matmul kernel sends itself, while others are computed."""
 _KINDS: dict[str, type] = {
     "algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool, "own_matmul": bool,
 }  # fmt: skip
@@ -32,6 +34,11 @@ WARPS = (1, 2, 4, 8, 16, 32)
 def in_words(sent_nbytes: float, world_size: int, hops: int) -> bool:
     """Whether an exchange of ``hops`` goes by words, in each of which a rank sends so much to all peers together."""
     return world_size > 1 and sent_nbytes <= WORDS_NBYTES[hops]
+
+
+def tiles_in_words(nbytes: int, world_size: int) -> bool:
+    """Whether tiles of so many bytes in all, which a matmul kernel sends to each peer, travel as words."""
+    return world_size > 1 and (world_size - 1) * nbytes <= TILE_WORDS_NBYTES
 
 
 def least_block_size_k(dtype: torch.dtype) -> int:

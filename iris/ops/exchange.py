@@ -92,11 +92,6 @@ def blocks_of(part: Sequence[int], dtype: torch.dtype, world_size: int, num_sms:
     return Blocks(rows, cols, block_m, share // block_m, words, hops)
 
 
-def flagged(workspace: FusedWorkspace | None) -> bool:
-    """Whether a workspace has flags for any exchange: then none in it goes by words."""
-    return isinstance(workspace, FusedWorkspace) and workspace.ready.numel() >= FLAGS
-
-
 @triton.jit
 def _block(me, block, blocks, rows, cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Block number ``block`` of a part, as a tile."""
@@ -304,8 +299,7 @@ def exchange(
 
     Sync: on the current stream; ``result`` is complete behind it, and ``mine`` may be overwritten.
     """
-    half = workspace.staging.numel() // 2 // 16 * 16
-    staging = workspace.staging[: 2 * half]
+    staging, half = workspace.halves()
     grid = (min(ctx.num_sms, MAX_PROGRAMS),)
     epochs = workspace.scratch("epochs", MAX_PROGRAMS, torch.int32)
     operands = (
@@ -317,7 +311,7 @@ def exchange(
         "EVERYWHERE": blocks.hops == 2, "ACC_DTYPE": tl.int32 if mine.dtype == torch.int32 else tl.float32,
         "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": 4,
     }  # fmt: skip
-    if blocks.words and not flagged(workspace):
+    if blocks.words and not workspace.flagged:
         exchange_words_kernel[grid](
             ctx.handle, epochs, staging.view(torch.int64), half // 8, *operands,
             SOURCES=triton.next_power_of_2(ctx.world_size), PACK=4 // mine.element_size(), **constants,

@@ -23,9 +23,10 @@ they travel in the output itself, and need no other memory. A sum is rounded at 
 are by far the longer part. ``num_chunks=2`` lets one chunk travel while the other is computed; with 1 nothing runs
 beside anything.
 
-**one_shot**: every rank keeps its tiles in slots of its own, flags each at all peers, and reads everybody's tile as
-soon as it is there. When it wins: for outputs so small that one trip counts for more than (world_size - 1) × the
-bytes.
+**one_shot**: the epilogue stores every finished tile into an inbox at every peer, as words, each of which says that it
+has come, and sums everybody's as they come: one kernel, and one trip over the link. When it wins: few rows, where the
+library's matmul reads B no faster. Larger outputs, of which twice the bytes would take longer than flags do, stay in
+slots of their own rank's, flagged at all peers, who read them.
 
 **atomic**: as ``two_shot``, but tiles are added to one float32 sum at the owner. **Not deterministic**: the order of
 the sum depends on timing. All ranks still end with the same bits.
@@ -44,7 +45,7 @@ On exit the ranks meet: then every output is whole.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -53,8 +54,9 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device import handle as handles
 from iris.device import schedule
+from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
-from iris.device.sync import MAX_RANKS, SITE_MATMUL_ALL_REDUCE, signal_all, wait_all
+from iris.device.sync import MAX_RANKS, SITE_MATMUL_ALL_REDUCE, signal_all, store_words, wait_all, wait_words
 from iris.device.tile import finished, local_sink, slot_pointers, tile_mask, tile_pointers
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
@@ -74,6 +76,7 @@ from iris.ops.reduction import (
     keep,
 )
 from iris.ops.replay import replayed
+from iris.ops.room import sent_in_words
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -138,6 +141,42 @@ def one_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.
     total = tl.zeros_like(acc)
     for source in range(world):
         total += tl.load(translate(handle, mine, source)).to(acc.dtype)
+    local_sink(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
+
+
+class Inbox(NamedTuple):
+    """Room for every rank's tiles as words: int64, in two halves of ``half`` words, which calls take in turns, for the
+    reason given in :mod:`iris.ops.exchange`."""
+
+    words: Any
+    half: Any
+
+
+@triton.jit
+def _inbox_words(inbox, ptr, source, tile, epoch, BLOCK_M: tl.constexpr, WORDS_N: tl.constexpr):
+    """Pointers to the words of rank ``source``'s part of a tile, in the inbox that lies at ``ptr``."""
+    return slot_pointers(ptr + (epoch & 1).to(tl.int64) * inbox.half, source, tile, BLOCK_M, WORDS_N)
+
+
+@triton.jit
+def one_shot_words_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
+    """As :func:`one_shot_sink`, but as words into an inbox at every rank."""
+    me, world = handles.rank(handle), handles.world_size(handle)
+    dtype: tl.constexpr = c.ptr.dtype.element_ty
+    value = acc.to(dtype)
+    data = packed(value)
+    for step in range(1, world):
+        there = translate(handle, slots.words, (me + step) % world)
+        store_words(_inbox_words(slots, there, me, tile, epoch, data.shape[0], data.shape[1]), data, epoch)
+    total = tl.zeros_like(acc)
+    for source in range(world):
+        if source == me:
+            total += value.to(acc.dtype)
+        else:
+            sources = tl.full((1,), 0, tl.int32) + source
+            words = _inbox_words(slots, slots.words, source, tile, epoch, data.shape[0], data.shape[1])[None, :, :]
+            part = unpacked(wait_words(words, epoch, sources, sources >= 0, handle, SITE), dtype)
+            total += tl.reshape(part, acc.shape).to(acc.dtype)
     local_sink(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
 
 
@@ -208,7 +247,13 @@ class _Call(SumCall):
     """A method per algorithm."""
 
     def one_shot(self) -> None:
-        self.launch(self.reduction(Plan(self.site, schedule.own_first, sink=one_shot_sink)))
+        ours = self.memory()
+        if sent_in_words(self.problem, self.config) and not ours.flagged:
+            staging, half = ours.halves()
+            plan = Plan(self.site, schedule.own_first, sink=one_shot_words_sink, meet=False)
+            self.start(plan, ours, Inbox(staging.view(torch.int64), half // 8))
+        else:
+            self.launch(self.reduction(Plan(self.site, schedule.own_first, sink=one_shot_sink)))
 
     def two_shot(self) -> None:
         self._dealt(two_shot_sink, delivered_after)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from iris.ops.config import FusedConfig, in_words
+from iris.ops.config import FusedConfig, in_words, tiles_in_words
 from iris.ops.deal import Call, Deal, library_s
 from iris.ops.hardware import Hardware
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S, Machine, machine
@@ -36,6 +36,8 @@ _COLLECT_BYTES_PER_S = 32e9
 """At which a program reads the parts of its tile that peers have sent."""
 _GATHERED_S = 3e-6
 """A tile of a gather's takes this much longer than one of a matmul alone."""
+_TILE_WORDS_S = 2.5e-6
+"""The last tile's words, beside their bytes, from when they are stored until a peer has added them up."""
 _KEEP_S = 4.5e-6
 """A tile stored for the copy engine, and counted."""
 _CROWDED = 1.15
@@ -351,8 +353,12 @@ def _reduce_added(call: Call) -> float:
 
 
 def _reduce_everywhere(call: Call) -> float:
-    """Every rank reads the parts of all."""
-    deal = call.deal(call.rows * call.columns)
+    """Every rank gets the parts of all."""
+    tiles = call.rows * call.columns
+    deal, nbytes = call.deal(tiles), tiles * call.config.tile_elements * output_dtype(call.problem.dtype).itemsize
+    if tiles_in_words(nbytes, call.world):
+        storing = call.machine.store_s(2 * (call.world - 1) * nbytes, call.programs(), call.world)
+        return LAUNCH_S + deal.total_s + storing + _TILE_WORDS_S
     loading = call.machine.load_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
     return LAUNCH_S + deal.total_s + loading + 2 * MEET_S
 

@@ -145,7 +145,8 @@ def _counts(row: tuned.Row, measured: FusedConfig, other: FusedConfig, problem: 
     """Whether ``measured``, from ``row``, is to be taken instead of ``other``."""
     if row.exact(problem):
         return True
-    if measured.own_matmul:  # of weights of just this size: the library's choice of tiles is erratic
+    if measured.own_matmul or measured.algorithm == "one_shot":
+        # Iris's matmul of weights of just this size: the library's choice of tiles is erratic.
         size = measured.block_size_m
         more = -(-problem.m // size) > -(-row.m // size)  # rows of tiles, each of which reads B
         if more or (row.n, row.k) != (problem.n, problem.k):

@@ -247,9 +247,13 @@ class SumCall:
 
     def launch(self, sums: Reduction) -> None:
         """The matmul kernel, with the reduction's plan."""
+        self.start(sums.plan, sums.workspace, sums.slots)
+
+    def start(self, plan: Plan, workspace: FusedWorkspace, slots: Any) -> None:
+        """The matmul kernel, with what the plan's sink takes as ``slots``."""
         run(
-            self.ctx, self.problem, sums.plan, self.output, self.a, self.b, self.bias, self.bias_is, self.config,
-            sums.workspace, self.trace, slots=sums.slots,
+            self.ctx, self.problem, plan, self.output, self.a, self.b, self.bias, self.bias_is, self.config, workspace,
+            self.trace, slots=slots,
         )  # fmt: skip
 
     def send_chunk(self, sums: Reduction, owner: int, chunk: int) -> None:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 
 from iris.context import Iris
-from iris.ops.config import EXCHANGING, FusedConfig
-from iris.ops.exchange import Blocks, blocks_of, flagged
+from iris.ops.config import EXCHANGING, FusedConfig, tiles_in_words
+from iris.ops.exchange import Blocks, blocks_of
 from iris.ops.problem import Problem, output_dtype
-from iris.ops.workspace import FusedWorkspace, staging_fits, workspace_for
+from iris.ops.workspace import MIN_FLAGS, FusedWorkspace, staging_fits, workspace_for
 
 GATHER_FLAGS = 1 << 16
 """Flags of a gather: one for each part of A that is announced apart."""
@@ -29,7 +29,7 @@ class Room(NamedTuple):
 
 def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = False) -> Room:
     """What a call of ``problem`` with ``config`` needs on a device with ``num_sms`` SMs; ``by_flags``: in a workspace
-    that has flags for any exchange, so that none goes by words."""
+    that has flags, so that nothing goes by words."""
     if problem.op == "all_gather_matmul" and (problem.world_size == 1 or config.algorithm == "pull"):
         return Room(0, 0)
     if config.algorithm in EXCHANGING:
@@ -43,21 +43,36 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
     if config.algorithm in _IN_TILES:
         slots, tiles = tiles_sent(problem, config)
         itemsize = 4 if config.algorithm == "atomic" else output_dtype(problem.dtype).itemsize
-        return Room(slots * tiles * config.tile_elements * itemsize, problem.world_size * tiles)
+        nbytes, flags = tiles * config.tile_elements * itemsize, problem.world_size * tiles
+        if config.algorithm != "one_shot":
+            return Room(slots * nbytes, flags)
+        if sent_in_words(problem, config) and not by_flags:
+            return Room(4 * problem.world_size * nbytes, 0)  # twice the bytes, in two halves
+        return Room(nbytes, max(flags, MIN_FLAGS + 1))
     in_place = problem.op == "matmul_all_reduce" and config.algorithm == "ring"
     return Room(0 if in_place else problem.m * problem.n * output_dtype(problem.dtype).itemsize, 0)
 
 
 def memory_of(ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None) -> FusedWorkspace:
     """``workspace``, if a call has room in it, or the context's own; see :func:`iris.ops.workspace.workspace_for`."""
-    needed = room(problem, config, ctx.num_sms, flagged(workspace))
+    needed = room(problem, config, ctx.num_sms, _flagged(workspace))
     return workspace_for(ctx, problem.op, config.algorithm, workspace, *needed)
 
 
 def has_memory(ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None) -> bool:
     """Whether :func:`memory_of` would find or make it; the same on all ranks."""
-    needed = room(problem, config, ctx.num_sms, flagged(workspace))
+    needed = room(problem, config, ctx.num_sms, _flagged(workspace))
     return staging_fits(ctx, problem.op, config.algorithm, workspace, *needed)
+
+
+def _flagged(workspace: FusedWorkspace | None) -> bool:
+    return isinstance(workspace, FusedWorkspace) and workspace.flagged
+
+
+def sent_in_words(problem: Problem, config: FusedConfig) -> bool:
+    """Whether the tiles of ``one_shot`` travel as words, where the workspace has no flags for them."""
+    nbytes = tiles_sent(problem, config)[1] * config.tile_elements * output_dtype(problem.dtype).itemsize
+    return tiles_in_words(nbytes, problem.world_size)
 
 
 def tiles_sent(problem: Problem, config: FusedConfig) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from iris.live import Live
 MAX_CHUNKS = 64
 """Chunks in which a rank's part may arrive, each with a flag of its own."""
 MIN_FLAGS = MAX_RANKS * MAX_CHUNKS
+"""Flags of any workspace; those of one whose parts may travel as words are more if they travel behind flags."""
 _FLAGS_NBYTES = 16 << 10
 """Room for a workspace's turnstiles and smallest flags, rounded up."""
 
@@ -48,9 +49,20 @@ class FusedWorkspace(Live):
     local: dict[Hashable, torch.Tensor] = field(default_factory=dict)
     inner: dict[str, FusedWorkspace] = field(default_factory=dict)
 
+    @property
+    def flagged(self) -> bool:
+        """Whether it has flags for all that its algorithm sends. Then nothing travels as words, so that nothing else is
+        ever stored where words are waited for."""
+        return bool(self.ready.numel() > MIN_FLAGS)
+
     def staged(self, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
         """The start of the staging memory as a matrix."""
         return self.staging[: rows * cols * dtype.itemsize].view(dtype).view(rows, cols)
+
+    def halves(self) -> tuple[torch.Tensor, int]:
+        """The staging memory as two halves, which calls take in turns, and the bytes of each."""
+        half = self.staging.numel() // 2 // 16 * 16
+        return self.staging[: 2 * half], half
 
     def scratch(self, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
         """At least ``count`` elements of memory of this rank alone, zero when first made, kept under ``name``.
