@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from iris.errors import ArgumentError, LaunchError, PeerDied, WaitTimeout
-from iris.worker import INTERPRET, described, serve
+from iris.worker import FAREWELL, INTERPRET, described, serve
 
 
 @dataclass(frozen=True)
@@ -223,6 +223,7 @@ class RankPool:
     def __init__(self, num_ranks: int, env: dict[str, str] | None = None) -> None:
         _check_number(num_ranks)
         _check_not_importing()
+        _check_not_daemonic()
         context = start_server()
         self.num_ranks = num_ranks
         self._pipes: list[multiprocessing.connection.Connection] = []
@@ -232,15 +233,16 @@ class RankPool:
         shared = _passed_on() | (env or {}) | {"IRIS_WORLD_SIZE": str(num_ranks), "IRIS_JOB": secrets.token_hex(8)}
         method = multiprocessing.get_start_method(allow_none=True)
         try:
-            for rank in range(num_ranks):
-                ours, theirs = context.Pipe()
-                self._pipes.append(ours)
-                args = theirs, {**shared, "IRIS_RANK": str(rank)}, method
-                process = context.Process(target=serve, args=args, name=f"{_RANK_NAME}{rank}", daemon=True)
-                with _no_false_main():
-                    process.start()
-                self.processes.append(process)
-                theirs.close()
+            with _told_if_refused():
+                for rank in range(num_ranks):
+                    ours, theirs = context.Pipe()
+                    self._pipes.append(ours)
+                    args = theirs, {**shared, "IRIS_RANK": str(rank)}, method
+                    process = context.Process(target=serve, args=args, name=f"{_RANK_NAME}{rank}", daemon=True)
+                    with _no_false_main():
+                        process.start()
+                    self.processes.append(process)
+                    theirs.close()
         except BaseException:
             self.kill()
             raise
@@ -332,13 +334,15 @@ class RankPool:
         self.close()
 
     def close(self) -> None:
-        """End the ranks, after the call of another thread if there is one: each leaves when its pipe closes, and is
-        killed if it does not within 10 s."""
+        """End the ranks, after the call of another thread if there is one: each is told to leave, and is killed if it
+        does not within 10 s."""
         with self._turn:
             self._over = self._over or "it was closed"
             pipes, self._pipes = self._pipes, []
             processes, self.processes = self.processes, []
             for pipe in pipes:
+                with contextlib.suppress(OSError):  # of a rank that died
+                    pipe.send_bytes(FAREWELL)
                 pipe.close()
             deadline = time.monotonic() + 10
             try:
@@ -364,11 +368,29 @@ def start_server() -> ForkServerContext:
     context.set_forkserver_preload(["iris"])
     set_here = os.environ.pop(INTERPRET, None) if _interpret_is_ours() else None
     try:
-        forkserver.ensure_running()
+        with _told_if_refused():
+            forkserver.ensure_running()
     finally:
         if set_here is not None:
             os.environ[INTERPRET] = set_here
     return context
+
+
+@contextlib.contextmanager
+def _told_if_refused() -> Iterator[None]:
+    """What the operating system refuses while ranks are started is a :class:`LaunchError`."""
+    try:
+        yield
+    except ChildProcessError as error:
+        raise LaunchError(
+            "this process was forked from one that has started ranks, and cannot start any itself. Start it with "
+            "'spawn', or start the ranks in its parent."
+        ) from error
+    except (OSError, EOFError) as error:
+        raise LaunchError(
+            f"ranks cannot be started: {described(error)}. The limits on open files and processes (ulimit -n, -u) must "
+            "leave room for them, and TMPDIR must be a folder with a short path that can be written."
+        ) from error
 
 
 def _interpret_is_ours() -> bool:
@@ -387,10 +409,10 @@ def _packed(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
     try:
         return bytes(ForkingPickler.dumps((fn, tuple(args))))
     except Exception as error:
-        raise LaunchError(
-            f"{fn!r} and its arguments cannot be sent to ranks: {described(error)}. Define what is sent at the top "
-            "level of a module."
-        ) from error
+        fix = "Define what is sent at the top level of a module."
+        if isinstance(error, OSError) or "shared memory" in str(error):
+            fix = "Tensors go through shared memory: /dev/shm and the limit on open files (ulimit -n) must have room."
+        raise LaunchError(f"{fn!r} and its arguments cannot be sent to ranks: {described(error)}. {fix}") from error
 
 
 def _check_number(num_ranks: int) -> None:
@@ -414,10 +436,23 @@ def _check_not_importing() -> None:
     raise LaunchError(_GUARD)
 
 
+def _check_not_daemonic() -> None:
+    """Multiprocessing lets no daemon have children."""
+    process = multiprocessing.current_process()
+    if process.daemon:
+        raise LaunchError(
+            f"{process.name} is a daemon of multiprocessing, such as a worker of a Pool or a DataLoader, and may not "
+            "start ranks. Start them in the process that made it."
+        )
+
+
 def _main_can_be_imported() -> bool:
-    """False of ``__main__`` of ``python -c``, of standard input and of a notebook: it is no file."""
+    """False of ``__main__`` of ``python -c``, of standard input and of a notebook, which is no file; and of a
+    ``__main__.py``, which multiprocessing imports in no other process."""
     main = sys.modules["__main__"]
-    return main.__spec__ is not None or os.path.isfile(getattr(main, "__file__", None) or "")
+    if main.__spec__ is not None:
+        return main.__spec__.name.rpartition(".")[2] != "__main__"
+    return os.path.isfile(getattr(main, "__file__", None) or "")
 
 
 @contextlib.contextmanager
@@ -435,6 +470,6 @@ def _check_importable(fn: Callable[..., Any]) -> None:
     inner = fn.func if isinstance(fn, functools.partial) else fn
     if getattr(inner, "__module__", None) == "__main__" and not _main_can_be_imported():
         raise LaunchError(
-            f"{inner!r} is defined in a session, standard input or `python -c`, from which no other process can import "
-            "it. Put it in a module, a file of its own, and import it from there."
+            f"{inner!r} is defined in a session, standard input, `python -c` or a __main__.py, from which no other "
+            "process can import it. Put it in a module, a file of its own, and import it from there."
         )

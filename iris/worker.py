@@ -1,4 +1,4 @@
-"""A rank's life in a process that Iris started: run the functions that come down its pipe, until the pipe closes."""
+"""A rank's life in a process that Iris started: run the functions that come down its pipe, until it is to leave."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from multiprocessing.reduction import ForkingPickler
 from iris.errors import LaunchError
 
 INTERPRET = "TRITON_INTERPRET"
+FAREWELL = b""
+"""Sent instead of a call: leave. A pipe that is closed says so too, but not while a process that was forked in the
+meantime holds it."""
 _NOT_HERE = (
     "a rank cannot unpickle the function, or its arguments: {}. Define them at the top level of a module or script "
     'that a rank can import, not under `if __name__ == "__main__":` or in a function.'
@@ -21,7 +24,8 @@ _NOT_HERE = (
 
 
 def serve(pipe: multiprocessing.connection.Connection, variables: dict[str, str], start_method: str | None) -> None:
-    """Be a rank: answer every call that comes down ``pipe``, until it closes or the process that started it is gone.
+    """Be a rank: answer every call that comes down ``pipe``, until it closes, or brings the farewell, or the process
+    that started it is gone.
 
     Args:
         pipe: brings pickled calls, and takes pairs: the traceback, empty if there is none, and the pickled value.
@@ -40,6 +44,8 @@ def serve(pipe: multiprocessing.connection.Connection, variables: dict[str, str]
         try:
             call = pipe.recv_bytes()
         except (EOFError, OSError):
+            return
+        if call == FAREWELL:
             return
         answer = _answer(call)
         try:

@@ -346,7 +346,23 @@ def test_a_script_from_standard_input_starts_what_ranks_can_import(env: pytest.M
     done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=60, check=False)
     assert re.fullmatch(r"\[(\d+), \1\] <stdin>\n", done.stdout), done.stderr
     assert done.returncode == 1 and done.stderr.count("Traceback") == 1
-    assert "own at 0x" in done.stderr and "is defined in a session, standard input or `python -c`" in done.stderr
+    assert "own at 0x" in done.stderr and "is defined in a session, standard input, `python -c`" in done.stderr
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["-m package", "folder"])
+def test_what_a_main_module_defines_is_not_taken_for_another(
+    env: pytest.MonkeyPatch, tmp_path: Path, named: bool
+) -> None:
+    """In a rank, ``__main__`` is then the server's, which has a ``main`` of its own."""
+    package = tmp_path / "package"
+    package.mkdir()
+    text = 'import iris\ndef main(): print("here")\nif __name__ == "__main__":\n    iris.launch(main, 1)\n'
+    (package / "__main__.py").write_text(text)
+    words = ["-m", "package"] if named else ["package"]
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    assert "main at 0x" in done.stderr and "or a __main__.py, from which no other process can import it" in done.stderr
 
 
 def test_a_script_without_guard_is_told_so(env: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -330,6 +332,80 @@ def test_a_rank_that_dies_is_noticed_whatever_it_forked(pool: iris.RankPool) -> 
     with pytest.raises(iris.LaunchError, match="rank 1 failed\nprocess ended: killed by signal 9"):
         pool.run(fork_and_die)
     assert time.monotonic() - started < 10
+
+
+def test_a_pool_closes_at_once_whatever_was_forked_meanwhile(pool: iris.RankPool) -> None:
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    child.start()  # has the pipes of the pool, too
+    try:
+        started = time.monotonic()
+        pool.close()
+        assert time.monotonic() - started < 8
+    finally:
+        child.kill()
+        child.join()
+
+
+# -- what the operating system refuses ---------------------------------------------------------------------------
+
+REFUSED = """
+    import multiprocessing, os, resource, sys, tempfile
+    import iris
+
+    def say():
+        try:
+            iris.launch(os.getpid, 2)
+        except iris.LaunchError as error:
+            print(error)
+
+    if __name__ == "__main__":
+        case = sys.argv[1]
+        if case == "files":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (10, 10))
+        if case == "folder":
+            tempfile.tempdir = os.path.join(os.path.dirname(sys.argv[0]), "d" * 120)
+            os.mkdir(tempfile.tempdir)
+        if case in ("daemon", "forked"):
+            if case == "forked":
+                iris.launch(os.getpid, 1)
+            child = multiprocessing.get_context("fork").Process(target=say, daemon=case == "daemon")
+            child.start()
+            child.join()
+        else:
+            say()
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("files", r"ranks cannot be started: OSError: .* Too many open files\. The limits on open files .*ulimit -n"),
+        ("folder", r"ranks cannot be started: OSError: AF_UNIX path too long\. .*TMPDIR must be a folder with a short"),
+        (
+            "daemon",
+            r"ForkProcess-1 is a daemon of multiprocessing, .* may not start ranks\. Start them in the process that",
+        ),
+        ("forked", r"this process was forked from one that has started ranks, .* or start the ranks in its parent"),
+    ],
+    ids=["files", "folder", "daemon", "forked"],
+)
+def test_ranks_that_cannot_be_started(case: str, words: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(REFUSED))
+    environment = {name: value for name, value in os.environ.items() if name != IN_A_RANK}
+    done = subprocess.run(
+        [sys.executable, str(script), case], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert re.match(words, done.stdout), done.stdout + done.stderr
+
+
+def test_a_full_shared_memory_is_told(pool: iris.RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(ForkingPickler, "dumps", refuse)
+    with pytest.raises(iris.LaunchError, match=r"No space left on device \(28\)\. Tensors go through shared memory"):
+        pool.run(same, (torch.zeros(4),))
 
 
 # -- the end of the process that started them --------------------------------------------------------------------
