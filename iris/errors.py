@@ -102,3 +102,11 @@ class PeerDied(IrisError):
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (str(self), self.ranks)
+
+
+def words_of(error: BaseException) -> str:
+    """What ``error`` says. An exception of the user's may fail to say it, which must not hide that there is one."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 (its __str__ runs any code)
+        return "its words cannot be had"

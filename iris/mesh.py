@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from iris.errors import BackendError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout
+from iris.errors import BackendError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, words_of
 
 _HELLO = struct.Struct("!II")  # rank, world size
 _HEADER = struct.Struct("!cHQ")
@@ -402,10 +402,11 @@ class Mesh:
         if self._closed or self._said_why:
             return
         self._said_why = True
-        culprits = list(getattr(error, "ranks", ())) or [self.rank]
-        kind, message = type(error).__name__, str(error)
-        if kind not in _ERRORS or (culprits == [self.rank] and kind != "RankMismatch"):
-            kind, message = "PeerDied", f"rank {self.rank} left with {kind}: {error}"
+        culprits = list(error.ranks) if isinstance(error, PeerDied | WaitTimeout) else []
+        kind, message = type(error).__name__, words_of(error)
+        own = not isinstance(error, RankMismatch) and culprits in ([], [self.rank])
+        if own or kind not in _ERRORS:
+            kind, message, culprits = "PeerDied", f"rank {self.rank} left with {kind}: {message}", [self.rank]
         report = json.dumps({"error": kind, "message": message[:4000], "ranks": culprits}).encode()
         frame = _frame(_ABORT, "abort", report)
         for connection in self.peers.values():

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -308,6 +309,32 @@ def leave_with_an_error() -> Failure:
             ctx.barrier()
 
     return failure_of(work)
+
+
+class Mute(Exception):
+    """Cannot say what it is about; ``ranks`` is nobody's."""
+
+    ranks = 7
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def leave_mutely() -> Failure | None:
+    with suppress(Mute):
+        with opened() as ctx:
+            ctx.barrier()
+            if ctx.rank == VICTIM:
+                raise Mute
+            return failure_of(ctx.barrier)
+    return None
+
+
+def test_an_exception_that_cannot_be_said_reaches_the_peers_all_the_same(doomed: iris.RankPool) -> None:
+    for rank, failure in enumerate(doomed.run(leave_mutely, timeout_s=30)):
+        if rank != VICTIM:
+            assert failure.kind == "PeerDied" and failure.took_s < 1
+            assert failure.message == f"rank {VICTIM} left with Mute: its words cannot be had"
 
 
 def test_an_exception_in_a_with_block_reaches_the_peers(doomed: iris.RankPool) -> None:
