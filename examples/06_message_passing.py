@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 import iris
-from iris.bench.matrix import random_bits, rank_parser, ranks_to_start, require, same_bits
+from iris.bench.matrix import positive, random_bits, rank_parser, ranks_to_start, require, same_bits
 
 LENGTH = 1024
 LAUNCHES = 3
@@ -92,6 +92,6 @@ def main(messages: int) -> None:
 
 if __name__ == "__main__":
     parser = rank_parser(__doc__)
-    parser.add_argument("--messages", type=int, default=5, help="messages per launch (default: %(default)s)")
+    parser.add_argument("--messages", type=positive, default=5, help="messages per launch (default: %(default)s)")
     given = parser.parse_args()
     iris.launch(main, ranks_to_start(given.num_ranks), (given.messages,))

@@ -21,7 +21,7 @@ prints the error and the median time of a call.
 import torch
 
 import iris
-from iris.bench.matrix import DTYPES, rank_parser, ranks_to_start, require
+from iris.bench.matrix import DTYPES, positive, rank_parser, ranks_to_start, require
 from iris.bench.timing import median_seconds
 
 CALLS = 3
@@ -63,9 +63,9 @@ def main(dtype: torch.dtype, rows: int | None, n: int | None, k: int | None) -> 
 
 if __name__ == "__main__":
     parser = rank_parser(__doc__)
-    parser.add_argument("--rows", type=int, help="rows of A on each rank (default: 1024, simulated 64)")
-    parser.add_argument("--n", type=int, help="columns of B (default: 4096, simulated 96)")
-    parser.add_argument("--k", type=int, help="columns of A (default: 4096, simulated 128)")
+    parser.add_argument("--rows", type=positive, help="rows of A on each rank (default: 1024, simulated 64)")
+    parser.add_argument("--n", type=positive, help="columns of B (default: 4096, simulated 96)")
+    parser.add_argument("--k", type=positive, help="columns of A (default: 4096, simulated 128)")
     parser.add_argument("--dtype", choices=("fp16", "bf16"), default="fp16", help="default: %(default)s")
     given = parser.parse_args()
     iris.launch(main, ranks_to_start(given.num_ranks), (DTYPES[given.dtype], given.rows, given.n, given.k))

@@ -26,13 +26,14 @@ from iris.errors import (
     PlacementError,
     RankMismatch,
     WaitTimeout,
+    words_of,
 )
 from iris.heap import HeapTable, format_bytes
 from iris.launch import Identity
 from iris.leases import Lease, Leases
 from iris.live import Live
 from iris.log import RankLogger
-from iris.membership import Group, global_ranks, identify, members
+from iris.membership import Group, global_ranks, identify, members, number
 from iris.mesh import Mesh, require_linux
 from iris.status import expired_wait
 from iris.tensors import SymmetricTensors
@@ -86,7 +87,8 @@ def iris(
         ArgumentError: an argument, or an environment variable, that cannot work.
     """
     if isinstance(heap_size, bool) or not isinstance(heap_size, int) or not LEAST_HEAP_BYTES <= heap_size <= _LARGEST:
-        raise ArgumentError("iris", "heap_size", f"{LEAST_HEAP_BYTES} to {_LARGEST} bytes", heap_size)
+        expected = f"a whole number of bytes from {LEAST_HEAP_BYTES} to {_LARGEST}"
+        raise ArgumentError("iris", "heap_size", expected, repr(heap_size))
     given = timeout_s if timeout_s is not None else _seconds("IRIS_TIMEOUT_S")
     steady = STEADY_TIMEOUT_S if given is None else given
     first = first_timeout_s if first_timeout_s is not None else (FIRST_TIMEOUT_S if given is None else given)
@@ -262,7 +264,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
             PlacementError: the tensor is not on the symmetric heap, or was freed before.
         """
         self._require_open("free")
-        lease = self._lease_of(tensor)
+        lease = self._lease_of("free", tensor)
         if lease is None or lease.storage != _storage_of(tensor):
             raise PlacementError(
                 "free",
@@ -273,10 +275,10 @@ class Iris(Live, SymmetricTensors, RankLogger):
             )
         lease.release()
 
-    def _lease_of(self, tensor: torch.Tensor) -> Lease | None:
+    def _lease_of(self, op: str, tensor: torch.Tensor) -> Lease | None:
         """This rank's hold on the block that ``tensor``, or what it is a view of, lives in."""
         if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError("iris", "tensor", "a tensor", type(tensor).__name__)
+            raise ArgumentError(op, "tensor", "a tensor", type(tensor).__name__)
         if tensor.layout != torch.strided or tensor.device != self.device:
             return None
         return self._leases.at(tensor.untyped_storage().data_ptr() - self._backend.bases[self.rank])
@@ -284,7 +286,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` lives on this context's symmetric heap, as a whole block or a view of one."""
         self._require_open("is_symmetric")
-        return self._lease_of(tensor) is not None
+        return self._lease_of("is_symmetric", tensor) is not None
 
     def workspace(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make()`` returned the first time ``key`` was asked for. Collective on first use.
@@ -330,11 +332,13 @@ class Iris(Live, SymmetricTensors, RankLogger):
             PlacementError: the tensor is not contiguous on the symmetric heap.
         """
         self._require_open("peer_view")
-        self._check_rank("peer_view", "rank", rank)
-        if self._lease_of(tensor) is None or not tensor.is_contiguous():
-            raise PlacementError(
-                "peer_view", "tensor", "a contiguous tensor on the symmetric heap", f"one on {tensor.device}"
-            )
+        rank = self._rank_of("peer_view", "rank", rank)
+        if self._lease_of("peer_view", tensor) is None:
+            expected = "a contiguous tensor on the symmetric heap"
+            raise PlacementError("peer_view", "tensor", expected, f"one on {tensor.device}")
+        if not tensor.is_contiguous():
+            got = f"one of shape {tuple(tensor.shape)} with strides {tensor.stride()}"
+            raise PlacementError("peer_view", "tensor", "a contiguous tensor on the symmetric heap", got)
         if not tensor.numel():
             return torch.empty_like(tensor)
         offset = tensor.data_ptr() - self._backend.bases[self.rank]
@@ -408,16 +412,18 @@ class Iris(Live, SymmetricTensors, RankLogger):
             ArgumentError: the value cannot be sent; on every rank alike.
         """
         self._require_open("broadcast")
-        self._check_rank("broadcast", "source", source)
+        source = self._rank_of("broadcast", "source", source)
         payload = pack(value) if self.rank == source else b""
         return unpack(self._exchange(f"broadcast(source={source})", payload)[source], self.device)
 
     def _ranks_of(self, op: str, group: Group) -> tuple[int, ...]:
         return members(op, group, self.rank, self.world_size, self._global_ranks)
 
-    def _check_rank(self, op: str, argument: str, rank: int) -> None:
-        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
-            raise ArgumentError(op, argument, f"a rank from 0 to {self.world_size - 1}", rank)
+    def _rank_of(self, op: str, argument: str, rank: object) -> int:
+        found = number(rank)
+        if not 0 <= found < self.world_size:
+            raise ArgumentError(op, argument, f"a rank from 0 to {self.world_size - 1}", repr(rank))
+        return found
 
     def _exchange(self, tag: str, payload: bytes = b"", ranks: Sequence[int] | None = None) -> dict[int, bytes]:
         self.check()
@@ -456,7 +462,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         """A call of this rank's ended half way, with ``error``, which may be Ctrl-C: what its next calls would be told
         by peers, and peers by it, cannot be relied on any more, so all later use raises."""
         if not isinstance(error, IrisError) or self._failure is None:
-            cause = ": ".join(filter(None, (type(error).__name__, str(error))))
+            cause = ": ".join(filter(None, (type(error).__name__, words_of(error))))
             self._failed(ContextError(f"an earlier call broke off half way: {cause}. Make a new context."))
 
     def _describe_status(self) -> IrisError:

@@ -52,6 +52,8 @@ def global_ranks(group: Group) -> list[int]:
     """``torch.distributed`` ranks of the context's ranks, in rank order; where it is not used, the ranks themselves."""
     if not _distributed():
         return []
+    if group is torch.distributed.GroupMember.NON_GROUP_MEMBER:
+        raise ArgumentError("iris", "group", "a group that this rank belongs to", "a group without this rank")
     if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
         expected = "a torch ProcessGroup, made with torch.distributed.new_group"
         raise ArgumentError("iris", "group", expected, type(group).__name__)
@@ -75,7 +77,7 @@ def members(op: str, group: Group, rank: int, world_size: int, of_torch: list[in
         ranks = [of_torch.index(one) if one in of_torch else -1 for one in listed]
     else:
         listed = _elements(op, group)
-        ranks = [_number(one) for one in listed]
+        ranks = [number(one) for one in listed]
     if not all(0 <= one < world_size for one in ranks) or rank not in ranks or len(set(ranks)) != len(ranks):
         raise ArgumentError(op, "group", expected, listed)
     return tuple(sorted(ranks))
@@ -102,7 +104,7 @@ def _elements(op: str, group: Group) -> list[Any]:
     raise ArgumentError(op, "group", "a torch ProcessGroup, or a sequence of ranks", type(group).__name__)
 
 
-def _number(rank: object) -> int:
+def number(rank: object) -> int:
     """A rank as a number, be it Python's or NumPy's; -1, which no rank has, for what is none."""
     if isinstance(rank, bool):
         return -1

@@ -124,6 +124,7 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
 
     Raises:
         BackendError: matplotlib is missing.
+        ArgumentError: ``path`` has no suffix, or one that is no format of matplotlib's.
     """
     try:
         import matplotlib
@@ -131,6 +132,8 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
         from matplotlib.patches import Patch
     except ImportError as error:
         raise BackendError("drawing needs matplotlib: pip install matplotlib") from error
+    if Path(path).suffix[1:].lower() not in Figure().canvas.get_supported_filetypes():
+        raise ArgumentError("draw", "path", "a file whose name ends in .svg or .png", repr(str(path)))
     lines = sorted({(event.rank, event.program) for event in events})
     place = {line: index for index, line in enumerate(lines)}
     longest = max((event.end_ns for event in events), default=1)

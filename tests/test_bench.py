@@ -143,7 +143,7 @@ def test_help_names_cases_and_axes(capsys: pytest.CaptureFixture[str]) -> None:
         assert [text for text in expected if text not in printed] == []
 
 
-def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
+def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ArgumentError, match=r"case: expected one of .*trial.*, got painting"):
         bench._run(["painting"])
     with pytest.raises(ArgumentError, match="--dataset: expected a case with an axis M,N,K, got trial"):
@@ -167,6 +167,10 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
         bench._run([*TWO, f"--benchmark_out={tmp_path}"])
     with pytest.raises(SystemExit, match="2"):
         bench.main(["rma", "--output=/nonexist/x.json"])
+    for nbytes, complaint in ((0, "0 is not a positive number"), (6, "6 is no multiple of the 4 bytes of an element")):
+        with pytest.raises(SystemExit, match="2"):
+            bench.main(["rma", f"--buffer_size={nbytes}"])
+        assert complaint in capsys.readouterr().err
     wrong = ["--benchmark_filter=(", "--timeout_s=0", "--timeout_s=inf", "--timeout_s=nan", "--timeout_s=x",
              "--num_ranks=0", "--num_ranks=17", "--warmup=-1"]  # fmt: skip
     for arguments in ([], *([*TWO, one] for one in wrong), [*TWO, "--resume=a", "--benchmark_out=b"]):

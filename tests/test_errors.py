@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import time
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,7 @@ from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 import iris
 from iris import errors
 from iris.mesh import ranks_text
-from iris.trace import Event, trace_of
+from iris.trace import Event, draw, trace_of
 
 pytestmark = pytest.mark.timeout(120)
 TWO_OR_MORE = pytest.mark.parametrize("ranks", worlds(2), indirect=True)
@@ -227,9 +228,12 @@ def test_world_sizes_that_differ(ranks: Ranks, who: int) -> None:
 
 def test_arguments_of_iris(ranks: Ranks) -> None:
     expected = [
-        ("ArgumentError", "iris: heap_size: expected 65536 to 70368744177664 bytes, got 100"),
-        ("ArgumentError", "iris: heap_size: expected 65536 to 70368744177664 bytes, got 1500000000.0"),
-        ("ArgumentError", "iris: heap_size: expected 65536 to 70368744177664 bytes, got True"),
+        ("ArgumentError", "iris: heap_size: expected a whole number of bytes from 65536 to 70368744177664, got 100"),
+        (
+            "ArgumentError",
+            "iris: heap_size: expected a whole number of bytes from 65536 to 70368744177664, got 1500000000.0",
+        ),
+        ("ArgumentError", "iris: heap_size: expected a whole number of bytes from 65536 to 70368744177664, got True"),
         ("ArgumentError", "iris: timeout_s: expected more than 0 seconds"),
         ("ArgumentError", "iris: backend: expected one of cuda, hip, sim"),
         ("ArgumentError", "iris: group: expected None, as torch.distributed is not initialised, got list"),
@@ -414,3 +418,10 @@ def test_the_op_that_a_rank_does_not_come_to_is_named(ranks: Ranks) -> None:
     for failure in on_time(ranks.run(late_to_an_op)):
         assert failure.kind == "WaitTimeout" and failure.ranks == (1,)
         assert failure.message.startswith("matmul_all_reduce: rank ")
+
+
+@pytest.mark.parametrize("name", ["trace", "trace.xyz", ".svg"])
+def test_a_picture_of_no_known_format(name: str, tmp_path: Path) -> None:
+    with pytest.raises(iris.ArgumentError, match=r"draw: path: expected a file whose name ends in \.svg or \.png, got"):
+        draw([], tmp_path / name)
+    assert not list(tmp_path.iterdir())

@@ -217,6 +217,16 @@ def test_bad_options(arguments: list[str], words: str, capsys: pytest.CaptureFix
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("06_message_passing", "--messages"), *(("07_all_gather_matmul", option) for option in ("--rows", "--n", "--k"))],
+)
+def test_a_size_that_is_none(name: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info, mock.patch.object(sys, "argv", [name, option, "0"]):
+        runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    assert exit_info.value.code == 2 and f"{option}: 0 is not a positive number" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", BANDWIDTH)
 def test_a_folder_without_permission_is_found_before_measuring(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

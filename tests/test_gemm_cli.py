@@ -135,7 +135,9 @@ def test_bad_values(arguments: list[str], words: str, capsys: pytest.CaptureFixt
 
 
 def test_the_least_heap_on_a_command_line_is_what_a_context_takes() -> None:
-    with pytest.raises(iris.ArgumentError, match=rf"heap_size: expected {LEAST_HEAP_BYTES} to "):
+    with pytest.raises(
+        iris.ArgumentError, match=rf"heap_size: expected a whole number of bytes from {LEAST_HEAP_BYTES} "
+    ):
         iris.iris(LEAST_HEAP_BYTES - 1)
 
 

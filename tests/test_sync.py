@@ -251,12 +251,14 @@ def run_process_groups(path: str) -> dict[str, Any]:
             whole.device_barrier(group=mine)
             whole.synchronize()
             wrong = failure_of(whole.barrier, None, even if rank % 2 else odd)
+        other = dist.new_group([0])
+        strange = failure_of(iris.iris, 1 << 20, other) if rank else None
         with iris.iris(1 << 20, group=mine, timeout_s=20) as part:
             told = part.broadcast(f"from {rank}", part.world_size - 1)
             seen = {"rank": part.rank, "size": part.world_size, "told": told, "whole": whole.world_size}
             part.barrier(group=mine)
             part.barrier(group=[0, part.world_size - 1] if part.rank in (0, part.world_size - 1) else [part.rank])
-        return {**seen, "wrong": wrong}
+        return {**seen, "wrong": wrong, "strange": strange}
     finally:
         dist.destroy_process_group()
 
@@ -325,6 +327,8 @@ def test_process_groups(ranks: Ranks, tmp_path: Path) -> None:
         assert seen["told"] == f"from {2 + rank % 2}"
         assert seen["wrong"].kind == "ArgumentError"
         assert f"with this rank, {rank}, among them, got a group without this rank" in seen["wrong"].message
+        told = "iris: group: expected a group that this rank belongs to, got a group without this rank"
+        assert rank == 0 or seen["strange"].message == told
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
@@ -374,6 +378,16 @@ def tensors_to_send(seed: int) -> list[torch.Tensor]:
     return [drawn, *odd, complex_one.conj().imag, *(drawn.to(d) for d in dtypes)]
 
 
+def run_ranks_of_numpy() -> tuple[Any, list[int]]:
+    ctx = context()
+    last = np.int64(ctx.world_size - 1)
+    mine = ctx.full((2,), ctx.rank, dtype=torch.int32)
+    ctx.barrier()
+    seen = ctx.broadcast(ctx.rank, last), ctx.peer_view(mine, last).tolist()  # type: ignore[arg-type]
+    ctx.barrier()
+    return seen
+
+
 def run_broadcasts(source: int, seed: int) -> None:
     ctx = context()
     mine = ctx.rank == source
@@ -397,6 +411,11 @@ def run_wrong_broadcasts() -> list[Failure]:
         failure_of(ctx.broadcast, object(), 0),
         failure_of(ctx.broadcast, {3, 4}, ctx.world_size - 1),
     ]
+
+
+def test_a_rank_may_be_numpys(ranks: Ranks) -> None:
+    last = ranks.world_size - 1
+    assert ranks.run(run_ranks_of_numpy) == [(last, [last, last])] * ranks.world_size
 
 
 def test_broadcast_of_every_kind_of_value(ranks: Ranks, seed: int) -> None:

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from iris import backends
-from iris.bench.matrix import output_file, random_bits, rank_count, ranks_to_start, require, same_bits
+from iris.bench.matrix import output_file, positive, random_bits, rank_count, ranks_to_start, require, same_bits
 from iris.bench.timing import median_seconds
 from iris.context import Iris, iris
 from iris.device import peer as peers
@@ -115,12 +115,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--num_ranks", type=rank_count, help="ranks (default: all GPUs if two or more, else 4 simulated)"
     )
-    parser.add_argument("--buffer_size", type=int, help="bytes (default: 256 MiB, simulated 256 KiB)")
+    parser.add_argument("--buffer_size", type=positive, help="bytes (default: 256 MiB, simulated 256 KiB)")
     parser.add_argument("--output", type=output_file, help="also write the result as JSON to this file")
     options = parser.parse_args(argv)
     num_ranks = ranks_to_start(options.num_ranks)
     simulated = backends.detect().name == "sim"
     nbytes = options.buffer_size or (256 << 10 if simulated else 256 << 20)
+    if nbytes % 4:
+        parser.error(f"--buffer_size: {nbytes} is no multiple of the 4 bytes of an element")
     rows: list[Row] = launch(measure, num_ranks, (nbytes,))[0]
     print(f"{num_ranks} ranks in a ring, {nbytes / 2**20:g} MiB each, GB/s per rank and direction")
     for row in rows:
