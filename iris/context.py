@@ -51,7 +51,8 @@ _LARGEST = 1 << 46
 """Bytes of a heap: more than any address space has for all ranks'."""
 MAX_RANKS = sync.MAX_RANKS.value
 
-_open_contexts: set[Iris] = set()
+_open_contexts: dict[Iris, None] = {}
+"""In the order in which they were made, in which all ranks close those that the program forgot."""
 
 
 def iris(
@@ -152,7 +153,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
             self._mesh.leave(error)
             raise
         self._open = True
-        _open_contexts.add(self)
+        _open_contexts[self] = None
 
     def _start(
         self, choice: backends.Choice, who: Identity, heap_size: int, timeout_s: float, first_timeout_s: float
@@ -511,7 +512,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
     def _release(self, error: BaseException | None) -> None:
         self._open = False
-        _open_contexts.discard(self)
+        _open_contexts.pop(self, None)
         if error is not None:  # before the device is waited for: its kernels may be waiting for peers
             self._mesh.say_why(error)
             self._backend.poke(self._control.offset + sync.ABORT_WORD.value, sync.abort_code(self.rank, self.rank))

@@ -317,6 +317,17 @@ def test_a_forgotten_close_is_made_up_for_at_exit(tmp_path: Path) -> None:
     assert shared_memory_files() <= files
 
 
+SEVERAL_FORGOTTEN = """
+    import iris
+    contexts = [iris.iris(1 << 20, timeout_s=10) for _ in range(6)]
+    contexts[0].barrier()
+"""
+
+
+def test_all_ranks_close_what_they_forgot_in_the_same_order(tmp_path: Path) -> None:
+    assert run_ranks(SEVERAL_FORGOTTEN, tmp_path, size=3) == [(0, "", "")] * 3
+
+
 def test_a_rank_that_ends_on_an_error_tells_its_peers(tmp_path: Path) -> None:
     last = "if ctx.rank == 1: raise KeyError('the cause')\n    ctx.barrier()"
     (code, _, errors), (their_code, _, their_errors) = run_ranks(FORGOTTEN.format(last=last), tmp_path)
