@@ -43,7 +43,7 @@ class Event:
 
 
 class Trace:
-    """Events of the calls it was given to. ``buffer`` is what kernels write."""
+    """Events of the last call it was given to, the first 1024 of each program. ``buffer`` is what kernels write."""
 
     def __init__(self) -> None:
         self.op = ""
@@ -57,11 +57,19 @@ class Trace:
         self.buffer = torch.zeros(words, dtype=torch.int64, device=ctx.device)
 
     def events(self, ctx: Iris) -> list[Event]:
-        """This rank's events, by program and time. Waits for the current stream."""
+        """This rank's events, by program and time; a warning if there were more than are kept. Waits for the current
+        stream."""
         ctx.synchronize()
         if self.buffer is None:
             return []
-        return _decode(self.buffer.cpu(), ctx.rank, self.programs)
+        programs = self.buffer.cpu().view(self.programs, -1, device_trace.FIELDS.value)
+        most, kept = int(programs[:, 0, 0].max()), device_trace.CAPACITY.value
+        if most > kept:
+            ctx.warning(
+                f"the trace of {self.op} lacks events: a program had {most}, and the first {kept} are kept. Times, "
+                "waits and the alignment of ranks are of these alone. Trace a smaller problem, or larger tiles."
+            )
+        return _decode(programs, ctx.rank)
 
     def gather(self, ctx: Iris) -> list[Event]:
         """All ranks' events, on every rank. Collective.
@@ -101,10 +109,9 @@ def trace_of(ctx: Iris, op: str, trace: bool | Trace | None) -> Trace | None:
     return chosen
 
 
-def _decode(words: torch.Tensor, rank: int, programs: int) -> list[Event]:
+def _decode(programs: torch.Tensor, rank: int) -> list[Event]:
     events: list[Event] = []
-    fields = device_trace.FIELDS.value
-    for program, row in enumerate(words.view(programs, -1, fields).tolist()):
+    for program, row in enumerate(programs.tolist()):
         for kind, start, end, detail in row[1 : 1 + min(row[0][0], device_trace.CAPACITY.value)]:
             events.append(Event(rank, program, device_trace.KINDS[kind], start, end, detail))
     return events

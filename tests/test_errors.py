@@ -380,6 +380,21 @@ def test_leaving_a_kernel_is_no_wait_for_data() -> None:
         assert trace.waited_s(mock.Mock()) == 500e-9
 
 
+@pytest.mark.parametrize("count", [1023, 1024, 1025, 5000])
+def test_a_trace_that_lacks_events_says_so(count: int) -> None:
+    ctx, trace = mock.Mock(rank=0, device="cpu"), iris.Trace()
+    trace.op = "matmul"
+    trace.begin(ctx, programs=2)
+    assert trace.buffer is not None
+    trace.buffer.view(2, -1)[1, 0] = count
+    assert len(trace.events(ctx)) == min(count, 1024)
+    told = [call.args[0] for call in ctx.warning.call_args_list]
+    assert len(told) == (count > 1024)
+    assert all(
+        f"trace of matmul lacks events: a program had {count}, and the first 1024 are kept" in one for one in told
+    )
+
+
 def late_to_a_barrier() -> Failure:
     """Rank 1 comes late: the others say so, in time, and rank 1 learns it when it comes."""
 
