@@ -62,8 +62,11 @@ def described(error: BaseException) -> str:
 def _end_with_parent() -> None:
     """End this process, busy or not, and its children, when the process that started it is gone."""
     parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
+    assert parent is not None and parent.pid is not None
+    signs = [parent.sentinel]  # which a process that the parent has forked holds, too, and so may outlive it
+    with contextlib.suppress(OSError):  # gone already, or Linux before 5.3
+        signs.append(os.pidfd_open(parent.pid))
+    multiprocessing.connection.wait(signs)
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(1)

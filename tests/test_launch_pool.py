@@ -477,6 +477,36 @@ def test_nothing_outlives_a_parent_that_is_killed(words: list[str], tmp_path: Pa
     assert left == set()
 
 
+FORKING = """
+    import os, signal, time
+    import iris
+
+    if __name__ == "__main__":
+        pool = iris.RankPool(2)
+        print(*pool.run(os.getpid), flush=True)
+        if os.fork() == 0:
+            time.sleep(600)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_ranks_end_with_their_parent_though_its_children_live(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(FORKING))
+    marker = f"{tmp_path}-{os.getpid()}"
+    environment = {**os.environ, "IRIS_TEST": marker}
+    with subprocess.Popen([sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        ranks = {int(pid) for pid in parent.stdout.readline().split()}
+        parent.wait()
+        deadline = time.monotonic() + 10
+        while (left := ranks & marked(marker)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for pid in marked(marker):
+            os.kill(pid, signal.SIGKILL)
+    assert len(ranks) == 2 and left == set()
+
+
 def test_a_tensor_that_is_given_away_stays_where_it_is(pool: iris.RankPool) -> None:
     assert [given.tolist() for given in pool.run(keep_and_give)] == [[1.0] * 4, [2.0] * 4]
     assert pool.run(still_symmetric) == [True, True]
