@@ -176,8 +176,8 @@ def launch(
     once, here, and the list holds that one result; the launcher's world size then counts, not ``num_ranks``.
 
     Args:
-        fn: a function importable by name (defined at the top level of a module or script). A script calls ``launch``
-            under ``if __name__ == "__main__":``, as every rank imports it.
+        fn: a function importable by name (defined at the top level of a module or script, but not of a
+            ``__main__.py``). A script calls ``launch`` under ``if __name__ == "__main__":``, as every rank imports it.
         num_ranks: how many processes to start, 1 or more.
         args: passed to every rank; must be picklable. Ranks have this process's environment; see :class:`RankPool`.
         timeout_s: end the ranks and raise if they take longer; None waits as long as it takes.
