@@ -1,8 +1,10 @@
-"""The exchange of ``low_latency``: parts that travel as words, and parts that travel behind flags."""
+"""Parts that travel as words, and parts that travel behind flags: in the exchange of ``low_latency``, and from the
+matmul of ``one_shot`` itself."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -12,12 +14,13 @@ from ops_inputs import Shape, Way, trial, ways
 from ranks import BACKEND, Ranks, context, fresh, worlds
 
 from iris.ops import new_workspace
-from iris.ops.config import EXCHANGING, WORDS_NBYTES, FusedConfig, in_words
+from iris.ops.config import EXCHANGING, TILE_WORDS_NBYTES, WORDS_NBYTES, FusedConfig, in_words, tiles_in_words
 from iris.ops.exchange import FLAGS, MAX_PROGRAMS, blocks_of
 from iris.ops.problem import DTYPES, Problem
 from iris.ops.room import room
+from iris.ops.workspace import MIN_FLAGS
 
-WAYS = [way for way in ways() if way.algorithm in EXCHANGING]
+WAYS = [way for way in ways() if way.algorithm in (*EXCHANGING, "one_shot")]
 SHAPES: tuple[Shape, ...] = ((17, 33, 24), (3, 31, 8), (20, 70, 8), (1, 1, 1))
 STAGING_NBYTES = 1 << 20
 LATE_S = 0.005
@@ -56,6 +59,13 @@ def test_blocks_of_words_are_as_large_as_was_fastest(part: tuple[int, int], elem
     """On 2 and 4 × H200, in bf16; results/2026-11-22/exchange-blocks-h200-x2.txt and -x4.txt."""
     blocks = blocks_of(part, torch.bfloat16, 2, 132, hops=2)
     assert blocks.words and blocks.block_m * blocks.block_n == elements
+
+
+def test_tiles_in_words_are_for_little() -> None:
+    for world_size in (2, 4, 8):
+        most = TILE_WORDS_NBYTES // (world_size - 1)
+        assert tiles_in_words(most, world_size) and not tiles_in_words(most + 1, world_size)
+    assert not tiles_in_words(0, 1)
 
 
 def in_turns(way: Way, dtype: torch.dtype, seed: int) -> tuple[list[float], bool, bool]:
@@ -105,14 +115,19 @@ def in_any_order(way: Way, seed: int) -> tuple[list[float], set[bool]]:
     rows, cols = LARGE[hops]
     shapes: tuple[Shape, ...] = ((4, 32, 32), (rows * hops, cols, cols), (9, 40, 32), (rows * hops, cols, cols))
 
-    def asked(*of: Any) -> bool:
-        kinds.add(in_words(*of))
-        return in_words(*of)
+    def asked(whether: Callable[..., bool]) -> Callable[..., bool]:
+        def answer(*of: Any) -> bool:
+            kinds.add(whether(*of))
+            return whether(*of)
+
+        return answer
 
     with (
         fresh(1 << 25) as ctx,
         mock.patch.dict(WORDS_NBYTES, FEW),
-        mock.patch("iris.ops.exchange.in_words", asked),
+        mock.patch("iris.ops.config.TILE_WORDS_NBYTES", FEW[1]),
+        mock.patch("iris.ops.exchange.in_words", asked(in_words)),
+        mock.patch("iris.ops.room.tiles_in_words", asked(tiles_in_words)),
     ):
         made = new_workspace(ctx, way.op, way.algorithm, 5 << 20, FLAGS)
         for call, shape in enumerate(shapes):
@@ -132,7 +147,7 @@ def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, seed: int) -
         assert kinds == {True, False}
 
 
-@pytest.mark.parametrize("algorithm", EXCHANGING)
+@pytest.mark.parametrize("algorithm", [*EXCHANGING, "one_shot"])
 @pytest.mark.parametrize("rows", [1, 16, 64, 128, 512])
 def test_a_workspace_for_flags_serves_what_would_go_by_words(algorithm: str, rows: int) -> None:
     """One for the largest batch is large enough for all others."""
@@ -141,7 +156,9 @@ def test_a_workspace_for_flags_serves_what_would_go_by_words(algorithm: str, row
         for m in (512, rows)
     )
     assert asked.staging_nbytes <= most.staging_nbytes
-    assert asked.num_flags == most.num_flags == FLAGS
+    assert MIN_FLAGS < asked.num_flags <= most.num_flags
+    if algorithm in EXCHANGING:
+        assert asked.num_flags == most.num_flags == FLAGS
 
 
 def test_a_part_in_words_has_no_more_blocks_than_flags_could_tell_apart() -> None:

@@ -24,7 +24,14 @@ from iris.ops.all_gather_matmul import (
 )
 from iris.ops.decomposed import arrival_kernel, entered_kernel, entry_kernel, exit_kernel
 from iris.ops.exchange import exchange_kernel, exchange_words_kernel
-from iris.ops.matmul_all_reduce import atomic_sink, copied_sink, one_shot_sink, two_shot_sink
+from iris.ops.matmul_all_reduce import (
+    Inbox,
+    atomic_sink,
+    copied_sink,
+    one_shot_sink,
+    one_shot_words_sink,
+    two_shot_sink,
+)
 from iris.ops.matmul_all_scatter import push_sink, send_courier, send_kernel
 from iris.ops.matmul_reduce_scatter import add_rows_sink, keep_rows_sink, scatter_rows_sink
 from iris.ops.row_major import copy_kernel
@@ -66,6 +73,7 @@ OPS: dict[str, dict[str, Any]] = {
     "keep_rows": ROWS | {"SINK": keep_rows_sink, "AFTER": reduction.kept_after, "EAGER": True},
     "add_rows": ROWS | {"SINK": add_rows_sink, "AFTER": reduction.added_after},
     "one_shot": {"SINK": one_shot_sink},
+    "one_shot_words": {"SINK": one_shot_words_sink, "MEET": False},
     "two_shot": DEALT | {"SINK": two_shot_sink, "AFTER": reduction.delivered_after},
     "atomic": DEALT | {"SINK": atomic_sink, "AFTER": reduction.added_after, "EAGER": True},
     "copied": ROWS | {"SINK": copied_sink, "AFTER": reduction.counted_after, "EAGER": True},
@@ -112,6 +120,8 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("keep_rows", torch.float32, False, False, 0, False, False),
     ("add_rows", torch.float16, True, False, 1, True, False),
     ("one_shot", torch.bfloat16, True, True, 2, True, False),
+    ("one_shot_words", torch.bfloat16, True, False, 2, True, False),
+    ("one_shot_words", torch.int8, False, True, 1, False, True),
     ("two_shot", torch.bfloat16, True, False, 0, True, False),
     ("two_shot", torch.float32, False, True, 2, False, False),
     ("atomic", torch.float16, True, False, 0, True, False),
@@ -152,6 +162,8 @@ def _slots(constants: dict[str, Any], out: torch.dtype, total: torch.dtype) -> A
     """What the op's sink and what announces its tiles take as ``slots``."""
     if constants["AFTER"] is chunk.chunk_after:
         return tensor(torch.int32)
+    if constants["SINK"] is one_shot_words_sink:
+        return Inbox(tensor(torch.int64), 1 << 20)
     if constants["AFTER"] is None and constants["SINK"] is not one_shot_sink:
         return None
     copied = constants["AFTER"] in COUNTING
