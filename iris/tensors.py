@@ -44,7 +44,7 @@ def _uniform(
     out: torch.Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """The factory that torch does not have."""
+    """``torch.uniform``, which torch does not have."""
     target = torch.empty(size, dtype=dtype, device=device) if out is None else out
     return target.uniform_(low, high, generator=generator)
 
@@ -82,16 +82,18 @@ class SymmetricTensors(ABC):
     def _make(
         self,
         op: str,
-        factory: Callable[..., torch.Tensor],
         arguments: tuple[Any, ...],
-        *,
         out: torch.Tensor | None,
         dtype: torch.dtype | None,
         device: Device,
         requires_grad: bool,
         generator: torch.Generator | None = None,
     ) -> torch.Tensor:
-        """Ask ``factory`` on torch's meta device for shape and dtype, allocate, and let it fill the memory."""
+        """What ``torch.<op>(*arguments)`` returns, on the heap or in ``out``.
+
+        Torch first says shape and dtype, on its meta device; then it fills the memory.
+        """
+        factory: Callable[..., torch.Tensor] = _uniform if op == "uniform" else getattr(torch, op)
         self._check_device(op, device)
         self._check_generator(op, generator)
         if out is not None:
@@ -150,7 +152,7 @@ class SymmetricTensors(ABC):
         return out
 
     def _check_floating(self, op: str, dtype: torch.dtype | None, out: torch.Tensor | None) -> None:
-        """Torch itself notices only when it fills the memory."""
+        """Raise DTypeError before memory is allocated: torch itself notices only when it fills the memory."""
         wanted = dtype if dtype is not None or out is None else getattr(out, "dtype", None)
         if isinstance(wanted, torch.dtype) and not (wanted.is_floating_point or wanted.is_complex):
             raise DTypeError(op, "dtype", "a floating dtype", wanted)
@@ -165,10 +167,7 @@ class SymmetricTensors(ABC):
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """As :func:`torch.empty`, on the symmetric heap. Collective."""
-        shape = _flat("empty", sizes, size)
-        return self._make(
-            "empty", torch.empty, (shape,), out=out, dtype=dtype, device=device, requires_grad=requires_grad
-        )
+        return self._make("empty", (_flat("empty", sizes, size),), out, dtype, device, requires_grad)
 
     def zeros(
         self,
@@ -180,10 +179,7 @@ class SymmetricTensors(ABC):
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """As :func:`torch.zeros`, on the symmetric heap. Collective."""
-        shape = _flat("zeros", sizes, size)
-        return self._make(
-            "zeros", torch.zeros, (shape,), out=out, dtype=dtype, device=device, requires_grad=requires_grad
-        )
+        return self._make("zeros", (_flat("zeros", sizes, size),), out, dtype, device, requires_grad)
 
     def ones(
         self,
@@ -195,10 +191,7 @@ class SymmetricTensors(ABC):
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """As :func:`torch.ones`, on the symmetric heap. Collective."""
-        shape = _flat("ones", sizes, size)
-        return self._make(
-            "ones", torch.ones, (shape,), out=out, dtype=dtype, device=device, requires_grad=requires_grad
-        )
+        return self._make("ones", (_flat("ones", sizes, size),), out, dtype, device, requires_grad)
 
     def full(
         self,
@@ -212,9 +205,7 @@ class SymmetricTensors(ABC):
     ) -> torch.Tensor:
         """As :func:`torch.full`, on the symmetric heap. Collective."""
         arguments = (_flat("full", (size,)), fill_value)
-        return self._make(
-            "full", torch.full, arguments, out=out, dtype=dtype, device=device, requires_grad=requires_grad
-        )
+        return self._make("full", arguments, out, dtype, device, requires_grad)
 
     def rand(
         self,
@@ -228,16 +219,7 @@ class SymmetricTensors(ABC):
     ) -> torch.Tensor:
         """As :func:`torch.rand`, on the symmetric heap. Collective; the values are each rank's own."""
         self._check_floating("rand", dtype, out)
-        return self._make(
-            "rand",
-            torch.rand,
-            (_flat("rand", sizes, size),),
-            out=out,
-            dtype=dtype,
-            device=device,
-            requires_grad=requires_grad,
-            generator=generator,
-        )
+        return self._make("rand", (_flat("rand", sizes, size),), out, dtype, device, requires_grad, generator)
 
     def randn(
         self,
@@ -251,16 +233,7 @@ class SymmetricTensors(ABC):
     ) -> torch.Tensor:
         """As :func:`torch.randn`, on the symmetric heap. Collective; the values are each rank's own."""
         self._check_floating("randn", dtype, out)
-        return self._make(
-            "randn",
-            torch.randn,
-            (_flat("randn", sizes, size),),
-            out=out,
-            dtype=dtype,
-            device=device,
-            requires_grad=requires_grad,
-            generator=generator,
-        )
+        return self._make("randn", (_flat("randn", sizes, size),), out, dtype, device, requires_grad, generator)
 
     def randint(
         self,
@@ -279,17 +252,9 @@ class SymmetricTensors(ABC):
             low, high, size = None, low, high
         if high is None:  # randint(high, size=size)
             low, high = None, low
-        shape = _flat("randint", (), size)
-        return self._make(
-            "randint",
-            torch.randint,
-            (0 if low is None else low, high, shape),
-            out=out,
-            dtype=dtype or torch.int64 if out is None else dtype,
-            device=device,
-            requires_grad=requires_grad,
-            generator=generator,
-        )
+        arguments = (0 if low is None else low, high, _flat("randint", (), size))
+        wanted = torch.int64 if dtype is None and out is None else dtype
+        return self._make("randint", arguments, out, wanted, device, requires_grad, generator)
 
     def uniform(
         self,
@@ -311,16 +276,8 @@ class SymmetricTensors(ABC):
             raise ArgumentError("uniform", "low and high", "two numbers", f"{low!r} and {high!r}") from error
         if not ordered:
             raise ArgumentError("uniform", "low", f"at most high, {high}", low)
-        return self._make(
-            "uniform",
-            _uniform,
-            (_flat("uniform", (size,)), low, high),
-            out=out,
-            dtype=dtype,
-            device=device,
-            requires_grad=requires_grad,
-            generator=generator,
-        )
+        arguments = (_flat("uniform", (size,)), low, high)
+        return self._make("uniform", arguments, out, dtype, device, requires_grad, generator)
 
     def arange(
         self,
@@ -337,9 +294,7 @@ class SymmetricTensors(ABC):
         if end is None:
             start, end = None, start
         arguments = (0 if start is None else start, end, step)
-        return self._make(
-            "arange", torch.arange, arguments, out=out, dtype=dtype, device=device, requires_grad=requires_grad
-        )
+        return self._make("arange", arguments, out, dtype, device, requires_grad)
 
     def linspace(
         self,
@@ -353,10 +308,7 @@ class SymmetricTensors(ABC):
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """As :func:`torch.linspace`, on the symmetric heap. Collective."""
-        arguments = (start, end, steps)
-        return self._make(
-            "linspace", torch.linspace, arguments, out=out, dtype=dtype, device=device, requires_grad=requires_grad
-        )
+        return self._make("linspace", (start, end, steps), out, dtype, device, requires_grad)
 
     def zeros_like(
         self,
