@@ -198,6 +198,24 @@ def test_mistake(ranks: Ranks, case: str) -> None:
             assert untouched, way
 
 
+def memory_of_refused_calls() -> list[tuple[str, bool]]:
+    """For outputs that the copy engine cannot copy: the failure, and whether memory was made for the call before it."""
+    found = []
+    for way in COPIED:
+        with fresh() as ctx:
+            one = trial(ctx, way, (8, 8, 16), torch.float32, seed=0)
+            one.output = ctx.empty(*one.output.T.shape).T
+            before = len(ctx._workspaces)
+            found.append((failure_of(one.run).kind, len(ctx._workspaces) > before))
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_refused_call_makes_no_memory(ranks: Ranks) -> None:
+    for found in ranks.run(memory_of_refused_calls):
+        assert found == [("ShapeError", False)] * len(COPIED)
+
+
 def names_algorithms() -> dict[str, str]:
     ctx, said = context(), {}
     for way in ALL:

@@ -80,8 +80,8 @@ def choices() -> list[str]:
     module = importlib.import_module("iris.ops.all_gather_matmul")
     resolve = module.resolve
 
-    def noted(*args: Any) -> Any:
-        chosen = resolve(*args)
+    def noted(*args: Any, **options: Any) -> Any:
+        chosen = resolve(*args, **options)
         found.append(chosen.algorithm)
         return chosen
 

@@ -46,7 +46,7 @@ the one before. Where the copy engine writes it, and where peers read A itself, 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,15 +73,15 @@ from iris.device.sync import (
 )
 from iris.device.tile import Flags, Matrix, tile_pointers
 from iris.errors import ArgumentError, ShapeError
+from iris.ops.call import OpCall
 from iris.ops.config import FusedConfig
-from iris.ops.decomposed import Decomposition, Rows, bias_of, chunks_of, lanes_for
+from iris.ops.decomposed import Rows, bias_of, chunks_of, lanes_for
 from iris.ops.exchange import exchange
-from iris.ops.local_matmul import plain_matmul
-from iris.ops.matmul import Plan, resolve, run
+from iris.ops.matmul import Plan, resolve
 from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric, place_of
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
-from iris.ops.room import GATHER_FLAGS, exchanged_blocks, memory_of
+from iris.ops.room import GATHER_FLAGS, memory_of
 from iris.ops.row_major import row_major
 from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace
 from iris.trace import Trace, trace_of
@@ -309,86 +309,75 @@ def all_gather_matmul(
     problem = Problem(OP, m, n, k, A_sharded.dtype, world, received, 0 if by_rows else 1)
     symmetric = ctx.is_symmetric(A_sharded)
     takes = (lambda _: True) if symmetric else (lambda one: one not in _READ_BY_PEERS)
-    chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace, takes)
-    call = _Call(ctx, problem, by_rows, output, A_sharded, B, bias, bias_is, chosen, trace_of(ctx, OP, trace))
+    chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace, takes=takes)
     if chosen.algorithm in _READ_BY_PEERS:
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
         if world > 1:
             ctx.agree(OP, place_of(ctx, A_sharded))
+    site, recorded = SITE_ALL_GATHER_MATMUL.value, trace_of(ctx, OP, trace)
     ours = memory_of(ctx, problem, chosen, workspace)
-    getattr(call, chosen.algorithm if world > 1 else "local")(ours)
+    call = _Call(ctx, problem, site, output, A_sharded, B, bias, bias_is, chosen, recorded, ours)
+    getattr(call, chosen.algorithm if world > 1 else "local")()
     return output
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One checked call; a method per algorithm."""
+class _Call(OpCall):
+    """A method per algorithm."""
 
-    ctx: Iris
-    problem: Problem
-    by_rows: bool
-    output: torch.Tensor
-    own: torch.Tensor
-    b: torch.Tensor
-    bias: torch.Tensor | None
-    bias_is: int
-    config: FusedConfig
-    trace: Trace | None
+    @property
+    def by_rows(self) -> bool:
+        return self.problem.gather_dim == 0
 
-    def local(self, workspace: FusedWorkspace) -> None:
+    def local(self) -> None:
         """One rank: nothing to gather."""
-        self._run(Plan(SITE_ALL_GATHER_MATMUL.value, meet=False), self.own, workspace)
+        self.launch(Plan(self.site, meet=False))
 
-    def pull(self, workspace: FusedWorkspace) -> None:
-        self._run(self._plan(pull_source, piecewise=not self.by_rows), self.own, workspace)
+    def pull(self) -> None:
+        self.launch(self._plan(pull_source))
 
-    def push(self, workspace: FusedWorkspace) -> None:
-        chunks, blocks = self._chunks(self.config.num_chunks)
-        plan = self._plan(
-            arrived_source, push_courier, piecewise=not self.by_rows, meet=False, chunks=chunks,
-            blocks_per_chunk=blocks, couriers=self.config.num_sms or self.ctx.num_sms,
+    def push(self) -> None:
+        plan = replace(
+            self._plan(arrived_source, self.config.num_chunks), courier=push_courier, meet=False,
+            couriers=self.config.num_sms or self.ctx.num_sms,
         )  # fmt: skip
-        own = row_major(workspace, self.own) if self.by_rows else self.own
-        self._run(plan, own, workspace, self._staged(workspace))
+        own = row_major(self.workspace, self.a) if self.by_rows else self.a
+        self.launch(plan, a=own, gathered=self._staged())
 
-    def hbm_buffer(self, workspace: FusedWorkspace) -> None:
-        config, cols = self.config, self.own.shape[1]
-        chunks, blocks = self._chunks(-(-self.own.shape[0] // config.block_size_m))
-        most = GATHER_FLAGS // (self.ctx.world_size * chunks)
+    def hbm_buffer(self) -> None:
+        config, (rows, cols) = self.config, self.a.shape
+        plan = self._plan(arrived_source, -(-rows // config.block_size_m))
+        most = GATHER_FLAGS // (self.ctx.world_size * plan.chunks)
         k_blocks = -(-cols // config.block_size_k)
         k_per_flag = max(config.k_per_flag, -(-k_blocks // most))
         pieces = -(-k_blocks // k_per_flag)
         fetchers = config.movers(OP, self.ctx.num_sms)
         first_fetchers = max(fetchers, config.first_stage_fetch_sms or 0)
-        units = (self.ctx.world_size - self.by_rows) * chunks * pieces
-        plan = self._plan(
-            arrived_source, fetch_courier, piecewise=True, chunks=chunks, blocks_per_chunk=blocks, pieces=pieces,
-            piece_k=k_per_flag * config.block_size_k, couriers=first_fetchers, dedicated=fetchers,
-            first_units=-(-units // config.num_fetch_stages),
+        units = (self.ctx.world_size - self.by_rows) * plan.chunks * pieces
+        plan = replace(
+            plan, courier=fetch_courier, piecewise=True, pieces=pieces, piece_k=k_per_flag * config.block_size_k,
+            couriers=first_fetchers, dedicated=fetchers, first_units=-(-units // config.num_fetch_stages),
         )  # fmt: skip
-        self._run(plan, self.own, workspace, self._staged(workspace, config.staged_a_layout))
+        self.launch(plan, gathered=self._staged(config.staged_a_layout))
 
-    def copy_engine(self, workspace: FusedWorkspace) -> None:
-        own, chunks, blocks = row_major(workspace, self.own), *self._chunks(self.config.num_chunks)
-        parts = Decomposition(self.ctx, workspace, SITE_ALL_GATHER_MATMUL.value)
-        plan = self._plan(
-            arrived_source, None if self.by_rows else keep_courier, piecewise=not self.by_rows,
-            chunks=chunks, blocks_per_chunk=blocks, couriers=self.config.num_sms or self.ctx.num_sms,
+    def copy_engine(self) -> None:
+        own = row_major(self.workspace, self.a)
+        plan = replace(
+            self._plan(arrived_source, self.config.num_chunks), courier=None if self.by_rows else keep_courier,
+            couriers=self.config.num_sms or self.ctx.num_sms,
         )  # fmt: skip
-        with workspace.engine.running():
-            self._put(parts, own, chunks_of(own.shape[0], chunks, self.config.block_size_m))
-            self._run(plan, own, workspace, self._staged(workspace))
+        with self.workspace.engine.running():
+            self._put(own, chunks_of(own.shape[0], plan.chunks, self.config.block_size_m))
+            self.launch(plan, a=own, gathered=self._staged())
 
-    def decomposed(self, workspace: FusedWorkspace) -> None:
-        own, staged, engine = row_major(workspace, self.own), self._staged(workspace), workspace.engine
-        rank, world, rows = self.ctx.rank, self.ctx.world_size, self.own.shape[0]
-        parts = Decomposition(self.ctx, workspace, SITE_ALL_GATHER_MATMUL.value)
-        chunks = chunks_of(rows, self.config.num_chunks, self.config.block_size_m)
+    def decomposed(self) -> None:
+        own, staged, engine = row_major(self.workspace, self.a), self._staged(), self.workspace.engine
+        rank, world, rows = self.ctx.rank, self.ctx.world_size, self.a.shape[0]
+        parts, chunks = self.decomposition(), chunks_of(rows, self.config.num_chunks, self.config.block_size_m)
         with engine.running(lanes_for(own.dtype), last=lambda: parts.leave(meet=True)):
             if self.by_rows:  # first: the GPU then computes while the host is still asking for copies
-                self._multiply_rows(workspace, own, Rows(rank * rows, rows))
-            self._put(parts, own, chunks)
+                self._multiply_rows(own, Rows(rank * rows, rows))
+            self._put(own, chunks)
             for step, chunk in itertools.product(range(1, world) if self.by_rows else (1,), range(len(chunks))):
                 part, owner = chunks[chunk], (rank + step) % world  # who sends to this rank at this step
                 with engine.lane(step * len(chunks) + chunk):
@@ -398,33 +387,42 @@ class _Call:
                     else:
                         part.of(self._part(staged)).copy_(part.of(own))
                         parts.wait_arrival(chunk, rank + 1, world - 1, stride=len(chunks))
-                    self._multiply_rows(workspace, part.of(staged), part)
+                    self._multiply_rows(part.of(staged), part)
 
-    def low_latency(self, workspace: FusedWorkspace) -> None:
+    def low_latency(self) -> None:
         m, k = self.problem.m, self.problem.k
-        gathered = workspace.scratch("gathered", m * k, self.own.dtype)[: m * k].view(m, k)
-        blocks = exchanged_blocks(self.problem, self.config.algorithm, self.ctx.num_sms)
-        site = SITE_ALL_GATHER_MATMUL.value
-        exchange(self.ctx, workspace, blocks, self.own, gathered, site, by_rows=self.by_rows)
-        plain_matmul(workspace, self.output, gathered, self.b, self.bias, self.config, self.trace)
+        gathered = self.workspace.scratch("gathered", m * k, self.a.dtype)[: m * k].view(m, k)
+        exchange(self.ctx, self.workspace, self.blocks(), self.a, gathered, self.site, by_rows=self.by_rows)
+        self.multiply(self.output, gathered, self.bias)
 
-    def baseline(self, workspace: FusedWorkspace) -> None:
-        (rows, cols), staged, config = self.own.shape, self._staged(workspace), self.config
+    def baseline(self) -> None:
+        (rows, cols), staged, config = self.a.shape, self._staged(), self.config
         blocks = -(-rows // config.comm_block_m) * -(-cols // config.comm_block_n)
         programs = min(blocks, config.num_sms or self.ctx.num_sms)
-        counters = workspace.scratch("counters", 1, torch.int32)
-        flags = Flags(workspace.turnstile, workspace.ready, None, counters, 1, 1, 1, cols)
+        counters = self.workspace.scratch("counters", 1, torch.int32)
+        flags = Flags(self.workspace.turnstile, self.workspace.ready, None, counters, 1, 1, 1, cols)
         gather_kernel[(programs,)](
-            self.ctx.handle, flags, Matrix(self.own, *self.own.stride()), Matrix(staged, *staged.stride()), rows, cols,
-            Crew(programs, 0, 0), rows, SITE=SITE_ALL_GATHER_MATMUL.value,
-            SEGMENTS=1 if self.by_rows else self.ctx.world_size,
+            self.ctx.handle, flags, Matrix(self.a, *self.a.stride()), Matrix(staged, *staged.stride()), rows, cols,
+            Crew(programs, 0, 0), rows, SITE=self.site, SEGMENTS=1 if self.by_rows else self.ctx.world_size,
             COURIER_M=config.comm_block_m, COURIER_N=config.comm_block_n, num_warps=8,
         )  # fmt: skip
-        plain_matmul(workspace, self.output, staged, self.b, self.bias, config, self.trace)
+        self.multiply(self.output, staged, self.bias)
 
-    def _put(self, parts: Decomposition, own: torch.Tensor, chunks: list[Rows]) -> None:
+    def _plan(self, source: Any, wanted_chunks: int = 0) -> Plan:
+        """What the plans of all algorithms have in common. Parts arrive in as many chunks of rows, or fewer; 0: they do
+        not arrive in chunks."""
+        world, blocks = self.ctx.world_size, -(-self.a.shape[0] // self.config.block_size_m)
+        per_chunk = -(-blocks // min(wanted_chunks, blocks, MAX_CHUNKS)) if wanted_chunks else 1
+        return Plan(
+            self.site, schedule.own_first, source, shards=world if self.by_rows else 1, sharded=self.by_rows,
+            segments=1 if self.by_rows else world, own=self.by_rows, piecewise=not self.by_rows,
+            chunks=-(-blocks // per_chunk) if wanted_chunks else 1, blocks_per_chunk=per_chunk,
+            chunk_rows=per_chunk * self.config.block_size_m,
+        )  # fmt: skip
+
+    def _put(self, own: torch.Tensor, chunks: list[Rows]) -> None:
         """Ask for copies of the own part to all peers, previous rank first, and of the epoch behind each chunk."""
-        here, rank, world = self._part(self._staged(parts.workspace)), self.ctx.rank, self.ctx.world_size
+        parts, here, rank, world = self.decomposition(), self._part(self._staged()), self.ctx.rank, self.ctx.world_size
         # What is computed first needs one rank's rows, but all ranks' columns: rank by rank there, chunk by chunk here.
         pairs = itertools.product(range(1, world), range(len(chunks)))
         for step, chunk in pairs if self.by_rows else sorted(pairs, key=lambda pair: pair[1]):
@@ -432,60 +430,21 @@ class _Call:
             parts.engine.put(part.of(own), part.of(here), peer)
             parts.flag(rank * len(chunks) + chunk, peer)
 
-    def _multiply_rows(self, workspace: FusedWorkspace, a: torch.Tensor, rows: Rows) -> None:
+    def _multiply_rows(self, a: torch.Tensor, rows: Rows) -> None:
         """The library's matmul of some rows of A, given as ``a``."""
-        bias = bias_of(rows, self.bias, self.bias_is)
-        plain_matmul(workspace, rows.of(self.output), a, self.b, bias, self.config, self.trace)
+        self.multiply(rows.of(self.output), a, bias_of(rows, self.bias, self.bias_is))
 
     def _part(self, staged: torch.Tensor) -> torch.Tensor:
         """This rank's rows or columns of the gathered A."""
-        rows, cols = self.own.shape
+        rows, cols = self.a.shape
         return staged[self.ctx.rank * rows :][:rows] if self.by_rows else staged[:, self.ctx.rank * cols :][:, :cols]
 
-    def _plan(
-        self,
-        source: Any,
-        courier: Any = None,
-        *,
-        piecewise: bool,
-        meet: bool = True,
-        chunks: int = 1,
-        blocks_per_chunk: int = 1,
-        pieces: int = 1,
-        piece_k: int = 0,
-        couriers: int = 0,
-        dedicated: int = 0,
-        first_units: int = 0,
-    ) -> Plan:
-        world = self.ctx.world_size
-        return Plan(
-            SITE_ALL_GATHER_MATMUL.value, schedule.own_first, source, courier=courier,
-            shards=world if self.by_rows else 1, sharded=self.by_rows, segments=1 if self.by_rows else world,
-            own=self.by_rows, piecewise=piecewise, meet=meet, chunks=chunks, blocks_per_chunk=blocks_per_chunk,
-            pieces=pieces, piece_k=piece_k, chunk_rows=blocks_per_chunk * self.config.block_size_m, couriers=couriers,
-            dedicated=dedicated, first_units=first_units,
-        )  # fmt: skip
-
-    def _chunks(self, wanted: int) -> tuple[int, int]:
-        """Chunks of rows in which parts arrive, at most ``wanted``, and block rows in each."""
-        blocks = -(-self.own.shape[0] // self.config.block_size_m)
-        per_chunk = -(-blocks // min(wanted, blocks, MAX_CHUNKS))
-        return -(-blocks // per_chunk), per_chunk
-
-    def _staged(self, workspace: FusedWorkspace, layout: str = "k_contiguous") -> torch.Tensor:
+    def _staged(self, layout: str = "k_contiguous") -> torch.Tensor:
         """The staging memory as the gathered A."""
         m, k = self.problem.m, self.problem.k
         if layout == "k_contiguous":
-            return workspace.staged(m, k, self.own.dtype)
-        return workspace.staged(k, m, self.own.dtype).T
-
-    def _run(
-        self, plan: Plan, own: torch.Tensor, workspace: FusedWorkspace, staged: torch.Tensor | None = None
-    ) -> None:
-        run(
-            self.ctx, self.problem, plan, self.output, own, self.b, self.bias, self.bias_is, self.config, workspace,
-            self.trace, staged,
-        )  # fmt: skip
+            return self.workspace.staged(m, k, self.a.dtype)
+        return self.workspace.staged(k, m, self.a.dtype).T
 
 
 def _gather_dim(a: torch.Tensor, b: torch.Tensor, world: int, given: int | None) -> int:

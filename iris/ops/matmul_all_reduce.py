@@ -60,7 +60,6 @@ from iris.device.sync import MAX_RANKS, SITE_MATMUL_ALL_REDUCE, signal_all, stor
 from iris.device.tile import finished, local_sink, slot_pointers, tile_mask, tile_pointers
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
-from iris.ops.decomposed import Decomposition
 from iris.ops.matmul import Plan, resolve
 from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape, check_symmetric, has_whole_rows
 from iris.ops.problem import Problem
@@ -76,7 +75,7 @@ from iris.ops.reduction import (
     keep,
 )
 from iris.ops.replay import replayed
-from iris.ops.room import sent_in_words
+from iris.ops.room import memory_of, sent_in_words
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -234,11 +233,19 @@ def matmul_all_reduce(
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     whole = has_whole_rows(output)
     chosen = resolve(
-        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: whole or one not in _ROW_BY_ROW, (output,),
-        bias_is,
+        ctx, problem, config, ALGORITHMS, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
+        shared=(output,), bias_is=bias_is,
     )  # fmt: skip
+    if chosen.algorithm == "copy_engine" and m % world:
+        raise ShapeError(
+            OP, "A", f"for copy_engine, rows that {world} ranks can share evenly", tuple(A.shape),
+            'Take algorithm "two_shot", or pad A with zero rows.',
+        )  # fmt: skip
+    if chosen.algorithm in _ROW_BY_ROW:
+        check_rows(OP, chosen.algorithm, output)
     site, recorded = SITE_MATMUL_ALL_REDUCE.value, trace_of(ctx, OP, trace)
-    call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, workspace, recorded)
+    ours = memory_of(ctx, problem, chosen, workspace)
+    call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, recorded, ours)
     getattr(call, chosen.algorithm)()
     return output
 
@@ -247,28 +254,21 @@ class _Call(SumCall):
     """A method per algorithm."""
 
     def one_shot(self) -> None:
-        ours = self.memory()
-        if sent_in_words(self.problem, self.config) and not ours.flagged:
-            staging, half = ours.halves()
-            plan = Plan(self.site, schedule.own_first, sink=one_shot_words_sink, meet=False)
-            self.start(plan, ours, Inbox(staging.view(torch.int64), half // 8))
+        if sent_in_words(self.problem, self.config) and not self.workspace.flagged:
+            staging, half = self.workspace.halves()
+            plan = Plan(self.site, sink=one_shot_words_sink, meet=False)
+            self.launch(plan, slots=Inbox(staging.view(torch.int64), half // 8))
         else:
-            self.launch(self.reduction(Plan(self.site, schedule.own_first, sink=one_shot_sink)))
+            self.launch_reduction(Plan(self.site, sink=one_shot_sink))
 
     def two_shot(self) -> None:
-        self._dealt(two_shot_sink, delivered_after)
+        self.launch_reduction(self._plan(two_shot_sink, delivered_after))
 
     def atomic(self) -> None:
-        self._dealt(atomic_sink, added_after)
+        self.launch_reduction(self._plan(atomic_sink, added_after))
 
     def copy_engine(self) -> None:
-        config, output, world, rank = self.config, self.output, self.ctx.world_size, self.ctx.rank
-        if self.problem.m % world:
-            raise ShapeError(
-                OP, "A", f"for copy_engine, rows that {world} ranks can share evenly", tuple(self.a.shape),
-                'Take algorithm "two_shot", or pad A with zero rows.',
-            )  # fmt: skip
-        check_rows(OP, self.config.algorithm, self.output)
+        config, world, rank, engine = self.config, self.ctx.world_size, self.ctx.rank, self.workspace.engine
         rows = self.problem.m // world
         blocks, across = -(-rows // config.block_size_m), -(-self.problem.n // config.block_size_n)
         # A chunk is whole groups of block rows, so that its tiles are consecutive ones and its rows complete.
@@ -281,8 +281,7 @@ class _Call(SumCall):
             self.site, schedule.own_last, sink=copied_sink, after=counted_after, eager=True, gate=True,
             shards=world, sharded=True, meet=False, per_round=chunk_tiles,
         )  # fmt: skip
-        sums = self.reduction(plan, chunk_tiles)
-        engine, mine = sums.workspace.engine, output[rank * rows :][:rows]
+        sums, mine = self.reduction(plan, chunk_tiles), self.output[rank * rows :][:rows]
 
         def spread(chunk: int) -> None:
             done = sums.slots.done[rank * sums.plan.chunks + chunk :][:1]
@@ -300,11 +299,10 @@ class _Call(SumCall):
                 if chunk > 0:
                     spread(chunk - 1)
 
-        engine.beside(lambda: self.launch(sums), copies, Decomposition(self.ctx, sums.workspace, self.site).meet)
+        engine.beside(lambda: self.launch(sums.plan, slots=sums.slots), copies, self.decomposition().meet)
 
     def ring(self) -> None:
-        check_rows(OP, self.config.algorithm, self.output)
-        self.sum_in_ring(self.memory(), self.output, everywhere=True)
+        self.sum_in_ring(self.output, everywhere=True)
 
     def low_latency(self) -> None:
         self.exchanged(split=False)
@@ -315,9 +313,8 @@ class _Call(SumCall):
     def baseline(self) -> None:
         self.summed(everywhere=True)
 
-    def _dealt(self, sink: Any, after: Any) -> None:
-        plan = Plan(
+    def _plan(self, sink: Any, after: Any) -> Plan:
+        return Plan(
             self.site, schedule.dealt, sink=sink, after=after, gate=True, shards=self.ctx.world_size,
             rounds=self.config.num_rounds,
         )  # fmt: skip
-        self.launch(self.reduction(plan))

@@ -36,7 +36,6 @@ that; on exit the ranks meet, and then each output is whole. Flags carry the cal
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import triton
@@ -49,15 +48,15 @@ from iris.device.matmul import Crew
 from iris.device.peer import translate
 from iris.device.sync import SITE_MATMUL_ALL_SCATTER, enter, leave, wait, wait_all_entered
 from iris.device.tile import Flags, Matrix, finished, tile_mask, tile_pointers
+from iris.ops.call import OpCall
 from iris.ops.config import FusedConfig
-from iris.ops.decomposed import Decomposition, bias_of, chunks_of
+from iris.ops.decomposed import bias_of, chunks_of
 from iris.ops.exchange import exchange
-from iris.ops.local_matmul import plain_matmul
-from iris.ops.matmul import Plan, resolve, run
+from iris.ops.matmul import Plan, resolve
 from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape, check_symmetric, has_whole_rows
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
-from iris.ops.room import exchanged_blocks, memory_of
+from iris.ops.room import memory_of
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -167,73 +166,62 @@ def matmul_all_scatter(
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     whole = has_whole_rows(output)
     chosen = resolve(
-        ctx, problem, config, ALGORITHMS, workspace, trace, lambda one: whole or one not in _ROW_BY_ROW, (output,)
-    )
-    ours = memory_of(ctx, problem, chosen, workspace)
+        ctx, problem, config, ALGORITHMS, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
+        shared=(output,),
+    )  # fmt: skip
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
-    call = _Call(ctx, problem, output, columns, A, B, bias, bias_is, chosen, ours, trace_of(ctx, OP, trace))
+    if chosen.algorithm in _ROW_BY_ROW:
+        check_rows(OP, chosen.algorithm, columns)
+    site, recorded = SITE_MATMUL_ALL_SCATTER.value, trace_of(ctx, OP, trace)
+    ours = memory_of(ctx, problem, chosen, workspace)
+    call = _Call(ctx, problem, site, columns, A, B, bias, bias_is, chosen, recorded, ours, output)
     getattr(call, chosen.algorithm)()
     return output
 
 
 @dataclass(frozen=True)
-class _Call:
-    """One checked call; a method per algorithm. ``columns`` are the own ones of the output."""
+class _Call(OpCall):
+    """A method per algorithm. ``output`` is this rank's columns of ``whole``, the output of all."""
 
-    ctx: Iris
-    problem: Problem
-    output: torch.Tensor
-    columns: torch.Tensor
-    a: torch.Tensor
-    b: torch.Tensor
-    bias: torch.Tensor | None
-    bias_is: int
-    config: FusedConfig
-    workspace: FusedWorkspace
-    trace: Trace | None
+    whole: torch.Tensor
 
     def push(self) -> None:
-        self._run(Plan(SITE_MATMUL_ALL_SCATTER.value, sink=push_sink, gate=True), None)
+        self.launch(Plan(self.site, sink=push_sink, gate=True))
 
     def split(self) -> None:
         senders = self.config.movers(OP, self.ctx.num_sms)
-        self._run(self._plan(send_courier, couriers=senders, dedicated=senders), self.workspace.ready)
+        plan = replace(self._plan(), courier=send_courier, couriers=senders, dedicated=senders)
+        self.launch(plan, slots=self.workspace.ready)
 
     def streams(self) -> None:
         senders = self.config.movers(OP, self.ctx.num_sms)
-        plan = self._plan(meet=False)
-        computing = (self.config.num_sms or self.ctx.num_sms) - senders
-        kernel_config = replace(self.config, num_sms=computing)
+        plan = replace(self._plan(), meet=False)
+        computing = replace(self.config, num_sms=(self.config.num_sms or self.ctx.num_sms) - senders)
         self.workspace.engine.then(
-            lambda: self._run(plan, self.workspace.ready, kernel_config), lambda: self._send(senders, plan)
+            lambda: self.launch(plan, slots=self.workspace.ready, config=computing), lambda: self._send(senders, plan)
         )
 
     def copy_engine(self) -> None:
-        check_rows(OP, self.config.algorithm, self.columns)
-        plan, engine, world = self._plan(chunks=self.config.num_chunks), self.workspace.engine, self.ctx.world_size
+        plan, engine, world = self._plan(self.config.num_chunks), self.workspace.engine, self.ctx.world_size
         done = self.workspace.scratch("done", plan.chunks, torch.int32)
 
         def copies() -> None:
             for chunk in range(plan.chunks):
-                rows = self.columns[chunk * plan.chunk_rows :][: plan.chunk_rows]
+                rows = self.output[chunk * plan.chunk_rows :][: plan.chunk_rows]
                 engine.wait(done[chunk:][:1])
                 for step in range(1, world):
                     engine.put(rows, rows, (self.ctx.rank + step) % world)
                 engine.clear(done[chunk:][:1])
 
-        parts = Decomposition(self.ctx, self.workspace, SITE_MATMUL_ALL_SCATTER.value)
-        engine.beside(lambda: self._run(plan, done), copies, parts.meet)
+        engine.beside(lambda: self.launch(plan, slots=done), copies, self.decomposition().meet)
 
     def decomposed(self) -> None:
-        check_rows(OP, self.config.algorithm, self.columns)
-        rank, world, engine = self.ctx.rank, self.ctx.world_size, self.workspace.engine
-        parts = Decomposition(self.ctx, self.workspace, SITE_MATMUL_ALL_SCATTER.value)
+        rank, world, engine, parts = self.ctx.rank, self.ctx.world_size, self.workspace.engine, self.decomposition()
         parts.enter()
         with engine.running(last=lambda: parts.leave(meet=True)):
             for rows in chunks_of(self.problem.m, self.config.num_chunks, self.config.block_size_m):
-                columns = rows.of(self.columns)
-                bias = bias_of(rows, self.bias, self.bias_is)
-                plain_matmul(self.workspace, columns, rows.of(self.a), self.b, bias, self.config)
+                columns = rows.of(self.output)
+                self.multiply(columns, rows.of(self.a), bias_of(rows, self.bias, self.bias_is))
                 if rows.first == 0:
                     parts.wait_entered(rank + 1, world - 1)
                 engine.follow()
@@ -241,48 +229,32 @@ class _Call:
                     engine.put(columns, columns, (rank + step) % world)
 
     def low_latency(self) -> None:
-        plain_matmul(self.workspace, self.columns, self.a, self.b, self.bias, self.config, self.trace)
-        blocks = exchanged_blocks(self.problem, self.config.algorithm, self.ctx.num_sms)
-        exchange(self.ctx, self.workspace, blocks, self.columns, self.output, SITE_MATMUL_ALL_SCATTER.value)
+        self.multiply(self.output, self.a, self.bias)
+        exchange(self.ctx, self.workspace, self.blocks(), self.output, self.whole, self.site)
 
     def baseline(self) -> None:
-        plain_matmul(self.workspace, self.columns, self.a, self.b, self.bias, self.config, self.trace)
+        self.multiply(self.output, self.a, self.bias)
         self._send(self.config.num_sms or self.ctx.num_sms, None)
 
-    def _plan(
-        self,
-        courier: Any = None,
-        *,
-        couriers: int = 0,
-        dedicated: int = 0,
-        chunks: int | None = None,
-        meet: bool = True,
-    ) -> Plan:
-        """Chunks are whole groups of block rows, so that their tiles are consecutive ones and their rows complete."""
+    def _plan(self, wanted_chunks: int | None = None) -> Plan:
+        """What the plans of all that send chunks have in common; None: as many as there can be. Chunks are whole groups
+        of block rows, so that their tiles are consecutive ones and their rows complete."""
         config = self.config
         groups = -(-self.problem.m // (config.block_size_m * config.group_size_m))
-        per_chunk = -(-groups // min(chunks or groups, groups))
+        per_chunk = -(-groups // min(wanted_chunks or groups, groups))
         tiles = per_chunk * config.group_size_m * -(-self.problem.n // config.block_size_n)
         count = -(-groups // per_chunk)
         return Plan(
-            SITE_MATMUL_ALL_SCATTER.value, after=chunk_after, eager=True, gate=True, courier=courier,
-            couriers=couriers, dedicated=dedicated, chunks=count, blocks_per_chunk=tiles, counts=count, meet=meet,
+            self.site, after=chunk_after, eager=True, gate=True, chunks=count, blocks_per_chunk=tiles, counts=count,
             chunk_rows=per_chunk * config.group_size_m * config.block_size_m,
-        )  # fmt: skip
-
-    def _run(self, plan: Plan, done: torch.Tensor | None, config: FusedConfig | None = None) -> None:
-        run(
-            self.ctx, self.problem, plan, self.columns, self.a, self.b, self.bias, self.bias_is, config or self.config,
-            self.workspace, self.trace, slots=done,
         )  # fmt: skip
 
     def _send(self, programs: int, beside: Plan | None) -> None:
         """The second kernel: it has a turnstile of its own, which counts the same calls."""
-        turnstile = self.workspace.second_turnstile
-        flags = Flags(turnstile, self.workspace.ready, None, None, 1, 1, 1, 1)
+        flags = Flags(self.workspace.second_turnstile, self.workspace.ready, None, None, 1, 1, 1, 1)
         send_kernel[(programs,)](
-            self.ctx.handle, flags, Matrix(self.columns, *self.columns.stride()), self.problem.m, self.problem.n,
+            self.ctx.handle, flags, Matrix(self.output, *self.output.stride()), self.problem.m, self.problem.n,
             Crew(programs, programs, 0), beside.chunk_rows if beside is not None else self.problem.m,
-            SITE=SITE_MATMUL_ALL_SCATTER.value, BESIDE=beside is not None,
+            SITE=self.site, BESIDE=beside is not None,
             COURIER_M=self.config.comm_block_m, COURIER_N=self.config.comm_block_n, num_warps=8,
         )  # fmt: skip

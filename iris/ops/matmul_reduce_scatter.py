@@ -36,6 +36,7 @@ with 1 nothing runs beside anything.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ from iris.device.sync import SITE_MATMUL_REDUCE_SCATTER
 from iris.device.tile import local_sink, within_shard
 from iris.errors import ShapeError
 from iris.ops.config import FusedConfig
-from iris.ops.decomposed import Decomposition
+from iris.ops.decomposed import Rows
 from iris.ops.matmul import Plan, resolve
 from iris.ops.operands import bias_kind, check_operands, check_shape
 from iris.ops.problem import Problem
@@ -65,6 +66,7 @@ from iris.ops.reduction import (
     kept_after,
 )
 from iris.ops.replay import replayed
+from iris.ops.room import memory_of
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -148,7 +150,8 @@ def matmul_reduce_scatter(
     problem = Problem(OP, m, n, k, A.dtype, world, received)
     chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace, bias_is=bias_is)
     site, recorded = SITE_MATMUL_REDUCE_SCATTER.value, trace_of(ctx, OP, trace)
-    call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, workspace, recorded)
+    ours = memory_of(ctx, problem, chosen, workspace)
+    call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, recorded, ours)
     getattr(call, chosen.algorithm)()
     return output
 
@@ -157,13 +160,13 @@ class _Call(SumCall):
     """A method per algorithm."""
 
     def push(self) -> None:
-        self.launch(self.reduction(self._plan(scatter_rows_sink, delivered_after)))
+        self.launch_reduction(self._plan(scatter_rows_sink, delivered_after))
 
     def atomic(self) -> None:
-        self.launch(self.reduction(self._plan(add_rows_sink, added_after)))
+        self.launch_reduction(self._plan(add_rows_sink, added_after))
 
     def copy_engine(self) -> None:
-        plan = self._plan(keep_rows_sink, kept_after, eager=True)
+        plan = replace(self._plan(keep_rows_sink, kept_after), eager=True)
         per_shard, rank, world = plan.tiles_per_shard(self.problem, self.config), self.ctx.rank, self.ctx.world_size
         sums = self.reduction(plan, -(-per_shard // min(self.config.num_chunks, per_shard)))
 
@@ -172,28 +175,26 @@ class _Call(SumCall):
                 for chunk in range(sums.plan.chunks):
                     self.send_chunk(sums, (rank + step) % world, chunk)
 
-        sums.workspace.engine.beside(lambda: self.launch(sums), copies)
+        self.workspace.engine.beside(lambda: self.launch(sums.plan, slots=sums.slots), copies)
 
     def decomposed(self) -> None:
         (m, n), rank, world = (self.problem.m, self.problem.n), self.ctx.rank, self.ctx.world_size
-        rows, ours = m // world, self.memory()
-        incoming = ours.staged(m, n, self.output.dtype)
-        outgoing = ours.scratch("outgoing", m * n, self.output.dtype)[: m * n].view(m, n)
-        parts, here = Decomposition(self.ctx, ours, self.site), incoming[rank * rows :][:rows]
-        with ours.engine.running():
+        incoming = self.workspace.staged(m, n, self.output.dtype)
+        outgoing = self.workspace.scratch("outgoing", m * n, self.output.dtype)[: m * n].view(m, n)
+        rows_of = [Rows(owner * (m // world), m // world) for owner in range(world)]
+        engine, parts, here = self.workspace.engine, self.decomposition(), rows_of[rank].of(incoming)
+        with engine.running():
             for owner in ((rank + step) % world for step in range(1, world)):
-                product = outgoing[owner * rows :][:rows]
-                self.multiply(ours, product, owner * rows)
-                ours.engine.follow()
-                ours.engine.put(product, here, owner)
+                product = rows_of[owner].of(outgoing)
+                self.multiply(product, rows_of[owner].of(self.a))
+                engine.follow()
+                engine.put(product, here, owner)
                 parts.flag(rank, owner)
-            self.multiply(ours, here, rank * rows)
-            self.sum(ours, incoming, landed=True)
+            self.multiply(here, rows_of[rank].of(self.a))
+            self.sum(incoming, landed=True)
 
     def ring(self) -> None:
-        m, n = self.problem.m, self.problem.n
-        ours = self.memory()
-        self.sum_in_ring(ours, ours.staged(m, n, self.output.dtype), everywhere=False)
+        self.sum_in_ring(self.workspace.staged(self.problem.m, self.problem.n, self.output.dtype), everywhere=False)
 
     def low_latency(self) -> None:
         self.exchanged(split=True)
@@ -201,8 +202,8 @@ class _Call(SumCall):
     def baseline(self) -> None:
         self.summed(everywhere=False)
 
-    def _plan(self, sink: Any, after: Any, *, eager: bool | None = None) -> Plan:
+    def _plan(self, sink: Any, after: Any) -> Plan:
         return Plan(
-            self.site, schedule.own_last, sink=sink, after=after, eager=eager, gate=True, shards=self.ctx.world_size,
-            sharded=True, meet=False,
+            self.site, schedule.own_last, sink=sink, after=after, gate=True, shards=self.ctx.world_size, sharded=True,
+            meet=False,
         )  # fmt: skip

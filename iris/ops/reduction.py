@@ -25,7 +25,6 @@ import torch
 import triton
 import triton.language as tl
 
-from iris.context import Iris
 from iris.device import handle as handles
 from iris.device.chunk import count_tile
 from iris.device.peer import translate
@@ -40,15 +39,13 @@ from iris.device.sync import (
     wait_all_entered,
 )
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers, within_shard
-from iris.ops.config import FusedConfig
-from iris.ops.decomposed import Decomposition, Rows, bias_of, chunks_of, reduce_in_ring
+from iris.ops.call import OpCall
+from iris.ops.decomposed import Rows, bias_of, chunks_of, reduce_in_ring
 from iris.ops.exchange import exchange
-from iris.ops.local_matmul import add_product, plain_matmul
-from iris.ops.matmul import Plan, accumulator_of, run
-from iris.ops.problem import Problem, output_dtype
-from iris.ops.room import exchanged_blocks, memory_of, tiles_sent
-from iris.ops.workspace import FusedWorkspace
-from iris.trace import Trace
+from iris.ops.local_matmul import add_product
+from iris.ops.matmul import Plan, accumulator_of
+from iris.ops.problem import output_dtype
+from iris.ops.room import tiles_sent
 
 _SUM_PROGRAMS = 4
 """Programs per SM of a kernel that only sums: enough loads at a time to keep the memory busy."""
@@ -141,10 +138,9 @@ def collected_sum(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
 
 @dataclass(frozen=True)
 class Reduction:
-    """The memory of one call, and how its tiles are cut into chunks. ``plan`` is the op's, chunks filled in."""
+    """How the tiles of one call are cut into chunks, and their memory. ``plan`` is the op's, chunks filled in."""
 
     plan: Plan
-    workspace: FusedWorkspace
     slots: Slots
 
 
@@ -208,26 +204,8 @@ def sum_kernel(
     leave(turnstile, epoch, handle, SITE)
 
 
-@dataclass(frozen=True)
-class SumCall:
-    """One checked call of an op that sums products over ranks: what the algorithms of both ops need. ``site`` is the
-    op's, for errors of waits."""
-
-    ctx: Iris
-    problem: Problem
-    site: int
-    output: torch.Tensor
-    a: torch.Tensor
-    b: torch.Tensor
-    bias: torch.Tensor | None
-    bias_is: int
-    config: FusedConfig
-    workspace: FusedWorkspace | None
-    trace: Trace | None
-
-    def memory(self) -> FusedWorkspace:
-        """The workspace of this call's algorithm."""
-        return memory_of(self.ctx, self.problem, self.config, self.workspace)
+class SumCall(OpCall):
+    """A call of an op that sums products over ranks: what the algorithms of both ops need."""
 
     # -- tile by tile -------------------------------------------------------------------------------------------
 
@@ -237,28 +215,26 @@ class SumCall:
         summing, copying = self.config.algorithm == "atomic", self.config.algorithm == "copy_engine"
         dtype = accumulator_of(self.problem.dtype) if summing else output_dtype(self.problem.dtype)
         slots, tiles = tiles_sent(self.problem, self.config)
-        count, chunks, ours = slots * tiles * self.config.tile_elements, -(-per_shard // tiles_per_chunk), self.memory()
+        count, chunks, ours = (
+            slots * tiles * self.config.tile_elements,
+            -(-per_shard // tiles_per_chunk),
+            self.workspace,
+        )
         incoming = ours.staging[: count * dtype.itemsize].view(dtype)
         outgoing = ours.scratch("outgoing", count, dtype) if copying else None
         done = ours.scratch("done", world * chunks, torch.int32) if copying else None
         counts = world * chunks if copying else 0
         chunked = replace(plan, chunks=chunks, blocks_per_chunk=tiles_per_chunk, counts=counts)
-        return Reduction(chunked, ours, Slots(incoming, outgoing, done))
+        return Reduction(chunked, Slots(incoming, outgoing, done))
 
-    def launch(self, sums: Reduction) -> None:
-        """The matmul kernel, with the reduction's plan."""
-        self.start(sums.plan, sums.workspace, sums.slots)
-
-    def start(self, plan: Plan, workspace: FusedWorkspace, slots: Any) -> None:
-        """The matmul kernel, with what the plan's sink takes as ``slots``."""
-        run(
-            self.ctx, self.problem, plan, self.output, self.a, self.b, self.bias, self.bias_is, self.config, workspace,
-            self.trace, slots=slots,
-        )  # fmt: skip
+    def launch_reduction(self, plan: Plan) -> None:
+        """The matmul kernel, with room for the tiles that others send."""
+        sums = self.reduction(plan)
+        self.launch(sums.plan, slots=sums.slots)
 
     def send_chunk(self, sums: Reduction, owner: int, chunk: int) -> None:
         """Let the copy engine hand a chunk of tiles over to its owner once it is complete."""
-        plan, slots, engine, rank = sums.plan, sums.slots, sums.workspace.engine, self.ctx.rank
+        plan, slots, engine, rank = sums.plan, sums.slots, self.workspace.engine, self.ctx.rank
         per_shard, tile = plan.tiles_per_shard(self.problem, self.config), self.config.tile_elements
         first = chunk * plan.blocks_per_chunk
         start, length = first * tile, min(plan.blocks_per_chunk, per_shard - first) * tile
@@ -267,17 +243,12 @@ class SumCall:
         engine.put(
             slots.outgoing[owner * whole + start :][:length], slots.incoming[rank * whole + start :][:length], owner
         )
-        engine.put(done, sums.workspace.ready[rank * plan.chunks + chunk :][:1], owner)
+        engine.put(done, self.workspace.ready[rank * plan.chunks + chunk :][:1], owner)
         engine.clear(done)
 
     # -- by the library's matmul --------------------------------------------------------------------------------
 
-    def multiply(self, workspace: FusedWorkspace, product: torch.Tensor, first: int = 0) -> None:
-        """The library's product of as many rows of A as ``product`` has, from number ``first`` on."""
-        rows = self.a[first:][: product.shape[0]]
-        plain_matmul(workspace, product, rows, self.b, None, self.config, self.trace)
-
-    def sum_in_ring(self, workspace: FusedWorkspace, sums: torch.Tensor, *, everywhere: bool) -> None:
+    def sum_in_ring(self, sums: torch.Tensor, *, everywhere: bool) -> None:
         """The product chunk by chunk, and sums that travel through ``sums``, symmetric, to the rank that owns their
         rows (:func:`iris.ops.decomposed.reduce_in_ring`). ``everywhere``: ``sums`` is the output, all of it."""
         per_rank = -(-self.problem.m // self.ctx.world_size)
@@ -288,42 +259,35 @@ class SumCall:
             total, a = mine.of(self.output) if last else rows.of(sums), rows.of(self.a)
             bias = bias_of(mine, self.bias, self.bias_is) if last else None
             if not begun:
-                plain_matmul(workspace, total, a, self.b, bias, self.config)
+                self.multiply(total, a, bias)
                 return
             if bias is not None:
                 torch.add(rows.of(sums), bias, out=total)
             elif last and not everywhere:
                 total.copy_(rows.of(sums))
-            add_product(workspace, total, a, self.b, self.config)
+            add_product(self.workspace, total, a, self.b, self.config)
 
-        parts = Decomposition(self.ctx, workspace, self.site)
         chunks = chunks_of(per_rank, self.config.num_chunks, self.config.block_size_m)
-        reduce_in_ring(parts, sums, chunks, per_rank, multiply, everywhere=everywhere)
+        reduce_in_ring(self.decomposition(), sums, chunks, per_rank, multiply, everywhere=everywhere)
 
     def exchanged(self, *, split: bool) -> None:
         """The product, then an exchange of it through inboxes; ``split``: of the part for each rank, whose sum goes to
         that rank, or in the second hop to all."""
         m, n = self.problem.m, self.problem.n
-        blocks = exchanged_blocks(self.problem, self.config.algorithm, self.ctx.num_sms)
-        ours = self.memory()
-        product = ours.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
-        self.multiply(ours, product)
+        product = self.workspace.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
+        self.multiply(product, self.a)
         exchange(
-            self.ctx, ours, blocks, product, self.output, self.site, split=split, total=True, bias=self.bias,
-            bias_is=self.bias_is,
+            self.ctx, self.workspace, self.blocks(), product, self.output, self.site, split=split, total=True,
+            bias=self.bias, bias_is=self.bias_is,
         )  # fmt: skip
 
     def summed(self, *, everywhere: bool) -> None:
         """The product, then the collective: what the fused algorithms are measured against."""
-        m, n = self.problem.m, self.problem.n
-        ours = self.memory()
-        product = ours.staged(m, n, self.output.dtype)
-        self.multiply(ours, product)
-        self.sum(ours, product, everywhere=everywhere)
+        product = self.workspace.staged(self.problem.m, self.problem.n, self.output.dtype)
+        self.multiply(product, self.a)
+        self.sum(product, everywhere=everywhere)
 
-    def sum(
-        self, workspace: FusedWorkspace, partial: torch.Tensor, *, landed: bool = False, everywhere: bool = False
-    ) -> None:
+    def sum(self, partial: torch.Tensor, *, landed: bool = False, everywhere: bool = False) -> None:
         """``partial``, symmetric, summed over ranks into the output; see :func:`sum_kernel`."""
         m, n, config = self.problem.m, self.problem.n, self.config
         rows = -(-m // self.ctx.world_size)
@@ -331,7 +295,7 @@ class SumCall:
         # None waits for another of this rank, so not all must be resident.
         programs = min(blocks, _SUM_PROGRAMS * (config.num_sms or self.ctx.num_sms))
         sum_kernel[(programs,)](
-            self.ctx.handle, workspace.turnstile, workspace.ready, Matrix(partial, *partial.stride()),
+            self.ctx.handle, self.workspace.turnstile, self.workspace.ready, Matrix(partial, *partial.stride()),
             Matrix(self.output, *self.output.stride()), self.bias, m, n, rows,
             SITE=self.site, LANDED=landed, EVERYWHERE=everywhere, BIAS=self.bias_is,
             ACC_DTYPE=tl.int32 if self.problem.dtype == torch.int8 else tl.float32,

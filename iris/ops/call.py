@@ -1,0 +1,72 @@
+"""One call of an op, checked and about to run: what all ops over ranks do with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from iris.context import Iris
+from iris.ops.config import FusedConfig
+from iris.ops.decomposed import Decomposition
+from iris.ops.exchange import Blocks
+from iris.ops.local_matmul import plain_matmul
+from iris.ops.matmul import Plan, run
+from iris.ops.problem import Problem
+from iris.ops.room import exchanged_blocks
+from iris.ops.workspace import FusedWorkspace
+from iris.trace import Trace
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """One call. Each op derives from it a class with a method per algorithm, and calls the one that ``config`` names.
+
+    Attributes:
+        ctx, problem: where, and what is computed.
+        site: the op's number, for errors of waits (:mod:`iris.device.sync`).
+        output: what this rank's matmul fills.
+        a, b, bias, bias_is: this rank's operands, and the kind of the bias.
+        config: the options, with the algorithm that runs.
+        trace: what to record into, if anything.
+        workspace: that of the algorithm.
+    """
+
+    ctx: Iris
+    problem: Problem
+    site: int
+    output: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
+    bias: torch.Tensor | None
+    bias_is: int
+    config: FusedConfig
+    trace: Trace | None
+    workspace: FusedWorkspace
+
+    def launch(
+        self,
+        plan: Plan,
+        *,
+        a: torch.Tensor | None = None,
+        gathered: torch.Tensor | None = None,
+        slots: object = None,
+        config: FusedConfig | None = None,
+    ) -> None:
+        """Launch Iris's matmul kernel as ``plan`` says; see :func:`iris.ops.matmul.run`."""
+        run(
+            self.ctx, self.problem, plan, self.output, self.a if a is None else a, self.b, self.bias, self.bias_is,
+            config or self.config, self.workspace, self.trace, gathered, slots,
+        )  # fmt: skip
+
+    def multiply(self, product: torch.Tensor, a: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """``product = a @ b + bias`` by the library's matmul."""
+        plain_matmul(self.workspace, product, a, self.b, bias, self.config, self.trace)
+
+    def decomposition(self) -> Decomposition:
+        """The small kernels and copies of this call."""
+        return Decomposition(self.ctx, self.workspace, self.site)
+
+    def blocks(self) -> Blocks:
+        """How this rank's part is cut for an exchange."""
+        return exchanged_blocks(self.problem, self.config.algorithm, self.ctx.num_sms)
