@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from iris import backends, ops
+from iris.bench.accuracy import relative_error, tolerance
 from iris.bench.command import STOPPED
 from iris.bench.driver import sheltered
 from iris.bench.matrix import folder_trouble, positive, rank_count, seconds
@@ -66,8 +67,7 @@ class _Case:
         return resolve(self.ctx, self.problem, None, ops.ALGORITHMS[self.op], None, traced).algorithm
 
     def error(self) -> float:
-        """Relative error in the Frobenius norm."""
-        return float((self.output.double() - self.reference).norm() / self.reference.norm())
+        return relative_error(self.output, self.reference)
 
 
 _ctx: Iris | None = None
@@ -130,11 +130,6 @@ def _stop() -> None:
         _ctx.close()
 
 
-def _bound(dtype: str, k: int) -> float:
-    """How far a right result may be off: one rounding of the output, and float32 sums of ``k`` products."""
-    return float(torch.finfo(getattr(torch, dtype)).eps + k**0.5 * torch.finfo(torch.float32).eps)
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the demo; returns the exit status: 0 if every result is right, 1 if not, 130 after Ctrl-C."""
     options = _parser().parse_args(argv)
@@ -181,7 +176,7 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
             time_s = max(step(f"{op}: time", _time))
             traces = step(f"{op}: trace", _trace)
             timed, traced = pool.run(_algorithms, timeout_s=options.timeout_s)[0]
-            ok = worst <= _bound(options.dtype, k)
+            ok = worst <= tolerance(getattr(torch, options.dtype), k, roundings=2)
             right &= ok
             waited = _time_text(max(waited_s for waited_s, _ in traces)) + ("" if traced == timed else f" ({traced})")
             error = f"{worst:.1e}{'' if ok else ' WRONG'}"

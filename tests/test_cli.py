@@ -300,6 +300,25 @@ def algorithms_that_differ() -> tuple[str, str]:
     return "low_latency", "push"
 
 
+def not_written_on_rank_1() -> float:
+    """What the demo finds where an op has written nothing on one rank."""
+    assert demo._ctx is not None and demo._case is not None
+    demo._case.call()
+    demo._ctx.barrier()
+    if demo._ctx.rank == 1:
+        demo._case.output.fill_(float("nan"))
+    return demo._case.error()
+
+
+@SIM
+def test_the_demo_tells_of_an_output_that_was_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "_check", not_written_on_rank_1)
+    assert demo.main(["--num_ranks", "2", "--shape", "64", "64", "64", "--picture_dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("WRONG") == 2
+
+
 @SIM
 def test_the_demo_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--num_ranks", "2", "--shape", "64", "64", "64", "--picture_dir", str(tmp_path)]) == 0

@@ -25,7 +25,8 @@ from ranks import BACKEND, NAMES_SHARED_MEMORY, Ranks, worlds
 import iris
 from iris import ops
 from iris.bench import gemm_options
-from iris.bench.gemm_cli import main, registers_of, relative_error, tolerance
+from iris.bench.accuracy import relative_error, tolerance
+from iris.bench.gemm_cli import main, registers_of
 from iris.bench.gemm_options import Arguments, Device, config_of, fit, ignored, parse
 from iris.context import LEAST_HEAP_BYTES
 

@@ -27,6 +27,7 @@ import torch
 import triton
 
 from iris import ops
+from iris.bench.accuracy import relative_error, tolerance
 from iris.bench.environment import environment
 from iris.bench.gemm_options import (
     OPS,
@@ -112,20 +113,6 @@ class Work:
         """The op, on the first ``depth`` of this rank's K if that is given."""
         a, b = self.a[:, :depth], self.b[:depth]
         getattr(ops, self.op)(self.ctx, self.output, a, b, config=self.config, trace=trace)
-
-
-def tolerance(dtype: torch.dtype, k: int, roundings: int = 1) -> float:
-    """Relative error (Frobenius) that a right result may have: ``roundings`` of half an ulp each to ``dtype``, and
-    float32 sums of ``k`` products, whose errors grow as in a random walk. int8 sums are exact."""
-    if not dtype.is_floating_point:
-        return 0.0
-    return float(roundings * torch.finfo(dtype).eps / 2 + k**0.5 * torch.finfo(torch.float32).eps)
-
-
-def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
-    """In the Frobenius norm; infinite if ``output`` holds a NaN or an infinity."""
-    error = float((output.double() - reference).norm() / reference.norm().clamp(min=1e-300))
-    return error if math.isfinite(error) else math.inf
 
 
 def slowest(ctx: Iris, value: float) -> float:

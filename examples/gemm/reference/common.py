@@ -23,7 +23,8 @@ import torch.distributed as dist
 
 import iris
 from iris import backends
-from iris.bench.gemm_cli import NOT_OVER, relative_error, tolerance, write_failure, write_result
+from iris.bench.accuracy import relative_error, tolerance
+from iris.bench.gemm_cli import NOT_OVER, write_failure, write_result
 from iris.bench.gemm_options import DATATYPES
 from iris.bench.matrix import output_file, rank_parser, ranks_to_start
 from iris.errors import ArgumentError, IrisError
