@@ -22,7 +22,8 @@ import triton
 import triton.language as tl
 
 import iris
-from iris.bench.matrix import positive, random_bits, rank_parser, ranks_to_start, require, same_bits
+from iris.bench.matrix import random_bits, require, same_bits
+from iris.bench.options import positive, rank_parser, ranks_to_start
 
 LENGTH = 1024
 LAUNCHES = 3

@@ -19,9 +19,8 @@ import torch
 
 from iris import backends, ops
 from iris.bench.accuracy import relative_error, tolerance
-from iris.bench.command import STOPPED
 from iris.bench.driver import sheltered
-from iris.bench.matrix import folder_trouble, positive, rank_count, seconds
+from iris.bench.options import STOPPED, add_num_ranks, folder_trouble, positive, seconds
 from iris.bench.progress import progress
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
@@ -213,9 +212,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="iris demo", description="Run two fused ops on fresh random data: checked, timed and drawn."
     )
-    parser.add_argument(
-        "--num_ranks", type=rank_count, help="ranks (default: all GPUs if two or more, else 4 simulated)"
-    )
+    add_num_ranks(parser)
     parser.add_argument("--shape", type=positive, nargs=3, metavar=("M", "N", "K"), help="sizes of the whole problem")
     parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), default="float16")
     parser.add_argument("--picture_dir", type=Path, default=".", help="where the pictures go (default: here)")

@@ -20,7 +20,6 @@ import torch
 from ranks import BACKEND, Failure, Ranks, context, failure_of, worlds
 
 from iris.bench.matrix import (
-    DTYPES,
     draw_matrix,
     format_rate,
     gather_rows,
@@ -29,11 +28,11 @@ from iris.bench.matrix import (
     parse_options,
     print_matrix,
     random_bits,
-    ranks_to_start,
     report,
     require,
     same_bits,
 )
+from iris.bench.options import DTYPES, ranks_to_start
 
 ROOT = Path(__file__).parents[1]
 BANDWIDTH = {

@@ -21,8 +21,9 @@ compared with a float64 reference before it is timed.
 import torch
 
 import iris
-from iris.bench.matrix import DTYPES, positive, rank_parser, ranks_to_start, require, share_evenly
-from iris.bench.timing import median_seconds
+from iris.bench.matrix import require
+from iris.bench.options import DTYPES, positive, rank_parser, ranks_to_start, share_evenly
+from iris.bench.timing import median_seconds, slowest
 from iris.ops import FusedConfig
 
 GPU_SHAPE, SIM_SHAPE = (4096, 8192, 8192), (64, 96, 128)
@@ -57,14 +58,13 @@ def main(sizes: tuple[int | None, ...], dtype: torch.dtype, gather_dim: int) -> 
         error = relative_error(ctx, output, A_sharded, B, gather_dim)
         bound = torch.finfo(dtype).eps / 2 + k**0.5 * torch.finfo(torch.float32).eps  # a rounding, and float32 sums
         require(ctx, error <= bound, f"all_gather_matmul (relative error {error:.1e}, at most {bound:.1e} is right)")
-        seconds = median_seconds(ctx, call, together=True)
-        slowest = max(float(ctx.broadcast(seconds, rank)) for rank in range(ctx.world_size))
+        seconds = slowest(ctx, median_seconds(ctx, call, together=True))
         if ctx.rank == 0:
             print(f"all_gather_matmul by {config.algorithm}, {ctx.world_size} ranks, backend {ctx.backend_name}")
             print(f"shape {m} x {n} x {k}, {dtype}, gather_dim {gather_dim}")
             print(f"validation passed: relative error {error:.1e}, at most {bound:.1e} is right")
             print(
-                f"median {slowest * 1e3:.3f} ms, {2 * m * n * k / ctx.world_size / slowest / 1e12:.3g} TFLOP/s per rank"
+                f"median {seconds * 1e3:.3f} ms, {2 * m * n * k / ctx.world_size / seconds / 1e12:.3g} TFLOP/s per rank"
             )
 
 

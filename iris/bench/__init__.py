@@ -30,7 +30,7 @@ from collections.abc import Sequence
 
 from iris.bench.axes import axis, linear, pow2
 from iris.bench.case import register, registered
-from iris.bench.matrix import DTYPES
+from iris.bench.options import DTYPES
 from iris.bench.state import State
 from iris.errors import ArgumentError, IrisError
 

@@ -15,19 +15,25 @@ from pathlib import Path
 from iris.bench import records
 from iris.bench.axes import Axis, Value, parse_values
 from iris.bench.case import SHAPE_AXIS, Case
-from iris.bench.contexts import add_heap_size
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group, grouped, label, live, measured
 from iris.bench.environment import here, versions
-from iris.bench.matrix import DTYPES, not_negative, positive, rank_count, ranks_to_start, seconds
+from iris.bench.options import (
+    DTYPES,
+    STOPPED,
+    add_heap_size,
+    add_num_ranks,
+    not_negative,
+    positive,
+    ranks_to_start,
+    seconds,
+)
 from iris.bench.progress import progress
 from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.tables import FORMATS
 from iris.errors import ArgumentError
 
-STOPPED = 130
-"""Exit status after Ctrl-C, as shells have it."""
 _AXIS = "axis_"
 
 
@@ -200,9 +206,7 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--num_ranks", type=rank_count, help="ranks (default: all GPUs if two or more, else 4 simulated)"
-    )
+    add_num_ranks(parser)
     parser.add_argument(
         "--benchmark_filter", type=_regex, metavar="REGEX", help="only points whose name, as listed, has a match"
     )

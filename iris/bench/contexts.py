@@ -1,15 +1,13 @@
-"""The context that a rank measures with, one after the other, and the option that says how large its heap is."""
+"""The contexts that a rank measures with, one after the other."""
 
 from __future__ import annotations
 
-import argparse
 import gc
 from collections.abc import Callable
 
 import torch
 
 from iris.backends import chosen
-from iris.bench.matrix import heap_bytes
 from iris.context import Iris
 
 GPU_HEAP_LIMIT, SIM_HEAP_SIZE = 32 << 30, 256 << 20
@@ -20,15 +18,6 @@ def default_heap_size() -> int:
     if chosen().name == "sim":
         return SIM_HEAP_SIZE
     return min(GPU_HEAP_LIMIT, torch.cuda.get_device_properties(0).total_memory // 4 >> 30 << 30)
-
-
-def add_heap_size(parser: argparse.ArgumentParser) -> None:
-    """The option ``--heap_size``, for which None stands for :func:`default_heap_size`."""
-    parser.add_argument(
-        "--heap_size",
-        type=heap_bytes,
-        help="bytes of symmetric heap (default: a quarter of the GPU's memory, 32 GiB at most; simulated 256 MiB)",
-    )
 
 
 def roomy(ctx: Iris | None, open_new: Callable[[], Iris]) -> Iris:

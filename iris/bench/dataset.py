@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from iris.bench.axes import Params, Value
-from iris.bench.matrix import DTYPES
+from iris.bench.options import DTYPES
 from iris.errors import ArgumentError
 
 _TEXTS = ("model", "layer", "source", "note", "dtype")

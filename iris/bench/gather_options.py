@@ -13,9 +13,8 @@ from pathlib import Path
 
 from iris import backends
 from iris.bench.axes import Params
-from iris.bench.contexts import add_heap_size
 from iris.bench.dataset import Dataset
-from iris.bench.matrix import folder_trouble, positive, rank_parser, ranks_to_start
+from iris.bench.options import add_heap_size, folder_trouble, positive, rank_parser, ranks_to_start
 from iris.errors import ArgumentError
 from iris.launch import identity
 

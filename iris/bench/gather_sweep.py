@@ -20,7 +20,7 @@ from iris.bench.cases.operands import Operands
 from iris.bench.cases.ways import Way, way
 from iris.bench.environment import dated, environment
 from iris.bench.gather_options import OP, Options
-from iris.bench.matrix import DTYPES
+from iris.bench.options import DTYPES
 from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, State

@@ -39,8 +39,8 @@ from iris.bench.gemm_options import (
     parse,
     shared_extent,
 )
-from iris.bench.matrix import ranks_to_start
-from iris.bench.timing import median_seconds
+from iris.bench.options import ranks_to_start
+from iris.bench.timing import median_seconds, slowest
 from iris.context import Iris, iris
 from iris.device.matmul import matmul_kernel
 from iris.errors import ArgumentError, IrisError
@@ -113,11 +113,6 @@ class Work:
         """The op, on the first ``depth`` of this rank's K if that is given."""
         a, b = self.a[:, :depth], self.b[:depth]
         getattr(ops, self.op)(self.ctx, self.output, a, b, config=self.config, trace=trace)
-
-
-def slowest(ctx: Iris, value: float) -> float:
-    """The largest of all ranks' values. Collective."""
-    return max(float(ctx.broadcast(value, rank)) for rank in range(ctx.world_size))
 
 
 # -- measuring ----------------------------------------------------------------------------------------------

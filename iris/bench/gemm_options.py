@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from iris.bench.matrix import heap_bytes, not_negative, output_file, picture, positive, rank_count
+from iris.bench.options import add_num_ranks, heap_bytes, not_negative, output_file, picture, positive
 from iris.heap import format_bytes
 from iris.ops.config import WARPS, FusedConfig, least_block_size_k
 
@@ -115,7 +115,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     add("--gemm_sms", positive, "programs that multiply")
     add("--total_sms", positive, "programs in all; the others communicate (all_scatter)")
     add("--communication_block_size", positive, "accepted, and ignored: the communication tile says what is moved")
-    made.add_argument("--num_ranks", type=rank_count, help="ranks to start (default: all GPUs if two or more, else 4)")
+    add_num_ranks(made)
     made.add_argument(
         "--trace", type=picture, metavar="FILE", help="draw who computed and waited when into FILE, .svg or .png"
     )

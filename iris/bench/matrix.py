@@ -8,8 +8,6 @@ runs the kernel, columns its peer, values GB/s (10⁹ bytes per second) of paylo
 from __future__ import annotations
 
 import argparse
-import math
-import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,30 +17,16 @@ from pathlib import Path
 import torch
 
 from iris import backends
+from iris.bench.options import DTYPES, heap_bytes, picture, positive, rank_parser, ranks_to_start
 from iris.bench.timing import median_seconds
-from iris.context import LEAST_HEAP_BYTES, MAX_RANKS, Iris
+from iris.context import Iris
 from iris.errors import IrisError
-from iris.launch import identity
 
 Matrix = list[list[float]]
 Move = Callable[[int], object]
 
-DTYPES = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    "fp64": torch.float64,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-}
-SIMULATED_RANKS = 4
 GPU_BUFFER_BYTES, SIM_BUFFER_BYTES = 256 << 20, 64 << 10
 BLOCK_BYTES = 16 << 10
-LONGEST_S = 1e5
-"""More than a day: system calls that wait take no more than some weeks."""
-PICTURES = (".svg", ".png")
 _SEED_STEP = 0x9E3779B1  # odd, so streams differ; PyTorch's CPU generator uses no more than 32 bits of a seed
 
 
@@ -66,41 +50,6 @@ class Options:
     def grid(self, ctx: Iris) -> tuple[int]:
         """One program per SM, fewer if the buffer has fewer blocks."""
         return (min(ctx.num_sms, -(-self.count // self.block_size)),)
-
-
-def rank_parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser with ``--num_ranks`` and ``--help``, which shows ``doc``, the example's own docstring."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--num_ranks", type=rank_count, help="ranks to start (default: all GPUs if two or more, else 4)"
-    )
-    return parser
-
-
-def ranks_to_start(num_ranks: int | None) -> int:
-    """``num_ranks``, or if that is None, all GPUs where there are two or more, else 4 simulated ranks.
-
-    Under torchrun, mpirun or srun the ranks are there already, and :func:`iris.launch` ignores the number.
-    """
-    if num_ranks is not None:
-        return num_ranks
-    gpus = torch.cuda.device_count() if backends.detect().name in backends.GPU_BACKENDS else 0
-    if gpus > 1:
-        return gpus
-    if gpus == 1 and identity() is None:
-        os.environ["IRIS_BACKEND"] = "sim"
-    return SIMULATED_RANKS
-
-
-def share_evenly(parser: argparse.ArgumentParser, given: argparse.Namespace, names: str, num_ranks: int) -> None:
-    """End the program with a usage line if one of the options that are letters of ``names`` has a size that the ranks
-    cannot share evenly: a launcher's, or the ``num_ranks`` to start."""
-    who = identity()
-    world_size = who.world_size if who is not None else num_ranks
-    for name in names:
-        size = getattr(given, name)
-        if size is not None and size % world_size:
-            parser.error(f"-{name}: {size} is no multiple of {world_size} ranks")
 
 
 def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Sequence[str] = tuple(DTYPES)) -> Options:
@@ -131,77 +80,6 @@ def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Seque
             parser.error(f"--plot: {error} (--no_plot draws none)")
     heap_size = given.heap_size or 2 * buffer_size + (1 << 20)
     return Options(num_ranks, buffer_size, element, block_size, heap_size, plot, given.validate)
-
-
-def positive(text: str) -> int:
-    """A number on the command line that must be at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
-    return value
-
-
-def not_negative(text: str) -> int:
-    """A number on the command line that must be at least 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is less than 0")
-    return value
-
-
-def heap_bytes(text: str) -> int:
-    """The size of a symmetric heap on the command line."""
-    value = int(text)
-    if value < LEAST_HEAP_BYTES:
-        raise argparse.ArgumentTypeError(f"{value} is less than {LEAST_HEAP_BYTES} bytes")
-    return value
-
-
-def output_file(text: str) -> str:
-    """A file on the command line that can be written."""
-    file = Path(text).absolute()
-    if file.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a directory, not a file")
-    if not file.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {file.parent}")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{file} cannot be written")
-    return text
-
-
-def picture(text: str) -> str:
-    """A picture on the command line that can be written."""
-    if Path(text).suffix not in PICTURES:
-        raise argparse.ArgumentTypeError(f"{text} should end in {' or '.join(PICTURES)}")
-    return output_file(text)
-
-
-def folder_trouble(folder: Path) -> str:
-    """Make ``folder``; says why no file can be written there, or nothing."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return error.strerror or str(error)
-    return "" if os.access(folder, os.W_OK) else "no file can be written there"
-
-
-def rank_count(text: str) -> int:
-    """A number of ranks on the command line."""
-    value = positive(text)
-    if value > MAX_RANKS:
-        raise argparse.ArgumentTypeError(f"{value} is more than the {MAX_RANKS} ranks that there can be")
-    return value
-
-
-def seconds(text: str) -> float:
-    """A time on the command line."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= LONGEST_S:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds, at most {LONGEST_S:.0f}")
-    return value
 
 
 def shared_generator(ctx: Iris, stream: int) -> torch.Generator:

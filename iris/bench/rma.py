@@ -20,8 +20,9 @@ import triton
 import triton.language as tl
 
 from iris import backends
-from iris.bench.matrix import output_file, positive, random_bits, rank_count, ranks_to_start, require, same_bits
-from iris.bench.timing import median_seconds
+from iris.bench.matrix import random_bits, require, same_bits
+from iris.bench.options import add_num_ranks, output_file, positive, ranks_to_start
+from iris.bench.timing import median_seconds, slowest
 from iris.context import Iris, iris
 from iris.device import peer as peers
 from iris.launch import launch
@@ -105,16 +106,13 @@ def _rate(
             move()
 
     seconds = median_seconds(ctx, several, together=True)
-    slowest = max(float(ctx.broadcast(seconds, rank)) for rank in range(ctx.world_size))
-    return copies * nbytes / slowest / 1e9
+    return copies * nbytes / slowest(ctx, seconds) / 1e9
 
 
 def main(argv: Sequence[str]) -> int:
     """``iris bench rma``; returns the exit status."""
     parser = argparse.ArgumentParser(prog="iris bench rma", description=__doc__)
-    parser.add_argument(
-        "--num_ranks", type=rank_count, help="ranks (default: all GPUs if two or more, else 4 simulated)"
-    )
+    add_num_ranks(parser)
     parser.add_argument("--buffer_size", type=positive, help="bytes (default: 256 MiB, simulated 256 KiB)")
     parser.add_argument("--output", type=output_file, help="also write the result as JSON to this file")
     options = parser.parse_args(argv)

@@ -14,7 +14,7 @@ from iris.bench.case import CaseFunction
 from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
 from iris.bench.state import FATAL, REPORTED, Call, Outcome, Skipped, State, agreed, described
-from iris.bench.timing import back_to_back_seconds, call_seconds, host_seconds
+from iris.bench.timing import back_to_back_seconds, call_seconds, host_seconds, slowest
 from iris.context import Iris, iris
 
 ROUNDS = 5
@@ -157,8 +157,8 @@ def _plan(ctx: Iris, state: State, settings: Settings) -> _Plan:
     ctx.barrier()
     if simulated:
         return _Plan(_first(settings.repeat, state.repeat, SIM_CALLS))
-    host_s = _slowest(ctx, host_seconds(ctx, call, HOST_CALLS))
-    device_s = _slowest(ctx, min(call_seconds(ctx, call, together=True, warmup=0, iterations=3)))
+    host_s = slowest(ctx, host_seconds(ctx, call, HOST_CALLS))
+    device_s = slowest(ctx, min(call_seconds(ctx, call, together=True, warmup=0, iterations=3)))
     few = max(FEWEST_CALLS, int(GPU_CALLS * LONG_CALL_S / max(device_s, LONG_CALL_S)))
     return _Plan(_first(settings.repeat, state.repeat, few), few, min(MOST_LEAD_S, 2 * host_s + 50e-6), host_s)
 
@@ -173,7 +173,3 @@ def _both(preamble: Call, call: Call) -> Call:
 
 def _first(*values: int | None) -> int:
     return next((value for value in values if value is not None), 0)
-
-
-def _slowest(ctx: Iris, seconds: float) -> float:
-    return max(float(ctx.broadcast(seconds, rank)) for rank in range(ctx.world_size))

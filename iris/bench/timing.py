@@ -87,6 +87,11 @@ def host_seconds(ctx: Iris, call: Callable[[], object], calls: int) -> float:
     return statistics.median(taken)
 
 
+def slowest(ctx: Iris, value: float) -> float:
+    """The largest of all ranks' values. Collective."""
+    return max(float(ctx.broadcast(value, rank)) for rank in range(ctx.world_size))
+
+
 def _nothing() -> None:
     pass
 

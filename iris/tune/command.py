@@ -15,10 +15,9 @@ from pathlib import Path
 
 from iris import ops
 from iris.bench.cases.operands import GATHER
-from iris.bench.contexts import add_heap_size
 from iris.bench.dataset import Dataset
 from iris.bench.driver import sheltered
-from iris.bench.matrix import DTYPES, positive, rank_count, ranks_to_start, seconds
+from iris.bench.options import DTYPES, STOPPED, add_heap_size, add_num_ranks, positive, ranks_to_start, seconds
 from iris.errors import ArgumentError, LaunchError
 from iris.launch import RankPool, identity
 from iris.ops import tuned
@@ -29,8 +28,6 @@ from iris.tune.session import Options, Shape
 from iris.tune.trials import DROPPED, ENDED, Trials
 
 _DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype in OP_DTYPES)
-STOPPED = 130
-"""Exit status after Ctrl-C, as shells have it."""
 _START_S = 300.0
 """The most that ranks may take to start and to end, beside the budget."""
 _RESTARTS = 3
@@ -61,9 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--gather_dim", type=int, choices=(0, 1), help=f"for {GATHER}: A sharded by rows or by columns (default: both)"
     )
     parser.add_argument("--dtype", choices=_DTYPES, help="of A and B (default: bf16)")
-    parser.add_argument(
-        "--num_ranks", type=rank_count, help="ranks (default: all GPUs if two or more, else 4 simulated)"
-    )
+    add_num_ranks(parser)
     parser.add_argument(
         "--budget_s", type=seconds, default=300.0, help="seconds, beside starting ranks (default: %(default)s)"
     )

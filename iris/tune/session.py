@@ -22,7 +22,7 @@ from iris.bench.cases.fused import local_params, obstacle
 from iris.bench.cases.operands import CUT, GATHER, LOCAL, Operands
 from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
-from iris.bench.matrix import DTYPES
+from iris.bench.options import DTYPES
 from iris.bench.progress import Advance, progress
 from iris.bench.state import FATAL, agreed, described
 from iris.bench.timing import call_seconds

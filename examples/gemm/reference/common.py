@@ -26,7 +26,7 @@ from iris import backends
 from iris.bench.accuracy import relative_error, tolerance
 from iris.bench.gemm_cli import NOT_OVER, write_failure, write_result
 from iris.bench.gemm_options import DATATYPES
-from iris.bench.matrix import output_file, rank_parser, ranks_to_start
+from iris.bench.options import output_file, rank_parser, ranks_to_start
 from iris.errors import ArgumentError, IrisError
 from iris.launch import Identity, identity
 from iris.mesh import Mesh

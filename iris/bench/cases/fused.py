@@ -11,7 +11,7 @@ from iris.bench.axes import Params, axis
 from iris.bench.case import SHAPE_AXIS, register
 from iris.bench.cases.operands import ALL_REDUCE, CUT, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, Operands
 from iris.bench.cases.ways import COMPARATORS, MATMUL, way, ways_of
-from iris.bench.matrix import DTYPES
+from iris.bench.options import DTYPES
 from iris.bench.state import State, described
 from iris.context import Iris
 from iris.ops import Problem

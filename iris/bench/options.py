@@ -1,0 +1,157 @@
+"""Command lines: options that several programs have, what their values may be, and how many ranks to start."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from pathlib import Path
+
+import torch
+
+from iris import backends
+from iris.context import LEAST_HEAP_BYTES, MAX_RANKS
+from iris.launch import identity
+
+STOPPED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+SIMULATED_RANKS = 4
+LONGEST_S = 1e5
+"""More than a day: system calls that wait take no more than some weeks."""
+PICTURES = (".svg", ".png")
+DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
+"""Dtypes, by what command lines and results call them."""
+
+
+# -- options ------------------------------------------------------------------------------------------------
+
+
+def rank_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with ``--num_ranks`` and ``--help``, which shows ``doc``, the program's own docstring."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_num_ranks(parser)
+    return parser
+
+
+def add_num_ranks(parser: argparse.ArgumentParser) -> None:
+    """The option ``--num_ranks``, for which None stands for what :func:`ranks_to_start` says."""
+    about = "ranks (default: all GPUs if two or more, else 4 simulated)"
+    parser.add_argument("--num_ranks", type=rank_count, help=about)
+
+
+def add_heap_size(parser: argparse.ArgumentParser) -> None:
+    """The option ``--heap_size``, for which None stands for :func:`iris.bench.contexts.default_heap_size`."""
+    parser.add_argument(
+        "--heap_size",
+        type=heap_bytes,
+        help="bytes of symmetric heap (default: a quarter of the GPU's memory, 32 GiB at most; simulated 256 MiB)",
+    )
+
+
+def ranks_to_start(num_ranks: int | None) -> int:
+    """``num_ranks``, or if that is None, all GPUs where there are two or more, else 4 simulated ranks.
+
+    Under torchrun, mpirun or srun the ranks are there already, and :func:`iris.launch` ignores the number.
+    """
+    if num_ranks is not None:
+        return num_ranks
+    gpus = torch.cuda.device_count() if backends.detect().name in backends.GPU_BACKENDS else 0
+    if gpus > 1:
+        return gpus
+    if gpus == 1 and identity() is None:
+        os.environ["IRIS_BACKEND"] = "sim"
+    return SIMULATED_RANKS
+
+
+def share_evenly(parser: argparse.ArgumentParser, given: argparse.Namespace, names: str, num_ranks: int) -> None:
+    """End the program with a usage line if one of the options that are letters of ``names`` has a size that the ranks
+    cannot share evenly: a launcher's, or the ``num_ranks`` to start."""
+    who = identity()
+    world_size = who.world_size if who is not None else num_ranks
+    for name in names:
+        size = getattr(given, name)
+        if size is not None and size % world_size:
+            parser.error(f"-{name}: {size} is no multiple of {world_size} ranks")
+
+
+# -- values -------------------------------------------------------------------------------------------------
+
+
+def positive(text: str) -> int:
+    """A number on the command line that must be at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
+
+
+def not_negative(text: str) -> int:
+    """A number on the command line that must be at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
+def rank_count(text: str) -> int:
+    """A number of ranks on the command line."""
+    value = positive(text)
+    if value > MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"{value} is more than the {MAX_RANKS} ranks that there can be")
+    return value
+
+
+def heap_bytes(text: str) -> int:
+    """The size of a symmetric heap on the command line."""
+    value = int(text)
+    if value < LEAST_HEAP_BYTES:
+        raise argparse.ArgumentTypeError(f"{value} is less than {LEAST_HEAP_BYTES} bytes")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time on the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds, at most {LONGEST_S:.0f}")
+    return value
+
+
+def output_file(text: str) -> str:
+    """A file on the command line that can be written."""
+    file = Path(text).absolute()
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a directory, not a file")
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {file.parent}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{file} cannot be written")
+    return text
+
+
+def picture(text: str) -> str:
+    """A picture on the command line that can be written."""
+    if Path(text).suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text} should end in {' or '.join(PICTURES)}")
+    return output_file(text)
+
+
+def folder_trouble(folder: Path) -> str:
+    """Make ``folder``; says why no file can be written there, or nothing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if os.access(folder, os.W_OK) else "no file can be written there"
