@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 import iris
-from iris.errors import IrisError
+from iris.console import exit_status
 
 UNREAD = 141
 """Exit status where nobody reads on, such as behind ``| head``: as shells have it of SIGPIPE."""
@@ -71,8 +71,4 @@ def _has_no_reader(stream: TextIO) -> bool:
 def _run(arguments: Sequence[str] | None) -> int:
     given = parser().parse_args(arguments)
     module, _ = COMMANDS[given.command]
-    try:
-        return int(importlib.import_module(module).main(given.arguments) or 0)
-    except IrisError as error:
-        print(f"iris {given.command}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    return exit_status(f"iris {given.command}", lambda: int(importlib.import_module(module).main(given.arguments) or 0))

@@ -22,6 +22,7 @@ from iris.bench.accuracy import relative_error, tolerance
 from iris.bench.driver import sheltered
 from iris.bench.options import STOPPED, add_num_ranks, folder_trouble, positive, seconds
 from iris.bench.progress import progress
+from iris.console import print_table
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
 from iris.ops import Problem
@@ -159,7 +160,8 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
     m, n, k = shape
     item = getattr(torch, options.dtype).itemsize
     heap_size = (64 << 20) + 2 * item * (m * k + m * n)
-    right, notes, rows = True, [], [_HEADINGS]
+    right, notes = True, []
+    rows: list[tuple[str, ...]] = []
     with sheltered(num_ranks) as pool, progress(1 + 4 * len(OPS)) as advance:
 
         def step(description: str, fn: Any, *arguments: Any) -> list[Any]:
@@ -184,12 +186,10 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
             notes.append(_picture(traces[0][1], options.picture_dir / f"demo-{op}.svg", title))
         pool.run(_stop, timeout_s=options.timeout_s)
     print(f"fresh random {options.dtype}, checked on every rank")
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table(_HEADINGS, rows, whole=True)
     print("error: relative to a float64 reference, worst rank. time: median call, slowest rank.")
     print("waited: for data of other ranks, mean over a rank's programs, slowest rank.")
-    if any("(" in row[-1] for row in rows[1:]):
+    if any("(" in row[-1] for row in rows):
         print("(algorithm): who waited is from a call by another algorithm, as torch's matmul records nothing.")
     for note in notes:
         print(note)

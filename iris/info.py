@@ -20,6 +20,7 @@ import torch
 
 import iris
 from iris.backends import chosen
+from iris.console import print_table
 from iris.errors import BackendError, LaunchError
 from iris.heap import format_bytes
 from iris.launch import identity
@@ -279,31 +280,8 @@ def tables(info: Info) -> list[Table]:
 
 
 def print_tables(shown: Sequence[Table]) -> None:
-    """Print with rich if it is here, else as aligned text."""
-    try:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table as RichTable
-        from rich.text import Text
-    except ImportError:
-        print("\n\n".join(map(plain, shown)))
-        return
-    console = Console()
     for table in shown:
-        drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE, show_header=any(table.headers))
-        for header in table.headers:
-            drawn.add_column(header)
-        for row in table.rows:
-            drawn.add_row(*map(Text, row))
-        console.print(drawn)
-
-
-def plain(table: Table) -> str:
-    """``table`` as aligned text."""
-    lines = [*([table.headers] if any(table.headers) else []), *table.rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    body = ["  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([table.title, *(f"  {line}" for line in body)])
+        print_table(table.headers, table.rows, title=table.title)
 
 
 def main(arguments: Sequence[str]) -> int:

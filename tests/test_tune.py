@@ -681,6 +681,12 @@ def test_findings_as_plain_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert lines[2].split() == ["two", "no", "time", "left"]
 
 
+def test_findings_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not as rich's markup, which brackets in an error can be taken for."""
+    print_findings([Finding("one", why="dropped: no kernel [/mnt/cache]")])
+    assert "no kernel [/mnt/cache]" in capsys.readouterr().out
+
+
 def test_an_untimed_trial_is_slower_than_any() -> None:
     assert Trial().median_ms > Trial([1e9]).median_ms
 

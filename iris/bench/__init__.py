@@ -32,7 +32,8 @@ from iris.bench.axes import axis, linear, pow2
 from iris.bench.case import register, registered
 from iris.bench.options import DTYPES
 from iris.bench.state import State
-from iris.errors import ArgumentError, IrisError
+from iris.console import exit_status
+from iris.errors import ArgumentError
 
 __all__ = ["DTYPES", "State", "axis", "linear", "main", "pow2", "register"]
 
@@ -40,11 +41,7 @@ __all__ = ["DTYPES", "State", "axis", "linear", "main", "pow2", "register"]
 def main(argv: Sequence[str] | None = None) -> int:
     """``iris bench``: measure the cases that ``argv`` begins with, as the options after them say; the exit status. An
     Iris error is printed without a traceback."""
-    try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
-    except IrisError as error:
-        print(f"iris bench: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    return exit_status("iris bench", lambda: _run(list(sys.argv[1:] if argv is None else argv)))
 
 
 def _run(given: list[str]) -> int:

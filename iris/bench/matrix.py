@@ -19,6 +19,7 @@ import torch
 from iris import backends
 from iris.bench.options import DTYPES, heap_bytes, picture, positive, rank_parser, ranks_to_start
 from iris.bench.timing import median_seconds
+from iris.console import print_table
 from iris.context import Iris
 from iris.errors import IrisError
 
@@ -160,26 +161,10 @@ def format_rate(rate: float) -> str:
 
 
 def print_matrix(heading: str, matrix: Matrix) -> None:
-    """Print ``heading`` and a table: with rich where it is installed, else as plain text."""
-    print(heading)
-    peers = [f"peer {peer}" for peer in range(len(matrix))]
+    """Print ``heading`` and a table."""
+    headings = ["", *(f"peer {peer}" for peer in range(len(matrix)))]
     rows = [[f"rank {rank}", *map(format_rate, row)] for rank, row in enumerate(matrix)]
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        for cells in [["", *peers], *rows]:
-            print("  ".join(f"{cell:>8}" for cell in cells))
-        return
-    table = Table()
-    for column in ["", *peers]:
-        table.add_column(column, justify="right", no_wrap=True)
-    for cells in rows:
-        table.add_row(*cells)
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 12 * (len(matrix) + 1))
-    console.print(table)
+    print_table(headings, rows, title=heading, right=range(len(headings)), whole=True)
 
 
 def draw_matrix(heading: str, matrix: Matrix, path: str) -> bool:

@@ -12,6 +12,7 @@ from iris.bench import records
 from iris.bench.case import Case
 from iris.bench.environment import SIMULATED
 from iris.bench.records import Record
+from iris.console import print_table
 
 REFERENCE = "nccl"
 """The algorithm that speed-ups are given over."""
@@ -21,8 +22,6 @@ WHERE = ("hardware", "backend", "commit", "date")
 VARIES = "*"
 _SIZES = {"m", "n", "k"}
 _Common = tuple[str, str | None]
-_WIDTH = 250
-"""Columns that a table may take: a narrow terminal wraps lines, and no digit is lost."""
 
 
 def write_json(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
@@ -61,7 +60,7 @@ def write_table(results: Sequence[Record], cases: Mapping[str, Case], file: Text
         rows = [_cells(one, base, cases, _names(mine), counters) for one in mine]
         used = [any(column) for column in zip(*rows, strict=True)]
         headers, *rows = [list(itertools.compress(row, used)) for row in [_headers(mine, counters), *rows]]
-        _print(_title(mine), headers, rows, file)
+        print_table(headers, rows, title=_title(mine), right=range(len(headers)), whole=True, file=file)
         file.writelines(_remarks(mine))
         if show is not None:
             show(mine)
@@ -187,27 +186,3 @@ def _common(one: Record, cases: Mapping[str, Case]) -> _Common:
     variants = cases[one["case"]].variant_names if one["case"] in cases else {"algorithm"}
     common = {name: value for name, value in one["params"].items() if name not in variants}
     return records.key(one["case"], common, one["world_size"]), one.get("batch")
-
-
-def _print(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], file: TextIO) -> None:
-    """With rich where it is installed, else as aligned text."""
-    try:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
-        lines = [headers, *rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        file.write(f"{title}\n")
-        for line in lines:
-            file.write("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) + "\n")
-        return
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for header in headers:
-        table.add_column(header, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console = Console(file=file)
-    console.width = max(console.width, _WIDTH)
-    console.print(Text(title), table, sep="\n")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from iris.console import print_table
 from iris.errors import ArgumentError
 from iris.report.records import Result, newest
 from iris.report.study import COMPARATORS, OPPONENTS, describe, time_of
@@ -16,6 +17,8 @@ FEWEST_CALLS = 3
 """Of fewer calls nobody can tell the noise."""
 _HALF = 0.5
 _HEADINGS = ("", "op", "ranks", "parameters", "hardware", "before ms", "after ms", "change", *OPPONENTS)
+_NUMERIC = (2, *range(5, len(_HEADINGS)))
+_STYLES = {"broken": "bold red", "slower": "red", "faster": "green", "mended": "green"}
 _ORDER = ("broken", "slower", "faster", "mended", "new", "gone")
 
 
@@ -113,13 +116,12 @@ def _kind(before: Result | None, after: Result | None, threshold_percent: float)
 
 
 def show(changes: Sequence[Change], before: Sequence[Result], after: Sequence[Result]) -> None:
-    """Print what changed, the worst first, and how much the opponents did: as a table if rich is installed, else as
-    aligned text."""
+    """Print what changed, the worst first, and how much the opponents did."""
     print(f"before: {_origin(before)}\nafter:  {_origin(after)}\n")
     changed = sorted((change for change in changes if change.kind in _ORDER), key=_badness)
     rivals = Rivals(changes)
     if changed:
-        _print_table([_row(change, rivals) for change in changed])
+        print_table(_HEADINGS, [_row(change, rivals) for change in changed], right=_NUMERIC, styles=_STYLES)
     for kind, rival in itertools.product(("slower", "faster"), OPPONENTS):
         mine = [one for one in changed if one.kind == kind and one.ours]
         moved = sum(rivals.as_much(one, rival) for one in mine)
@@ -166,29 +168,3 @@ def _time(result: Result | None) -> str:
     if result is None:
         return ""
     return (result.failure or "") if result.time is None else f"{result.time.median:.3f}"
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    try:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
-        lines = [_HEADINGS, *rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for line in lines:
-            print("  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
-        print()
-        return
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 200)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in _HEADINGS:
-        numeric = heading in ("ranks", "before ms", "after ms", "change", *OPPONENTS)
-        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
-    styles = {"broken": "bold red", "slower": "red", "faster": "green", "mended": "green"}
-    for row in rows:
-        table.add_row(Text(row[0], style=styles.get(row[0], "")), *map(Text, row[1:]))
-    console.print(table)

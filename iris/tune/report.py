@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from iris.console import print_table
 from iris.ops import FusedConfig
 from iris.ops.tuned import Row, changed_fields
 
@@ -29,23 +30,8 @@ def described_config(config: FusedConfig) -> str:
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """A table: with rich where it is installed, else as plain text."""
-    titles = ("problem", "config", "ms", "untuned", "predicted")
-    lines = [_line(finding) for finding in findings]
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        for line in (titles, *lines):
-            print("  ".join(line))
-        return
-    table = Table(*titles)
-    for line in lines:
-        table.add_row(*line)
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 160)
-    console.print(table)
+    """A table with a row for each."""
+    print_table(("problem", "config", "ms", "untuned", "predicted"), [_line(finding) for finding in findings])
 
 
 def _line(finding: Finding) -> tuple[str, ...]:

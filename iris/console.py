@@ -1,0 +1,74 @@
+"""What commands print: tables, drawn by rich where it is installed, and errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TextIO
+
+from iris.errors import IrisError
+
+
+def exit_status(program: str, run: Callable[[], int]) -> int:
+    """What ``run()`` returns; 1 if it raises an Iris error, which is printed without a traceback."""
+    try:
+        return run()
+    except IrisError as error:
+        print(f"{program}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str = "",
+    right: Collection[int] = (),
+    whole: bool = False,
+    styles: Mapping[str, str] | None = None,
+    file: TextIO | None = None,
+) -> None:
+    """Print a table: with rich where it is installed, else as aligned text.
+
+    Args:
+        headings: of the columns; if all are empty, none are shown.
+        rows: as many cells each.
+        title: a line above the table.
+        right: numbers of the columns that are aligned to the right.
+        whole: a cell is never cut in two, however narrow the terminal; where there is no terminal none is anyway.
+        styles: rich's styles of first cells, by their text.
+        file: standard output if None.
+    """
+    out = sys.stdout if file is None else file
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        lines = [headings, *rows] if any(headings) else rows
+        out.write("\n".join([*([title] if title else []), *aligned(lines, right), "", ""]))
+        return
+    table = Table(box=box.SIMPLE, show_header=any(headings))
+    for number, heading in enumerate(headings):
+        justify = "right" if number in right else "left"
+        table.add_column(Text(heading), justify=justify, no_wrap=whole, overflow="fold")  # type: ignore[arg-type]
+    for first, *others in rows:
+        table.add_row(Text(first, style=(styles or {}).get(first, "")), *map(Text, others))
+    console = Console(file=out)
+    if title:
+        console.print(Text(title, style="italic"), soft_wrap=True)
+    if whole or not console.is_terminal:
+        wide = console.options.update(max_width=1 << 16)
+        console.width = max(console.width, console.measure(table, options=wide).maximum)
+    console.print(table)
+
+
+def aligned(lines: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Each line's cells in columns, two spaces apart, those numbered ``right`` aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = (
+        (cell.rjust(width) if number in right else cell.ljust(width) for number, (cell, width) in enumerate(pairs))
+        for pairs in (zip(line, widths, strict=True) for line in lines)
+    )
+    return ["  ".join(cells).rstrip() for cells in padded]
