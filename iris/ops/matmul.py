@@ -151,20 +151,13 @@ def run(
     rows, k = plan.rows(problem), problem.k // plan.segments
     per_shard = plan.tiles_per_shard(problem, config)
     tiles = plan.shards * per_shard
-    a_block = [config.block_size_m, config.block_size_k]
     even_k = (problem.k if gathered is not None else k) % config.block_size_k == 0
-    # TMA faults at blocks that begin between 16 bytes, as a rank's columns may (seen on H200, CUDA 13.0): columns of A,
-    # and of B's transpose.
-    between = plan.segments > 1 and not even_k and k * own.element_size() % 16 != 0
-    b_desc = _describe(b, [config.block_size_k, config.block_size_n]) if target.tma else None
-    bt_desc = None
-    if target.tma and b_desc is None and not between:
-        bt_desc = _describe(b.T, [config.block_size_n, config.block_size_k])
-    own_desc = _describe(own, a_block) if target.tma and (plan.own or plan.source is kernels.local_source) else None
+    own_desc = whole_desc = b_desc = bt_desc = None
+    if target.tma:
+        # TMA faults at blocks that begin between 16 bytes, as a rank's columns may (seen on H200, CUDA 13.0).
+        between = plan.segments > 1 and not even_k and k * own.element_size() % 16 != 0
+        own_desc, whole_desc, b_desc, bt_desc = _descriptors(plan, config, own, gathered, b, between)
     whole = own if gathered is None else gathered
-    whole_desc = own_desc if whole is own else _describe(whole, a_block) if target.tma else None
-    if between or (plan.source is not kernels.local_source and gathered is None):
-        whole_desc = None
     units = tiles * -(-problem.k // config.block_size_k) if config.stream_k else tiles
     programs = min(max(units + plan.dedicated, plan.couriers), config.num_sms or ctx.num_sms)
     partials = split = None
@@ -342,6 +335,21 @@ def _that_fits(
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which products of ``dtype`` matrices are summed."""
     return torch.int32 if dtype == torch.int8 else torch.float32
+
+
+def _descriptors(
+    plan: Plan, config: FusedConfig, own: torch.Tensor, gathered: torch.Tensor | None, b: torch.Tensor, between: bool
+) -> tuple[Any, Any, Any, Any]:
+    """TMA descriptors of this rank's part of A, of all of A, of B, and of B's transpose where there is none of B; None
+    for what is read by pointers. ``between``: blocks of columns of A, and of B's transpose, begin between 16 bytes."""
+    m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
+    here = plan.source is kernels.local_source
+    b_desc = _describe(b, [k, n])
+    bt_desc = _describe(b.T, [n, k]) if b_desc is None and not between else None
+    own_desc = _describe(own, [m, k]) if plan.own or here else None
+    if between or (gathered is None and not here):
+        return own_desc, None, b_desc, bt_desc
+    return own_desc, own_desc if gathered is None else _describe(gathered, [m, k]), b_desc, bt_desc
 
 
 def _describe(matrix: torch.Tensor, block: list[int]) -> Any:
