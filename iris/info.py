@@ -211,9 +211,9 @@ def missing(
     elif not gpus:
         fix = "use a machine with NVIDIA or AMD GPUs and a PyTorch built for them; the simulator needs none"
         found.append(Missing("GPU", "speed", fix))
-    if numbers(versions["triton"]) < OLDEST_TRITON:
+    if major_minor(versions["triton"]) < OLDEST_TRITON:
         found.append(Missing("Triton 3.6 or newer", "everything", "pip install --upgrade triton"))
-    elif numbers(versions["triton"]) == (3, 6) and numbers(versions["numpy"]) >= (2, 3):
+    elif major_minor(versions["triton"]) == (3, 6) and major_minor(versions["numpy"]) >= (2, 3):
         found.append(Missing("NumPy older than 2.3", "the simulator with Triton 3.6", 'pip install "numpy<2.3"'))
     purposes = {
         "numpy": "the simulator",
@@ -230,7 +230,7 @@ def missing(
     return found
 
 
-def numbers(version: str | None) -> tuple[int, ...]:
+def major_minor(version: str | None) -> tuple[int, ...]:
     """Major and minor version."""
     return tuple(map(int, re.findall(r"\d+", version or "")[:2]))
 

@@ -36,7 +36,7 @@ from iris.tune import command, session
 from iris.tune.report import Finding, described_config, print_findings
 from iris.tune.search import Search, Step, Trial, by_turns
 from iris.tune.session import Bench, Chief, Options, Shape
-from iris.tune.trials import DROPPED, ENDED, MEASURED, RIGHT, STARTED, Trials, problem_name
+from iris.tune.trials import DROPPED, ENDED, MEASURED, RIGHT, STARTED, Place, Trials, problem_name
 
 pytestmark = [] if BACKEND == "sim" else [pytest.mark.gpu]
 simulated_only = pytest.mark.skipif(BACKEND != "sim", reason="tells of the simulator")
@@ -233,6 +233,11 @@ def test_nothing_right_is_nothing_found() -> None:
 
 
 # -- on the ranks ---------------------------------------------------------------------------------------------
+
+
+def failed(trials: Trials) -> dict[Place, str]:
+    """Those that are not to be tried again, and why."""
+    return {place: fate.failed for place, fate in trials.fates().items() if fate.failed is not None}
 
 
 def bench_for(op: str) -> Bench:
@@ -490,12 +495,12 @@ def dying(options: Options) -> tuple[list[Finding], bool]:
     """What a run does whose first candidate ends rank 0, and so the others."""
     trials, key = Trials(options.out, options.run), ["simulated", 2, "matmul", None, "fp32", 1, 1, 1]
     culprit = FusedConfig("local", group_size_m=1)
-    if not trials.failed():
+    if not failed(trials):
         if os.environ["IRIS_RANK"] == "0":
             trials.add(key, culprit, STARTED)
             os._exit(3)
         raise PeerDied("rank 0 is gone", [0])
-    assert trials.failed() == {(problem_name(key), culprit): ENDED}
+    assert failed(trials) == {(problem_name(key), culprit): ENDED}
     return [Finding("tuned")], False
 
 
@@ -609,7 +614,7 @@ def test_a_run_whose_ranks_a_candidate_ended_goes_on_with_what_is_its_own(out: P
     Trials(out, options.run).add(FINISHED.key, CONFIGS[1], DROPPED, why=ENDED)
     finding, steps = tune_alone(options)  # the row from before is not taken for its own
     assert steps > 0 and finding.row is not None and finding.row.date == "now"
-    assert (problem_name(FINISHED.key), CONFIGS[1]) in Trials(out).failed()
+    assert (problem_name(FINISHED.key), CONFIGS[1]) in failed(Trials(out))
     assert tune_alone(options) == (finding, 0)
     assert tune_alone(options_for(out))[1] > 0  # another run begins anew
 
@@ -645,7 +650,7 @@ def test_rows_written_at_the_same_time_are_all_kept(tmp_path: Path, monkeypatch:
 
 def test_trials_tell_what_failed(tmp_path: Path) -> None:
     trials = Trials(tmp_path / "rows.json")
-    assert trials.failed() == {}
+    assert failed(trials) == {}
     key = ["NVIDIA H200", 2, "matmul_all_scatter", None, "bf16", 8, 8, 8]
     for config, states in zip(
         CONFIGS,
@@ -658,7 +663,7 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
     with trials.path.open("a") as file:
         file.write('{"key": ["cut off')
     name = problem_name(key)
-    assert trials.failed() == {(name, CONFIGS[0]): ENDED, (name, CONFIGS[2]): "wrong"}  # the last is tried once more
+    assert failed(trials) == {(name, CONFIGS[0]): ENDED, (name, CONFIGS[2]): "wrong"}  # the last is tried once more
     assert {place: fate.measured_ms for place, fate in trials.fates().items() if fate.measured_ms} == {
         (name, CONFIGS[3]): 0.5
     }
@@ -666,10 +671,10 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
         assert trials.path.read_text().endswith("}\n")
     trials.add([*key[:-1], 80], CONFIGS[3], DROPPED, why="another problem")
     trials.forget(key)
-    assert trials.failed() == {(problem_name([*key[:-1], 80]), CONFIGS[3]): "another problem"}
+    assert failed(trials) == {(problem_name([*key[:-1], 80]), CONFIGS[3]): "another problem"}
     trials.path.write_text("{}\n")
     with pytest.raises(ArgumentError, match=r"rows\.json\.trials:1: expected a trial"):
-        trials.failed()
+        failed(trials)
 
 
 def test_findings_as_plain_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

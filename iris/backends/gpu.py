@@ -227,9 +227,8 @@ def _load_copies(name: str) -> tuple[Callable[..., int], Callable[..., int]]:
     """The runtime's own asynchronous copies, of bytes and of rows: ``Tensor.copy_`` costs the host several times as
     much."""
     library = _load_runtime(name)
-    prefix = "cuda" if name == "cuda" else "hip"
     address, size, kind = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    flat, rows = library[f"{prefix}MemcpyAsync"], library[f"{prefix}Memcpy2DAsync"]
+    flat, rows = library[f"{name}MemcpyAsync"], library[f"{name}Memcpy2DAsync"]
     flat.argtypes = [address, address, size, kind, address]
     rows.argtypes = [address, size, address, size, size, size, kind, address]
     flat.restype = rows.restype = kind
@@ -244,7 +243,7 @@ def _load_word_operations(name: str) -> tuple[Callable[[int, int, int], int], Ca
         wait, write = library.cuStreamWaitValue32_v2, library.cuStreamWriteValue32_v2
         wait.argtypes = write.argtypes = [stream, address, number, ctypes.c_uint]
         return (lambda s, a, v: int(wait(s, a, v, _WAIT_ANY_BIT))), (lambda s, a, v: int(write(s, a, v, 0)))
-    library = ctypes.CDLL("libamdhip64.so")
+    library = _load_runtime(name)
     wait, write = library.hipStreamWaitValue32, library.hipStreamWriteValue32
     wait.argtypes = [stream, address, number, ctypes.c_uint, number]
     write.argtypes = [stream, address, number, ctypes.c_uint]

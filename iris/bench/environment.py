@@ -15,8 +15,8 @@ import triton
 import iris
 from iris import backends
 from iris.context import Iris
+from iris.ops.tuned import SIMULATED
 
-SIMULATED = "simulated"
 _VARIABLES = (
     "NCCL_ALGO",
     "NCCL_NVLS_ENABLE",

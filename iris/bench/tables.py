@@ -10,9 +10,9 @@ from typing import TextIO
 
 from iris.bench import records
 from iris.bench.case import Case
-from iris.bench.environment import SIMULATED
 from iris.bench.records import Record
 from iris.console import print_table
+from iris.ops.tuned import SIMULATED
 
 REFERENCE = "nccl"
 """The algorithm that speed-ups are given over."""

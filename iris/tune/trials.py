@@ -109,10 +109,6 @@ class Trials:
         except OSError as error:
             raise ArgumentError("tune", "--out", "a place that can be written", error) from error
 
-    def failed(self) -> dict[Place, str]:
-        """Those that are not to be tried again, and why; see :attr:`Fate.failed`."""
-        return {place: fate.failed for place, fate in self.fates().items() if fate.failed is not None}
-
     def fates(self) -> dict[Place, Fate]:
         """What became of every candidate.
 

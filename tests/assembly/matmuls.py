@@ -279,13 +279,7 @@ def collectives() -> list[Case]:
     small = [
         Case("entry", entry_kernel, turnstile_arguments, {}, has=SIGNALS),
         Case("entered", entered_kernel, lambda: (*turnstile_arguments(), 3, 2), site, has=WAITS),
-        Case(
-            "arrival",
-            arrival_kernel,
-            lambda: (*turnstile_arguments(), tensor(torch.int32), 5, 3, 2, 4),
-            site,
-            has=WAITS,
-        ),
+        Case("arrival", arrival_kernel, arrival_arguments, site, has=WAITS),
         Case("exit", exit_kernel, turnstile_arguments, {"SITE": 2, "MEET": True}, has=WAITS | SIGNALS),
         Case("copy", copy_kernel, copy_arguments, {"BLOCK": 64}),
     ]
