@@ -1,9 +1,10 @@
 """Where calls are captured in graphs: streams, and memory, that nothing else uses.
 
-The library (cuBLAS) writes to scratch memory that PyTorch makes for each stream when it first needs some, and keeps
-until it lets go of all of it, as ``torch.compile`` has it do. A graph goes on writing to the memory it was captured
-with. That must therefore never become anything else's: it has to be made in a capture, in a memory pool that lasts.
-PyTorch's own streams do not promise that: there are 32, handed out by turns, so any of them may have been used before.
+The library (cuBLAS) writes to scratch memory. PyTorch allocates it for a stream when that stream first needs some, and
+may free all of it later, as ``torch.compile`` does. A graph goes on writing to the scratch memory it was captured with,
+which must therefore never be given to anything else: it has to be allocated within a capture, from a memory pool that
+lasts. So captures need streams that have no scratch memory yet. PyTorch's own do not promise that: there are 32, handed
+out in turn, so that any of them may have been used before.
 """
 
 from __future__ import annotations

@@ -460,15 +460,15 @@ class Iris(Live, SymmetricTensors, RankLogger):
         return copy.copy(self._failure)
 
     def broke_off(self, error: BaseException) -> None:
-        """A call of this rank's ended half way, with ``error``, which may be Ctrl-C: what its next calls would be told
-        by peers, and peers by it, cannot be relied on any more, so all later use raises."""
+        """Note that a call of this rank ended half way, with ``error``, which may be Ctrl-C. Messages to and from peers
+        may now belong to that call, and be taken for those of a later one, so all later use raises."""
         if not isinstance(error, IrisError) or self._failure is None:
             cause = ": ".join(filter(None, (type(error).__name__, words_of(error))))
             self._failed(ContextError(f"an earlier call broke off half way: {cause}. Make a new context."))
 
     def _describe_status(self) -> IrisError:
-        """Why a kernel stopped. A peer that is gone may have said the cause; where that is whom this rank waited for in
-        vain itself, its own record says more."""
+        """Why a kernel stopped: what a peer that is gone said last, if there is one, else what the kernel recorded. Its
+        own record is taken, too, if both say that the same rank was waited for: it has more detail."""
         words = [int(word) for word in self._status_view]
         own = expired_wait(words, self.rank, self.heap_size)
         dead = self._mesh.dead_ranks()

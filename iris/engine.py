@@ -94,8 +94,8 @@ class CopyEngine:
 
     @contextmanager
     def _unbroken(self) -> Iterator[bool]:
-        """What is in here is finished once it has been begun, or it is the end of the context, be it Ctrl-C that ends
-        it. Yields whether it is only recorded, for a graph: then nothing has been done."""
+        """Whatever ends the block once copies have been asked for, Ctrl-C included, ends the context. Yields whether
+        the block is only recorded, for a graph: then nothing has been done, and the context goes on."""
         self._begun = False
         recorded = self._on_gpu and torch.cuda.is_current_stream_capturing()
         try:
@@ -129,8 +129,8 @@ class CopyEngine:
             self._stream.wait_stream(torch.cuda.current_stream(self._ctx.device))
 
     def then(self, producer: Callable[[], None], consumer: Callable[[], None]) -> None:
-        """Run the kernels that ``producer`` launches on the current stream, and those of ``consumer``, which wait for
-        what the producer's flag, beside them on this engine's stream."""
+        """Run the kernels that ``producer`` launches on the current stream, and beside them, on this engine's stream,
+        those that ``consumer`` launches. The consumer's kernels wait for flags that the producer's set."""
         stream = self._apart_from_current()
         with self._unbroken():
             if not isinstance(stream, torch.cuda.Stream):

@@ -274,7 +274,9 @@ class RankPool:
         with self._turn:
             if self._over:
                 raise LaunchError(f"this pool has no ranks any more: {self._over}. Make a new iris.RankPool.")
-            calls = [_packed(fn, args) for _ in self._pipes]  # one each: what a tensor's memory is sent by serves once
+            calls = [
+                _packed(fn, args) for _ in self._pipes
+            ]  # one each: the handle by which a tensor's memory is sent can be used once
             try:
                 return self._exchange(calls, timeout_s)
             except BaseException as error:
@@ -394,7 +396,7 @@ def _told_if_refused() -> Iterator[None]:
 
 
 def _interpret_is_ours() -> bool:
-    """Whether Iris itself set TRITONINTERPRET, as there is no GPU: new ranks will do so too, and know why."""
+    """Whether Iris itself set TRITON_INTERPRET, as there is no GPU: new ranks then set it, too, and know why."""
     given = Path("/proc/self/environ").read_bytes().split(b"\0")
     return not any(one.startswith(f"{INTERPRET}=".encode()) for one in given) and torch.cuda.device_count() == 0
 

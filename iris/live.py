@@ -1,4 +1,4 @@
-"""What there can be one of only."""
+"""Objects that cannot be duplicated, as the context and what belongs to it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 class Live:
-    """Stands for memory that peers know, and connections to them. A copy, also as a part of a module that is copied, is
-    the same one; pickled it would be of no use."""
+    """An object that stands for memory and connections shared with peers. Copying it, or a module that holds it, gives
+    the same object again; pickling it raises, as the copy would be of no use in another process."""
 
     def __copy__(self: T) -> T:
         return self

@@ -398,7 +398,7 @@ class Mesh:
         return {owners[fd] for fd, event in poller.poll(0) if any(event & bit for bit in dead)}
 
     def say_why(self, error: BaseException) -> None:
-        """Tell the peers, once, on what this rank ends: for the calls in which they wait for it."""
+        """Tell the peers, once, why this rank ends, so that calls of theirs that wait for it can raise the same."""
         if self._closed or self._said_why:
             return
         self._said_why = True

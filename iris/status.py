@@ -1,4 +1,4 @@
-"""The words in which a kernel leaves word of a wait that expired, as an error for people."""
+"""The status words that a kernel writes when one of its waits expires, turned into an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from iris.errors import WaitTimeout
 
 
 def expired_wait(words: Sequence[int], own_rank: int, heap_size: int) -> WaitTimeout:
-    """What the status words of ``own_rank`` say: who waited for whom, how long, for which flag."""
+    """The error that the status words of ``own_rank`` stand for: who waited for whom, how long, for which flag."""
     site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
     rank, peer = words[sync.STATUS_RANK], words[sync.STATUS_PEER]
     if words[sync.STATUS_SITE] == sync.SITE_MATMUL.value:

@@ -39,7 +39,8 @@ def _packed(value: Any) -> bytes:
 
 
 def _refused(value: object, place: str) -> str:
-    """What part of ``value``, whose own ``place`` that is, cannot be sent and come out as it was; empty if none."""
+    """Which part of ``value`` cannot be sent unchanged, and where it is; empty if there is none. ``place``: where
+    ``value`` itself is in what is sent, such as ``[3]['key']``."""
     where = f" at value{place}" if place else ""
     if isinstance(value, bytes) and not place:
         return ""

@@ -60,8 +60,11 @@ def grouped(case: Case, points: Sequence[Params]) -> list[Group]:
 
 
 def sheltered(num_ranks: int) -> RankPool:
-    """Ranks that hear nothing of Ctrl-C, which goes to all processes of a terminal, while they import and until they
-    say what is to become of it. Where this process has started ranks before, these hear it as the earlier ones."""
+    """Ranks that block Ctrl-C, which a terminal sends to all processes, until they set a handler or unblock it.
+
+    Blocking is inherited from the server that ranks are forked from, so it is as it was when this process first started
+    ranks.
+    """
     resource_tracker.ensure_running()  # its start would let the signal through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -3,7 +3,7 @@
 A *flag* is one aligned int32 word on the symmetric heap. It only grows: each use of it announces the next
 *epoch*, so nothing is ever reset and a captured graph replays correctly. Comparison is by difference, so
 the count may wrap around. Ops' flags are never more than a few epochs ahead of a wait: one that looks further ahead
-was last set before the count wrapped, or, if it is 0, never, and is waited for.
+was last set before the count wrapped, and one that is 0 was never set; both still have to be waited for.
 
 Publishing: all stores → CTA barrier → one release at ``sys`` scope (:func:`signal`).
 Consuming: acquire at ``sys`` scope → CTA barrier → loads (:func:`wait`).
@@ -76,7 +76,8 @@ def abort_code(waiting: int, peer: int) -> int:
 
 _POLLS_PER_CHECK: tl.constexpr = tl.constexpr(64)
 _MOST_AHEAD: tl.constexpr = tl.constexpr(32)
-"""How far a flag of an op's may be ahead of what it is waited for; a few epochs, at most a count per rank of each."""
+"""A flag of an op counts as reached only if it is less than this ahead of the value waited for. Epochs are ahead by a
+few at most, counts by no more than the number of ranks."""
 
 
 @triton.jit
@@ -148,7 +149,7 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
 
     Args:
         flag_ptr: int32 flag in this rank's heap.
-        value: the epoch to wait for; reached when ``flag - value >= 0``, for an op's flags when it is small, too.
+        value: the epoch to wait for; reached when ``flag - value >= 0`` and, for an op's flags, less than 32.
         peer: the rank expected to signal, named if the wait expires.
         site: what to call this wait in the error, a key of :data:`SITES`.
 

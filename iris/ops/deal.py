@@ -39,8 +39,8 @@ _LIBRARY_SPLIT_S = 3e-6
 
 @dataclass(frozen=True)
 class Deal:
-    """Tiles dealt round to ``workers``: ``whole`` of them computed by one program each, of the others ``share`` by
-    each."""
+    """Tiles dealt out to ``workers`` in turn: ``whole`` tiles are computed by one program each; of those that Stream-K
+    splits, each program computes ``share`` tiles' worth. A tile takes ``tile_s``, the call ``extra_s`` more."""
 
     workers: int
     whole: int

@@ -82,7 +82,8 @@ def bias_of(rows: Rows, bias: torch.Tensor | None, bias_is: int) -> torch.Tensor
 
 
 def lanes_for(dtype: torch.dtype) -> int:
-    """How many lanes: one for int8, which the library does not multiply; this one's kernel has one set of flags."""
+    """How many lanes the matmuls take turns on: two, but one for int8, which the library does not multiply: Iris's
+    kernel does, and its calls share one set of flags."""
     return 1 if dtype == torch.int8 else 2
 
 

@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 def eager(function: Callable[P, T]) -> Callable[P, T]:
-    """``function``, run as it is wherever it is called. PyTorch's own decorator for that imports the compiler, which
-    takes longer than all of Iris; so it is put on once somebody has imported that."""
+    """``function``, never traced by ``torch.compile``. PyTorch's own decorator for that imports the compiler, which
+    takes longer than to import all of Iris. So it is applied only when something else has imported the compiler."""
     disabled: list[Callable[P, T]] = []
 
     @wraps(function)

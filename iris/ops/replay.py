@@ -155,7 +155,8 @@ def _rounding(dtype: torch.dtype | None) -> Hashable:
 
 
 def _identity(value: Any) -> Hashable:
-    """All that a call depends on of one argument; of one that no op takes, what equals nothing, as the op raises."""
+    """What of an argument makes a call another one. For what no op takes, an object that equals no other: then the op
+    is called, and raises."""
     if isinstance(value, FusedWorkspace):
         return weakref.ref(value)  # its memory may go before its calls are forgotten
     if isinstance(value, torch.Tensor):

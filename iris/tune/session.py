@@ -66,7 +66,7 @@ class Shape:
 
     @property
     def kind(self) -> tuple[str, str, int | None]:
-        """What is compiled for it depends on, besides the config."""
+        """What its kernels depend on, besides the config."""
         return self.op, self.dtype, self.gather_dim
 
     @property
