@@ -29,7 +29,7 @@ from iris.errors import (
     words_of,
 )
 from iris.heap import HeapTable, format_bytes
-from iris.launch import Identity
+from iris.identity import Identity
 from iris.leases import Lease, Leases
 from iris.live import Live
 from iris.log import RankLogger

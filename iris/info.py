@@ -23,7 +23,7 @@ from iris.backends import chosen
 from iris.console import print_table
 from iris.errors import BackendError, LaunchError
 from iris.heap import format_bytes
-from iris.launch import identity
+from iris.identity import identity
 
 LIBRARIES = ("torch", "triton", "numpy", "greenlet", "rich", "matplotlib")
 LAUNCHERS = ("torchrun", "mpirun", "srun")

@@ -1,10 +1,12 @@
-"""Where ranks come from: torchrun, mpirun, srun, or processes that Iris starts itself.
+"""Ranks that Iris starts itself, on this host.
 
-:func:`identity` reads who this process is from its environment; :func:`launch` runs a function on N ranks,
-or, inside a process that already is a rank, just calls it. So one script works under every launcher::
+:func:`launch` runs a function on N ranks, or, inside a process that already is a rank (under torchrun, mpirun or srun),
+just calls it. So one script works under every launcher::
 
     if __name__ == "__main__":
         iris.launch(main, num_ranks=4)
+
+:class:`RankPool` keeps the ranks, for many short jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import math
 import multiprocessing
 import multiprocessing.connection
 import os
-import re
 import secrets
 import sys
 import threading
@@ -32,60 +33,9 @@ from typing import Any
 import torch
 
 from iris.errors import ArgumentError, LaunchError, PeerDied, WaitTimeout
+from iris.identity import identity
 from iris.worker import FAREWELL, INTERPRET, described, serve
 
-
-@dataclass(frozen=True)
-class Identity:
-    """Who this process is: its rank, and the job it belongs to."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    job: str
-    source: str
-
-
-_RANK, _WORLD, _LOCAL_RANK, _LOCAL_WORLD = "rank", "world size", "local rank", "local world size"
-_LAUNCHERS: dict[str, dict[str, tuple[str, ...]]] = {
-    "iris.launch": {_RANK: ("IRIS_RANK",), _WORLD: ("IRIS_WORLD_SIZE",), _LOCAL_RANK: ("IRIS_RANK",)},
-    "torchrun": {
-        _RANK: ("RANK",),
-        _WORLD: ("WORLD_SIZE",),
-        _LOCAL_RANK: ("LOCAL_RANK",),
-        _LOCAL_WORLD: ("LOCAL_WORLD_SIZE",),
-    },
-    "mpirun (Open MPI)": {
-        _RANK: ("OMPI_COMM_WORLD_RANK",),
-        _WORLD: ("OMPI_COMM_WORLD_SIZE",),
-        _LOCAL_RANK: ("OMPI_COMM_WORLD_LOCAL_RANK",),
-        _LOCAL_WORLD: ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    },
-    "mpirun (MPICH)": {
-        _RANK: ("PMI_RANK",),
-        _WORLD: ("PMI_SIZE",),
-        _LOCAL_RANK: ("MPI_LOCALRANKID", "PMI_RANK"),
-        _LOCAL_WORLD: ("MPI_LOCALNRANKS",),
-    },
-    "srun": {
-        _RANK: ("SLURM_PROCID",),
-        _WORLD: ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-        _LOCAL_RANK: ("SLURM_LOCALID",),
-        _LOCAL_WORLD: ("SLURM_STEP_TASKS_PER_NODE",),
-    },
-}
-_JOB_NAMES = (
-    "IRIS_JOB",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "PMIX_NAMESPACE",
-    "OMPI_MCA_ess_base_jobid",
-    "OMPI_MCA_orte_hnp_uri",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-)
 _RANK_NAME = "iris-rank-"
 _LONGEST_WAIT_S = 3600.0
 """What the operating system is asked to wait at once: it cannot wait for more than 24 days."""
@@ -95,76 +45,6 @@ _GUARD = (
     'iris.launch was called while a new rank imported the script. Call it under `if __name__ == "__main__":`, so that '
     "only the first process starts ranks."
 )
-
-
-def _first(names: Sequence[str]) -> str | None:
-    return next((os.environ[name] for name in names if os.environ.get(name)), None)
-
-
-def identity() -> Identity | None:
-    """Who the environment says this process is, or None where no launcher is at work.
-
-    An allocation shell of Slurm (``salloc``) sets ``SLURM_PROCID`` for a single task; that is no launch.
-
-    Raises:
-        LaunchError: the launcher's variables contradict each other, or ranks span several hosts.
-    """
-    for source, names in _LAUNCHERS.items():
-        rank, world = _first(names[_RANK]), _first(names[_WORLD])
-        if rank is None or world is None:
-            continue
-        if source == "srun" and "SLURM_STEP_ID" not in os.environ:
-            continue
-        if source == "mpirun (MPICH)" and _srun_speaks_pmi(world):
-            continue
-        try:
-            found = Identity(int(rank), int(world), int(_first(names[_LOCAL_RANK]) or rank), _job(source), source)
-        except ValueError as error:
-            raise LaunchError(f"{source} set a rank variable that is not a number: {error}") from error
-        if not 0 <= found.rank < found.world_size:
-            raise LaunchError(f"{source} says rank {found.rank} of {found.world_size} ranks: {names} contradict")
-        local_world = _first(names.get(_LOCAL_WORLD, ()))
-        here = re.match(r"\d+", local_world or "")
-        if here is not None and int(here.group()) != found.world_size:
-            raise LaunchError(
-                f"{source} started {found.world_size} ranks, {here.group()} of them on this host. A symmetric heap "
-                "spans one host: start all ranks on one, or pass group=<a ProcessGroup of this host's ranks>."
-            )
-        return found
-    return None
-
-
-def _job(source: str) -> str:
-    """A name that all ranks of this job share, and other jobs do not."""
-    values = [f"{name}={os.environ[name]}" for name in _JOB_NAMES if os.environ.get(name)]
-    if "MPICH" in source and "IRIS_JOB" not in os.environ:
-        values.append(f"parent={_first_ancestor_without('PMI_RANK')}")
-    return ";".join([source, *values])
-
-
-def _srun_speaks_pmi(world: str) -> bool:
-    """Whether PMI's variables are from srun itself (PMI-2), not from an mpirun that runs within a step of Slurm."""
-    srun = _LAUNCHERS["srun"]
-    in_a_step = "SLURM_STEP_ID" in os.environ and _first(srun[_RANK]) == os.environ["PMI_RANK"]
-    return in_a_step and _first(srun[_WORLD]) == world
-
-
-def _first_ancestor_without(variable: str) -> int:
-    """The launcher's process: the nearest above whose environment, which wrapper scripts pass on, lacks it."""
-    pid = os.getppid()
-    while pid > 1:
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-            status = Path(f"/proc/{pid}/status").read_text()
-        except OSError:  # another user's, or gone
-            break
-        if not any(one.startswith(f"{variable}=".encode()) for one in environment.split(b"\0")):
-            break
-        pid = int(status.split("PPid:")[1].split()[0])
-    return pid
-
-
-# -- starting ranks here ----------------------------------------------------------------------------------
 
 
 def launch(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from iris.errors import ArgumentError, BackendError
-from iris.launch import Identity, identity
+from iris.identity import Identity, identity
 
 Group = Any
 """A torch ProcessGroup, a sequence of ranks, or None for all ranks."""

@@ -27,7 +27,7 @@ from ranks import (
 
 import iris
 from iris import backends
-from iris.launch import identity
+from iris.identity import identity
 from iris.mesh import Mesh, address
 
 pytestmark = pytest.mark.timeout(120)

@@ -23,7 +23,7 @@ from ranks import BACKEND, NAMES_SHARED_MEMORY
 import iris
 from iris import backends
 from iris.backends import gpu
-from iris.launch import identity
+from iris.identity import identity
 
 pytestmark = pytest.mark.timeout(120)
 

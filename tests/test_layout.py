@@ -15,7 +15,10 @@ import iris
 PACKAGE = Path(iris.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-HOST = {"errors", "heap", "mesh", "launch", "membership", "backends", "tensors", "log", "wire", "live", "watcher"}
+HOST = {
+    "errors", "heap", "mesh", "identity", "launch", "membership", "backends", "tensors", "log", "wire", "live",
+    "watcher",
+}  # fmt: skip
 RUNTIME = {*HOST, "context", "trace"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -24,8 +27,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "leases": {"errors", "heap"},
     "mesh": {"errors"},
     "worker": {"errors"},
-    "launch": {"errors", "worker"},
-    "membership": {"errors", "launch"},
+    "identity": {"errors"},
+    "launch": {"errors", "identity", "worker"},
+    "membership": {"errors", "identity"},
     "backends": {"errors", "heap", "mesh"},
     "tensors": {"errors"},
     "device": set(),

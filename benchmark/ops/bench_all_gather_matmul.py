@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from iris.cli import main
-from iris.launch import identity
+from iris.identity import identity
 
 CASE = "all_gather_matmul"
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")

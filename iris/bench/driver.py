@@ -21,7 +21,8 @@ from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, described
 from iris.errors import LaunchError, PeerDied, RankMismatch, WaitTimeout
-from iris.launch import RankPool, identity, start_server
+from iris.identity import identity
+from iris.launch import RankPool, start_server
 
 START_S = 300.0
 """The most that ranks may take to start: to import PyTorch, make heaps and meet."""

@@ -16,7 +16,7 @@ from iris.bench.axes import Params
 from iris.bench.dataset import Dataset
 from iris.bench.options import add_heap_size, folder_trouble, positive, rank_parser, ranks_to_start
 from iris.errors import ArgumentError
-from iris.launch import identity
+from iris.identity import identity
 
 OP = "all_gather_matmul"
 SIM_SHRINK = 128

@@ -44,7 +44,8 @@ from iris.bench.timing import median_seconds, slowest
 from iris.context import Iris, iris
 from iris.device.matmul import matmul_kernel
 from iris.errors import ArgumentError, IrisError
-from iris.launch import identity, launch
+from iris.identity import identity
+from iris.launch import launch
 from iris.ops.config import FusedConfig
 from iris.ops.problem import output_dtype
 from iris.trace import Trace, draw

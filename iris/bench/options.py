@@ -11,7 +11,7 @@ import torch
 
 from iris import backends
 from iris.context import LEAST_HEAP_BYTES, MAX_RANKS
-from iris.launch import identity
+from iris.identity import identity
 
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""

@@ -19,7 +19,8 @@ from iris.bench.dataset import Dataset
 from iris.bench.driver import sheltered
 from iris.bench.options import DTYPES, STOPPED, add_heap_size, add_num_ranks, positive, ranks_to_start, seconds
 from iris.errors import ArgumentError, LaunchError
-from iris.launch import RankPool, identity
+from iris.identity import identity
+from iris.launch import RankPool
 from iris.ops import tuned
 from iris.ops.problem import DTYPES as OP_DTYPES
 from iris.tune import session

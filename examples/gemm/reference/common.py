@@ -28,7 +28,7 @@ from iris.bench.gemm_cli import NOT_OVER, write_failure, write_result
 from iris.bench.gemm_options import DATATYPES
 from iris.bench.options import output_file, rank_parser, ranks_to_start
 from iris.errors import ArgumentError, IrisError
-from iris.launch import Identity, identity
+from iris.identity import Identity, identity
 from iris.mesh import Mesh
 
 Shape = tuple[int, int, int]
