@@ -26,7 +26,7 @@ from iris.console import print_table
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
 from iris.ops import Problem
-from iris.ops.matmul import resolve
+from iris.ops.choice import resolve
 from iris.trace import Event, Trace, draw
 
 OPS = ("all_gather_matmul", "matmul_all_scatter")

@@ -27,9 +27,9 @@ from iris.bench.state import Outcome, State
 from iris.context import Iris, iris
 from iris.ops import FusedConfig, Problem, pick_config
 from iris.ops.hardware import HARDWARE, floor_s, hardware
-from iris.ops.matmul import target_of
 from iris.ops.model import predict_ms
 from iris.ops.pick import expected_ms
+from iris.ops.target import target_of
 
 LIMIT_S = 120.0
 """The most that a configuration may take."""

@@ -74,10 +74,11 @@ from iris.device.sync import (
 from iris.device.tile import Flags, Matrix, tile_pointers
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.call import OpCall
+from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Rows, bias_of, chunks_of, lanes_for
 from iris.ops.exchange import exchange
-from iris.ops.matmul import Plan, resolve
+from iris.ops.matmul import Plan
 from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric, place_of
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed

@@ -15,8 +15,9 @@ import torch
 
 from iris.context import Iris
 from iris.device.sync import SITE_MATMUL
+from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.matmul import Plan, resolve, run
+from iris.ops.matmul import Plan, run
 from iris.ops.operands import bias_kind, check_operands, check_shape
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed

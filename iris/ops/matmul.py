@@ -1,13 +1,11 @@
-"""The host's half of :mod:`iris.device.matmul`: choose a config, launch the one kernel."""
+"""The host's half of :mod:`iris.device.matmul`: launch the one kernel."""
 
 from __future__ import annotations
 
 import operator
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,36 +15,17 @@ from iris.context import Iris
 from iris.device import matmul as kernels
 from iris.device import schedule, tile
 from iris.device.tile import Flags, Matrix
-from iris.errors import ArgumentError
-from iris.ops.candidates import LIBRARY, has_no_tile
-from iris.ops.config import FusedConfig, Target
+from iris.ops.config import FusedConfig
 from iris.ops.hardware import allows_tf32
-from iris.ops.operands import BIAS_KINDS, place_of
-from iris.ops.pick import can_run, pick_config
 from iris.ops.problem import Problem
-from iris.ops.room import has_memory
 from iris.ops.row_major import row_major
-from iris.ops.tuned import SIMULATED
+from iris.ops.target import target_of
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
 
 DEFER_FROM_TILES = 8
 """Tiles per program from which on it pays to announce a tile one tile later: on 4 × H200, 2026-11-21, matmul +
 reduce-scatter by ``push`` took 10 % less time with 57 tiles per program, all-reduce 10 % more with 4."""
-
-_BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
-"""Variables for debugging, with which a launch returns when the kernel has run."""
-_NEEDS_LAUNCHES_THAT_RETURN = {("matmul_reduce_scatter", "copy_engine"), ("matmul_all_reduce", "copy_engine")}
-"""Whose kernel waits for copies that peers ask for when their own kernel's launch has returned."""
-
-_device_name = cache(torch.cuda.get_device_name)
-
-
-@cache
-def _shared_nbytes(device: torch.device) -> int | None:
-    """Shared memory that a program may have, if PyTorch knows."""
-    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None) or None
-
 
 start_kernel: ContextVar[Callable[[Any, tuple[int, ...]], Callable[..., object]]] = ContextVar(
     "start_kernel", default=operator.getitem
@@ -115,14 +94,6 @@ class Plan:
         """Tiles of the output that belong to one rank."""
         tiles = -(-self.rows(problem) // config.block_size_m) * -(-problem.n // config.block_size_n)
         return tiles if self.sharded else -(-tiles // self.shards)
-
-
-def target_of(ctx: Iris, excluded: tuple[str, ...] = ()) -> Target:
-    """The hardware under ``ctx``, as configs are picked for; ``excluded``: algorithms that cannot run."""
-    if ctx.backend_name == "sim":
-        return Target("sim", ctx.num_sms, excluded=excluded, hardware=SIMULATED)
-    tma = ctx.backend_name == "cuda" and torch.cuda.get_device_capability(ctx.device) >= (9, 0)
-    return Target(ctx.backend_name, ctx.num_sms, tma, excluded, _device_name(ctx.device), _shared_nbytes(ctx.device))
 
 
 def run(
@@ -225,111 +196,6 @@ def run(
         TRACE=trace is not None,
         **config.launch_options(target),
     )
-
-
-def resolve(
-    ctx: Iris,
-    problem: Problem,
-    config: FusedConfig | str | None,
-    algorithms: tuple[str, ...],
-    workspace: FusedWorkspace | None,
-    trace: object,
-    takes: Callable[[str], bool] = lambda _: True,
-    shared: Sequence[torch.Tensor] = (),
-    bias_is: int | None = None,
-) -> FusedConfig:
-    """The config to run with, its algorithm settled: the caller's, checked, or the picked one; the same on all ranks.
-
-    "auto" leaves out algorithms that need more memory than there is, on the heap or in ``workspace``, those that do not
-    take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced. ``shared``: operands
-    that peers touch, which must lie alike on all ranks. ``bias_is``: the kind of a bias that is added to a sum over
-    ranks, by any of them.
-
-    Raises:
-        ArgumentError: ``config`` cannot run, or cannot be traced.
-        RankMismatch: other ranks call the op with another problem, config or kind of bias, or with ``shared`` operands
-            of other strides or at another place of the heap. Found in the first call with these.
-    """
-    chosen = _chosen(ctx, problem, config, algorithms, workspace, bool(trace), takes)
-    if trace and config is not None and has_no_tile(chosen):
-        expected = "none, or an algorithm that is not made of torch.matmul"
-        raise ArgumentError(problem.op, "trace", expected, f"one of {chosen.algorithm}")
-    if problem.world_size > 1:
-        if (problem.op, chosen.algorithm) in _NEEDS_LAUNCHES_THAT_RETURN and (blocking := _blocking(ctx)):
-            expected = f"an algorithm whose kernel waits for no copy, as {blocking} is set"
-            raise ArgumentError(problem.op, "config.algorithm", expected, chosen.algorithm, "Unset it, or take None.")
-        bias = () if bias_is is None else (BIAS_KINDS[bias_is],)
-        ctx.agree(problem.op, (problem, chosen, *bias, *(place_of(ctx, tensor) for tensor in shared)))
-    return chosen
-
-
-def _chosen(
-    ctx: Iris,
-    problem: Problem,
-    config: FusedConfig | str | None,
-    algorithms: tuple[str, ...],
-    workspace: FusedWorkspace | None,
-    traced: bool,
-    takes: Callable[[str], bool],
-) -> FusedConfig:
-    given = config if isinstance(config, FusedConfig) else None
-    if given is not None:
-        given.check(problem.op, ("auto", *algorithms), ctx.num_sms, problem.dtype)
-        if given.algorithm != "auto":
-            return given
-    elif isinstance(config, str) and config != "auto":
-        if config not in algorithms:
-            raise ArgumentError(problem.op, "config", f"a FusedConfig, or one of {', '.join(algorithms)}", repr(config))
-        return pick_config(problem, target_of(ctx), config)
-    elif config is not None and config != "auto":
-        raise ArgumentError(problem.op, "config", "a FusedConfig, an algorithm's name, or None", type(config).__name__)
-    may = tuple(one for one in algorithms if takes(one) and not (traced and one in LIBRARY))
-    if _blocking(ctx):
-        may = tuple(one for one in may if (problem.op, one) not in _NEEDS_LAUNCHES_THAT_RETURN)
-    first = pick_config(problem, target_of(ctx))
-    settled: dict[Any, FusedConfig] = ctx.kept("settled choices", dict)
-    made = isinstance(workspace, FusedWorkspace) and (
-        workspace.algorithm,
-        workspace.staging.shape,
-        workspace.ready.shape,
-    )
-    key = problem, first, given, may, made
-    if key not in settled:
-        settled[key] = _that_fits(ctx, problem, workspace, first, given, may)
-    return settled[key]
-
-
-def _blocking(ctx: Iris) -> str:
-    """The variable that has launches block on this GPU, if any."""
-    set_ = (name for name in _BLOCKING if ctx.backend_name != "sim" and os.environ.get(name, "0") != "0")
-    return next(set_, "")
-
-
-def _that_fits(
-    ctx: Iris,
-    problem: Problem,
-    workspace: FusedWorkspace | None,
-    first: FusedConfig,
-    given: FusedConfig | None,
-    may: tuple[str, ...],
-) -> FusedConfig:
-    """``first``, or the best of those that may be taken and for which there is room, or what is ``given``, with the
-    algorithm of one of these: as of the first such call, which all ranks make with the same heap. Later ones keep to
-    it, as a rank may replay its graph where others choose."""
-
-    def completed(picked: FusedConfig) -> FusedConfig:
-        return picked if given is None else replace(given, algorithm=picked.algorithm)
-
-    picked = first
-    excluded: tuple[str, ...] = ()
-    while problem.world_size > 1:
-        if picked.algorithm in may and has_memory(ctx, problem, completed(picked), workspace):
-            break
-        excluded += (picked.algorithm,)
-        if not can_run(problem, target_of(ctx, excluded)):
-            return completed(first)  # to say what is missing
-        picked = pick_config(problem, target_of(ctx, excluded))
-    return completed(picked)
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:

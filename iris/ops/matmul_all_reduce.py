@@ -59,8 +59,9 @@ from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, SITE_MATMUL_ALL_REDUCE, signal_all, store_words, wait_all, wait_words
 from iris.device.tile import finished, local_sink, slot_pointers, tile_mask, tile_pointers
 from iris.errors import ShapeError
+from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.matmul import Plan, resolve
+from iris.ops.matmul import Plan
 from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape, check_symmetric, has_whole_rows
 from iris.ops.problem import Problem
 from iris.ops.reduction import (

@@ -49,10 +49,11 @@ from iris.device.peer import translate
 from iris.device.sync import SITE_MATMUL_ALL_SCATTER, enter, leave, wait, wait_all_entered
 from iris.device.tile import Flags, Matrix, finished, tile_mask, tile_pointers
 from iris.ops.call import OpCall
+from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import bias_of, chunks_of
 from iris.ops.exchange import exchange
-from iris.ops.matmul import Plan, resolve
+from iris.ops.matmul import Plan
 from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape, check_symmetric, has_whole_rows
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed

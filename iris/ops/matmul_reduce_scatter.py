@@ -49,9 +49,10 @@ from iris.device import schedule
 from iris.device.sync import SITE_MATMUL_REDUCE_SCATTER
 from iris.device.tile import local_sink, within_shard
 from iris.errors import ShapeError
+from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Rows
-from iris.ops.matmul import Plan, resolve
+from iris.ops.matmul import Plan
 from iris.ops.operands import bias_kind, check_operands, check_shape
 from iris.ops.problem import Problem
 from iris.ops.reduction import (

@@ -30,8 +30,8 @@ from iris.context import Iris, iris
 from iris.errors import HeapError, IrisError
 from iris.ops import FusedConfig, Problem, Target, tuned
 from iris.ops.candidates import candidates, has_no_tile, variations
-from iris.ops.matmul import target_of
 from iris.ops.pick import model_pick, pick_config, predictions
+from iris.ops.target import target_of
 from iris.ops.tuned import Row, changed_fields, row_key
 from iris.tune.compiling import compile_only
 from iris.tune.report import Finding, described_config

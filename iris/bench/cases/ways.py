@@ -21,7 +21,7 @@ from iris.bench.distributed import all_gather, process_group, reduce_scatter
 from iris.bench.state import State
 from iris.context import Iris
 from iris.ops import FusedConfig, pick_config
-from iris.ops.matmul import target_of
+from iris.ops.target import target_of
 
 NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
 AUTO = "auto"
