@@ -199,7 +199,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
     @property
     def alone(self) -> Handle:
-        """As :attr:`handle`, of a job that is this rank alone, its rank 0."""
+        """As :attr:`handle`, but of a job that consists of this rank alone: for kernels in which no peer takes part."""
         self._require_open("alone")
         return self._alone
 
@@ -302,7 +302,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         return made
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
-        """As :meth:`workspace`, for what is of no concern to other ranks; not collective."""
+        """As :meth:`workspace`, for what other ranks need not know of; not collective."""
         self._require_open("kept")
         if key not in self._kept:
             self._kept[key] = make()

@@ -26,11 +26,6 @@ SMALL = FusedConfig(
 )
 
 
-def short_blocks(dtype: torch.dtype) -> int:
-    """The smallest ``block_size_k``."""
-    return 32 if dtype == torch.int8 else 16
-
-
 Shape = tuple[int, int, int]
 """What one rank has: rows, columns and depth of its part of the whole."""
 

@@ -16,11 +16,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, LOCAL, SMALL, Shape, Trial, Way, short_blocks, trial, ways
+from ops_inputs import ALL_REDUCE, GATHER, LOCAL, SMALL, Shape, Trial, Way, trial, ways
 from ranks import BACKEND, Ranks, context, worlds
 
 import iris
 from iris.ops import FusedConfig
+from iris.ops.config import least_block_size_k
 from iris.ops.problem import DTYPES
 
 REPLAYS = int(os.environ.get("IRIS_REPLAYS") or (3 if BACKEND == "sim" else 300))
@@ -113,7 +114,9 @@ def soak(count: int, seed: int) -> dict[str, list[int]]:
     kept: dict[str, Calls] = {}
     for index, way in enumerate(ways()):
         dtype, shape = DTYPES[index % len(DTYPES)], (ALIGNED, RAGGED)[index // 2 % 2]
-        config = replace(SMALL, stream_k=index % 2 == 1, num_chunks=1 + index % 3, block_size_k=short_blocks(dtype))
+        config = replace(
+            SMALL, stream_k=index % 2 == 1, num_chunks=1 + index % 3, block_size_k=least_block_size_k(dtype)
+        )
         kept[f"{way} {dtype} {shape}"] = Calls(ctx, way, shape, dtype, config, seed + index, index % 4 < 2)
     ctx.barrier()
     names = list(kept)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from ops_inputs import LOCAL, SMALL, Shape, Way, each_way, rotated, short_blocks, trial, ways
+from ops_inputs import LOCAL, SMALL, Shape, Way, each_way, rotated, trial, ways
 from ranks import BACKEND, Ranks, context, worlds
 
+from iris.ops.config import least_block_size_k
 from iris.ops.problem import DTYPES
 
 LONG: tuple[Shape, ...] = ((20, 35, 150), (9, 11, 200), (40, 17, 90), (33, 33, 65))
@@ -23,7 +24,7 @@ def split(way: Way, turn: int, count: int, seed: int) -> list[tuple[tuple[bool, 
         shape, dtype = LONG[index % len(LONG)], DTYPES[index // 2 % len(DTYPES)]
         one = trial(ctx, way, shape, dtype, seed + index, "column")
         least = max(programs, way.least_programs)
-        one.run(replace(NARROW, block_size_k=short_blocks(dtype), two_tiles=two_tiles, num_sms=least))
+        one.run(replace(NARROW, block_size_k=least_block_size_k(dtype), two_tiles=two_tiles, num_sms=least))
         found.append(((two_tiles, programs), shape, one.excess()))
     return found
 
@@ -63,7 +64,7 @@ def crowded(seed: int) -> list[tuple[Way, Shape, float]]:
             shape = shapes[index]
             dtype = DTYPES[(turn + index) % 4]
             one = trial(ctx, way, shape, dtype, seed + index)
-            one.run(replace(NARROW, block_size_k=short_blocks(dtype), two_tiles=index % 2 == 1))
+            one.run(replace(NARROW, block_size_k=least_block_size_k(dtype), two_tiles=index % 2 == 1))
             found.append((way, shape, one.excess()))
     return found
 

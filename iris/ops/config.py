@@ -13,10 +13,11 @@ LAYOUTS = ("k_contiguous", "m_contiguous")
 EXCHANGING = ("low_latency", "low_latency_two_shot")
 """Algorithms that put a short collective before or behind a whole matmul."""
 WORDS_NBYTES = {1: 512 << 10, 2: 768 << 10}
-"""The most that a rank sends as words, to all peers together, in an exchange of one hop, or in each of two. Beyond,
-sending twice as many bytes costs more than the flags that are saved (2 and 4 × H200, 2026-11-22)."""
+"""By number of hops: the most that a rank sends as words in each hop, to all peers together. Beyond that, sending twice
+as many bytes costs more than the flags that are saved (2 and 4 × H200, 2026-11-22)."""
 TILE_WORDS_NBYTES = 2 << 20
-"""The same for tiles that a matmul kernel sends itself, while others are computed."""
+"""The most that a matmul kernel's tiles send as words, to all peers together, while other tiles are computed (2 × H200,
+2026-11-22)."""
 _KINDS: dict[str, type] = {
     "algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool, "own_matmul": bool,
 }  # fmt: skip
@@ -32,7 +33,8 @@ WARPS = (1, 2, 4, 8, 16, 32)
 
 
 def in_words(sent_nbytes: float, world_size: int, hops: int) -> bool:
-    """Whether an exchange of ``hops`` goes by words, in each of which a rank sends so much to all peers together."""
+    """Whether an exchange goes by words, of ``hops`` hops in each of which a rank sends ``sent_nbytes`` to all peers
+    together."""
     return world_size > 1 and sent_nbytes <= WORDS_NBYTES[hops]
 
 
@@ -60,7 +62,7 @@ class FusedConfig:
             None takes all.
         num_chunks: chunks in which a rank's part of A, or of the output, travels.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
-        two_tiles: with ``stream_k``, leave each program between one and two tiles' worth to split, not less than one.
+        two_tiles: with ``stream_k``, split one to two tiles' worth per program; False splits less than one.
         own_matmul: with ``low_latency`` and ``low_latency_two_shot``, the matmul by Iris's kernel, with this config's
             tile, not by ``torch.matmul``.
         num_rounds: where ranks take turns in a tile order: rounds in which each rank's tiles are divided.
