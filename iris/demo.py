@@ -19,13 +19,13 @@ import torch
 
 from iris import backends, ops
 from iris.bench.accuracy import relative_error, tolerance
+from iris.bench.cases.operands import Operands
 from iris.bench.driver import sheltered
 from iris.bench.options import STOPPED, add_num_ranks, folder_trouble, positive, seconds
 from iris.bench.progress import progress
 from iris.console import print_table
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
-from iris.ops import Problem
 from iris.ops.choice import resolve
 from iris.trace import Event, Trace, draw
 
@@ -35,39 +35,25 @@ _HEADINGS = ("op", "algorithm", "ranks", "M×N×K", "backend", "error", "time", 
 
 
 class _Case:
-    """One op's tensors on one rank, and its float64 reference."""
+    """One op and its operands on one rank."""
 
-    def __init__(self, ctx: Iris, op: str, shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
-        (m, n, k), world = shape, ctx.world_size
-        generator = torch.Generator(ctx.device).manual_seed(seed)
-
-        def random(rows: int, cols: int) -> torch.Tensor:
-            return torch.randn(rows, cols, generator=generator, device=ctx.device).to(dtype)
-
+    def __init__(self, ctx: Iris, op: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+        m, n, k = shape
         self.ctx, self.op = ctx, op
-        a, b = random(m, k), random(k, n)
-        columns = b.chunk(world, dim=1)[ctx.rank].contiguous()
-        gathers = op == "all_gather_matmul"
-        received = a.nbytes * (world - 1) // world if gathers else columns.shape[1] * m * dtype.itemsize * (world - 1)
-        self.problem = Problem(op, m, n // world, k, dtype, world, received, 0 if gathers else None)
-        if gathers:
-            self.a, self.b = ctx.as_symmetric(a.chunk(world)[ctx.rank].contiguous()), columns
-            self.output = torch.full((m, n // world), float("nan"), dtype=dtype, device=ctx.device)
-            self.reference = a.double() @ columns.double()
-        else:
-            self.a, self.b = a, columns
-            self.output = ctx.full((m, n), float("nan"), dtype=dtype)
-            self.reference = a.double() @ b.double()
+        self.operands = Operands(ctx, op, (m, n // ctx.world_size, k), dtype, gather_dim=0)
+        self.operands.fill()
+        self.operands.spoil()
 
     def call(self, trace: Trace | bool = False) -> None:
-        getattr(ops, self.op)(self.ctx, self.output, self.a, self.b, trace=trace)
+        operands = self.operands
+        getattr(self.ctx.ops, self.op)(operands.output, operands.a, operands.b, trace=trace)
 
     def algorithm(self, *, traced: bool) -> str:
         """What "auto" comes to; for a call with a trace it takes none that is made of torch's matmul."""
-        return resolve(self.ctx, self.problem, None, ops.ALGORITHMS[self.op], None, traced).algorithm
+        return resolve(self.ctx, self.operands.problem, None, ops.ALGORITHMS[self.op], None, traced).algorithm
 
     def error(self) -> float:
-        return relative_error(self.output, self.reference)
+        return relative_error(self.operands.output, self.operands.reference())
 
 
 _ctx: Iris | None = None
@@ -82,11 +68,10 @@ def _start(heap_size: int) -> str:
     return _ctx.backend_name
 
 
-def _prepare(op: str, shape: tuple[int, int, int], dtype: str, seed: int) -> None:
+def _prepare(op: str, shape: tuple[int, int, int], dtype: str) -> None:
     global _case
     assert _ctx is not None
-    _case = _Case(_ctx, op, shape, getattr(torch, dtype), seed)
-    _ctx.barrier()
+    _case = _Case(_ctx, op, shape, getattr(torch, dtype))
 
 
 def _check() -> float:
@@ -172,7 +157,7 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
 
         step(f"starting {num_ranks} ranks", _start, heap_size)
         for op in OPS:
-            step(f"{op}: inputs", _prepare, op, shape, options.dtype, int.from_bytes(os.urandom(4), "little"))
+            step(f"{op}: inputs", _prepare, op, shape, options.dtype)
             worst = max(step(f"{op}: check", _check))
             time_s = max(step(f"{op}: time", _time))
             traces = step(f"{op}: trace", _trace)

@@ -701,7 +701,7 @@ def complaints(op: str, dtype: torch.dtype) -> dict[str, str]:
     stale = operands._product([(operands.gathered(), operands.b)])
     operands._kept.clear()
     operands.fill()
-    right = operands._reference().to(operands.output.dtype)
+    right = operands.reference().to(operands.output.dtype)
     said = {"right": operands.complaint(right, 1)}
     for name, value in (("one element", right[2, 3] + 1), ("not a number", float("nan"))):
         if value == value or dtype.is_floating_point:

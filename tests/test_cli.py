@@ -306,7 +306,7 @@ def not_written_on_rank_1() -> float:
     demo._case.call()
     demo._ctx.barrier()
     if demo._ctx.rank == 1:
-        demo._case.output.fill_(float("nan"))
+        demo._case.operands.output.fill_(float("nan"))
     return demo._case.error()
 
 

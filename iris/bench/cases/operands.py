@@ -104,7 +104,7 @@ class Operands:
         Right is: no element further off than ``roundings`` roundings of values as large as sums become on the way, plus
         float32 sums of k products; and in the mean as close as that suggests. Integers must be equal.
         """
-        expected = self._local_reference() if local else self._reference()
+        expected = self._local_reference() if local else self.reference()
         if result.shape != expected.shape:
             return f"shape {tuple(result.shape)} instead of {tuple(expected.shape)}"
         if not expected.is_floating_point():
@@ -126,7 +126,7 @@ class Operands:
             return ""
         return f"relative error {error:.1e}, {wrong} of {expected.numel()} elements too far off"
 
-    def _reference(self) -> torch.Tensor:
+    def reference(self) -> torch.Tensor:
         """The op's output, by float64 matmuls."""
         if self.op in (GATHER, LOCAL):
             return self._local_reference()
