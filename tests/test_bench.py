@@ -29,6 +29,7 @@ from iris.bench.cases.fused import local_params
 from iris.bench.cases.operands import OPS, Operands
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group
+from iris.bench.options import STOPPED
 from iris.bench.records import Record
 from iris.bench.state import Outcome
 from iris.errors import ArgumentError
@@ -283,7 +284,7 @@ def test_a_resumed_run_measures_what_is_missing(
         yield from measured(ranks, group)
 
     monkeypatch.setattr(command, "measured", interrupted)
-    assert bench.main([*arguments, f"--benchmark_out={out}"]) == command.STOPPED
+    assert bench.main([*arguments, f"--benchmark_out={out}"]) == STOPPED
     assert f"stopped after 1 of 2 points; --resume {out} goes on" in capsys.readouterr().err
     monkeypatch.undo()
     (first,) = lines(out)
@@ -491,7 +492,7 @@ def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path, wait_s: float) -> None
     out = tmp_path / "results.jsonl"
     arguments = ["bench", "rma_matrix", "--num_ranks=2", "--repeat=1000000", f"--benchmark_out={out}"]
     run, _, told = interrupted(arguments, "rma_matrix", wait_s)
-    assert run.returncode == command.STOPPED
+    assert run.returncode == STOPPED
     assert told.splitlines()[-1] == f"stopped after 0 of 4 points; --resume {out} goes on"
     assert "Traceback" not in told
     until = time.monotonic() + 10

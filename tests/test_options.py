@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from ops_inputs import GATHER, SMALL, Way, each_way, short_blocks, trial, ways
+from ops_inputs import GATHER, SMALL, Way, each_way, trial, ways
 from ranks import BACKEND, Ranks, context, poison, worlds
 
 import iris
 from iris.device.sync import NEXT_EPOCH
 from iris.ops import new_workspace
+from iris.ops.config import least_block_size_k
 from iris.ops.problem import DTYPES
 from iris.ops.room import GATHER_FLAGS
 
@@ -46,7 +47,7 @@ def with_options(way: Way, options: dict[str, Any], turn: int, seed: int) -> flo
     poison(ctx)
     dtype = DTYPES[turn % len(DTYPES)]
     one = trial(ctx, way, LARGE, dtype, seed, "row")
-    one.run(replace(SMALL, **{"block_size_k": short_blocks(dtype), "group_size_m": 1, **options}))
+    one.run(replace(SMALL, **{"block_size_k": least_block_size_k(dtype), "group_size_m": 1, **options}))
     return one.excess()
 
 

@@ -383,7 +383,7 @@ def run_ranks_of_numpy() -> tuple[Any, list[int]]:
     last = np.int64(ctx.world_size - 1)
     mine = ctx.full((2,), ctx.rank, dtype=torch.int32)
     ctx.barrier()
-    seen = ctx.broadcast(ctx.rank, last), ctx.peer_view(mine, last).tolist()  # type: ignore[arg-type]
+    seen = ctx.broadcast(ctx.rank, last), ctx.peer_view(mine, last).tolist()
     ctx.barrier()
     return seen
 

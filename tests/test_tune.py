@@ -25,6 +25,7 @@ from test_model import problem_of
 
 from iris import cli
 from iris.bench.cases.operands import Operands
+from iris.bench.options import STOPPED
 from iris.device import matmul as kernels
 from iris.engine import CopyEngine
 from iris.errors import ArgumentError, LaunchError, PeerDied
@@ -458,7 +459,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == command.STOPPED, told
+    assert process.returncode == STOPPED, told
     assert "stopping: what was measured is kept" in told and "--resume goes on" in told
     assert "tried, " in told and " s left" in told
     assert trials.read_text().count(MEASURED) >= 1
@@ -478,7 +479,7 @@ def test_ctrl_c_while_ranks_import_says_no_more_than_that(tmp_path: Path) -> Non
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)
     _, told = process.communicate(timeout=60)
-    assert (process.returncode, told) == (command.STOPPED, "stopped; --resume goes on\n")
+    assert (process.returncode, told) == (STOPPED, "stopped; --resume goes on\n")
 
 
 @simulated_only
@@ -604,7 +605,7 @@ def test_a_run_that_is_stopped_before_its_ranks_are_up_changes_nothing(
     trials.add(FINISHED.key, CONFIGS[0], MEASURED, measured_ms=0.5)
     before = trials.path.read_text()
     monkeypatch.setattr(command, "_supervised", interrupted)
-    assert command.main(TINY) == command.STOPPED
+    assert command.main(TINY) == STOPPED
     assert trials.path.read_text() == before
 
 
