@@ -10,6 +10,8 @@ meet at a barrier, so that everything they stored is published, not only what on
 that acquires, so that all of them see what was published.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -43,19 +45,20 @@ def _distance(from_rank, to_rank, heap_bases):
 
 
 @triton.constexpr_function
-def _run(hint, axis, pointers):
+def _run(hint: Any, axis: int, pointers: Any) -> int:
     """Elements of one axis that ``hint`` calls contiguous and aligned together; one number is that of the last axis."""
     axes = len(pointers.shape)
-    runs = [1] * (axes - 1) + [hint] if isinstance(hint, int) else [int(run) for run in hint]
+    runs: list[int] = [1] * (axes - 1) + [hint] if isinstance(hint, int) else [int(run) for run in hint]
     if len(runs) != axes:
         raise ValueError(f"hint: expected one number, or one for each of {axes} axes, got {len(runs)}")
     return runs[axis]
 
 
 @triton.constexpr_function
-def _run_bytes(hint, axis, pointers):
+def _run_bytes(hint: Any, axis: int, pointers: Any) -> int:
     """The same in bytes, as Triton counts what a pointer is a multiple of."""
-    return _run(hint, axis, pointers) * ((pointers.scalar.element_ty.primitive_bitwidth + 7) // 8)
+    itemsize: int = (pointers.scalar.element_ty.primitive_bitwidth + 7) // 8
+    return int(_run(hint, axis, pointers) * itemsize)
 
 
 @triton.jit
