@@ -14,7 +14,7 @@ from iris.bench.case import CaseFunction
 from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
 from iris.bench.state import FATAL, REPORTED, Call, Outcome, Skipped, State, agreed, described
-from iris.bench.timing import back_to_back_seconds, call_seconds, host_seconds, slowest
+from iris.bench.timing import MOST_LEAD_S, back_to_back_seconds, call_seconds, host_seconds, slowest
 from iris.context import Iris, iris
 
 ROUNDS = 5
@@ -22,7 +22,6 @@ GPU_WARMUP, GPU_CALLS, SIM_CALLS = 5, 30, 3
 FEWEST_CALLS, LONG_CALL_S = 10, 5e-3
 """A call that takes longer than LONG_CALL_S is timed less often, but never less than FEWEST_CALLS times."""
 HOST_CALLS = 10
-MOST_LEAD_S = 2e-3
 MOST_WAIT_S = 60.0
 
 
