@@ -126,6 +126,16 @@ def test_whose_matmul_goes_with_an_exchange_is_known_from_any_number_of_ranks() 
     assert not pick_config(replace(twice, m=80), H200).own_matmul  # two rows of tiles
 
 
+def test_one_shot_of_few_rows_is_taken_for_weights_of_the_measured_size_only() -> None:
+    measured = problem_of("matmul_all_reduce", 16, 7168, 8192, 2)
+    row = FusedConfig("one_shot", block_size_m=16, block_size_n=64, block_size_k=256, num_warps=4, num_stages=4)
+    assert pick_config(measured, H200).algorithm == "low_latency"
+    shipped_rows(row_for(measured, row))
+    assert pick_config(measured, H200) == pick_config(replace(measured, m=12), H200) == row
+    for other in (replace(measured, n=7680), replace(measured, k=7680), replace(measured, m=20)):
+        assert pick_config(other, H200).algorithm == "low_latency"
+
+
 def test_a_row_that_does_not_count_hides_no_other() -> None:
     asked, own = problem_of("matmul_all_reduce", 64, 16384, 8192, 4), FusedConfig("low_latency", own_matmul=True)
     shipped_rows(row_for(problem_of("matmul_all_reduce", 60, 16384, 8192, 2), own))

@@ -15,6 +15,7 @@ A row counts for shapes of which m, n and k are each within a factor √2 of its
 for everything between. Further off, the number of waves changes by more than half, and another tile is often better. Of
 several the nearest counts, by the sum of the squared logarithms of the three factors.
 
+A row of Iris's own matmul of few rows (``own_matmul``, and ``one_shot``) counts for weights of just its n and k.
 Whether ``low_latency`` and ``low_latency_two_shot`` leave the matmul to the library (``own_matmul``) is a matter of the
 local matmul: where there is no row for as many ranks, one for another number of ranks says that.
 """
