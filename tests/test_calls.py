@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -262,6 +263,37 @@ def short_heap(seed: int) -> dict[str, float]:
 def test_a_short_heap_has_auto_take_what_fits(ranks: Ranks, seed: int) -> None:
     for excesses in ranks.run(short_heap, seed):
         assert max(excesses.values()) <= 1
+
+
+def picked_for_layouts(seed: int) -> dict[str, tuple[list[str], float]]:
+    """What "auto" runs where rows say one_shot, and how far off it is, by the layout of the operands."""
+    ctx, ran = context(), {}
+
+    def pick(problem: Any, target: Any, algorithm: str | None = None) -> FusedConfig:
+        left = (one for one in ("one_shot", "two_shot") if one not in target.excluded)
+        return replace(SMALL, algorithm=algorithm or next(left))
+
+    for layout in ("plain", "transposed"):
+        one = trial(ctx, Way(ALL_REDUCE, "auto"), (20, 24, 32), torch.float16, seed, layout=layout)
+        ran[layout] = list[str](), 0.0
+        methods = {
+            name: mock.Mock(side_effect=partial(ran[layout][0].append, name)) for name in ("one_shot", "two_shot")
+        }
+        with mock.patch("iris.ops.choice.pick_config", pick):
+            with mock.patch.multiple("iris.ops.matmul_all_reduce._Call", **methods):
+                one.run(None)
+        ctx.ops.matmul_all_reduce(one.output, one.a, one.b, one.bias, config=replace(SMALL, algorithm="one_shot"))
+        ran[layout] = ran[layout][0], one.excess()
+    return ran
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_one_shot_is_picked_for_what_it_was_measured_with(ranks: Ranks, seed: int) -> None:
+    for ran in ranks.run(picked_for_layouts, seed):
+        assert {layout: calls for layout, (calls, _) in ran.items()} == {
+            "plain": ["one_shot"], "transposed": ["two_shot"],
+        }  # fmt: skip
+        assert max(excess for _, excess in ran.values()) <= 1, "by name it takes any layout"
 
 
 def by_name(seed: int) -> tuple[list[float], Failure, Failure]:

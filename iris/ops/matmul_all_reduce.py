@@ -232,10 +232,14 @@ def matmul_all_reduce(
     bias_is = bias_kind(OP, bias, m, n)
     received = 2 * (m * n - m * n // world) * output.element_size()
     problem = Problem(OP, m, n, k, A.dtype, world, received)
-    whole = has_whole_rows(output)
+    unfit = set() if has_whole_rows(output) else {*_ROW_BY_ROW}
+    if not has_whole_rows(B):
+        unfit.add(
+            "one_shot"
+        )  # the rows that choose it were measured with a row-major B, beside other kernels of cuBLAS
     chosen = resolve(
-        ctx, problem, config, ALGORITHMS, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
-        shared=(output,), bias_is=bias_is,
+        ctx, problem, config, ALGORITHMS, workspace, trace, takes=lambda one: one not in unfit, shared=(output,),
+        bias_is=bias_is,
     )  # fmt: skip
     if chosen.algorithm == "copy_engine" and m % world:
         raise ShapeError(
