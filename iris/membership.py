@@ -16,19 +16,20 @@ Group = Any
 """A torch ProcessGroup, a sequence of ranks, or None for all ranks."""
 
 _joined = 0
+"""Contexts that have been made where ``torch.distributed`` names none."""
 
 
 def identify(group: Group, device: Any) -> Identity:
     """Who this rank is; the job's name differs for every context made. ``device``: its GPU, if the caller says so.
     Collective where ``torch.distributed`` is initialised."""
     global _joined
-    _joined += 1
     gpu = None if device is None else _index(device)
     if not _distributed():
         if group is not None:
             raise ArgumentError("iris", "group", "None, as torch.distributed is not initialised", type(group).__name__)
         who = identity() or Identity(0, 1, 0, f"alone {os.getpid()}", "this process alone")
         local_rank = who.local_rank if gpu is None else gpu
+        _joined += 1  # here, where all ranks come alike: one that was refused must not count on
         return Identity(who.rank, who.world_size, local_rank, f"{who.job};#{_joined}", who.source)
     ranks = global_ranks(group)
     rank = torch.distributed.get_rank(group)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
-from ranks import Failure, Ranks, context, failure_of, poison, worlds
+from ranks import Failure, Ranks, context, failure_of, fresh, poison, worlds
 
 import iris
 from iris.device import sync
@@ -263,6 +263,11 @@ def run_process_groups(path: str) -> dict[str, Any]:
         dist.destroy_process_group()
 
 
+def meet_anew() -> None:
+    with fresh(timeout_s=5) as ctx:
+        ctx.barrier()
+
+
 def run_wrong_local_ranks(path: str) -> list[Failure]:
     rank, size = int(os.environ["IRIS_RANK"]), int(os.environ["IRIS_WORLD_SIZE"])
     before = os.environ.get("LOCAL_RANK")
@@ -330,6 +335,7 @@ def test_process_groups(ranks: Ranks, tmp_path: Path) -> None:
         assert f"with this rank, {rank}, among them, got a group without this rank" in seen["wrong"].message
         told = "iris: group: expected a group that this rank belongs to, got a group without this rank"
         assert rank == 0 or seen["strange"].message == told
+    ranks.run(meet_anew)  # though some ranks were refused a context in between
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
