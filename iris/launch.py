@@ -154,9 +154,8 @@ class RankPool:
         with self._turn:
             if self._over:
                 raise LaunchError(f"this pool has no ranks any more: {self._over}. Make a new iris.RankPool.")
-            calls = [
-                _packed(fn, args) for _ in self._pipes
-            ]  # one each: the handle by which a tensor's memory is sent can be used once
+            # One each: the handle by which a tensor's memory is sent can be used once.
+            calls = [_packed(fn, args) for _ in self._pipes]
             try:
                 return self._exchange(calls, timeout_s)
             except BaseException as error:
