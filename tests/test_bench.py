@@ -26,7 +26,7 @@ from iris.bench.axes import Axis, axes_of, expand, parse_values
 from iris.bench.case import registered
 from iris.bench.cases import ways
 from iris.bench.cases.fused import local_params
-from iris.bench.cases.operands import OPS, Operands
+from iris.bench.cases.operands import OPS, TRANSPOSED, Operands
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group
 from iris.bench.options import STOPPED
@@ -157,6 +157,7 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
         ("m=12x", "--axis_M: expected whole numbers, got 12x"),
         ("n=1.5", "--axis_N: expected whole numbers, got 1.5"),
         ("k=-8", "--axis_K: expected positive numbers, got -8"),
+        ("b_layout=sideways", "--axis_b_layout: expected one of row_major, transposed, got sideways"),
         ("gather_dim=0,2", "--axis_gather_dim: expected one of 0, 1, got 2"),
         ("gather_dim=1.0", "--axis_gather_dim: expected whole numbers, got 1.0"),
     ):
@@ -723,6 +724,30 @@ def test_wrong_results_are_found(ranks: Ranks, op: str, dtype: torch.dtype) -> N
     for said in ranks.run(complaints, op, dtype):
         assert said.pop("right") == ""
         assert [name for name, complaint in said.items() if not complaint] == []
+
+
+def transposed(op: str) -> tuple[tuple[int, ...], bool, str]:
+    """Strides of a transposed B, whether the problem says so, and what is said of the product with it."""
+    operands = Operands(context(), op, (24, 20, 16), torch.float32, 0, TRANSPOSED)
+    operands.fill()
+    right = operands.gathered() @ operands.b
+    return operands.b.stride(), operands.problem.transposed_b, operands.complaint(right, 1, local=True)
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("op", OPS)
+def test_a_b_that_is_transposed(ranks: Ranks, op: str) -> None:
+    assert ranks.run(transposed, op) == [((1, 16), True, "")] * 2
+
+
+def test_only_a_transposed_b_is_told(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    axes = ["M=6", "N=8", "K=10", "b_layout=row_major,transposed", "algorithm=auto,nccl,matmul"]
+    arguments = ["matmul_all_reduce", "--num_ranks=2", *(f"--axis_{one}" for one in axes), "--repeat=1"]
+    assert bench.main([*arguments, f"--benchmark_out={out}"]) == 0
+    found = lines(out)
+    assert [one["params"].get("b_layout") for one in found] == [None] * 3 + ["transposed"] * 3
+    assert all(one["validated"] for one in found)
 
 
 def test_fused_ops_are_checked_and_timed_beside_others(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -265,35 +264,31 @@ def test_a_short_heap_has_auto_take_what_fits(ranks: Ranks, seed: int) -> None:
         assert max(excesses.values()) <= 1
 
 
-def picked_for_layouts(seed: int) -> dict[str, tuple[list[str], float]]:
-    """What "auto" runs where rows say one_shot, and how far off it is, by the layout of the operands."""
-    ctx, ran = context(), {}
+def layouts_asked_for(seed: int) -> dict[str, list[bool]]:
+    """Whether each op's problem has a transposed B, by the layout of its operands."""
+    ctx, asked = context(), dict[str, list[bool]]()
 
     def pick(problem: Any, target: Any, algorithm: str | None = None) -> FusedConfig:
-        left = (one for one in ("one_shot", "two_shot") if one not in target.excluded)
-        return replace(SMALL, algorithm=algorithm or next(left))
+        asked[layout].append(problem.transposed_b)
+        return replace(SMALL, algorithm="baseline" if problem.op in (SCATTER, ALL_REDUCE) else "push")
 
     for layout in ("plain", "transposed"):
-        one = trial(ctx, Way(ALL_REDUCE, "auto"), (20, 24, 32), torch.float16, seed, layout=layout)
-        ran[layout] = list[str](), 0.0
-        methods = {
-            name: mock.Mock(side_effect=partial(ran[layout][0].append, name)) for name in ("one_shot", "two_shot")
-        }
-        with mock.patch("iris.ops.choice.pick_config", pick):
-            with mock.patch.multiple("iris.ops.matmul_all_reduce._Call", **methods):
+        asked[layout] = []
+        for op in (GATHER, SCATTER, REDUCE_SCATTER, ALL_REDUCE):
+            one = trial(ctx, Way(op, "auto"), (20, 24, 32), torch.float16, seed, layout=layout)
+            with mock.patch("iris.ops.choice.pick_config", pick):
                 one.run(None)
-        ctx.ops.matmul_all_reduce(one.output, one.a, one.b, one.bias, config=replace(SMALL, algorithm="one_shot"))
-        ran[layout] = ran[layout][0], one.excess()
-    return ran
+            assert one.excess() <= 1
+    return asked
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
-def test_one_shot_is_picked_for_what_it_was_measured_with(ranks: Ranks, seed: int) -> None:
-    for ran in ranks.run(picked_for_layouts, seed):
-        assert {layout: calls for layout, (calls, _) in ran.items()} == {
-            "plain": ["one_shot"], "transposed": ["two_shot"],
+def test_a_choice_is_made_for_the_layout_of_b(ranks: Ranks, seed: int) -> None:
+    for asked in ranks.run(layouts_asked_for, seed):
+        assert {layout: set(found) for layout, found in asked.items()} == {
+            "plain": {False}, "transposed": {True},
         }  # fmt: skip
-        assert max(excess for _, excess in ran.values()) <= 1, "by name it takes any layout"
+        assert all(len(found) >= 4 for found in asked.values())
 
 
 def by_name(seed: int) -> tuple[list[float], Failure, Failure]:

@@ -136,6 +136,30 @@ def test_one_shot_of_few_rows_is_taken_for_weights_of_the_measured_size_only() -
         assert pick_config(other, H200).algorithm == "low_latency"
 
 
+def test_rows_of_few_rows_count_for_the_layout_of_b_they_were_measured_with() -> None:
+    measured = problem_of("matmul_all_reduce", 16, 7168, 8192, 2)
+    transposed, own = replace(measured, transposed_b=True), FusedConfig("low_latency", own_matmul=True)
+    row = FusedConfig("one_shot", block_size_m=16, block_size_n=64, block_size_k=256, num_warps=4, num_stages=4)
+    for mine, other in ((measured, transposed), (transposed, measured)):
+        tuned.write(tuned.SHIPPED / "some.json", [row_for(mine, row)])
+        pick.forget()
+        assert pick_config(mine, H200) == row and pick_config(other, H200).algorithm == "low_latency"
+        tuned.write(tuned.SHIPPED / "some.json", [row_for(other, own)])
+        pick.forget()
+        assert pick_config(mine, H200) == row and pick_config(other, H200) == own
+        for path in tuned.SHIPPED.iterdir():
+            path.unlink()
+
+
+def test_other_rows_count_for_any_layout_of_b_but_sooner_for_their_own() -> None:
+    transposed, other = replace(GATHER, transposed_b=True), replace(ODD, group_size_m=5)
+    user_rows(row_for(GATHER))
+    assert pick_config(GATHER, H200) == pick_config(transposed, H200) == ODD
+    user_rows(row_for(transposed, other))
+    assert (pick_config(GATHER, H200), pick_config(transposed, H200)) == (ODD, other)
+    assert {row.transposed_b for row in tuned.read(Path(str(tuned.user_path())))} == {False, True}
+
+
 def test_a_row_that_does_not_count_hides_no_other() -> None:
     asked, own = problem_of("matmul_all_reduce", 64, 16384, 8192, 4), FusedConfig("low_latency", own_matmul=True)
     shipped_rows(row_for(problem_of("matmul_all_reduce", 60, 16384, 8192, 2), own))

@@ -363,9 +363,10 @@ def test_a_run_writes_a_row_that_auto_takes_and_resume_keeps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "user.json"
-    assert cli.main(["tune", *TINY, "--dtype", "fp32", "--budget_s", "9"]) == 0
+    given = [*TINY, "--dtype", "fp32", "--b_layout", "transposed"]
+    assert cli.main(["tune", *given, "--budget_s", "9"]) == 0
     (row,) = tuned.read(out)
-    problem = problem_of("matmul_reduce_scatter", 32, 16, 16, 2, torch.float32)
+    problem = replace(problem_of("matmul_reduce_scatter", 32, 16, 16, 2, torch.float32), transposed_b=True)
     target = Target("sim", 4, hardware="simulated")
     assert row.key == tuned.row_key(problem, "simulated")
     assert row.measured_ms > 0 and row.predicted_ms is None and row.untuned_ms is not None
@@ -377,11 +378,14 @@ def test_a_run_writes_a_row_that_auto_takes_and_resume_keeps(
     states = Counter(event["state"] for event in events)
     assert states[RIGHT] >= states[MEASURED] >= 2
     told = capsys.readouterr()
-    assert "matmul_reduce_scatter 32x16x32 fp32" in told.out and described_config(row.config)[:4] in told.out
+    assert (
+        "matmul_reduce_scatter 32x16x32 fp32 b_layout=transposed" in told.out
+        and described_config(row.config)[:4] in told.out
+    )
 
     # Again: a row that is finished stays as it is.
     tuned.write(out, [replace(row, unfinished=False)])
-    assert cli.main(["tune", *TINY, "--dtype", "fp32", "--budget_s", "30", "--resume"]) == 0
+    assert cli.main(["tune", *given, "--budget_s", "30", "--resume"]) == 0
     assert tuned.read(out) == [replace(row, unfinished=False)]
 
 
@@ -399,7 +403,7 @@ def test_a_data_set_of_shapes_within_a_budget(tmp_path: Path, capsys: pytest.Cap
     given = ["all_gather_matmul", "--dataset", str(tmp_path / "shapes.json"), "--num_ranks=2", "--budget_s=3"]
     status, rows = cli.main(["tune", *given, "--out", str(out)]), tuned.read(out)
     assert status == (0 if rows else 1)  # on a slow machine there is time for the untuned config only
-    assert tried(out) == {(1, 8, 8, 8)} >= {(row.gather_dim, row.m, row.n, row.k) for row in rows}
+    assert tried(out) == {(1, 8, 8, 8, False)} >= {row.key[3:4] + row.key[5:] for row in rows}
     assert "M=9: no multiple of 2 ranks" in capsys.readouterr().out
 
 
@@ -515,7 +519,9 @@ def test_a_candidate_that_ends_its_ranks_is_left_out(
 ) -> None:
     monkeypatch.setattr(session, "run", dying)
     earlier = Trials(tmp_path / "rows.json", "earlier")
-    earlier.add(["simulated", 2, "matmul", None, "fp32", 8, 8, 8], FusedConfig("local"), STARTED)  # is not to blame
+    earlier.add(
+        ["simulated", 2, "matmul", None, "fp32", 8, 8, 8, False], FusedConfig("local"), STARTED
+    )  # is not to blame
     assert command.main([*TINY, "--out", str(tmp_path / "rows.json")]) == 0
     told = capsys.readouterr()
     assert "a candidate ended its ranks, and is left out" in told.err
@@ -585,7 +591,7 @@ def test_a_row_from_before_that_is_kept_is_told(
 
 
 def test_a_run_begins_anew_what_it_tunes_and_only_that(out: Path) -> None:
-    other, trials = [*FINISHED.key[:-1], 64], Trials(out, "earlier")
+    other, trials = [*FINISHED.key[:-1], True], Trials(out, "earlier")
     for key in (FINISHED.key, other):
         trials.add(key, CONFIGS[0], MEASURED, measured_ms=0.5)
         trials.add(key, CONFIGS[1], DROPPED, why="wrong")
@@ -632,7 +638,7 @@ def test_why_there_is_no_row_is_told_as_it_was(out: Path) -> None:
 
 
 def test_rows_written_at_the_same_time_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row, read = tuned.Row("H", 2, "matmul", None, "bf16", 8, 8, 8, FusedConfig("local"), 0.5), tuned.read
+    row, read = tuned.Row("H", 2, "matmul", None, "bf16", 8, 8, 8, False, FusedConfig("local"), 0.5), tuned.read
 
     def slow(path: Path) -> list[tuned.Row]:
         found = read(path)
@@ -652,7 +658,7 @@ def test_rows_written_at_the_same_time_are_all_kept(tmp_path: Path, monkeypatch:
 def test_trials_tell_what_failed(tmp_path: Path) -> None:
     trials = Trials(tmp_path / "rows.json")
     assert failed(trials) == {}
-    key = ["NVIDIA H200", 2, "matmul_all_scatter", None, "bf16", 8, 8, 8]
+    key = ["NVIDIA H200", 2, "matmul_all_scatter", None, "bf16", 8, 8, 8, False]
     for config, states in zip(
         CONFIGS,
         ((STARTED,) * 2, (STARTED, RIGHT), (STARTED, DROPPED), (STARTED, RIGHT, MEASURED), (STARTED,)),
@@ -670,16 +676,17 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
     }
     with trials.own():
         assert trials.path.read_text().endswith("}\n")
-    trials.add([*key[:-1], 80], CONFIGS[3], DROPPED, why="another problem")
+    trials.add([*key[:-1], True], CONFIGS[3], DROPPED, why="another problem")
     trials.forget(key)
-    assert failed(trials) == {(problem_name([*key[:-1], 80]), CONFIGS[3]): "another problem"}
+    assert failed(trials) == {(problem_name([*key[:-1], True]), CONFIGS[3]): "another problem"}
     trials.path.write_text("{}\n")
     with pytest.raises(ArgumentError, match=r"rows\.json\.trials:1: expected a trial"):
         failed(trials)
 
 
 def test_findings_as_plain_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    row = tuned.Row("H", 2, "matmul", None, "bf16", 8, 8, 8, FusedConfig("local", num_chunks=3), 0.51234, 0.6, None)
+    config = FusedConfig("local", num_chunks=3)
+    row = tuned.Row("H", 2, "matmul", None, "bf16", 8, 8, 8, False, config, 0.51234, 0.6, None)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     print_findings([Finding("one", row), Finding("two", why="no time left")])
     lines = capsys.readouterr().out.splitlines()
@@ -713,4 +720,4 @@ def test_a_shape_that_does_not_fit_is_told_and_the_next_is_tuned(tmp_path: Path)
     out = tmp_path / "rows.json"
     given = ["--dataset", str(tmp_path / "shapes.json"), "--num_ranks=2", "--budget_s=3", "--heap_size", str(1 << 19)]
     assert command.main(["all_gather_matmul", *given, "--out", str(out)]) == 1
-    assert tried(out) == {(0, 8, 8, 8)}
+    assert tried(out) == {(0, 8, 8, 8, False)}

@@ -29,12 +29,14 @@ class Axis:
         rows: for each point, a value for each name.
         variant: whether the values are ways of doing the same thing, which are timed in turns.
         closed: whether there are no other values.
+        also: values that the command line may name, too.
     """
 
     names: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
     variant: bool = False
     closed: bool = False
+    also: tuple[Value, ...] = ()
 
     def overridden(self, overrides: Mapping[str, Sequence[Value]]) -> Axis:
         """The axis with the values that ``overrides`` has for its names, and no point twice."""
@@ -46,6 +48,11 @@ class Axis:
             rows |= dict.fromkeys(itertools.product(*choices))
         return replace(self, rows=tuple(rows))
 
+    def values_of(self, name: str) -> list[Value]:
+        """The values of one of the names, point by point."""
+        place = self.names.index(name)
+        return [row[place] for row in self.rows]
+
     def describe(self) -> str:
         """The values as a command line would give them, shortened."""
         texts = [",".join(map(str, row)) if len(row) == 1 else "×".join(map(str, row)) for row in self.rows]
@@ -53,7 +60,12 @@ class Axis:
 
 
 def axis(
-    name: str, values: Iterable[object], *, variant: bool = False, closed: bool = False
+    name: str,
+    values: Iterable[object],
+    *,
+    variant: bool = False,
+    closed: bool = False,
+    also: Iterable[Value] = (),
 ) -> Callable[[Function], Function]:
     """A parameter of a case and its values; a decorator.
 
@@ -65,6 +77,7 @@ def axis(
         variant: the values are ways of doing the same thing. They are timed in turns, A B C A B C …, so that clocks
             that drift favour none, and may share data: see :meth:`iris.bench.State.share`.
         closed: the command line can name no other values, even if they are numbers.
+        also: words that the command line can name beside ``values``.
     """
     names = tuple(part.strip() for part in name.split(","))
     rows = tuple(tuple(value) if isinstance(value, tuple) else (value,) for value in values)
@@ -72,7 +85,7 @@ def axis(
         raise ArgumentError("bench.axis", name, f"values, each with {len(names)} parts", list(rows))
 
     def add(fn: Function) -> Function:
-        setattr(fn, _ATTRIBUTE, [Axis(names, rows, variant, closed), *axes_of(fn)])
+        setattr(fn, _ATTRIBUTE, [Axis(names, rows, variant, closed, tuple(also)), *axes_of(fn)])
         return fn
 
     return add

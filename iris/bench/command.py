@@ -95,7 +95,7 @@ def _overrides(cases: Sequence[Case], given: argparse.Namespace) -> dict[str, Se
 def _check(name: str, values: Sequence[Value], axes: Sequence[Axis]) -> None:
     """Refuse values that no case can take: where an axis has words, or is closed, others; where it has numbers, words;
     where they are whole, fractions; and sizes of matrices that are not positive."""
-    known = list(dict.fromkeys(row[one.names.index(name)] for one in axes for row in one.rows))
+    known = list(dict.fromkeys(value for one in axes for value in (*one.values_of(name), *one.also)))
     closed = all(one.closed for one in axes)
     if name == "dtype" and not closed:
         known = list(dict.fromkeys([*DTYPES, *known]))
@@ -238,9 +238,10 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
     shown: dict[str, str] = {}
     for case in cases or known.values():
         for axis in case.axes:
-            for position, name in enumerate(axis.names):
-                values = dict.fromkeys(str(row[position]) for row in axis.rows)
-                shown.setdefault(name, ", ".join(values) if cases else "")
+            for name in axis.names:
+                listed = ", ".join(dict.fromkeys(map(str, axis.values_of(name))))
+                others = f"; also: {', '.join(map(str, axis.also))}" if axis.also else ""
+                shown.setdefault(name, f"{listed}{others}" if cases else "")
     for name, listed in shown.items():
         flags = dict.fromkeys((f"--{_AXIS}{name}", f"--{_AXIS}{name.lower()}"))
         text = f"default: {listed}".replace("%", "%%") if listed else None

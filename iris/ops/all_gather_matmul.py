@@ -79,7 +79,7 @@ from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Rows, bias_of, chunks_of, lanes_for
 from iris.ops.exchange import exchange
 from iris.ops.matmul import Plan
-from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric, place_of
+from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric, has_whole_rows, place_of
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, memory_of
@@ -307,7 +307,8 @@ def all_gather_matmul(
     check_shape(OP, "output", output, (m, n), "rows of the gathered A, columns of B")
     bias_is = bias_kind(OP, bias, m, n)
     received = rows * cols * A_sharded.element_size() * (world - 1)
-    problem = Problem(OP, m, n, k, A_sharded.dtype, world, received, 0 if by_rows else 1)
+    dim = 0 if by_rows else 1
+    problem = Problem(OP, m, n, k, A_sharded.dtype, world, received, dim, not has_whole_rows(B))
     symmetric = ctx.is_symmetric(A_sharded)
     takes = (lambda _: True) if symmetric else (lambda one: one not in _READ_BY_PEERS)
     chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace, takes=takes)

@@ -231,10 +231,8 @@ def matmul_all_reduce(
     check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
     bias_is = bias_kind(OP, bias, m, n)
     received = 2 * (m * n - m * n // world) * output.element_size()
-    problem = Problem(OP, m, n, k, A.dtype, world, received)
+    problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
     unfit = set() if has_whole_rows(output) else {*_ROW_BY_ROW}
-    if not has_whole_rows(B):  # with which the rows that choose it were not measured; cuBLAS has other kernels for it
-        unfit.add("one_shot")
     chosen = resolve(
         ctx, problem, config, ALGORITHMS, workspace, trace, takes=lambda one: one not in unfit, shared=(output,),
         bias_is=bias_is,

@@ -164,7 +164,7 @@ def matmul_all_scatter(
     check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
     bias_is = bias_kind(OP, bias, m, n)
     received = m * n * output.element_size() * (world - 1)
-    problem = Problem(OP, m, n, k, A.dtype, world, received)
+    problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
     whole = has_whole_rows(output)
     chosen = resolve(
         ctx, problem, config, ALGORITHMS, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,

@@ -53,7 +53,7 @@ from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Rows
 from iris.ops.matmul import Plan
-from iris.ops.operands import bias_kind, check_operands, check_shape
+from iris.ops.operands import bias_kind, check_operands, check_shape, has_whole_rows
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
     SumCall,
@@ -148,7 +148,7 @@ def matmul_reduce_scatter(
     check_shape(OP, "output", output, (m // world, n), "rows of A / number of ranks, columns of B")
     bias_is = bias_kind(OP, bias, m // world, n)
     received = (m - m // world) * n * output.element_size()
-    problem = Problem(OP, m, n, k, A.dtype, world, received)
+    problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
     chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace, bias_is=bias_is)
     site, recorded = SITE_MATMUL_REDUCE_SCATTER.value, trace_of(ctx, OP, trace)
     ours = memory_of(ctx, problem, chosen, workspace)

@@ -26,6 +26,7 @@ class Problem:
         world_size: the number of ranks.
         received_bytes: bytes that must reach this rank from its peers.
         gather_dim: for a gather of A, the dimension in which A is sharded; None for the other ops.
+        transposed_b: whether the rows of B are not contiguous, as in the ``weight.t()`` of a ``torch.nn.Linear``.
     """
 
     op: str
@@ -36,6 +37,7 @@ class Problem:
     world_size: int
     received_bytes: int
     gather_dim: int | None = None
+    transposed_b: bool = False
 
     @property
     def flops(self) -> int:

@@ -3,7 +3,8 @@
 A file is a JSON object ``{"schema": 1, "rows": […]}``. A row has
 
 * ``hardware``, ``world_size``, ``op``, ``gather_dim`` (null but for a gather), ``dtype``: what it counts for;
-* ``m``, ``n``, ``k``: sizes of the local matmul that was measured, as in :class:`iris.ops.Problem`;
+* ``m``, ``n``, ``k``, ``transposed_b``: the local matmul that was measured, as in :class:`iris.ops.Problem`; rows of a
+  row-major B may leave the last one out;
 * ``config``: the fastest config, without fields that have their default;
 * ``measured_ms``, ``predicted_ms``: its time, and what the model expected; ``untuned_ms``: the measured time of what is
   picked without rows;
@@ -15,7 +16,9 @@ A row counts for shapes of which m, n and k are each within a factor √2 of its
 for everything between. Further off, the number of waves changes by more than half, and another tile is often better. Of
 several the nearest counts, by the sum of the squared logarithms of the three factors.
 
-A row of Iris's own matmul of few rows (``own_matmul``, and ``one_shot``) counts for weights of just its n and k.
+A row of Iris's own matmul of few rows (``own_matmul``, and ``one_shot``) counts for weights of just its n and k, and
+for B as it was measured, row-major or transposed: for the other the library has other kernels. For all other rows that
+makes no difference.
 Whether ``low_latency`` and ``low_latency_two_shot`` leave the matmul to the library (``own_matmul``) is a matter of the
 local matmul: where there is no row for as many ranks, one for another number of ranks says that.
 """
@@ -72,6 +75,7 @@ class Row:
     m: int
     n: int
     k: int
+    transposed_b: bool
     config: FusedConfig
     measured_ms: float
     predicted_ms: float | None = None
@@ -81,13 +85,19 @@ class Row:
     unfinished: bool = False
 
     @property
+    def kind(self) -> tuple[Any, ...]:
+        """What a problem that the row can count for has in common with it."""
+        return self.hardware, self.world_size, self.op, self.gather_dim, self.dtype
+
+    @property
     def key(self) -> tuple[Any, ...]:
         """What two rows for the same problem have in common."""
-        return self.hardware, self.world_size, self.op, self.gather_dim, self.dtype, self.m, self.n, self.k
+        return (*self.kind, self.m, self.n, self.k, self.transposed_b)
 
     def exact(self, problem: Problem) -> bool:
-        """Whether this shape was measured."""
-        return (self.m, self.n, self.k) == (problem.m, problem.n, problem.k)
+        """Whether just this was measured."""
+        measured, asked = (self.m, self.n, self.k, self.transposed_b), (problem.m, problem.n, problem.k)
+        return measured == (*asked, problem.transposed_b)
 
     def distances(self, problem: Problem) -> tuple[float, float, float]:
         """How far the shape is off, in powers of two."""
@@ -97,8 +107,9 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
-        if not self.unfinished:
-            del values["unfinished"]  # files of finished rows are as earlier versions read them
+        for name in ("unfinished", "transposed_b"):
+            if not values[name]:
+                del values[name]  # files without such rows are as earlier versions read them
         return values | {"config": changed_fields(self.config), "versions": dict(self.versions)}
 
 
@@ -108,12 +119,15 @@ def changed_fields(config: FusedConfig) -> dict[str, Any]:
     return {name: value for name, value in config.__dict__.items() if name == "algorithm" or value != default[name]}
 
 
+def row_kind(problem: Problem, device_name: str) -> tuple[Any, ...]:
+    """The :attr:`Row.kind` of a row for ``problem`` on a device."""
+    name = hardware_name(device_name)
+    return name, problem.world_size, problem.op, problem.gather_dim, _NAMES[problem.dtype]
+
+
 def row_key(problem: Problem, device_name: str) -> tuple[Any, ...]:
     """The :attr:`Row.key` of a row for ``problem`` on a device."""
-    return (
-        hardware_name(device_name), problem.world_size, problem.op, problem.gather_dim, _NAMES[problem.dtype],
-        problem.m, problem.n, problem.k,
-    )  # fmt: skip
+    return (*row_kind(problem, device_name), problem.m, problem.n, problem.k, problem.transposed_b)
 
 
 class Rows:
@@ -122,18 +136,19 @@ class Rows:
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._by_kind: dict[tuple[Any, ...], list[Row]] = {}
         for row in rows:
-            for kind in (row.key[:-3], _of_any_world(row.key[:-3])):
+            for kind in (row.kind, _of_any_world(row.kind)):
                 self._by_kind.setdefault(kind, []).append(row)
 
     def near(self, problem: Problem, device_name: str, *, any_world: bool = False) -> list[Row]:
-        """The rows that count for ``problem``, the nearest first. ``any_world``: whatever number of ranks they were
-        measured with, for what depends on the local matmul alone."""
-        kind = row_key(problem, device_name)[:-3]
+        """The rows that count for ``problem``, the nearest first, among equals those of its layout of B. ``any_world``:
+        whatever number of ranks they were measured with, for what depends on the local matmul alone."""
+        kind = row_kind(problem, device_name)
         if any_world:
             kind = _of_any_world(kind)
         found = [(row.distances(problem), row) for row in self._by_kind.get(kind, ())]
         reached = [(sum(one * one for one in far), row) for far, row in found if max(far) <= REACH]
-        return [row for _, row in sorted(reached, key=lambda one: one[0])]
+        reached.sort(key=lambda one: (one[0], one[1].transposed_b != problem.transposed_b))
+        return [row for _, row in reached]
 
 
 def _of_any_world(kind: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -274,11 +289,12 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "untuned_ms": ("a positive number or null", lambda value: value is None or _time(value)),
     "versions": ("an object", lambda value: isinstance(value, dict)),
     "date": ("text", lambda value: isinstance(value, str)),
-    "unfinished": ("true or false", lambda value: isinstance(value, bool)),
+    **dict.fromkeys(("unfinished", "transposed_b"), ("true or false", lambda value: isinstance(value, bool))),
 }
 """Every field of a row: what is expected, and whether a value is that."""
 _MAY_LACK: dict[str, Any] = {
     "gather_dim": None, "predicted_ms": None, "untuned_ms": None, "versions": {}, "date": "", "unfinished": False,
+    "transposed_b": False,
 }  # fmt: skip
 
 

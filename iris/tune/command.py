@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from iris import ops
-from iris.bench.cases.operands import GATHER
+from iris.bench.cases.operands import B_LAYOUTS, GATHER, ROW_MAJOR
 from iris.bench.dataset import Dataset
 from iris.bench.driver import sheltered
 from iris.bench.options import DTYPES, STOPPED, add_heap_size, add_num_ranks, positive, ranks_to_start, seconds
@@ -59,6 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--gather_dim", type=int, choices=(0, 1), help=f"for {GATHER}: A sharded by rows or by columns (default: both)"
     )
     parser.add_argument("--dtype", choices=_DTYPES, help="of A and B (default: bf16)")
+    parser.add_argument("--b_layout", choices=B_LAYOUTS, default=ROW_MAJOR, help="of B (default: %(default)s)")
     add_num_ranks(parser)
     parser.add_argument(
         "--budget_s", type=seconds, default=300.0, help="seconds, beside starting ranks (default: %(default)s)"
@@ -137,7 +138,7 @@ def _shapes(parser: argparse.ArgumentParser, given: argparse.Namespace, world_si
             if op == GATHER:
                 fixed = given.gather_dim if given.gather_dim is not None else point.get("gather_dim")
                 dims = (0, 1) if fixed is None else (int(fixed),)
-            found |= dict.fromkeys(Shape(op, m, n, k, dtype, dim) for dim in dims)
+            found |= dict.fromkeys(Shape(op, m, n, k, dtype, dim, given.b_layout) for dim in dims)
     return list(found)
 
 

@@ -19,7 +19,7 @@ from triton.errors import TritonError
 
 from iris import ops
 from iris.bench.cases.fused import local_params, obstacle
-from iris.bench.cases.operands import CUT, GATHER, LOCAL, Operands
+from iris.bench.cases.operands import CUT, GATHER, LOCAL, ROW_MAJOR, Operands
 from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
 from iris.bench.options import DTYPES
@@ -63,16 +63,18 @@ class Shape:
     k: int
     dtype: str
     gather_dim: int | None = None
+    b_layout: str = ROW_MAJOR
 
     @property
-    def kind(self) -> tuple[str, str, int | None]:
+    def kind(self) -> tuple[str, str, int | None, str]:
         """What its kernels depend on, besides the config."""
-        return self.op, self.dtype, self.gather_dim
+        return self.op, self.dtype, self.gather_dim, self.b_layout
 
     @property
     def name(self) -> str:
         dim = f" gather_dim={self.gather_dim}" if self.gather_dim is not None else ""
-        return f"{self.op}{dim} {self.m}x{self.n}x{self.k} {self.dtype}"
+        layout = f" b_layout={self.b_layout}" if self.b_layout != ROW_MAJOR else ""
+        return f"{self.op}{dim} {self.m}x{self.n}x{self.k} {self.dtype}{layout}"
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,9 @@ def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop
     sizes = int(params["m"]), int(params["n"]), int(params["k"])
     lacking = ""
     try:
-        bench = Bench(ctx, Operands(ctx, shape.op, sizes, DTYPES[shape.dtype], shape.gather_dim or 0), shape)
+        dtype = DTYPES[shape.dtype]
+        operands = Operands(ctx, shape.op, sizes, dtype, shape.gather_dim or 0, shape.b_layout)
+        bench = Bench(ctx, operands, shape)
     except (HeapError, torch.OutOfMemoryError) as error:
         lacking = described(error)
     if (why := agreed(ctx, lacking)) is not None:
@@ -380,12 +384,12 @@ class Chief:
         return 1e3 * predictions(self._bench.problem, self._bench.target, (config,))[config] or None
 
     def _row(self, best: FusedConfig) -> Row:
-        problem, measured_ms = self._bench.problem, self._search.measured_ms(best)
+        measured_ms = self._search.measured_ms(best)
         assert measured_ms is not None
         known = environment(self._bench.ctx, None)
-        hardware, world_size, op, gather_dim, dtype, *_ = self._key
+        hardware, world_size, op, gather_dim, dtype, m, n, k, transposed_b = self._key
         return Row(
-            hardware, world_size, op, gather_dim, dtype, problem.m, problem.n, problem.k, best, round(measured_ms, 5),
+            hardware, world_size, op, gather_dim, dtype, m, n, k, transposed_b, best, round(measured_ms, 5),
             _rounded(self._ms(best)), _rounded(self._search.measured_ms(self._search.untuned)),
             {name: str(known[name]) for name in _VERSIONS if known[name] is not None}, str(known["date"]),
             self._search.unfinished,

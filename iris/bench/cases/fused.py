@@ -9,7 +9,17 @@ import torch
 from iris import backends
 from iris.bench.axes import Params, axis
 from iris.bench.case import SHAPE_AXIS, register
-from iris.bench.cases.operands import ALL_REDUCE, CUT, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, Operands
+from iris.bench.cases.operands import (
+    ALL_REDUCE,
+    B_LAYOUTS,
+    CUT,
+    GATHER,
+    LOCAL,
+    REDUCE_SCATTER,
+    ROW_MAJOR,
+    SCATTER,
+    Operands,
+)
 from iris.bench.cases.ways import COMPARATORS, MATMUL, way, ways_of
 from iris.bench.options import DTYPES
 from iris.bench.state import State, described
@@ -36,7 +46,8 @@ SHAPES = GPU_SHAPES if backends.detect().name != "sim" and torch.cuda.device_cou
 
 
 def local_params(params: Params, world_size: int, *, op: str) -> Params:
-    """Sizes of the local matmul as m, n, k, and of the whole problem as ``shape``, instead of M, N, K.
+    """Sizes of the local matmul as m, n, k, and of the whole problem as ``shape``, instead of M, N, K. The layout of
+    B is told only where it is not row-major.
 
     Sizes that the ranks cannot share evenly are rounded up; such a point is skipped, and its record has them so.
     """
@@ -45,7 +56,7 @@ def local_params(params: Params, world_size: int, *, op: str) -> Params:
     if CUT[op]:
         sizes[CUT[op].upper()] = -(-sizes[CUT[op].upper()] // world_size)
     local = {name.lower(): size for name, size in sizes.items()}
-    others = {name: value for name, value in params.items() if name not in SHAPE_AXIS}
+    others = {name: value for name, value in params.items() if name not in SHAPE_AXIS and value != ROW_MAJOR}
     return {"shape": shape, **local, **others}
 
 
@@ -70,7 +81,8 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     sizes, dtype = (state["m"], state["n"], state["k"]), DTYPES.get(state["dtype"])
     if dtype not in OP_DTYPES:
         state.skip(f"no op takes dtype {state['dtype']}")
-    operands = state.share("operands", lambda: Operands(ctx, op, sizes, dtype, gather_dim))
+    b_layout = str(state.params.get("b_layout", ROW_MAJOR))
+    operands = state.share("operands", lambda: Operands(ctx, op, sizes, dtype, gather_dim, b_layout))
     chosen = way(state, operands, state["algorithm"])
     problem = operands.problem
     if state["algorithm"] == MATMUL:
@@ -113,6 +125,7 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
 @register(localize=partial(local_params, op=GATHER))
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",))
+@axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
 @axis("gather_dim", (0, 1), closed=True)
 @axis("algorithm", ways_of(GATHER), variant=True)
 def all_gather_matmul(state: State, ctx: Iris) -> None:
@@ -123,6 +136,7 @@ def all_gather_matmul(state: State, ctx: Iris) -> None:
 @register(localize=partial(local_params, op=SCATTER))
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",))
+@axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
 @axis("algorithm", ways_of(SCATTER), variant=True)
 def matmul_all_scatter(state: State, ctx: Iris) -> None:
     """Every rank computes its columns of A @ B; all ranks end with all columns."""
@@ -132,6 +146,7 @@ def matmul_all_scatter(state: State, ctx: Iris) -> None:
 @register(localize=partial(local_params, op=REDUCE_SCATTER))
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",))
+@axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
 @axis("algorithm", ways_of(REDUCE_SCATTER), variant=True)
 def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
     """A and B are sharded by K; the products are summed over ranks, and every rank ends with its rows of the sum."""
@@ -141,6 +156,7 @@ def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
 @register(localize=partial(local_params, op=ALL_REDUCE))
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",))
+@axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
 @axis("algorithm", ways_of(ALL_REDUCE), variant=True)
 def matmul_all_reduce(state: State, ctx: Iris) -> None:
     """A and B are sharded by K; the products are summed over ranks, and all ranks end with the sum."""
@@ -150,6 +166,7 @@ def matmul_all_reduce(state: State, ctx: Iris) -> None:
 @register(localize=partial(local_params, op=LOCAL))
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",))
+@axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
 @axis("algorithm", ways_of(LOCAL), variant=True)
 def matmul(state: State, ctx: Iris) -> None:
     """A @ B on every rank for itself, data-parallel over tiles and with Stream-K, beside torch.matmul."""

@@ -24,6 +24,7 @@ GATHER, SCATTER, REDUCE_SCATTER, ALL_REDUCE, LOCAL = OPS = (
     "matmul_all_reduce",
     "matmul",
 )
+ROW_MAJOR, TRANSPOSED = B_LAYOUTS = "row_major", "transposed"
 CUT = {GATHER: "n", SCATTER: "n", REDUCE_SCATTER: "k", ALL_REDUCE: "k", LOCAL: ""}
 """The size of B that each op shares out among ranks."""
 _ROWS_AT_A_TIME = 1024
@@ -36,13 +37,21 @@ class Operands:
     Attributes:
         a: this rank's part of A: [m / world_size, k] or [m, k / world_size] for a gather, else [m, k]. On the symmetric
             heap for a gather.
-        b: this rank's part of B, [k, n].
+        b: this rank's part of B, [k, n]; transposed, its columns are contiguous.
         output: what the op fills; on the symmetric heap where peers write it.
         problem: sizes of the local matmul, and what must arrive.
         local_output: [m, n], for the local matmul alone; made on first use.
     """
 
-    def __init__(self, ctx: Iris, op: str, sizes: tuple[int, int, int], dtype: torch.dtype, gather_dim: int) -> None:
+    def __init__(
+        self,
+        ctx: Iris,
+        op: str,
+        sizes: tuple[int, int, int],
+        dtype: torch.dtype,
+        gather_dim: int,
+        b_layout: str = ROW_MAJOR,
+    ) -> None:
         (m, n, k), world = sizes, ctx.world_size
         self.ctx, self.op, self.dtype, self.gather_dim = ctx, op, dtype, gather_dim
         self.m, self.n, self.k = sizes
@@ -55,8 +64,9 @@ class Operands:
             LOCAL: 0,
         }[op]
         self.problem = Problem(
-            op, m, n, k, dtype, 1 if op == LOCAL else world, received, gather_dim if op == GATHER else None
-        )
+            op, m, n, k, dtype, 1 if op == LOCAL else world, received, gather_dim if op == GATHER else None,
+            transposed_b=b_layout == TRANSPOSED,
+        )  # fmt: skip
         self._seed = int(ctx.broadcast(secrets.randbelow(1 << 31), 0))
         self._kept: dict[str, torch.Tensor] = {}
         part = (m, k)
@@ -65,7 +75,9 @@ class Operands:
         whole = {SCATTER: (m, n * world), REDUCE_SCATTER: (m // world, n)}.get(op, (m, n))
         symmetric = op in (SCATTER, ALL_REDUCE)
         self.a = ctx.empty(*part, dtype=dtype) if op == GATHER else torch.empty(part, dtype=dtype, device=ctx.device)
-        self.b = torch.empty(k, n, dtype=dtype, device=ctx.device)
+        b_shape = (n, k) if b_layout == TRANSPOSED else (k, n)
+        b = torch.empty(b_shape, dtype=dtype, device=ctx.device)
+        self.b = b.t() if b_layout == TRANSPOSED else b
         made = output_dtype(dtype)
         self.output = ctx.empty(*whole, dtype=made) if symmetric else torch.empty(whole, dtype=made, device=ctx.device)
 
