@@ -43,7 +43,15 @@ from iris.device.arch import clock_ns
 from iris.device.handle import rank
 from iris.device.schedule import split_sharers, split_start, whole_tiles
 from iris.device.split import combined
-from iris.device.sync import enter, leave, wait_all_entered
+from iris.device.sync import (
+    NO_EPOCHS,
+    TURNSTILE,
+    end_own_epoch,
+    enter,
+    leave,
+    own_epoch,
+    wait_all_entered,
+)
 from iris.device.tile import Tile, tile_pointers
 
 
@@ -375,6 +383,7 @@ def matmul_kernel(
     EAGER: tl.constexpr,
     GATE: tl.constexpr,
     COURIER: tl.constexpr,
+    EPOCHS: tl.constexpr,
     SITE: tl.constexpr,
     SHARDS: tl.constexpr,
     SHARDED: tl.constexpr,
@@ -397,8 +406,13 @@ def matmul_kernel(
     TRACE: tl.constexpr,
 ):
     """C = A @ B + bias, where A comes from ``SOURCE`` and C goes to ``SINK``. See the module's docstring."""
-    epoch = enter(flags.turnstile, handle)
     program = tl.program_id(0)
+    if EPOCHS == TURNSTILE:
+        epoch = enter(flags.turnstile, handle)
+    elif EPOCHS == NO_EPOCHS:
+        epoch = program * 0
+    else:
+        epoch = own_epoch(flags.turnstile)
     me = rank(handle)
     if COURIER is not None:
         if program < crew.couriers:
@@ -428,8 +442,11 @@ def matmul_kernel(
             if OWN:
                 worker = (worker + workers - per_shard % workers) % workers
                 begin = per_shard
-    if TRACE:
-        asked = clock_ns()
-    leave(flags.turnstile, epoch, handle, SITE, MEET)
-    if TRACE:
-        trace.record(trace_ptr, trace.WAIT, asked, clock_ns(), -1)
+    if EPOCHS == TURNSTILE:
+        if TRACE:
+            asked = clock_ns()
+        leave(flags.turnstile, epoch, handle, SITE, MEET)
+        if TRACE:
+            trace.record(trace_ptr, trace.WAIT, asked, clock_ns(), -1)
+    elif EPOCHS != NO_EPOCHS:
+        end_own_epoch(flags.turnstile, epoch, EPOCHS)

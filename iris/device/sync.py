@@ -473,21 +473,28 @@ def own_epoch(epochs_ptr):
     """The epoch of the call that begins, where each program of a kernel counts calls for itself.
 
     Args:
-        epochs_ptr: int32 in this rank's memory, one for each program, zero when made; for kernels that always have as
-            many programs.
+        epochs_ptr: int32 in this rank's memory, one for each program that any call may have, zero when made.
     """
     return _following(tl.load(epochs_ptr + tl.program_id(0)))
 
 
 @triton.jit
-def end_own_epoch(epochs_ptr, epoch):
-    """End a kernel that began with :func:`own_epoch`. Called once by every program.
+def end_own_epoch(epochs_ptr, epoch, count):
+    """End a kernel that began with :func:`own_epoch`, and has at most ``count`` programs, for which there are epochs.
+    Called once by every program, which counts for those, too, that this call does not have.
 
     Sync: orders nothing. For kernels whose programs wait for all that they need, and that nobody waits for at the end.
     No program waits for another one's count: an atomic count of them all takes 0.5 µs.
     """
     tl.debug_barrier()  # all threads have read it
-    tl.store(epochs_ptr + tl.program_id(0), epoch)
+    for program in range(tl.program_id(0), count, tl.num_programs(0)):
+        tl.store(epochs_ptr + program, epoch)
+
+
+NO_EPOCHS: tl.constexpr = tl.constexpr(0)
+TURNSTILE: tl.constexpr = tl.constexpr(-1)
+"""How a kernel counts calls: not at all, as nothing in it waits; or by :func:`enter` and :func:`leave`. Any other
+number is that of the epochs for :func:`own_epoch`."""
 
 
 @triton.jit

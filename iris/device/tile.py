@@ -51,10 +51,10 @@ class Tile(NamedTuple):
 class Flags(NamedTuple):
     """What programs and ranks tell each other with; all but ``turnstile`` hold the epoch of the call.
 
-    ``turnstile``: see :func:`iris.device.sync.enter`. ``ready``: parts of A, or tiles, that have arrived.
-    ``split``: partial sums of split tiles, three flags per program. ``counters``: see :func:`iris.device.sync.arrive`.
-    Parts of A arrive in ``chunks`` chunks of ``blocks_per_chunk`` block rows, times ``pieces`` pieces of ``piece_k``
-    columns.
+    ``turnstile``: see :func:`iris.device.sync.enter`; or epochs, see :func:`iris.device.sync.own_epoch`.
+    ``ready``: parts of A, or tiles, that have arrived. ``split``: partial sums of split tiles, three flags per program.
+    ``counters``: see :func:`iris.device.sync.arrive`. Parts of A arrive in ``chunks`` chunks of ``blocks_per_chunk``
+    block rows, times ``pieces`` pieces of ``piece_k`` columns.
     """
 
     turnstile: Any

@@ -187,7 +187,7 @@ def exchange_kernel(
             sums = ready + WORLD * FLAGS_EACH
             signal_all(sums + me * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle)
             wait_all(sums + peers * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle, SITE)
-    end_own_epoch(epochs, epoch)
+    end_own_epoch(epochs, epoch, tl.num_programs(0))
 
 
 @triton.jit
@@ -277,7 +277,7 @@ def exchange_words_kernel(
             tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
             words = _words_of(inbox, WORLD, tile, blocks, epoch, handle, SITE, WORLD, SOURCES, BLOCK_M, WORDS_N)
             _store_parts(result, unpacked(words, dtype), tile, rows, cols, all_rows, WORLD, True)
-    end_own_epoch(epochs, epoch)
+    end_own_epoch(epochs, epoch, tl.num_programs(0))
 
 
 def exchange(

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import matmul as kernels
-from iris.device import schedule, tile
+from iris.device import schedule, sync, tile
 from iris.device.tile import Flags, Matrix
 from iris.ops.config import FusedConfig
 from iris.ops.hardware import allows_tf32
@@ -49,6 +49,8 @@ class Plan:
             None: unless A is all here.
         meet: on leaving, ranks wait until all have come so far.
         alone: no other rank takes part.
+        own_epochs: programs count calls for themselves (:func:`iris.device.sync.own_epoch`), as nothing that they do
+            waits for a peer to enter or leave; for workspaces whose calls all do so.
         chunks, blocks_per_chunk, chunk_rows: chunks of rows in which parts of A arrive, or the output leaves; block
             rows, and rows, in each.
         pieces, piece_k: pieces of columns in which each chunk arrives, and columns in each; 0 for all.
@@ -74,6 +76,7 @@ class Plan:
     piecewise: bool | None = None
     meet: bool = True
     alone: bool = False
+    own_epochs: bool = False
     chunks: int = 1
     blocks_per_chunk: int = 1
     chunk_rows: int = 0
@@ -131,6 +134,11 @@ def run(
     whole = own if gathered is None else gathered
     units = tiles * -(-problem.k // config.block_size_k) if config.stream_k else tiles
     programs = min(max(units + plan.dedicated, plan.couriers), config.num_sms or ctx.num_sms)
+    epochs, turnstile = sync.TURNSTILE.value, workspace.turnstile
+    if plan.alone and not config.stream_k:
+        epochs = sync.NO_EPOCHS.value
+    elif plan.own_epochs:
+        epochs, turnstile = ctx.num_sms, workspace.scratch("epochs", ctx.num_sms, torch.int32)
     partials = split = None
     counts = max(plan.counts, plan.chunks if plan.courier is not None else 0)
     counters = workspace.scratch("counters", counts, torch.int32) if counts else None
@@ -142,7 +150,7 @@ def run(
     if trace is not None:
         trace.begin(ctx, programs)
     flags = Flags(
-        workspace.turnstile, workspace.ready, split, counters,
+        turnstile, workspace.ready, split, counters,
         plan.chunks, plan.blocks_per_chunk, plan.pieces, plan.piece_k or k,
     )  # fmt: skip
     start_kernel.get()(kernels.matmul_kernel, (programs,))(
@@ -174,6 +182,7 @@ def run(
         EAGER=plan.eager if plan.eager is not None else tiles < DEFER_FROM_TILES * programs,
         GATE=plan.gate,
         COURIER=plan.courier,
+        EPOCHS=epochs,
         SITE=plan.site,
         SHARDS=plan.shards,
         SHARDED=plan.sharded,

@@ -257,7 +257,7 @@ class _Call(SumCall):
     def one_shot(self) -> None:
         if sent_in_words(self.problem, self.config) and not self.workspace.flagged:
             staging, half = self.workspace.halves()
-            plan = Plan(self.site, sink=one_shot_words_sink, meet=False)
+            plan = Plan(self.site, sink=one_shot_words_sink, own_epochs=True)
             self.launch(plan, slots=Inbox(staging.view(torch.int64), half // 8))
         else:
             self.launch_reduction(Plan(self.site, sink=one_shot_sink))

@@ -12,7 +12,7 @@ from case import CUDA, EVERYWHERE, HIP, SIGNALS, WAITS, Case, described, handle,
 from compiler import VERSION, tensor
 from listing import Event
 
-from iris.device import chunk, matmul, schedule, tile
+from iris.device import chunk, matmul, schedule, sync, tile
 from iris.ops import reduction
 from iris.ops.all_gather_matmul import (
     arrived_source,
@@ -73,7 +73,7 @@ OPS: dict[str, dict[str, Any]] = {
     "keep_rows": ROWS | {"SINK": keep_rows_sink, "AFTER": reduction.kept_after, "EAGER": True},
     "add_rows": ROWS | {"SINK": add_rows_sink, "AFTER": reduction.added_after},
     "one_shot": {"SINK": one_shot_sink},
-    "one_shot_words": {"SINK": one_shot_words_sink, "MEET": False},
+    "one_shot_words": {"SINK": one_shot_words_sink, "EPOCHS": 148},
     "two_shot": DEALT | {"SINK": two_shot_sink, "AFTER": reduction.delivered_after},
     "atomic": DEALT | {"SINK": atomic_sink, "AFTER": reduction.added_after, "EAGER": True},
     "copied": ROWS | {"SINK": copied_sink, "AFTER": reduction.counted_after, "EAGER": True},
@@ -86,7 +86,7 @@ PLAIN = {
     "SCHEDULE": schedule.own_first, "SOURCE": matmul.local_source, "SINK": tile.local_sink, "AFTER": None,
     "EAGER": False, "GATE": False, "COURIER": None, "SITE": 2, "SHARDS": 1, "SHARDED": False, "SEGMENTS": 1,
     "OWN": False, "PIECEWISE": False, "MEET": True, "TWO_TILES": True, "GROUP_M": 8, "COURIER_M": 32, "COURIER_N": 64,
-    "PRECISION": "ieee",
+    "PRECISION": "ieee", "EPOCHS": sync.TURNSTILE.value,
 }  # fmt: skip
 
 VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
@@ -189,9 +189,12 @@ def matmul_case(
         "ACC_DTYPE": tl.int32 if dtype == torch.int8 else tl.float32, "TRACE": traced,
         "num_warps": 4, "num_stages": 3 if cuda else 2,
     }  # fmt: skip
+    has = WAITS | SIGNALS
+    if op.startswith("local") and not split:
+        constants["EPOCHS"], has = sync.NO_EPOCHS.value, Event.NONE
     arguments = partial(matmul_arguments, op, dtype, tma, traced, bias, split, block)
     name = f"matmul-{'-'.join(words)}-{'cuda' if cuda else 'hip'}"
-    return Case(name, matmul.matmul_kernel, arguments, constants, targets, WAITS | SIGNALS)
+    return Case(name, matmul.matmul_kernel, arguments, constants, targets, has)
 
 
 def matmuls() -> list[Case]:
