@@ -132,8 +132,14 @@ def test_one_shot_of_few_rows_is_taken_for_weights_of_the_measured_size_only() -
     assert pick_config(measured, H200).algorithm == "low_latency"
     shipped_rows(row_for(measured, row))
     assert pick_config(measured, H200) == pick_config(replace(measured, m=12), H200) == row
-    for other in (replace(measured, n=7680), replace(measured, k=7680), replace(measured, m=20)):
+    for other in (
+        replace(measured, n=7680),
+        replace(measured, k=7680),
+        replace(measured, m=17),
+        replace(measured, m=8),
+    ):
         assert pick_config(other, H200).algorithm == "low_latency"
+    assert pick_config(replace(measured, m=9), H200) == row  # between powers of two no row is missing
 
 
 def test_rows_of_few_rows_count_for_the_layout_of_b_they_were_measured_with() -> None:

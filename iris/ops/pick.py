@@ -143,15 +143,7 @@ def _near(problem: Problem, target: Target, user_path: Path | None, *, any_world
 
 def _counts(row: tuned.Row, measured: FusedConfig, other: FusedConfig, problem: Problem, target: Target) -> bool:
     """Whether ``measured``, from ``row``, is to be taken instead of ``other``."""
-    own = measured.own_matmul or measured.algorithm == "one_shot"  # Iris's matmul of few rows
-    if own and row.transposed_b != problem.transposed_b:
-        return False
-    if not any(row.distances(problem)):
+    if row.own or not any(row.distances(problem)):
         return True
-    if own:  # weights of just this size only: the library's choice of tiles is erratic
-        size = measured.block_size_m
-        more = -(-problem.m // size) > -(-row.m // size)  # rows of tiles, each of which reads B
-        if more or (row.n, row.k) != (problem.n, problem.k):
-            return False
     times = predictions(problem, target, (measured, other))
     return times[measured] <= _WORSE * times[other]

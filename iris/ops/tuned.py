@@ -17,8 +17,8 @@ for everything between. Further off, the number of waves changes by more than ha
 several the nearest counts, by the sum of the squared logarithms of the three factors.
 
 A row of Iris's own matmul of few rows (``own_matmul``, and ``one_shot``) counts for weights of just its n and k, and
-for B as it was measured, row-major or transposed: for the other the library has other kernels. For all other rows that
-makes no difference.
+its layout of B, row-major or transposed, as the library's choice of kernels is erratic; and for as many rows as its m,
+or fewer, but more than half. For all other rows the layout makes no difference.
 Whether ``low_latency`` and ``low_latency_two_shot`` leave the matmul to the library (``own_matmul``) is a matter of the
 local matmul: where there is no row for as many ranks, one for another number of ranks says that.
 """
@@ -32,7 +32,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,21 @@ class Row:
         """What two rows for the same problem have in common."""
         return (*self.kind, self.m, self.n, self.k, self.transposed_b)
 
+    @property
+    def own(self) -> bool:
+        """Whether it says that Iris's own matmul of few rows is faster than the library's."""
+        return self.config.own_matmul or self.config.algorithm == "one_shot"
+
     def exact(self, problem: Problem) -> bool:
         """Whether just this was measured."""
-        measured, asked = (self.m, self.n, self.k, self.transposed_b), (problem.m, problem.n, problem.k)
-        return measured == (*asked, problem.transposed_b)
+        asked = problem.m, problem.n, problem.k, problem.transposed_b
+        return (self.m, self.n, self.k, self.transposed_b) == asked
+
+    def counts_for(self, problem: Problem) -> bool:
+        """Whether it counts for a problem of its kind."""
+        if self.own:
+            return self.exact(replace(problem, m=self.m)) and self.m < 2 * problem.m <= 2 * self.m
+        return max(self.distances(problem)) <= REACH
 
     def distances(self, problem: Problem) -> tuple[float, float, float]:
         """How far the shape is off, in powers of two."""
@@ -145,10 +156,12 @@ class Rows:
         kind = row_kind(problem, device_name)
         if any_world:
             kind = _of_any_world(kind)
-        found = [(row.distances(problem), row) for row in self._by_kind.get(kind, ())]
-        reached = [(sum(one * one for one in far), row) for far, row in found if max(far) <= REACH]
-        reached.sort(key=lambda one: (one[0], one[1].transposed_b != problem.transposed_b))
-        return [row for _, row in reached]
+        found = [row for row in self._by_kind.get(kind, ()) if row.counts_for(problem)]
+
+        def far(row: Row) -> tuple[float, bool]:
+            return sum(one * one for one in row.distances(problem)), row.transposed_b != problem.transposed_b
+
+        return sorted(found, key=far)
 
 
 def _of_any_world(kind: tuple[Any, ...]) -> tuple[Any, ...]:
