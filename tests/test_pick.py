@@ -107,13 +107,14 @@ def test_a_row_counts_for_shapes_within_a_factor_of_the_square_root_of_two() -> 
             assert pick_config(replace(GATHER, **{size: far}), H200).group_size_m == 8, (size, far)
 
 
-def test_whose_matmul_goes_with_an_exchange_is_known_from_any_number_of_ranks() -> None:
+def test_whose_matmul_goes_with_an_exchange_is_known_from_any_op_and_number_of_ranks() -> None:
     few, four = (problem_of("all_gather_matmul", 64, 8192, 8192, world) for world in (2, 4))
     own = FusedConfig("low_latency", own_matmul=True, block_size_m=64, num_warps=4)
     assert [pick_config(one, H200).own_matmul for one in (few, four)] == [False, False]
     shipped_rows(row_for(few, own))
     assert pick_config(few, H200) == pick_config(four, H200) == own
-    assert pick_config(replace(few, gather_dim=1), H200).own_matmul is False
+    for op in ("matmul_reduce_scatter", "matmul_all_scatter", "matmul_all_reduce"):
+        assert pick_config(problem_of(op, 64, 8192, 8192, 4), H200, "low_latency") == own, op
     assert pick_config(replace(four, m=8192), H200) == model_pick(replace(four, m=8192), H200)
     user_rows(row_for(four, replace(own, own_matmul=False)))
     assert pick_config(four, H200).own_matmul is False

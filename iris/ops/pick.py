@@ -122,8 +122,8 @@ def _picked(problem: Problem, target: Target, algorithm: str | None, user_path: 
 
 
 def _with_measured_matmul(config: FusedConfig, problem: Problem, target: Target, user_path: Path | None) -> FusedConfig:
-    """``config`` with the matmul that was the fastest beside an exchange, with whatever number of ranks."""
-    for row in _near(problem, target, user_path, any_world=True):
+    """``config`` with the matmul that was the fastest beside an exchange, in whatever op and number of ranks."""
+    for row in _near(problem, target, user_path, local=True):
         measured = replace(row.config, algorithm=config.algorithm)
         if row.config.algorithm not in EXCHANGING or obstacle(problem, measured, target) is not None:
             continue
@@ -132,11 +132,11 @@ def _with_measured_matmul(config: FusedConfig, problem: Problem, target: Target,
     return config
 
 
-def _near(problem: Problem, target: Target, user_path: Path | None, *, any_world: bool = False) -> list[tuned.Row]:
+def _near(problem: Problem, target: Target, user_path: Path | None, *, local: bool = False) -> list[tuned.Row]:
     """The rows to look at, the user's first, but those of unfinished searches last where a finished one is of just this
     shape; see :meth:`iris.ops.tuned.Rows.near`."""
     sources = tuned.user_rows(user_path), tuned.shipped_rows()
-    near = [row for rows in sources for row in rows.near(problem, target.hardware, any_world=any_world)]
+    near = [row for rows in sources for row in rows.near(problem, target.hardware, local=local)]
     finished = any(row.exact(problem) and not row.unfinished for row in near)
     return sorted(near, key=lambda row: finished and row.unfinished)
 

@@ -20,7 +20,7 @@ A row of Iris's own matmul of few rows (``own_matmul``, and ``one_shot``) counts
 its layout of B, row-major or transposed, as the library's choice of kernels is erratic; and for as many rows as its m,
 or fewer, but more than half. For all other rows the layout makes no difference.
 Whether ``low_latency`` and ``low_latency_two_shot`` leave the matmul to the library (``own_matmul``) is a matter of the
-local matmul: where there is no row for as many ranks, one for another number of ranks says that.
+local matmul: where there is no row for the op and as many ranks, one for another op or number of ranks says that.
 """
 
 from __future__ import annotations
@@ -147,15 +147,15 @@ class Rows:
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._by_kind: dict[tuple[Any, ...], list[Row]] = {}
         for row in rows:
-            for kind in (row.kind, _of_any_world(row.kind)):
+            for kind in (row.kind, _local(row.kind)):
                 self._by_kind.setdefault(kind, []).append(row)
 
-    def near(self, problem: Problem, device_name: str, *, any_world: bool = False) -> list[Row]:
-        """The rows that count for ``problem``, the nearest first, among equals those of its layout of B. ``any_world``:
-        whatever number of ranks they were measured with, for what depends on the local matmul alone."""
+    def near(self, problem: Problem, device_name: str, *, local: bool = False) -> list[Row]:
+        """The rows that count for ``problem``, the nearest first, among equals those of its layout of B. ``local``: of
+        whatever op and number of ranks, for what depends on the local matmul alone."""
         kind = row_kind(problem, device_name)
-        if any_world:
-            kind = _of_any_world(kind)
+        if local:
+            kind = _local(kind)
         found = [row for row in self._by_kind.get(kind, ()) if row.counts_for(problem)]
 
         def far(row: Row) -> tuple[float, bool]:
@@ -164,9 +164,9 @@ class Rows:
         return sorted(found, key=far)
 
 
-def _of_any_world(kind: tuple[Any, ...]) -> tuple[Any, ...]:
-    hardware, _, *others = kind
-    return hardware, None, *others
+def _local(kind: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What remains of a kind if only the local matmul matters."""
+    return kind[0], kind[-1]
 
 
 # -- files --------------------------------------------------------------------------------------------------
