@@ -65,15 +65,17 @@ class CopyEngine:
             second()
 
     @contextmanager
-    def running(self, lanes: int = 1, last: Callable[[], None] | None = None) -> Iterator[None]:
+    def running(
+        self, lanes: int = 1, last: Callable[[], None] | None = None, *, announced: bool = False
+    ) -> Iterator[None]:
         """Copies that are asked for in here run beside what the current stream is given in here, both behind its work
         so far. What it is given afterwards, by ``last`` to begin with, waits for the copies, and for the second of two
         lanes; see :meth:`lane`.
 
-        An exception in here, once a copy has been asked for, is the end of the context: peers have been told of a call
-        that this rank does not finish."""
+        An exception in here, once a copy has been asked for, or if the call was ``announced`` before, is the end of the
+        context: peers have been told of a call that this rank does not finish."""
         stream = self._apart_from_current()
-        with self._unbroken() as recorded:
+        with self._unbroken(announced) as recorded:
             if isinstance(stream, torch.cuda.Stream):
                 current = torch.cuda.current_stream(self._ctx.device)
                 self._lanes = [current]
@@ -93,10 +95,10 @@ class CopyEngine:
                 last()
 
     @contextmanager
-    def _unbroken(self) -> Iterator[bool]:
+    def _unbroken(self, begun: bool = False) -> Iterator[bool]:
         """Whatever ends the block once copies have been asked for, Ctrl-C included, ends the context. Yields whether
         the block is only recorded, for a graph: then nothing has been done, and the context goes on."""
-        self._begun = False
+        self._begun = begun
         recorded = self._on_gpu and torch.cuda.is_current_stream_capturing()
         try:
             yield recorded

@@ -65,20 +65,20 @@ def test_after_an_interrupted_meeting_no_answer_is_taken_for_another(ranks: Rank
     assert peer[-1].kind == "PeerDied" and "rank 0 left with ContextError" in peer[-1].message
 
 
-def broken_off(way: Way, error: type[BaseException], seed: int) -> tuple[Failure, Failure]:
-    """What a call says whose matmul fails after peers have been told of it, and what the next one says."""
+def broken_off(way: Way, number: int, error: type[BaseException], seed: int) -> tuple[Failure, Failure]:
+    """What a call says whose matmul ``number`` fails after peers have been told of it, and what the next one says."""
     with fresh(1 << 21) as ctx, mock.patch.dict("os.environ", IRIS_REPLAY="0"):
         one = trial(ctx, way, (16, 16, 32), torch.float32, seed)
         one.run()
         matmul, calls = torch.matmul, []
 
-        def fails_the_second_time(*args: Any, **kwargs: Any) -> torch.Tensor:
+        def fails_once(*args: Any, **kwargs: Any) -> torch.Tensor:
             calls.append(1)
-            if len(calls) == 2:
+            if len(calls) == number:
                 raise error("out of memory")
             return matmul(*args, **kwargs)
 
-        with mock.patch("torch.matmul", fails_the_second_time):
+        with mock.patch("torch.matmul", fails_once):
             first = outcome(one.run)
         second = failure_of(one.run)
         end_together(ctx)
@@ -87,11 +87,22 @@ def broken_off(way: Way, error: type[BaseException], seed: int) -> tuple[Failure
 
 @TWO
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("way", [Way(GATHER, "decomposed"), Way(REDUCE_SCATTER, "decomposed")], ids=str)
+@pytest.mark.parametrize(
+    ("way", "number"),
+    [
+        (Way(GATHER, "decomposed"), 2),
+        (Way(REDUCE_SCATTER, "decomposed"), 2),
+        # Of these, peers may write to a rank that has begun.
+        (Way(SCATTER, "decomposed"), 1),
+        (Way(REDUCE_SCATTER, "ring"), 1),
+        (Way(ALL_REDUCE, "ring"), 1),
+    ],
+    ids=str,
+)
 def test_after_a_call_that_broke_off_nothing_is_trusted(
-    ranks: Ranks, way: Way, error: type[BaseException], seed: int
+    ranks: Ranks, way: Way, number: int, error: type[BaseException], seed: int
 ) -> None:
-    for first, second in ranks.run(broken_off, way, error, seed):
+    for first, second in ranks.run(broken_off, way, number, error, seed):
         assert first.kind == error.__name__
         assert second.kind == "ContextError" and f"broke off half way: {error.__name__}: out of" in second.message
 

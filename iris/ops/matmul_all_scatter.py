@@ -219,7 +219,7 @@ class _Call(OpCall):
     def decomposed(self) -> None:
         rank, world, engine, parts = self.ctx.rank, self.ctx.world_size, self.workspace.engine, self.decomposition()
         parts.enter()
-        with engine.running(last=lambda: parts.leave(meet=True)):
+        with engine.running(last=lambda: parts.leave(meet=True), announced=world > 1):
             for rows in chunks_of(self.problem.m, self.config.num_chunks, self.config.block_size_m):
                 columns = rows.of(self.output)
                 self.multiply(columns, rows.of(self.a), bias_of(rows, self.bias, self.bias_is))
