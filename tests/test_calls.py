@@ -264,6 +264,27 @@ def test_a_short_heap_has_auto_take_what_fits(ranks: Ranks, seed: int) -> None:
         assert max(excesses.values()) <= 1
 
 
+def after_a_call_of_some_ranks(seed: int) -> tuple[Failure, float]:
+    """Rank 0's arguments are wrong in a call, and the heap is shorter when it makes the same call with right ones."""
+    with fresh(1 << 20) as ctx:
+        one = trial(ctx, Way(ALL_REDUCE, "auto"), (100, 200, 32), torch.float32, seed)
+        if ctx.rank == 0:
+            failure_of(lambda: ctx.ops.matmul_all_reduce(one.output, one.a, one.b[:-1]))
+            failure = failure_of(ctx.barrier)
+        else:
+            failure = failure_of(one.run, None)
+        filler = ctx.empty(ctx.heap_largest_free_bytes - (100 << 10), dtype=torch.uint8)
+        one.run(None)
+        ctx.free(filler)
+        return failure, one.excess()
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_what_ranks_did_not_agree_on_is_chosen_anew(ranks: Ranks, seed: int) -> None:
+    for failure, excess in ranks.run(after_a_call_of_some_ranks, seed):
+        assert failure.kind == "RankMismatch" and excess <= 1
+
+
 def layouts_asked_for(seed: int) -> dict[str, list[bool]]:
     """Whether each op's problem has a transposed B, by the layout of its operands."""
     ctx, asked = context(), dict[str, list[bool]]()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -49,7 +48,7 @@ def resolve(
         RankMismatch: other ranks call the op with another problem, config or kind of bias, or with ``shared`` operands
             of other strides or at another place of the heap. Found in the first call with these.
     """
-    chosen = _chosen(ctx, problem, config, algorithms, workspace, bool(trace), takes)
+    chosen, key = _chosen(ctx, problem, config, algorithms, workspace, bool(trace), takes)
     if trace and config is not None and has_no_tile(chosen):
         expected = "none, or an algorithm that is not made of torch.matmul"
         raise ArgumentError(problem.op, "trace", expected, f"one of {chosen.algorithm}")
@@ -59,7 +58,14 @@ def resolve(
             raise ArgumentError(problem.op, "config.algorithm", expected, chosen.algorithm, "Unset it, or take None.")
         bias = () if bias_is is None else (BIAS_KINDS[bias_is],)
         ctx.agree(problem.op, (problem, chosen, *bias, *(place_of(ctx, tensor) for tensor in shared)))
+    if key is not None:  # only now: ranks that did not make this call would choose later, with another heap
+        _settled(ctx)[key] = chosen
     return chosen
+
+
+def _settled(ctx: Iris) -> dict[Hashable, FusedConfig]:
+    """What "auto" has chosen for calls on which all ranks agree."""
+    return ctx.kept("settled choices", dict)
 
 
 def _chosen(
@@ -70,32 +76,30 @@ def _chosen(
     workspace: FusedWorkspace | None,
     traced: bool,
     takes: Callable[[str], bool],
-) -> FusedConfig:
+) -> tuple[FusedConfig, Hashable]:
+    """The config, and, if it was picked by what fits, the key of the choice."""
     given = config if isinstance(config, FusedConfig) else None
     if given is not None:
         given.check(problem.op, ("auto", *algorithms), ctx.num_sms, problem.dtype)
         if given.algorithm != "auto":
-            return given
+            return given, None
     elif isinstance(config, str) and config != "auto":
         if config not in algorithms:
             raise ArgumentError(problem.op, "config", f"a FusedConfig, or one of {', '.join(algorithms)}", repr(config))
-        return pick_config(problem, target_of(ctx), config)
+        return pick_config(problem, target_of(ctx), config), None
     elif config is not None and config != "auto":
         raise ArgumentError(problem.op, "config", "a FusedConfig, an algorithm's name, or None", type(config).__name__)
     may = tuple(one for one in algorithms if takes(one) and not (traced and one in LIBRARY))
     if _blocking(ctx):
         may = tuple(one for one in may if (problem.op, one) not in _NEEDS_LAUNCHES_THAT_RETURN)
     first = pick_config(problem, target_of(ctx))
-    settled: dict[Any, FusedConfig] = ctx.kept("settled choices", dict)
     made = isinstance(workspace, FusedWorkspace) and (
         workspace.algorithm,
         workspace.staging.shape,
         workspace.ready.shape,
     )
     key = problem, first, given, may, made
-    if key not in settled:
-        settled[key] = _that_fits(ctx, problem, workspace, first, given, may)
-    return settled[key]
+    return _settled(ctx).get(key) or _that_fits(ctx, problem, workspace, first, given, may), key
 
 
 def _blocking(ctx: Iris) -> str:
