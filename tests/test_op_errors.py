@@ -52,6 +52,27 @@ def inference_tensor(one: Trial) -> dict[str, Any]:
         return {"output": torch.empty_like(one.output)}
 
 
+def given_back(matrix: torch.Tensor) -> torch.Tensor:
+    """As ``matrix``, in the middle of memory that was freed, as FSDP frees that of its parameters."""
+    memory = matrix.new_empty(matrix.numel() + 8)
+    view = memory[8:].view(matrix.shape)
+    memory.untyped_storage().resize_(0)
+    return view
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that stands for others, as a DTensor does."""
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor) -> Wrapper:
+        made: Wrapper = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> None:
+        raise AssertionError("no operation is expected")
+
+
 @dataclass(frozen=True)
 class Mistake:
     """A call that is refused: by which ops, what is wrong with it, and what the error says, ``argument`` first."""
@@ -108,6 +129,11 @@ MISTAKES = {
     ),
     "output in B": Mistake(ALL, in_b, "ArgumentError", "output", "some of B's"),
     "inference tensor": Mistake(ALL, inference_tensor, "ArgumentError", "output", "inference"),
+    "no memory": Mistake(ALL, lambda one: {"b": given_back(one.b)}, "ArgumentError", "B", "that has memory"),
+    "wrapper": Mistake(ALL, lambda one: {"b": Wrapper(one.b)}, "ArgumentError", "B", "a Wrapper without"),
+    "bias without memory": Mistake(
+        ALL, lambda one: {"bias": given_back(one.output[:1])}, "ArgumentError", "bias", "that has memory"
+    ),
     "negated": Mistake(
         ALL, lambda one: {"b": torch.complex(one.b, one.b).conj().imag}, "ArgumentError", "B", "resolve_neg"
     ),

@@ -35,6 +35,7 @@ def check_operands(
             raise ShapeError(op, argument, "at least one row and column", tuple(matrix.shape))
         if matrix.device != ctx.device:
             raise PlacementError(op, argument, f"a tensor on {ctx.device}", matrix.device)
+        _check_memory(op, argument, matrix)
         _check_bits(op, argument, matrix)
         _check_no_gradient(op, argument, matrix)
     _check_writable(op, output, {name: tensor, "B": b, "bias": bias})
@@ -53,6 +54,7 @@ def check_operands(
             raise DTypeError(op, "bias", str(output.dtype), bias.dtype)
         if not bias.is_contiguous():
             raise ShapeError(op, "bias", "a contiguous tensor", f"strides {bias.stride()}", "Pass bias.contiguous().")
+        _check_memory(op, "bias", bias)
         _check_bits(op, "bias", bias)
         _check_no_gradient(op, "bias", bias)
 
@@ -93,6 +95,15 @@ def _range_of(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses from its first element to behind its last one."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _check_memory(op: str, argument: str, tensor: torch.Tensor) -> None:
+    """Raise for a tensor that only stands for others, or whose memory was given back: a kernel would read address 0."""
+    if not tensor.data_ptr() or not tensor.untyped_storage().nbytes():
+        raise ArgumentError(
+            op, argument, "a tensor that has memory", f"a {type(tensor).__name__} without",
+            "Of a DTensor pass to_local(); gather a parameter that FSDP has freed.",
+        )  # fmt: skip
 
 
 def _check_bits(op: str, argument: str, tensor: torch.Tensor) -> None:
