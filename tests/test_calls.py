@@ -376,6 +376,27 @@ def test_what_cannot_be_traced_says_so(ranks: Ranks) -> None:
         assert min(events) > 0
 
 
+def traced_without_room() -> Failure:
+    """A traced call where the best algorithm needs no memory, but records nothing, and none that records has room."""
+
+    def pick(problem: Any, target: Any, algorithm: str | None = None) -> FusedConfig:
+        order = "ring", *ALGORITHMS[problem.op]
+        return replace(SMALL, algorithm=next(one for one in order if one not in target.excluded))
+
+    with fresh(1 << 20) as ctx, mock.patch("iris.ops.choice.pick_config", pick):
+        one = trial(ctx, Way(ALL_REDUCE, "auto"), (100, 200, 32), torch.float32, seed=1)
+        filler = ctx.empty(ctx.heap_largest_free_bytes - (30 << 10), dtype=torch.uint8)
+        failure = failure_of(lambda: one.run(None, trace=True))
+        ctx.free(filler)
+        return failure
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_trace_without_room_says_so(ranks: Ranks) -> None:
+    for failure in ranks.run(traced_without_room):
+        assert failure.kind == "HeapError", failure
+
+
 class Counted(Replays):
     """Replays without a GPU: counts what it would capture and replay."""
 

@@ -123,13 +123,15 @@ def _that_fits(
     def completed(picked: FusedConfig) -> FusedConfig:
         return picked if given is None else replace(given, algorithm=picked.algorithm)
 
-    picked = first
+    picked, too_large = first, None
     excluded: tuple[str, ...] = ()
     while problem.world_size > 1:
-        if picked.algorithm in may and has_memory(ctx, problem, completed(picked), workspace):
-            break
+        if picked.algorithm in may:
+            if has_memory(ctx, problem, completed(picked), workspace):
+                break
+            too_large = too_large or picked
         excluded += (picked.algorithm,)
         if not can_run(problem, target_of(ctx, excluded)):
-            return completed(first)  # to say what is missing
+            return completed(too_large or first)  # to say what is missing
         picked = pick_config(problem, target_of(ctx, excluded))
     return completed(picked)
