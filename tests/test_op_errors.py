@@ -142,6 +142,9 @@ MISTAKES = {
         ALL, lambda _: {"config": FusedConfig(algorithm="magic")}, "ArgumentError", "config.algorithm", "'magic'"
     ),
     "block size": Mistake(ALL, configured(block_size_m=48), "ArgumentError", "config.block_size_m", "power of two"),
+    "endless groups": Mistake(
+        ALL, configured(group_size_m=2**31 - 1), "ArgumentError", "config.group_size_m", "at most 4096"
+    ),
     "too many programs": Mistake(
         ALL, lambda one: configured(num_sms=one.ctx.num_sms + 1)(one), "ArgumentError", "config.num_sms", "resident"
     ),
@@ -276,6 +279,18 @@ def test_the_error_says_how_to_make_the_workspace(ranks: Ranks, seed: int) -> No
     for excesses in ranks.run(the_said_workspace_fits, seed):
         assert len(excesses) >= len(STAGED)
         assert max(excesses) <= 1
+
+
+def odd_sizes() -> list[Failure]:
+    ctx = context()
+    return [failure_of(new_workspace, ctx, LOCAL, "local", *sizes) for sizes in ((-1,), (4.5,), (4, "8"), (4, 2.5))]
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_workspace_of_no_size(ranks: Ranks) -> None:
+    names = "staging_nbytes", "staging_nbytes", "num_flags", "num_flags"
+    for name, failure in zip(names, ranks.run(odd_sizes)[0], strict=True):
+        assert failure.kind == "ArgumentError" and failure.message.startswith(f"new_workspace: {name}: "), failure
 
 
 def another_context() -> Failure:

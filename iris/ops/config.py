@@ -28,6 +28,8 @@ _BLOCKS = (
 )  # fmt: skip
 _MOST_ELEMENTS = 1 << 20
 """Of a block, in Triton."""
+_MOST_GROUPED = 4096
+"""Rows of tiles in a group: tiles are counted in 32 bits."""
 WARPS = (1, 2, 4, 8, 16, 32)
 """What ``num_warps`` may be."""
 
@@ -57,7 +59,7 @@ class FusedConfig:
         algorithm: how data and compute meet; each op names its own, and ``"auto"`` picks.
         block_size_m, block_size_n, block_size_k: the tile of one program; powers of two, at least 16;
             ``block_size_k`` at least 32 for int8.
-        group_size_m: rows of tiles computed together, for L2 reuse.
+        group_size_m: rows of tiles computed together, for L2 reuse; at most 4096.
         num_sms: programs launched; at most the device's SMs, since waiting programs must all be resident.
             None takes all.
         num_chunks: chunks in which a rank's part of A, or of the output, travels.
@@ -134,6 +136,8 @@ class FusedConfig:
             if type(value) is int and value < least:
                 expected = f"a positive number{'' if least else ' or 0'}"
                 raise ArgumentError(op, f"config.{field.name}", expected, value)
+        if self.group_size_m > _MOST_GROUPED:
+            raise ArgumentError(op, "config.group_size_m", f"at most {_MOST_GROUPED} rows of tiles", self.group_size_m)
         if self.num_warps not in WARPS:
             raise ArgumentError(op, "config.num_warps", f"one of {', '.join(map(str, WARPS))}", self.num_warps)
         programs = self.num_sms or num_sms

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
 
 import torch
 
@@ -179,7 +181,15 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
 
     A call that is given one that is too small says how large it must be. Let go of it as of any memory of the heap:
     when the calls that use it are done on all ranks, behind a barrier.
+
+    Raises:
+        ArgumentError: a size that is no number of bytes, or of flags.
+        HeapError: the heap has no room for it.
     """
+    sizes: dict[str, Any] = {"staging_nbytes": staging_nbytes, "num_flags": num_flags}
+    for name, count in sizes.items():
+        if not isinstance(count, Integral) or count < 0:
+            raise ArgumentError("new_workspace", name, "a whole number, 0 or more", repr(count))
     _refuse_in_capture(ctx, op)
     return _made(ctx, op, algorithm, staging_nbytes, num_flags, CopyEngine(ctx))
 
