@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -349,7 +350,23 @@ def test_columns_of_one_matrix_are_apart() -> None:
     first, second, across = whole[:, :5], whole[:, 5:], whole[:, 4:]
     assert not _share_memory(first, second) and not _share_memory(second, first)
     assert _share_memory(first, across) and _share_memory(whole, whole[1:]) and _share_memory(whole, whole[:, 3])
+    assert not _share_memory(first.T, second.T) and _share_memory(first.T, across.T)
+    assert not _share_memory(whole[:, 0:8:2], whole[:, 1:9:2]) and _share_memory(whole[:, 0:8:2], whole[:, 2:10:2])
     assert not _share_memory(whole[:2], whole[2:]) and not _share_memory(whole, torch.zeros(4, 12))
+
+
+def test_shared_memory_is_never_missed() -> None:
+    """Of all views of a small matrix, told by the elements themselves."""
+    numbers = torch.arange(6 * 6)
+    strides = (6, 1), (1, 6), (6, 2), (3, 1), (4, 2), (0, 1), (2, 2)
+    views = [
+        numbers.as_strided((rows, cols), (down, across), at)
+        for rows, cols, (down, across), at in itertools.product((1, 2, 3), (1, 2, 4), strides, (0, 1, 2, 5))
+        if (rows - 1) * down + (cols - 1) * across + at < len(numbers)
+    ]
+    for one, other in itertools.product(views, views):
+        if set(one.flatten().tolist()) & set(other.flatten().tolist()):
+            assert _share_memory(one, other), (one, other)
 
 
 def places_that_differ(stride: bool) -> list[Failure]:

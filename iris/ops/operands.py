@@ -79,16 +79,26 @@ def _check_writable(op: str, output: torch.Tensor, inputs: Mapping[str, Any]) ->
 
 
 def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors may have memory in common. Column ranges of one matrix have none."""
+    """Whether two tensors may have memory in common. Ranges of columns of one matrix, or of its transpose, have
+    none."""
     (first, end), (begin, last) = _range_of(one), _range_of(other)
     if end <= begin or last <= first:
         return False
-    row, item = one.stride(0) * one.element_size(), one.element_size()
+    item = one.element_size()
     alike = one.dim() == other.dim() == 2 and one.stride() == other.stride() and other.element_size() == item
-    if not alike or one.stride(1) != 1 or not row:
+    if not alike or (begin - first) % item:
         return True
-    apart = (begin - first) % row
-    return not (one.shape[1] * item <= apart and apart + other.shape[1] * item <= row)
+    if one.stride(0) < one.stride(1):
+        one, other = one.T, other.T
+    row, col = one.stride()
+    if not col or (max(one.shape[1], other.shape[1]) - 1) * col >= row:
+        return True
+
+    def meets(distance: int, columns: int) -> bool:
+        return distance % col == 0 and distance // col < columns
+
+    apart = (begin - first) // item % row
+    return meets(apart, one.shape[1]) or meets(row - apart, other.shape[1])
 
 
 def _range_of(tensor: torch.Tensor) -> tuple[int, int]:
