@@ -391,6 +391,27 @@ def test_outputs_lie_alike_on_all_ranks(ranks: Ranks, stride: bool) -> None:
             assert ("64x1" if stride else "4096") in failure.message
 
 
+def a_place_of_another_call() -> list[Failure]:
+    """Calls in which rank 0 has its rows where all had those of an earlier call, and rank 1 elsewhere."""
+    failures = []
+    for algorithm in ("pull", "hbm_buffer"):
+        with fresh(1 << 21) as ctx:
+            memory, b = ctx.zeros(32 * 8), torch.ones(8, 16, device=ctx.device)
+            for rows, first in ((16, 0), (8, 8 * ctx.rank)):
+                a = memory[8 * first :][: 8 * rows].view(rows, 8)
+                output = torch.zeros(rows * ctx.world_size, 16, device=ctx.device)
+                config = replace(SMALL, algorithm=algorithm)
+                failures.append(failure_of(lambda: ctx.ops.all_gather_matmul(output, a, b, config=config)))  # noqa: B023
+    return failures
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_rows_that_peers_read_lie_alike_on_all_ranks(ranks: Ranks) -> None:
+    for failures in ranks.run(a_place_of_another_call):
+        assert [failure.kind for failure in failures] == ["nothing", "RankMismatch"] * 2, failures
+        assert all("heap_offset=" in failure.message for failure in failures[1::2])
+
+
 def many_workspaces() -> int:
     with fresh(1 << 21) as ctx:
         free = ctx.heap_free_bytes

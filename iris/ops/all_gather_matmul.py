@@ -316,7 +316,7 @@ def all_gather_matmul(
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
         if world > 1:
-            ctx.agree(OP, place_of(ctx, A_sharded))
+            ctx.agree(OP, (problem, chosen, place_of(ctx, A_sharded)))
     site, recorded = SITE_ALL_GATHER_MATMUL.value, trace_of(ctx, OP, trace)
     ours = memory_of(ctx, problem, chosen, workspace)
     call = _Call(ctx, problem, site, output, A_sharded, B, bias, bias_is, chosen, recorded, ours)
