@@ -31,6 +31,7 @@ from iris.trace import Event, Trace, draw
 
 OPS = ("all_gather_matmul", "matmul_all_scatter")
 _CALLS = 5
+_GPU_SIZE, _SIM_SIZE = 8192, 512
 _HEADINGS = ("op", "algorithm", "ranks", "M×N×K", "backend", "error", "time", "waited")
 
 
@@ -126,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
         os.execv(sys.executable, [sys.executable, "-m", "iris", "demo", *argv])
     if trouble := folder_trouble(options.picture_dir):
         raise SystemExit(f"demo: --picture_dir {options.picture_dir}: {trouble}")
-    usual = -(-(512 if choice.name == "sim" else 8192) // num_ranks) * num_ranks
+    usual = -(-(_SIM_SIZE if choice.name == "sim" else _GPU_SIZE) // num_ranks) * num_ranks
     shape = tuple(options.shape or (usual, usual, usual))
     if shape[0] % num_ranks or shape[1] % num_ranks:
         raise SystemExit(f"demo: M={shape[0]} and N={shape[1]} must be multiples of the {num_ranks} ranks")
@@ -198,8 +199,22 @@ def _parser() -> argparse.ArgumentParser:
         prog="iris demo", description="Run two fused ops on fresh random data: checked, timed and drawn."
     )
     add_num_ranks(parser)
-    parser.add_argument("--shape", type=positive, nargs=3, metavar=("M", "N", "K"), help="sizes of the whole problem")
-    parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), default="float16")
+    parser.add_argument(
+        "--shape",
+        type=positive,
+        nargs=3,
+        metavar=("M", "N", "K"),
+        help=f"sizes of the whole problem (default: {_GPU_SIZE} each, simulated {_SIM_SIZE}, up to a multiple of the "
+        "ranks)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float16", "bfloat16", "float32"),
+        default="float16",
+        help="of A and B (default: %(default)s)",
+    )
     parser.add_argument("--picture_dir", type=Path, default=".", help="where the pictures go (default: here)")
-    parser.add_argument("--timeout_s", type=seconds, default=120.0, help="bound on each step, in seconds")
+    parser.add_argument(
+        "--timeout_s", type=seconds, default=120.0, help="most seconds for a step (default: %(default)s)"
+    )
     return parser

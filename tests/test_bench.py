@@ -134,8 +134,8 @@ def test_list_and_filter(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_names_cases_and_axes(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, expected in (
-        (["--help"], ["all_gather_matmul", "rma_matrix", "--resume FILE"]),
-        (["trial", "--help"], ["all that can go wrong", "--axis_way LIST", "default: 8, 16"]),
+        (["--help"], ["all_gather_matmul", "rma_matrix", "--resume FILE", "iris bench CASE --help"]),
+        (["trial", "--help"], ["all that can go wrong", "--axis_way LIST", "default: 8, 16", "simulated 3)"]),
         (["rma", "--help"], ["--buffer_size"]),
     ):
         with pytest.raises(SystemExit, match="0"):
@@ -147,6 +147,9 @@ def test_help_names_cases_and_axes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ArgumentError, match=r"case: expected one of .*trial.*, got painting"):
         bench._run(["painting"])
+    with pytest.raises(SystemExit, match="2"):
+        bench._run(["--num_ranks", "2", "trial"])
+    assert "unrecognized arguments: trial; cases come before all options" in capsys.readouterr().err
     with pytest.raises(ArgumentError, match="--dataset: expected a case with an axis M,N,K, got trial"):
         bench._run(["trial", f"--dataset={DATASETS[0]}"])
     with pytest.raises(ArgumentError, match="--benchmark_filter: expected what a point's name has, got zzz"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -13,7 +14,10 @@ import pytest
 from interrupted import interrupted
 
 import iris
-from iris import backends, cli, demo, info
+from iris import backends, cli, demo, info, report
+from iris.bench import cases, command
+from iris.bench.case import registered
+from iris.tune import command as tuning
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,6 +42,24 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=60,
     )
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Of the commands that have options of their own."""
+    cases.load()
+    known = registered()
+    benches = {name: command.make_parser([case], known) for name, case in known.items()}
+    return {"demo": demo._parser(), "tune": tuning.make_parser(), "report": report._parser(), **benches}
+
+
+@pytest.mark.parametrize("name", parsers())
+def test_help_says_what_each_option_is_and_its_default(name: str) -> None:
+    for option in parsers()[name]._actions:
+        if option.option_strings:
+            assert option.help, option.option_strings
+            assert option.default in (None, False, argparse.SUPPRESS) or "default:" in option.help, (
+                option.option_strings
+            )
 
 
 def test_help_names_every_command() -> None:

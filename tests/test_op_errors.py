@@ -100,6 +100,12 @@ MISTAKES = {
     "three dimensions": Mistake(ALL, lambda one: {"b": one.b[None]}, "ShapeError", "B", "2 dimensions"),
     "no column": Mistake(ALL, lambda one: {"b": one.b[:, :0]}, "ShapeError", "B", "at least one"),
     "depth": Mistake(ALL, lambda one: {"b": one.b[:-1]}, "ShapeError", "B", "rows of B"),
+    "weight of a linear layer": Mistake(
+        ALL, lambda one: {"b": one.b.T.contiguous()}, "ShapeError", "B", "as weight.t()"
+    ),
+    "unknown name": Mistake(
+        ALL, lambda _: {"config": "fastest"}, "ArgumentError", "config", "a FusedConfig, or one of auto, "
+    ),
     "output shape": Mistake(ALL, lambda one: {"output": one.output[:, :-1]}, "ShapeError", "output", "columns of B"),
     "bias shape": Mistake(ALL, lambda one: {"bias": one.output.new_zeros(5)}, "ShapeError", "bias", "(5,)"),
     "bias dtype": Mistake(

@@ -30,7 +30,7 @@ from iris.bench.options import (
 )
 from iris.bench.progress import progress
 from iris.bench.records import Record
-from iris.bench.session import Settings
+from iris.bench.session import FEWEST_CALLS, GPU_CALLS, GPU_WARMUP, SIM_CALLS, Settings
 from iris.bench.tables import FORMATS
 from iris.errors import ArgumentError
 
@@ -46,7 +46,10 @@ def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[st
         arguments: the options.
     """
     parser = make_parser(cases, known)
-    given = parser.parse_args(arguments)
+    given, rest = parser.parse_known_args(arguments)
+    if rest:
+        late = "; cases come before all options" if any(word in (*known, "rma") for word in rest) else ""
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{late}")
     if not cases and given.benchmark_filter is None and not given.benchmark_list:
         parser.error("name a case, or choose among all with --benchmark_filter")
     num_ranks = ranks_to_start(given.num_ranks)
@@ -212,7 +215,10 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
     )
     parser.add_argument("--benchmark_list", action="store_true", help="list the points and stop")
     parser.add_argument(
-        "--benchmark_format", choices=tuple(FORMATS), default="console", help="what is printed at the end"
+        "--benchmark_format",
+        choices=tuple(FORMATS),
+        default="console",
+        help="what is printed at the end (default: %(default)s)",
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument(
@@ -229,11 +235,21 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
         "--timeout_s", type=seconds, default=60.0, help="most seconds for a point (default: %(default)s)"
     )
     add_heap_size(parser)
-    parser.add_argument("--warmup", type=not_negative, help="untimed calls before the timed ones")
-    parser.add_argument("--repeat", type=positive, help="timed calls")
+    parser.add_argument(
+        "--warmup",
+        type=not_negative,
+        help=f"untimed calls before the timed ones (default: the case's, else {GPU_WARMUP}; simulated 0)",
+    )
+    parser.add_argument(
+        "--repeat",
+        type=positive,
+        help=f"timed calls (default: the case's, else {GPU_CALLS}, of long calls {FEWEST_CALLS} or more; "
+        f"simulated {SIM_CALLS})",
+    )
     parser.add_argument("--commit", help="what was measured, where git cannot tell")
+    where = "" if cases else ". The axes of a case and their values: iris bench CASE --help"
     axes = parser.add_argument_group(
-        "axes", "LIST is pow2:LO:HI, linear:START:STOP:STEP, or values with commas between"
+        "axes", f"LIST is pow2:LO:HI, linear:START:STOP:STEP, or values with commas between{where}"
     )
     shown: dict[str, str] = {}
     for case in cases or known.values():

@@ -85,7 +85,8 @@ def _chosen(
             return given, None
     elif isinstance(config, str) and config != "auto":
         if config not in algorithms:
-            raise ArgumentError(problem.op, "config", f"a FusedConfig, or one of {', '.join(algorithms)}", repr(config))
+            expected = f"a FusedConfig, or one of {', '.join(('auto', *algorithms))}"
+            raise ArgumentError(problem.op, "config", expected, repr(config))
         return pick_config(problem, target_of(ctx), config), None
     elif config is not None and config != "auto":
         raise ArgumentError(problem.op, "config", "a FusedConfig, an algorithm's name, or None", type(config).__name__)

@@ -135,7 +135,9 @@ def _check_no_gradient(op: str, argument: str, tensor: torch.Tensor) -> None:
 def check_shape(op: str, argument: str, tensor: torch.Tensor, expected: tuple[int, ...], why: str) -> None:
     """Raise ShapeError unless ``tensor`` has the shape ``expected``."""
     if tuple(tensor.shape) != expected:
-        raise ShapeError(op, argument, f"{expected} ({why})", tuple(tensor.shape))
+        transposed = argument == "B" and tensor.shape[1] == expected[0]
+        fix = "B is [K, N]: pass the weight of a torch.nn.Linear as weight.t()." if transposed else ""
+        raise ShapeError(op, argument, f"{expected} ({why})", tuple(tensor.shape), fix)
 
 
 def check_symmetric(ctx: Iris, op: str, argument: str, tensor: torch.Tensor, fix: str) -> None:

@@ -124,7 +124,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Draw benchmark results into one HTML page that needs no network, write them as Markdown tables, "
         "or compare two sets of them.",
     )
-    parser.add_argument("results", type=Path, nargs="?", help="a folder; all *.jsonl files below it are read")
+    parser.add_argument(
+        "results", type=Path, nargs="?", help="a file, or a folder: all *.jsonl files below it are read"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -149,7 +151,8 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         nargs=2,
         metavar=("A", "B"),
-        help="say what is faster or slower in B than in A beyond noise, what is new and what is gone",
+        help="two files or folders, A before and B after: say what is faster or slower beyond noise, what is new and "
+        "what is gone",
     )
     parser.add_argument(
         "--threshold",
