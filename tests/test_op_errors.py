@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -330,13 +331,13 @@ def test_a_matrix_on_another_device(ranks: Ranks) -> None:
         assert all(one.kind == "PlacementError" and "cpu" in one.message for one in failures)
 
 
-def without_room(seed: int) -> tuple[list[str], float]:
+def without_room(seed: int) -> tuple[dict[str, Failure], float]:
     """On a heap without room to stage A, what is chosen for the caller still runs; what the caller chose does not."""
     with fresh(1 << 20) as ctx:
         one = trial(ctx, Way(GATHER, "auto"), (100, 8, 700), torch.float32, seed)
         one.run()
         excess = one.excess()
-        said = [failure_of(replace_way(one, name).run).kind for name in ALGORITHMS[GATHER] if name != "pull"]
+        said = {name: failure_of(replace_way(one, name).run) for name in ALGORITHMS[GATHER] if name != "pull"}
         return said, excess
 
 
@@ -347,7 +348,9 @@ def replace_way(one: Trial, algorithm: str) -> Trial:
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_a_heap_without_room_to_stage(ranks: Ranks, seed: int) -> None:
     for said, excess in ranks.run(without_room, seed):
-        assert set(said) == {"HeapError"}
+        for name, failure in said.items():
+            assert failure.kind == "HeapError"
+            assert re.match(rf"{GATHER} by {name} keeps .*iB for staging\. zeros: .* heap_size=\d+", failure.message)
         assert excess <= 1
 
 

@@ -13,7 +13,7 @@ import torch
 from iris.context import MAX_RANKS, Iris
 from iris.device import sync
 from iris.engine import CopyEngine
-from iris.errors import ArgumentError, CaptureError
+from iris.errors import ArgumentError, CaptureError, HeapError
 from iris.heap import format_bytes
 from iris.live import Live
 
@@ -127,6 +127,7 @@ def workspace_for(
     Raises:
         ArgumentError: ``workspace`` was made for another op, algorithm or context, or is too small.
         CaptureError: it would have to be made while a graph is captured.
+        HeapError: there is no room for it.
     """
     call = f'iris.ops.new_workspace(ctx, "{op}", "{algorithm}"'
     if workspace is None:
@@ -197,10 +198,13 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
 def _made(
     ctx: Iris, op: str, algorithm: str, staging_nbytes: int, num_flags: int, engine: CopyEngine
 ) -> FusedWorkspace:
-    with _outlasting_inference():
-        turnstiles = ctx.zeros(2, sync.TURNSTILE_WORDS.value, dtype=torch.int32)
-        turnstiles[:, sync.NEXT_EPOCH.value] = 1
-        ready = ctx.zeros(max(num_flags, MIN_FLAGS), dtype=torch.int32)
-        staging = ctx.zeros(staging_nbytes, dtype=torch.uint8)
+    try:
+        with _outlasting_inference():
+            turnstiles = ctx.zeros(2, sync.TURNSTILE_WORDS.value, dtype=torch.int32)
+            turnstiles[:, sync.NEXT_EPOCH.value] = 1
+            ready = ctx.zeros(max(num_flags, MIN_FLAGS), dtype=torch.int32)
+            staging = ctx.zeros(staging_nbytes, dtype=torch.uint8)
+    except HeapError as error:
+        raise HeapError(f"{op} by {algorithm} keeps {format_bytes(staging_nbytes)} for staging. {error}") from error
     ctx.barrier()
     return FusedWorkspace(op, algorithm, ctx, turnstiles[0], turnstiles[1], ready, staging, engine)
