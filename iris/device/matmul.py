@@ -137,7 +137,7 @@ def _multiply(
     if a.desc is None or not EVEN_K:
         a_rows = tile_pointers(a.matrix, a_ptr, tl.where(rows < row_end, rows, row_end - 1) - a.row, ks)
     if (b.desc is None and b.transposed_desc is None) or not EVEN_K:
-        b_cols = tile_pointers(b.matrix, b.matrix.ptr, ks, tl.where(cols < N, cols, 0))
+        b_cols = tile_pointers(b.matrix, b.matrix.ptr, ks, cols % N)
     whole = k_end if EVEN_K else k_begin + (k_end - k_begin) // BLOCK_K * BLOCK_K
     for position in range(k_begin, whole, BLOCK_K):
         k = position + first_k
