@@ -312,6 +312,18 @@ def test_a_choice_is_made_for_the_layout_of_b(ranks: Ranks, seed: int) -> None:
         assert all(len(found) >= 4 for found in asked.values())
 
 
+def shown_workspace() -> str:
+    with fresh(1 << 20) as ctx:
+        return repr(new_workspace(ctx, GATHER, "push", 4096))
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_workspace_is_shown_on_a_line(ranks: Ranks) -> None:
+    for shown in ranks.run(shown_workspace):
+        assert shown.startswith("FusedWorkspace(all_gather_matmul, push, 4.0 KiB of staging memory, 1024 flags, Iris(")
+        assert "\n" not in shown
+
+
 def by_name(seed: int) -> tuple[list[float], Failure, Failure]:
     ctx, excesses = context(), []
     for op, algorithms in ALGORITHMS.items():

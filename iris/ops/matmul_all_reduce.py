@@ -239,7 +239,7 @@ def matmul_all_reduce(
     )  # fmt: skip
     if chosen.algorithm == "copy_engine" and m % world:
         raise ShapeError(
-            OP, "A", f"for copy_engine, rows that {world} ranks can share evenly", tuple(A.shape),
+            OP, "A", f"rows that {world} ranks can share evenly, for copy_engine", tuple(A.shape),
             'Take algorithm "two_shot", or pad A with zero rows.',
         )  # fmt: skip
     if chosen.algorithm in _ROW_BY_ROW:

@@ -154,7 +154,7 @@ def has_whole_rows(matrix: torch.Tensor) -> bool:
 def check_rows(op: str, algorithm: str, output: torch.Tensor) -> None:
     """Raise ShapeError unless the rows of ``output`` are contiguous."""
     if not has_whole_rows(output):
-        raise ShapeError(op, "output", f"for {algorithm}, rows that are contiguous", f"strides {output.stride()}")
+        raise ShapeError(op, "output", f"contiguous rows, for {algorithm}", f"strides {output.stride()}")
 
 
 def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:

@@ -51,6 +51,10 @@ class FusedWorkspace(Live):
     local: dict[Hashable, torch.Tensor] = field(default_factory=dict)
     inner: dict[str, FusedWorkspace] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        room = f"{format_bytes(self.staging.numel())} of staging memory, {self.ready.numel()} flags"
+        return f"FusedWorkspace({self.op}, {self.algorithm}, {room}, {self.ctx!r})"
+
     @property
     def flagged(self) -> bool:
         """Whether it has flags for all that its algorithm sends. Then nothing travels as words, so that nothing else is
