@@ -333,7 +333,7 @@ class _Call(OpCall):
 
     def local(self) -> None:
         """One rank: nothing to gather."""
-        self.launch(Plan(self.site, meet=False))
+        self.launch(Plan(self.site, meet=False, alone=True))
 
     def pull(self) -> None:
         self.launch(self._plan(pull_source))
