@@ -62,6 +62,7 @@ class CopyEngine:
         first, second = (kernel, copies) if self._on_gpu else (copies, kernel)
         with self.running(last=last):
             first()
+            self._begun |= self._on_gpu  # the kernel waits for copies now
             second()
 
     @contextmanager
@@ -72,8 +73,8 @@ class CopyEngine:
         so far. What it is given afterwards, by ``last`` to begin with, waits for the copies, and for the second of two
         lanes; see :meth:`lane`.
 
-        An exception in here, once a copy has been asked for, or if the call was ``announced`` before, is the end of the
-        context: peers have been told of a call that this rank does not finish."""
+        An exception in here, once a copy has been asked for or a kernel waits for one, or if the call was ``announced``
+        before, is the end of the context: peers have been told of a call that this rank does not finish."""
         stream = self._apart_from_current()
         with self._unbroken(announced) as recorded:
             if isinstance(stream, torch.cuda.Stream):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,7 @@ from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, Way, trial, 
 from ranks import BACKEND, Failure, Ranks, failure_of, fresh, worlds
 
 import iris
+from iris.engine import CopyEngine
 from iris.ops.matmul_all_scatter import _Call
 
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
@@ -192,3 +194,19 @@ def with_launches_that_block(seed: int) -> tuple[dict[str, str], float]:
             else:
                 refused[str(way)] = failures[-1].message
     return refused, max(excesses)
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_gpu_kernel_that_waits_for_copies_nobody_asks_for_any_more_ends_the_context(launched: bool) -> None:
+    ctx = mock.MagicMock()
+    ctx._backend.side_stream.return_value = nullcontext()
+    engine = CopyEngine(ctx)
+    engine._on_gpu = True
+    kernel, copies = mock.Mock(side_effect=None if launched else Late), mock.Mock(side_effect=Late)
+    with (
+        mock.patch("torch.cuda.current_stream"),
+        mock.patch("torch.cuda.is_current_stream_capturing", return_value=False),
+        pytest.raises(Late),
+    ):
+        engine.beside(kernel, copies)
+    assert ctx.broke_off.called is copies.called is launched
