@@ -346,7 +346,7 @@ def test_an_algorithm_by_its_name(ranks: Ranks, seed: int) -> None:
 
 
 def of_other_sizes() -> tuple[Failure, ...]:
-    """Calls in which rank 1 has one row less, another config, and as the only one no bias."""
+    """Calls in which rank 1 has one row less, another config, a workspace, and as the only one no bias."""
     with fresh(1 << 21, timeout_s=5) as ctx:
         a, b = ctx.zeros(17, 32)[ctx.rank :], torch.zeros(32, 16, device=ctx.device)
         rows = ctx.world_size * a.shape[0]
@@ -354,17 +354,23 @@ def of_other_sizes() -> tuple[Failure, ...]:
     with fresh(1 << 21, timeout_s=5) as ctx:
         one = trial(ctx, Way(ALL_REDUCE, "two_shot"), (16, 16, 32), torch.float32, seed=1)
         configured = failure_of(one.run, replace(SMALL, num_rounds=1 + ctx.rank))
+        workspace = new_workspace(ctx, ALL_REDUCE, "two_shot", 1 << 16, 1 << 10)
+        equipped = failure_of(one.run, SMALL, workspace if ctx.rank else None)
     biased = []
     for op in (ALL_REDUCE, REDUCE_SCATTER):
         with fresh(1 << 21, timeout_s=5) as ctx:
             one = trial(ctx, Way(op, "low_latency"), (16, 16, 32), torch.float32, 1, None if ctx.rank else "column")
             biased.append(failure_of(one.run))
-    return uneven, configured, *biased
+    return uneven, configured, equipped, *biased
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_ranks_that_disagree_are_told(ranks: Ranks) -> None:
-    said = ("m=34", "m=32"), ("num_rounds=1", "num_rounds=2"), *[("bias per column", "no bias")] * 2
+    said = (
+        ("m=34", "m=32"), ("num_rounds=1", "num_rounds=2"),
+        ("workspace='of the context'", "workspace='given at heap offset "),
+        *[("bias per column", "no bias")] * 2,
+    )  # fmt: skip
     for failures in ranks.run(of_other_sizes):
         for failure, words in zip(failures, said, strict=True):
             assert failure.kind == "RankMismatch" and failure.took_s < 2, failure

@@ -531,6 +531,7 @@ def test_shipped_rows_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     for row in rows:
         dtype = tuned.DTYPE_NAMES[row.dtype]
         problem = problem_of(row.op, row.m, row.n, row.k, row.world_size, dtype, row.gather_dim)
+        problem = replace(problem, transposed_b=row.transposed_b)
         assert obstacle(problem, row.config, H200) is None
         assert row.config.algorithm in PICKED[row.op]
         assert row.date and row.versions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -45,8 +46,8 @@ def resolve(
 
     Raises:
         ArgumentError: ``config`` cannot run, or cannot be traced.
-        RankMismatch: other ranks call the op with another problem, config or kind of bias, or with ``shared`` operands
-            of other strides or at another place of the heap. Found in the first call with these.
+        RankMismatch: other ranks call the op with another problem, config, kind of bias, or workspace, or with
+            ``shared`` operands of other strides or at another place of the heap. Found in the first call with these.
     """
     chosen, key = _chosen(ctx, problem, config, algorithms, workspace, bool(trace), takes)
     if trace and config is not None and has_no_tile(chosen):
@@ -57,10 +58,23 @@ def resolve(
             expected = f"an algorithm whose kernel waits for no copy, as {blocking} is set"
             raise ArgumentError(problem.op, "config.algorithm", expected, chosen.algorithm, "Unset it, or take None.")
         bias = () if bias_is is None else (BIAS_KINDS[bias_is],)
-        ctx.agree(problem.op, (problem, chosen, *bias, *(place_of(ctx, tensor) for tensor in shared)))
+        places = (place_of(ctx, tensor) for tensor in shared)
+        ctx.agree(problem.op, (problem, chosen, *bias, *places, _memory(ctx, workspace)))
     if key is not None:  # only now: ranks that did not make this call would choose later, with another heap
         _settled(ctx)[key] = chosen
     return chosen
+
+
+class _Memory(NamedTuple):
+    """Whose workspace a call has, and where it lies."""
+
+    workspace: str
+
+
+def _memory(ctx: Iris, workspace: FusedWorkspace | None) -> _Memory:
+    if type(workspace) is not FusedWorkspace or workspace.ctx is not ctx:  # what is no workspace of it is refused later
+        return _Memory("of the context")
+    return _Memory(f"given at heap offset {place_of(ctx, workspace.turnstile).heap_offset}")
 
 
 def _settled(ctx: Iris) -> dict[Hashable, FusedConfig]:
