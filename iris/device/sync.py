@@ -37,6 +37,11 @@ NEXT_EPOCH: tl.constexpr = tl.constexpr(2)
 _ENTERED: tl.constexpr = tl.constexpr(64)
 _LEFT: tl.constexpr = tl.constexpr(128)
 
+NO_EPOCHS: tl.constexpr = tl.constexpr(0)
+TURNSTILE: tl.constexpr = tl.constexpr(-1)
+"""How a kernel counts calls: not at all, as nothing in it waits; or by :func:`enter` and :func:`leave`. Any other
+number is that of the epochs for :func:`own_epoch`."""
+
 STATUS_WORDS: tl.constexpr = tl.constexpr(16)
 STATUS_CODE: tl.constexpr = tl.constexpr(0)
 STATUS_SITE: tl.constexpr = tl.constexpr(1)
@@ -489,12 +494,6 @@ def end_own_epoch(epochs_ptr, epoch, count):
     tl.debug_barrier()  # all threads have read it
     for program in range(tl.program_id(0), count, tl.num_programs(0)):
         tl.store(epochs_ptr + program, epoch)
-
-
-NO_EPOCHS: tl.constexpr = tl.constexpr(0)
-TURNSTILE: tl.constexpr = tl.constexpr(-1)
-"""How a kernel counts calls: not at all, as nothing in it waits; or by :func:`enter` and :func:`leave`. Any other
-number is that of the epochs for :func:`own_epoch`."""
 
 
 @triton.jit
