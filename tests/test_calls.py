@@ -183,6 +183,26 @@ def test_an_ops_flag_from_before_the_count_wrapped_is_waited_for(ranks: Ranks) -
         assert of_op.kind in ("WaitTimeout", "PeerDied") and of_user.kind == "nothing", (of_op, of_user)
 
 
+def waits_apart() -> Failure:
+    """What becomes of a wait that rank 1 begins when rank 0 has given up the same one, and still lives."""
+    made = iris.iris(1 << 20, timeout_s=0.3, first_timeout_s=TIMEOUT_S)
+    with suppress(iris.PeerDied), made as ctx:
+        flags = ctx.zeros(16, dtype=torch.int32)
+        ctx.barrier()
+        time.sleep(ctx.rank * 3 * LATE_S)
+        wait_kernel[(1,)](ctx.handle, flags, 5, SITE=sync.SITE_USER.value)
+        failure = failure_of(ctx.synchronize)
+        time.sleep((1 - ctx.rank) * 4 * LATE_S)
+    return failure
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_wait_that_begins_when_another_rank_has_given_up_says_so(ranks: Ranks) -> None:
+    first, late = ranks.run(waits_apart)
+    assert first.kind == late.kind == "WaitTimeout", (first, late)
+    assert "rank 0 waited 0.3 s for rank 0" in first.message and "rank 0 gave up waiting for rank 0" in late.message
+
+
 def with_gradients(way: Way) -> list[Failure]:
     ctx, found = context(), []
     for name in ("a", "b", "output"):

@@ -164,7 +164,7 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
     seen = _poll(flag_ptr)
     if _ahead(seen, value, site) < 0:
         started = clock_ns()
-        stopped = _stopped(handle)
+        stopped = 0
         polls = 0
         while (_ahead(seen, value, site) < 0) & (stopped == 0):
             seen = _poll(flag_ptr)
@@ -193,7 +193,7 @@ def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_
     ahead = _poll_all(flag_ptrs, values, valid, site)
     if tl.min(ahead) < 0:
         started = clock_ns()
-        stopped = _stopped(handle)
+        stopped = 0
         polls = 0
         while (tl.min(ahead) < 0) & (stopped == 0):
             ahead = _poll_all(flag_ptrs, values, valid, site)
@@ -223,7 +223,7 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
         peer = tl.sum(tl.where(first, peers, 0))
         offset = tl.sum(tl.where(first, flag_ptrs.to(tl.int64), 0)) - _own_base(handle)
         started = clock_ns()
-        stopped = _stopped(handle)
+        stopped = 0
         polls = 0
         while (leading == 0) & (stopped == 0):
             leading = _leading(flag_ptrs, values, valid, lanes, site)
@@ -267,7 +267,7 @@ def wait_words(word_ptrs, epoch, peers, valid, handle, site: tl.constexpr = SITE
     seen = _look_at_words(word_ptrs, epoch, valid)
     if _words_missing(seen, epoch) > 0:
         started = clock_ns()
-        stopped = _stopped(handle)
+        stopped = 0
         polls = 0
         while (_words_missing(seen, epoch) > 0) & (stopped == 0):
             seen = _look_at_words(word_ptrs, epoch, valid)
@@ -321,15 +321,6 @@ def _ahead(seen, value, site: tl.constexpr):
         set_lately = (ahead < _MOST_AHEAD) & ((seen != 0) | (value == 0))
         ahead = tl.where(set_lately, ahead, -1)
     return ahead
-
-
-@triton.jit
-def _stopped(handle):
-    """Whether this rank's kernels have been told to stop waiting, int32."""
-    stopped = 0
-    if tl.atomic_add(_abort_word(handle), 0, sem="relaxed", scope="sys") != 0:
-        stopped = 1
-    return stopped
 
 
 @triton.jit
