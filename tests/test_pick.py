@@ -148,11 +148,9 @@ def test_rows_of_few_rows_count_for_the_layout_of_b_they_were_measured_with() ->
     transposed, own = replace(measured, transposed_b=True), FusedConfig("low_latency", own_matmul=True)
     row = FusedConfig("one_shot", block_size_m=16, block_size_n=64, block_size_k=256, num_warps=4, num_stages=4)
     for mine, other in ((measured, transposed), (transposed, measured)):
-        tuned.write(tuned.SHIPPED / "some.json", [row_for(mine, row)])
-        pick.forget()
+        shipped_rows(row_for(mine, row))
         assert pick_config(mine, H200) == row and pick_config(other, H200).algorithm == "low_latency"
-        tuned.write(tuned.SHIPPED / "some.json", [row_for(other, own)])
-        pick.forget()
+        shipped_rows(row_for(other, own))
         assert pick_config(mine, H200) == row and pick_config(other, H200) == own
         for path in tuned.SHIPPED.iterdir():
             path.unlink()

@@ -232,10 +232,10 @@ def matmul_all_reduce(
     bias_is = bias_kind(OP, bias, m, n)
     received = 2 * (m * n - m * n // world) * output.element_size()
     problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
-    unfit = set() if has_whole_rows(output) else {*_ROW_BY_ROW}
+    whole = has_whole_rows(output)
     chosen = resolve(
-        ctx, problem, config, ALGORITHMS, workspace, trace, takes=lambda one: one not in unfit, shared=(output,),
-        bias_is=bias_is,
+        ctx, problem, config, ALGORITHMS, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
+        shared=(output,), bias_is=bias_is,
     )  # fmt: skip
     if chosen.algorithm == "copy_engine" and m % world:
         raise ShapeError(

@@ -75,9 +75,8 @@ class Operands:
         whole = {SCATTER: (m, n * world), REDUCE_SCATTER: (m // world, n)}.get(op, (m, n))
         symmetric = op in (SCATTER, ALL_REDUCE)
         self.a = ctx.empty(*part, dtype=dtype) if op == GATHER else torch.empty(part, dtype=dtype, device=ctx.device)
-        b_shape = (n, k) if b_layout == TRANSPOSED else (k, n)
-        b = torch.empty(b_shape, dtype=dtype, device=ctx.device)
-        self.b = b.t() if b_layout == TRANSPOSED else b
+        b = torch.empty((n, k) if self.problem.transposed_b else (k, n), dtype=dtype, device=ctx.device)
+        self.b = b.t() if self.problem.transposed_b else b
         made = output_dtype(dtype)
         self.output = ctx.empty(*whole, dtype=made) if symmetric else torch.empty(whole, dtype=made, device=ctx.device)
 
