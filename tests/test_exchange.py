@@ -38,8 +38,11 @@ def test_blocks_cover_a_part(hops: int, part: tuple[int, int], world_size: int, 
     assert -(-rows // blocks.block_m) * -(-cols // blocks.block_n) == blocks.count
     assert blocks.block_m & (blocks.block_m - 1) == blocks.block_n & (blocks.block_n - 1) == 0
     assert blocks.block_n * dtype.itemsize >= 4, "a word holds neighbours in a row"
+    product = world_size * rows * cols * dtype.itemsize
+    assert blocks.loaded == (hops == 2 and not blocks.words and product <= 4 << 20)
     nbytes = 2 * world_size * blocks.count * blocks.block_m * blocks.block_n * dtype.itemsize
-    assert blocks.inbox_nbytes(world_size, dtype) == nbytes * (2 * hops if blocks.words else 1)
+    carried = nbytes * (2 * hops if blocks.words else 1)
+    assert blocks.inbox_nbytes(world_size, dtype) == (product if blocks.loaded else carried)
 
 
 def test_words_are_for_little() -> None:
@@ -108,9 +111,9 @@ def hops_of(way: Way) -> int:
     return 2 if way.algorithm == "low_latency_two_shot" else 1
 
 
-def in_any_order(way: Way, seed: int) -> tuple[list[float], set[bool]]:
+def in_any_order(way: Way, seed: int, loaded_nbytes: int) -> tuple[list[float], set[bool]]:
     """Small calls and large ones by turns, in the context's own workspaces, and in one made for the large ones; and
-    what the ops were told when they asked whether to go by words."""
+    what the ops were told when they asked whether to go by words. Larger sums than ``loaded_nbytes`` are not loaded."""
     hops, excesses, kinds = hops_of(way), [], set()
     rows, cols = LARGE[hops]
     shapes: tuple[Shape, ...] = ((4, 32, 32), (rows * hops, cols, cols), (9, 40, 32), (rows * hops, cols, cols))
@@ -125,6 +128,7 @@ def in_any_order(way: Way, seed: int) -> tuple[list[float], set[bool]]:
     with (
         fresh(1 << 25) as ctx,
         mock.patch.dict(WORDS_NBYTES, FEW),
+        mock.patch("iris.ops.config.LOADED_NBYTES", loaded_nbytes),
         mock.patch("iris.ops.config.TILE_WORDS_NBYTES", FEW[1]),
         mock.patch("iris.ops.exchange.in_words", asked(in_words)),
         mock.patch("iris.ops.room.tiles_in_words", asked(tiles_in_words)),
@@ -140,9 +144,14 @@ def in_any_order(way: Way, seed: int) -> tuple[list[float], set[bool]]:
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, seed: int) -> None:
-    for excesses, kinds in ranks.run(in_any_order, way, seed):
+@pytest.mark.parametrize(
+    ("way", "loaded_nbytes"),
+    [(way, nbytes) for way in WAYS for nbytes in ((64 << 10, 4 << 20) if hops_of(way) == 2 else (0,))],
+    ids=str,
+)
+def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, loaded_nbytes: int, seed: int) -> None:
+    """Of two hops the large ones are stored between calls that are loaded, or loaded, too."""
+    for excesses, kinds in ranks.run(in_any_order, way, seed, loaded_nbytes):
         assert max(excesses) <= 1
         assert kinds == {True, False}
 

@@ -69,4 +69,4 @@ class OpCall:
 
     def blocks(self) -> Blocks:
         """How this rank's part is cut for an exchange."""
-        return exchanged_blocks(self.problem, self.config.algorithm, self.ctx.num_sms)
+        return exchanged_blocks(self.problem, self.config.algorithm, self.ctx.num_sms, self.workspace.flagged)

@@ -10,6 +10,9 @@ the custom all-reduces of serving engines. There are two ways to know what has c
 * *flags*, one per program, which are set behind the data.
 
 The two-shot scheme sends fewer bytes, in two hops: each rank sums a part of the rows, and sends the sum to every rank.
+Where flags are used, and the sum is of a few MiB, the ranks only say that their parts are there, and each loads what it
+sums from where the peers computed it, as PyTorch's ``two_shot_all_reduce_`` does: then data has to be fenced off once,
+not twice. Loads cross the link more slowly than stores, so larger parts are stored.
 
 An inbox has two halves, which calls take in turns. A rank that is in call n has had data from every peer in call
 n - 1; each peer had by then finished call n - 2, the last to read the half that is now written. Behind flags a sum goes
@@ -34,7 +37,7 @@ from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, end_own_epoch, own_epoch, signal_all, store_words, wait_all, wait_words
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers
-from iris.ops.config import in_words
+from iris.ops.config import in_words, is_loaded
 from iris.ops.workspace import FusedWorkspace
 
 MAX_PROGRAMS = 512
@@ -47,12 +50,15 @@ _LEAST_WORDS, _MOST_WORDS, _ROUNDS = 128, 512, 3
 1024 words what was fastest on 2 and 4 × H200, 2026-11-22."""
 _MOST_AWAITED = 4096
 """Words that a program waits for at a time."""
+_LOADED = 2048
+"""Elements that a program loads from each peer at a time: of 1024 to 16384 what was fastest (4 × H200, 2026-11-22)."""
 
 
 @dataclass(frozen=True)
 class Blocks:
     """How a part of ``rows`` × ``cols`` is cut: ``count`` blocks of ``block_m`` × ``block_n``; ``words``: these travel
-    as words, not behind flags; ``hops``: parts to all (1), or parts to owners, and their sums to all (2)."""
+    as words, not behind flags; ``hops``: parts to all (1), or parts to owners, and their sums to all (2); ``loaded``:
+    owners load the parts from where they were computed."""
 
     rows: int
     cols: int
@@ -60,6 +66,7 @@ class Blocks:
     block_n: int
     words: bool
     hops: int
+    loaded: bool
 
     @property
     def count(self) -> int:
@@ -72,24 +79,34 @@ class Blocks:
         return 0 if self.words else FLAGS
 
     def inbox_nbytes(self, world_size: int, dtype: torch.dtype) -> int:
-        """Both halves, each with room for every rank's blocks, in words for their sums, too."""
+        """Both halves, each with room for every rank's blocks, in words for their sums, too. Parts that are loaded lie
+        in there once, as they are."""
+        if self.loaded:
+            return world_size * self.rows * self.cols * dtype.itemsize
         carried = 2 * self.hops if self.words else 1
         return 2 * world_size * self.count * self.block_m * self.block_n * dtype.itemsize * carried
 
 
-def blocks_of(part: Sequence[int], dtype: torch.dtype, world_size: int, num_sms: int, hops: int = 1) -> Blocks:
-    """A part of this shape in few blocks per program, each of whole vectors; in words if it is small enough."""
+def blocks_of(
+    part: Sequence[int], dtype: torch.dtype, world_size: int, num_sms: int, hops: int = 1, by_flags: bool = False
+) -> Blocks:
+    """A part of this shape in few blocks per program, each of whole vectors; in words if it is small enough, unless it
+    is to go ``by_flags``."""
     rows, cols = part
-    words = in_words(rows * cols * dtype.itemsize * (world_size - 1), world_size, hops)
+    nbytes = rows * cols * dtype.itemsize
+    words = not by_flags and in_words(nbytes * (world_size - 1), world_size, hops)
+    loaded = not words and is_loaded(nbytes * world_size, hops)
     if words:
         each = 4 // dtype.itemsize
         most = min(_MOST_WORDS, _MOST_AWAITED // triton.next_power_of_2(world_size)) * each
         least, rounds = _LEAST_WORDS * each, _ROUNDS
+    elif loaded:
+        least, most, rounds = _LOADED, _LOADED, 1
     else:
         least, most, rounds = _LEAST, _MOST, 1
     share = min(most, max(least, triton.next_power_of_2(math.ceil(rows * cols / (num_sms * rounds)))))
     block_m = min(16, triton.next_power_of_2(rows))
-    return Blocks(rows, cols, block_m, share // block_m, words, hops)
+    return Blocks(rows, cols, block_m, share // block_m, words, hops, loaded)
 
 
 @triton.jit
@@ -136,6 +153,7 @@ def exchange_kernel(
     SPLIT: tl.constexpr,
     TOTAL: tl.constexpr,
     EVERYWHERE: tl.constexpr,
+    LOADED: tl.constexpr,
     BY_ROWS: tl.constexpr,
     BIAS: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
@@ -148,17 +166,19 @@ def exchange_kernel(
     ``SPLIT``: ``mine`` holds a part for each rank, one below the other, ``all_rows`` in all, so that the last may be
     shorter; else the same part goes to all. ``TOTAL``: the parts are summed in rank order, and the bias added; else
     they stand below (``BY_ROWS``) or beside each other. ``EVERYWHERE``: the sum goes to every rank's ``result``,
-    symmetric, at the rows that the part has there.
+    symmetric, at the rows that the part has there. ``LOADED``: parts come from the peers' ``mine``, symmetric, not from
+    the inbox.
     """
     epoch = own_epoch(epochs)
     me, program = handles.rank(handle), tl.program_id(0)
     inbox += (epoch & 1).to(tl.int64) * half
-    for block in range(program, blocks, tl.num_programs(0)):
-        tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
-        for step in tl.static_range(WORLD):
-            peer = (me + step) % WORLD
-            part = _part_for(peer, mine, tile, rows, all_rows, SPLIT)
-            tl.store(slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, BLOCK_N), part)
+    if not LOADED:
+        for block in range(program, blocks, tl.num_programs(0)):
+            tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
+            for step in tl.static_range(WORLD):
+                peer = (me + step) % WORLD
+                part = _part_for(peer, mine, tile, rows, all_rows, SPLIT)
+                tl.store(slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, BLOCK_N), part)
     if program < blocks:
         lanes = tl.arange(0, MAX_RANKS)
         others = (lanes < WORLD) & (lanes != me)
@@ -168,15 +188,19 @@ def exchange_kernel(
         for block in range(program, blocks, tl.num_programs(0)):
             tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
             if TOTAL:
+                below = _block_below(tile, me * rows, all_rows) if EVERYWHERE else tile
                 acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
                 for source in tl.static_range(WORLD):
-                    acc += tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N)).to(ACC_DTYPE)
-                if EVERYWHERE:
-                    tile = _block_below(tile, me * rows, all_rows)
-                value = finished(acc, bias_ptr, tile, result.ptr.dtype.element_ty, BIAS)
+                    if LOADED:
+                        there = tile_pointers(mine, translate(handle, mine.ptr, source), below.rows, below.cols)
+                        part = tl.load(there, mask=tile_mask(below), other=0)
+                    else:
+                        part = tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N))
+                    acc += part.to(ACC_DTYPE)
+                value = finished(acc, bias_ptr, below, result.ptr.dtype.element_ty, BIAS)
                 for step in tl.static_range(WORLD if EVERYWHERE else 1):
                     there = translate(handle, result.ptr, (me + step) % WORLD) if EVERYWHERE else result.ptr
-                    tl.store(tile_pointers(result, there, tile.rows, tile.cols), value, mask=tile_mask(tile))
+                    tl.store(tile_pointers(result, there, below.rows, below.cols), value, mask=tile_mask(below))
             else:
                 for source in tl.static_range(WORLD):
                     value = tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N))
@@ -295,7 +319,8 @@ def exchange(
     bias_is: int = 0,
 ) -> None:
     """Launch :func:`exchange_kernel`, or :func:`exchange_words_kernel`. The workspace has staging memory for both
-    halves of the inbox, and the flags that ``blocks`` need. Of two hops ``split`` and ``total`` are part.
+    halves of the inbox, and the flags that ``blocks`` need. Of two hops ``split`` and ``total`` are part; ``mine`` is
+    symmetric where parts are loaded.
 
     Sync: on the current stream; ``result`` is complete behind it, and ``mine`` may be overwritten.
     """
@@ -309,9 +334,9 @@ def exchange(
     constants: dict[str, Any] = {
         "SITE": site, "WORLD": ctx.world_size, "SPLIT": split, "TOTAL": total, "BY_ROWS": by_rows, "BIAS": bias_is,
         "EVERYWHERE": blocks.hops == 2, "ACC_DTYPE": tl.int32 if mine.dtype == torch.int32 else tl.float32,
-        "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": 4,
+        "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": 8 if blocks.loaded else 4,
     }  # fmt: skip
-    if blocks.words and not workspace.flagged:
+    if blocks.words:
         exchange_words_kernel[grid](
             ctx.handle, epochs, staging.view(torch.int64), half // 8, *operands,
             SOURCES=triton.next_power_of_2(ctx.world_size), PACK=4 // mine.element_size(), **constants,
@@ -319,5 +344,5 @@ def exchange(
     else:
         exchange_kernel[grid](
             ctx.handle, epochs, workspace.ready, staging.view(mine.dtype), half // mine.element_size(),
-            *operands, FLAGS_EACH=MAX_PROGRAMS, **constants,
+            *operands, FLAGS_EACH=MAX_PROGRAMS, LOADED=blocks.loaded, **constants,
         )  # fmt: skip

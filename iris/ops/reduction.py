@@ -273,11 +273,14 @@ class SumCall(OpCall):
     def exchanged(self, *, split: bool) -> None:
         """The product, then an exchange of it through inboxes; ``split``: of the part for each rank, whose sum goes to
         that rank, or in the second hop to all."""
-        m, n = self.problem.m, self.problem.n
-        product = self.workspace.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
+        m, n, blocks = self.problem.m, self.problem.n, self.blocks()
+        if blocks.loaded:
+            product = self.workspace.staged(m, n, self.output.dtype)
+        else:
+            product = self.workspace.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
         self.multiply(product, self.a)
         exchange(
-            self.ctx, self.workspace, self.blocks(), product, self.output, self.site, split=split, total=True,
+            self.ctx, self.workspace, blocks, product, self.output, self.site, split=split, total=True,
             bias=self.bias, bias_is=self.bias_is,
         )  # fmt: skip
 

@@ -3,7 +3,6 @@ what fits, and the ops for the workspace that holds it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -33,8 +32,7 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
     if problem.op == "all_gather_matmul" and (problem.world_size == 1 or config.algorithm == "pull"):
         return Room(0, 0)
     if config.algorithm in EXCHANGING:
-        blocks = exchanged_blocks(problem, config.algorithm, num_sms)
-        blocks = replace(blocks, words=blocks.words and not by_flags)
+        blocks = exchanged_blocks(problem, config.algorithm, num_sms, by_flags)
         return Room(blocks.inbox_nbytes(problem.world_size, _exchanged_dtype(problem)), blocks.num_flags)
     if problem.op == "all_gather_matmul":
         return Room(problem.m * problem.k * problem.dtype.itemsize, GATHER_FLAGS)
@@ -86,7 +84,7 @@ def tiles_sent(problem: Problem, config: FusedConfig) -> tuple[int, int]:
     return 1 if config.algorithm == "atomic" else world, tiles if by_rows else -(-tiles // world)
 
 
-def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int) -> Blocks:
+def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int, by_flags: bool) -> Blocks:
     """How a rank's part, of A or of the product, is cut for an exchange (:mod:`iris.ops.exchange`)."""
     m, n, k, world = problem.m, problem.n, problem.k, problem.world_size
     twice = algorithm == "low_latency_two_shot"
@@ -94,7 +92,7 @@ def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int) -> Blocks:
         part = (m, k // world) if problem.gather_dim == 1 else (m // world, k)
     else:
         part = (-(-m // world) if problem.op == "matmul_reduce_scatter" or twice else m, n)
-    return blocks_of(part, _exchanged_dtype(problem), world, num_sms, hops=2 if twice else 1)
+    return blocks_of(part, _exchanged_dtype(problem), world, num_sms, 2 if twice else 1, by_flags)
 
 
 def _exchanged_dtype(problem: Problem) -> torch.dtype:

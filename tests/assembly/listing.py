@@ -255,7 +255,7 @@ AMD_NO_RESULT = re.compile(
 
 
 def _amd_lines(text: str) -> Iterator[str | Instruction]:
-    body = text[re.search(r"^\.Lfunc_begin0:", text, re.M).end() :].split(".Lfunc_end0:")[0]  # type: ignore[union-attr]
+    body = text[re.search(r"^\w+:", text, re.M).end() :].split(".Lfunc_end0:")[0]  # type: ignore[union-attr]
     inline = False
     for raw in body.splitlines():
         inline = (inline or "#ASMSTART" in raw) and "#ASMEND" not in raw

@@ -268,15 +268,16 @@ def collectives() -> list[Case]:
             {
                 **exchanged,
                 "FLAGS_EACH": 512,
-                "SPLIT": kind in ("scatter", "twice"),
+                "SPLIT": kind in ("scatter", "twice", "loaded"),
                 "TOTAL": kind != "gather",
-                "EVERYWHERE": kind == "twice",
+                "EVERYWHERE": kind in ("twice", "loaded"),
+                "LOADED": kind == "loaded",
                 "BY_ROWS": kind == "gather",
             },
             targets=CUDA[:1] if of else EVERYWHERE,
         )
         for of, sizes in PARTS.items()
-        for kind in kinds
+        for kind in (*kinds, "loaded")
     ]
     site = {"SITE": 2}
     small = [
