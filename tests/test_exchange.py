@@ -15,7 +15,7 @@ from ranks import BACKEND, Ranks, context, fresh, worlds
 
 from iris.ops import new_workspace
 from iris.ops.config import EXCHANGING, TILE_WORDS_NBYTES, WORDS_NBYTES, FusedConfig, in_words, tiles_in_words
-from iris.ops.exchange import FLAGS, MAX_PROGRAMS, blocks_of
+from iris.ops.exchange import FLAGS, LOADED_NBYTES, MAX_PROGRAMS, blocks_of
 from iris.ops.problem import DTYPES, Problem
 from iris.ops.room import room
 from iris.ops.workspace import MIN_FLAGS
@@ -39,7 +39,7 @@ def test_blocks_cover_a_part(hops: int, part: tuple[int, int], world_size: int, 
     assert blocks.block_m & (blocks.block_m - 1) == blocks.block_n & (blocks.block_n - 1) == 0
     assert blocks.block_n * dtype.itemsize >= 4, "a word holds neighbours in a row"
     product = world_size * rows * cols * dtype.itemsize
-    assert blocks.loaded == (hops == 2 and not blocks.words and product <= 4 << 20)
+    assert blocks.loaded == (hops == 2 and not blocks.words and product <= LOADED_NBYTES)
     nbytes = 2 * world_size * blocks.count * blocks.block_m * blocks.block_n * dtype.itemsize
     carried = nbytes * (2 * hops if blocks.words else 1)
     assert blocks.inbox_nbytes(world_size, dtype) == (product if blocks.loaded else carried)
@@ -128,7 +128,7 @@ def in_any_order(way: Way, seed: int, loaded_nbytes: int) -> tuple[list[float], 
     with (
         fresh(1 << 25) as ctx,
         mock.patch.dict(WORDS_NBYTES, FEW),
-        mock.patch("iris.ops.config.LOADED_NBYTES", loaded_nbytes),
+        mock.patch("iris.ops.exchange.LOADED_NBYTES", loaded_nbytes),
         mock.patch("iris.ops.config.TILE_WORDS_NBYTES", FEW[1]),
         mock.patch("iris.ops.exchange.in_words", asked(in_words)),
         mock.patch("iris.ops.room.tiles_in_words", asked(tiles_in_words)),
@@ -146,7 +146,7 @@ def in_any_order(way: Way, seed: int, loaded_nbytes: int) -> tuple[list[float], 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize(
     ("way", "loaded_nbytes"),
-    [(way, nbytes) for way in WAYS for nbytes in ((64 << 10, 4 << 20) if hops_of(way) == 2 else (0,))],
+    [(way, nbytes) for way in WAYS for nbytes in ((64 << 10, LOADED_NBYTES) if hops_of(way) == 2 else (0,))],
     ids=str,
 )
 def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, loaded_nbytes: int, seed: int) -> None:

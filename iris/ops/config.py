@@ -15,9 +15,6 @@ EXCHANGING = ("low_latency", "low_latency_two_shot")
 WORDS_NBYTES = {1: 512 << 10, 2: 768 << 10}
 """By number of hops: the most that a rank sends as words in each hop, to all peers together. Beyond that, sending twice
 as many bytes costs more than the flags that are saved (2 and 4 × H200, 2026-11-22)."""
-LOADED_NBYTES = 4 << 20
-"""The largest sum whose parts, where they are not words, its owners load: up to this size that takes less time than to
-store them there (4 × H200, 2026-11-22)."""
 TILE_WORDS_NBYTES = 2 << 20
 """The most that a matmul kernel's tiles send as words, to all peers together, while other tiles are computed (2 × H200,
 2026-11-22)."""
@@ -41,11 +38,6 @@ def in_words(sent_nbytes: float, world_size: int, hops: int) -> bool:
     """Whether an exchange goes by words, of ``hops`` hops in each of which a rank sends ``sent_nbytes`` to all peers
     together."""
     return world_size > 1 and sent_nbytes <= WORDS_NBYTES[hops]
-
-
-def is_loaded(nbytes: float, hops: int) -> bool:
-    """Whether an exchange that does not go by words, and sums to ``nbytes``, begins with owners loading their parts."""
-    return hops == 2 and nbytes <= LOADED_NBYTES
 
 
 def tiles_in_words(nbytes: int, world_size: int) -> bool:

@@ -37,7 +37,7 @@ from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, end_own_epoch, own_epoch, signal_all, store_words, wait_all, wait_words
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers
-from iris.ops.config import in_words, is_loaded
+from iris.ops.config import in_words
 from iris.ops.workspace import FusedWorkspace
 
 MAX_PROGRAMS = 512
@@ -50,8 +50,9 @@ _LEAST_WORDS, _MOST_WORDS, _ROUNDS = 128, 512, 3
 1024 words what was fastest on 2 and 4 × H200, 2026-11-22."""
 _MOST_AWAITED = 4096
 """Words that a program waits for at a time."""
-_LOADED = 2048
-"""Elements that a program loads from each peer at a time: of 1024 to 16384 what was fastest (4 × H200, 2026-11-22)."""
+LOADED_NBYTES, _LOADED = 4 << 20, 2048
+"""The largest sum, of all rows, whose parts owners load, and how many elements a program then loads from each peer at a
+time: what was fastest on 4 × H200, 2026-11-22."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def blocks_of(
     rows, cols = part
     nbytes = rows * cols * dtype.itemsize
     words = not by_flags and in_words(nbytes * (world_size - 1), world_size, hops)
-    loaded = not words and is_loaded(nbytes * world_size, hops)
+    loaded = hops == 2 and not words and nbytes * world_size <= LOADED_NBYTES
     if words:
         each = 4 // dtype.itemsize
         most = min(_MOST_WORDS, _MOST_AWAITED // triton.next_power_of_2(world_size)) * each

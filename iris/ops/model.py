@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from iris.ops.config import FusedConfig, in_words, is_loaded, tiles_in_words
+from iris.ops.config import FusedConfig, in_words, tiles_in_words
 from iris.ops.deal import Call, Deal, library_s
 from iris.ops.hardware import Hardware
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S, Machine, machine
@@ -52,8 +52,6 @@ _FLAGGING_S = 2e-6
 """The fence behind the data of the first hop, and the flag's way."""
 _HOP_S = 1.2e-6
 """What a second hop takes beside its bytes."""
-_LOADED_S = 0.8e-6
-"""How much less a first hop of loads takes: no data has to be fenced off."""
 _LANES_APART = 0.3
 """The share of what whole waves of chunks cost that two lanes leave."""
 _ADDING = 1.03
@@ -90,8 +88,7 @@ def _exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, hops: int = 
     which a second one goes past the inbox if it is not by words. ``kept_nbytes`` of results then go to memory."""
     words = in_words(sent_nbytes, call.world, hops)
     carried_nbytes, inboxes = (2 * sent_nbytes, hops) if words else (sent_nbytes, 1)
-    flagging = 0.0 if words else _FLAGGING_S - _LOADED_S * is_loaded(call.output_nbytes, hops)
-    waiting = flagging + (hops - 1) * _HOP_S
+    waiting = (0.0 if words else _FLAGGING_S) + (hops - 1) * _HOP_S
     crossing = hops * call.machine.store_s(carried_nbytes, call.programs(), call.world)
     moved_nbytes = 2 * inboxes * carried_nbytes + kept_nbytes
     return _EXCHANGE_S + waiting + crossing + moved_nbytes / call.machine.memory_rate
