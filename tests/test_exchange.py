@@ -15,7 +15,7 @@ from ranks import BACKEND, Ranks, context, fresh, worlds
 
 from iris.ops import new_workspace
 from iris.ops.config import EXCHANGING, TILE_WORDS_NBYTES, WORDS_NBYTES, FusedConfig, in_words, tiles_in_words
-from iris.ops.exchange import FLAGS, LOADED_NBYTES, MAX_PROGRAMS, blocks_of
+from iris.ops.exchange import FLAGS, LOADED_NBYTES, blocks_of
 from iris.ops.problem import DTYPES, Problem
 from iris.ops.room import room
 from iris.ops.workspace import MIN_FLAGS
@@ -170,7 +170,10 @@ def test_a_workspace_for_flags_serves_what_would_go_by_words(algorithm: str, row
         assert asked.num_flags == most.num_flags == FLAGS
 
 
-def test_a_part_in_words_has_no_more_blocks_than_flags_could_tell_apart() -> None:
-    """So a workspace that has flags takes it, too."""
-    blocks = blocks_of((8, 2048), torch.float32, 4, 132)
-    assert blocks.words and blocks.count <= MAX_PROGRAMS
+@pytest.mark.parametrize("hops", [1, 2])
+def test_little_by_flags_is_cut_as_much_by_flags_is(hops: int) -> None:
+    """In a workspace that has flags: words are cut smaller."""
+    words, flags = (blocks_of((8, 2048), torch.float32, 4, 132, hops, by_flags) for by_flags in (False, True))
+    assert words.words and not words.loaded and words.num_flags == 0
+    assert not flags.words and flags.loaded == (hops == 2) and flags.num_flags == FLAGS
+    assert flags.block_m * flags.block_n == (2048 if flags.loaded else 512) > words.block_m * words.block_n

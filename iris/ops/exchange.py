@@ -12,7 +12,8 @@ the custom all-reduces of serving engines. There are two ways to know what has c
 The two-shot scheme sends fewer bytes, in two hops: each rank sums a part of the rows, and sends the sum to every rank.
 Where flags are used, and the sum is of a few MiB, the ranks only say that their parts are there, and each loads what it
 sums from where the peers computed it, as PyTorch's ``two_shot_all_reduce_`` does: then data has to be fenced off once,
-not twice. Loads cross the link more slowly than stores, so larger parts are stored.
+not twice. A part is free again when all sums have come. Loads cross the link more slowly than stores, so larger parts
+are stored.
 
 An inbox has two halves, which calls take in turns. A rank that is in call n has had data from every peer in call
 n - 1; each peer had by then finished call n - 2, the last to read the half that is now written. Behind flags a sum goes
