@@ -737,6 +737,30 @@ def test_a_rank_out_of_range_is_an_error(ranks: Ranks, rank: int) -> None:
         assert failure.kind == "AddressError" and "a rank out of range" in failure.message
 
 
+@triton.jit
+def swap_kernel(words, cmp, value, N: tl.constexpr):
+    tl.atomic_cas(words + tl.arange(0, N), cmp, value)
+
+
+@ONE
+@pytest.mark.parametrize(
+    ("dtype", "kind", "words"),
+    [
+        (torch.int64, "DTypeError", "tl.atomic_cas: cmp: expected int64, got int32. tl.cast it"),
+        (torch.int32, "ShapeError", "tl.atomic_cas: cmp: expected (4,), got (1,). tl.broadcast_to it"),
+    ],
+)
+def test_a_compare_and_swap_that_no_compiler_takes_is_refused(
+    ranks: Ranks, dtype: torch.dtype, kind: str, words: str
+) -> None:
+    (failure,) = ranks.run(swap, dtype)
+    assert failure.kind == kind and words in failure.message
+
+
+def swap(dtype: torch.dtype) -> Failure:
+    return failure_of(lambda: swap_kernel[(1,)](torch.zeros(4, dtype=dtype), 0, 1, 4))
+
+
 # -- types --------------------------------------------------------------------------------------------------
 
 

@@ -236,6 +236,13 @@ def hinted_rows_kernel(
 
 
 @triton.jit
+def plain_swap_kernel(words, out, me, peer, bases, BLOCK: tl.constexpr):
+    """Plain numbers to compare with and to swap for, as other atomics take them."""
+    offsets = tl.arange(0, BLOCK)
+    tl.store(out + offsets, iris.atomic_cas(words + offsets, 3, BLOCK, me, peer, bases))
+
+
+@triton.jit
 def contend_kernel(counter, tickets, handle, ROUNDS: tl.constexpr, SEM: tl.constexpr):
     """Every program of every rank draws tickets from rank 0's counter."""
     first = tl.program_id(0) * ROUNDS
@@ -349,6 +356,18 @@ def run_hinted_rows(hint: Any, seed: int) -> None:
     ctx.barrier()
 
 
+def run_plain_swap(dtype: torch.dtype) -> None:
+    ctx = context()
+    peer = (ctx.rank + 1) % ctx.world_size
+    words, out = ctx.arange(N, dtype=dtype), ctx.zeros(N, dtype=dtype)
+    ctx.barrier()
+    plain_swap_kernel[(1,)](words, out, ctx.rank, peer, ctx.heap_bases, N)
+    ctx.barrier()
+    assert out.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert words.tolist() == [0, 1, 2, 8, 4, 5, 6, 7]
+    ctx.barrier()
+
+
 def run_contention(programs: int, rounds: int, sem: str) -> tuple[list[int], int]:
     ctx = context()
     counter = ctx.zeros(1, dtype=torch.int32)
@@ -405,6 +424,12 @@ def test_both_modules_take_the_same_keywords(name: str) -> None:
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_atomic(ranks: Ranks, op: str, dtype: str, by_handle: bool, block: int, seed: int) -> None:
     ranks.run(run_atomic, op, dtype, by_handle, block, seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_compare_and_swap_takes_plain_numbers(ranks: Ranks, dtype: torch.dtype) -> None:
+    ranks.run(run_plain_swap, dtype)
 
 
 @BY

@@ -41,7 +41,7 @@ from triton.runtime.errors import InterpreterError
 
 from iris.backends import floats, memos
 from iris.backends.memory import Memory
-from iris.errors import BackendError, IrisError, WaitTimeout
+from iris.errors import BackendError, DTypeError, IrisError, ShapeError, WaitTimeout
 
 try:
     import greenlet
@@ -271,6 +271,13 @@ def _install_switches() -> None:
 
     for name, at in (("create_atomic_cas", 0), ("create_atomic_rmw", 1), ("create_atomic_store", 0)):
         switching(name, at)
+    swap = _Builder.create_atomic_cas
+
+    def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
+        _require_like(ptr, cmp=cmp, val=val)
+        return swap(self, ptr, cmp, val, *rest)
+
+    _Builder.create_atomic_cas = create_atomic_cas
     for name in ("create_masked_store", "create_dot"):
         _mark_as_work(name)
 
@@ -289,6 +296,19 @@ def _install_switches() -> None:
 
     if hasattr(_Builder, "create_atomic_poll"):
         _Builder.create_atomic_poll = _atomic_poll
+
+
+def _require_like(pointers: Any, **operands: Any) -> None:
+    """Raise of a compare-and-swap what no compiler takes: unlike other atomics Triton converts neither operand, and
+    would read memory behind one that is too short."""
+    wanted, shape = pointers.dtype.scalar.element_ty, pointers.data.shape
+    for name, operand in operands.items():
+        dtype = operand.dtype.scalar
+        if dtype.name.lstrip("u") != wanted.name.lstrip("u"):
+            raise DTypeError("tl.atomic_cas", name, wanted.name, dtype.name, "tl.cast it; iris.atomic_cas does that.")
+        if operand.data.shape != shape:
+            fix = "tl.broadcast_to it; iris.atomic_cas does that."
+            raise ShapeError("tl.atomic_cas", name, str(shape), operand.data.shape, fix)
 
 
 def _found(pointers: Any, values: Any) -> Any:

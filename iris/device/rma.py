@@ -273,6 +273,16 @@ def atomic_xchg(
 
 
 @triton.jit
+def _as_there(value, ptr):
+    """``value`` in the dtype and the shape of what ``ptr`` points to; of compare-and-swaps Triton converts nothing."""
+    element = tl.cast(value, ptr.dtype.scalar.element_ty)
+    if ptr.type.is_block():
+        return tl.broadcast_to(element, ptr.shape)
+    else:
+        return element
+
+
+@triton.jit
 def atomic_cas(
     ptr,
     cmp,
@@ -287,7 +297,7 @@ def atomic_cas(
     """Put ``value`` into ``to_rank``'s memory where it equals ``cmp``; returns what was there."""
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    old = tl.atomic_cas(remote, cmp, value, sem=sem, scope=scope)
+    old = tl.atomic_cas(remote, _as_there(cmp, ptr), _as_there(value, ptr), sem=sem, scope=scope)
     _consume_behind(sem)
     return old
 

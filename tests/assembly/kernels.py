@@ -111,7 +111,7 @@ def atomics(handle, words, values, BLOCK: tl.constexpr, BITS: tl.constexpr, SEM:
 def compare_and_swap(handle, words, values, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     value = tl.load(values + offsets)
-    tl.store(values + offsets, peer.atomic_cas(handle, words + offsets, value, value + 1, 1))
+    tl.store(values + offsets, peer.atomic_cas(handle, words + offsets, value, 2, 1))
 
 
 @triton.jit
