@@ -49,6 +49,10 @@ def _uniform(
     return target.uniform_(low, high, generator=generator)
 
 
+_OWN: dict[str, Callable[..., torch.Tensor]] = {"uniform": _uniform, "zeros_like": torch.zeros}
+"""What makes the values where torch has no such function, or one of other arguments."""
+
+
 def _check_dense(op: str, argument: str, tensor: object) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(op, argument, "a tensor", type(tensor).__name__)
@@ -93,7 +97,7 @@ class SymmetricTensors(ABC):
 
         Torch first says shape and dtype, on its meta device; then it fills the memory.
         """
-        factory: Callable[..., torch.Tensor] = _uniform if op == "uniform" else getattr(torch, op)
+        factory: Callable[..., torch.Tensor] = _OWN.get(op) or getattr(torch, op)
         self._check_device(op, device)
         self._check_generator(op, generator)
         if out is not None:
@@ -149,6 +153,9 @@ class SymmetricTensors(ABC):
             raise DTypeError(op, "out", str(like.dtype), out.dtype)
         if out.shape != like.shape:
             raise ShapeError(op, "out", str(tuple(like.shape)), tuple(out.shape))
+        if out.requires_grad and torch.is_grad_enabled():
+            fix = "Call it under torch.no_grad(), or pass out.detach()."
+            raise ArgumentError(op, "out", "a tensor that needs no gradient", "one with requires_grad=True", fix)
         return out
 
     def _check_floating(self, op: str, dtype: torch.dtype | None, out: torch.Tensor | None) -> None:
@@ -321,7 +328,7 @@ class SymmetricTensors(ABC):
         """As :func:`torch.zeros_like`, on the symmetric heap, contiguous. Collective."""
         if not isinstance(input, torch.Tensor):
             raise ArgumentError("zeros_like", "input", "a tensor", type(input).__name__)
-        return self.zeros(tuple(input.shape), dtype=dtype or input.dtype, device=device, requires_grad=requires_grad)
+        return self._make("zeros_like", (tuple(input.shape),), None, dtype or input.dtype, device, requires_grad)
 
     def as_symmetric(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` itself if it is on the symmetric heap, else a contiguous copy that is. Collective.

@@ -256,6 +256,13 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str, str]] = [
         "ones: requires_grad: expected a float",
     ),
     ("zeros_like", (None,), {}, "ArgumentError", "zeros_like: input: expected a tensor, got NoneType"),
+    (
+        "zeros_like",
+        (torch.ones(2, dtype=torch.int8),),
+        {"requires_grad": True},
+        "DTypeError",
+        "zeros_like: requires_grad: expected a float",
+    ),
     ("as_symmetric", ([1.0],), {}, "ArgumentError", "as_symmetric: tensor: expected a tensor, got list"),
     ("is_symmetric", ([1.0],), {}, "ArgumentError", "is_symmetric: tensor: expected a tensor, got list"),
     ("free", ([1.0],), {}, "ArgumentError", "free: tensor: expected a tensor, got list"),
@@ -308,6 +315,7 @@ def run_wrong_out() -> list[Failure]:
         failure_of(lambda: ctx.zeros(5, out=here)),
         failure_of(lambda: ctx.zeros(4, out=here, dtype=torch.float16)),
         failure_of(lambda: ctx.uniform(5, out=here)),
+        failure_of(lambda: ctx.ones(4, out=ctx.zeros(4, requires_grad=True))),
     ]
 
 
@@ -319,6 +327,7 @@ def test_an_out_that_does_not_fit_is_named(ranks: Ranks) -> None:
         ("ShapeError", "zeros: out: expected (5,), got (4,)"),
         ("DTypeError", "zeros: out: expected torch.float16, got torch.float32"),
         ("ShapeError", "uniform: out: expected (5,), got (4,)"),
+        ("ArgumentError", "ones: out: expected a tensor that needs no gradient"),
     ]
     for failures in ranks.run(run_wrong_out):
         for failure, (kind, words) in zip(failures, expected, strict=True):
