@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -209,12 +210,38 @@ def test_what_no_record_can_hold_is_refused() -> None:
         lambda: state.add_counter("huge", 1.01 * report.MOST),
         lambda: state.add_counter("huge", -1.01 * report.MOST),
         lambda: state.set_floor(float("inf")),
+        lambda: state.set_flops(cast(int, float("nan"))),
         lambda: state.set_repeat(0),
         lambda: state.set_warmup(-1),
     ):
         with pytest.raises(ArgumentError, match=r"expected a (finite|whole) number.*, got"):
             call()
     state.add_counter("huge", -report.MOST)  # what a report takes
+    for call in (
+        lambda: state.set_bytes(-1),
+        lambda: state.set_floor(-1e-3),
+        lambda: state.add_counter(cast(str, 3), 3),
+        lambda: state.set_config({"dtype": torch.float16}),
+    ):
+        with pytest.raises(ArgumentError, match=r"^state: .* expected .*, got"):
+            call()
+
+
+def test_any_kind_of_number_can_be_recorded() -> None:
+    state = bench.State(cast(Any, None), {}, {})
+    state.set_flops(cast(int, np.int64(2**60 + 1)))
+    state.set_bytes(cast(int, 2e9))
+    state.set_deterministic(cast(bool, torch.tensor(True)))
+    assert json.dumps([state.outcome.flops, state.outcome.nbytes]) == f"[{2**60 + 1}, 2000000000]"
+    assert state.outcome.deterministic is True
+
+
+def test_what_is_skipped_is_not_timed() -> None:
+    state = bench.State(cast(Any, None), {}, {})
+    state.call = lambda: None
+    with pytest.raises(Exception, match="late"):
+        state.skip("late")
+    assert state.call is None
 
 
 # -- measuring ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
@@ -75,35 +76,43 @@ class State:
 
     def skip(self, reason: str) -> NoReturn:
         """Leave this point out; its record says why. All ranks must come to the same end."""
+        self.call = None  # what exec was given is not timed, either
         raise Skipped(reason)
 
     def set_flops(self, flops: int) -> None:
         """Floating-point (or integer) operations of one call on one rank."""
-        self.outcome.flops = flops
+        self.outcome.flops = _count("set_flops", flops)
 
     def set_bytes(self, nbytes: int) -> None:
         """Bytes that must reach a rank over the links in one call."""
-        self.outcome.nbytes = nbytes
+        self.outcome.nbytes = _count("set_bytes", nbytes)
 
     def set_floor(self, seconds: float | None) -> None:
         """The time that no implementation beats on this hardware; None if a rate is not known."""
-        self.outcome.floor_s = None if seconds is None else _finite("set_floor", seconds)
+        self.outcome.floor_s = None if seconds is None else _amount("set_floor", seconds)
 
     def set_predicted(self, seconds: float | None) -> None:
         """The time that a model predicts."""
-        self.outcome.predicted_s = None if seconds is None else _finite("set_predicted", seconds)
+        self.outcome.predicted_s = None if seconds is None else _amount("set_predicted", seconds)
 
     def set_config(self, fields: Mapping[str, Any]) -> None:
-        """What the call runs with: for ``auto``, what it has picked."""
-        self.outcome.config = dict(fields)
+        """What the call runs with: for ``auto``, what it has picked. Values are such as JSON holds."""
+        config = dict(fields)
+        try:
+            json.dumps(config, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError("state", "set_config", "values that JSON holds", fields) from error
+        self.outcome.config = config
 
     def add_counter(self, name: str, value: float) -> None:
         """A further figure for the record, a finite number of 1e30 at most, either way."""
+        if not isinstance(name, str):
+            raise ArgumentError("state", "add_counter", "a name", name)
         self.outcome.counters[name] = _finite(f"add_counter({name!r})", value)
 
     def set_deterministic(self, same_bits: bool) -> None:
         """Whether two calls on the same data give the same bits."""
-        self.outcome.deterministic = same_bits
+        self.outcome.deterministic = bool(same_bits)
 
     def set_warmup(self, calls: int) -> None:
         """Untimed calls before the timed ones (default 5, simulated 0)."""
@@ -171,6 +180,19 @@ def _finite(what: str, value: float) -> float:
     if not abs(number) <= MOST:
         raise ArgumentError("state", what, f"a finite number, at most {MOST:g} either way", value)
     return number
+
+
+def _amount(what: str, value: float) -> float:
+    number = _finite(what, value)
+    if number < 0:
+        raise ArgumentError("state", what, "0 or more", value)
+    return number
+
+
+def _count(what: str, value: float) -> int:
+    """``value``, of any kind of number, as a record has it."""
+    _amount(what, value)
+    return int(value)
 
 
 def _at_least(least: int, what: str, calls: int) -> int:
