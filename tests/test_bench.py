@@ -123,6 +123,12 @@ def test_an_axis_without_values_is_refused() -> None:
         bench.axis("M,N", [(1, 2), (3,)])
 
 
+@pytest.mark.parametrize("value", [torch.float16, None, float("nan"), [1, 2]])
+def test_values_that_no_record_can_hold_are_refused(value: object) -> None:
+    with pytest.raises(ArgumentError, match=r"^bench.axis: x: expected words or finite numbers, .* got "):
+        bench.axis("x", [1, value])
+
+
 # -- the command line ---------------------------------------------------------------------------------------
 
 
@@ -131,6 +137,14 @@ def test_list_and_filter(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["ranges", "--num_ranks=2", "--benchmark_list", *chosen]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert listed == [f"ranges count={count} step={step}" for count in (8, 32) for step in (10, 30)]
+
+
+def test_an_axis_of_true_and_false_takes_these_and_no_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["switch", "--num_ranks=2", "--axis_on=False", "--benchmark_list"]) == 0
+    assert capsys.readouterr().out == "switch on=False\n"
+    for arguments in (["switch", "--axis_on=0"], ["ranges", "--axis_step=True"]):
+        with pytest.raises(ArgumentError, match=r"expected (one of True, False, got 0|whole numbers, got True)$"):
+            bench._run([*arguments, "--num_ranks=2", "--benchmark_list"])
 
 
 def test_help_names_cases_and_axes(capsys: pytest.CaptureFixture[str]) -> None:

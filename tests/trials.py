@@ -62,3 +62,9 @@ def trial(state: bench.State, ctx: iris.Iris) -> None:
 @bench.linear("step", 10, 30, 10)
 def ranges(state: bench.State, ctx: iris.Iris) -> None:
     """Never run."""
+
+
+@bench.register
+@bench.axis("on", (True, False))
+def switch(state: bench.State, ctx: iris.Iris) -> None:
+    """Never run."""

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from iris.errors import ArgumentError
 
@@ -71,18 +71,24 @@ def axis(
 
     Args:
         name: the parameter's name, or several with commas between them, e.g. ``"M,N,K"``; then each value is a tuple.
-        values: in the order in which they are measured; the axis written first changes slowest. If all are words, the
-            command line can name no others (but any dtype on an axis ``dtype``); if all are whole numbers, it can
-            name other whole numbers.
+        values: words, numbers, True or False, in the order in which they are measured; the axis written first changes
+            slowest. If none is a number, the command line can name no others (but any dtype on an axis ``dtype``); if
+            all are whole numbers, it can name other whole numbers.
         variant: the values are ways of doing the same thing. They are timed in turns, A B C A B C …, so that clocks
             that drift favour none, and may share data: see :meth:`iris.bench.State.share`.
         closed: the command line can name no other values, even if they are numbers.
         also: words that the command line can name beside ``values``.
     """
     names = tuple(part.strip() for part in name.split(","))
-    rows = tuple(tuple(value) if isinstance(value, tuple) else (value,) for value in values)
+    rows: tuple[tuple[Any, ...], ...] = tuple(value if isinstance(value, tuple) else (value,) for value in values)
     if not rows or any(len(row) != len(names) for row in rows):
         raise ArgumentError("bench.axis", name, f"values, each with {len(names)} parts", list(rows))
+    for value in itertools.chain(*rows):
+        if not isinstance(value, Value) or (isinstance(value, float) and not math.isfinite(value)):
+            fix = "Let the case look up what they stand for, as dtypes in bench.DTYPES."
+            raise ArgumentError(
+                "bench.axis", name, "words or finite numbers, which a record can hold", repr(value), fix
+            )
 
     def add(fn: Function) -> Function:
         setattr(fn, _ATTRIBUTE, [Axis(names, rows, variant, closed, tuple(also)), *axes_of(fn)])
@@ -107,7 +113,8 @@ def axes_of(fn: Callable[..., object]) -> list[Axis]:
 
 
 def parse_values(name: str, text: str) -> list[Value]:
-    """The values that ``--axis_<name>=<text>`` stands for; see FORMS. Whole numbers become int, others float.
+    """The values that ``--axis_<name>=<text>`` stands for; see FORMS. Whole numbers become int, others float, True and
+    False bool.
 
     Raises:
         ArgumentError: ``text`` has none of the forms.
@@ -159,6 +166,8 @@ def _check_count(name: str, count: int) -> None:
 
 
 def _number_or_text(text: str) -> Value:
+    if text in ("True", "False"):
+        return text == "True"
     for kind in (int, float):
         try:
             return kind(text)

@@ -96,20 +96,23 @@ def _overrides(cases: Sequence[Case], given: argparse.Namespace) -> dict[str, Se
 
 
 def _check(name: str, values: Sequence[Value], axes: Sequence[Axis]) -> None:
-    """Refuse values that no case can take: where an axis has words, or is closed, others; where it has numbers, words;
-    where they are whole, fractions; and sizes of matrices that are not positive."""
+    """Refuse values that no case can take: where an axis has no numbers, or is closed, others; where it has numbers,
+    words; where they are whole, fractions; and sizes of matrices that are not positive."""
     known = list(dict.fromkeys(value for one in axes for value in (*one.values_of(name), *one.also)))
     closed = all(one.closed for one in axes)
     if name == "dtype" and not closed:
         known = list(dict.fromkeys([*DTYPES, *known]))
     kinds = set(map(type, known))
+    wordy = kinds <= {str, bool}
     for value in values:
         expected = None
-        if (closed or kinds == {str}) and value not in known:
+        if (wordy and type(value) not in kinds) or ((wordy or closed) and value not in known):
             expected = f"one of {', '.join(map(str, known))}"
-        elif kinds == {int} and not isinstance(value, int):
+        elif kinds == {int} and type(value) is not int:
             expected = "whole numbers"
-        elif (str not in kinds and isinstance(value, str)) or (isinstance(value, float) and not math.isfinite(value)):
+        elif (isinstance(value, str | bool) and type(value) not in kinds) or (
+            isinstance(value, float) and not math.isfinite(value)
+        ):
             expected = "numbers"
         elif name in SHAPE_AXIS and isinstance(value, int) and value < 1:
             expected = "positive numbers"
