@@ -95,7 +95,8 @@ def iris(
     first = first_timeout_s if first_timeout_s is not None else (FIRST_TIMEOUT_S if given is None else given)
     for name, seconds in (("timeout_s", steady), ("first_timeout_s", first)):
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_S:
-            raise ArgumentError("iris", name, f"more than 0 seconds, and at most {_LONGEST_S}", seconds)
+            fix = "It is an argument, or IRIS_TIMEOUT_S in the environment."
+            raise ArgumentError("iris", name, f"more than 0 seconds, and at most {_LONGEST_S}", seconds, fix)
     return Iris(heap_size, group, backend, device, steady, first, log_level)
 
 

@@ -3,9 +3,10 @@ for."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,12 @@ def _first(names: Sequence[str]) -> str | None:
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
+def _said(names: Mapping[str, Sequence[str]]) -> str:
+    """What the environment says of a launcher's variables."""
+    known = dict.fromkeys(itertools.chain.from_iterable(names.values()))
+    return ", ".join(f"{name}={os.environ[name]!r}" for name in known if os.environ.get(name))
+
+
 def identity() -> Identity | None:
     """Who the environment says this process is, or None where no launcher is at work.
 
@@ -88,9 +95,10 @@ def identity() -> Identity | None:
         try:
             found = Identity(int(rank), int(world), int(_first(names[_LOCAL_RANK]) or rank), _job(source), source)
         except ValueError as error:
-            raise LaunchError(f"{source} set a rank variable that is not a number: {error}") from error
+            raise LaunchError(f"{source} set a rank variable that is not a number: {_said(names)}") from error
         if not 0 <= found.rank < found.world_size:
-            raise LaunchError(f"{source} says rank {found.rank} of {found.world_size} ranks: {names} contradict")
+            ranks = f"{source} says rank {found.rank} of {found.world_size} ranks"
+            raise LaunchError(f"{ranks}: {_said(names)} contradict each other")
         local_world = _first(names.get(_LOCAL_WORLD, ()))
         here = re.match(r"\d+", local_world or "")
         if here is not None and int(here.group()) != found.world_size:
