@@ -347,12 +347,13 @@ def run_hinted_rows(hint: Any, seed: int) -> None:
     ctx.barrier()
     hinted_rows_kernel[(1,)](source, target, places, peer, ctx.handle, rows, columns, hint)
     np.testing.assert_array_equal(values_of(target), matrices[peer][order])
-    with pytest.raises(Exception) as caught:
-        hinted_rows_kernel[(1,)](source, target, places, peer, ctx.handle, rows, columns, (1, 1, 4))
-    error: BaseException | None = caught.value
-    while error and "hint: expected one number, or one for each of 2 axes, got 3" not in str(error):
-        error = error.__cause__
-    assert error
+    for wrong, words in (((1, 1, 4), "one number, or one for each of 2 axes, got 3"), (3, "powers of two, got 3")):
+        with pytest.raises(Exception) as caught:
+            hinted_rows_kernel[(1,)](source, target, places, peer, ctx.handle, rows, columns, wrong)
+        error: BaseException | None = caught.value
+        while error and f"hint: expected {words}" not in str(error):
+            error = error.__cause__
+        assert error
     ctx.barrier()
 
 

@@ -51,6 +51,8 @@ def _run(hint: Any, axis: int, pointers: Any) -> int:
     runs: list[int] = [1] * (axes - 1) + [hint] if isinstance(hint, int) else [int(run) for run in hint]
     if len(runs) != axes:
         raise ValueError(f"hint: expected one number, or one for each of {axes} axes, got {len(runs)}")
+    if any(run < 1 or run & (run - 1) for run in runs):  # of 3, Triton would make accesses of 2 that are not aligned
+        raise ValueError(f"hint: expected powers of two, got {hint}")
     return runs[axis]
 
 
@@ -102,8 +104,8 @@ def load(
         to_rank: this rank, which receives the value.
         from_rank: the rank whose memory is read.
         mask, other, cache_modifier, volatile: as for ``tl.load``.
-        hint: elements that are contiguous and aligned together, where Triton cannot prove it by itself: one number, of
-            the last axis, or one for each. (Local pointers: ``tl.multiple_of``, ``tl.max_contiguous``.)
+        hint: elements that are contiguous and aligned together, where Triton cannot prove it by itself: one power of
+            two, of the last axis, or one for each. (Local pointers: ``tl.multiple_of``, ``tl.max_contiguous``.)
     """
     remote = _remote(ptr, to_rank, from_rank, heap_bases, hint)
     return tl.load(remote, mask=mask, other=other, cache_modifier=cache_modifier, volatile=volatile)
