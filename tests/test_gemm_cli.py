@@ -537,6 +537,12 @@ def test_reference(ranks: Ranks, collective: str, datatype: str, tmp_path: Path)
     assert outcomes[1][1] == ""
 
 
+@pytest.mark.parametrize("size", ["0", "-4"])
+def test_sizes_of_a_reference_are_positive(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_reference("all_gather", ["--validate", "--num_ranks", "2", "-m", size], 1) == (2, "")
+    assert f"argument -m: {size} is not a positive number" in capsys.readouterr().err
+
+
 @pytest.mark.gpu if BACKEND != "sim" else pytest.mark.timeout(120)
 def test_run_sh(tmp_path: Path) -> None:
     done = command("examples/gemm/reference/run.sh", ["-n", "2", "-c", "reduce_scatter", "--", *SIZES], tmp_path)

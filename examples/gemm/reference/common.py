@@ -26,7 +26,7 @@ from iris import backends
 from iris.bench.accuracy import relative_error, tolerance
 from iris.bench.gemm_cli import NOT_OVER, write_failure, write_result
 from iris.bench.gemm_options import DATATYPES
-from iris.bench.options import output_file, rank_parser, ranks_to_start
+from iris.bench.options import output_file, positive, rank_parser, ranks_to_start
 from iris.errors import ArgumentError, IrisError
 from iris.identity import Identity, identity
 from iris.mesh import Mesh
@@ -247,7 +247,7 @@ def main(doc: str | None, name: str, build: Callable[[Job], Steps], cut: str) ->
     """
     parser = rank_parser(doc)
     for extent, gpu, cpu in zip("mnk", GPU_SHAPE, CPU_SHAPE, strict=True):
-        parser.add_argument(f"-{extent}", type=int, help=f"over all ranks (default: {gpu}, without GPUs {cpu})")
+        parser.add_argument(f"-{extent}", type=positive, help=f"over all ranks (default: {gpu}, without GPUs {cpu})")
     parser.add_argument("--datatype", choices=DATATYPES, default="fp32", help="of A and B (default: %(default)s)")
     parser.add_argument("--validate", action="store_true", help="check three calls on fresh data against float64")
     parser.add_argument("--benchmark", action="store_true", help="check one call, then time the op and its two parts")
