@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -378,6 +379,24 @@ def test_a_sweep_records_what_the_model_expects_here_and_of_an_mi300x() -> None:
     for config, device in ((None, "NVIDIA H200"), (ops.FusedConfig("pull"), "unheard of")):
         gather_sweep._expect(state := mock.Mock(), problem, config, device)
         assert not state.set_predicted.called and not state.add_counter.called
+
+
+@pytest.mark.parametrize("gather_dim", [0, 1])
+@pytest.mark.parametrize("algorithm", EXAMPLES)
+def test_a_sweep_takes_the_algorithms_own_best_options(algorithm: str, gather_dim: int) -> None:
+    """What "auto" would take may belong to another algorithm, and not go with this one."""
+    h200 = ops.Target("cuda", 132, tma=True, hardware="NVIDIA H200")
+    options = Options(algorithm, 0, False, (), Path(), None, {})
+    for ranks in (2, 4, 8):
+        for shape in Dataset.read(DATA_SET).shapes(gather_sweep.OP, ranks):
+            m, n, k = (int(shape[name]) for name in ("M", "N", "K"))
+            received = m * k // ranks * (ranks - 1) * 2
+            problem = ops.Problem(gather_sweep.OP, m, n // ranks, k, torch.bfloat16, ranks, received, gather_dim)
+            operands: Any = SimpleNamespace(problem=problem, ctx=None)
+            with mock.patch.object(gather_sweep, "target_of", return_value=h200):
+                config = gather_sweep._config(operands, options)
+            config.check(gather_sweep.OP, (algorithm,), h200.num_sms, torch.bfloat16)
+            assert config == ops.pick_config(problem, h200, algorithm)
 
 
 def test_the_reference_takes_no_int8_which_torch_cannot_multiply() -> None:

@@ -112,9 +112,9 @@ def _expect(state: State, problem: Problem, config: FusedConfig | None, device_n
 
 
 def _config(operands: Operands, options: Options) -> FusedConfig:
-    """What would be picked, but for the algorithm and the fields that the options name."""
-    picked = pick_config(operands.problem, target_of(operands.ctx))
-    return replace(picked, algorithm=options.algorithm, **options.fields)  # type: ignore[arg-type]
+    """The best that is known of the algorithm, but for the fields that the options name."""
+    picked = pick_config(operands.problem, target_of(operands.ctx), options.algorithm)
+    return replace(picked, **options.fields)  # type: ignore[arg-type]
 
 
 def _with_config(chosen: Way, operands: Operands, config: FusedConfig) -> Way:
