@@ -308,6 +308,18 @@ def test_an_op_or_algorithm_that_is_none_is_an_error() -> None:
         pick_config(replace(problem, op="mm"), target)
 
 
+@pytest.mark.parametrize("backend", ["cuda", "hip", "sim"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_cannot_be_picked_for_is_an_error(backend: str, world_size: int) -> None:
+    target, problem = Target(backend, 132), problem_of("matmul_all_reduce", 64, 64, 64, world_size)
+    with pytest.raises(ArgumentError, match=r"pick_config: problem.dtype: expected one of .*, got torch.float64"):
+        pick_config(replace(problem, dtype=torch.float64), target)
+    with pytest.raises(ArgumentError, match=r"pick_config: target.backend: expected one of cuda, .*, got 'rocm'"):
+        pick_config(problem, replace(target, backend="rocm"))
+    with pytest.raises(ArgumentError, match=r"target.excluded: expected an algorithm left that can run, got .*ring"):
+        pick_config(problem, replace(target, excluded=ALGORITHMS["matmul_all_reduce"]))
+
+
 def test_a_pick_is_quick() -> None:
     taken = []
     for m in range(4096, 4106):

@@ -14,8 +14,9 @@ from iris.ops.config import EXCHANGING, FusedConfig, Target
 from iris.ops.hardware import HARDWARE, Hardware, hardware
 from iris.ops.machine import machine
 from iris.ops.model import algorithms, predicted_s
-from iris.ops.problem import Problem
+from iris.ops.problem import DTYPES, Problem
 
+_BACKENDS = ("cuda", "hip", "sim")
 _EQUAL = 1.01
 """Predictions this close are equal: the config that comes first among them is taken."""
 _SPLIT = 1.05
@@ -45,11 +46,15 @@ def pick_config(problem: Problem, target: Target, algorithm: str | None = None) 
     only.
 
     Raises:
-        ArgumentError: there is no such op, or it has no such algorithm; a file of rows is broken: names it, and what is
-            wrong.
+        ArgumentError: there is no such op, dtype or backend; the op has no such algorithm, or none that is not
+            excluded; a file of rows is broken: names it, and what is wrong.
     """
     if problem.op not in ALGORITHMS:
         raise ArgumentError("pick_config", "problem.op", f"one of {', '.join(ALGORITHMS)}", repr(problem.op))
+    if problem.dtype not in DTYPES:
+        raise ArgumentError("pick_config", "problem.dtype", f"one of {', '.join(map(str, DTYPES))}", problem.dtype)
+    if target.backend not in _BACKENDS:
+        raise ArgumentError("pick_config", "target.backend", f"one of {', '.join(_BACKENDS)}", repr(target.backend))
     if algorithm is not None and algorithm not in algorithms(problem.op):
         expected = f"None, or one of {', '.join(algorithms(problem.op))}"
         raise ArgumentError("pick_config", "algorithm", expected, repr(algorithm))
@@ -112,6 +117,8 @@ def model_pick(problem: Problem, target: Target, algorithm: str | None = None) -
 
 @lru_cache(maxsize=4096)
 def _picked(problem: Problem, target: Target, algorithm: str | None, user_path: Path | None) -> FusedConfig:
+    if algorithm is None and not can_run(problem, target):
+        raise ArgumentError("pick_config", "target.excluded", "an algorithm left that can run", target.excluded)
     best = model_pick(problem, target, algorithm)
     for row in _near(problem, target, user_path):
         if algorithm not in (None, row.config.algorithm) or obstacle(problem, row.config, target) is not None:
