@@ -22,7 +22,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"k_per_flag": 1, "num_fetch_stages": 2, "comm_sms": 1, "first_stage_fetch_sms": 3},
         {"k_per_flag": 2, "staged_a_layout": "m_contiguous", "comm_sms": 3},
         {"k_per_flag": 3, "num_fetch_stages": 3, "comm_sms": 2, "first_stage_fetch_sms": 4, "comm_block_n": 16},
-        {"k_per_flag": 100, "num_fetch_stages": 100, "first_stage_fetch_sms": 1, "num_sms": 2},
+        {"k_per_flag": 1 << 70, "num_fetch_stages": 100, "first_stage_fetch_sms": 1, "num_sms": 2},
         {"k_per_flag": 2, "staged_a_layout": "m_contiguous", "num_fetch_stages": 2, "stream_k": True},
     ],
     "copy_engine": [{"num_chunks": 1}, {"num_chunks": 2}, {"num_chunks": 3, "num_sms": 1}, {"num_chunks": 100}],

@@ -351,7 +351,7 @@ class _Call(OpCall):
         plan = self._plan(arrived_source, -(-rows // config.block_size_m))
         most = GATHER_FLAGS // (self.ctx.world_size * plan.chunks)
         k_blocks = -(-cols // config.block_size_k)
-        k_per_flag = max(config.k_per_flag, -(-k_blocks // most))
+        k_per_flag = min(max(config.k_per_flag, -(-k_blocks // most)), k_blocks)
         pieces = -(-k_blocks // k_per_flag)
         fetchers = config.movers(OP, self.ctx.num_sms)
         first_fetchers = max(fetchers, config.first_stage_fetch_sms or 0)
