@@ -67,7 +67,12 @@ def _without_the_common(calls: Sequence[str]) -> Sequence[str]:
     if max(map(len, calls)) <= _LONG or len(names) > 1 or len({len(arguments) for arguments in parts}) > 1:
         return calls
     differing = [values for values in zip(*parts, strict=True) if len(set(values)) > 1]
-    return [f"{min(names)}(…, {', '.join(one.strip('()') for one in row)})" for row in zip(*differing, strict=True)]
+    return [f"{min(names)}(…, {', '.join(map(_of_its_own, row))})" for row in zip(*differing, strict=True)]
+
+
+def _of_its_own(argument: str) -> str:
+    """``argument`` without the brackets, and the names before them, of what it stands in."""
+    return argument.rpartition("(")[2].rstrip(")")
 
 
 @dataclass

@@ -350,7 +350,9 @@ def test_a_heap_without_room_to_stage(ranks: Ranks, seed: int) -> None:
     for said, excess in ranks.run(without_room, seed):
         for name, failure in said.items():
             assert failure.kind == "HeapError"
-            assert re.match(rf"{GATHER} by {name} keeps .*iB for staging\. zeros: .* heap_size=\d+", failure.message)
+            assert re.match(
+                rf"{GATHER} by {name} keeps .*iB for staging\. zeros: .* heap_size=\d+", failure.message
+            )
         assert excess <= 1
 
 
@@ -395,9 +397,10 @@ def places_that_differ(stride: bool) -> list[Failure]:
 @pytest.mark.parametrize("stride", [True, False])
 def test_outputs_lie_alike_on_all_ranks(ranks: Ranks, stride: bool) -> None:
     for failures in ranks.run(places_that_differ, stride):
-        for failure in failures:
+        for op, failure in zip((ALL_REDUCE, SCATTER), failures, strict=True):
             assert failure.kind == "RankMismatch" and failure.took_s < 2, failure
-            assert ("64x1" if stride else "4096") in failure.message
+            ours, other = ("strides='32x1'", "strides='64x1'") if stride else ("heap_offset=4096", "heap_offset=4224")
+            assert f": rank 0: {op}(…, {ours}); rank 1: {op}(…, {other}). " in failure.message
 
 
 def a_place_of_another_call() -> list[Failure]:
