@@ -209,6 +209,7 @@ def _made(
             ready = ctx.zeros(max(num_flags, MIN_FLAGS), dtype=torch.int32)
             staging = ctx.zeros(staging_nbytes, dtype=torch.uint8)
     except HeapError as error:
-        raise HeapError(f"{op} by {algorithm} keeps {format_bytes(staging_nbytes)} for staging. {error}") from error
+        kept = f"{format_bytes(staging_nbytes)} for staging, {format_bytes(4 * max(num_flags, MIN_FLAGS))} for flags"
+        raise HeapError(f"{op} by {algorithm} keeps {kept}. {error}") from error
     ctx.barrier()
     return FusedWorkspace(op, algorithm, ctx, turnstiles[0], turnstiles[1], ready, staging, engine)
