@@ -403,6 +403,22 @@ def test_outputs_lie_alike_on_all_ranks(ranks: Ranks, stride: bool) -> None:
             assert f": rank 0: {op}(…, {ours}); rank 1: {op}(…, {other}). " in failure.message
 
 
+def layouts_that_differ(way: Way, seed: int) -> Failure:
+    """B has contiguous rows on rank 0 and contiguous columns on the others."""
+    with fresh(1 << 20) as ctx:
+        one = trial(ctx, way, (16, 16, 32), torch.float32, seed)
+        b = one.b.contiguous() if ctx.rank == 0 else one.b.t().contiguous().t()
+        return failure_of(replace(one, b=b).run)
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("way", [Way(GATHER, "push"), Way(SCATTER, "push"), Way(ALL_REDUCE, "ring")], ids=str)
+def test_the_rows_of_b_are_contiguous_on_all_ranks_or_on_none(ranks: Ranks, way: Way, seed: int) -> None:
+    for failure in ranks.run(layouts_that_differ, way, seed):
+        assert failure.kind == "RankMismatch" and "transposed_b=True" in failure.message
+    assert "contiguous on all ranks or on none" in " ".join(str(getattr(iris.ops, way.op).__doc__).split())
+
+
 def a_place_of_another_call() -> list[Failure]:
     """Calls in which rank 0 has its rows where all had those of an earlier call, and rank 1 elsewhere."""
     failures = []

@@ -279,7 +279,7 @@ def all_gather_matmul(
         A_sharded: [M / world_size, K] for ``gather_dim=0``, [M, K / world_size] for 1; any strides, copied first where
             an algorithm needs contiguous rows. For those that read peers' A, ``pull`` and ``hbm_buffer``: on the
             symmetric heap, with the same strides on all ranks.
-        B: [K, N] in A's dtype, any strides.
+        B: [K, N] in A's dtype; any strides, its rows contiguous on all ranks or on none.
         bias: [N] per column or [M, 1] per row, in output's dtype; added in float32 (int32 for int8).
         gather_dim: which dimension of A is sharded; None tells it from the shapes.
         config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for
@@ -292,7 +292,10 @@ def all_gather_matmul(
 
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
-        WaitTimeout, PeerDied: from an earlier kernel of this context.
+        RankMismatch: in a call that is new to all ranks, these differ in problem, config, workspace, or place of an
+            operand that peers touch.
+        HeapError, CaptureError: the call needs new memory, which the heap lacks, or which no capture may make.
+        WaitTimeout, PeerDied: from an earlier kernel of this context, or while ranks compare a new call.
 
     Sync: on the current stream. All ranks must call it, in the same order. When it is done on this rank's stream,
         all ranks have finished reading A_sharded, so it may be overwritten; no barrier is needed between calls.

@@ -54,6 +54,7 @@ def matmul(
 
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
+        CaptureError: the call needs new memory, which no capture may make.
 
     Sync: on the current stream; no other rank takes part.
     """

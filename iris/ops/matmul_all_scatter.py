@@ -142,7 +142,8 @@ def matmul_all_scatter(
         output: [M, N] on the symmetric heap, at one place and with the same strides on all ranks, rows contiguous for
             ``copy_engine`` and ``decomposed``; not in memory of A, B or bias; int32 if A is int8, else A's dtype.
         A: [M, K], equal on all ranks; any strides; Iris's own kernel copies it first if its rows are not contiguous.
-        B: [K, N / world_size], this rank's columns, in A's dtype; any strides.
+        B: [K, N / world_size], this rank's columns, in A's dtype; any strides, its rows contiguous
+            on all ranks or on none.
         bias: [N / world_size] per column, or [M, 1] per row, in output's dtype; this rank's own.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
@@ -151,7 +152,10 @@ def matmul_all_scatter(
 
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
-        WaitTimeout, PeerDied: from an earlier kernel of this context.
+        RankMismatch: in a call that is new to all ranks, these differ in problem, config, workspace, or place of an
+            operand that peers touch.
+        HeapError, CaptureError: the call needs new memory, which the heap lacks, or which no capture may make.
+        WaitTimeout, PeerDied: from an earlier kernel of this context, or while ranks compare a new call.
 
     Sync: on the current stream. All ranks must call it, in the same order. When it is done on this rank's stream,
         this rank's output is whole; no barrier is needed between calls.

@@ -125,7 +125,8 @@ def matmul_reduce_scatter(
         output: [M / world_size, N], any strides, not in memory of A, B or bias; int32 if A is int8, else A's dtype.
         A: [M, K / world_size], this rank's columns; M a multiple of the number of ranks; any strides; Iris's own kernel
             copies it first if its rows are not contiguous.
-        B: [K / world_size, N], this rank's rows, in A's dtype; any strides.
+        B: [K / world_size, N], this rank's rows, in A's dtype; any strides, its rows contiguous
+            on all ranks or on none.
         bias: [N] per column, or [M / world_size, 1] per row of the own output, in output's dtype; added once, to the
             sum.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
@@ -135,7 +136,10 @@ def matmul_reduce_scatter(
 
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
-        WaitTimeout, PeerDied: from an earlier kernel of this context.
+        RankMismatch: in a call that is new to all ranks, these differ in problem, config, workspace, or place of an
+            operand that peers touch.
+        HeapError, CaptureError: the call needs new memory, which the heap lacks, or which no capture may make.
+        WaitTimeout, PeerDied: from an earlier kernel of this context, or while ranks compare a new call.
 
     Sync: on the current stream. All ranks must call it, in the same order; no barrier is needed between calls.
     """
