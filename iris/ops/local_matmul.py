@@ -46,7 +46,8 @@ def matmul(
         output: [M, N], any strides, not in memory of A, B or bias; int32 if A is int8, else A's dtype.
         A: [M, K], any strides; copied first if its rows are not contiguous.
         B: [K, N] in A's dtype, any strides.
-        bias: [N] per column or [M, 1] per row, in output's dtype; added in float32 (int32 for int8).
+        bias: [N] per column, or [M, 1] per row, also given as [M] where M is not N; in output's dtype, added in
+            float32 (int32 for int8).
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:
