@@ -25,7 +25,7 @@ from iris import ops
 from iris.bench import gather_sweep
 from iris.bench.cases.ways import Way, way
 from iris.bench.dataset import Dataset
-from iris.bench.gather_options import SIM_SHRINK, Options, parse_options
+from iris.bench.gather_options import OP, SIM_SHRINK, Options, parse_options
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = {name: f"examples/14_all_gather_gemm/example_run_{name}.py" for name in ("pull", "push")}
@@ -388,14 +388,14 @@ def test_a_sweep_takes_the_algorithms_own_best_options(algorithm: str, gather_di
     h200 = ops.Target("cuda", 132, tma=True, hardware="NVIDIA H200")
     options = Options(algorithm, 0, False, (), Path(), None, {})
     for ranks in (2, 4, 8):
-        for shape in Dataset.read(DATA_SET).shapes(gather_sweep.OP, ranks):
+        for shape in Dataset.read(DATA_SET).shapes(OP, ranks):
             m, n, k = (int(shape[name]) for name in ("M", "N", "K"))
             received = m * k // ranks * (ranks - 1) * 2
-            problem = ops.Problem(gather_sweep.OP, m, n // ranks, k, torch.bfloat16, ranks, received, gather_dim)
+            problem = ops.Problem(OP, m, n // ranks, k, torch.bfloat16, ranks, received, gather_dim)
             operands: Any = SimpleNamespace(problem=problem, ctx=None)
             with mock.patch.object(gather_sweep, "target_of", return_value=h200):
                 config = gather_sweep._config(operands, options)
-            config.check(gather_sweep.OP, (algorithm,), h200.num_sms, torch.bfloat16)
+            config.check(OP, (algorithm,), h200.num_sms, torch.bfloat16)
             assert config == ops.pick_config(problem, h200, algorithm)
 
 
