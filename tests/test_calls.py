@@ -21,6 +21,7 @@ from ranks import BACKEND, TIMEOUT_S, Failure, Ranks, context, failure_of, fresh
 
 import iris
 from iris.device import sync
+from iris.device.arch import clock_ns
 from iris.ops import ALGORITHMS, FusedConfig, new_workspace
 from iris.ops.candidates import LIBRARY
 from iris.ops.replay import Replays, _identity
@@ -181,6 +182,30 @@ def test_an_ops_flag_from_before_the_count_wrapped_is_waited_for(ranks: Ranks) -
     for of_op, of_user in ranks.run(flag_of_long_ago):
         # A rank whose peer gave up first may see it leave.
         assert of_op.kind in ("WaitTimeout", "PeerDied") and of_user.kind == "nothing", (of_op, of_user)
+
+
+@triton.jit
+def outrun_kernel(handle, SITE):
+    """A wait expires, while another rank, whose part program 1 plays, gives up: between two looks at the abort word."""
+    if tl.program_id(0) == 0:
+        sync._check_bounds(0, 5, 0, 0, clock_ns() - 3600 * 1_000_000_000, handle, SITE)
+    else:
+        tl.atomic_max(sync._abort_word(handle), (1 << 16) | (1 << 8), sem="relaxed", scope="sys")
+
+
+def outrun() -> Failure:
+    with suppress(iris.PeerDied), iris.iris(1 << 20, timeout_s=0.3) as ctx:
+        ctx.barrier()
+        outrun_kernel[(2,)](ctx.handle, SITE=sync.SITE_USER.value)
+        failure = failure_of(ctx.synchronize)
+        ctx.check = lambda: None  # type: ignore[method-assign]
+    return failure
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_wait_that_another_rank_outruns_says_so(ranks: Ranks) -> None:
+    for failure in ranks.run(outrun):
+        assert failure.kind in ("WaitTimeout", "PeerDied"), failure  # the other one may have left by then
 
 
 def waits_apart() -> Failure:

@@ -332,18 +332,19 @@ def _check_bounds(offset, value, seen, peer, started, handle, site: tl.constexpr
         limit = tl.load(handle.info + FIRST_TIMEOUT_NS)
     waited = clock_ns() - started
     told = tl.atomic_add(_abort_word(handle), 0, sem="acquire", scope="sys")
-    if told != 0:
-        _record(CODE_RELAYED, site, (told >> 8) & 255, told & 255, 0, value, seen, waited, handle)
-        stopped = 1
-    elif waited > limit:
+    if (told == 0) & (waited > limit):
         me = rank(handle).to(tl.int64)
         code = (1 << 16) | (me << 8) | peer
         # Not a compare-and-swap: Triton 3.6 compiles that to agent scope on AMD, whatever scope is asked for.
-        if tl.atomic_max(_abort_word(handle), code, sem="relaxed", scope="sys") == 0:
+        told = tl.atomic_max(_abort_word(handle), code, sem="relaxed", scope="sys")
+        if told == 0:
             _record(CODE_EXPIRED, site, me, peer, offset, value, seen, waited, handle)
             for other in range(world_size(handle)):
                 theirs = translate(_abort_word(handle), rank(handle), other, handle.bases)
                 tl.atomic_max(theirs, code, sem="relaxed", scope="sys")
+            stopped = 1
+    if told != 0:  # also if another rank has been faster by so little
+        _record(CODE_RELAYED, site, (told >> 8) & 255, told & 255, 0, value, seen, waited, handle)
         stopped = 1
     return stopped
 
