@@ -16,6 +16,9 @@ import iris
 _ROOT = str(Path(iris.__file__).parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
 
+# Hundreds of them do: what is compiled once is kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # No developer's own rows shall steer what tests pick.
 os.environ["IRIS_TUNED"] = str(Path(_ROOT, "tests", "no-such-rows.json"))
 
