@@ -16,7 +16,7 @@ import iris
 _ROOT = str(Path(iris.__file__).parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
 
-# Hundreds of them do: what is compiled once is kept.
+# They import it hundreds of times: let them keep its bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # No developer's own rows shall steer what tests pick.

@@ -185,7 +185,7 @@ def test_an_ops_flag_from_before_the_count_wrapped_is_waited_for(ranks: Ranks) -
 
 
 @triton.jit
-def outrun_kernel(handle, SITE):
+def outrun_kernel(handle, SITE: tl.constexpr):
     """A wait expires, while another rank, whose part program 1 plays, gives up: between two looks at the abort word."""
     if tl.program_id(0) == 0:
         sync._check_bounds(0, 5, 0, 0, clock_ns() - 3600 * 1_000_000_000, handle, SITE)

@@ -210,8 +210,8 @@ def matmul_all_reduce(
             ``copy_engine`` and ``ring``; not in memory of A, B or bias; int32 if A is int8, else A's dtype.
         A: [M, K / world_size], this rank's columns; any strides; Iris's own kernel copies it first if its rows are not
             contiguous.
-        B: [K / world_size, N], this rank's rows, in A's dtype; any strides, its rows contiguous
-            on all ranks or on none.
+        B: [K / world_size, N], this rank's rows, in A's dtype; any strides, its rows contiguous on all
+            ranks or on none.
         bias: [N] per column, or [M, 1] per row, also given as [M] where M is not N; in output's dtype, equal on all
             ranks, added once, to the sum.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.

@@ -125,8 +125,8 @@ def matmul_reduce_scatter(
         output: [M / world_size, N], any strides, not in memory of A, B or bias; int32 if A is int8, else A's dtype.
         A: [M, K / world_size], this rank's columns; M a multiple of the number of ranks; any strides; Iris's own kernel
             copies it first if its rows are not contiguous.
-        B: [K / world_size, N], this rank's rows, in A's dtype; any strides, its rows contiguous
-            on all ranks or on none.
+        B: [K / world_size, N], this rank's rows, in A's dtype; any strides, its rows contiguous on all
+            ranks or on none.
         bias: [N] per column, or [M / world_size, 1] per row of the own output, also given as [M / world_size] where
             that is not N; in output's dtype, added once, to the sum.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.

@@ -271,8 +271,8 @@ class SumCall(OpCall):
         reduce_in_ring(self.decomposition(), sums, chunks, per_rank, multiply, everywhere=everywhere)
 
     def exchanged(self, *, split: bool) -> None:
-        """The product, then an exchange of it; ``split``: of the part for each rank, whose sum goes to
-        that rank, or in the second hop to all."""
+        """The product, then an exchange of it; ``split``: of the part for each rank, whose sum goes to that rank, or in
+        the second hop to all."""
         m, n, blocks = self.problem.m, self.problem.n, self.blocks()
         if blocks.loaded:
             product = self.workspace.staged(m, n, self.output.dtype)
