@@ -20,6 +20,7 @@ from iris.errors import ArgumentError
 from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, pick, pick_config, tuned
 from iris.ops.candidates import ALGORITHMS as PICKED
 from iris.ops.candidates import candidates, has_no_tile, obstacle, variations
+from iris.ops.config import EXCHANGING
 from iris.ops.hardware import HARDWARE, Hardware, floor_s
 from iris.ops.model import predict_ms
 from iris.ops.pick import expected_ms, model_pick, predictions
@@ -129,8 +130,8 @@ def test_whose_matmul_goes_with_an_exchange_is_known_from_any_op_and_number_of_r
 
 def test_one_shot_of_few_rows_is_taken_for_weights_of_the_measured_size_only() -> None:
     measured = problem_of("matmul_all_reduce", 16, 7168, 8192, 2)
-    row = FusedConfig("one_shot", block_size_m=16, block_size_n=64, block_size_k=256, num_warps=4, num_stages=4)
-    assert pick_config(measured, H200).algorithm == "low_latency"
+    row = replace(model_pick(measured, H200), group_size_m=4)
+    assert row.algorithm == "one_shot" and pick_config(measured, H200) != row
     shipped_rows(row_for(measured, row))
     assert pick_config(measured, H200) == pick_config(replace(measured, m=12), H200) == row
     for other in (
@@ -139,17 +140,26 @@ def test_one_shot_of_few_rows_is_taken_for_weights_of_the_measured_size_only() -
         replace(measured, m=17),
         replace(measured, m=8),
     ):
-        assert pick_config(other, H200).algorithm == "low_latency"
+        assert pick_config(other, H200) == model_pick(other, H200) != row
     assert pick_config(replace(measured, m=9), H200) == row  # between powers of two no row is missing
+
+
+@pytest.mark.parametrize("m", (1, 8, 16, 17, 32, 33, 64))
+def test_few_rows_are_summed_by_one_shot_in_a_row_of_tiles(m: int) -> None:
+    """Where nothing was tuned, on two ranks; on more, where it was never measured, a library's matmul is surer."""
+    for n, k in ((4608, 18432), (7168, 4096)):
+        config = model_pick(problem_of("matmul_all_reduce", m, n, k, 2), H200)
+        assert config.algorithm == "one_shot" and m <= config.block_size_m < max(2 * m, 17)
+        assert model_pick(problem_of("matmul_all_reduce", m, n, k, 4), H200).algorithm in EXCHANGING
 
 
 def test_rows_of_few_rows_count_for_the_layout_of_b_they_were_measured_with() -> None:
     measured = problem_of("matmul_all_reduce", 16, 7168, 8192, 2)
     transposed, own = replace(measured, transposed_b=True), FusedConfig("low_latency", own_matmul=True)
-    row = FusedConfig("one_shot", block_size_m=16, block_size_n=64, block_size_k=256, num_warps=4, num_stages=4)
+    row = replace(model_pick(measured, H200), group_size_m=4)
     for mine, other in ((measured, transposed), (transposed, measured)):
         shipped_rows(row_for(mine, row))
-        assert pick_config(mine, H200) == row and pick_config(other, H200).algorithm == "low_latency"
+        assert pick_config(mine, H200) == row and pick_config(other, H200).group_size_m == 8
         shipped_rows(row_for(other, own))
         assert pick_config(mine, H200) == row and pick_config(other, H200) == own
         for path in tuned.SHIPPED.iterdir():

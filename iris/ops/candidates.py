@@ -36,7 +36,7 @@ TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
         _tile(128, 128, 64, 8, 4),
         _tile(64, 256, 64, 4, 4),
         _tile(64, 128, 128, 4, 4),
-        _tile(64, 64, 128, 4, 4),
+        _tile(64, 64, 128, 4, 6),
     ),
     ("cuda", 1): (
         _tile(128, 256, 128, 8, 3),
@@ -70,19 +70,26 @@ MORE_TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
         _tile(128, 128, 64, 4, 4),
         _tile(128, 64, 128, 4, 4),
         _tile(64, 128, 64, 4, 6),
-        _tile(32, 128, 128, 4, 4),
-        _tile(64, 64, 128, 4, 6),
+        _tile(64, 64, 128, 4, 4),
         _tile(64, 32, 128, 4, 8),
-        _tile(32, 64, 256, 4, 4),
-        _tile(16, 64, 256, 4, 4),
         _tile(16, 32, 256, 4, 6),
-        _tile(16, 128, 128, 4, 5),
     ),
     ("cuda", 4): (_tile(128, 64, 32, 4, 4), _tile(128, 128, 32, 8, 3)),
     ("hip", 2): (_tile(256, 128, 64, 8, 2), _tile(128, 64, 64, 4, 2)),
 }
 """Tiles that only measuring can choose: the model sees little between them and those above."""
 
+FEW_ROWS: dict[tuple[str, int], tuple[Fields, ...]] = {
+    ("cuda", 2): (
+        _tile(16, 256, 64, 4, 5),
+        _tile(16, 128, 128, 4, 5),
+        _tile(16, 64, 256, 4, 4),
+        _tile(32, 128, 128, 4, 4),
+        _tile(32, 64, 256, 4, 4),
+    ),
+}
+"""Tiles for outputs of no more rows, where reading B is all that counts: they load more of it at a time than tiles of
+64 rows. ``one_shot`` has no others there; of other algorithms only measuring chooses them."""
 
 _SMALL_TILE = _tile(64, 64, 32, 4, 2)
 """For GPUs whose shared memory none of the others fit into."""
@@ -214,7 +221,7 @@ def candidates(
     elif wide:
         options = {name: options.get(name, ()) + more.get(name, ()) for name in {**options, **more}}
     for name, choices in options.items():
-        tiles = _tiles(target, problem.dtype, wide)
+        tiles = _tiles(problem, name, target, wide)
         for number, tile in enumerate(tiles):
             for fields in choices:
                 if number > 0 and has_no_tile(FusedConfig(name, **fields)):
@@ -292,10 +299,15 @@ def _too_large(dtype: torch.dtype, config: FusedConfig, target: Target) -> str |
     return None
 
 
-def _tiles(target: Target, dtype: torch.dtype, wide: bool) -> tuple[Fields, ...]:
-    key = (target.backend, 0 if target.backend == "sim" else dtype.itemsize)
-    tiles = TILES[key] + (MORE_TILES.get(key, ()) if wide else ())
-    fitting = tuple(tile for tile in tiles if _too_large(dtype, FusedConfig(**tile), target) is None)
+def _tiles(problem: Problem, algorithm: str, target: Target, wide: bool) -> tuple[Fields, ...]:
+    key = (target.backend, 0 if target.backend == "sim" else problem.dtype.itemsize)
+    tiles, few = TILES[key], FEW_ROWS.get(key, ())
+    if wide:
+        tiles += MORE_TILES.get(key, ()) + few
+    elif algorithm == "one_shot":
+        enough = [tile for tile in few if tile["block_size_m"] >= problem.m]
+        tiles = tuple(tile for tile in enough if tile["block_size_m"] == enough[0]["block_size_m"]) or tiles
+    fitting = tuple(tile for tile in tiles if _too_large(problem.dtype, FusedConfig(**tile), target) is None)
     return fitting or (_SMALL_TILE,)
 
 
