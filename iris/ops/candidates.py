@@ -81,15 +81,15 @@ MORE_TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
 
 FEW_ROWS: dict[tuple[str, int], tuple[Fields, ...]] = {
     ("cuda", 2): (
+        _tile(32, 128, 128, 4, 4),
+        _tile(32, 64, 256, 4, 4),
         _tile(16, 256, 64, 4, 5),
         _tile(16, 128, 128, 4, 5),
         _tile(16, 64, 256, 4, 4),
-        _tile(32, 128, 128, 4, 4),
-        _tile(32, 64, 256, 4, 4),
     ),
 }
-"""Tiles for outputs of no more rows, where reading B is all that counts: they load more of it at a time than tiles of
-64 rows. ``one_shot`` has no others there; of other algorithms only measuring chooses them."""
+"""Tiles for up to as many rows as the first has, where reading B is all that counts: they load more of it at a time
+than tiles of 64 rows. There ``one_shot`` has no others; of other algorithms only measuring chooses them."""
 
 _SMALL_TILE = _tile(64, 64, 32, 4, 2)
 """For GPUs whose shared memory none of the others fit into."""
@@ -304,9 +304,8 @@ def _tiles(problem: Problem, algorithm: str, target: Target, wide: bool) -> tupl
     tiles, few = TILES[key], FEW_ROWS.get(key, ())
     if wide:
         tiles += MORE_TILES.get(key, ()) + few
-    elif algorithm == "one_shot":
-        enough = [tile for tile in few if tile["block_size_m"] >= problem.m]
-        tiles = tuple(tile for tile in enough if tile["block_size_m"] == enough[0]["block_size_m"]) or tiles
+    elif algorithm == "one_shot" and few and problem.m <= few[0]["block_size_m"]:
+        tiles = tuple(tile for tile in few if tile["block_size_m"] < max(2 * problem.m, 32))
     fitting = tuple(tile for tile in tiles if _too_large(problem.dtype, FusedConfig(**tile), target) is None)
     return fitting or (_SMALL_TILE,)
 
