@@ -108,6 +108,15 @@ def test_a_row_counts_for_shapes_within_a_factor_of_the_square_root_of_two() -> 
             assert pick_config(replace(GATHER, **{size: far}), H200).group_size_m == 8, (size, far)
 
 
+@pytest.mark.parametrize(("untuned_ms", "there"), ((1.04, 8), (1.06, 16), (None, 16)))
+def test_a_row_that_gained_little_counts_for_its_own_shape_only(untuned_ms: float | None, there: int) -> None:
+    """A few percent are soon lost: a library's matmul can take twice as long for the rows next to those measured."""
+    row = row_for(GATHER, replace(model_pick(GATHER, H200), group_size_m=16))
+    user_rows(replace(row, untuned_ms=untuned_ms))
+    assert pick_config(GATHER, H200).group_size_m == 16
+    assert pick_config(replace(GATHER, m=7168), H200).group_size_m == there
+
+
 def test_whose_matmul_goes_with_an_exchange_is_known_from_any_op_and_number_of_ranks() -> None:
     few, four = (problem_of("all_gather_matmul", 64, 8192, 8192, world) for world in (2, 4))
     own = FusedConfig("low_latency", own_matmul=True, block_size_m=64, num_warps=4)

@@ -23,6 +23,8 @@ _SPLIT = 1.05
 """What Stream-K must gain to be taken: its predictions are the least certain."""
 _WORSE = 1.15
 """A row measured for another shape is not taken if the model sees its config lose by this much on this one."""
+_GAINED = 1.05
+"""Nor is one that gained less than this where it was measured."""
 _STAND_INS = {"cuda": HARDWARE["H200 SXM"], "hip": HARDWARE["MI300X"]}
 """Whose figures are taken for hardware that is not known."""
 _SIMULATED = {
@@ -152,5 +154,7 @@ def _counts(row: tuned.Row, measured: FusedConfig, other: FusedConfig, problem: 
     """Whether ``measured``, from ``row``, is to be taken instead of ``other``."""
     if row.own or not any(row.distances(problem)):
         return True
+    if row.untuned_ms is not None and row.untuned_ms < _GAINED * row.measured_ms:
+        return False
     times = predictions(problem, target, (measured, other))
     return times[measured] <= _WORSE * times[other]

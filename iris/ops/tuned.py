@@ -13,8 +13,9 @@ A file is a JSON object ``{"schema": 1, "rows": […]}``. A row has
   finished one.
 
 A row counts for shapes of which m, n and k are each within a factor √2 of its own, so that rows for powers of two count
-for everything between. Further off, the number of waves changes by more than half, and another tile is often better. Of
-several the nearest counts, by the sum of the squared logarithms of the three factors.
+for everything between; one that gained less than 5 % over ``untuned_ms`` for its own shape only. Further off, the
+number of waves changes by more than half, and another tile is often better. Of several the nearest counts, by the sum
+of the squared logarithms of the three factors.
 
 A row of Iris's own matmul of few rows (``own_matmul``, and ``one_shot``) counts for weights of just its n and k, and
 its layout of B, row-major or transposed, as the library's choice of kernels is erratic; and for as many rows as its m,
