@@ -35,7 +35,7 @@ from iris.live import Live
 from iris.log import RankLogger
 from iris.membership import Group, global_ranks, identify, members, number
 from iris.mesh import Mesh, require_linux
-from iris.status import expired_wait
+from iris.status import expired_wait, record_of
 from iris.tensors import SymmetricTensors
 from iris.watcher import Watcher
 from iris.wire import pack, unpack
@@ -452,7 +452,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self._require_open("check")
         if self._failure is not None:
             raise copy.copy(self._failure)
-        if self._status_view[sync.STATUS_CODE] or self._watcher.saw_death:
+        if self._status_view[sync.STATUS_CODE] or self._status_view[sync.RECORD_WORDS] or self._watcher.saw_death:
             raise self._failed(self._describe_status())
 
     def _failed(self, error: IrisError) -> IrisError:
@@ -470,13 +470,13 @@ class Iris(Live, SymmetricTensors, RankLogger):
     def _describe_status(self) -> IrisError:
         """Why a kernel stopped: what a peer that is gone said last, if there is one, else what the kernel recorded. Its
         own record is taken, too, if both say that the same rank was waited for: it has more detail."""
-        words = [int(word) for word in self._status_view]
-        own = expired_wait(words, self.rank, self.heap_size)
+        record = record_of(self._status_view)
+        own = expired_wait(record, self.rank, self.heap_size)
         dead = self._mesh.dead_ranks()
         if not dead:
             return own
         said = self._mesh.death(min(dead), "kernel")
-        firsthand = words[sync.STATUS_CODE] == sync.CODE_EXPIRED.value
+        firsthand = record[sync.STATUS_CODE] == sync.CODE_EXPIRED.value
         return own if firsthand and isinstance(said, WaitTimeout) and said.ranks == own.ranks else said
 
     def _require_open(self, op: str) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import SupportsInt
 
 from iris.device import sync
 from iris.errors import WaitTimeout
 
 
+def record_of(status: Iterable[SupportsInt]) -> list[int]:
+    """One of the two records in the status words: that of this rank's own wait, if one has expired."""
+    words = [int(word) for word in status]
+    own, told = words[: sync.RECORD_WORDS.value], words[sync.RECORD_WORDS.value :]
+    return own if own[sync.STATUS_CODE] else told
+
+
 def expired_wait(words: Sequence[int], own_rank: int, heap_size: int) -> WaitTimeout:
-    """The error that the status words of ``own_rank`` stand for: who waited for whom, how long, for which flag."""
+    """The error that a record of ``own_rank`` stands for: who waited for whom, how long, for which flag."""
     site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
     rank, peer = words[sync.STATUS_RANK], words[sync.STATUS_PEER]
     if words[sync.STATUS_SITE] == sync.SITE_MATMUL.value:

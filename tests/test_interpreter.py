@@ -315,8 +315,8 @@ def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failur
         def work() -> None:
             if ctx.rank == missing:
                 pass
-            elif kind == "wait":
-                wait_kernel[(1,)](flags[missing:], 4, missing, ctx.handle)
+            elif kind.startswith("wait by"):
+                wait_kernel[(int(kind.split()[-1]),)](flags[missing:], 4, missing, ctx.handle)
             elif kind == "wait_all":
                 wait_all_kernel[(1,)](flags, 4, ctx.handle, 16)
             else:
@@ -332,7 +332,7 @@ def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failur
     return first, again, offset
 
 
-@pytest.mark.parametrize("kind", ["wait", "wait_all", "device_barrier"])
+@pytest.mark.parametrize("kind", ["wait by 1", "wait by 4", "wait_all", "device_barrier"])
 @pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
 def test_a_wait_for_what_never_comes_ends_on_every_rank_and_names_everything(ranks: Ranks, kind: str) -> None:
     timeout_s = 0.7

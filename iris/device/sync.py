@@ -43,6 +43,9 @@ TURNSTILE: tl.constexpr = tl.constexpr(-1)
 number is that of the epochs for :func:`own_epoch`."""
 
 STATUS_WORDS: tl.constexpr = tl.constexpr(16)
+RECORD_WORDS: tl.constexpr = tl.constexpr(8)
+"""Of the two records in the status words, that of a wait of this rank's that expired, and that of what another one said
+when it gave up: programs that are only told to stop must not write over the first."""
 STATUS_CODE: tl.constexpr = tl.constexpr(0)
 STATUS_SITE: tl.constexpr = tl.constexpr(1)
 STATUS_RANK: tl.constexpr = tl.constexpr(2)
@@ -351,8 +354,8 @@ def _check_bounds(offset, value, seen, peer, started, handle, site: tl.constexpr
 
 @triton.jit
 def _record(code: tl.constexpr, site: tl.constexpr, me, peer, offset, wanted, seen, waited, handle):
-    """Write the status words; the code last, so that the host never reads half a record."""
-    words = _status(handle)
+    """Write the status words of ``code``'s record; the code last, so that the host never reads half a record."""
+    words = _status(handle) + (code - CODE_EXPIRED) * RECORD_WORDS
     tl.store(words + STATUS_SITE, tl.full((), site, tl.int64))
     tl.store(words + STATUS_RANK, me)
     tl.store(words + STATUS_PEER, peer)
