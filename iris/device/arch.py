@@ -5,7 +5,7 @@ import time
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import globaltimer
+from triton.language.extra.cuda import globaltimer, num_warps
 from triton.language.extra.hip import memrealtime
 from triton.language.target_info import is_hip
 
@@ -31,6 +31,15 @@ def clock_ns():
         return memrealtime() * MEMREALTIME_TICK_NS
     else:
         return globaltimer()
+
+
+@triton.jit
+def repeated(block):
+    """Whether a program has more threads than ``block`` elements, so that several hold the same one; constexpr."""
+    if SIMULATED:
+        return False
+    else:
+        return block.numel < num_warps() * (64 if is_hip() else 32)
 
 
 @triton.jit

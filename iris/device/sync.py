@@ -17,7 +17,7 @@ whatever is in memory; the host raises ``WaitTimeout`` at its next look: ask the
 import triton
 import triton.language as tl
 
-from iris.device.arch import clock_ns, load_fresh, meet_to_publish
+from iris.device.arch import clock_ns, load_fresh, meet_to_publish, repeated
 from iris.device.handle import FIRST_TIMEOUT_NS, STATUS_ADDRESS, TIMEOUT_NS, rank, world_size
 from iris.device.rma import translate
 
@@ -280,6 +280,9 @@ def wait_words(word_ptrs, epoch, peers, valid, handle, site: tl.constexpr = SITE
                 first = tl.min(tl.where(late, word_ptrs.to(tl.int64), 1 << 62))
                 peer = tl.min(tl.where(late, peers[:, None, None], MAX_RANKS))
                 stopped = _check_bounds(first - _own_base(handle), epoch, epoch - 1, peer, started, handle, site)
+    if repeated(word_ptrs):
+        # One thread saw a word come, and all go by that; another that holds the same word may have looked before.
+        seen = _look_at_words(word_ptrs, epoch, valid)
     return seen.to(tl.int32)
 
 

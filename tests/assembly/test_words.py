@@ -1,0 +1,43 @@
+"""A word that several threads hold is looked at again: one of them may have seen it come, and another not yet."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from case import CUDA, Case, compile_case, with_handle
+from listing import Event, read
+
+from iris.device import sync
+
+
+@triton.jit
+def words(handle, ptr, out, ROWS: tl.constexpr, COLS: tl.constexpr):
+    lanes = tl.arange(0, 1)
+    offsets = tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :]
+    seen = sync.wait_words((ptr + offsets)[None, :, :], lanes.sum() + 7, lanes, lanes == 0, handle)
+    tl.store(out + offsets, tl.reshape(seen, (ROWS, COLS)))
+
+
+def looks(target_name: str, threads: int) -> int:
+    """How many blocks of the assembly look at words, or at the abort word."""
+    lanes = 32 if target_name in CUDA else 64
+    constants = {"ROWS": 16, "COLS": 16, "num_warps": threads // lanes}
+    case = Case("words", words, with_handle(torch.int64, torch.int32), constants, (target_name,))
+    listing = read(compile_case(case, target_name))
+    fresh = {"sc0", "sc1"} if listing.amd else {"volatile"}
+    looking = [
+        [one for one in block.instructions if Event.LOAD in one.events and fresh <= set(re.split(r"[. ]", one.text))]
+        for block in listing.blocks
+    ]
+    return sum(map(bool, looking))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("target_name", ["sm_90", "gfx942"])
+def test_words_of_several_threads_are_looked_at_again(target_name: str) -> None:
+    """Behind the loop, too, where there are fewer words than threads."""
+    assert looks(target_name, 512) == looks(target_name, 256) + 1
