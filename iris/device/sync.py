@@ -394,6 +394,7 @@ def _meet(peers, valid, handle, site: tl.constexpr):
     signal_all(flags + rank(handle), wanted, peers, valid, handle)
     wait_all(flags + peers, wanted, peers, valid, handle, site)
     tl.store(epochs + peers, wanted, mask=valid)
+    tl.debug_barrier()  # one thread has stored it, and all load it in the kernel's next barrier
 
 
 @triton.jit

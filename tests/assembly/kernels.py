@@ -161,6 +161,7 @@ def whole_barrier(handle, data, result, BLOCK: tl.constexpr):
     peer.store(handle, data + offsets, offsets.to(data.dtype.element_ty), 1)
     sync.barrier(handle)
     tl.store(result + offsets, tl.load(data + offsets))
+    sync.barrier(handle)
 
 
 @triton.jit

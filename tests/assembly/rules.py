@@ -10,6 +10,7 @@ any path counts. So they prove, for the listing at hand and for any run of it:
 - :func:`scope`: nothing is atomic or ordered at less than system scope.
 - :func:`bounds`: a loop that ends when an acquire, or a look at a word, inside it finds what it waits for reads the
   clock.
+- :func:`counting`: what is stored in the control words is loaded again behind a barrier only; asked of barriers alone.
 - :func:`width`: contiguous data moves 16 bytes per thread and instruction.
 
 They do not prove that the clock decides when the loop ends, that a flag belongs to the data it announces, or that the
@@ -120,6 +121,33 @@ def bounds(listing: Listing) -> list[str]:
         for one in inside:
             if _acquires(one, listing) and decides(one, loop, listing):
                 wrong[f"no clock in the loop around {one.text}"] = None
+    return list(wrong)
+
+
+def counting(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]:
+    """A word that the arguments ``private`` lead to, all of them: stored → barrier → loaded. One thread stores it, and
+    all load it: the count of barriers, on which they must agree."""
+    if listing.single:
+        return []
+    origin = origins(listing)
+    control = {where for where, arguments in origin.items() if arguments == private}
+    wrong: dict[str, None] = {}
+    todo = [
+        (number, index + 1)
+        for number, block in enumerate(listing.blocks)
+        for index, one in enumerate(block.instructions)
+        if Event.STORE in one.events and id(one) in control
+    ]
+    for place in todo:  # grows
+        number, first = place
+        block = listing.blocks[number]
+        for one in block.instructions[first:]:
+            if Event.BARRIER in one.events:
+                break
+            if Event.LOAD in one.events and not _ordered(one, listing) and id(one) in control:
+                wrong[f"no barrier between a store and {one.text}"] = None
+        else:
+            todo += [(after, 0) for after in block.after if (after, 0) not in todo]
     return list(wrong)
 
 

@@ -114,6 +114,15 @@ def test_dropped_barriers(target_name: str) -> None:
     assert [words for words in wrong if words.startswith("no barrier between an acquire and")]
 
 
+@everywhere
+def test_barriers_of_one_kernel(target_name: str) -> None:
+    """One thread stores how many there have been, and all load it again."""
+    twice = compile_named("whole_barrier", target_name)
+    assert rules.counting(read(twice)) == []
+    [words, *_] = rules.counting(read(without(twice, CTA_BARRIER)))
+    assert words.startswith("no barrier between a store and")
+
+
 @on_amd
 def test_single_wave_without_writeback(target_name: str) -> None:
     """One wave needs no barrier, and LLVM leaves none, but its own stores must be written back."""
