@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -75,6 +76,19 @@ class Wrapper(torch.Tensor):
         raise AssertionError("no operation is expected")
 
 
+def in_vmap(matrix: torch.Tensor) -> torch.Tensor:
+    """``matrix`` as a function sees it that ``torch.vmap`` calls."""
+    seen = []
+    torch.vmap(lambda one: seen.append(one) or one)(matrix[None])
+    return seen[0]
+
+
+def nested(matrix: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a prototype
+        return torch.nested.nested_tensor([matrix])
+
+
 @dataclass(frozen=True)
 class Mistake:
     """A call that is refused: by which ops, what is wrong with it, and what the error says, ``argument`` first."""
@@ -142,10 +156,17 @@ MISTAKES = {
     "bias without memory": Mistake(
         ALL, lambda one: {"bias": given_back(one.output[:1])}, "ArgumentError", "bias", "that has memory"
     ),
+    "in vmap": Mistake(ALL, lambda one: {"b": in_vmap(one.b)}, "ArgumentError", "B", "torch.func"),
+    "bias in vmap": Mistake(
+        ALL, lambda one: {"bias": in_vmap(one.output.new_zeros(one.output.shape[1]))}, "ArgumentError", "bias",
+        "torch.func",
+    ),
+    "nested": Mistake(ALL, lambda one: {"b": nested(one.b)}, "ArgumentError", "B", "a nested one"),
     "negated": Mistake(
         ALL, lambda one: {"b": torch.complex(one.b, one.b).conj().imag}, "ArgumentError", "B", "resolve_neg"
     ),
     "sparse": Mistake(ALL, lambda one: {"b": one.b.to_sparse()}, "ArgumentError", "B", "dense"),
+    "sparse bias": Mistake(ALL, lambda one: {"bias": one.output[0].to_sparse()}, "ArgumentError", "bias", "dense"),
     "algorithm": Mistake(
         ALL, lambda _: {"config": FusedConfig(algorithm="magic")}, "ArgumentError", "config.algorithm", "'magic'"
     ),

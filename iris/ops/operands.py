@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -27,8 +27,7 @@ def check_operands(
     for argument, matrix in matrices.items():
         if not isinstance(matrix, torch.Tensor):
             raise DTypeError(op, argument, "a tensor", type(matrix).__name__)
-        if matrix.layout != torch.strided:
-            raise ArgumentError(op, argument, "a dense tensor", matrix.layout)
+        _check_dense(op, argument, matrix)
         if matrix.dim() != 2:
             raise ShapeError(op, argument, "2 dimensions", f"{matrix.dim()}: {tuple(matrix.shape)}")
         if 0 in matrix.shape:
@@ -38,7 +37,6 @@ def check_operands(
         _check_memory(op, argument, matrix)
         _check_bits(op, argument, matrix)
         _check_no_gradient(op, argument, matrix)
-    _check_writable(op, output, {name: tensor, "B": b, "bias": bias})
     if tensor.dtype not in DTYPES:
         raise DTypeError(op, name, f"one of {', '.join(map(str, DTYPES))}", tensor.dtype)
     if b.dtype != tensor.dtype:
@@ -48,6 +46,7 @@ def check_operands(
     if bias is not None:
         if not isinstance(bias, torch.Tensor):
             raise DTypeError(op, "bias", "a tensor or None", type(bias).__name__)
+        _check_dense(op, "bias", bias)
         if bias.device != ctx.device:
             raise PlacementError(op, "bias", f"a tensor on {ctx.device}", bias.device)
         if bias.dtype != output.dtype:
@@ -57,9 +56,10 @@ def check_operands(
         _check_memory(op, "bias", bias)
         _check_bits(op, "bias", bias)
         _check_no_gradient(op, "bias", bias)
+    _check_writable(op, output, {name: tensor, "B": b} | ({} if bias is None else {"bias": bias}))
 
 
-def _check_writable(op: str, output: torch.Tensor, inputs: Mapping[str, Any]) -> None:
+def _check_writable(op: str, output: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
     """Raise unless every element of ``output`` has memory of its own, which may be written here and now."""
     (rows, cols), (down, across) = output.shape, output.stride()
     common = math.gcd(down, across)
@@ -72,7 +72,7 @@ def _check_writable(op: str, output: torch.Tensor, inputs: Mapping[str, Any]) ->
             "Make it outside of torch.inference_mode(), or call the op in it.",
         )  # fmt: skip
     for argument, tensor in inputs.items():
-        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and _share_memory(output, tensor):
+        if _share_memory(output, tensor):
             raise ArgumentError(
                 op, "output", "memory of its own", f"some of {argument}'s", f"It is written while {argument} is read."
             )
@@ -107,13 +107,27 @@ def _range_of(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
+def _check_dense(op: str, argument: str, tensor: torch.Tensor) -> None:
+    if tensor.is_nested or tensor.layout != torch.strided:
+        raise ArgumentError(op, argument, "a dense tensor", "a nested one" if tensor.is_nested else tensor.layout)
+
+
 def _check_memory(op: str, argument: str, tensor: torch.Tensor) -> None:
     """Raise for a tensor that only stands for others, or whose memory was given back: a kernel would read address 0."""
-    if not tensor.data_ptr() or not tensor.untyped_storage().nbytes():
+    if not address_of(tensor) or not tensor.untyped_storage().nbytes():
         raise ArgumentError(
             op, argument, "a tensor that has memory", f"a {type(tensor).__name__} without",
-            "Of a DTensor pass to_local(); gather a parameter that FSDP has freed.",
+            "Of a DTensor pass to_local(); gather a parameter that FSDP has freed; leave the op out of what torch.func "
+            "transforms or torch.export traces.",
         )  # fmt: skip
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where the first element is; 0 for a tensor without memory, as ``torch.vmap`` and tracers make them."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def _check_bits(op: str, argument: str, tensor: torch.Tensor) -> None:

@@ -26,6 +26,7 @@ from iris.context import Iris
 from iris.errors import ArgumentError, CaptureError
 from iris.ops.eager import eager
 from iris.ops.hardware import allows_tf32
+from iris.ops.operands import address_of
 from iris.ops.workspace import FusedWorkspace
 
 P = ParamSpec("P")
@@ -160,8 +161,8 @@ def _identity(value: Any) -> Hashable:
     if isinstance(value, FusedWorkspace):
         return weakref.ref(value)  # its memory may go before its calls are forgotten
     if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided:
+        if value.is_nested or value.layout != torch.strided or not (address := address_of(value)):
             return object()
-        memory = value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+        memory = address, value.shape, value.stride(), value.dtype, value.device
         return *memory, value.requires_grad, value.is_neg()
     return value if isinstance(value, Hashable) else object()
