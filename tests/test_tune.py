@@ -679,7 +679,21 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
     trials.add([*key[:-1], True], CONFIGS[3], DROPPED, why="another problem")
     trials.forget(key)
     assert failed(trials) == {(problem_name([*key[:-1], True]), CONFIGS[3]): "another problem"}
-    trials.path.write_text("{}\n")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *(b"{}", b"[1]", b"\xff\xfe", pytest.param(b"[" * 100_000, id="deep")),
+        *({"config": 3}, {"measured_ms": "0.5"}, {"measured_ms": 0}),
+    ],
+)
+def test_what_is_no_trial_is_named(tmp_path: Path, broken: bytes | dict[str, Any]) -> None:
+    trials = Trials(tmp_path / "rows.json")
+    trials.add(["NVIDIA H200", 2, "matmul_all_scatter", None, "bf16", 8, 8, 8, False], CONFIGS[0], RIGHT)
+    if isinstance(broken, dict):
+        broken = json.dumps(json.loads(trials.path.read_text()) | broken).encode()
+    trials.path.write_bytes(broken + b"\n")
     with pytest.raises(ArgumentError, match=r"rows\.json\.trials:1: expected a trial"):
         failed(trials)
 

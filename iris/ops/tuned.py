@@ -284,7 +284,8 @@ def _positive(value: object) -> bool:
     return type(value) is int and value > 0
 
 
-def _time(value: object) -> bool:
+def is_time(value: object) -> bool:
+    """Whether ``value`` may be a time in milliseconds."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
@@ -298,9 +299,9 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "n": ("a positive whole number", _positive),
     "k": ("a positive whole number", _positive),
     "config": ("an object", lambda value: isinstance(value, dict)),
-    "measured_ms": ("a positive number", _time),
-    "predicted_ms": ("a positive number or null", lambda value: value is None or _time(value)),
-    "untuned_ms": ("a positive number or null", lambda value: value is None or _time(value)),
+    "measured_ms": ("a positive number", is_time),
+    "predicted_ms": ("a positive number or null", lambda value: value is None or is_time(value)),
+    "untuned_ms": ("a positive number or null", lambda value: value is None or is_time(value)),
     "versions": ("an object", lambda value: isinstance(value, dict)),
     "date": ("text", lambda value: isinstance(value, str)),
     **dict.fromkeys(("unfinished", "transposed_b"), ("true or false", lambda value: isinstance(value, bool))),

@@ -22,7 +22,7 @@ from typing import Any
 from iris.bench.records import sole
 from iris.errors import ArgumentError
 from iris.ops import FusedConfig
-from iris.ops.tuned import changed_fields, config_of
+from iris.ops.tuned import changed_fields, config_of, is_time
 
 STARTED, RIGHT, DROPPED, MEASURED, LEFT = "started", "right", "dropped", "measured", "left"
 ENDED = "it ended its ranks"
@@ -116,7 +116,7 @@ class Trials:
             ArgumentError: a line is no event; names it.
         """
         found: dict[Place, Fate] = {}
-        lines = self.path.read_text().split("\n") if self.path.exists() else []
+        lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         for number, line in enumerate(lines[:-1], 1):  # the last one is empty, or was not finished
             where = f"{self.path}:{number}"
             try:
@@ -124,8 +124,11 @@ class Trials:
                 key, content, state, why = event["key"], event["config"], event["state"], event["why"]
                 place, measured_ms = (problem_name(key), config_of(where, key[2], content)), event["measured_ms"]
                 run = event.get("run", "")
-            except (ValueError, KeyError, TypeError, IndexError) as error:
-                raise ArgumentError("tune", where, "a trial", repr(line[:60]), "Delete the file.") from error
+                if measured_ms is not None and not is_time(measured_ms):
+                    raise ValueError(measured_ms)
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+                got = repr(line[:60].decode(errors="replace"))
+                raise ArgumentError("tune", where, "a trial", got, "Delete the file.") from error
             before = found.get(place, Fate())
             if state == STARTED:
                 found[place] = Fate(before.unanswered + 1, run=run)
