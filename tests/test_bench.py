@@ -18,7 +18,7 @@ import pytest
 import torch
 import triton
 from interrupted import interrupted
-from ranks import BACKEND, Ranks, context, worlds
+from ranks import BACKEND, Ranks, context, fresh, worlds
 from trials import WAYS, ranges, trial
 
 from iris import bench
@@ -34,6 +34,7 @@ from iris.bench.options import STOPPED
 from iris.bench.records import Record
 from iris.bench.state import Outcome
 from iris.errors import ArgumentError
+from iris.ops.choice import settled
 from iris.report import records as report
 from iris.report.palette import ALGORITHMS as ALGORITHM_TONES
 
@@ -782,6 +783,31 @@ def transposed(op: str) -> tuple[tuple[int, ...], bool, str]:
 @pytest.mark.parametrize("op", OPS)
 def test_a_b_that_is_transposed(ranks: Ranks, op: str) -> None:
     assert ranks.run(transposed, op) == [((1, 16), True, "")] * 2
+
+
+def knows_what_auto_took(op: str, sizes: tuple[int, int, int]) -> bool:
+    with fresh(1 << 22) as ctx:
+        operands = Operands(ctx, op, sizes, torch.float32, 0)
+        operands.fill()
+        ways._iris(operands, ways.AUTO).call()
+        ctx.synchronize()
+        return settled(ctx, operands.problem) is not None
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("op", OPS)
+def test_what_auto_took_is_known(ranks: Ranks, op: str) -> None:
+    for sizes in ((24, 20, 16), *([(3, 5, 7)] if op == "matmul_all_reduce" else [])):
+        assert ranks.run(knows_what_auto_took, op, sizes) == [True] * 2
+
+
+@pytest.mark.skipif(not SIMULATED, reason="on GPUs another algorithm is picked, which this heap has room for")
+def test_a_record_has_what_auto_took_where_the_heap_is_short(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    axes = ["M=256", "N=32", "K=64", "gather_dim=0", "algorithm=auto,pull"]
+    arguments = ["all_gather_matmul", "--num_ranks=2", *(f"--axis_{one}" for one in axes), "--repeat=1"]
+    assert bench.main([*arguments, f"--heap_size={1 << 17}", f"--benchmark_out={out}"]) == 0
+    assert [one["config"]["algorithm"] for one in lines(out)] == ["pull", "pull"]
 
 
 def test_only_a_transposed_b_is_told(tmp_path: Path) -> None:

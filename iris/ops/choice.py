@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -77,7 +77,28 @@ def _memory(ctx: Iris, workspace: FusedWorkspace | None) -> _Memory:
     return _Memory(f"given at heap offset {place_of(ctx, workspace.turnstile).heap_offset}")
 
 
-def _settled(ctx: Iris) -> dict[Hashable, FusedConfig]:
+class _Choice(NamedTuple):
+    """All that a choice of "auto" depends on, but for the room on the heap."""
+
+    problem: Problem
+    first: FusedConfig
+    given: FusedConfig | None
+    may: tuple[str, ...]
+    made: object
+
+    @property
+    def plain(self) -> bool:
+        """Whether the caller gave neither options nor a workspace."""
+        return self.given is None and not self.made
+
+
+def settled(ctx: Iris, problem: Problem) -> FusedConfig | None:
+    """What "auto" took for ``problem`` in calls without a workspace of the caller's; None if there were none."""
+    plain = (config for asked, config in _settled(ctx).items() if asked.plain and asked.problem == problem)
+    return next(plain, None)
+
+
+def _settled(ctx: Iris) -> dict[_Choice, FusedConfig]:
     """What "auto" has chosen for calls on which all ranks agree."""
     return ctx.kept("settled choices", dict)
 
@@ -90,7 +111,7 @@ def _chosen(
     workspace: FusedWorkspace | None,
     traced: bool,
     takes: Callable[[str], bool],
-) -> tuple[FusedConfig, Hashable]:
+) -> tuple[FusedConfig, _Choice | None]:
     """The config, and, if it was picked by what fits, the key of the choice."""
     given = config if isinstance(config, FusedConfig) else None
     if given is not None:
@@ -113,7 +134,7 @@ def _chosen(
         workspace.staging.shape,
         workspace.ready.shape,
     )
-    key = problem, first, given, may, made
+    key = _Choice(problem, first, given, may, made)
     return _settled(ctx).get(key) or _that_fits(ctx, problem, workspace, first, given, may), key
 
 

@@ -20,12 +20,13 @@ from iris.bench.cases.operands import (
     SCATTER,
     Operands,
 )
-from iris.bench.cases.ways import COMPARATORS, MATMUL, way, ways_of
+from iris.bench.cases.ways import AUTO, COMPARATORS, MATMUL, way, ways_of
 from iris.bench.options import DTYPES
 from iris.bench.state import State, described
 from iris.context import Iris
-from iris.ops import Problem
-from iris.ops.hardware import HARDWARE, floor_s, hardware
+from iris.ops import FusedConfig, Problem
+from iris.ops.choice import settled
+from iris.ops.hardware import HARDWARE, Hardware, floor_s, hardware
 from iris.ops.model import predict_ms
 from iris.ops.pick import expected_ms
 from iris.ops.problem import DTYPES as OP_DTYPES
@@ -89,18 +90,11 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
         problem = Problem(LOCAL, *sizes, dtype, ctx.world_size, 0)
     state.set_flops(problem.flops)
     state.set_bytes(problem.received_bytes)
-    if chosen.config is not None:
-        state.set_config(changed_fields(chosen.config))
-        state.set_deterministic(chosen.config.algorithm not in UNORDERED or not dtype.is_floating_point)
-        if op == LOCAL:
-            tiles = -(-state["m"] // chosen.config.block_size_m) * -(-state["n"] // chosen.config.block_size_n)
-            state.add_counter("waves", tiles / ctx.num_sms)
+    known = None if ctx.backend_name == "sim" else hardware(torch.cuda.get_device_name(ctx.device))
     if ctx.backend_name != "sim":
-        known = hardware(torch.cuda.get_device_name(ctx.device))
         state.set_floor(floor_s(problem, known))
-        if chosen.config is not None and known is not None:
-            state.set_predicted(predict_ms(problem, chosen.config, known) / 1e3)
-            state.add_counter("mi300x_predicted_ms", expected_ms(problem, HARDWARE["MI300X"]))
+    if chosen.config is not None:
+        _tell(state, ctx, problem, chosen.config, known)
     # What is kept from a call on other numbers must not be taken for this call's.
     operands.fill(decoy=True)
     chosen.refresh()
@@ -110,6 +104,8 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
         if state["algorithm"] not in COMPARATORS:
             raise
         state.skip(f"{state['algorithm']} does not take this: {described(error)}")
+    if state["algorithm"] == AUTO and (ran := settled(ctx, problem)) is not None:
+        _tell(state, ctx, problem, ran, known)
     operands.fill()
     chosen.refresh()
     operands.spoil()
@@ -117,6 +113,18 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
         chosen.call,
         validate_fn=lambda: operands.complaint(chosen.result(), chosen.roundings, local=chosen.local),
     )
+
+
+def _tell(state: State, ctx: Iris, problem: Problem, config: FusedConfig, known: Hardware | None) -> None:
+    """Note what an op of Iris runs with, and what follows from that."""
+    state.set_config(changed_fields(config))
+    state.set_deterministic(config.algorithm not in UNORDERED or not problem.dtype.is_floating_point)
+    if problem.op == LOCAL:
+        tiles = -(-problem.m // config.block_size_m) * -(-problem.n // config.block_size_n)
+        state.add_counter("waves", tiles / ctx.num_sms)
+    if known is not None:
+        state.set_predicted(predict_ms(problem, config, known) / 1e3)
+        state.add_counter("mi300x_predicted_ms", expected_ms(problem, HARDWARE["MI300X"]))
 
 
 # -- the cases ----------------------------------------------------------------------------------------------

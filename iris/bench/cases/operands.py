@@ -60,7 +60,7 @@ class Operands:
             GATHER: m * k * item * (world - 1) // world,
             SCATTER: m * n * out_item * (world - 1),
             REDUCE_SCATTER: m * n * out_item * (world - 1) // world,
-            ALL_REDUCE: 2 * m * n * out_item * (world - 1) // world,
+            ALL_REDUCE: 2 * (m * n - m * n // world) * out_item,
             LOCAL: 0,
         }[op]
         self.problem = Problem(

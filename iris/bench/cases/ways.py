@@ -43,7 +43,7 @@ class Way:
         roundings: how often it may round a sum to the dtype of the output.
         local: whether the result is the local matmul's, not the op's.
         refresh: copies A to where the way needs it; to be called when A has been drawn anew.
-        config: what an op of Iris runs with; None for others.
+        config: what an op of Iris runs with, as far as it is known before a call; None for others.
     """
 
     call: Callable[[], object]
