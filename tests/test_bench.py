@@ -32,7 +32,7 @@ from iris.bench.dataset import Dataset
 from iris.bench.driver import Group
 from iris.bench.options import STOPPED
 from iris.bench.records import Record
-from iris.bench.state import Outcome
+from iris.bench.state import Outcome, State
 from iris.errors import ArgumentError
 from iris.ops.choice import settled
 from iris.report import records as report
@@ -789,7 +789,7 @@ def knows_what_auto_took(op: str, sizes: tuple[int, int, int]) -> bool:
     with fresh(1 << 22) as ctx:
         operands = Operands(ctx, op, sizes, torch.float32, 0)
         operands.fill()
-        ways._iris(operands, ways.AUTO).call()
+        ways.way(State(ctx, {}, {}), operands, ways.AUTO).call()
         ctx.synchronize()
         return settled(ctx, operands.problem) is not None
 
@@ -808,6 +808,15 @@ def test_a_record_has_what_auto_took_where_the_heap_is_short(tmp_path: Path) -> 
     arguments = ["all_gather_matmul", "--num_ranks=2", *(f"--axis_{one}" for one in axes), "--repeat=1"]
     assert bench.main([*arguments, f"--heap_size={1 << 17}", f"--benchmark_out={out}"]) == 0
     assert [one["config"]["algorithm"] for one in lines(out)] == ["pull", "pull"]
+
+
+def test_what_an_algorithm_cannot_run_is_skipped(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    axes = ["M=7", "N=8", "K=10", "algorithm=copy_engine,nccl"]
+    arguments = ["matmul_all_reduce", "--num_ranks=2", *(f"--axis_{one}" for one in axes), "--repeat=1"]
+    assert bench.main([*arguments, f"--benchmark_out={out}"]) == 0
+    uneven, nccl = lines(out)
+    assert uneven["skipped"] == "copy_engine: 7 rows cannot be shared evenly by 2 ranks" and nccl["validated"]
 
 
 def test_only_a_transposed_b_is_told(tmp_path: Path) -> None:

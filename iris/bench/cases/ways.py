@@ -21,6 +21,7 @@ from iris.bench.distributed import all_gather, process_group, reduce_scatter
 from iris.bench.state import State
 from iris.context import Iris
 from iris.ops import FusedConfig, pick_config
+from iris.ops.candidates import obstacle
 from iris.ops.target import target_of
 
 NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
@@ -71,12 +72,14 @@ def way(state: State, operands: Operands, name: str) -> Way:
         if name == MATMUL:
             return _matmul(operands)
         return _nccl(operands) if name == NCCL else _symm_mem(state, operands)
-    return _iris(operands, name)
+    return _iris(state, operands, name)
 
 
-def _iris(operands: Operands, name: str) -> Way:
+def _iris(state: State, operands: Operands, name: str) -> Way:
     op = getattr(operands.ctx.ops, operands.op)
     config = None if name == AUTO else _config(operands, name)
+    if config is not None and (reason := obstacle(operands.problem, config, target_of(operands.ctx))) is not None:
+        state.skip(f"{name}: {reason}")
 
     def call() -> None:
         if operands.op == GATHER:
