@@ -732,6 +732,6 @@ def test_a_shape_that_does_not_fit_is_told_and_the_next_is_tuned(tmp_path: Path)
     shapes = [{"m": m, "n": 16, "k": 8, "gather_dim": 0} for m in (1 << 16, 8)]
     (tmp_path / "shapes.json").write_text(json.dumps(shapes))
     out = tmp_path / "rows.json"
-    given = ["--dataset", str(tmp_path / "shapes.json"), "--num_ranks=2", "--budget_s=3", "--heap_size", str(1 << 19)]
+    given = ["--dataset", str(tmp_path / "shapes.json"), "--num_ranks=2", "--budget_s=9", "--heap_size", str(1 << 19)]
     assert command.main(["all_gather_matmul", *given, "--out", str(out)]) == 1
     assert tried(out) == {(0, 8, 8, 8, False)}
