@@ -438,6 +438,18 @@ def test_a_broken_file_is_found_before_anything_is_measured(tmp_path: Path, caps
         assert (tmp_path / name).read_text() == "{}\n"
 
 
+@simulated_only
+@pytest.mark.parametrize("rows", [1 << 44, 10**20])
+def test_a_shape_too_large_for_memory_fails_alone(
+    tmp_path: Path, rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (dataset := tmp_path / "shapes.json").write_text(json.dumps([{"m": [rows, 16], "n": 16, "k": 16}]))
+    arguments = ["matmul_all_reduce", f"--dataset={dataset}", "--num_ranks=2", "--budget_s=2"]
+    assert cli.main(["tune", *arguments, f"--out={tmp_path / 'rows.json'}"]) == 1
+    found = capsys.readouterr().out
+    assert "Error: " in found and "16x16x16" in found
+
+
 @pytest.mark.parametrize("content", ["", "\n"])
 def test_an_empty_file_has_no_rows(tmp_path: Path, content: str) -> None:
     (file := tmp_path / "rows.json").write_text(content)

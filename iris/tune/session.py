@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from triton.errors import TritonError
 
 from iris import ops
@@ -27,7 +26,7 @@ from iris.bench.progress import Advance, progress
 from iris.bench.state import FATAL, agreed, described
 from iris.bench.timing import call_seconds
 from iris.context import Iris, iris
-from iris.errors import HeapError, IrisError
+from iris.errors import IrisError
 from iris.ops import FusedConfig, Problem, Target, tuned
 from iris.ops.candidates import candidates, has_no_tile, variations
 from iris.ops.pick import model_pick, pick_config, predictions
@@ -50,7 +49,7 @@ _FIRST = 3.0
 """How much more time than others the first shape of a kind gets."""
 _VERSIONS = ("iris", "commit", "torch", "triton", "cuda")
 _DROPPED_FOR = (IrisError, TritonError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
-"""Errors of a candidate after which all ranks can go on, but for the fatal ones."""
+"""Errors of a candidate, or of making operands, after which all ranks can go on, but for the fatal ones."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,9 @@ def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop
         dtype = DTYPES[shape.dtype]
         operands = Operands(ctx, shape.op, sizes, dtype, shape.gather_dim or 0, shape.b_layout)
         bench = Bench(ctx, operands, shape)
-    except (HeapError, torch.OutOfMemoryError) as error:
+    except FATAL:
+        raise
+    except _DROPPED_FOR as error:  # no memory, or sizes that none can have
         lacking = described(error)
     if (why := agreed(ctx, lacking)) is not None:
         return Finding(shape.name, why=why, failed=True)
