@@ -441,15 +441,18 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
     # -- failure ------------------------------------------------------------------------------------
 
-    def check(self) -> None:
+    def check(self, op: str = "check") -> None:
         """Raise if a kernel's wait expired or a peer died since the last look. Costs no synchronisation.
+
+        Args:
+            op: what an error is to name that finds the context closed.
 
         Raises:
             ContextError: the context is closed, belongs to a parent process, or a call on it broke off half way.
             WaitTimeout: op, rank, the rank waited for, the flag, and what was wanted and seen.
             PeerDied: the rank whose process is gone.
         """
-        self._require_open("check")
+        self._require_open(op)
         if self._failure is not None:
             raise copy.copy(self._failure)
         if self._status_view[sync.STATUS_CODE] or self._status_view[sync.RECORD_WORDS] or self._watcher.saw_death:

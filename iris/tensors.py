@@ -72,6 +72,10 @@ class SymmetricTensors(ABC):
     device: torch.device
 
     @abstractmethod
+    def _require_open(self, op: str) -> None:
+        """Raise unless the context may be used, here and now."""
+
+    @abstractmethod
     def _allocate(self, op: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised symmetric memory. Collective."""
 
@@ -339,6 +343,7 @@ class SymmetricTensors(ABC):
             RankMismatch: it is on the symmetric heap of some ranks only.
             ArgumentError: a gradient is to flow back through it, and gradients are enabled.
         """
+        self._require_open("as_symmetric")
         _check_dense("as_symmetric", "tensor", tensor)
         here = self.is_symmetric(tensor)
         if not here and tensor.grad_fn is not None and torch.is_grad_enabled():

@@ -176,6 +176,8 @@ def use_after_close() -> tuple[list[Failure], str]:
         lambda: ctx.synchronize(),
         lambda: ctx.broadcast(1, 0),
         lambda: ctx.workspace("key", dict),
+        lambda: ctx.ops.matmul(tensor, tensor, tensor),
+        lambda: ctx.ops.all_gather_matmul(tensor, tensor, tensor),
     )
     return [failure_of(use) for use in uses], repr(ctx)
 
@@ -199,8 +201,8 @@ def several_at_once() -> None:
 
 @FEW
 def test_use_after_close(ranks: Ranks) -> None:
-    operations = ["zeros", "is_symmetric", "free", "is_symmetric", "barrier", "device_barrier", "synchronize"]
-    operations += ["broadcast", "workspace"]
+    operations = ["zeros", "as_symmetric", "free", "is_symmetric", "barrier", "device_barrier", "synchronize"]
+    operations += ["broadcast", "workspace", "matmul", "all_gather_matmul"]
     for failures, text in ranks.run(use_after_close):
         for operation, failure in zip(operations, failures, strict=True):
             assert failure.kind == "ContextError" and failure.took_s < 2

@@ -301,7 +301,7 @@ def all_gather_matmul(
     Sync: on the current stream. All ranks must call it, in the same order. When it is done on this rank's stream,
         all ranks have finished reading A_sharded, so it may be overwritten; no barrier is needed between calls.
     """
-    ctx.check()
+    ctx.check(OP)
     check_operands(ctx, OP, output, ("A_sharded", A_sharded), B, bias)
     world = ctx.world_size
     by_rows = _gather_dim(A_sharded, B, world, gather_dim) == 0

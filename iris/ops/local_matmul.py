@@ -73,7 +73,7 @@ def _multiply(
     workspace: FusedWorkspace | None,
     trace: bool | Trace,
 ) -> None:
-    ctx.check()
+    ctx.check(OP)
     check_operands(ctx, OP, output, ("A", A), B, bias)
     (m, k), n = A.shape, B.shape[1]
     check_shape(OP, "B", B, (k, n), "rows of B = columns of A")

@@ -161,7 +161,7 @@ def matmul_all_scatter(
     Sync: on the current stream. All ranks must call it, in the same order. When it is done on this rank's stream,
         this rank's output is whole; no barrier is needed between calls.
     """
-    ctx.check()
+    ctx.check(OP)
     check_operands(ctx, OP, output, ("A", A), B, bias)
     world, (m, k), n = ctx.world_size, A.shape, B.shape[1]
     check_shape(OP, "B", B, (k, n), "rows of B = columns of A")

@@ -143,7 +143,7 @@ def matmul_reduce_scatter(
 
     Sync: on the current stream. All ranks must call it, in the same order; no barrier is needed between calls.
     """
-    ctx.check()
+    ctx.check(OP)
     check_operands(ctx, OP, output, ("A", A), B, bias)
     world, (m, k), n = ctx.world_size, A.shape, B.shape[1]
     check_shape(OP, "B", B, (k, n), "rows of B = columns of A")

@@ -122,7 +122,7 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         if not _applies(ctx) or kwargs.get("trace") or len(args) < 2:
             return op(*args, **kwargs)
         key = (op, *map(_identity, args[1:]), *((name, _identity(kwargs[name])) for name in sorted(kwargs)))
-        ctx.check()
+        ctx.check(op.__name__)
         replays = ctx.kept(Replays, lambda: Replays(ctx.device))
         output: Any = args[1]
         rounding = _rounding(getattr(output, "dtype", None))
