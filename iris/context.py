@@ -406,8 +406,8 @@ class Iris(Live, SymmetricTensors, RankLogger):
         """``value`` of rank ``source``, on every rank. Collective.
 
         Args:
-            value: None, a bool, number, string, bytes, a list or dict of those, or a tensor (any device);
-                only ``source``'s counts.
+            value: None, a bool, number, string, list or dict (with strings as keys) of those, bytes, or a dense tensor
+                (any device); only ``source``'s counts.
             source: the rank whose value is sent.
 
         Raises:
