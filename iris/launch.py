@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -65,9 +65,10 @@ def launch(
     Raises:
         LaunchError: a rank failed, with the traceback of the first to fail and its error as ``__cause__``; or time ran
             out; or no ranks can be started like this.
-        ArgumentError: a ``timeout_s`` that is no time.
+        ArgumentError: a ``timeout_s`` that is no time; ``args`` that are no tuple or list.
     """
     _check_number(num_ranks)
+    _check_args("launch", args)
     _check_timeout("launch", timeout_s)
     if identity() is not None:
         return [fn(*args)]
@@ -149,6 +150,7 @@ class RankPool:
         self, fn: Callable[..., Any], args: Sequence[Any] = (), *, timeout_s: float | None = None
     ) -> list[_Outcome]:
         """As :meth:`run`, but every rank's outcome, error or not."""
+        _check_args("run", args)
         _check_timeout("run", timeout_s)
         _check_importable(fn)
         with self._turn:
@@ -299,6 +301,11 @@ def _packed(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
 def _check_number(num_ranks: int) -> None:
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
         raise LaunchError(f"num_ranks must be a whole number, at least 1, got {num_ranks!r}")
+
+
+def _check_args(op: str, args: object) -> None:
+    if not isinstance(args, Iterable) or isinstance(args, str | bytes):
+        raise ArgumentError(op, "args", "a tuple or list", repr(args), "Of one argument pass (argument,).")
 
 
 def _check_timeout(op: str, timeout_s: float | None) -> None:

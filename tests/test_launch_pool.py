@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,13 @@ def test_a_kill_by_another_thread_ends_the_call(pool: iris.RankPool) -> None:
     threading.Timer(0.3, pool.kill).start()
     with pytest.raises(iris.LaunchError, match="killed by signal 9"):
         pool.run(sleep, (30,))
+
+
+@pytest.mark.parametrize("args", [3, None, "run.json", b"x"])
+def test_arguments_that_are_no_list(pool: iris.RankPool, args: Any) -> None:
+    for call in (pool.run, pool.outcomes, partial(iris.launch, num_ranks=2)):
+        with pytest.raises(iris.ArgumentError, match=r"args: expected a tuple or list, got .*\(argument,\)"):
+            call(same, args=args)
 
 
 # -- time ------------------------------------------------------------------------------------------------------
