@@ -77,8 +77,9 @@ SITE_MATMUL_ALL_REDUCE: tl.constexpr = tl.constexpr(6)
 
 
 def abort_code(waiting: int, peer: int) -> int:
-    """What the abort word holds when rank ``waiting`` gives up on rank ``peer``; kernels only read their own heap's
-    word while they wait, since reading host memory would hold them up for milliseconds."""
+    """What the abort word holds when rank ``waiting`` gives up on rank ``peer``; if a program does, its number is on
+    top. Kernels only read their own heap's word while they wait, since reading host memory would hold them up for
+    milliseconds."""
     return (1 << 16) | (waiting << 8) | peer
 
 
@@ -338,18 +339,20 @@ def _check_bounds(offset, value, seen, peer, started, handle, site: tl.constexpr
         limit = tl.load(handle.info + FIRST_TIMEOUT_NS)
     waited = clock_ns() - started
     told = tl.atomic_add(_abort_word(handle), 0, sem="acquire", scope="sys")
-    if (told == 0) & (waited > limit):
+    if told == 0:
         me = rank(handle).to(tl.int64)
-        code = (1 << 16) | (me << 8) | peer
+        code = ((tl.program_id(0).to(tl.int64) + 1) << 16) | (me << 8) | (peer & 255)
+        # Threads have read the clock one after the other: it is one's that decides, and all learn from the word how.
         # Not a compare-and-swap: Triton 3.6 compiles that to agent scope on AMD, whatever scope is asked for.
-        told = tl.atomic_max(_abort_word(handle), code, sem="relaxed", scope="sys")
-        if told == 0:
+        tl.atomic_max(_abort_word(handle), tl.where(waited > limit, code, 0), sem="relaxed", scope="sys")
+        told = tl.atomic_add(_abort_word(handle), 0, sem="acquire", scope="sys")
+        if told == code:
             _record(CODE_EXPIRED, site, me, peer, offset, value, seen, waited, handle)
             for other in range(world_size(handle)):
                 theirs = translate(_abort_word(handle), rank(handle), other, handle.bases)
                 tl.atomic_max(theirs, code, sem="relaxed", scope="sys")
             stopped = 1
-    if told != 0:  # also if another rank has been faster by so little
+    if (told != 0) & (stopped == 0):  # also if another rank has been faster by so little
         _record(CODE_RELAYED, site, (told >> 8) & 255, told & 255, 0, value, seen, waited, handle)
         stopped = 1
     return stopped

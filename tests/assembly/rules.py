@@ -10,6 +10,7 @@ any path counts. So they prove, for the listing at hand and for any run of it:
 - :func:`scope`: nothing is atomic or ordered at less than system scope.
 - :func:`bounds`: a loop that ends when an acquire, or a look at a word, inside it finds what it waits for reads the
   clock.
+- :func:`agreement`: no jump goes by a thread's own look at the clock (NVIDIA: registers of AMD serve many values).
 - :func:`counting`: what is stored in the control words is loaded again behind a barrier only; asked of barriers alone.
 - :func:`width`: contiguous data moves 16 bytes per thread and instruction.
 
@@ -122,6 +123,21 @@ def bounds(listing: Listing) -> list[str]:
             if _acquires(one, listing) and decides(one, loop, listing):
                 wrong[f"no clock in the loop around {one.text}"] = None
     return list(wrong)
+
+
+def agreement(listing: Listing) -> list[str]:
+    """Clock → atomic → jump. The threads of a program have read the clock one after the other; what an atomic found is
+    told to all of them."""
+    if listing.amd or listing.single:
+        return []
+    own: set[str] = set()
+    known = -1
+    while known < len(own):
+        known = len(own)
+        for one in listing:
+            asks = Event.CLOCK in one.events or (own & set(one.reads) and not one.events & (Event.ATOMIC | Event.LOAD))
+            own |= set(one.writes) | set(one.decides) if asks else set()
+    return [f"its own clock decides about {one.text}" for one in listing if one.jumps_to and own & set(one.decided_by)]
 
 
 def counting(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]:
@@ -265,5 +281,5 @@ def origins(listing: Listing) -> dict[int, frozenset[str]]:
     return found
 
 
-ALL = {"publication": publication, "consumption": consumption, "scope": scope, "bounds": bounds}
+ALL = {"publication": publication, "consumption": consumption, "scope": scope, "bounds": bounds, "agreement": agreement}
 """The rules that hold for every kernel."""

@@ -17,7 +17,7 @@ from kernels import CASES, compile_named
 from listing import Event, UnknownAssembly, read
 
 from iris.device import sync
-from iris.device.arch import load_fresh, meet_to_publish, wait_bulk_stores
+from iris.device.arch import clock_ns, load_fresh, meet_to_publish, wait_bulk_stores
 
 AMD = tuple(one for one in EVERYWHERE if one not in CUDA)
 
@@ -248,6 +248,21 @@ def test_wait_without_its_clock(name: str, target_name: str) -> None:
     timed = compile_named(name, target_name)
     assert rules.bounds(read(timed)) == []
     assert rules.bounds(read(without(timed, r"s_memrealtime.*$|^.*%globaltimer;$")))
+
+
+@triton.jit
+def poll_until_a_time(handle, flag, out, until):
+    seen = sync._poll(flag)
+    while (seen < 1) & (clock_ns() < until):
+        seen = sync._poll(flag)
+    tl.store(out, seen)
+
+
+@on_cuda
+def test_a_thread_that_goes_by_its_own_clock(target_name: str) -> None:
+    arguments = (handle(), torch.int32, torch.int32, 1 << 40)
+    [words, *_] = rules.agreement(read(assembly_of(poll_until_a_time, target_name, *arguments)))
+    assert words.startswith("its own clock decides about")
 
 
 @triton.jit
