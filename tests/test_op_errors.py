@@ -78,8 +78,13 @@ class Wrapper(torch.Tensor):
 
 def in_vmap(matrix: torch.Tensor) -> torch.Tensor:
     """``matrix`` as a function sees it that ``torch.vmap`` calls."""
-    seen = []
-    torch.vmap(lambda one: seen.append(one) or one)(matrix[None])
+    seen: list[torch.Tensor] = []
+
+    def look(one: torch.Tensor) -> torch.Tensor:
+        seen.append(one)
+        return one
+
+    torch.vmap(look)(matrix[None])
     return seen[0]
 
 
