@@ -8,8 +8,8 @@ How far off it is: beside 881 calls measured on 2 and 4 × H200 (tests/data/h200
 16384 rows, 2026-11-21 and 22) a prediction is 4 % off in the median, and between 0.73 and 1.39 times the measured time;
 nine of ten are within 0.90 and 1.13. Clocks alone make 10 % between two measurements of the same. Of the configs
 measured for a shape, the one that it predicts to be fastest took 2 % more than the fastest on average, and 23 % more at
-worst, over 161 shapes. Beside 1035 shapes of dataset/llm.json (1 to 16384 rows, results/) it is 5 % off in the median,
-nine of ten are within 0.89 and 1.13, and all within 0.80 and 1.38.
+worst, over 161 shapes. Beside 1185 shapes of dataset/llm.json (1 to 16384 rows, results/) it is 5 % off in the median,
+nine of ten are within 0.89 and 1.12, and all within 0.67 and 1.23.
 With ``own_matmul`` it is less sure: 25 calls of 16 to 128 rows lie between 0.70 and 1.40. Nobody has measured 8 ranks
 or other hardware beside it.
 """
