@@ -307,6 +307,25 @@ def test_simulated_tiles_are_small_and_algorithms_quick() -> None:
         assert config.algorithm in ("local", "push", "two_shot")
 
 
+@pytest.mark.parametrize("target", [SIM], ids=lambda target: target.hardware)
+def test_what_is_picked_where_algorithms_are_excluded_can_run(target: Target) -> None:
+    """Rows that three ranks cannot share evenly rule one more out."""
+    problem, excluded = problem_of("matmul_all_reduce", 100, 64, 96, 3), list[str]()
+    while len(excluded) < len(PICKED[problem.op]) - 1:  # which must leave copy_engine out
+        left = replace(target, excluded=tuple(excluded))
+        picked = pick_config(problem, left)
+        assert obstacle(problem, picked, left) is None
+        excluded.append(picked.algorithm)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.hardware)
+def test_a_named_algorithm_is_picked_even_if_excluded(target: Target) -> None:
+    """The op then says why it cannot run."""
+    for op, algorithms in ALGORITHMS.items():
+        excluding = replace(target, excluded=algorithms)
+        assert pick_config(problem_of(op, 64, 64, 64, 2), excluding, algorithms[-1]).algorithm == algorithms[-1]
+
+
 def test_a_search_that_ended_early_counts_behind_a_finished_one_of_just_this_shape() -> None:
     users, ours = replace(ODD, group_size_m=5), replace(row_for(GATHER), measured_ms=1.0)
     tuned.write(Path(os.environ["IRIS_TUNED"]), [replace(ours, config=users, unfinished=True)])

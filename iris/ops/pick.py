@@ -106,9 +106,9 @@ def expected_ms(problem: Problem, known: Hardware) -> float:
 def model_pick(problem: Problem, target: Target, algorithm: str | None = None) -> FusedConfig:
     """What is picked where there is no row."""
     if target.backend == "sim":
-        wanted = algorithm or _SIMULATED[problem.op]
-        chosen = next(one for one in (wanted, *ALGORITHMS[problem.op]) if one not in target.excluded)
-        return FusedConfig(chosen, **TILES["sim", 0][0])
+        wanted = (_SIMULATED[problem.op], *ALGORITHMS[problem.op]) if algorithm is None else (algorithm,)
+        configs = [FusedConfig(one, **TILES["sim", 0][0]) for one in wanted]
+        return next((one for one in configs if obstacle(problem, one, target) is None), configs[0])
     times = predictions(problem, target, candidates(problem, target, algorithm=algorithm))
     if not times and algorithm is not None:  # the op says why it cannot run
         return FusedConfig(algorithm, **TILES[target.backend, problem.dtype.itemsize][0])
