@@ -307,7 +307,7 @@ def test_simulated_tiles_are_small_and_algorithms_quick() -> None:
         assert config.algorithm in ("local", "push", "two_shot")
 
 
-@pytest.mark.parametrize("target", [SIM], ids=lambda target: target.hardware)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.hardware)
 def test_what_is_picked_where_algorithms_are_excluded_can_run(target: Target) -> None:
     """Rows that three ranks cannot share evenly rule one more out."""
     problem, excluded = problem_of("matmul_all_reduce", 100, 64, 96, 3), list[str]()

@@ -208,7 +208,8 @@ def candidates(
     problem: Problem, target: Target, *, wide: bool = False, algorithm: str | None = None
 ) -> Iterator[FusedConfig]:
     """Configs of ``problem`` that can run on ``target``, what is preferred among equals first. For one rank, where
-    nothing has to move, they are of one algorithm only.
+    nothing has to move, they are of one algorithm only. Where no algorithm is left with its options, those that can run
+    without.
 
     ``wide``: for one who measures: also tiles that the model cannot tell apart, Stream-K everywhere, and algorithms
     that "auto" takes only where a row says so. ``algorithm``: of this one only, whichever it is.
@@ -220,6 +221,7 @@ def candidates(
         options = dict(list(options.items())[:1])
     elif wide:
         options = {name: options.get(name, ()) + more.get(name, ()) for name in {**options, **more}}
+    found = False
     for name, choices in options.items():
         tiles = _tiles(problem, name, target, wide)
         for number, tile in enumerate(tiles):
@@ -229,7 +231,12 @@ def candidates(
                 for split in _splits(problem, FusedConfig(name, **tile, **fields), target, wide):
                     config = FusedConfig(name, **tile, **fields, **split)
                     if obstacle(problem, config, target) is None:
+                        found = True
                         yield config
+    for name in () if found else options:  # such as a ring of too few rows for two chunks
+        plain = FusedConfig(name, **_tiles(problem, name, target, wide)[0])
+        if obstacle(problem, plain, target) is None:
+            yield plain
 
 
 def has_no_tile(config: FusedConfig) -> bool:
