@@ -464,6 +464,25 @@ def test_flags_are_int32(ranks: Ranks, dtype: torch.dtype) -> None:
 
 
 @triton.jit
+def wait_words_kernel(words, handle, WORDS: tl.constexpr):
+    lanes = tl.arange(0, 1)
+    sync.wait_words((words + tl.arange(0, WORDS))[None, None, :], lanes.sum() + 1, lanes, lanes == 0, handle)
+
+
+def words_of(count: int) -> Failure:
+    ctx = context()
+    words = ctx.full((count,), 1 << 32, dtype=torch.int64)
+    return failure_of(lambda: wait_words_kernel[(1,)](words, ctx.handle, count))
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_few_words_are_refused(ranks: Ranks) -> None:
+    """Of those that one warp may hold, the warps of a program might not agree."""
+    assert ranks.run(words_of, 128)[0].kind == "nothing"
+    assert "at least 128" in ranks.run(words_of, 64)[0].message
+
+
+@triton.jit
 def wait_square_kernel(flags, handle, KIND: tl.constexpr):
     square = tl.arange(0, 2)[:, None] * 4 + tl.arange(0, 4)[None, :]
     if KIND == "wait_all":

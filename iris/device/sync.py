@@ -83,6 +83,8 @@ def abort_code(waiting: int, peer: int) -> int:
     return (1 << 16) | (waiting << 8) | peer
 
 
+_LEAST_WORDS: tl.constexpr = tl.constexpr(128)
+"""Words that are waited for together: more than the lanes of a warp, or of AMD's wave."""
 _POLLS_PER_CHECK: tl.constexpr = tl.constexpr(64)
 _MOST_AHEAD: tl.constexpr = tl.constexpr(32)
 """A flag of an op counts as reached only if it is less than this ahead of the value waited for. Epochs are ahead by a
@@ -119,6 +121,13 @@ def _require_flag(flag_ptr):
 def _require_row(flag_ptrs):
     """Only of a block of one dimension can the late flag be picked out and named."""
     tl.static_assert(len(flag_ptrs.shape) == 1, "flags are a block of one dimension: tl.ravel(block); or wait()")
+
+
+@triton.jit
+def _require_warps(word_ptrs):
+    """Threads learn from each other whether all words have come; of words that one warp holds, each warp would keep to
+    what it has seen itself, and some would go on to another CTA barrier than the rest."""
+    tl.static_assert(word_ptrs.numel >= _LEAST_WORDS, "words are waited for in blocks of at least 128")
 
 
 @triton.jit
@@ -261,13 +270,14 @@ def wait_words(word_ptrs, epoch, peers, valid, handle, site: tl.constexpr = SITE
     """Wait until words of this epoch stand at all of ``word_ptrs``, in this rank's heap. Returns the data, int32.
 
     Args:
-        word_ptrs: a block of three dimensions, of which the first is the peer.
+        word_ptrs: a block of three dimensions, of which the first is the peer; at least 128 words.
         epoch: of the call, int32.
         peers: the ranks expected to store the words, named if the wait expires.
         valid: which of these count; of others the data is 0.
 
     Sync: orders nothing; what is returned is what was stored with the epoch. Bounded as :func:`wait`.
     """
+    _require_warps(word_ptrs)
     seen = _look_at_words(word_ptrs, epoch, valid)
     if _words_missing(seen, epoch) > 0:
         started = clock_ns()

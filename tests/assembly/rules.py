@@ -10,7 +10,8 @@ any path counts. So they prove, for the listing at hand and for any run of it:
 - :func:`scope`: nothing is atomic or ordered at less than system scope.
 - :func:`bounds`: a loop that ends when an acquire, or a look at a word, inside it finds what it waits for reads the
   clock.
-- :func:`agreement`: no jump goes by a thread's own look at the clock (NVIDIA: registers of AMD serve many values).
+- :func:`agreement`: no jump goes by a thread's own look at the clock, or at a word that others change (NVIDIA:
+  registers of AMD serve many values).
 - :func:`counting`: what is stored in the control words is loaded again behind a barrier only; asked of barriers alone.
 - :func:`width`: contiguous data moves 16 bytes per thread and instruction.
 
@@ -126,8 +127,8 @@ def bounds(listing: Listing) -> list[str]:
 
 
 def agreement(listing: Listing) -> list[str]:
-    """Clock → atomic → jump. The threads of a program have read the clock one after the other; what an atomic found is
-    told to all of them."""
+    """A look at the clock, or at a word that is looked at again → atomic, or shared memory → jump. The threads of a
+    program have looked one after the other; what an atomic found, or lies in shared memory, is the same for all."""
     if listing.amd or listing.single:
         return []
     own: set[str] = set()
@@ -135,9 +136,10 @@ def agreement(listing: Listing) -> list[str]:
     while known < len(own):
         known = len(own)
         for one in listing:
-            asks = Event.CLOCK in one.events or (own & set(one.reads) and not one.events & (Event.ATOMIC | Event.LOAD))
-            own |= set(one.writes) | set(one.decides) if asks else set()
-    return [f"its own clock decides about {one.text}" for one in listing if one.jumps_to and own & set(one.decided_by)]
+            looks = Event.CLOCK in one.events or (Event.LOAD in one.events and "volatile" in one.op.split("."))
+            asks = looks or (own & set(one.reads) and not one.events & (Event.ATOMIC | Event.LOAD))
+            own |= {*one.writes, *one.decides} - {"shared"} if asks else set()
+    return [f"its own look decides about {one.text}" for one in listing if one.jumps_to and own & set(one.decided_by)]
 
 
 def counting(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]:

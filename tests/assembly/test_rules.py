@@ -262,7 +262,15 @@ def poll_until_a_time(handle, flag, out, until):
 def test_a_thread_that_goes_by_its_own_clock(target_name: str) -> None:
     arguments = (handle(), torch.int32, torch.int32, 1 << 40)
     [words, *_] = rules.agreement(read(assembly_of(poll_until_a_time, target_name, *arguments)))
-    assert words.startswith("its own clock decides about")
+    assert words.startswith("its own look decides about")
+
+
+@pytest.mark.parametrize("block", [16, 32, 512])
+@on_cuda
+def test_a_warp_that_goes_by_its_own_words(block: int, target_name: str) -> None:
+    """Of words that one warp holds, others hold copies, and none asks another."""
+    listing = read(assembly_of(poll_of_words, target_name, torch.int32, torch.int32, BLOCK=block))
+    assert bool(rules.agreement(listing)) == (block <= 32)
 
 
 @triton.jit

@@ -1,15 +1,16 @@
-"""A word that several threads hold is looked at again: one of them may have seen it come, and another not yet."""
+"""Threads that hold the same word may see it come one after the other: all agree, and all use what has come."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
+import rules
 import torch
 import triton
 import triton.language as tl
 from case import CUDA, Case, compile_case, with_handle
-from listing import Event, read
+from listing import Event, Listing, read
 
 from iris.device import sync
 
@@ -22,12 +23,16 @@ def words(handle, ptr, out, ROWS: tl.constexpr, COLS: tl.constexpr):
     tl.store(out + offsets, tl.reshape(seen, (ROWS, COLS)))
 
 
+def compiled(target_name: str, cols: int, threads: int) -> Listing:
+    lanes = 32 if target_name in CUDA else 64
+    constants = {"ROWS": 16, "COLS": cols, "num_warps": threads // lanes}
+    case = Case("words", words, with_handle(torch.int64, torch.int32), constants, (target_name,))
+    return read(compile_case(case, target_name))
+
+
 def looks(target_name: str, threads: int) -> int:
     """How many blocks of the assembly look at words, or at the abort word."""
-    lanes = 32 if target_name in CUDA else 64
-    constants = {"ROWS": 16, "COLS": 16, "num_warps": threads // lanes}
-    case = Case("words", words, with_handle(torch.int64, torch.int32), constants, (target_name,))
-    listing = read(compile_case(case, target_name))
+    listing = compiled(target_name, 16, threads)
     fresh = {"sc0", "sc1"} if listing.amd else {"volatile"}
     looking = [
         [one for one in block.instructions if Event.LOAD in one.events and fresh <= set(re.split(r"[. ]", one.text))]
@@ -41,3 +46,10 @@ def looks(target_name: str, threads: int) -> int:
 def test_words_of_several_threads_are_looked_at_again(target_name: str) -> None:
     """Behind the loop, too, where there are fewer words than threads."""
     assert looks(target_name, 512) == looks(target_name, 256) + 1
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("threads", [128, 512])
+def test_threads_agree_whether_words_have_come(threads: int) -> None:
+    """Also about the fewest words that can be waited for."""
+    assert rules.agreement(compiled("sm_90", 8, threads)) == []
