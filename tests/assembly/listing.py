@@ -99,13 +99,14 @@ def read(text: str) -> Listing:
 
 
 def _blocks(items: Iterator[str | Instruction]) -> list[Block]:
-    """Blocks from labels (strings) and instructions, joined by their jumps."""
-    blocks, labels = [Block()], {}
+    """Blocks from labels (strings) and instructions, joined by their jumps. A label may stand there several times, as
+    those of PTX in braces do: a jump goes to the last before it, if there is one."""
+    blocks, labels = [Block()], dict[str, list[int]]()
     for item in items:
         if isinstance(item, str):
             if blocks[-1].instructions:
                 blocks.append(Block())
-            labels[item] = len(blocks) - 1
+            labels.setdefault(item, []).append(len(blocks) - 1)
         else:
             blocks[-1].instructions.append(item)
             if item.jumps_to is not None or not item.falls_through:
@@ -113,7 +114,8 @@ def _blocks(items: Iterator[str | Instruction]) -> list[Block]:
     for number, block in enumerate(blocks):
         last = block.instructions[-1] if block.instructions else None
         if last is not None and last.jumps_to is not None:
-            block.after.append(labels[last.jumps_to])
+            places = labels[last.jumps_to]
+            block.after.append(max((place for place in places if place <= number), default=places[0]))
         if (last is None or last.falls_through) and number + 1 < len(blocks):
             block.after.append(number + 1)
     for number, block in enumerate(blocks):

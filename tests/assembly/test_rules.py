@@ -359,6 +359,13 @@ def test_events_are_read(target_name: str) -> None:
     assert count[Event.LOAD] == count[Event.ACQUIRE] == count[Event.CLOCK] == count[Event.NARROW] == 0
 
 
+def test_a_jump_goes_to_the_label_of_its_own_braces() -> None:
+    """As those of waits for bulk loads do, which all have one name."""
+    loop = "again:\nadd.s32 %r1, %r1, 1;\n@%p1 bra again;\n"
+    listing = read(f"\n{{\n{loop}{loop}ret;\n}}")
+    assert [block.after for block in listing.blocks[:3]] == [[0, 1], [1, 2], []]
+
+
 @everywhere
 def test_a_computed_jump_is_refused(target_name: str) -> None:
     text = assembly_of(bare_release, target_name, torch.float32, torch.int32, BLOCK=512)
