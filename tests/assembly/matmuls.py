@@ -192,6 +192,8 @@ def matmul_case(
     has = WAITS | SIGNALS
     if op.startswith("local") and not split:
         constants["EPOCHS"], has = sync.NO_EPOCHS.value, Event.NONE
+    if cuda and OPS[op].get("SOURCE") is arrived_source:
+        has |= Event.PROXY_FENCE
     arguments = partial(matmul_arguments, op, dtype, tma, traced, bias, split, block)
     name = f"matmul-{'-'.join(words)}-{'cuda' if cuda else 'hip'}"
     return Case(name, matmul.matmul_kernel, arguments, constants, targets, has)
