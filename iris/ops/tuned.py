@@ -17,9 +17,9 @@ for everything between; one that gained less than 5 % over ``untuned_ms`` for it
 number of waves changes by more than half, and another tile is often better. Of several the nearest counts, by the sum
 of the squared logarithms of the three factors.
 
-A row of Iris's own matmul of few rows (``own_matmul``, and ``one_shot``) counts for weights of just its n and k, and
-its layout of B, row-major or transposed, as the library's choice of kernels is erratic; and for as many rows as its m,
-or fewer, but more than half. For all other rows the layout makes no difference.
+A row of Iris's own matmul of few rows (``own_matmul``, and ``one_shot``) counts, whatever it gained, for weights of
+just its n and k, and its layout of B, row-major or transposed, as the library's choice of kernels is erratic; and for
+as many rows as its m, or fewer, but more than half. For all other rows the layout makes no difference.
 Whether ``low_latency`` and ``low_latency_two_shot`` leave the matmul to the library (``own_matmul``) is a matter of the
 local matmul: where there is no row for the op and as many ranks, one for another op or number of ranks says that.
 """
