@@ -281,12 +281,12 @@ def collectives() -> list[Case]:
         for of, sizes in PARTS.items()
         for kind in (*kinds, "loaded")
     ]
-    site = {"SITE": 2}
+    site, one_warp = {"SITE": 2}, {"num_warps": 1}
     small = [
-        Case("entry", entry_kernel, turnstile_arguments, {}, has=SIGNALS),
-        Case("entered", entered_kernel, lambda: (*turnstile_arguments(), 3, 2), site, has=WAITS),
-        Case("arrival", arrival_kernel, arrival_arguments, site, has=WAITS),
-        Case("exit", exit_kernel, turnstile_arguments, {"SITE": 2, "MEET": True}, has=WAITS | SIGNALS),
+        Case("entry", entry_kernel, turnstile_arguments, one_warp, has=SIGNALS),
+        Case("entered", entered_kernel, lambda: (*turnstile_arguments(), 3, 2), site | one_warp, has=WAITS),
+        Case("arrival", arrival_kernel, arrival_arguments, site | one_warp, has=WAITS),
+        Case("exit", exit_kernel, turnstile_arguments, site | one_warp | {"MEET": True}, has=WAITS | SIGNALS),
         Case("copy", copy_kernel, copy_arguments, {"BLOCK": 64}),
     ]
     return [*small, *in_words, *(replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends, *exchanges))]
