@@ -126,11 +126,11 @@ def main(argv: Sequence[str]) -> int:
         os.environ["IRIS_BACKEND"] = "sim"
         os.execv(sys.executable, [sys.executable, "-m", "iris", "demo", *argv])
     if trouble := folder_trouble(options.picture_dir):
-        raise SystemExit(f"demo: --picture_dir {options.picture_dir}: {trouble}")
+        raise SystemExit(f"iris demo: --picture_dir {options.picture_dir}: {trouble}")
     usual = -(-(_SIM_SIZE if choice.name == "sim" else _GPU_SIZE) // num_ranks) * num_ranks
     shape = tuple(options.shape or (usual, usual, usual))
     if shape[0] % num_ranks or shape[1] % num_ranks:
-        raise SystemExit(f"demo: M={shape[0]} and N={shape[1]} must be multiples of the {num_ranks} ranks")
+        raise SystemExit(f"iris demo: M={shape[0]} and N={shape[1]} must be multiples of the {num_ranks} ranks")
     try:
         return _run(num_ranks, shape, options, choice.name)
     except KeyboardInterrupt:

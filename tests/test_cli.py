@@ -277,7 +277,7 @@ def test_the_demo_refuses_bad_numbers(arguments: list[str], words: str, capsys: 
 def test_the_demo_looks_first_whether_it_can_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(demo, "sheltered", None)
-    with pytest.raises(SystemExit, match=r"demo: --picture_dir .*file: File exists"):
+    with pytest.raises(SystemExit, match=r"iris demo: --picture_dir .*file: File exists"):
         demo.main(["--num_ranks", "1", "--picture_dir", str(tmp_path / "file")])
 
 
