@@ -35,7 +35,7 @@ from iris.live import Live
 from iris.log import RankLogger
 from iris.membership import Group, global_ranks, identify, members, number
 from iris.mesh import Mesh, require_linux
-from iris.status import expired_wait, record_of
+from iris.status import CODES, expired_wait, record_of
 from iris.tensors import SymmetricTensors
 from iris.watcher import Watcher
 from iris.wire import pack, unpack
@@ -455,7 +455,8 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self._require_open(op)
         if self._failure is not None:
             raise copy.copy(self._failure)
-        if self._status_view[sync.STATUS_CODE] or self._status_view[sync.RECORD_WORDS] or self._watcher.saw_death:
+        own, told = CODES
+        if self._status_view[own] or self._status_view[told] or self._watcher.saw_death:
             raise self._failed(self._describe_status())
 
     def _failed(self, error: IrisError) -> IrisError:

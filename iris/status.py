@@ -8,12 +8,15 @@ from typing import SupportsInt
 from iris.device import sync
 from iris.errors import WaitTimeout
 
+_TOLD = sync.RECORD_WORDS.value
+CODES = sync.STATUS_CODE.value, _TOLD + sync.STATUS_CODE.value
+"""The status words that are not zero once there is a record: of this rank's own wait; of what another rank said."""
+
 
 def record_of(status: Iterable[SupportsInt]) -> list[int]:
     """One of the two records in the status words: that of this rank's own wait, if one has expired."""
     words = [int(word) for word in status]
-    own, told = words[: sync.RECORD_WORDS.value], words[sync.RECORD_WORDS.value :]
-    return own if own[sync.STATUS_CODE] else told
+    return words[:_TOLD] if words[CODES[0]] else words[_TOLD:]
 
 
 def expired_wait(words: Sequence[int], own_rank: int, heap_size: int) -> WaitTimeout:

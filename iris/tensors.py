@@ -53,11 +53,18 @@ _OWN: dict[str, Callable[..., torch.Tensor]] = {"uniform": _uniform, "zeros_like
 """What makes the values where torch has no such function, or one of other arguments."""
 
 
-def _check_dense(op: str, argument: str, tensor: object) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(op, argument, "a tensor", type(tensor).__name__)
+def check_dense(op: str, argument: str, tensor: torch.Tensor) -> None:
+    """Raise ArgumentError unless all elements of ``tensor`` lie in one memory, by strides."""
+    if tensor.is_nested:
+        raise ArgumentError(op, argument, "a dense tensor", "a nested one")
     if tensor.layout != torch.strided:
         raise ArgumentError(op, argument, "a dense tensor", tensor.layout, "Make it dense with .to_dense().")
+
+
+def _check_given(op: str, argument: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(op, argument, "a tensor", type(tensor).__name__)
+    check_dense(op, argument, tensor)
     if tensor.is_meta:
         raise ArgumentError(op, argument, "a tensor with data", "one on the meta device")
 
@@ -146,7 +153,7 @@ class SymmetricTensors(ABC):
             raise PlacementError(op, "generator", f"one on {self.device}", f"one on {generator.device}", fix)
 
     def _check_symmetric(self, op: str, out: torch.Tensor) -> None:
-        _check_dense(op, "out", out)
+        _check_given(op, "out", out)
         if not self.is_symmetric(out):
             raise PlacementError(
                 op, "out", "a tensor on the symmetric heap", f"one on {out.device}", "Make it with ctx.empty(...)."
@@ -344,7 +351,7 @@ class SymmetricTensors(ABC):
             ArgumentError: a gradient is to flow back through it, and gradients are enabled.
         """
         self._require_open("as_symmetric")
-        _check_dense("as_symmetric", "tensor", tensor)
+        _check_given("as_symmetric", "tensor", tensor)
         here = self.is_symmetric(tensor)
         if not here and tensor.grad_fn is not None and torch.is_grad_enabled():
             raise ArgumentError(

@@ -12,6 +12,7 @@ from iris.context import Iris
 from iris.device import tile
 from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
 from iris.ops.problem import DTYPES, output_dtype
+from iris.tensors import check_dense
 
 BIAS_KINDS = {
     tile.BIAS_NONE.value: "no bias", tile.BIAS_COLUMN.value: "bias per column", tile.BIAS_ROW.value: "bias per row",
@@ -27,7 +28,7 @@ def check_operands(
     for argument, matrix in matrices.items():
         if not isinstance(matrix, torch.Tensor):
             raise DTypeError(op, argument, "a tensor", type(matrix).__name__)
-        _check_dense(op, argument, matrix)
+        check_dense(op, argument, matrix)
         if matrix.dim() != 2:
             raise ShapeError(op, argument, "2 dimensions", f"{matrix.dim()}: {tuple(matrix.shape)}")
         if 0 in matrix.shape:
@@ -46,7 +47,7 @@ def check_operands(
     if bias is not None:
         if not isinstance(bias, torch.Tensor):
             raise DTypeError(op, "bias", "a tensor or None", type(bias).__name__)
-        _check_dense(op, "bias", bias)
+        check_dense(op, "bias", bias)
         if bias.device != ctx.device:
             raise PlacementError(op, "bias", f"a tensor on {ctx.device}", bias.device)
         if bias.dtype != output.dtype:
@@ -105,11 +106,6 @@ def _range_of(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses from its first element to behind its last one."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-
-def _check_dense(op: str, argument: str, tensor: torch.Tensor) -> None:
-    if tensor.is_nested or tensor.layout != torch.strided:
-        raise ArgumentError(op, argument, "a dense tensor", "a nested one" if tensor.is_nested else tensor.layout)
 
 
 def _check_memory(op: str, argument: str, tensor: torch.Tensor) -> None:

@@ -95,6 +95,8 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
         state.set_floor(floor_s(problem, known))
     if chosen.config is not None:
         _tell(state, ctx, problem, chosen.config, known)
+        if known is not None:
+            state.add_counter("mi300x_predicted_ms", expected_ms(problem, HARDWARE["MI300X"]))
     # What is kept from a call on other numbers must not be taken for this call's.
     operands.fill(decoy=True)
     chosen.refresh()
@@ -104,7 +106,8 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
         if state["algorithm"] not in COMPARATORS:
             raise
         state.skip(f"{state['algorithm']} does not take this: {described(error)}")
-    if state["algorithm"] == AUTO and (ran := settled(ctx, problem)) is not None:
+    ran = settled(ctx, problem) if state["algorithm"] == AUTO else None
+    if ran is not None and ran != chosen.config:
         _tell(state, ctx, problem, ran, known)
     operands.fill()
     chosen.refresh()
@@ -124,7 +127,6 @@ def _tell(state: State, ctx: Iris, problem: Problem, config: FusedConfig, known:
         state.add_counter("waves", tiles / ctx.num_sms)
     if known is not None:
         state.set_predicted(predict_ms(problem, config, known) / 1e3)
-        state.add_counter("mi300x_predicted_ms", expected_ms(problem, HARDWARE["MI300X"]))
 
 
 # -- the cases ----------------------------------------------------------------------------------------------
