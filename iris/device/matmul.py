@@ -56,12 +56,13 @@ from iris.device.tile import Tile, tile_pointers
 
 
 class Crew(NamedTuple):
-    """The programs that move data: how many; how many of them compute nothing; and how many units of data all of
-    them share, the rest being left to the dedicated ones."""
+    """The programs that move data: how many; how many of them compute nothing; how many units of data all of them
+    share, the rest being left to the dedicated ones; and how many chunks of rows are fetched side by side."""
 
     couriers: Any
     dedicated: Any
     first_units: Any
+    abreast: Any
 
 
 class Operand(NamedTuple):

@@ -57,7 +57,7 @@ from iris.context import Iris
 from iris.device import handle as handles
 from iris.device import peer as peers
 from iris.device import schedule
-from iris.device.arch import fence_async_proxy
+from iris.device.arch import copy_stages, fence_async_proxy
 from iris.device.matmul import Crew, ring_start
 from iris.device.sync import (
     MAX_RANKS,
@@ -208,41 +208,59 @@ def fetch_courier(
     Where A is cut by columns the own part, too."""
     others = handles.world_size(handle) - (1 if SEGMENTS == 1 else 0)
     total = others * flags.chunks * flags.pieces
+    wait_all_entered(flags.turnstile, epoch, handle, SITE)
     first = min(crew.first_units, total)
     for unit in range(program, first, crew.couriers):
-        _fetch(handle, own, a, flags, epoch, unit, M, K, chunk_rows, SITE, SEGMENTS, COURIER_M, COURIER_N)
+        _fetch(handle, own, a, flags, epoch, unit, crew, M, K, chunk_rows, SEGMENTS, COURIER_M, COURIER_N)
     if program < crew.dedicated:
         for unit in range(first + program, total, crew.dedicated):
-            _fetch(handle, own, a, flags, epoch, unit, M, K, chunk_rows, SITE, SEGMENTS, COURIER_M, COURIER_N)
+            _fetch(handle, own, a, flags, epoch, unit, crew, M, K, chunk_rows, SEGMENTS, COURIER_M, COURIER_N)
 
 
 @triton.jit
 def _fetch(
-    handle, own, a, flags, epoch, unit, M, K, chunk_rows,
-    SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+    handle, own, a, flags, epoch, unit, crew, M, K, chunk_rows,
+    SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """Fetch one piece, number ``unit`` in the order of use."""
+    """Fetch one piece, number ``unit`` in the order of use: some chunks of rows side by side, then the next ones."""
     me, world = handles.rank(handle), handles.world_size(handle)
-    piece = unit % flags.pieces
     if SEGMENTS == 1:
-        chunk = unit // flags.pieces % flags.chunks
-        owner = (me + 1 + unit // (flags.pieces * flags.chunks)) % world
+        per_owner = flags.pieces * flags.chunks
+        owner = (me + 1 + unit // per_owner) % world
+        chunk, piece = _abreast(unit % per_owner, flags.pieces, flags.chunks, crew)
         top, left = owner * M, 0
     else:
-        chunk = unit // (flags.pieces * world)
-        owner = (me + unit // flags.pieces % world) % world
+        chunk, turn = _abreast(unit, flags.pieces * world, flags.chunks, crew)
+        owner, piece = (me + turn // flags.pieces) % world, turn % flags.pieces
         top, left = 0, owner * K
-    wait_entered(flags.turnstile, epoch, owner, handle, SITE)
     there = peers.translate(handle, own.ptr, owner)
-    row_end = min((chunk + 1) * chunk_rows, M)
-    col_end = min((piece + 1) * flags.piece_k, K)
-    for row in range(chunk * chunk_rows, row_end, COURIER_M):
-        for col in range(piece * flags.piece_k, col_end, COURIER_N):
-            rows, cols = row + tl.arange(0, COURIER_M), col + tl.arange(0, COURIER_N)
-            mask = (rows < row_end)[:, None] & (cols < col_end)[None, :]
-            value = tl.load(tile_pointers(own, there, rows, cols), mask=mask)
-            tl.store(tile_pointers(a, a.ptr, top + rows, left + cols), value, mask=mask)
+    first_row, first_col = chunk * chunk_rows, piece * flags.piece_k
+    row_end = min(first_row + chunk_rows, M)
+    col_end = min(first_col + flags.piece_k, K)
+    across = tl.cdiv(col_end - first_col, COURIER_N)
+    blocks = tl.cdiv(row_end - first_row, COURIER_M) * across
+    stages: tl.constexpr = copy_stages(own.ptr.dtype.element_ty, COURIER_M * COURIER_N)
+    i, j = me * 0, me * 0
+    for _ in tl.range(blocks, num_stages=stages):
+        rows = first_row + i * COURIER_M + tl.arange(0, COURIER_M)
+        cols = first_col + j * COURIER_N + tl.arange(0, COURIER_N)
+        mask = (rows < row_end)[:, None] & (cols < col_end)[None, :]
+        value = tl.load(tile_pointers(own, there, rows, cols), mask=mask)
+        tl.store(tile_pointers(a, a.ptr, top + rows, left + cols), value, mask=mask)
+        j += 1
+        i += tl.where(j == across, 1, 0)
+        j = tl.where(j == across, 0, j)
     signal(flags.ready + (owner * flags.pieces + piece) * flags.chunks + chunk, epoch, me, handle)
+
+
+@triton.jit
+def _abreast(unit, turns, chunks, crew):
+    """The chunk of rows, and which of its ``turns`` pieces, that is number ``unit`` where ``crew.abreast`` chunks are
+    fetched side by side: a piece of each, then the next piece of each."""
+    first = unit // (crew.abreast * turns) * crew.abreast
+    beside = min(chunks - first, crew.abreast)
+    left = unit - first * turns
+    return first + left % beside, left // beside
 
 
 @triton.jit
@@ -363,6 +381,7 @@ class _Call(OpCall):
         plan = replace(
             plan, courier=fetch_courier, piecewise=True, pieces=pieces, piece_k=k_per_flag * config.block_size_k,
             couriers=first_fetchers, dedicated=fetchers, first_units=-(-units // config.num_fetch_stages),
+            abreast=self._abreast(fetchers),
         )  # fmt: skip
         self.launch(plan, gathered=self._staged(config.staged_a_layout))
 
@@ -409,7 +428,7 @@ class _Call(OpCall):
         flags = Flags(self.workspace.turnstile, self.workspace.ready, None, counters, 1, 1, 1, cols)
         gather_kernel[(programs,)](
             self.ctx.handle, flags, Matrix(self.a, *self.a.stride()), Matrix(staged, *staged.stride()), rows, cols,
-            Crew(programs, 0, 0), rows, SITE=self.site, SEGMENTS=1 if self.by_rows else self.ctx.world_size,
+            Crew(programs, 0, 0, 1), rows, SITE=self.site, SEGMENTS=1 if self.by_rows else self.ctx.world_size,
             COURIER_M=config.comm_block_m, COURIER_N=config.comm_block_n, num_warps=8,
         )  # fmt: skip
         self.multiply(self.output, staged, self.bias)
@@ -425,6 +444,14 @@ class _Call(OpCall):
             chunks=-(-blocks // per_chunk) if wanted_chunks else 1, blocks_per_chunk=per_chunk,
             chunk_rows=per_chunk * self.config.block_size_m,
         )  # fmt: skip
+
+    def _abreast(self, fetchers: int) -> int:
+        """Chunks that are fetched side by side: about half of the rows of tiles that programs begin with, so that all
+        of these get columns before long, and the first do not wait for the last."""
+        config = self.config
+        computing = (config.num_sms or self.ctx.num_sms) - fetchers
+        group = config.group_size_m * -(-self.problem.n // config.block_size_n)
+        return max(1, -(-computing // group) * config.group_size_m // 2)
 
     def _put(self, own: torch.Tensor, chunks: list[Rows]) -> None:
         """Ask for copies of the own part to all peers, previous rank first, and of the epoch behind each chunk."""

@@ -54,7 +54,7 @@ class Plan:
         chunks, blocks_per_chunk, chunk_rows: chunks of rows in which parts of A arrive, or the output leaves; block
             rows, and rows, in each.
         pieces, piece_k: pieces of columns in which each chunk arrives, and columns in each; 0 for all.
-        couriers, dedicated, first_units: as in :class:`iris.device.matmul.Crew`.
+        couriers, dedicated, first_units, abreast: as in :class:`iris.device.matmul.Crew`.
         counts: counters that ``after`` needs beside those of the couriers' chunks.
         rounds: rounds in which each shard's tiles are divided, where shards take turns.
         per_round: tiles of each shard in a round, where not all rounds are alike but the last; None: as ``rounds``
@@ -85,6 +85,7 @@ class Plan:
     couriers: int = 0
     dedicated: int = 0
     first_units: int = 0
+    abreast: int = 1
     counts: int = 0
     rounds: int = 1
     per_round: int | None = None
@@ -173,7 +174,7 @@ def run(
         k,
         per_shard,
         plan.per_round or -(-per_shard // plan.rounds),
-        kernels.Crew(plan.couriers, plan.dedicated, plan.first_units),
+        kernels.Crew(plan.couriers, plan.dedicated, plan.first_units, plan.abreast),
         plan.chunk_rows,
         SCHEDULE=plan.schedule,
         SOURCE=plan.source,

@@ -260,7 +260,7 @@ class _Call(OpCall):
         flags = Flags(self.workspace.second_turnstile, self.workspace.ready, None, None, 1, 1, 1, 1)
         send_kernel[(programs,)](
             self.ctx.handle, flags, Matrix(self.output, *self.output.stride()), self.problem.m, self.problem.n,
-            Crew(programs, programs, 0), beside.chunk_rows if beside is not None else self.problem.m,
+            Crew(programs, programs, 0, 1), beside.chunk_rows if beside is not None else self.problem.m,
             SITE=self.site, BESIDE=beside is not None,
             COURIER_M=self.config.comm_block_m, COURIER_N=self.config.comm_block_n, num_warps=8,
         )  # fmt: skip

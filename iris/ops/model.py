@@ -59,7 +59,7 @@ _ADDING = 1.03
 """How much longer the library's matmul takes that adds to what is there."""
 _PULL_STEP_S = 4e-6
 """``pull``: one block of K from a peer, waited for."""
-_PIECES_S = 30e-6
+_PIECES_S = 40e-6
 """``hbm_buffer``: the first tiles wait piece by piece, and fill their pipeline anew behind each."""
 _ARRIVALS = 4
 """Rows of tiles for which an arrival is looked at, of each part."""
@@ -162,12 +162,15 @@ def _gather_fetched(call: Call) -> float:
     fetchers = config.comm_sms or max(1, call.programs() // 8)
     first = max(fetchers, config.first_stage_fetch_sms or 0)
     deal = _gather_deal(call, min(fetchers, call.programs() - 1))
-    tile = config.comm_block_m * config.comm_block_n * call.problem.dtype.itemsize
+    item = call.problem.dtype.itemsize
+    tile = config.comm_block_m * config.comm_block_n * item
+    part_k = call.problem.k // world if _by_columns(call) else call.problem.k
+    piece = config.block_size_m * min(config.k_per_flag * config.block_size_k, part_k) * item
     parts = world if _by_columns(call) else world - 1
     nbytes = parts * call.part_nbytes
     first_share = 1 / config.num_fetch_stages
-    first_s = machine_.fetch_s(nbytes, first, tile, world)
-    later_s = machine_.fetch_s(nbytes, fetchers, tile, world)
+    first_s = machine_.fetch_s(nbytes, first, tile, piece, world)
+    later_s = machine_.fetch_s(nbytes, fetchers, tile, piece, world)
 
     def ready(share: float) -> float:
         return MEET_S + min(share, first_share) * first_s + max(0.0, share - first_share) * later_s

@@ -154,7 +154,7 @@ def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias:
         c, tensor(out) if bias else None,
         _slots(constants, out, total),
         tensor(total) if split else None, tensor(torch.int64) if traced else None, *SIZES, 40, 20,
-        matmul.Crew(16, 8, 100), 256,
+        matmul.Crew(16, 8, 100, 2), 256,
     )  # fmt: skip
 
 
@@ -317,7 +317,7 @@ def arrival_arguments() -> Any:
 
 def gather_arguments() -> Any:
     flags = tile.Flags(tensor(torch.int32), tensor(torch.int32), None, tensor(torch.int32), 1, 1, 1, 512)
-    return handle(), flags, half_matrix(), half_matrix(), 1024, 4096, matmul.Crew(16, 8, 100), 1024
+    return handle(), flags, half_matrix(), half_matrix(), 1024, 4096, matmul.Crew(16, 8, 100, 2), 1024
 
 
 def sum_arguments() -> Any:
@@ -327,7 +327,7 @@ def sum_arguments() -> Any:
 
 def send_arguments() -> Any:
     flags = tile.Flags(tensor(torch.int32), tensor(torch.int32), None, None, 1, 1, 1, 1)
-    return handle(), flags, half_matrix(), 1024, 4096, matmul.Crew(16, 16, 0), 256
+    return handle(), flags, half_matrix(), 1024, 4096, matmul.Crew(16, 16, 0, 2), 256
 
 
 def half_matrix() -> tile.Matrix:

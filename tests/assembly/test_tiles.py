@@ -21,3 +21,14 @@ def test_tiles_by_pointers_move_16_bytes_at_a_time(target_name: str) -> None:
     listing = compile_case(replace(case, constants=case.constants | {"BLOCK_M": 128, "BLOCK_N": 128}), target_name)
     assert re.search(WIDE[target_name], listing)
     assert not re.findall(NARROW[target_name], listing)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("op", ["hbm_rows", "hbm_columns"])
+def test_fetchers_load_ahead(op: str) -> None:
+    """A block of 64 × 128 takes four accesses of each thread; the first six are asked for before the loop."""
+    case = matmul_case(op, torch.bfloat16, True, False, 0, True, False, ("sm_90",))
+    constants = case.constants | {"COURIER_M": 64, "COURIER_N": 128, "num_warps": 8}
+    listing = compile_case(replace(case, constants=constants), "sm_90")
+    assert len(re.findall(WIDE["sm_90"], listing)) == 2 * 4 * (6 + 1)  # loops of the first stage, and of the rest
+    assert not re.findall(NARROW["sm_90"], listing)

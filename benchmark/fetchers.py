@@ -1,0 +1,128 @@
+"""All-gather + matmul by ``hbm_buffer`` as one of several ranks runs it, on one GPU: without peers, without links.
+
+    python benchmark/fetchers.py --num_ranks 1
+    python benchmark/fetchers.py --num_ranks 1 --axis_peers=host --axis_M=2048 --axis_N=256 --axis_way=1x16
+
+It shows what the programs that fetch and those that compute do to each other, and how much one of the former moves. All
+other ranks' heaps are this GPU's (``peers=device``), or lie in the host's memory (``peers=host``), which is about as
+far away as a peer's and bound by PCIe. The flags by which ranks enter and leave a call are set before each. ``M,N,K``
+are those of this rank's matmul. ``way``: ``16x8`` has 16 fetchers and 8 blocks of K per flag; ``matmul`` is Iris's
+kernel with nothing to wait for, ``torch`` the library's. Options are those of `python -m iris bench`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+import iris
+from iris import bench
+from iris.device import sync
+from iris.device.handle import WORLD_SIZE, Handle
+from iris.ops import FusedConfig, Problem
+from iris.ops.room import memory_of
+
+gather = importlib.import_module("iris.ops.all_gather_matmul")
+
+SIMULATED = iris.backends.detect().name == "sim"
+SHAPES = ((96, 64, 256),) if SIMULATED else ((16384, 3584, 8192), (8192, 3696, 8192), (8192, 1024, 29568))
+WAYS = ("2x1", "matmul") if SIMULATED else ("12x16", "16x16", "16x8", "matmul", "torch")
+TILE = FusedConfig("hbm_buffer", 32, 32, 32) if SIMULATED else FusedConfig("hbm_buffer", 128, 256, comm_block_n=256)
+ENTERED, LEFT = sync._ENTERED.value, sync._LEFT.value
+HEAP_ALIGNMENT = 1024
+
+
+class Emulated:
+    """The context of rank 0 of ``world_size``: as ``ctx``, but for a handle whose other heaps begin at ``base``."""
+
+    def __init__(self, ctx: iris.Iris, world_size: int, base: int) -> None:
+        info = ctx.handle.info.clone()
+        info[WORLD_SIZE.value] = world_size
+        bases = torch.full((world_size,), base, dtype=torch.int64, device=ctx.device)
+        bases[0] = ctx.handle.bases[0]
+        self.rank, self.world_size, self.handle = 0, world_size, Handle(bases, info)
+        self._ctx = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+class Operands:
+    """A call's tensors, and the memory that stands for its peers'."""
+
+    def __init__(self, ctx: iris.Iris, sizes: tuple[int, int, int], ranks: int, gather_dim: int, on_host: bool) -> None:
+        m, n, k = sizes
+        dtype = torch.float16 if SIMULATED else torch.bfloat16
+        shape = (m // ranks, k) if gather_dim == 0 else (m, k // ranks)
+        self.a = ctx.randn(*shape, dtype=dtype)
+        self.b = torch.randn(k, n, dtype=dtype, device=ctx.device)
+        self.whole = self.a.repeat(*((ranks, 1) if gather_dim == 0 else (1, ranks)))
+        self.right = self.whole.float() @ self.b.float()
+        self.output = torch.empty(m, n, dtype=dtype, device=ctx.device)
+        own = int(ctx.handle.bases[0])
+        self.base = own
+        if on_host:
+            offset, nbytes = self.a.data_ptr() - own, self.a.numel() * self.a.element_size()
+            self.pinned = torch.empty(offset + nbytes + HEAP_ALIGNMENT, dtype=torch.uint8, pin_memory=True)
+            skipped = -self.pinned.data_ptr() % HEAP_ALIGNMENT
+            self.base = self.pinned.data_ptr() + skipped
+            self.pinned[skipped + offset :][:nbytes].view(dtype).view(*shape).copy_(self.a)
+
+    def complaint(self) -> str:
+        """Off by more than the rounding of the result, and of some float32 sums."""
+        error = float((self.output.float() - self.right).abs().max() / self.right.abs().max())
+        limit = torch.finfo(self.output.dtype).eps
+        return "" if error <= limit else f"relative error {error:.1e}, more than {limit:.1e}"
+
+
+@bench.register
+@bench.axis("M,N,K", SHAPES)
+@bench.axis("gather_dim", (1, 0))
+@bench.axis("ranks", (8,))
+@bench.axis("peers", ("device",))
+@bench.axis("way", WAYS, variant=True)
+def fetchers(state: bench.State, ctx: iris.Iris) -> None:
+    """hbm_buffer of one rank of several, alone on its GPU."""
+    m, n, k = sizes = state["M"], state["N"], state["K"]
+    ranks, dim, on_host = state["ranks"], state["gather_dim"], state["peers"] == "host"
+    if (k if dim else m) % ranks:
+        state.skip(f"{k if dim else m} {'columns' if dim else 'rows'} for {ranks} ranks")
+    operands: Operands = state.share("operands", lambda: Operands(ctx, sizes, ranks, dim, on_host))
+    state.set_flops(2 * m * n * k)
+    check = operands.complaint
+    if state["way"] == "torch":
+        state.exec(lambda: torch.matmul(operands.whole, operands.b, out=operands.output), validate_fn=check)
+        return
+    if state["way"] == "matmul":
+        config = replace(TILE, algorithm="local")
+        state.exec(
+            lambda: ctx.ops.matmul(operands.output, operands.whole, operands.b, config=config), validate_fn=check
+        )
+        return
+    comm_sms, k_per_flag = (int(number) for number in state["way"].split("x"))
+    config = replace(TILE, comm_sms=comm_sms, k_per_flag=k_per_flag)
+    received = operands.a.numel() * operands.a.element_size() * (ranks - 1)
+    problem = Problem("all_gather_matmul", m, n, k, operands.a.dtype, ranks, received, dim, False)
+    emulated = cast("iris.Iris", Emulated(ctx, ranks, operands.base))
+    memory = memory_of(emulated, problem, config, None)
+    site = sync.SITE_ALL_GATHER_MATMUL.value
+    call = gather._Call(
+        emulated, problem, site, operands.output, operands.a, operands.b, None, 0, config, None, memory
+    )  # fmt: skip
+    peers, coming = memory.turnstile, sync.NEXT_EPOCH.value
+
+    def before() -> None:
+        for first in (ENTERED, LEFT):
+            peers[first : first + ranks] = peers[coming]
+
+    state.set_bytes(received)
+    state.exec(call.hbm_buffer, preamble_fn=before, validate_fn=check)
+
+
+if __name__ == "__main__":
+    import sys
+
+    raise SystemExit(bench.main(["fetchers", *sys.argv[1:]]))
