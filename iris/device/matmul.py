@@ -42,7 +42,7 @@ from iris.device import trace
 from iris.device.arch import clock_ns
 from iris.device.handle import rank
 from iris.device.schedule import split_sharers, split_start, whole_tiles
-from iris.device.split import combined
+from iris.device.split import SLICE_ELEMENTS, combined, handed_over, slice_sum, wait_parts
 from iris.device.sync import (
     NO_EPOCHS,
     TURNSTILE,
@@ -220,6 +220,48 @@ def _continue(
 
 
 @triton.jit
+def _sink_slices(
+    handle,
+    c,
+    slots,
+    bias_ptr,
+    flags,
+    epoch,
+    partials,
+    worker,
+    sharers,
+    first,
+    last,
+    shard,
+    index,
+    per_shard,
+    top,
+    row,
+    row_end,
+    col,
+    N,
+    SINK: tl.constexpr,
+    SITE: tl.constexpr,
+    BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Each program that shares a tile with many sums some of its rows, and hands them to the sink; the last of them,
+    which may have another tile to go on with, does not."""
+    ROWS: tl.constexpr = min(BLOCK_M, max(1, SLICE_ELEMENTS // BLOCK_N))
+    cols = tl.arange(0, BLOCK_N)
+    if worker < last:
+        wait_parts(handle, flags, epoch, first, last, sharers, SITE)
+        for number in range(worker - first, BLOCK_M // ROWS, last - first):
+            down = number * ROWS + tl.arange(0, ROWS)
+            within = down[:, None] * BLOCK_N + cols[None, :]
+            total, _ = slice_sum(partials, first, last, sharers, within, BLOCK_M * BLOCK_N)
+            rows = row + down
+            tile = Tile(shard, index, per_shard, top, rows, col + cols, rows < row_end, col + cols < N)
+            SINK(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
+
+
+@triton.jit
 def _tiles(
     handle,
     flags,
@@ -244,6 +286,7 @@ def _tiles(
     SCHEDULE: tl.constexpr,
     SOURCE: tl.constexpr,
     SINK: tl.constexpr,
+    SLICED: tl.constexpr,
     AFTER: tl.constexpr,
     EAGER: tl.constexpr,
     GATE: tl.constexpr,
@@ -328,10 +371,29 @@ def _tiles(
         if STREAM_K:
             whole = k_begin == 0
             if (k_begin > 0) | (k_end < K_TOTAL):
-                acc = combined(
+                acc, many, sharing, last = handed_over(
                     acc, handle, flags, epoch, partials, worker, sharers, item - dealt_out, per_tile, split_iterations,
                     SITE, BLOCK_M, BLOCK_N,
                 )  # fmt: skip
+                if many:
+                    if SLICED:
+                        whole = False
+                        if TRACE:
+                            asked = clock_ns()
+                        if GATE:
+                            if gated == 0:
+                                wait_all_entered(flags.turnstile, epoch, handle, SITE)
+                                gated = 1
+                        _sink_slices(
+                            handle, c, slots, bias_ptr, flags, epoch, partials, worker, sharers, sharing, last,
+                            shard, index, per_shard, top, row, row_end, col, N, SINK, SITE, BIAS, BLOCK_M, BLOCK_N,
+                        )  # fmt: skip
+                        if TRACE:
+                            trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), item)
+                    else:
+                        acc = combined(
+                            acc, handle, flags, epoch, partials, worker, sharers, sharing, last, SITE, BLOCK_M, BLOCK_N
+                        )
         if whole:
             if TRACE:
                 asked = clock_ns()
@@ -380,6 +442,7 @@ def matmul_kernel(
     SCHEDULE: tl.constexpr,
     SOURCE: tl.constexpr,
     SINK: tl.constexpr,
+    SLICED: tl.constexpr,
     AFTER: tl.constexpr,
     EAGER: tl.constexpr,
     GATE: tl.constexpr,
@@ -436,7 +499,7 @@ def matmul_kernel(
             _tiles(
                 handle, flags, epoch, own_shard, gathered, right, c, bias_ptr, slots, partials, trace_ptr, M, N, K,
                 begin, end, per_shard, per_round, worker, workers,
-                SCHEDULE, SOURCE, SINK, AFTER, EAGER, GATE, SITE, SHARDS, SHARDED, SEGMENTS, OWN and phase == 0,
+                SCHEDULE, SOURCE, SINK, SLICED, AFTER, EAGER, GATE, SITE, SHARDS, SHARDED, SEGMENTS, OWN and phase == 0,
                 PIECEWISE, BIAS, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, EVEN_K, STREAM_K and not (OWN and phase == 0),
                 TWO_TILES, PRECISION, ACC_DTYPE, TRACE,
             )  # fmt: skip

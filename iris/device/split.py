@@ -9,7 +9,8 @@ from iris.device.sync import signal, wait, wait_all
 
 _MANY: tl.constexpr = tl.constexpr(3)
 """Programs besides the first from which on the parts of a split tile are added up in slices."""
-_SLICE: tl.constexpr = tl.constexpr(2048)
+SLICE_ELEMENTS: tl.constexpr = tl.constexpr(2048)
+"""Of a slice of a tile."""
 _LANES: tl.constexpr = tl.constexpr(16)
 """At least as many as programs can share a tile."""
 
@@ -22,7 +23,7 @@ def _partial_pointers(partials, worker, BLOCK_M: tl.constexpr, BLOCK_N: tl.const
 
 
 @triton.jit
-def combined(
+def handed_over(
     acc,
     handle,
     flags,
@@ -37,10 +38,11 @@ def combined(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Sum the parts of a split tile over the programs that share it; the first of them gets the sum.
+    """The parts of a split tile, brought together: returns the sum, if this is the first of the programs that share it
+    and they are few; and else the numbers of the first and the last of them.
 
     Few programs add up along a binary tree: each leaves its part in ``partials`` for the one below it and goes on. Many
-    all leave their parts there, and each adds up some slices.
+    all leave their parts there, for :func:`slice_sum`.
     """
     first = split_worker(split_tile * per_tile, sharers, split_iterations)
     last = split_worker((split_tile + 1) * per_tile - 1, sharers, split_iterations)
@@ -59,47 +61,62 @@ def combined(
         mine = worker if place > 0 else sharers + worker
         tl.store(_partial_pointers(partials, mine, BLOCK_M, BLOCK_N), acc)
         signal(flags.split + mine, epoch, rank(handle), handle)
-    if many:
-        # The last of them may have another tile to go on with.
-        adders = last - first
-        if worker < last:
-            _add_slices(handle, flags, epoch, partials, first, last, place, adders, sharers, SITE, BLOCK_M * BLOCK_N)
-        if place == 0:
-            lanes = tl.arange(0, _LANES)
-            done = flags.split + 2 * sharers + first + lanes
-            wait_all(done, epoch + lanes * 0, rank(handle) + lanes * 0, lanes < adders, handle, SITE)
-            acc = tl.load(_partial_pointers(partials, sharers + first, BLOCK_M, BLOCK_N))
-    return acc
+    return acc, many, first, last
 
 
 @triton.jit
-def _add_slices(
-    handle,
-    flags,
-    epoch,
-    partials,
-    first,
-    last,
-    place,
-    adders,
-    sharers,
-    SITE: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """Add up some slices of the parts of a split tile, in the order of the programs, into the first one's part."""
+def wait_parts(handle, flags, epoch, first, last, sharers, SITE: tl.constexpr):
+    """Wait until the programs ``first``, …, ``last`` have left their parts of a tile."""
     lanes = tl.arange(0, _LANES)
     parts = tl.where(lanes == 0, sharers + first, first + lanes)
     wait_all(
         flags.split + parts, epoch + lanes * 0, rank(handle) + lanes * 0, first + lanes <= last, handle, SITE
     )  # fmt: skip
-    SLICE: tl.constexpr = min(SIZE, _SLICE)
-    for number in range(place, SIZE // SLICE, adders):
-        within = tl.arange(0, SLICE)
-        slices = partials + first.to(tl.int64) * SIZE + number * SLICE + within
-        start = slices + sharers.to(tl.int64) * SIZE
-        total = tl.load(start)
-        for helper in tl.static_range(1, MOST_PARTS + 1):
-            # All loads at once: one after the other, each would be waited for.
-            total += tl.load(slices + helper * SIZE, mask=within * 0 + helper <= last - first, other=0)
-        tl.store(start, total)
-    signal(flags.split + 2 * sharers + first + place, epoch, rank(handle), handle)
+
+
+@triton.jit
+def slice_sum(partials, first, last, sharers, within, SIZE: tl.constexpr):
+    """The sum of the parts of a tile, in the order of the programs, at the elements ``within``; and where the first
+    program's part of it is."""
+    slices = partials + first.to(tl.int64) * SIZE + within
+    start = slices + sharers.to(tl.int64) * SIZE
+    total = tl.load(start)
+    for helper in tl.static_range(1, MOST_PARTS + 1):
+        # All loads at once: one after the other, each would be waited for.
+        total += tl.load(slices + helper * SIZE, mask=within * 0 + helper <= last - first, other=0)
+    return total, start
+
+
+@triton.jit
+def combined(
+    acc,
+    handle,
+    flags,
+    epoch,
+    partials,
+    worker,
+    sharers,
+    first,
+    last,
+    SITE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Sum the parts that many programs have left of a tile: each adds up some slices, and the first gets them all."""
+    place = worker - first
+    # The last of them may have another tile to go on with.
+    adders = last - first
+    SIZE: tl.constexpr = BLOCK_M * BLOCK_N
+    SLICE: tl.constexpr = min(SIZE, SLICE_ELEMENTS)
+    if worker < last:
+        wait_parts(handle, flags, epoch, first, last, sharers, SITE)
+        for number in range(place, SIZE // SLICE, adders):
+            total, start = slice_sum(partials, first, last, sharers, number * SLICE + tl.arange(0, SLICE), SIZE)
+            tl.store(start, total)
+        signal(flags.split + 2 * sharers + first + place, epoch, rank(handle), handle)
+    if place == 0:
+        lanes = tl.arange(0, _LANES)
+        done = flags.split + 2 * sharers + first + lanes
+        wait_all(done, epoch + lanes * 0, rank(handle) + lanes * 0, lanes < adders, handle, SITE)
+        acc = tl.load(_partial_pointers(partials, sharers + first, BLOCK_M, BLOCK_N))
+    return acc

@@ -40,6 +40,8 @@ class Plan:
     Attributes:
         site: the op's number, for errors of waits (:mod:`iris.device.sync`); 0 for one of your own.
         schedule, source, sink, after, courier: the parts; None: there is none.
+        sliced: the sink takes some rows of a tile as it does a whole one, and nothing comes after, so that programs which
+            share a split tile may each hand it what they have summed; None: if the sink is ``tile.local_sink``.
         eager: ``after`` follows its own tile, not the next one; None: with few tiles per program.
         gate: programs wait before their first sink until all ranks have entered the call.
         shards: ranks among which tiles are dealt; ``sharded``: by rows, each rank having its own.
@@ -66,6 +68,7 @@ class Plan:
     source: Any = kernels.local_source
     sink: Any = tile.local_sink
     after: Any = None
+    sliced: bool | None = None
     eager: bool | None = None
     gate: bool = False
     courier: Any = None
@@ -179,6 +182,7 @@ def run(
         SCHEDULE=plan.schedule,
         SOURCE=plan.source,
         SINK=plan.sink,
+        SLICED=plan.after is None and (plan.sink is tile.local_sink if plan.sliced is None else plan.sliced),
         AFTER=plan.after,
         EAGER=plan.eager if plan.eager is not None else tiles < DEFER_FROM_TILES * programs,
         GATE=plan.gate,

@@ -192,7 +192,7 @@ class _Call(OpCall):
     whole: torch.Tensor
 
     def push(self) -> None:
-        self.launch(Plan(self.site, sink=push_sink, gate=True))
+        self.launch(Plan(self.site, sink=push_sink, sliced=True, gate=True))
 
     def split(self) -> None:
         senders = self.config.movers(OP, self.ctx.num_sms)

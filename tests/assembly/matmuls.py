@@ -189,6 +189,7 @@ def matmul_case(
         "ACC_DTYPE": tl.int32 if dtype == torch.int8 else tl.float32, "TRACE": traced,
         "num_warps": 4, "num_stages": 3 if cuda else 2,
     }  # fmt: skip
+    constants["SLICED"] = constants["AFTER"] is None and constants["SINK"] in (tile.local_sink, push_sink)
     has = WAITS | SIGNALS
     if op.startswith("local") and not split:
         constants["EPOCHS"], has = sync.NO_EPOCHS.value, Event.NONE
