@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import iris
 from iris.ops import ALGORITHMS, FusedConfig
@@ -309,3 +311,11 @@ def _empty(
     sizes = {"plain": shape, "transposed": (cols, rows), "strided": (2 * rows, cols + 3)}[layout]
     frame = ctx.empty(*sizes, dtype=dtype) if symmetric else torch.empty(sizes, dtype=dtype, device=ctx.device)
     return frame, {"plain": frame, "transposed": frame.T, "strided": frame[::2, 1:-2]}[layout]
+
+
+def dual(tensor: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+    """``tensor`` with a tangent, in forward mode."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch then imports what uses torch.jit.script
+        made: torch.Tensor = forward_ad.make_dual(tensor, tangent)
+    return made

@@ -16,8 +16,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, trial, ways
+from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, dual, trial, ways
 from ranks import BACKEND, TIMEOUT_S, Failure, Ranks, context, failure_of, fresh, worlds
+from torch.autograd import forward_ad
 
 import iris
 from iris.device import sync
@@ -479,6 +480,14 @@ def test_a_view_that_negates_is_another_call() -> None:
     one = torch.zeros(3, dtype=torch.complex64)
     plain, negated = one.imag, one.conj().imag
     assert plain.data_ptr() == negated.data_ptr() and _identity(plain) != _identity(negated)
+
+
+def test_a_tensor_with_a_tangent_is_another_call() -> None:
+    """Else what was called without one would be replayed with one, and not refused."""
+    plain = torch.zeros(3)
+    with forward_ad.dual_level():
+        other = dual(plain, torch.ones(3))
+        assert plain.data_ptr() == other.data_ptr() and _identity(plain) != _identity(other)
 
 
 def test_all_calls_of_a_large_model_are_replayed() -> None:

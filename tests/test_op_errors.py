@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, SMALL, Trial, Way, trial, ways
+from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, SMALL, Trial, Way, dual, trial, ways
 from ranks import Failure, Ranks, context, failure_of, fresh, worlds
+from torch.autograd import forward_ad
 
 import iris
 from iris.ops import ALGORITHMS, FusedConfig, new_workspace
@@ -259,6 +260,60 @@ def test_mistake(ranks: Ranks, case: str) -> None:
             assert mistake.words in failure.message, failure.message
             assert failure.took_s < 2
             assert untouched, way
+
+
+def dual_operands() -> list[tuple[str, Failure]]:
+    """Each operand with a tangent, by each op: the failures, by what they are to name."""
+    ctx, found = context(), []
+    for way in ALL:
+        one = trial(ctx, way, (8, 8, 16), torch.float32, seed=0, bias="column")
+        names = {"output": "output", "a": "A", "b": "B", "bias": "bias"}
+        for name, argument in names.items():
+            with forward_ad.dual_level():
+                tensor = getattr(one, name)
+                change: dict[str, Any] = {name: dual(tensor, torch.ones_like(tensor))}
+                found.append((f"{way.op}: {argument}", failure_of(replace(one, **change).run)))
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_an_operand_with_a_tangent(ranks: Ranks) -> None:
+    """It was lost without a word."""
+    for found in ranks.run(dual_operands):
+        assert len(found) == 4 * len(ALL)
+        for begin, failure in found:
+            assert failure.kind == "ArgumentError" and failure.message.startswith(begin), failure
+            assert "dual" in failure.message and "pass tensor.detach()" in failure.message
+
+
+class Product(torch.autograd.Function):
+    """A @ B, which is known to forward mode."""
+
+    @staticmethod
+    def forward(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return iris.ops.matmul(context(), a.new_empty(a.shape[0], b.shape[1]), a, b)
+
+    @staticmethod
+    def setup_context(call: Any, inputs: Any, output: torch.Tensor) -> None:
+        call.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(call: Any, *tangents: Any) -> torch.Tensor:
+        _, b = call.saved_tensors
+        return iris.ops.matmul(context(), tangents[0].new_empty(tangents[0].shape[0], b.shape[1]), tangents[0], b)
+
+
+def tangent_of_a_product(seed: int) -> float:
+    device, numbers = context().device, torch.Generator().manual_seed(seed)
+    a, b, tangent = (torch.randn(8, 8, generator=numbers).to(device) for _ in range(3))
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(Product.apply(dual(a, tangent), b)).tangent
+    return float((found - tangent @ b).abs().max())
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_a_function_of_ones_own_may_call_ops_in_forward_mode(ranks: Ranks, seed: int) -> None:
+    assert max(ranks.run(tangent_of_a_product, seed)) < 1e-3
 
 
 def memory_of_refused_calls() -> list[tuple[str, bool]]:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from ops_inputs import dual
 from ranks import Failure, Ranks, context, failure_of, fresh, worlds
+from torch.autograd import forward_ad
 
 import iris
 
@@ -348,6 +350,19 @@ def run_is_symmetric() -> None:
     assert not any(ctx.is_symmetric(tensor) for tensor in outside)
     ctx.free(made)
     assert not any(ctx.is_symmetric(view) for view in views)
+
+
+def tangents_of_copies() -> tuple[Failure, bool]:
+    ctx, plain = context(), torch.ones(3, device=context().device)
+    with forward_ad.dual_level():
+        with_tangent = dual(plain, plain)
+        return failure_of(ctx.as_symmetric, with_tangent), ctx.is_symmetric(ctx.as_symmetric(with_tangent.detach()))
+
+
+@TWO
+def test_a_copy_does_not_lose_a_tangent_without_a_word(ranks: Ranks) -> None:
+    for refused, copied in ranks.run(tangents_of_copies):
+        assert refused.kind == "ArgumentError" and "pass tensor.detach()" in refused.message and copied
 
 
 def gradients_of_copies() -> tuple[Failure, bool, bool]:

@@ -12,7 +12,7 @@ from iris.context import Iris
 from iris.device import tile
 from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
 from iris.ops.problem import DTYPES, output_dtype
-from iris.tensors import check_dense
+from iris.tensors import check_dense, has_tangent
 
 BIAS_KINDS = {
     tile.BIAS_NONE.value: "no bias", tile.BIAS_COLUMN.value: "bias per column", tile.BIAS_ROW.value: "bias per row",
@@ -139,6 +139,11 @@ def _check_no_gradient(op: str, argument: str, tensor: torch.Tensor) -> None:
         raise ArgumentError(
             op, argument, "a tensor that needs no gradient", "one with requires_grad=True",
             "Iris records no gradients: call the op under torch.no_grad() or torch.inference_mode().",
+        )  # fmt: skip
+    if has_tangent(tensor):
+        raise ArgumentError(
+            op, argument, "a tensor without a tangent", "a dual one of torch.autograd.forward_ad",
+            "Iris computes no derivatives: pass tensor.detach().",
         )  # fmt: skip
 
 

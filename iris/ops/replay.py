@@ -28,6 +28,7 @@ from iris.ops.eager import eager
 from iris.ops.hardware import allows_tf32
 from iris.ops.operands import address_of
 from iris.ops.workspace import FusedWorkspace
+from iris.tensors import has_tangent
 
 P = ParamSpec("P")
 _KEPT = 4096
@@ -164,5 +165,5 @@ def _identity(value: Any) -> Hashable:
         if value.is_nested or value.layout != torch.strided or not (address := address_of(value)):
             return object()
         memory = address, value.shape, value.stride(), value.dtype, value.device
-        return *memory, value.requires_grad, value.is_neg()
+        return *memory, value.requires_grad, has_tangent(value), value.is_neg()
     return value if isinstance(value, Hashable) else object()
