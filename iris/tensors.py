@@ -31,7 +31,7 @@ def _flat(op: str, sizes: tuple[Any, ...], size: Size | None = None) -> tuple[in
         raise ArgumentError(op, "size", "whole numbers", sizes)
     try:
         return tuple(operator.index(extent) for extent in sizes)
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:
         raise ArgumentError(op, "size", "whole numbers", sizes) from error
 
 
@@ -52,6 +52,18 @@ def _uniform(
 
 _OWN: dict[str, Callable[..., torch.Tensor]] = {"uniform": _uniform, "zeros_like": torch.zeros}
 """What makes the values where torch has no such function, or one of other arguments."""
+_DRAWN = ("rand", "randn", "randint", "uniform")
+_REFUSED = (RuntimeError, TypeError, ValueError, AssertionError, OverflowError)
+"""What torch raises for arguments that cannot work."""
+
+
+def _for_two(op: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of ``op`` that make two such elements; of a single one torch checks less."""
+    if op == "arange":
+        return 0, 2, 1
+    if op == "linspace":
+        return *arguments[:2], 2
+    return tuple((2,) if isinstance(argument, tuple) else argument for argument in arguments)
 
 
 def check_dense(op: str, argument: str, tensor: torch.Tensor) -> None:
@@ -60,6 +72,19 @@ def check_dense(op: str, argument: str, tensor: torch.Tensor) -> None:
         raise ArgumentError(op, argument, "a dense tensor", "a nested one")
     if tensor.layout != torch.strided:
         raise ArgumentError(op, argument, "a dense tensor", tensor.layout, "Make it dense with .to_dense().")
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where the first element is; 0 for a tensor without memory, as ``torch.vmap`` and tracers make them."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """False for a tensor that only stands for others, or whose memory was given back."""
+    return bool(address_of(tensor)) and tensor.untyped_storage().nbytes() > 0
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
@@ -74,6 +99,10 @@ def _check_given(op: str, argument: str, tensor: object) -> None:
     check_dense(op, argument, tensor)
     if tensor.is_meta:
         raise ArgumentError(op, argument, "a tensor with data", "one on the meta device")
+    if tensor.numel() and not has_memory(tensor):
+        raise ArgumentError(op, argument, "a tensor with data", f"a {type(tensor).__name__} without")
+    if tensor.is_quantized:
+        raise DTypeError(op, argument, "a tensor of plain numbers", tensor.dtype, "Pass tensor.dequantize().")
 
 
 def _refused(op: str, arguments: tuple[Any, ...], error: Exception) -> ArgumentError:
@@ -113,7 +142,8 @@ class SymmetricTensors(ABC):
     ) -> torch.Tensor:
         """What ``torch.<op>(*arguments)`` returns, on the heap or in ``out``.
 
-        Torch first says shape and dtype, on its meta device; then it fills the memory.
+        Torch first says shape and dtype, on its meta device; then it makes two elements in ordinary memory, as it
+        refuses some arguments only where there are values; then it fills the memory.
         """
         factory: Callable[..., torch.Tensor] = _OWN.get(op) or getattr(torch, op)
         self._check_device(op, device)
@@ -121,10 +151,14 @@ class SymmetricTensors(ABC):
         if out is not None:
             self._check_symmetric(op, out)
         wanted = dtype if dtype is not None or out is None else out.dtype
+        other = {"generator": torch.Generator(self.device)} if op in _DRAWN else {}
         try:
             like = factory(*arguments, dtype=wanted, device="meta")
-        except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+            factory(*_for_two(op, arguments), dtype=like.dtype, device=self.device, **other)
+        except _REFUSED as error:
             raise _refused(op, arguments, error) from error
+        if not isinstance(requires_grad, bool | None):
+            raise ArgumentError(op, "requires_grad", "True or False", repr(requires_grad))
         if requires_grad and not (like.is_floating_point() or like.is_complex()):
             raise DTypeError(op, "requires_grad", "a floating dtype", like.dtype)
         shape = tuple(like.shape)
@@ -133,7 +167,7 @@ class SymmetricTensors(ABC):
         try:
             with torch.no_grad():
                 factory(*arguments, dtype=like.dtype, out=target, device=target.device, **random)
-        except (RuntimeError, TypeError, ValueError) as error:
+        except _REFUSED as error:
             raise _refused(op, arguments, error) from error
         return target.requires_grad_(requires_grad) if requires_grad else target
 
@@ -177,7 +211,7 @@ class SymmetricTensors(ABC):
         return out
 
     def _check_floating(self, op: str, dtype: torch.dtype | None, out: torch.Tensor | None) -> None:
-        """Raise DTypeError before memory is allocated: torch itself notices only when it fills the memory."""
+        """Raise DTypeError: torch's own error does not say that it is the dtype."""
         wanted = dtype if dtype is not None or out is None else getattr(out, "dtype", None)
         if isinstance(wanted, torch.dtype) and not (wanted.is_floating_point or wanted.is_complex):
             raise DTypeError(op, "dtype", "a floating dtype", wanted)
@@ -297,7 +331,7 @@ class SymmetricTensors(ABC):
         self._check_floating("uniform", dtype, out)
         try:
             ordered = float(low) <= float(high)
-        except (TypeError, ValueError) as error:
+        except _REFUSED as error:
             raise ArgumentError("uniform", "low and high", "two numbers", f"{low!r} and {high!r}") from error
         if not ordered:
             raise ArgumentError("uniform", "low", f"at most high, {high}", low)
@@ -346,6 +380,7 @@ class SymmetricTensors(ABC):
         """As :func:`torch.zeros_like`, on the symmetric heap, contiguous. Collective."""
         if not isinstance(input, torch.Tensor):
             raise ArgumentError("zeros_like", "input", "a tensor", type(input).__name__)
+        check_dense("zeros_like", "input", input)
         return self._make("zeros_like", (tuple(input.shape),), None, dtype or input.dtype, device, requires_grad)
 
     def as_symmetric(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -319,3 +319,11 @@ def dual(tensor: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
         warnings.simplefilter("ignore")  # PyTorch then imports what uses torch.jit.script
         made: torch.Tensor = forward_ad.make_dual(tensor, tangent)
     return made
+
+
+def given_back(matrix: torch.Tensor) -> torch.Tensor:
+    """As ``matrix``, in the middle of memory that was freed, as FSDP frees that of its parameters."""
+    memory = matrix.new_empty(matrix.numel() + 8)
+    view = memory[8:].view(matrix.shape)
+    memory.untyped_storage().resize_(0)
+    return view

@@ -11,7 +11,20 @@ from typing import Any
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, SMALL, Trial, Way, dual, trial, ways
+from ops_inputs import (
+    ALL_REDUCE,
+    GATHER,
+    LOCAL,
+    REDUCE_SCATTER,
+    SCATTER,
+    SMALL,
+    Trial,
+    Way,
+    dual,
+    given_back,
+    trial,
+    ways,
+)
 from ranks import Failure, Ranks, context, failure_of, fresh, worlds
 from torch.autograd import forward_ad
 
@@ -54,14 +67,6 @@ def in_b(one: Trial) -> dict[str, Any]:
 def inference_tensor(one: Trial) -> dict[str, Any]:
     with torch.inference_mode():
         return {"output": torch.empty_like(one.output)}
-
-
-def given_back(matrix: torch.Tensor) -> torch.Tensor:
-    """As ``matrix``, in the middle of memory that was freed, as FSDP frees that of its parameters."""
-    memory = matrix.new_empty(matrix.numel() + 8)
-    view = memory[8:].view(matrix.shape)
-    memory.untyped_storage().resize_(0)
-    return view
 
 
 class Wrapper(torch.Tensor):

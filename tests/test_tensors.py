@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from ops_inputs import dual
+from ops_inputs import dual, given_back
 from ranks import Failure, Ranks, context, failure_of, fresh, worlds
 from torch.autograd import forward_ad
 
@@ -235,6 +236,13 @@ def test_ranks_may_draw_different_values(ranks: Ranks) -> None:
 
 # -- wrong arguments ----------------------------------------------------------------------------------------
 
+
+def quantised() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated
+        return torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)
+
+
 WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str, str]] = [
     ("zeros", (2,), {"device": "meta"}, "PlacementError", "zeros: device: expected"),
     ("zeros", (2,), {"device": "nonsense"}, "ArgumentError", "zeros: device: expected None or"),
@@ -285,15 +293,43 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str, str]] = [
     ("uniform", (3,), {"dtype": torch.int64}, "DTypeError", "uniform: dtype: expected a floating dtype"),
     ("uniform", (3,), {"low": 2.0, "high": 1.0}, "ArgumentError", "uniform: low: expected at most high, 1.0, got 2.0"),
     ("uniform", (3,), {"device": "meta"}, "PlacementError", "uniform: device: expected"),
+    *(
+        (name, args, {"requires_grad": odd}, "ArgumentError", f"{name}: requires_grad: expected True or False, got ")
+        for name, args in (("zeros", (2,)), ("full", ((2,), 1.0)), ("uniform", (3,)), ("linspace", (0, 1, 3)))
+        for odd in (1, "yes")
+    ),
+    ("zeros", (torch.empty((), dtype=torch.int64, device="meta"),), {}, "ArgumentError", "zeros: size: expected whole"),
+    ("ones", (2,), {"dtype": torch.float4_e2m1fn_x2}, "ArgumentError", "ones: arguments"),
+    ("full", ((2,), 300), {"dtype": torch.int8}, "ArgumentError", "full: arguments"),
+    ("full", ((2,), 1e300), {"dtype": torch.float16}, "ArgumentError", "full: arguments"),
+    ("full", ((2,), float("nan")), {"dtype": torch.int32}, "ArgumentError", "full: arguments"),
+    ("full", ((2,), 1 << 70), {}, "ArgumentError", "full: arguments"),
+    ("rand", (2,), {"dtype": torch.float8_e4m3fn}, "ArgumentError", "rand: arguments"),
+    ("randint", (-1, 5, (2,)), {"dtype": torch.uint8}, "ArgumentError", "randint: arguments"),
+    ("randint", (5, (2,)), {"dtype": torch.complex64}, "ArgumentError", "randint: arguments"),
+    ("randint", (1 << 70, (2,)), {}, "ArgumentError", "randint: arguments"),
+    ("uniform", (3, float("nan"), 1), {}, "ArgumentError", "uniform: low"),
+    ("uniform", (3, 0, float("inf")), {}, "ArgumentError", "uniform: arguments"),
+    ("uniform", (3, 0, 70000), {"dtype": torch.float16}, "ArgumentError", "uniform: arguments"),
+    ("uniform", (3, 0, 1 << 2000), {}, "ArgumentError", "uniform: low and high: expected two numbers"),
+    ("arange", (float("nan"),), {}, "ArgumentError", "arange: arguments"),
+    ("arange", (5,), {"dtype": torch.bool}, "ArgumentError", "arange: arguments"),
+    ("arange", (5,), {"dtype": torch.uint16}, "ArgumentError", "arange: arguments"),
+    ("linspace", (0, 1, 5), {"dtype": torch.bool}, "ArgumentError", "linspace: arguments"),
+    ("linspace", (0, 1e10, 3), {"dtype": torch.int8}, "ArgumentError", "linspace: arguments"),
+    ("linspace", (0, float("inf"), 3), {"dtype": torch.int32}, "ArgumentError", "linspace: arguments"),
+    ("zeros_like", (torch.eye(2).to_sparse(),), {}, "ArgumentError", "zeros_like: input: expected a dense tensor"),
+    ("as_symmetric", (quantised(),), {}, "DTypeError", "Pass tensor.dequantize()."),
 ]
 
 
 def run_wrong(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Failure, list[float]]:
     ctx = context()
+    ones = ctx.ones(2)  # and all that was let go of before is free
     free = ctx.heap_free_bytes
     failure = failure_of(lambda: getattr(ctx, name)(*args, **options))
-    assert ctx.heap_free_bytes == free or dict(options).get("dtype") == torch.int8, "allocated before the error"
-    return failure, ctx.ones(2).tolist()
+    assert ctx.heap_free_bytes == free, "allocated before the error"
+    return failure, ctx.ones(2, out=ones).tolist()
 
 
 @TWO
@@ -304,6 +340,21 @@ def test_a_wrong_argument_is_named_on_every_rank_and_the_context_lives_on(
     for failure, after in ranks.run(run_wrong, name, args, options):
         assert failure.kind == kind and words in failure.message and "ValueError" in failure.bases
         assert failure.took_s < 5 and after == [1.0, 1.0]
+
+
+def run_given_back() -> Failure:
+    ctx = context()
+    ones = ctx.ones(2, 2)
+    free = ctx.heap_free_bytes
+    failure = failure_of(ctx.as_symmetric, given_back(ones))
+    assert ctx.heap_free_bytes == free
+    return failure
+
+
+@TWO
+def test_a_tensor_whose_memory_was_given_back_is_not_copied(ranks: Ranks) -> None:
+    for failure in ranks.run(run_given_back):
+        assert failure.kind == "ArgumentError" and "expected a tensor with data, got a Tensor" in failure.message
 
 
 def run_wrong_out() -> list[Failure]:

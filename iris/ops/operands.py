@@ -12,7 +12,7 @@ from iris.context import Iris
 from iris.device import tile
 from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
 from iris.ops.problem import DTYPES, output_dtype
-from iris.tensors import check_dense, has_tangent
+from iris.tensors import check_dense, has_memory, has_tangent
 
 BIAS_KINDS = {
     tile.BIAS_NONE.value: "no bias", tile.BIAS_COLUMN.value: "bias per column", tile.BIAS_ROW.value: "bias per row",
@@ -110,20 +110,12 @@ def _range_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 def _check_memory(op: str, argument: str, tensor: torch.Tensor) -> None:
     """Raise for a tensor that only stands for others, or whose memory was given back: a kernel would read address 0."""
-    if not address_of(tensor) or not tensor.untyped_storage().nbytes():
+    if not has_memory(tensor):
         raise ArgumentError(
             op, argument, "a tensor that has memory", f"a {type(tensor).__name__} without",
             "Of a DTensor pass to_local(); gather a parameter that FSDP has freed; leave the op out of what torch.func "
             "transforms or torch.export traces.",
         )  # fmt: skip
-
-
-def address_of(tensor: torch.Tensor) -> int:
-    """Where the first element is; 0 for a tensor without memory, as ``torch.vmap`` and tracers make them."""
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:
-        return 0
 
 
 def _check_bits(op: str, argument: str, tensor: torch.Tensor) -> None:

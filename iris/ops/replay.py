@@ -26,9 +26,8 @@ from iris.context import Iris
 from iris.errors import ArgumentError, CaptureError
 from iris.ops.eager import eager
 from iris.ops.hardware import allows_tf32
-from iris.ops.operands import address_of
 from iris.ops.workspace import FusedWorkspace
-from iris.tensors import has_tangent
+from iris.tensors import address_of, has_tangent
 
 P = ParamSpec("P")
 _KEPT = 4096
