@@ -208,8 +208,9 @@ MISTAKES = {
         "workspace", "for other",
     ),
     "workspace of another algorithm": Mistake(
-        ALL, lambda one: {"workspace": new_workspace(one.ctx, one.way.op, "other")}, "ArgumentError",
-        "workspace", ", other",
+        tuple(way for way in ALL if way.op != LOCAL),
+        lambda one: {"workspace": new_workspace(one.ctx, one.way.op, "baseline")}, "ArgumentError", "workspace",
+        ", baseline",
     ),
     "workspace is a number": Mistake(
         ALL, lambda _: {"workspace": 3, "config": None}, "ArgumentError", "workspace", "got int"
@@ -373,6 +374,26 @@ def test_the_error_says_how_to_make_the_workspace(ranks: Ranks, seed: int) -> No
     for excesses in ranks.run(the_said_workspace_fits, seed):
         assert len(excesses) >= len(STAGED)
         assert max(excesses) <= 1
+
+
+def misspelt() -> list[tuple[str, Failure, int]]:
+    ctx, found = context(), []
+    for op in ALGORITHMS:
+        free = ctx.heap_free_bytes
+        failure = failure_of(new_workspace, ctx, op, "two-shot")
+        found.append((op, failure, free - ctx.heap_free_bytes))
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_workspace_of_a_misspelt_algorithm(ranks: Ranks) -> None:
+    """It was made, and the first call with it refused it."""
+    for found in ranks.run(misspelt):
+        for op, failure, lost in found:
+            expected = f"new_workspace: algorithm: expected one of {op}: "
+            assert failure.kind == "ArgumentError" and failure.message.startswith(expected), failure
+            assert all(name in failure.message for name in ALGORITHMS[op]) and "got 'two-shot'" in failure.message
+            assert not lost
 
 
 def odd_sizes() -> list[Failure]:

@@ -16,6 +16,7 @@ from iris.engine import CopyEngine
 from iris.errors import ArgumentError, CaptureError, HeapError
 from iris.heap import format_bytes
 from iris.live import Live
+from iris.ops.model import algorithms
 
 MAX_CHUNKS = 64
 """Chunks in which a rank's part may arrive, each with a flag of its own."""
@@ -185,12 +186,16 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
     """A workspace of its own, for calls of ``op`` that run at the same time on several streams. Collective.
 
     A call that is given one that is too small says how large it must be. Let go of it as of any memory of the heap:
-    when the calls that use it are done on all ranks, behind a barrier.
+    when the calls that use it are done on all ranks, behind a barrier. An op of your own may have any name that is none
+    of Iris's, and algorithms as you name them.
 
     Raises:
-        ArgumentError: a size that is no number of bytes, or of flags.
+        ArgumentError: an algorithm that the op does not have, or a size that is no number of bytes, or of flags.
         HeapError: the heap has no room for it.
     """
+    known = algorithms(op)  # of an op of the user's: none
+    if known and algorithm not in known:
+        raise ArgumentError("new_workspace", "algorithm", f"one of {op}: {', '.join(known)}", repr(algorithm))
     sizes: dict[str, Any] = {"staging_nbytes": staging_nbytes, "num_flags": num_flags}
     for name, count in sizes.items():
         if not isinstance(count, Integral) or count < 0:
