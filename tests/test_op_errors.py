@@ -322,6 +322,37 @@ def test_a_function_of_ones_own_may_call_ops_in_forward_mode(ranks: Ranks, seed:
     assert max(ranks.run(tangent_of_a_product, seed)) < 1e-3
 
 
+class Layer(torch.nn.Module):
+    """What a user would trace: a layer that calls an op."""
+
+    def __init__(self, one: Trial) -> None:
+        super().__init__()
+        self.one = one
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        replace(self.one, a=a).run()
+        return self.one.output
+
+
+def traced() -> list[tuple[str, Failure]]:
+    ctx, found = context(), []
+    for way in ALL:
+        one = trial(ctx, way, (8, 8, 16), torch.float32, seed=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecated
+            found.append((way.op, failure_of(torch.jit.trace, Layer(one), one.a)))
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_call_that_is_traced(ranks: Ranks) -> None:
+    """A trace would not hold it, and kernels were given shapes that are tensors."""
+    for found in ranks.run(traced):
+        for op, failure in found:
+            assert failure.kind == "ArgumentError" and failure.message.startswith(f"{op}: A"), failure
+            assert "torch.jit.trace" in failure.message and "leave it out of what is traced" in failure.message
+
+
 def memory_of_refused_calls() -> list[tuple[str, bool]]:
     """For outputs that the copy engine cannot copy: the failure, and whether memory was made for the call before it."""
     found = []

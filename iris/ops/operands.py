@@ -24,6 +24,9 @@ def check_operands(
 ) -> None:
     """Raise, before anything is launched, if dtypes, devices or dimensions cannot work."""
     name, tensor = a
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        fix = "It is not recorded: leave it out of what is traced."
+        raise ArgumentError(op, name, "a call outside of torch.jit.trace", "one that it traces", fix)
     matrices = {"output": output, name: tensor, "B": b}
     for argument, matrix in matrices.items():
         if not isinstance(matrix, torch.Tensor):
