@@ -427,15 +427,19 @@ def test_a_workspace_of_a_misspelt_algorithm(ranks: Ranks) -> None:
             assert not lost
 
 
-def odd_sizes() -> list[Failure]:
+def odd_workspaces() -> list[Failure]:
     ctx = context()
-    return [failure_of(new_workspace, ctx, LOCAL, "local", *sizes) for sizes in ((-1,), (4.5,), (4, "8"), (4, 2.5))]
+    sizes = (-1,), (4.5,), (True,), (4, "8"), (4, 2.5)
+    return [
+        *(failure_of(new_workspace, ctx, LOCAL, "local", *one) for one in sizes),
+        *(failure_of(new_workspace, ctx, *names) for names in ((3, "local"), (["mine"], "local"), ("mine", None))),
+    ]
 
 
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
-def test_a_workspace_of_no_size(ranks: Ranks) -> None:
-    names = "staging_nbytes", "staging_nbytes", "num_flags", "num_flags"
-    for name, failure in zip(names, ranks.run(odd_sizes)[0], strict=True):
+def test_a_workspace_of_no_size_or_name(ranks: Ranks) -> None:
+    names = *["staging_nbytes"] * 3, *["num_flags"] * 2, "op", "op", "algorithm"
+    for name, failure in zip(names, ranks.run(odd_workspaces)[0], strict=True):
         assert failure.kind == "ArgumentError" and failure.message.startswith(f"new_workspace: {name}: "), failure
 
 

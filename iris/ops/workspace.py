@@ -190,15 +190,19 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
     of Iris's, and algorithms as you name them.
 
     Raises:
-        ArgumentError: an algorithm that the op does not have, or a size that is no number of bytes, or of flags.
+        ArgumentError: a name that is no string, an algorithm that the op does not have, or a size that is no number of
+            bytes, or of flags.
         HeapError: the heap has no room for it.
     """
+    for name, given in {"op": op, "algorithm": algorithm}.items():
+        if not isinstance(given, str):
+            raise ArgumentError("new_workspace", name, "a name", repr(given))
     known = algorithms(op)  # of an op of the user's: none
     if known and algorithm not in known:
         raise ArgumentError("new_workspace", "algorithm", f"one of {op}: {', '.join(known)}", repr(algorithm))
     sizes: dict[str, Any] = {"staging_nbytes": staging_nbytes, "num_flags": num_flags}
     for name, count in sizes.items():
-        if not isinstance(count, Integral) or count < 0:
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < 0:
             raise ArgumentError("new_workspace", name, "a whole number, 0 or more", repr(count))
     _refuse_in_capture(ctx, op)
     return _made(ctx, op, algorithm, staging_nbytes, num_flags, CopyEngine(ctx))
