@@ -476,6 +476,27 @@ class Counted(Replays):
         return graph
 
 
+def calls_by_name() -> tuple[int, int, list[float]]:
+    """Of four calls, all arguments by name: how many were captured, and how many replayed."""
+    with fresh(1 << 20) as ctx:
+        counted, output, a, b = Counted(), torch.zeros(2, 2), torch.ones(2, 3), torch.ones(3, 2)
+        with (
+            mock.patch("iris.ops.replay._applies", return_value=True),
+            mock.patch("iris.ops.replay.Replays", return_value=counted),
+            mock.patch("torch.cuda.current_stream"),
+        ):
+            for _ in range(4):
+                iris.ops.matmul(ctx=ctx, output=output, A=a, B=b)
+        return counted.captured, counted.replayed, output.flatten().tolist()
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="streams of the simulator are made up")
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_arguments_may_be_given_by_name(ranks: Ranks) -> None:
+    """The context was not found by its name, and such calls were never replayed."""
+    assert ranks.run(calls_by_name) == [(1, 3, [3.0] * 4)]
+
+
 def test_a_view_that_negates_is_another_call() -> None:
     one = torch.zeros(3, dtype=torch.complex64)
     plain, negated = one.imag, one.conj().imag

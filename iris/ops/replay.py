@@ -103,11 +103,11 @@ class Replays:
 
 
 def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
-    """``op``, with repeated calls replayed; its first argument is the context, its second the output."""
+    """``op``, with repeated calls replayed; its first two arguments are ``ctx`` and ``output``."""
 
     @wraps(op)
     def call(*args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
-        ctx: Any = args[0] if args else None
+        ctx: Any = args[0] if args else kwargs.get("ctx")
         if not hasattr(ctx, "backend_name"):
             kind = "nothing" if ctx is None else type(ctx).__name__
             raise ArgumentError(op.__name__, "ctx", "a context, as iris.iris() returns it", kind)
@@ -118,13 +118,14 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         torch.autograd.graph.increment_version(output)  # so that a backward pass which needs what was there says so
         return output
 
-    def on_device(ctx: Iris, *args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
-        if not _applies(ctx) or kwargs.get("trace") or len(args) < 2:
+    def on_device(ctx: Iris, /, *args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
+        output: Any = args[1] if len(args) > 1 else kwargs.get("output")
+        if not _applies(ctx) or kwargs.get("trace") or output is None:
             return op(*args, **kwargs)
-        key = (op, *map(_identity, args[1:]), *((name, _identity(kwargs[name])) for name in sorted(kwargs)))
+        named = ((name, _identity(kwargs[name])) for name in sorted(kwargs) if name != "ctx")
+        key = (op, *map(_identity, args[1:]), *named)
         ctx.check(op.__name__)
         replays = ctx.kept(Replays, lambda: Replays(ctx.device))
-        output: Any = args[1]
         rounding = _rounding(getattr(output, "dtype", None))
         stream = torch.cuda.current_stream(ctx.device).cuda_stream
         replays.run((stream, rounding, torch.is_grad_enabled(), key), lambda: op(*args, **kwargs))
