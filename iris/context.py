@@ -283,7 +283,11 @@ class Iris(Live, SymmetricTensors, RankLogger):
             raise ArgumentError(op, "tensor", "a tensor", type(tensor).__name__)
         if tensor.layout != torch.strided or tensor.device != self.device:
             return None
-        return self._leases.at(tensor.untyped_storage().data_ptr() - self._backend.bases[self.rank])
+        try:
+            start = tensor.untyped_storage().data_ptr()
+        except RuntimeError:  # it only stands for others, as a DTensor does, or torch.vmap made it
+            return None
+        return self._leases.at(start - self._backend.bases[self.rank])
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` lives on this context's symmetric heap, as a whole block or a view of one."""

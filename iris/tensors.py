@@ -100,7 +100,8 @@ def _check_given(op: str, argument: str, tensor: object) -> None:
     if tensor.is_meta:
         raise ArgumentError(op, argument, "a tensor with data", "one on the meta device")
     if tensor.numel() and not has_memory(tensor):
-        raise ArgumentError(op, argument, "a tensor with data", f"a {type(tensor).__name__} without")
+        fix = "Of a DTensor pass to_local()."
+        raise ArgumentError(op, argument, "a tensor with data", f"a {type(tensor).__name__} without", fix)
     if tensor.is_quantized:
         raise DTypeError(op, argument, "a tensor of plain numbers", tensor.dtype, "Pass tensor.dequantize().")
 

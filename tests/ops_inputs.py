@@ -327,3 +327,28 @@ def given_back(matrix: torch.Tensor) -> torch.Tensor:
     view = memory[8:].view(matrix.shape)
     memory.untyped_storage().resize_(0)
     return view
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that stands for others, as a DTensor does."""
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor) -> Wrapper:
+        made: Wrapper = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> None:
+        raise AssertionError("no operation is expected")
+
+
+def in_vmap(matrix: torch.Tensor) -> torch.Tensor:
+    """``matrix`` as a function sees it that ``torch.vmap`` calls."""
+    seen: list[torch.Tensor] = []
+
+    def look(one: torch.Tensor) -> torch.Tensor:
+        seen.append(one)
+        return one
+
+    torch.vmap(look)(matrix[None])
+    return seen[0]

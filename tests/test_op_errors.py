@@ -20,8 +20,10 @@ from ops_inputs import (
     SMALL,
     Trial,
     Way,
+    Wrapper,
     dual,
     given_back,
+    in_vmap,
     trial,
     ways,
 )
@@ -67,31 +69,6 @@ def in_b(one: Trial) -> dict[str, Any]:
 def inference_tensor(one: Trial) -> dict[str, Any]:
     with torch.inference_mode():
         return {"output": torch.empty_like(one.output)}
-
-
-class Wrapper(torch.Tensor):
-    """A tensor that stands for others, as a DTensor does."""
-
-    @staticmethod
-    def __new__(cls, like: torch.Tensor) -> Wrapper:
-        made: Wrapper = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, *_: Any) -> None:
-        raise AssertionError("no operation is expected")
-
-
-def in_vmap(matrix: torch.Tensor) -> torch.Tensor:
-    """``matrix`` as a function sees it that ``torch.vmap`` calls."""
-    seen: list[torch.Tensor] = []
-
-    def look(one: torch.Tensor) -> torch.Tensor:
-        seen.append(one)
-        return one
-
-    torch.vmap(look)(matrix[None])
-    return seen[0]
 
 
 def nested(matrix: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from ops_inputs import dual, given_back
+from ops_inputs import Wrapper, dual, given_back, in_vmap
 from ranks import Failure, Ranks, context, failure_of, fresh, worlds
 from torch.autograd import forward_ad
 
@@ -397,8 +397,10 @@ def run_is_symmetric() -> None:
     assert all(ctx.is_symmetric(view) for view in views)
     assert ctx.is_symmetric(ctx.zeros(0))
     elsewhere = (torch.zeros(3), torch.zeros(0), torch.empty(3, device="meta"), made.cpu().clone())
-    outside = (made.clone(), made + 1, *elsewhere)
+    outside = (made.clone(), made + 1, *elsewhere, Wrapper(made), in_vmap(made))
     assert not any(ctx.is_symmetric(tensor) for tensor in outside)
+    assert {failure_of(ctx.free, tensor).kind for tensor in outside} == {"PlacementError"}
+    assert "to_local()" in failure_of(ctx.as_symmetric, Wrapper(made)).message
     ctx.free(made)
     assert not any(ctx.is_symmetric(view) for view in views)
 
