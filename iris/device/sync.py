@@ -24,8 +24,10 @@ from iris.device.rma import translate
 MAX_RANKS: tl.constexpr = tl.constexpr(16)
 
 CONTROL_BYTES: tl.constexpr = tl.constexpr(4096)
-"""The control block at the start of every heap: the abort word, then barrier flags, then barrier epochs."""
+"""The control block at the start of every heap: the abort word, then how far the two records in the status words are,
+barrier flags, and barrier epochs."""
 ABORT_WORD: tl.constexpr = tl.constexpr(0)
+_RECORDS: tl.constexpr = tl.constexpr(128)
 _BARRIER_FLAGS: tl.constexpr = tl.constexpr(256)
 _BARRIER_EPOCHS: tl.constexpr = tl.constexpr(512)
 
@@ -56,6 +58,9 @@ STATUS_SEEN: tl.constexpr = tl.constexpr(6)
 STATUS_WAITED: tl.constexpr = tl.constexpr(7)
 CODE_EXPIRED: tl.constexpr = tl.constexpr(1)
 CODE_RELAYED: tl.constexpr = tl.constexpr(2)
+_BEGUN: tl.constexpr = tl.constexpr(1)
+_COMPLETE: tl.constexpr = tl.constexpr(2)
+"""How far a record is, in the control block: the status words are host memory, for which not all atomics are made."""
 
 SITES = {
     0: "a user kernel",
@@ -357,30 +362,37 @@ def _check_bounds(offset, value, seen, peer, started, handle, site: tl.constexpr
         tl.atomic_max(_abort_word(handle), tl.where(waited > limit, code, 0), sem="relaxed", scope="sys")
         told = tl.atomic_add(_abort_word(handle), 0, sem="acquire", scope="sys")
         if told == code:
-            _record(CODE_EXPIRED, site, me, peer, offset, value, seen, waited, handle)
+            stopped = _record(CODE_EXPIRED, site, me, peer, offset, value, seen, waited, handle)
             for other in range(world_size(handle)):
                 theirs = translate(_abort_word(handle), rank(handle), other, handle.bases)
                 tl.atomic_max(theirs, code, sem="relaxed", scope="sys")
-            stopped = 1
-    if (told != 0) & (stopped == 0):  # also if another rank has been faster by so little
-        _record(CODE_RELAYED, site, (told >> 8) & 255, told & 255, 0, value, seen, waited, handle)
-        stopped = 1
+    if (told != 0) & (stopped == 0):  # also if another rank, or program, has been faster by so little
+        stopped = _record(CODE_RELAYED, site, (told >> 8) & 255, told & 255, 0, value, seen, waited, handle)
     return stopped
 
 
 @triton.jit
 def _record(code: tl.constexpr, site: tl.constexpr, me, peer, offset, wanted, seen, waited, handle):
-    """Write the status words of ``code``'s record; the code last, so that the host never reads half a record."""
-    words = _status(handle) + (code - CODE_EXPIRED) * RECORD_WORDS
-    tl.store(words + STATUS_SITE, tl.full((), site, tl.int64))
-    tl.store(words + STATUS_RANK, me)
-    tl.store(words + STATUS_PEER, peer)
-    tl.store(words + STATUS_FLAG, offset)
-    tl.store(words + STATUS_WANTED, wanted)
-    tl.store(words + STATUS_SEEN, seen)
-    tl.store(words + STATUS_WAITED, waited)
-    meet_to_publish()
-    tl.atomic_xchg(words + STATUS_CODE, tl.full((), code, tl.int64), sem="release", scope="sys")
+    """Write the status words of ``code``'s record; the code last, so that the host never reads half a record.
+
+    Of all programs that give up, on any stream of this rank's, only the first writes. Returns whether the record is
+    complete, int32: until it is, no other may stop, or its stream could be done and the host find nothing.
+    """
+    progress_ptr = _control_word(handle, _RECORDS) + (code - CODE_EXPIRED)
+    progress = tl.atomic_max(progress_ptr, _BEGUN, sem="acquire", scope="sys")
+    if progress == 0:
+        words = _status(handle) + (code - CODE_EXPIRED) * RECORD_WORDS
+        tl.store(words + STATUS_SITE, tl.full((), site, tl.int64))
+        tl.store(words + STATUS_RANK, me)
+        tl.store(words + STATUS_PEER, peer)
+        tl.store(words + STATUS_FLAG, offset)
+        tl.store(words + STATUS_WANTED, wanted)
+        tl.store(words + STATUS_SEEN, seen)
+        tl.store(words + STATUS_WAITED, waited)
+        meet_to_publish()
+        tl.atomic_xchg(words + STATUS_CODE, tl.full((), code, tl.int64), sem="release", scope="sys")
+        tl.atomic_xchg(progress_ptr, _COMPLETE, sem="release", scope="sys")
+    return (progress != _BEGUN).to(tl.int32)
 
 
 @triton.jit

@@ -1,0 +1,79 @@
+"""Programs of one rank whose waits expire at the same time."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from ranks import BACKEND, Ranks
+
+import iris
+from iris.device import sync
+from iris.device.arch import clock_ns
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@triton.jit
+def expire_together_kernel(handle, codes_seen):
+    """The waits of all programs have expired. Each names a flag and numbers of its own, and ends when it may; then it
+    looks which records are complete. Programs of a row wait for different peers, those of a column raise one code."""
+    one = tl.program_id(0) + tl.program_id(1)
+    stopped = 0
+    while stopped == 0:
+        started = clock_ns() - 3600 * 1_000_000_000
+        stopped = sync._check_bounds(16 + one, 32 + one, 48 + one, tl.program_id(0), started, handle, sync.SITE_USER)
+    codes = tl.load(sync._status(handle)) + tl.load(sync._status(handle) + sync.RECORD_WORDS)
+    tl.store(codes_seen + one, codes.to(tl.int32))
+
+
+def expire_together(grid: tuple[int, ...], times: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    """The status words and what the programs saw, each time; now and then a store lets other programs run, too."""
+    from triton.runtime.interpreter import InterpreterBuilder as builder  # noqa: N813
+
+    from iris.backends import interpreter
+
+    dice = random.Random(seed)
+    store, switch = builder.create_masked_store, interpreter._switch
+
+    def store_in_turn(*args: Any, **kwargs: Any) -> Any:
+        if dice.random() < 0.5:
+            switch()
+        return store(*args, **kwargs)
+
+    def switch_or_not() -> None:
+        if dice.random() < 0.5:
+            switch()
+
+    found = []
+    for _ in range(times):
+        with iris.iris(1 << 16) as ctx:
+            codes_seen = torch.zeros(math.prod(grid), dtype=torch.int32)
+            with mock.patch.object(builder, "create_masked_store", store_in_turn):
+                with mock.patch.object(interpreter, "_switch", switch_or_not):
+                    expire_together_kernel[grid](ctx.handle, codes_seen)
+            found.append((ctx._status.tolist(), codes_seen.tolist()))
+            ctx._status.zero_()
+    return found
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="GPUs switch when they do")
+@pytest.mark.parametrize("ranks", [1], indirect=True)
+@pytest.mark.parametrize("grid", [(4,), (1, 4)], ids=["row", "column"])
+def test_one_program_writes_each_record(ranks: Ranks, grid: tuple[int, ...], seed: int) -> None:
+    size = sync.RECORD_WORDS.value
+    for words, codes_seen in ranks.run(expire_together, grid, 30, seed)[0]:
+        own, told = words[:size], words[size:]
+        one = own[4] - 16
+        assert own[:7] == [sync.CODE_EXPIRED.value, 0, 0, one % grid[0], one + 16, one + 32, one + 48], own
+        if told[0]:
+            one = told[5] - 32
+            assert told[:5] == [sync.CODE_RELAYED.value, 0, 0, told[3], 0] and told[6] == one + 48, told
+            assert told[3] in range(grid[0]), told
+        assert min(codes_seen) > 0
