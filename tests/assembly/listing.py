@@ -38,6 +38,8 @@ class Event(Flag):
     """AMD: this wave's stores are pushed through L2 to system scope."""
     DRAIN = auto()
     """AMD: this wave's memory operations, write-backs among them, are waited for."""
+    SCALAR_DRAIN = auto()
+    """AMD: this wave's scalar loads, looks at the clock among them, are waited for."""
 
 
 @dataclass
@@ -343,7 +345,8 @@ def _amd_events(op: str, text: str, inline: bool) -> Event:
     if op == "s_memrealtime":
         return Event.CLOCK
     if op == "s_waitcnt":
-        return Event.DRAIN if "vmcnt(0)" in text else Event.NONE
+        events = Event.DRAIN if "vmcnt(0)" in text else Event.NONE
+        return events | (Event.SCALAR_DRAIN if "lgkmcnt(0)" in text else Event.NONE)
     if op == "buffer_wbl2":
         scope = Event.NONE if len(bits) == 2 else Event.NARROW
         return scope | Event.WRITEBACK | (Event.NONE if inline else Event.RELEASE)

@@ -13,6 +13,7 @@ any path counts. So they prove, for the listing at hand and for any run of it:
 - :func:`agreement`: no jump goes by a thread's own look at the clock, or at a word that others change (NVIDIA:
   registers of AMD serve many values).
 - :func:`counting`: what is stored in the control words is loaded again behind a barrier only; asked of barriers alone.
+- :func:`timing`: what a look at the clock shows is waited for before it is used (AMD).
 - :func:`width`: contiguous data moves 16 bytes per thread and instruction.
 
 They do not prove that the clock decides when the loop ends, that a flag belongs to the data it announces, or that the
@@ -169,6 +170,29 @@ def counting(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]:
     return list(wrong)
 
 
+def timing(listing: Listing) -> list[str]:
+    """AMD: a look at the clock → a wait for scalar loads → any use of the registers that it fills. LLVM sees to that of
+    its own instructions, not of inline assembly."""
+    wrong: dict[str, None] = {}
+    if not listing.amd:
+        return []
+    for start, block in enumerate(listing.blocks):
+        for index, clock in enumerate(block.instructions):
+            if Event.CLOCK not in clock.events:
+                continue
+            todo = [(start, index + 1)]
+            for number, first in todo:  # grows
+                for one in listing.blocks[number].instructions[first:]:
+                    if Event.SCALAR_DRAIN in one.events:
+                        break
+                    if set(clock.writes) & {*one.reads, *one.writes}:
+                        wrong[f"no wait between {clock.text} and {one.text}"] = None
+                        break
+                else:
+                    todo += [(after, 0) for after in listing.blocks[number].after if (after, 0) not in todo]
+    return list(wrong)
+
+
 def width(listing: Listing, data: frozenset[str]) -> list[str]:
     """16 bytes at a time, wherever the address was computed from one of the arguments ``data``."""
     origin = origins(listing)
@@ -283,5 +307,12 @@ def origins(listing: Listing) -> dict[int, frozenset[str]]:
     return found
 
 
-ALL = {"publication": publication, "consumption": consumption, "scope": scope, "bounds": bounds, "agreement": agreement}
+ALL = {
+    "publication": publication,
+    "consumption": consumption,
+    "scope": scope,
+    "bounds": bounds,
+    "agreement": agreement,
+    "timing": timing,
+}
 """The rules that hold for every kernel."""

@@ -265,6 +265,20 @@ def test_a_thread_that_goes_by_its_own_clock(target_name: str) -> None:
     assert words.startswith("its own look decides about")
 
 
+@triton.jit
+def stopwatch(out):
+    started = clock_ns()
+    tl.store(out, clock_ns() - started)
+
+
+@on_amd
+def test_a_clock_that_is_not_waited_for(target_name: str) -> None:
+    text = assembly_of(stopwatch, target_name, torch.int64)
+    assert rules.timing(read(text)) == []
+    [words, *_] = rules.timing(read(without(text, r"^\s*s_waitcnt lgkmcnt\(0\)$")))
+    assert words.startswith("no wait between s_memrealtime")
+
+
 @pytest.mark.parametrize("block", [16, 32, 512])
 @on_cuda
 def test_a_warp_that_goes_by_its_own_words(block: int, target_name: str) -> None:
