@@ -342,6 +342,21 @@ def test_bulk_store_read_but_not_complete(target_name: str) -> None:
 
 
 @triton.jit
+def swap_few(words, out):
+    lanes = tl.arange(0, 16)
+    tl.store(out + lanes, tl.atomic_cas(words + lanes, lanes * 0, lanes * 0 + 1, sem="relaxed", scope="sys"))
+
+
+@on_amd
+def test_a_word_that_several_threads_swap(target_name: str) -> None:
+    """In Triton 3.6 no thread is kept from it, as docs/memory-model.md says."""
+    instructions = list(read(assembly_of(swap_few, target_name, torch.int32, torch.int32)))
+    first = next(place for place, one in enumerate(instructions) if Event.CAS in one.events)
+    chosen = any("saveexec" in one.op for one in instructions[:first])
+    assert chosen == (VERSION > (3, 6))
+
+
+@triton.jit
 def crooked_move(source, target, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     tl.store(target + offsets, tl.load(source + offsets + 1))
