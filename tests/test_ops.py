@@ -14,6 +14,7 @@ from ops_inputs import (
     GATHER,
     LAYOUTS,
     LOCAL,
+    REDUCE_SCATTER,
     SCATTER,
     SHAPES,
     SMALL,
@@ -28,6 +29,7 @@ from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, poison, w
 
 import iris
 from iris.ops.candidates import LIBRARY
+from iris.ops.exchange import FLAGS
 from iris.ops.problem import DTYPES
 
 ALL_WAYS = ways()
@@ -139,6 +141,36 @@ def test_the_same_bits(ranks: Ranks, way: Way, seed: int) -> None:
     if way.op in (SCATTER, ALL_REDUCE, LOCAL):
         assert len({first for first, _ in found}) == 1
         assert len({second for _, second in found}) == 1
+
+
+LOADING = (
+    Way(REDUCE_SCATTER, "baseline"), Way(ALL_REDUCE, "baseline"), Way(ALL_REDUCE, "low_latency_two_shot"),
+    Way(ALL_REDUCE, "one_shot"),
+)  # fmt: skip
+"""Whose kernels load from all peers in turns: the second and the third where nothing goes by words."""
+
+
+def begun_with(way: Way) -> list[float]:
+    """Sums of 16 rows for each rank, in which the part of rank r, then of the next one, are large and cancel. What the
+    others add, 1 each, is lost unless these two come first."""
+    ctx = context()
+    world = ctx.world_size
+    first = torch.arange(world).repeat_interleave(16)
+    place = (ctx.rank - first) % world
+    values = torch.ones(16 * world).where(place > 0, 2.0**30).where(place != 1, -(2.0**30))
+    a, b = values[:, None].to(ctx.device), torch.ones(1, 16, device=ctx.device)
+    output = ctx.zeros(16 if way.op == REDUCE_SCATTER else 16 * world, 16)
+    workspace = iris.ops.new_workspace(ctx, way.op, way.algorithm, 1 << 17, FLAGS)
+    getattr(iris.ops, way.op)(ctx, output, a, b, config=replace(SMALL, algorithm=way.algorithm), workspace=workspace)
+    ctx.barrier()
+    return [float(one) for one in output.unique()]
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
+@pytest.mark.parametrize("way", LOADING, ids=str)
+def test_no_two_ranks_load_from_the_same_one_first(ranks: Ranks, way: Way) -> None:
+    """Else all wait for one rank's link, then for the next one's."""
+    assert ranks.run(begun_with, way) == [[ranks.world_size - 2.0]] * ranks.world_size
 
 
 def picked(seed: int) -> list[float]:

@@ -169,7 +169,7 @@ def exchange_kernel(
     shorter; else the same part goes to all. ``TOTAL``: the parts are summed in rank order, and the bias added; else
     they stand below (``BY_ROWS``) or beside each other. ``EVERYWHERE``: the sum goes to every rank's ``result``,
     symmetric, at the rows that the part has there. ``LOADED``: parts come from the peers' ``mine``, symmetric, not from
-    the inbox.
+    the inbox, and the sum begins with the own one.
     """
     epoch = own_epoch(epochs)
     me, program = handles.rank(handle), tl.program_id(0)
@@ -193,8 +193,9 @@ def exchange_kernel(
                 below = _block_below(tile, me * rows, all_rows) if EVERYWHERE else tile
                 acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
                 for source in tl.static_range(WORLD):
-                    if LOADED:
-                        there = tile_pointers(mine, translate(handle, mine.ptr, source), below.rows, below.cols)
+                    if LOADED:  # no two ranks load from the same one at the same time
+                        peer_ptr = translate(handle, mine.ptr, (me + source) % WORLD)
+                        there = tile_pointers(mine, peer_ptr, below.rows, below.cols)
                         part = tl.load(there, mask=tile_mask(below), other=0)
                     else:
                         part = tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N))

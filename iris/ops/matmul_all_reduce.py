@@ -130,7 +130,10 @@ def atomic_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.co
 
 @triton.jit
 def one_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """Into an own slot, flagged at all ranks; then the sum of all ranks' tiles, in rank order, into the own output."""
+    """Into an own slot, flagged at all ranks; then the sum of all ranks' tiles into the own output.
+
+    It begins with the same rank's on all ranks, for the same bits, and with another one's for the next tile, so that
+    not all programs load from one rank at the same time."""
     me, world = handles.rank(handle), handles.world_size(handle)
     lanes = tl.arange(0, MAX_RANKS)
     ranks = lanes < world
@@ -140,8 +143,8 @@ def one_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.
     signal_all(flags.ready + me * flags.chunks + tile.index, epoch + lanes * 0, peers, ranks, handle)
     wait_all(flags.ready + peers * flags.chunks + tile.index, epoch + lanes * 0, peers, ranks, handle, SITE)
     total = tl.zeros_like(acc)
-    for source in range(world):
-        total += tl.load(translate(handle, mine, source)).to(acc.dtype)
+    for step in range(world):
+        total += tl.load(translate(handle, mine, (tile.index + step) % world)).to(acc.dtype)
     local_sink(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
 
 

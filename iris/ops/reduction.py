@@ -163,7 +163,8 @@ def sum_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """This rank's rows, ``rows_per_rank`` of the M, of the sum of all ranks' products, in rank order.
+    """This rank's rows, ``rows_per_rank`` of the M, of the sum of all ranks' products, in rank order from the own
+    one on.
 
     ``partial`` is every rank's own product, or, if they have ``LANDED``, the parts for this rank, one below the other,
     each flagged in ``ready`` by the rank it comes from. ``EVERYWHERE``: the sum is stored into every rank's output, at
@@ -186,7 +187,8 @@ def sum_kernel(
         cols = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
         tile = Tile(me, block, 0, top, rows, cols, rows < row_end, cols < N)
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
-        for source in range(world):
+        for step in range(world):
+            source = (me + step) % world  # no two ranks load from the same one at the same time
             if LANDED:
                 part = tile_pointers(partial, partial.ptr, rows - top + source * rows_per_rank, cols)
             else:
