@@ -302,41 +302,38 @@ def _tiles(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     EVEN_K: tl.constexpr,
-    STREAM_K: tl.constexpr,
-    TWO_TILES: tl.constexpr,
+    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
     TRACE: tl.constexpr,
 ):
-    """This program's part of the tiles ``begin``, …, ``end``. ``OWN``: they are of the own shard of rows."""
+    """This program's part of the tiles ``begin``, …, ``end``. ``OWN``: they are of the own shard of rows. ``SPLIT``: they
+    are shared out along K."""
     me = rank(handle)
     m_blocks = tl.cdiv(M, BLOCK_M)
     n_blocks = tl.cdiv(N, BLOCK_N)
     K_TOTAL = K * SEGMENTS
     per_tile = tl.cdiv(K_TOTAL, BLOCK_K)
-    dealt_out = begin + whole_tiles(end - begin, workers, STREAM_K, TWO_TILES)
-    first = begin + worker
-    units = tl.cdiv(max(dealt_out - first, 0), workers)
-    wholes = units
-    if STREAM_K:
-        split_iterations = (end - dealt_out) * per_tile
-        sharers = split_sharers(end - dealt_out, per_tile, workers)
-        split_begin = split_start(worker, sharers, split_iterations)
-        split_end = split_start(worker + 1, sharers, split_iterations)
-        if split_begin < split_end:
-            units += (split_end - 1) // per_tile - split_begin // per_tile + 1
+    if SPLIT:
+        iterations = (end - begin) * per_tile
+        sharers = split_sharers(end - begin, per_tile, workers)
+        split_begin = split_start(worker, sharers, iterations)
+        split_end = split_start(worker + 1, sharers, iterations)
+        first = begin + split_begin // per_tile
+        units = tl.where(split_begin < split_end, begin + (split_end - 1) // per_tile + 1 - first, 0)
+        step = 1
+    else:
+        first, step = begin + worker, workers
+        units = tl.cdiv(max(end - first, 0), step)
     gated = 0
     pending_shard = me * 0
     pending_index = me * 0 - 1
     for unit in range(units):
-        item = first + unit * workers
+        item = first + unit * step
         k_begin, k_end = 0, K_TOTAL
-        if STREAM_K:
-            if unit >= wholes:
-                split_tile = split_begin // per_tile + unit - wholes
-                item = dealt_out + split_tile
-                k_begin = max(split_begin - split_tile * per_tile, 0) * BLOCK_K
-                k_end = min(min(split_end - split_tile * per_tile, per_tile) * BLOCK_K, K_TOTAL)
+        if SPLIT:
+            k_begin = max(split_begin - (item - begin) * per_tile, 0) * BLOCK_K
+            k_end = min(min(split_end - (item - begin) * per_tile, per_tile) * BLOCK_K, K_TOTAL)
         shard, index, block_m, block_n = SCHEDULE(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M, SHARDS)
         top = shard * M if SHARDED else 0
         row, row_end, col = top + block_m * BLOCK_M, top + M, block_n * BLOCK_N
@@ -368,11 +365,11 @@ def _tiles(
                 AFTER(handle, slots, pending_shard, pending_index, per_shard, flags, epoch, SITE)
                 pending_index = me * 0 - 1
         whole = True
-        if STREAM_K:
+        if SPLIT:
             whole = k_begin == 0
             if (k_begin > 0) | (k_end < K_TOTAL):
                 acc, many, sharing, last = handed_over(
-                    acc, handle, flags, epoch, partials, worker, sharers, item - dealt_out, per_tile, split_iterations,
+                    acc, handle, flags, epoch, partials, worker, sharers, item - begin, per_tile, iterations,
                     SITE, BLOCK_M, BLOCK_N,
                 )  # fmt: skip
                 if many:
@@ -493,19 +490,21 @@ def matmul_kernel(
     right = Operand(b, b_desc, bt_desc, 0)
     if program >= crew.dedicated:
         worker, workers = program - crew.dedicated, tl.num_programs(0) - crew.dedicated
-        begin = 0
-        for phase in tl.static_range(2 if OWN else 1):
-            end = per_shard if OWN and phase == 0 else SHARDS * per_shard
+        tiles = SHARDS * per_shard
+        begin = per_shard if OWN else 0
+        dealt_out = begin + whole_tiles(tiles - begin, workers, STREAM_K, TWO_TILES)
+        for phase in tl.static_range(0 if OWN else 1, 3 if STREAM_K else 2):
+            start = 0 if phase == 0 else begin if phase == 1 else dealt_out
+            end = begin if phase == 0 else dealt_out if phase == 1 else tiles
+            # Split tiles have a loop of their own: what brings their parts together costs the others a microsecond.
             _tiles(
                 handle, flags, epoch, own_shard, gathered, right, c, bias_ptr, slots, partials, trace_ptr, M, N, K,
-                begin, end, per_shard, per_round, worker, workers,
-                SCHEDULE, SOURCE, SINK, SLICED, AFTER, EAGER, GATE, SITE, SHARDS, SHARDED, SEGMENTS, OWN and phase == 0,
-                PIECEWISE, BIAS, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, EVEN_K, STREAM_K and not (OWN and phase == 0),
-                TWO_TILES, PRECISION, ACC_DTYPE, TRACE,
+                start, end, per_shard, per_round, worker, workers,
+                SCHEDULE, SOURCE, SINK, SLICED, AFTER, EAGER, GATE, SITE, SHARDS, SHARDED, SEGMENTS, phase == 0,
+                PIECEWISE, BIAS, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, EVEN_K, phase == 2, PRECISION, ACC_DTYPE, TRACE,
             )  # fmt: skip
-            if OWN:
+            if phase == 0:
                 worker = (worker + workers - per_shard % workers) % workers
-                begin = per_shard
     if EPOCHS == TURNSTILE:
         if TRACE:
             asked = clock_ns()

@@ -31,9 +31,8 @@ _LOAD_BYTES_PER_S, _LOAD_HALF = 13e9, 1.5
 """What one program moves to and from peers, and how many together would reach half of what the links take."""
 _FETCH_S, _FETCH_BYTES_PER_S = 1.6e-6, 15.5e9
 """One tile from a peer into the own memory, by one program that waits for it: however small, and by its bytes."""
-_PIECE_S, _AHEAD_BYTES_PER_S = 3.5e-6, 25e9
-"""One piece of many tiles, loaded ahead, and its flag. The first was measured from the host's memory, where no peer was
-at hand (one H200, 2026-11-23); the second is what three times as many bytes under way make of the rate above."""
+_PIECE_S, _AHEAD_BYTES_PER_S = 3.9e-6, 29e9
+"""One piece of many tiles, loaded ahead, and its flag (2 × H200, 2026-11-23)."""
 _COPY_SHARE, _STORE_SHARE, _LOAD_SHARE = 0.86, 0.81, 0.74
 """What H200 reaches of its links' raw rate, for hardware whose payload has not been measured."""
 _FLOPS_SHARE, _FLOPS_SHARE_OF_AMD, _FLOAT32_SHARE = 0.81, 0.5, 0.6
