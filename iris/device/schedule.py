@@ -100,7 +100,8 @@ def split_sharers(tiles, per_tile, workers):
 @triton.jit
 def split_start(worker, sharers, iterations):
     """The first of ``iterations`` that ``worker`` computes; those of the next worker follow."""
-    return (tl.minimum(worker, sharers).to(tl.int64) * iterations // sharers).to(tl.int32)
+    worker = tl.minimum(worker, sharers)
+    return worker * (iterations // sharers) + worker * (iterations % sharers) // sharers
 
 
 @triton.jit

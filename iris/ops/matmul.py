@@ -52,7 +52,8 @@ class Plan:
         meet: on leaving, ranks wait until all have come so far.
         alone: no other rank takes part.
         own_epochs: programs count calls for themselves (:func:`iris.device.sync.own_epoch`), as nothing that they do
-            waits for a peer to enter or leave; for workspaces whose calls all do so.
+            waits for a peer to enter or leave; for workspaces whose calls all do so. ``alone`` they do, too, if they
+            count at all.
         chunks, blocks_per_chunk, chunk_rows: chunks of rows in which parts of A arrive, or the output leaves; block
             rows, and rows, in each.
         pieces, piece_k: pieces of columns in which each chunk arrives, and columns in each; 0 for all.
@@ -141,7 +142,7 @@ def run(
     epochs, turnstile = sync.TURNSTILE.value, workspace.turnstile
     if plan.alone and not config.stream_k:
         epochs = sync.NO_EPOCHS.value
-    elif plan.own_epochs:
+    elif plan.own_epochs or plan.alone:
         epochs, turnstile = ctx.num_sms, workspace.scratch("epochs", ctx.num_sms, torch.int32)
     partials = split = None
     counts = max(plan.counts, plan.chunks if plan.courier is not None else 0)

@@ -191,8 +191,10 @@ def matmul_case(
     }  # fmt: skip
     constants["SLICED"] = constants["AFTER"] is None and constants["SINK"] in (tile.local_sink, push_sink)
     has = WAITS | SIGNALS
+    if op.startswith("local"):
+        constants["EPOCHS"] = 148 if split else sync.NO_EPOCHS.value
     if op.startswith("local") and not split:
-        constants["EPOCHS"], has = sync.NO_EPOCHS.value, Event.NONE
+        has = Event.NONE
     if cuda and OPS[op].get("SOURCE") is arrived_source:
         has |= Event.PROXY_FENCE
     arguments = partial(matmul_arguments, op, dtype, tma, traced, bias, split, block)
