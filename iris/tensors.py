@@ -143,7 +143,7 @@ class SymmetricTensors(ABC):
     ) -> torch.Tensor:
         """What ``torch.<op>(*arguments)`` returns, on the heap or in ``out``.
 
-        Torch first says shape and dtype, on its meta device; then it makes two elements in ordinary memory, as it
+        Torch first says shape and dtype, on its meta device; then it makes two elements in the host's memory, as it
         refuses some arguments only where there are values; then it fills the memory.
         """
         factory: Callable[..., torch.Tensor] = _OWN.get(op) or getattr(torch, op)
@@ -152,10 +152,10 @@ class SymmetricTensors(ABC):
         if out is not None:
             self._check_symmetric(op, out)
         wanted = dtype if dtype is not None or out is None else out.dtype
-        other = {"generator": torch.Generator(self.device)} if op in _DRAWN else {}
+        other = {"generator": torch.Generator()} if op in _DRAWN else {}
         try:
             like = factory(*arguments, dtype=wanted, device="meta")
-            factory(*_for_two(op, arguments), dtype=like.dtype, device=self.device, **other)
+            factory(*_for_two(op, arguments), dtype=like.dtype, device="cpu", **other)
         except _REFUSED as error:
             raise _refused(op, arguments, error) from error
         if not isinstance(requires_grad, bool | None):

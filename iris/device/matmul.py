@@ -307,8 +307,8 @@ def _tiles(
     ACC_DTYPE: tl.constexpr,
     TRACE: tl.constexpr,
 ):
-    """This program's part of the tiles ``begin``, …, ``end``. ``OWN``: they are of the own shard of rows. ``SPLIT``: they
-    are shared out along K."""
+    """This program's part of the tiles ``begin``, …, ``end``. ``OWN``: they are of the own shard of rows. ``SPLIT``:
+    they are shared out along K."""
     me = rank(handle)
     m_blocks = tl.cdiv(M, BLOCK_M)
     n_blocks = tl.cdiv(N, BLOCK_N)

@@ -40,8 +40,8 @@ class Plan:
     Attributes:
         site: the op's number, for errors of waits (:mod:`iris.device.sync`); 0 for one of your own.
         schedule, source, sink, after, courier: the parts; None: there is none.
-        sliced: the sink takes some rows of a tile as it does a whole one, and nothing comes after, so that programs which
-            share a split tile may each hand it what they have summed; None: if the sink is ``tile.local_sink``.
+        sliced: the sink takes some rows of a tile as it does a whole one, and nothing comes after, so that programs
+            which share a split tile may each hand it what they have summed; None: if it is ``tile.local_sink``.
         eager: ``after`` follows its own tile, not the next one; None: with few tiles per program.
         gate: programs wait before their first sink until all ranks have entered the call.
         shards: ranks among which tiles are dealt; ``sharded``: by rows, each rank having its own.
