@@ -160,7 +160,8 @@ _STREAM_K = {
     ("matmul", "local"), ("all_gather_matmul", "copy_engine"), ("matmul_all_scatter", "push"),
     ("matmul_all_scatter", "copy_engine"),
 }  # fmt: skip
-"""Where Stream-K is tried; with others, tiles wait for peers as well as for each other, and it was seen to lose."""
+"""Where Stream-K is tried; with others, tiles wait for peers as well as for each other, and it was seen to lose. So it
+was with a single row of tiles, whose time is that of reading B."""
 
 _VARIATIONS: dict[str, tuple[Any, ...]] = {
     "group_size_m": (4, 8, 16),
@@ -319,7 +320,7 @@ def _tiles(problem: Problem, algorithm: str, target: Target, wide: bool) -> tupl
 
 def _splits(problem: Problem, config: FusedConfig, target: Target, wide: bool) -> tuple[Fields, ...]:
     """Whether, and how, to split tiles."""
-    splittable = wide or (problem.op, config.algorithm) in _STREAM_K
+    splittable = wide or ((problem.op, config.algorithm) in _STREAM_K and problem.m > config.block_size_m)
     if has_no_tile(config) or config.algorithm == "pull" or not splittable:
         return ({},)
     tiles = -(-problem.m // config.block_size_m) * -(-problem.n // config.block_size_n)

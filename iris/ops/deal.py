@@ -17,7 +17,7 @@ _BURST_S, _BURST, _TIRED_S, _TIRED = 0.25e-3, 1.05, 1.2e-3, 0.91
 """Matmuls up to this long run at a higher clock than the sustained rate's, those from that long on at a lower one."""
 _TILE_S = 1.5e-6
 """From one tile to the next: its epilogue, and filling the pipeline again."""
-_SPLIT_S, _SPLIT_TILE_S = 12e-6, 20e-6
+_SPLIT_S, _SPLIT_TILE_S = 12e-6, 11e-6
 """Stream-K: handing parts of tiles over, and as much more for a tile of 128 × 256."""
 _APART, _APART_SLOWER = 0.15, 0.5
 """With Stream-K neighbours work at different columns of K. From this share of K between them on they share nothing in
