@@ -225,9 +225,8 @@ def _fetch(
     """Fetch one piece, number ``unit`` in the order of use: some chunks of rows side by side, then the next ones."""
     me, world = handles.rank(handle), handles.world_size(handle)
     if SEGMENTS == 1:
-        per_owner = flags.pieces * flags.chunks
-        owner = (me + 1 + unit // per_owner) % world
-        chunk, piece = _abreast(unit % per_owner, flags.pieces, flags.chunks, crew)
+        number, piece = _abreast(unit, flags.pieces, (world - 1) * flags.chunks, crew)
+        owner, chunk = (me + 1 + number // flags.chunks) % world, number % flags.chunks
         top, left = owner * M, 0
     else:
         chunk, turn = _abreast(unit, flags.pieces * world, flags.chunks, crew)
@@ -255,8 +254,8 @@ def _fetch(
 
 @triton.jit
 def _abreast(unit, turns, chunks, crew):
-    """The chunk of rows, and which of its ``turns`` pieces, that is number ``unit`` where ``crew.abreast`` chunks are
-    fetched side by side: a piece of each, then the next piece of each."""
+    """Which of ``chunks`` chunks of rows, and which of its ``turns`` pieces, is number ``unit`` where ``crew.abreast``
+    chunks are fetched side by side: a piece of each, then the next piece of each."""
     first = unit // (crew.abreast * turns) * crew.abreast
     beside = min(chunks - first, crew.abreast)
     left = unit - first * turns

@@ -109,7 +109,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "push": ({},),
         "copy_engine": _chunks(1, 2, 4),
         "decomposed": _chunks(1, 2, 4),
-        "hbm_buffer": tuple({**fields, "k_per_flag": 32} for fields in _moving(16, 12, 24)),
+        "hbm_buffer": tuple({**fields, "k_per_flag": blocks} for blocks in (32, 16) for fields in _moving(16, 12, 24)),
         "pull": ({},),
         "low_latency": ({},),
         "baseline": ({},),
