@@ -157,6 +157,7 @@ def wrong_calls_by_hbm_buffer() -> tuple[list[Failure], torch.Tensor]:
         failure_of(lambda: call(ctx, output, a, b, num_stages=0)),
     ]
     workspace = prepare(ctx, a, b, SMALL_TILE, k_per_flag=1, staged_a_layout="m_contiguous")
+    call(ctx, output, a, b)
     call(ctx, output, a, b, None, SMALL_TILE, workspace, k_per_flag=1, num_warps=4, num_stages=2)
     ctx.barrier()
     return failures, output.cpu()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from ranks import BACKEND, Ranks, fresh, worlds
 from test_model import problem_of
 
 from iris.errors import ArgumentError
-from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, pick, pick_config, tuned
+from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, choice, pick, pick_config, tuned
 from iris.ops.candidates import ALGORITHMS as PICKED
 from iris.ops.candidates import candidates, has_no_tile, obstacle, variations
 from iris.ops.config import EXCHANGING
@@ -625,3 +626,23 @@ def test_a_named_algorithm_gets_its_own_best_options(op: str) -> None:
         assert config.algorithm == name and obstacle(problem, config, H200) is None
         rivals = predictions(problem, H200, candidates(problem, H200, algorithm=name))
         assert predictions(problem, H200, [config])[config] <= 1.2 * min(rivals.values())
+
+
+def test_options_that_are_given_replace_those_of_the_best_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where both do not go together, as too many stages of a large tile, they are those of the plain one."""
+    problem = Problem("all_gather_matmul", 16384, 3584, 8192, torch.bfloat16, 8, 7 * 16384 * 1024 * 2, 1)
+    monkeypatch.setattr(choice, "target_of", lambda ctx: H200)
+    ctx: Any = SimpleNamespace(num_sms=132)
+
+    def chosen(**options: int | str) -> FusedConfig:
+        wanted = choice.Adjusted("hbm_buffer", tuple(options.items()))
+        return choice._adjusted(ctx, problem, wanted, ALGORITHMS["all_gather_matmul"])
+
+    best = pick_config(problem, H200, "hbm_buffer")
+    assert chosen() == best and (best.block_size_m, best.block_size_n) == (128, 256)
+    assert chosen(k_per_flag=3, staged_a_layout="m_contiguous") == replace(
+        best, k_per_flag=3, staged_a_layout="m_contiguous"
+    )
+    assert chosen(num_stages=6) == FusedConfig("hbm_buffer", num_stages=6)
+    with pytest.raises(ArgumentError, match=r"config\.comm_sms"):
+        chosen(comm_sms=132)

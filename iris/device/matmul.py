@@ -220,6 +220,16 @@ def _continue(
 
 
 @triton.jit
+def _pass_gate(gated, handle, flags, epoch, SITE: tl.constexpr, GATE: tl.constexpr):
+    """Before a program's first sink: wait until all ranks have entered, if it is to. Returns 1, or 0 without a gate."""
+    if GATE:
+        if gated == 0:
+            wait_all_entered(flags.turnstile, epoch, handle, SITE)
+            gated = 1
+    return gated
+
+
+@triton.jit
 def _sink_slices(
     handle,
     c,
@@ -377,10 +387,7 @@ def _tiles(
                         whole = False
                         if TRACE:
                             asked = clock_ns()
-                        if GATE:
-                            if gated == 0:
-                                wait_all_entered(flags.turnstile, epoch, handle, SITE)
-                                gated = 1
+                        gated = _pass_gate(gated, handle, flags, epoch, SITE, GATE)
                         _sink_slices(
                             handle, c, slots, bias_ptr, flags, epoch, partials, worker, sharers, sharing, last,
                             shard, index, per_shard, top, row, row_end, col, N, SINK, SITE, BIAS, BLOCK_M, BLOCK_N,
@@ -394,10 +401,7 @@ def _tiles(
         if whole:
             if TRACE:
                 asked = clock_ns()
-            if GATE:
-                if gated == 0:
-                    wait_all_entered(flags.turnstile, epoch, handle, SITE)
-                    gated = 1
+            gated = _pass_gate(gated, handle, flags, epoch, SITE, GATE)
             rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
             tile = Tile(shard, index, per_shard, top, rows, cols, rows < row_end, cols < N)
             SINK(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE, BIAS)

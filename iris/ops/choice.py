@@ -11,7 +11,7 @@ import torch
 
 from iris.context import Iris
 from iris.errors import ArgumentError
-from iris.ops.candidates import LIBRARY, has_no_tile
+from iris.ops.candidates import LIBRARY, has_no_tile, obstacle
 from iris.ops.config import FusedConfig
 from iris.ops.operands import BIAS_KINDS, place_of
 from iris.ops.pick import can_run, pick_config
@@ -26,10 +26,17 @@ _NEEDS_LAUNCHES_THAT_RETURN = {("matmul_reduce_scatter", "copy_engine"), ("matmu
 """Whose kernel waits for copies that peers ask for when their own kernel's launch has returned."""
 
 
+class Adjusted(NamedTuple):
+    """The best options known for ``algorithm``, but for the ``options`` that are given; for :func:`resolve`."""
+
+    algorithm: str
+    options: tuple[tuple[str, int | str], ...]
+
+
 def resolve(
     ctx: Iris,
     problem: Problem,
-    config: FusedConfig | str | None,
+    config: FusedConfig | Adjusted | str | None,
     algorithms: tuple[str, ...],
     workspace: FusedWorkspace | None,
     trace: object,
@@ -106,7 +113,7 @@ def _settled(ctx: Iris) -> dict[_Choice, FusedConfig]:
 def _chosen(
     ctx: Iris,
     problem: Problem,
-    config: FusedConfig | str | None,
+    config: FusedConfig | Adjusted | str | None,
     algorithms: tuple[str, ...],
     workspace: FusedWorkspace | None,
     traced: bool,
@@ -118,6 +125,8 @@ def _chosen(
         given.check(problem.op, ("auto", *algorithms), ctx.num_sms, problem.dtype)
         if given.algorithm != "auto":
             return given, None
+    elif isinstance(config, Adjusted):
+        return _adjusted(ctx, problem, config, algorithms), None
     elif isinstance(config, str) and config != "auto":
         if config not in algorithms:
             expected = f"a FusedConfig, or one of {', '.join(('auto', *algorithms))}"
@@ -136,6 +145,17 @@ def _chosen(
     )
     key = _Choice(problem, first, given, may, made)
     return _settled(ctx).get(key) or _that_fits(ctx, problem, workspace, first, given, may), key
+
+
+def _adjusted(ctx: Iris, problem: Problem, wanted: Adjusted, algorithms: tuple[str, ...]) -> FusedConfig:
+    """``wanted``, with the plain tile where the best one does not go with what is given."""
+    target, options = target_of(ctx), dict(wanted.options)
+    for base in (pick_config(problem, target, wanted.algorithm), FusedConfig(wanted.algorithm)):
+        config = replace(base, **options)  # type: ignore[arg-type]
+        config.check(problem.op, algorithms, ctx.num_sms, problem.dtype)
+        if obstacle(problem, config, target) is None:
+            break
+    return config
 
 
 def _blocking(ctx: Iris) -> str:

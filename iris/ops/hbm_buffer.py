@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from iris.context import Iris
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.all_gather_matmul import all_gather_matmul
+from iris.ops.choice import Adjusted
 from iris.ops.config import FusedConfig
 from iris.ops.operands import check_operands
 from iris.ops.problem import output_dtype
@@ -48,7 +50,8 @@ def all_gather_matmul_hbm_buffer(
 
     Args:
         output, A_sharded, B, bias, gather_dim, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
-        config: the tile and launch options; what is given below replaces its fields.
+        config: the tile and launch options; None: the best known for ``hbm_buffer``. What is given below replaces its
+            fields.
         num_fetch_sms: programs that only fetch (``config.comm_sms``).
         k_per_flag: blocks of K that one ready flag announces.
         fetch_block_m, fetch_block_k: the tile that a fetcher moves at a time (``comm_block_m``, ``comm_block_n``).
@@ -64,8 +67,7 @@ def all_gather_matmul_hbm_buffer(
 
     Sync: as :func:`iris.ops.all_gather_matmul`.
     """
-    chosen = _config(
-        config,
+    options = _given(
         comm_sms=num_fetch_sms,
         k_per_flag=k_per_flag,
         comm_block_m=fetch_block_m,
@@ -76,6 +78,7 @@ def all_gather_matmul_hbm_buffer(
         num_warps=num_warps,
         num_stages=num_stages,
     )
+    chosen: Any = Adjusted(_ALGORITHM, tuple(options.items())) if config is None else _config(config, options)
     return all_gather_matmul(
         ctx, output, A_sharded, B, bias, gather_dim=gather_dim, config=chosen, workspace=workspace, trace=trace
     )
@@ -105,15 +108,19 @@ def all_gather_matmul_hbm_buffer_preamble(
     if B.shape[0] not in (columns, columns * ctx.world_size):
         expected = f"{columns} rows, or {columns * ctx.world_size} (rows of B = columns of the gathered A)"
         raise ShapeError(_OP, "B", expected, tuple(B.shape))
-    chosen = _config(config, k_per_flag=k_per_flag, staged_a_layout=staged_a_layout)
+    chosen = _config(config or FusedConfig(), _given(k_per_flag=k_per_flag, staged_a_layout=staged_a_layout))
     chosen.check(_OP, (_ALGORITHM,), ctx.num_sms, A_sharded.dtype)
     gathered = A_sharded.numel() * ctx.world_size * A_sharded.element_size()
     return workspace_for(ctx, _OP, _ALGORITHM, None, gathered, GATHER_FLAGS)
 
 
-def _config(config: FusedConfig | None, **options: int | str | None) -> FusedConfig:
-    """``config`` for this algorithm, with the ``options`` that are given."""
-    if config is not None and not isinstance(config, FusedConfig):
+def _given(**options: int | str | None) -> dict[str, int | str]:
+    """The ``options`` that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _config(config: FusedConfig, options: dict[str, int | str]) -> FusedConfig:
+    """``config`` for this algorithm, with the ``options``."""
+    if not isinstance(config, FusedConfig):
         raise ArgumentError(_OP, "config", "a FusedConfig or None", repr(config))
-    given = {name: value for name, value in options.items() if value is not None}
-    return replace(config or FusedConfig(), algorithm=_ALGORITHM, **given)  # type: ignore[arg-type]
+    return replace(config, algorithm=_ALGORITHM, **options)  # type: ignore[arg-type]
