@@ -72,7 +72,7 @@ class FusedConfig:
         comm_block_m, comm_block_n: the tile that those programs move at a time.
         k_per_flag: blocks of K that one ready flag of ``hbm_buffer`` announces.
         staged_a_layout: how ``hbm_buffer`` stages A: ``"k_contiguous"`` (row by row) or ``"m_contiguous"``.
-        num_fetch_stages: stages, of equal rows, in which ``hbm_buffer`` fetches A.
+        num_fetch_stages: stages, of equal size, in which ``hbm_buffer`` fetches A.
         first_stage_fetch_sms: programs that fetch the first stage, those beyond ``comm_sms`` then computing; None: the
             same as later.
         num_warps, num_stages: as Triton has them.

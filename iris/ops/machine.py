@@ -88,9 +88,10 @@ class Machine:
     def fetch_s(self, nbytes: float, programs: int, tile_nbytes: int, piece_nbytes: int, world_size: int) -> float:
         """``nbytes`` from all peers into the own memory, by ``programs``, in flagged pieces of tiles; tiles are loaded
         ahead on NVIDIA only."""
-        each = tile_nbytes / (_FETCH_S + tile_nbytes / _FETCH_BYTES_PER_S)
         if self.warpgroups:
             each = piece_nbytes / (_PIECE_S + piece_nbytes / _AHEAD_BYTES_PER_S)
+        else:
+            each = tile_nbytes / (_FETCH_S + tile_nbytes / _FETCH_BYTES_PER_S)
         return nbytes / min(programs * each, self.load_rate * self._links_used(world_size))
 
     def tile_s(self, config: FusedConfig, problem: Problem) -> float:
