@@ -179,6 +179,8 @@ def test_fetchers_and_senders_count() -> None:
     assert predict_ms(gather, few, H200) > 2 * predict_ms(gather, many, H200)
     first = replace(few, num_fetch_stages=4, first_stage_fetch_sms=32)
     assert predict_ms(gather, many, H200) < predict_ms(gather, first, H200) < predict_ms(gather, few, H200)
+    flat = problem_of("all_gather_matmul", 128, 1024, 29568, 8)  # 16 rows of each rank: pieces of an eighth of a tile
+    assert predict_ms(flat, few, H200) > predict_ms(gather, few, H200) / 16
     scatter = problem_of("matmul_all_scatter", 8192, 4096, 2048, 8)
     few, many = (replace(one, algorithm="split") for one in (few, many))
     assert predict_ms(scatter, few, H200) > 1.5 * predict_ms(scatter, many, H200)

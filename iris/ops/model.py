@@ -164,8 +164,9 @@ def _gather_fetched(call: Call) -> float:
     deal = _gather_deal(call, min(fetchers, call.programs() - 1))
     item = call.problem.dtype.itemsize
     tile = config.comm_block_m * config.comm_block_n * item
+    part_m = call.problem.m if _by_columns(call) else call.problem.m // world
     part_k = call.problem.k // world if _by_columns(call) else call.problem.k
-    piece = config.block_size_m * min(config.k_per_flag * config.block_size_k, part_k) * item
+    piece = min(config.block_size_m, part_m) * min(config.k_per_flag * config.block_size_k, part_k) * item
     parts = world if _by_columns(call) else world - 1
     nbytes = parts * call.part_nbytes
     first_share = 1 / config.num_fetch_stages
