@@ -27,10 +27,13 @@ in all is a multiple of ``BLOCK_K``, and blocks may reach from one rank's segmen
 The first ``dedicated`` programs of the ``crew`` compute nothing. The waits of a source stand outside the pipelined
 loop, so no load is moved above them.
 
-Stream-K: ``STREAM_K`` splits the tiles of the last waves evenly over the programs, along K. The program that has the
-first part of a tile gets the others' partial sums, which lie in ``partials``, in a fixed order: results do not depend
-on timing. All programs are resident; each part of a tile but the first is the first thing that its program does of the
-split tiles, and waits only for programs further on.
+Stream-K: ``STREAM_K`` splits the tiles of the last waves evenly over the programs, along K. Partial sums lie in
+``partials`` and are added up in a fixed order: results do not depend on timing. If few programs share a tile, the one
+with its first part gets the others'; if many do, each adds up some of it, and, if ``SLICED``, hands that to the sink.
+
+All programs are resident. Each part of a tile but the first is the first thing that its program does of the split
+tiles, and the last one waits for nobody. Few wait only for programs further on in the tile, many only when they have
+left their own part: so no two wait for each other.
 """
 
 from typing import Any, NamedTuple
