@@ -1,4 +1,4 @@
-"""What the copy engine sends first is what is waited for first."""
+"""What is sent or fetched first is what is waited for first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 from ops_inputs import GATHER, SMALL, Way, trial
 from ranks import Ranks, context, worlds
 
+from iris.ops.call import OpCall
 from iris.ops.decomposed import Decomposition
+from iris.ops.matmul import Plan
 
 
 def order(num_chunks: int, seed: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -42,4 +44,27 @@ def test_chunks_are_awaited_in_the_order_of_their_copies(ranks: Ranks, num_chunk
     orders = ranks.run(order, num_chunks, seed)
     for rank, (_, awaited) in enumerate(orders):
         turns = [orders[owner][0].index((slot, rank)) for slot, owner in awaited]
-        assert turns == list(range((ranks.world_size - 1) * num_chunks))
+        assert turns == list(range(ranks.world_size - 2 + num_chunks))  # the part that comes last is cut
+
+
+def fetched_abreast(sizes: tuple[int, int, int], seed: int) -> int:
+    """Chunks of rows that ``hbm_buffer`` fetches side by side, with one fetcher and three more programs."""
+    one, found = trial(context(), Way(GATHER, "hbm_buffer"), sizes, torch.float16, seed), []
+
+    def launch(call: OpCall, plan: Plan, **given: Any) -> None:
+        found.append(plan.abreast)
+        launched(call, plan, **given)
+
+    launched = OpCall.launch
+    with mock.patch.object(OpCall, "launch", launch):
+        one.run(replace(SMALL, num_sms=4, comm_sms=1, group_size_m=1))
+    assert one.excess() <= 1
+    return found[0]
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_all_rows_are_fetched_side_by_side_if_all_tiles_begin_at_once(ranks: Ranks, seed: int) -> None:
+    """Else the tiles of the last rows, which wait from the beginning on, end late."""
+    tiles_m, tiles_n = SMALL.block_size_m, SMALL.block_size_n
+    assert set(ranks.run(fetched_abreast, (tiles_m, tiles_n, 64), seed)) == {2}
+    assert set(ranks.run(fetched_abreast, (4 * tiles_m, tiles_n, 64), seed)) == {1}

@@ -30,8 +30,9 @@ each chunk as it arrives. No SM moves data. When it wins: parts of a few MiB and
 tiles do not fill the device with.
 
 **decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk, on two lanes in turns,
-each behind a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). When it wins: mostly, from
-1024 rows on, where the library's matmul is faster than this one.
+each behind a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). Of rows only the part that
+comes last is cut into ``num_chunks``: while an earlier one is computed, the next is on its way. When it wins: mostly,
+from 1024 rows on, where the library's matmul is faster than this one.
 
 **low_latency**: a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`), then ``torch.matmul``.
 When it wins: few rows, as in decoding, where flags and launches count and bytes do not.
@@ -391,27 +392,32 @@ class _Call(OpCall):
             couriers=self.config.num_sms or self.ctx.num_sms,
         )  # fmt: skip
         with self.workspace.engine.running():
-            self._put(own, chunks_of(own.shape[0], plan.chunks, self.config.block_size_m))
+            self._put(own, [chunks_of(own.shape[0], plan.chunks, self.config.block_size_m)] * self.ctx.world_size)
             self.launch(plan, a=own, gathered=self._staged())
 
     def decomposed(self) -> None:
         own, staged, engine = row_major(self.workspace, self.a), self._staged(), self.workspace.engine
         rank, world, rows = self.ctx.rank, self.ctx.world_size, self.a.shape[0]
         parts, chunks = self.decomposition(), chunks_of(rows, self.config.num_chunks, self.config.block_size_m)
+        # Of rows, only the part that comes last: behind each of the others there is the next one's to compute.
+        cuts = [[Rows(0, rows)]] * (world - 1) + [chunks] if self.by_rows else [chunks] * world
+        lane = itertools.count()
         with engine.running(lanes_for(own.dtype), last=lambda: parts.leave(meet=True)):
             if self.by_rows:  # first: the GPU then computes while the host is still asking for copies
-                self._multiply_rows(own, Rows(rank * rows, rows))
-            self._put(own, chunks)
-            for step, chunk in itertools.product(range(1, world) if self.by_rows else (1,), range(len(chunks))):
-                part, owner = chunks[chunk], (rank + step) % world  # who sends to this rank at this step
-                with engine.lane(step * len(chunks) + chunk):
-                    if self.by_rows:
-                        parts.wait_arrival(owner * len(chunks) + chunk, owner)
-                        part = Rows(owner * rows + part.first, part.count)
-                    else:
-                        part.of(self._part(staged)).copy_(part.of(own))
-                        parts.wait_arrival(chunk, rank + 1, world - 1, stride=len(chunks))
-                    self._multiply_rows(part.of(staged), part)
+                with engine.lane(next(lane)):
+                    self._multiply_rows(own, Rows(rank * rows, rows))
+            self._put(own, cuts)
+            for step in range(1, world) if self.by_rows else (1,):
+                owner = (rank + step) % world  # who sends to this rank at this step
+                for chunk, part in enumerate(cuts[step]):
+                    with engine.lane(next(lane)):
+                        if self.by_rows:
+                            parts.wait_arrival(owner * len(chunks) + chunk, owner)
+                            part = Rows(owner * rows + part.first, part.count)
+                        else:
+                            part.of(self._part(staged)).copy_(part.of(own))
+                            parts.wait_arrival(chunk, rank + 1, world - 1, stride=len(chunks))
+                        self._multiply_rows(part.of(staged), part)
 
     def low_latency(self) -> None:
         m, k = self.problem.m, self.problem.k
@@ -445,22 +451,27 @@ class _Call(OpCall):
         )  # fmt: skip
 
     def _abreast(self, fetchers: int) -> int:
-        """Chunks that are fetched side by side: about half of the rows of tiles that programs begin with, so that all
-        of these get columns before long, and the first do not wait for the last."""
-        config = self.config
-        computing = (config.num_sms or self.ctx.num_sms) - fetchers
-        group = config.group_size_m * -(-self.problem.n // config.block_size_n)
+        """Chunks that are fetched side by side: all, if programs begin with all tiles at once; else about half of the
+        rows of tiles that they begin with, so that all of these get columns before long, and the first do not wait for
+        the last."""
+        config, across = self.config, -(-self.problem.n // self.config.block_size_n)
+        computing, group = (config.num_sms or self.ctx.num_sms) - fetchers, config.group_size_m * across
+        blocks = -(-self.problem.m // config.block_size_m)
+        if blocks * across <= computing:
+            return blocks
         return max(1, -(-computing // group) * config.group_size_m // 2)
 
-    def _put(self, own: torch.Tensor, chunks: list[Rows]) -> None:
-        """Ask for copies of the own part to all peers, previous rank first, and of the epoch behind each chunk."""
+    def _put(self, own: torch.Tensor, cuts: list[list[Rows]]) -> None:
+        """Ask for copies of the own part to all peers, previous rank first, and of the epoch behind each chunk.
+        ``cuts``: the chunks of what is sent to each, by its place in this order, from 1 on."""
         parts, here, rank, world = self.decomposition(), self._part(self._staged()), self.ctx.rank, self.ctx.world_size
+        chunks = max(map(len, cuts))
+        pairs = [(step, chunk) for step in range(1, world) for chunk in range(len(cuts[step]))]
         # What is computed first needs one rank's rows, but all ranks' columns: rank by rank there, chunk by chunk here.
-        pairs = itertools.product(range(1, world), range(len(chunks)))
         for step, chunk in pairs if self.by_rows else sorted(pairs, key=lambda pair: pair[1]):
-            peer, part = (rank - step) % world, chunks[chunk]
+            peer, part = (rank - step) % world, cuts[step][chunk]
             parts.engine.put(part.of(own), part.of(here), peer)
-            parts.flag(rank * len(chunks) + chunk, peer)
+            parts.flag(rank * chunks + chunk, peer)
 
     def _multiply_rows(self, a: torch.Tensor, rows: Rows) -> None:
         """The library's matmul of some rows of A, given as ``a``."""
