@@ -4,7 +4,7 @@ A matmul is tiles, dealt round to programs; what moves is bytes over a rate and 
 algorithm puts the two together as it does: one after the other, side by side, or tile by tile as parts arrive. A
 program that waits for a part ends no sooner than the part is there plus its tiles from then on; the latest end counts.
 
-How far off it is: beside 852 calls measured on 1, 2 and 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to
+How far off it is: beside 851 calls measured on 1, 2 and 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to
 16384 rows, 2026-11-21 to 23) a prediction is 4 % off in the median, and between 0.73 and 1.37 times the measured time;
 nine of ten are within 0.90 and 1.13. Clocks alone make 10 % between two measurements of the same. Of the configs
 measured for a shape, the one that it predicts to be fastest took 2 % more than the fastest on average, and 23 % more at
@@ -35,6 +35,8 @@ _SEND_S = 1.5e-6
 """A tile stored at its owner, and flagged there."""
 _COLLECT_BYTES_PER_S = 32e9
 """At which a program reads the parts of its tile that peers have sent."""
+_COLLECT_S = 1e-6
+"""The least that it takes for one peer's."""
 _GATHERED_S = 3e-6
 """A tile of a gather's takes this much longer than one of a matmul alone."""
 _TILE_WORDS_S = 2e-6
@@ -56,6 +58,8 @@ _HOP_S = 1.2e-6
 """What a second hop takes beside its bytes."""
 _LANES_APART = 0.3
 """The share of what whole waves of chunks cost that two lanes leave."""
+_READING_S = 4e-6
+"""What a chunk of few rows takes beside reading all of B."""
 _ADDING = 1.03
 """How much longer the library's matmul takes that adds to what is there."""
 _PULL_STEP_S = 4e-6
@@ -138,7 +142,7 @@ def _keep_own_s(call: Call) -> float:
 def _gather_copied(call: Call) -> float:
     rows = call.rows if _by_columns(call) else call.shard_rows
     chunks, per_chunk = call.chunks(call.config.num_chunks, rows)
-    each = call.machine.copy_s(call.part_nbytes // chunks) + WORD_S
+    each = _sending_s(call, chunks)
     deal, arrivals = _gather_deal(call), []
     for step in range(1, call.world):
         for chunk in range(chunks):
@@ -199,20 +203,35 @@ def _gather_pulled(call: Call) -> float:
     return LAUNCH_S + 2 * MEET_S + own + max(deal.total_s - own, crossing)
 
 
-def _gather_decomposed(call: Call) -> float:
-    """The library's matmul of each chunk when it has come, the own rows first. On two lanes: a chunk's last wave is
+def _chunk_s(call: Call, parts: int) -> float:
+    """The library's matmul of one of ``parts`` chunks of rows, two of which run side by side: a chunk's last wave is
     shared with the next one's first."""
-    by_columns = _by_columns(call)
-    chunks, _ = call.chunks(call.config.num_chunks, call.rows if by_columns else call.shard_rows)
-    parts = chunks if by_columns else call.world * chunks
-    each = call.machine.copy_s(call.part_nbytes // chunks) + WORD_S
     computing = (_LANES_APART * library_s(call, parts) + (1 - _LANES_APART) * library_s(call)) / parts
-    keeping = _keep_own_s(call) / chunks + (LAUNCH_S if by_columns else 0)
-    end = 0.0 if by_columns else chunks * computing
-    for arrival in range(1, chunks + 1 if by_columns else (call.world - 1) * chunks + 1):
-        ready = arrival * (call.world - 1 if by_columns else 1) * each
-        end = max(end + keeping, ready + FLAG_S) + _STEP_S + computing
+    return max(computing, call.machine.memory_s(call.config, call.problem, parts) / parts + _READING_S)
+
+
+def _gather_decomposed(call: Call) -> float:
+    """The library's matmul of each chunk when it has come; of rows the own ones first, and only the last part in
+    chunks."""
+    world, by_columns = call.world, _by_columns(call)
+    chunks, _ = call.chunks(call.config.num_chunks, call.rows if by_columns else call.shard_rows)
+    piece, sending = _chunk_s(call, chunks if by_columns else world * chunks), _sending_s(call, chunks)
+    keeping = end = ready = 0.0
+    if by_columns:
+        keeping, sending = _keep_own_s(call) / chunks + LAUNCH_S, (world - 1) * sending
+    else:
+        part, each = _chunk_s(call, world), _sending_s(call, 1)
+        end, ready = part, (world - 2) * each
+        for step in range(1, world - 1):
+            end = max(end, step * each + FLAG_S) + _STEP_S + part
+    for chunk in range(1, chunks + 1):
+        end = max(end + keeping, ready + chunk * sending + FLAG_S) + _STEP_S + piece
     return LAUNCH_S + end + MEET_S
+
+
+def _sending_s(call: Call, chunks: int) -> float:
+    """One of ``chunks`` copies of a part to a peer, and the flag behind it."""
+    return call.machine.copy_s(call.part_nbytes // chunks) + WORD_S
 
 
 def _gather_exchanged(call: Call) -> float:
@@ -251,7 +270,7 @@ def _scatter_behind(call: Call, deal: Deal, chunks: int, each_s: float) -> float
     """Chunks of the output are sent as they are finished, each taking ``each_s``."""
     sent = 0.0
     for chunk in range(chunks):
-        sent = max(sent, (chunk + 1) / chunks * deal.total_s) + each_s
+        sent = max(sent, deal.done_s((chunk + 1) / chunks)) + each_s
     return LAUNCH_S + sent + MEET_S
 
 
@@ -306,7 +325,7 @@ def _owner_copy_s(call: Call, chunks: int) -> float:
 def _collect_s(call: Call) -> float:
     """One tile's parts from all peers, read by the program that has computed the own."""
     nbytes = call.config.tile_elements * output_dtype(call.problem.dtype).itemsize
-    return (call.world - 1) * nbytes / _COLLECT_BYTES_PER_S
+    return (call.world - 1) * max(_COLLECT_S, nbytes / _COLLECT_BYTES_PER_S)
 
 
 def _own_waves(call: Call, deal: Deal) -> int:
@@ -375,7 +394,8 @@ def _reduce_copied(call: Call) -> float:
     groups = -(-call.shard_rows // call.config.group_size_m)
     chunks, _ = call.chunks(call.config.num_chunks, groups)
     deal = call.deal(world * shard, tile_s=_KEEP_S, passes=call.passes)
-    each = _CROWDED * _owner_copy_s(call, chunks) + 2 * WORD_S
+    spreading = _CROWDED * _owner_copy_s(call, chunks)
+    each = spreading + 2 * WORD_S
     computing = deal.total_s / chunks
     collecting = _own_waves(call, deal) * _collect_s(call) / chunks
     copied = computed = summed = 0.0
@@ -386,7 +406,7 @@ def _reduce_copied(call: Call) -> float:
                 copied = max(copied, computed + computing * step / world) + each + WORD_S
             computed = summed = max(computed + computing, copied + FLAG_S) + collecting
         if chunk > 0:
-            copied = max(copied, before) + (world - 1) * each
+            copied = max(copied, before) + (world - 1) * spreading + 2 * WORD_S
     return LAUNCH_S + max(copied, computed) + LAUNCH_S + MEET_S
 
 
@@ -406,7 +426,8 @@ def _ring(call: Call, *, everywhere: bool) -> float:
     copied to their place, or to all ranks."""
     chunks, _ = call.chunks(call.config.num_chunks, call.shard_rows)
     computing = library_s(call, call.world * chunks) / (call.world * chunks)
-    each = _owner_copy_s(call, chunks) + WORD_S
+    spreading = _owner_copy_s(call, chunks)
+    each = spreading + WORD_S
     owned = call.output_nbytes / call.world / chunks
     arrived = [0.0] * chunks
     computed = sent = 0.0
@@ -417,7 +438,7 @@ def _ring(call: Call, *, everywhere: bool) -> float:
                 sent = max(sent, computed) + each
                 arrived[chunk] = sent + FLAG_S
             elif everywhere:
-                sent = max(sent, computed) + (call.world - 1) * each
+                sent = max(sent, computed) + (call.world - 1) * spreading
             else:
                 computed += 2 * owned / call.machine.memory_rate + _AWAITED_STEP_S
     return 2 * LAUNCH_S + max(computed, sent) + (MEET_S if everywhere else 0.0)
