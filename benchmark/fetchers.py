@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
-from typing import Any, cast
 
 import torch
+from emulation import Emulated
 
 import iris
 from iris import bench
 from iris.device import sync
-from iris.device.handle import WORLD_SIZE, Handle
 from iris.ops import FusedConfig, Problem
 from iris.ops.room import memory_of
 
@@ -30,24 +29,10 @@ gather = importlib.import_module("iris.ops.all_gather_matmul")
 SIMULATED = iris.backends.detect().name == "sim"
 SHAPES = ((96, 64, 256),) if SIMULATED else ((16384, 3584, 8192), (8192, 3696, 8192), (8192, 1024, 29568))
 WAYS = ("2x1", "matmul") if SIMULATED else ("12x16", "16x16", "16x8", "matmul", "torch")
+OTHER_WAYS = tuple(f"{fetchers}x{blocks}" for fetchers in (1, 2, 4, 8, 12, 16, 24, 32) for blocks in (1, 4, 8, 16, 32))
 TILE = FusedConfig("hbm_buffer", 32, 32, 32) if SIMULATED else FusedConfig("hbm_buffer", 128, 256, comm_block_n=256)
 ENTERED, LEFT = sync._ENTERED.value, sync._LEFT.value
 HEAP_ALIGNMENT = 1024
-
-
-class Emulated:
-    """The context of rank 0 of ``world_size``: as ``ctx``, but for a handle whose other heaps begin at ``base``."""
-
-    def __init__(self, ctx: iris.Iris, world_size: int, base: int) -> None:
-        info = ctx.handle.info.clone()
-        info[WORLD_SIZE.value] = world_size
-        bases = torch.full((world_size,), base, dtype=torch.int64, device=ctx.device)
-        bases[0] = ctx.handle.bases[0]
-        self.rank, self.world_size, self.handle = 0, world_size, Handle(bases, info)
-        self._ctx = ctx
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ctx, name)
 
 
 class Operands:
@@ -83,7 +68,7 @@ class Operands:
 @bench.axis("gather_dim", (1, 0))
 @bench.axis("ranks", (8,))
 @bench.axis("peers", ("device",))
-@bench.axis("way", WAYS, variant=True)
+@bench.axis("way", WAYS, variant=True, also=OTHER_WAYS)
 def fetchers(state: bench.State, ctx: iris.Iris) -> None:
     """hbm_buffer of one rank of several, alone on its GPU."""
     m, n, k = sizes = state["M"], state["N"], state["K"]
@@ -106,7 +91,7 @@ def fetchers(state: bench.State, ctx: iris.Iris) -> None:
     config = replace(TILE, comm_sms=comm_sms, k_per_flag=k_per_flag)
     received = operands.a.numel() * operands.a.element_size() * (ranks - 1)
     problem = Problem("all_gather_matmul", m, n, k, operands.a.dtype, ranks, received, dim, False)
-    emulated = cast("iris.Iris", Emulated(ctx, ranks, operands.base))
+    emulated = Emulated(ctx, [ctx._backend.bases[0], *[operands.base] * (ranks - 1)])
     memory = memory_of(emulated, problem, config, None)
     site = sync.SITE_ALL_GATHER_MATMUL.value
     call = gather._Call(

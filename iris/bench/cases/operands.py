@@ -31,6 +31,24 @@ _ROWS_AT_A_TIME = 1024
 _A, _B = 0, 1
 
 
+def problem_of(
+    op: str, sizes: tuple[int, int, int], dtype: torch.dtype, world: int, gather_dim: int, b_layout: str = ROW_MAJOR
+) -> Problem:
+    """The problem of ``op`` whose local matmul is of ``sizes``, on ``world`` ranks."""
+    (m, n, k), item, out_item = sizes, dtype.itemsize, output_dtype(dtype).itemsize
+    received = {
+        GATHER: m * k * item * (world - 1) // world,
+        SCATTER: m * n * out_item * (world - 1),
+        REDUCE_SCATTER: m * n * out_item * (world - 1) // world,
+        ALL_REDUCE: 2 * (m * n - m * n // world) * out_item,
+        LOCAL: 0,
+    }[op]
+    return Problem(
+        op, m, n, k, dtype, 1 if op == LOCAL else world, received, gather_dim if op == GATHER else None,
+        transposed_b=b_layout == TRANSPOSED,
+    )  # fmt: skip
+
+
 class Operands:
     """A, B and output of one op on one rank.
 
@@ -55,18 +73,7 @@ class Operands:
         (m, n, k), world = sizes, ctx.world_size
         self.ctx, self.op, self.dtype, self.gather_dim = ctx, op, dtype, gather_dim
         self.m, self.n, self.k = sizes
-        item, out_item = dtype.itemsize, output_dtype(dtype).itemsize
-        received = {
-            GATHER: m * k * item * (world - 1) // world,
-            SCATTER: m * n * out_item * (world - 1),
-            REDUCE_SCATTER: m * n * out_item * (world - 1) // world,
-            ALL_REDUCE: 2 * (m * n - m * n // world) * out_item,
-            LOCAL: 0,
-        }[op]
-        self.problem = Problem(
-            op, m, n, k, dtype, 1 if op == LOCAL else world, received, gather_dim if op == GATHER else None,
-            transposed_b=b_layout == TRANSPOSED,
-        )  # fmt: skip
+        self.problem = problem_of(op, sizes, dtype, world, gather_dim, b_layout)
         self._seed = int(ctx.broadcast(secrets.randbelow(1 << 31), 0))
         self._kept: dict[str, torch.Tensor] = {}
         part = (m, k)

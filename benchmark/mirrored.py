@@ -1,0 +1,239 @@
+"""Fused ops as one of 8 ranks runs them, on two GPUs.
+
+    python benchmark/mirrored.py --num_ranks 2
+    python benchmark/mirrored.py matmul_reduce_scatter_mirrored --num_ranks 2 --axis_way=auto,ring/2,ring/4
+
+Both processes are rank 0 of ``ranks`` ranks, and each stands for all of the other's peers: what one sends to rank j it
+puts where the other expects what rank -j sends, who would do the same at the same time. So each GPU computes, sends,
+receives and waits as one of 8 does, at the full rate of its links. What is different: there are fewer ranks of which
+one may be late, the switch carries the data of two GPUs, what seven would read or write is the memory of one, and
+kernels take some tenths of a microsecond more to find a peer's memory.
+
+Numbers are drawn so that the result can be known: the ranks' parts of A (of B, for a scatter) are the same but for a
+rotation. ``M,N,K`` are those of the whole problem. ``way`` is ``auto``, an algorithm with the best options known, or
+``ring/4``, with another ``num_chunks``; ``matmul`` is the library's local matmul alone. Options are those of
+`python -m iris bench`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from emulation import Emulated, Region, mirror
+
+import iris
+from iris import bench
+from iris.bench.cases.fused import local_params, obstacle
+from iris.bench.cases.operands import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, Operands, problem_of
+from iris.bench.cases.ways import MATMUL, way
+from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
+from iris.ops.config import EXCHANGING
+from iris.ops.decomposed import chunks_of
+from iris.ops.hardware import floor_s, hardware
+from iris.ops.model import predict_ms
+from iris.ops.room import exchanged_blocks, memory_of, sent_in_words, tiles_sent
+from iris.ops.target import target_of
+from iris.ops.tuned import changed_fields
+from iris.ops.workspace import FusedWorkspace
+
+SIMULATED = iris.backends.detect().name == "sim"
+SHAPES = (
+    ((64, 96, 128),)
+    if SIMULATED
+    else (
+        (8192, 8192, 29568),
+        (8192, 29568, 8192),
+        (16384, 28672, 8192),
+        (4096, 4096, 14336),
+        (1024, 28672, 8192),
+        (512, 8192, 8192),
+    )
+)
+IN_CHUNKS = ("copy_engine", "decomposed", "ring", "push")
+ONE_HOP = ("low_latency", "one_shot")
+UNCHECKED = (("matmul_all_reduce", "two_shot"), ("matmul_all_reduce", "atomic"))
+"""Whose tiles are dealt to ranks one by one, so that no rank's are those of another, moved. Their results are in part
+another rank's."""
+FLAG, VECTOR = 4, 16
+"""Bytes of a flag, and those that data are a multiple of."""
+
+mirror()
+
+
+class Mirrored(Operands):
+    """Operands of rank 0 on both processes. Every rank's are the same; where its rows of a sum go to rank j,
+    ``turned``: rank r's A begins r parts further up."""
+
+    def __init__(
+        self, ctx: Emulated, op: str, sizes: tuple[int, int, int], dtype: torch.dtype, gather_dim: int, turned: bool
+    ) -> None:
+        self.turned = turned
+        super().__init__(ctx, op, sizes, dtype, gather_dim)
+
+    def _random(self, which: int, rank: int, decoy: bool = False) -> torch.Tensor:
+        drawn = super()._random(which, 0, decoy)
+        if which == 0 and self.turned:
+            return drawn.roll(rank * (self.m // self.ctx.world_size), dims=0)
+        return drawn
+
+
+def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, num_sms: int) -> list[Region]:
+    """Where what peers send arrives, and how far apart the ranks' places are."""
+    problem, algorithm, world = operands.problem, config.algorithm, operands.problem.world_size
+    m, n, k, item = problem.m, problem.n, problem.k, operands.output.element_size()
+    rows = -(-m // world)
+    part, flags = Region(workspace.staging, rows * n * item), 0
+    output = Region(operands.output, rows * n * item if problem.op == ALL_REDUCE else 0)
+    if problem.op == SCATTER:
+        part, output = Region(workspace.staging, 0), Region(operands.output, n * item, n * world * item)
+    if problem.op == GATHER:
+        output = Region(operands.output, 0)
+        by_rows = problem.gather_dim == 0
+        part = Region(workspace.staging, rows * k * item if by_rows else k // world * item, 0 if by_rows else k * item)
+        wanted = 1 if algorithm == "baseline" else config.num_chunks
+        flags = FLAG * len(chunks_of(operands.a.shape[0], wanted, config.block_size_m))
+    if algorithm in EXCHANGING:
+        blocks = exchanged_blocks(problem, algorithm, num_sms, workspace.flagged)
+        flags = FLAG * exchange.MAX_PROGRAMS
+        if not blocks.loaded:
+            block = blocks.block_m * blocks.block_n * item * (2 if blocks.words else 1)
+            part = Region(workspace.staging, blocks.count * block)
+        if problem.op == SCATTER:
+            output = Region(operands.output, 0)
+    elif problem.op in (REDUCE_SCATTER, ALL_REDUCE):
+        if algorithm in ("push", "copy_engine", "two_shot", "one_shot", "atomic"):
+            tiles, slot = tiles_sent(problem, config)[1], config.tile_elements * item
+            flags = FLAG * tiles
+            part = Region(workspace.staging, tiles * slot)
+            if algorithm == "copy_engine":
+                flags = FLAG * -(-tiles // tiles_per_chunk(problem, config, tiles))
+            elif algorithm == "atomic":
+                part, flags = Region(workspace.staging, 0), 0
+            elif algorithm == "one_shot":
+                part = Region(workspace.staging, 2 * tiles * slot if sent_in_words(problem, config) else 0)
+            if algorithm != "copy_engine":
+                output = Region(operands.output, 0)
+        elif algorithm == "ring":
+            flags = FLAG * len(chunks_of(rows, config.num_chunks, config.block_size_m))
+        else:
+            flags = FLAG
+    turnstiles = workspace.turnstile.untyped_storage()
+    both = torch.empty(0, dtype=torch.uint8, device=operands.output.device).set_(turnstiles)
+    return [part, output, Region(workspace.ready, flags), Region(both, FLAG)]
+
+
+def tiles_per_chunk(problem: Problem, config: FusedConfig, tiles: int) -> int:
+    """Tiles that ``copy_engine`` sends at a time, of ``tiles`` for each rank."""
+    if problem.op == REDUCE_SCATTER:
+        return -(-tiles // min(config.num_chunks, tiles))
+    across, blocks = -(-problem.n // config.block_size_n), -(-problem.m // problem.world_size // config.block_size_m)
+    groups = -(-blocks // config.group_size_m)
+    return min(-(-groups // min(config.num_chunks, groups)) * config.group_size_m, blocks) * across
+
+
+def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
+    """Check one way to compute ``op`` as rank 0 of ``ranks``, and have it timed."""
+    world, gather_dim = state["ranks"], int(state.params.get("gather_dim", 0))
+    if ctx.world_size != 2:
+        state.skip(f"two processes stand for {world} ranks, not {ctx.world_size}")
+    if (reason := obstacle(op, state["shape"], gather_dim, world)) is not None:
+        state.skip(reason)
+    sizes = state["m"], state["n"], state["k"]
+    if sizes[0] % world:
+        state.skip(f"{sizes[0]} rows for {world} ranks")
+    dtype = torch.float16 if SIMULATED else torch.bfloat16
+    problem, target = problem_of(op, sizes, dtype, world, gather_dim), target_of(ctx)
+    known = hardware(target.hardware)
+    state.set_flops(problem.flops)
+    state.set_bytes(problem.received_bytes)
+    state.set_floor(floor_s(problem, known))
+    algorithm, _, chunks = state["way"].partition("/")
+    if algorithm not in ("auto", MATMUL, *ALGORITHMS[op]):
+        state.skip(f"{op} has no algorithm {algorithm}")
+    config = pick_config(problem, target, None if algorithm in ("auto", MATMUL) else algorithm)
+    config = replace(config, num_chunks=int(chunks)) if chunks else config
+    turned = op == REDUCE_SCATTER or (op == ALL_REDUCE and config.algorithm not in ONE_HOP)
+
+    bases = [ctx._backend.bases[ctx.rank], *[ctx._backend.bases[1 - ctx.rank]] * (world - 1)]
+    plain, one = Emulated(ctx, bases), Emulated(ctx, bases)
+    operands = state.share(("operands", turned), lambda: Mirrored(plain, op, sizes, dtype, gather_dim, turned))
+    operands.fill()
+    operands.spoil()
+    if algorithm == MATMUL:
+        alone = way(state, operands, MATMUL)
+        state.exec(alone.call, validate_fn=lambda: operands.complaint(alone.result(), alone.roundings, local=True))
+        return
+    state.set_config(changed_fields(config))
+    if known is not None:
+        state.set_predicted(predict_ms(problem, config, known) / 1e3)
+    places = regions(operands, config, memory_of(one, problem, config, None), ctx.num_sms)
+    if any(place.stride % VECTOR for place in places[:2]):
+        state.skip(f"ranks' places are no multiple of {VECTOR} bytes apart")
+    one.turn(places)
+    options: dict[str, Any] = {"gather_dim": gather_dim} if op == GATHER else {}
+    roundings = 2 + (world if op in (REDUCE_SCATTER, ALL_REDUCE) else 0)
+
+    def call() -> None:
+        getattr(one.ops, op)(operands.output, operands.a, operands.b, config=config, **options)
+
+    checked = (op, config.algorithm) not in UNCHECKED
+    state.exec(call, validate_fn=(lambda: operands.complaint(operands.output, roundings)) if checked else None)
+
+
+def chunked(op: str) -> tuple[str, ...]:
+    """Ways of ``op`` that say in how many chunks."""
+    return tuple(f"{one}/{count}" for one in ALGORITHMS[op] if one in IN_CHUNKS for count in (1, 2, 4, 8, 16))
+
+
+def localized(params: bench.axes.Params, num_ranks: int, *, op: str) -> bench.axes.Params:
+    """As `iris bench` does it, for the ranks that are stood for."""
+    return local_params(params, int(params["ranks"]), op=op)
+
+
+@bench.register(localize=partial(localized, op=GATHER))
+@bench.axis("M,N,K", SHAPES)
+@bench.axis("ranks", (8,))
+@bench.axis("gather_dim", (0, 1), closed=True)
+@bench.axis("way", ("auto", *ALGORITHMS[GATHER], MATMUL), variant=True, also=chunked(GATHER))
+def all_gather_matmul_mirrored(state: bench.State, ctx: iris.Iris) -> None:
+    """all_gather_matmul of one of 8 ranks."""
+    run(state, ctx, GATHER)
+
+
+@bench.register(localize=partial(localized, op=SCATTER))
+@bench.axis("M,N,K", SHAPES)
+@bench.axis("ranks", (8,))
+@bench.axis("way", ("auto", *ALGORITHMS[SCATTER], MATMUL), variant=True, also=chunked(SCATTER))
+def matmul_all_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
+    """matmul_all_scatter of one of 8 ranks."""
+    run(state, ctx, SCATTER)
+
+
+@bench.register(localize=partial(localized, op=REDUCE_SCATTER))
+@bench.axis("M,N,K", SHAPES)
+@bench.axis("ranks", (8,))
+@bench.axis("way", ("auto", *ALGORITHMS[REDUCE_SCATTER], MATMUL), variant=True, also=chunked(REDUCE_SCATTER))
+def matmul_reduce_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
+    """matmul_reduce_scatter of one of 8 ranks."""
+    run(state, ctx, REDUCE_SCATTER)
+
+
+@bench.register(localize=partial(localized, op=ALL_REDUCE))
+@bench.axis("M,N,K", SHAPES)
+@bench.axis("ranks", (8,))
+@bench.axis("way", ("auto", *ALGORITHMS[ALL_REDUCE], MATMUL), variant=True, also=chunked(ALL_REDUCE))
+def matmul_all_reduce_mirrored(state: bench.State, ctx: iris.Iris) -> None:
+    """matmul_all_reduce of one of 8 ranks."""
+    run(state, ctx, ALL_REDUCE)
+
+
+CASES = [f"{op}_mirrored" for op in (GATHER, SCATTER, REDUCE_SCATTER, ALL_REDUCE)]
+
+if __name__ == "__main__":
+    import sys
+
+    named = [word for word in sys.argv[1:2] if not word.startswith("-")]
+    raise SystemExit(bench.main([*([] if named else CASES), *sys.argv[1:]]))

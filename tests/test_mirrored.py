@@ -1,0 +1,38 @@
+"""benchmark/mirrored.py: two processes that stand for many ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import worlds
+
+from iris.ops import ALGORITHMS
+
+ROOT = Path(__file__).parents[1]
+UNCHECKED = ("atomic", "two_shot")
+"""Of an all-reduce: results are in part another rank's."""
+
+
+@pytest.mark.parametrize("num_ranks", worlds(2, 2))
+def test_two_stand_for_four_in_every_way(num_ranks: int) -> None:
+    """Results are right, so all that peers send arrives in its place, and is waited for."""
+    options = ["--axis_M=128", "--axis_N=128", "--axis_K=128", "--axis_ranks=4", "--benchmark_format", "json"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmark" / "mirrored.py", "--num_ranks", str(num_ranks), *options],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    records: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    for op, algorithms in ALGORITHMS.items():
+        mine = [one for one in records if one["case"] == f"{op}_mirrored"]
+        for algorithm in algorithms if op != "matmul" else ():
+            found = [one for one in mine if one["params"]["way"] == algorithm]
+            assert len(found) == (2 if op == "all_gather_matmul" else 1), (op, algorithm)
+            checked = None if op == "matmul_all_reduce" and algorithm in UNCHECKED else True
+            assert [(one["validated"], one["error"]) for one in found] == [(checked, None)] * len(found), found
