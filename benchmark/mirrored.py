@@ -116,7 +116,7 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
                 part = Region(workspace.staging, 2 * tiles * slot if sent_in_words(problem, config) else 0)
             if algorithm != "copy_engine":
                 output = Region(operands.output, 0)
-        elif algorithm == "ring":
+        elif algorithm == "ring" or (problem.op, algorithm) == (ALL_REDUCE, "decomposed"):
             flags = FLAG * len(chunks_of(rows, config.num_chunks, config.block_size_m))
         else:
             flags = FLAG

@@ -133,6 +133,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul_all_reduce": {
         "two_shot": tuple({"num_rounds": rounds} for rounds in (1, 2, 4, 8)),
         "copy_engine": _chunks(1, 2, 4),
+        "decomposed": tuple({"num_chunks": count, "comm_block_m": 32, "comm_block_n": 128} for count in (1, 2, 4)),
         "ring": _chunks(2),
         "one_shot": ({},),
         "low_latency": ({},),
@@ -198,6 +199,7 @@ _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("matmul_all_scatter", "streams"): _MOVING_VARIATIONS,
     ("matmul_reduce_scatter", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_reduce_scatter", "ring"): _CHUNK_VARIATIONS,
+    ("matmul_all_reduce", "decomposed"): _CHUNK_VARIATIONS | _SUM_VARIATIONS,
     ("matmul_all_reduce", "ring"): _CHUNK_VARIATIONS,
     ("matmul_all_reduce", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_all_reduce", "two_shot"): {"num_rounds": (1, 2, 4, 8, 16)},

@@ -23,6 +23,11 @@ they travel in the output itself, and need no other memory. A sum is rounded at 
 are by far the longer part. ``num_chunks=2`` lets one chunk travel while the other is computed; with 1 nothing runs
 beside anything.
 
+**decomposed**: the library's matmul, once per chunk of an owner's rows. The copy engine carries each product to the
+owner, a kernel sums them there, and the copy engine carries the sum to all, while the next chunk is computed; the last
+one's sum is stored at all ranks by the kernel that sums. When it wins: the matmul is about as long as the transfer, or
+longer.
+
 **one_shot**: the epilogue stores every finished tile into an inbox at every peer, as words, each of which says that it
 has come, and sums everybody's as they come: one kernel, and one trip over the link. When it wins: few rows, where the
 library's matmul reads B no faster. Larger outputs, of which twice the bytes would take longer than flags do, stay in
@@ -62,6 +67,7 @@ from iris.device.tile import finished, local_sink, slot_pointers, tile_mask, til
 from iris.errors import ShapeError
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
+from iris.ops.decomposed import Rows, chunks_of
 from iris.ops.matmul import Plan
 from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape, check_symmetric, has_whole_rows
 from iris.ops.problem import Problem
@@ -87,12 +93,13 @@ ALGORITHMS = (
     "one_shot",
     "two_shot",
     "copy_engine",
+    "decomposed",
     "ring",
     "low_latency",
     "low_latency_two_shot",
     "baseline",
 )
-_ROW_BY_ROW = ("copy_engine", "ring")
+_ROW_BY_ROW = ("copy_engine", "decomposed", "ring")
 """Algorithms that need an output whose rows are contiguous."""
 
 
@@ -210,7 +217,8 @@ def matmul_all_reduce(
 
     Args:
         output: [M, N] on the symmetric heap, at one place and with the same strides on all ranks, rows contiguous for
-            ``copy_engine`` and ``ring``; not in memory of A, B or bias; int32 if A is int8, else A's dtype.
+            ``copy_engine``, ``decomposed`` and ``ring``; not in memory of A, B or bias; int32 if A is int8, else A's
+            dtype.
         A: [M, K / world_size], this rank's columns; any strides; Iris's own kernel copies it first if its rows are not
             contiguous.
         B: [K / world_size, N], this rank's rows, in A's dtype; any strides, its rows contiguous on all
@@ -310,6 +318,53 @@ class _Call(SumCall):
                     spread(chunk - 1)
 
         engine.beside(lambda: self.launch(sums.plan, slots=sums.slots), copies, self.decomposition().meet)
+
+    def decomposed(self) -> None:
+        (m, n), rank, world = (self.problem.m, self.problem.n), self.ctx.rank, self.ctx.world_size
+        rows, engine, parts = -(-m // world), self.workspace.engine, self.decomposition()
+        chunks = chunks_of(rows, self.config.num_chunks, self.config.block_size_m)
+        incoming = self.workspace.staged(world * rows, n, self.output.dtype)
+        outgoing = self.workspace.scratch("outgoing", m * n, self.output.dtype)[: m * n].view(m, n)
+
+        def owned(owner: int, chunk: int) -> Rows:
+            """The rows of a chunk, of which the last ranks may have fewer, or none."""
+            first = owner * rows + chunks[chunk].first
+            return Rows(first, min(chunks[chunk].count, m - first))
+
+        def compute(owner: int, chunk: int) -> None:
+            those = owned(owner, chunk)
+            if those.count <= 0:
+                return
+            a, here = those.of(self.a), Rows(rank * rows + chunks[chunk].first, those.count).of(incoming)
+            if owner == rank:
+                self.multiply(here, a)
+                return
+            self.multiply(those.of(outgoing), a)
+            engine.follow()
+            engine.put(those.of(outgoing), here, owner)
+            parts.flag(rank * len(chunks) + chunk, owner)
+
+        def sum_up(chunk: int, last: bool) -> None:
+            those = owned(rank, chunk)
+            if those.count <= 0:
+                return
+            parts.wait_arrival(chunk, rank + 1, world - 1, stride=len(chunks))
+            self.sum_chunk(incoming, those, everywhere=last)
+            if not last:
+                engine.follow()
+                for step in range(1, world):
+                    engine.put(those.of(self.output), those.of(self.output), (rank + step) % world)
+
+        parts.enter()
+        with engine.running(last=lambda: parts.leave(meet=True), announced=world > 1):
+            for chunk in range(len(chunks)):
+                for step in range(1, world + 1):
+                    compute((rank + step) % world, chunk)
+                    if chunk == 0 and step == 1:
+                        parts.wait_entered(rank + 1, world - 1)
+                    if chunk > 0 and step == (world + 1) // 2:  # by now all has come
+                        sum_up(chunk - 1, last=False)
+            sum_up(len(chunks) - 1, last=True)
 
     def ring(self) -> None:
         self.sum_in_ring(self.output, everywhere=True)

@@ -28,7 +28,7 @@ from iris.ops.problem import Problem, output_dtype
 _BESIDE, _BESIDE_WAVES = 0.6, 16
 """Where programs store to peers between their tiles: the share of the shorter of both that runs beside the other, after
 so many waves; before, programs compute and store all at the same time."""
-_ROUNDS_BESIDE, _ROUND_TILES = 0.2, 0.15
+_ROUNDS_BESIDE, _ROUND_TILES = 0.1, 0.15
 """What many rounds add to that share, as sums are sent while others are still computed; and what each round costs, in
 tiles, as programs wait for each other's."""
 _SEND_S = 1.5e-6
@@ -444,6 +444,30 @@ def _ring(call: Call, *, everywhere: bool) -> float:
     return 2 * LAUNCH_S + max(computed, sent) + (MEET_S if everywhere else 0.0)
 
 
+def _reduce_decomposed(call: Call) -> float:
+    """Chunk by chunk: the library's matmul for each owner, a copy behind each; sums, and copies of these to all, beside
+    the next chunk's; the last ones stored by the kernel that sums."""
+    world = call.world
+    chunks, _ = call.chunks(call.config.num_chunks, call.shard_rows)
+    computing = library_s(call, world * chunks) / (world * chunks) + _STEP_S
+    spreading = _owner_copy_s(call, chunks)
+    owned = call.output_nbytes / world / chunks
+    summing = _AWAITED_STEP_S + (world + 1) * owned / call.machine.memory_rate
+    computed = sent = landed = 0.0
+    for chunk in range(chunks):
+        before = landed
+        for step in range(1, world + 1):
+            computed += computing
+            if step < world:
+                sent = max(sent, computed) + spreading + WORD_S
+                landed = sent + FLAG_S
+            if chunk > 0 and step == (world + 1) // 2:
+                computed = max(computed, before) + summing
+                sent = max(sent, computed) + (world - 1) * spreading
+    storing = call.machine.store_s((world - 1) * owned, call.programs(), world)
+    return 2 * LAUNCH_S + max(sent, max(computed, landed) + summing + storing) + MEET_S
+
+
 def _scatter_sum_ring(call: Call) -> float:
     return _ring(call, everywhere=False)
 
@@ -496,6 +520,7 @@ _ALGORITHMS: dict[tuple[str, str], Callable[[Call], float]] = {
     ("matmul_all_reduce", "one_shot"): _reduce_everywhere,
     ("matmul_all_reduce", "two_shot"): _reduce_pushed,
     ("matmul_all_reduce", "copy_engine"): _reduce_copied,
+    ("matmul_all_reduce", "decomposed"): _reduce_decomposed,
     ("matmul_all_reduce", "ring"): _reduce_ring,
     ("matmul_all_reduce", "low_latency"): _sum_exchanged,
     ("matmul_all_reduce", "low_latency_two_shot"): _sum_exchanged_twice,

@@ -145,24 +145,42 @@ class Reduction:
 
 
 @triton.jit
+def _sum_rows(
+    handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, LANDED: tl.constexpr,
+    EVERYWHERE: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Rows ``first`` to ``row_end``, which this rank owns, of the sum of all ranks' products; see :func:`sum_kernel`.
+    ``WHOLE``: the output has the rows of all ranks."""
+    me, world = handles.rank(handle), handles.world_size(handle)
+    top = me * rows_per_rank
+    across = tl.cdiv(N, BLOCK_N)
+    for block in range(tl.program_id(0), tl.cdiv(max(row_end - first, 0), BLOCK_M) * across, tl.num_programs(0)):
+        rows = first + block // across * BLOCK_M + tl.arange(0, BLOCK_M)
+        cols = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
+        tile = Tile(me, block, 0, top, rows, cols, rows < row_end, cols < N)
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
+        for step in range(world):
+            source = (me + step) % world  # no two ranks load from the same one at the same time
+            if LANDED:
+                part = tile_pointers(partial, partial.ptr, rows - top + source * rows_per_rank, cols)
+            else:
+                part = tile_pointers(partial, translate(handle, partial.ptr, source), rows, cols)
+            acc += tl.load(part, mask=tile_mask(tile), other=0).to(ACC_DTYPE)
+        if not WHOLE:
+            tile = within_shard(tile)
+        value = finished(acc, bias_ptr, tile, output.ptr.dtype.element_ty, BIAS)
+        for step in range(world if EVERYWHERE else 1):
+            there = translate(handle, output.ptr, (me + step) % world)
+            tl.store(tile_pointers(output, there, tile.rows, cols), value, mask=tile_mask(tile))
+
+
+@triton.jit
 def sum_kernel(
-    handle,
-    turnstile,
-    ready,
-    partial,
-    output,
-    bias_ptr,
-    M,
-    N,
-    rows_per_rank,
-    SITE: tl.constexpr,
-    LANDED: tl.constexpr,
-    EVERYWHERE: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACC_DTYPE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    handle, turnstile, ready, partial, output, bias_ptr, M, N, rows_per_rank, SITE: tl.constexpr,
+    LANDED: tl.constexpr, EVERYWHERE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """This rank's rows, ``rows_per_rank`` of the M, of the sum of all ranks' products, in rank order from the own
     one on.
 
@@ -180,30 +198,24 @@ def sum_kernel(
     else:
         wait_all_entered(turnstile, epoch, handle, SITE)
     top = me * rows_per_rank
-    row_end = min(top + rows_per_rank, M)
-    across = tl.cdiv(N, BLOCK_N)
-    for block in range(tl.program_id(0), tl.cdiv(max(row_end - top, 0), BLOCK_M) * across, tl.num_programs(0)):
-        rows = top + block // across * BLOCK_M + tl.arange(0, BLOCK_M)
-        cols = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
-        tile = Tile(me, block, 0, top, rows, cols, rows < row_end, cols < N)
-        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
-        for step in range(world):
-            source = (me + step) % world  # no two ranks load from the same one at the same time
-            if LANDED:
-                part = tile_pointers(partial, partial.ptr, rows - top + source * rows_per_rank, cols)
-            else:
-                part = tile_pointers(partial, translate(handle, partial.ptr, source), rows, cols)
-            acc += tl.load(part, mask=tile_mask(tile), other=0).to(ACC_DTYPE)
-        if EVERYWHERE:
-            value = finished(acc, bias_ptr, tile, output.ptr.dtype.element_ty, BIAS)
-            for step in range(world):
-                there = translate(handle, output.ptr, (me + step) % world)
-                tl.store(tile_pointers(output, there, rows, cols), value, mask=tile_mask(tile))
-        else:
-            tile = within_shard(tile)
-            value = finished(acc, bias_ptr, tile, output.ptr.dtype.element_ty, BIAS)
-            tl.store(tile_pointers(output, output.ptr, tile.rows, cols), value, mask=tile_mask(tile))
+    _sum_rows(
+        handle, partial, output, bias_ptr, top, min(top + rows_per_rank, M), N, rows_per_rank, LANDED, EVERYWHERE,
+        EVERYWHERE, BIAS, ACC_DTYPE, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
     leave(turnstile, epoch, handle, SITE)
+
+
+@triton.jit
+def sum_chunk_kernel(
+    handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, EVERYWHERE: tl.constexpr, BIAS: tl.constexpr,
+    ACC_DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Some rows of what :func:`sum_kernel` sums, of parts that have landed before it runs, into outputs that have all
+    ranks' rows."""
+    _sum_rows(
+        handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, True, EVERYWHERE, True, BIAS, ACC_DTYPE,
+        BLOCK_M, BLOCK_N,
+    )  # fmt: skip
 
 
 class SumCall(OpCall):
@@ -294,15 +306,29 @@ class SumCall(OpCall):
 
     def sum(self, partial: torch.Tensor, *, landed: bool = False, everywhere: bool = False) -> None:
         """``partial``, symmetric, summed over ranks into the output; see :func:`sum_kernel`."""
-        m, n, config = self.problem.m, self.problem.n, self.config
+        m, n = self.problem.m, self.problem.n
         rows = -(-m // self.ctx.world_size)
-        blocks = -(-rows // config.comm_block_m) * -(-n // config.comm_block_n)
-        # None waits for another of this rank, so not all must be resident.
-        programs = min(blocks, _SUM_PROGRAMS * (config.num_sms or self.ctx.num_sms))
-        sum_kernel[(programs,)](
+        sum_kernel[(self._summing(rows),)](
             self.ctx.handle, self.workspace.turnstile, self.workspace.ready, Matrix(partial, *partial.stride()),
             Matrix(self.output, *self.output.stride()), self.bias, m, n, rows,
-            SITE=self.site, LANDED=landed, EVERYWHERE=everywhere, BIAS=self.bias_is,
-            ACC_DTYPE=tl.int32 if self.problem.dtype == torch.int8 else tl.float32,
-            BLOCK_M=config.comm_block_m, BLOCK_N=config.comm_block_n, num_warps=8,
+            SITE=self.site, LANDED=landed, EVERYWHERE=everywhere, **self._sum_options(),
         )  # fmt: skip
+
+    def sum_chunk(self, partial: torch.Tensor, rows: Rows, *, everywhere: bool) -> None:
+        """``rows`` of this rank's, of parts that have landed in ``partial``, summed into its output, or all ranks'."""
+        per_rank = -(-self.problem.m // self.ctx.world_size)
+        sum_chunk_kernel[(self._summing(rows.count),)](
+            self.ctx.handle, Matrix(partial, *partial.stride()), Matrix(self.output, *self.output.stride()), self.bias,
+            rows.first, rows.first + rows.count, self.problem.n, per_rank, EVERYWHERE=everywhere, **self._sum_options(),
+        )  # fmt: skip
+
+    def _summing(self, rows: int) -> int:
+        """Programs of a kernel that sums so many rows. None waits for another, so not all must be resident."""
+        blocks = -(-rows // self.config.comm_block_m) * -(-self.problem.n // self.config.comm_block_n)
+        return min(blocks, _SUM_PROGRAMS * (self.config.num_sms or self.ctx.num_sms))
+
+    def _sum_options(self) -> dict[str, Any]:
+        return {
+            "BIAS": self.bias_is, "ACC_DTYPE": tl.int32 if self.problem.dtype == torch.int8 else tl.float32,
+            "BLOCK_M": self.config.comm_block_m, "BLOCK_N": self.config.comm_block_n, "num_warps": 8,
+        }  # fmt: skip

@@ -47,8 +47,10 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
         if sent_in_words(problem, config) and not by_flags:
             return Room(4 * problem.world_size * nbytes, 0)  # twice the bytes, in two halves
         return Room(nbytes, max(flags, MIN_FLAGS + 1))
-    in_place = problem.op == "matmul_all_reduce" and config.algorithm == "ring"
-    return Room(0 if in_place else problem.m * problem.n * output_dtype(problem.dtype).itemsize, 0)
+    if problem.op == "matmul_all_reduce" and config.algorithm == "ring":
+        return Room(0, 0)
+    rows = -(-problem.m // problem.world_size) * problem.world_size
+    return Room(rows * problem.n * output_dtype(problem.dtype).itemsize, 0)
 
 
 def memory_of(ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None) -> FusedWorkspace:
