@@ -132,9 +132,9 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     },
     "matmul_all_reduce": {
         "two_shot": tuple({"num_rounds": rounds} for rounds in (1, 2, 4, 8)),
-        "copy_engine": _chunks(1, 2, 4),
         "decomposed": tuple({"num_chunks": count, "comm_block_m": 32, "comm_block_n": 128} for count in (1, 2, 4)),
         "ring": _chunks(2),
+        "copy_engine": _chunks(1, 2, 4),
         "one_shot": ({},),
         "low_latency": ({},),
         "low_latency_two_shot": ({},),

@@ -60,8 +60,6 @@ _LANES_APART = 0.3
 """The share of what whole waves of chunks cost that two lanes leave."""
 _READING_S = 4e-6
 """What a chunk of few rows takes beside reading all of B."""
-_ADDING = 1.03
-"""How much longer the library's matmul takes that adds to what is there."""
 _PULL_STEP_S = 4e-6
 """``pull``: one block of K from a peer, waited for."""
 _PIECES_S = 40e-6
@@ -433,7 +431,7 @@ def _ring(call: Call, *, everywhere: bool) -> float:
     computed = sent = 0.0
     for step in range(call.world):
         for chunk in range(chunks):
-            computed = max(computed, arrived[chunk]) + computing * (_ADDING if step else 1.0) + _AWAITED_STEP_S
+            computed = max(computed, arrived[chunk]) + computing + _AWAITED_STEP_S
             if step < call.world - 1:
                 sent = max(sent, computed) + each
                 arrived[chunk] = sent + FLAG_S
@@ -465,7 +463,7 @@ def _reduce_decomposed(call: Call) -> float:
                 computed = max(computed, before) + summing
                 sent = max(sent, computed) + (world - 1) * spreading
     storing = call.machine.store_s((world - 1) * owned, call.programs(), world)
-    return 2 * LAUNCH_S + max(sent, max(computed, landed) + summing + storing) + MEET_S
+    return 2 * LAUNCH_S + max(sent, max(computed, landed) + summing) + storing + MEET_S
 
 
 def _scatter_sum_ring(call: Call) -> float:

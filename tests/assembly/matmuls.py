@@ -228,6 +228,7 @@ def collectives() -> list[Case]:
         for kind, segments in (("rows", 1), ("columns", 8))
     ]
     total = {"SITE": 5, "BIAS": 2, "ACC_DTYPE": tl.float32, "BLOCK_M": 32, "BLOCK_N": 64}
+    alone = {name: value for name, value in total.items() if name != "SITE"}
     sums = [
         Case(
             f"sum-{kind}",
@@ -236,6 +237,10 @@ def collectives() -> list[Case]:
             {**total, "LANDED": kind == "landed", "EVERYWHERE": kind == "everywhere"},
         )
         for kind in ("rows", "landed", "everywhere")
+    ]
+    summed = [
+        Case(f"sum_chunk-{kind}", reduction.sum_chunk_kernel, chunk_arguments, {**alone, "EVERYWHERE": kind != "here"})
+        for kind in ("here", "everywhere")
     ]
     sends = [
         Case(f"send-{kind}", send_kernel, send_arguments, {"SITE": 3, "BESIDE": kind == "beside", **tile_of})
@@ -292,7 +297,12 @@ def collectives() -> list[Case]:
         Case("exit", exit_kernel, turnstile_arguments, site | one_warp | {"MEET": True}, has=WAITS | SIGNALS),
         Case("copy", copy_kernel, copy_arguments, {"BLOCK": 64}),
     ]
-    return [*small, *in_words, *(replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends, *exchanges))]
+    return [
+        *small,
+        *summed,
+        *in_words,
+        *(replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends, *exchanges)),
+    ]
 
 
 def exchange_arguments(sizes: tuple[int, ...]) -> Any:
@@ -326,6 +336,10 @@ def gather_arguments() -> Any:
 def sum_arguments() -> Any:
     flags = tensor(torch.int32), tensor(torch.int32)
     return handle(), *flags, half_matrix(), half_matrix(), tensor(torch.float16), 1024, 4096, 512
+
+
+def chunk_arguments() -> Any:
+    return handle(), half_matrix(), half_matrix(), tensor(torch.float16), 512, 768, 4096, 1024
 
 
 def send_arguments() -> Any:
