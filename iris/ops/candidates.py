@@ -107,7 +107,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul": {"local": ({},)},
     "all_gather_matmul": {
         "push": ({},),
-        "copy_engine": _chunks(1, 2, 4),
+        "copy_engine": _chunks(1, 2, 4, 8),
         "decomposed": _chunks(1, 2, 4),
         "hbm_buffer": tuple({**fields, "k_per_flag": blocks} for blocks in (32, 16) for fields in _moving(16, 12, 24)),
         "pull": ({},),

@@ -205,7 +205,7 @@ def sum_kernel(
     leave(turnstile, epoch, handle, SITE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "row_end"])
 def sum_chunk_kernel(
     handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, EVERYWHERE: tl.constexpr, BIAS: tl.constexpr,
     ACC_DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
