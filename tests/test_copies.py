@@ -64,7 +64,9 @@ def fetched_abreast(sizes: tuple[int, int, int], seed: int) -> int:
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_all_rows_are_fetched_side_by_side_if_all_tiles_begin_at_once(ranks: Ranks, seed: int) -> None:
-    """Else the tiles of the last rows, which wait from the beginning on, end late."""
+    """Else the tiles of the last rows, which wait from the beginning on, end late. Tiles hold rows of one rank only,
+    however few it has."""
     tiles_m, tiles_n = SMALL.block_size_m, SMALL.block_size_n
+    assert set(ranks.run(fetched_abreast, (1, tiles_n, 64), seed)) == {2}
     assert set(ranks.run(fetched_abreast, (tiles_m, tiles_n, 64), seed)) == {2}
     assert set(ranks.run(fetched_abreast, (4 * tiles_m, tiles_n, 64), seed)) == {1}

@@ -381,7 +381,7 @@ class _Call(OpCall):
         plan = replace(
             plan, courier=fetch_courier, piecewise=True, pieces=pieces, piece_k=k_per_flag * config.block_size_k,
             couriers=first_fetchers, dedicated=fetchers, first_units=-(-units // config.num_fetch_stages),
-            abreast=self._abreast(fetchers),
+            abreast=self._abreast(plan, fetchers),
         )  # fmt: skip
         self.launch(plan, gathered=self._staged(config.staged_a_layout))
 
@@ -450,15 +450,14 @@ class _Call(OpCall):
             chunk_rows=per_chunk * self.config.block_size_m,
         )  # fmt: skip
 
-    def _abreast(self, fetchers: int) -> int:
+    def _abreast(self, plan: Plan, fetchers: int) -> int:
         """Chunks that are fetched side by side: all, if programs begin with all tiles at once; else about half of the
         rows of tiles that they begin with, so that all of these get columns before long, and the first do not wait for
         the last."""
         config, across = self.config, -(-self.problem.n // self.config.block_size_n)
         computing, group = (config.num_sms or self.ctx.num_sms) - fetchers, config.group_size_m * across
-        blocks = -(-self.problem.m // config.block_size_m)
-        if blocks * across <= computing:
-            return blocks
+        if plan.shards * plan.tiles_per_shard(self.problem, config) <= computing:
+            return plan.shards * plan.chunks
         return max(1, -(-computing // group) * config.group_size_m // 2)
 
     def _put(self, own: torch.Tensor, cuts: list[list[Rows]]) -> None:
