@@ -21,6 +21,8 @@ from iris.device import rma
 from iris.device.handle import RANK, WORLD_SIZE, Handle
 from iris.engine import CopyEngine
 
+RANKS = tuple(range(2, MAX_RANKS + 1))
+"""How many can be emulated."""
 _TABLE: tl.constexpr = tl.constexpr(MAX_RANKS)
 """Behind the heaps' addresses: the number of ranks, then begin, end and stride of each region."""
 _REGIONS: tl.constexpr = tl.constexpr(4)

@@ -16,7 +16,7 @@ import importlib
 from dataclasses import replace
 
 import torch
-from emulation import Emulated
+from emulation import RANKS, Emulated
 
 import iris
 from iris import bench
@@ -66,7 +66,7 @@ class Operands:
 @bench.register
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("gather_dim", (1, 0))
-@bench.axis("ranks", (8,))
+@bench.axis("ranks", (8,), closed=True, also=RANKS)
 @bench.axis("peers", ("device",))
 @bench.axis("way", WAYS, variant=True, also=OTHER_WAYS)
 def fetchers(state: bench.State, ctx: iris.Iris) -> None:

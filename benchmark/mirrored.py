@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from emulation import Emulated, Region, mirror
+from emulation import RANKS, Emulated, Region, mirror
 
 import iris
 from iris import bench
@@ -195,7 +195,7 @@ def localized(params: bench.axes.Params, num_ranks: int, *, op: str) -> bench.ax
 
 @bench.register(localize=partial(localized, op=GATHER))
 @bench.axis("M,N,K", SHAPES)
-@bench.axis("ranks", (8,))
+@bench.axis("ranks", (8,), closed=True, also=RANKS)
 @bench.axis("gather_dim", (0, 1), closed=True)
 @bench.axis("way", ("auto", *ALGORITHMS[GATHER], MATMUL), variant=True, also=chunked(GATHER))
 def all_gather_matmul_mirrored(state: bench.State, ctx: iris.Iris) -> None:
@@ -205,7 +205,7 @@ def all_gather_matmul_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 
 @bench.register(localize=partial(localized, op=SCATTER))
 @bench.axis("M,N,K", SHAPES)
-@bench.axis("ranks", (8,))
+@bench.axis("ranks", (8,), closed=True, also=RANKS)
 @bench.axis("way", ("auto", *ALGORITHMS[SCATTER], MATMUL), variant=True, also=chunked(SCATTER))
 def matmul_all_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_all_scatter of one of 8 ranks."""
@@ -214,7 +214,7 @@ def matmul_all_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 
 @bench.register(localize=partial(localized, op=REDUCE_SCATTER))
 @bench.axis("M,N,K", SHAPES)
-@bench.axis("ranks", (8,))
+@bench.axis("ranks", (8,), closed=True, also=RANKS)
 @bench.axis("way", ("auto", *ALGORITHMS[REDUCE_SCATTER], MATMUL), variant=True, also=chunked(REDUCE_SCATTER))
 def matmul_reduce_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_reduce_scatter of one of 8 ranks."""
@@ -223,7 +223,7 @@ def matmul_reduce_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 
 @bench.register(localize=partial(localized, op=ALL_REDUCE))
 @bench.axis("M,N,K", SHAPES)
-@bench.axis("ranks", (8,))
+@bench.axis("ranks", (8,), closed=True, also=RANKS)
 @bench.axis("way", ("auto", *ALGORITHMS[ALL_REDUCE], MATMUL), variant=True, also=chunked(ALL_REDUCE))
 def matmul_all_reduce_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_all_reduce of one of 8 ranks."""

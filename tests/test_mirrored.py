@@ -36,3 +36,16 @@ def test_two_stand_for_four_in_every_way(num_ranks: int) -> None:
             assert len(found) == (2 if op == "all_gather_matmul" else 1), (op, algorithm)
             checked = None if op == "matmul_all_reduce" and algorithm in UNCHECKED else True
             assert [(one["validated"], one["error"]) for one in found] == [(checked, None)] * len(found), found
+
+
+@pytest.mark.parametrize("script", ["mirrored", "fetchers"])
+@pytest.mark.parametrize("ranks", [0, 1, 17])
+def test_no_other_number_of_ranks_is_begun_with(script: str, ranks: int) -> None:
+    """More than 16 would wait for each other in vain."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmark" / f"{script}.py", "--benchmark_list", f"--axis_ranks={ranks}"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stderr.startswith("iris bench: ArgumentError: bench: --axis_ranks: expected one of 8, 2, 3,"), done
+    assert "Traceback" not in done.stderr
