@@ -256,6 +256,16 @@ def test_a_failing_rank_is_seen(tmp_path: Path) -> None:
     assert [code for code, _ in run_under_torchrun(script, 2)] == [3, 4]
 
 
+def test_the_memory_model_says_how_every_algorithm_ends() -> None:
+    """Whether ranks meet, and why: the table of exits."""
+    _, table = (ROOT / "docs" / "memory-model.md").read_text().split("| Op | Algorithm | On exit | Why |\n")
+    named, op = set(), ""
+    for above, algorithms in re.findall(r"^\| (?:`(\w+)` )?\| ([^|]+) \|", table.split("\n\n")[0], re.MULTILINE):
+        op = above or op
+        named |= {(op, one) for one in re.findall(r"`(\w+)`", algorithms)}
+    assert named == {(op, one) for op, algorithms in iris.ops.ALGORITHMS.items() for one in algorithms}
+
+
 SERVING = (ROOT / "docs" / "serving.md").read_text()
 
 
