@@ -98,7 +98,7 @@ def broken_off(way: Way, number: int, error: type[BaseException], seed: int) -> 
         (Way(SCATTER, "decomposed"), 1),
         (Way(REDUCE_SCATTER, "ring"), 1),
         (Way(ALL_REDUCE, "ring"), 1),
-        (Way(ALL_REDUCE, "decomposed"), 1),
+        (Way(ALL_REDUCE, "decomposed"), 2),
     ],
     ids=str,
 )

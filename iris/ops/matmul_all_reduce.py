@@ -332,39 +332,38 @@ class _Call(SumCall):
             return Rows(first, min(chunks[chunk].count, m - first))
 
         def compute(owner: int, chunk: int) -> None:
-            those = owned(owner, chunk)
-            if those.count <= 0:
-                return
-            a, here = those.of(self.a), Rows(rank * rows + chunks[chunk].first, those.count).of(incoming)
-            if owner == rank:
-                self.multiply(here, a)
-                return
-            self.multiply(those.of(outgoing), a)
-            engine.follow()
-            engine.put(those.of(outgoing), here, owner)
-            parts.flag(rank * len(chunks) + chunk, owner)
+            those, top = owned(owner, chunk), rank * rows + chunks[chunk].first
+            here = Rows(top, those.count).of(incoming)
+            if those.count > 0 and owner == rank:
+                self.multiply(here, those.of(self.a))
+            elif those.count > 0:
+                self.multiply(those.of(outgoing), those.of(self.a))
+                engine.follow()
+                engine.put(those.of(outgoing), here, owner)
+            if owner != rank:  # who waits for all ranks, rows or not
+                parts.flag(rank * len(chunks) + chunk, owner)
 
-        def sum_up(chunk: int, last: bool) -> None:
+        def spread(chunk: int) -> None:
             those = owned(rank, chunk)
-            if those.count <= 0:
-                return
-            parts.wait_arrival(chunk, rank + 1, world - 1, stride=len(chunks))
-            self.sum_chunk(incoming, those, everywhere=last)
-            if not last:
+            if those.count > 0:
+                parts.wait_arrival(chunk, rank + 1, world - 1, stride=len(chunks))
+                self.sum_chunk(incoming, those)
                 engine.follow()
                 for step in range(1, world):
                     engine.put(those.of(self.output), those.of(self.output), (rank + step) % world)
 
-        parts.enter()
-        with engine.running(last=lambda: parts.leave(meet=True), announced=world > 1):
+        def finish() -> None:
+            last = len(chunks) - 1
+            mine = owned(rank, last)
+            self.sum(incoming, landed=True, everywhere=True, rows=mine, slot=last, slots=len(chunks))
+
+        # A peer whose part has come has entered the call: its output may be written.
+        with engine.running(last=finish):
             for chunk in range(len(chunks)):
                 for step in range(1, world + 1):
                     compute((rank + step) % world, chunk)
-                    if chunk == 0 and step == 1:
-                        parts.wait_entered(rank + 1, world - 1)
                     if chunk > 0 and step == (world + 1) // 2:  # by now all has come
-                        sum_up(chunk - 1, last=False)
-            sum_up(len(chunks) - 1, last=True)
+                        spread(chunk - 1)
 
     def ring(self) -> None:
         self.sum_in_ring(self.output, everywhere=True)

@@ -175,18 +175,18 @@ def _sum_rows(
             tl.store(tile_pointers(output, there, tile.rows, cols), value, mask=tile_mask(tile))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slot", "slots", "first", "row_end"])
 def sum_kernel(
-    handle, turnstile, ready, partial, output, bias_ptr, M, N, rows_per_rank, SITE: tl.constexpr,
-    LANDED: tl.constexpr, EVERYWHERE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
+    handle, turnstile, ready, slot, slots, partial, output, bias_ptr, first, row_end, N, rows_per_rank,
+    SITE: tl.constexpr, LANDED: tl.constexpr, EVERYWHERE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """This rank's rows, ``rows_per_rank`` of the M, of the sum of all ranks' products, in rank order from the own
-    one on.
+    """Rows ``first`` to ``row_end``, of the ``rows_per_rank`` that this rank owns, of the sum of all ranks' products,
+    in rank order from the own one on.
 
     ``partial`` is every rank's own product, or, if they have ``LANDED``, the parts for this rank, one below the other,
-    each flagged in ``ready`` by the rank it comes from. ``EVERYWHERE``: the sum is stored into every rank's output, at
-    the same rows, else into the own.
+    which rank r flags in ``ready``, number ``slot + r * slots``. ``EVERYWHERE``: the sum is stored into every rank's
+    output, at the same rows, else into the own.
     """
     epoch = enter(turnstile, handle)
     me, world = handles.rank(handle), handles.world_size(handle)
@@ -194,26 +194,25 @@ def sum_kernel(
         lanes = tl.arange(0, MAX_RANKS)
         others = (lanes < world) & (lanes != me)
         sources = tl.where(others, lanes, me)
-        wait_all(ready + sources, epoch + lanes * 0, sources, others, handle, SITE)
+        wait_all(ready + slot + sources * slots, epoch + lanes * 0, sources, others, handle, SITE)
     else:
         wait_all_entered(turnstile, epoch, handle, SITE)
-    top = me * rows_per_rank
     _sum_rows(
-        handle, partial, output, bias_ptr, top, min(top + rows_per_rank, M), N, rows_per_rank, LANDED, EVERYWHERE,
-        EVERYWHERE, BIAS, ACC_DTYPE, BLOCK_M, BLOCK_N,
+        handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, LANDED, EVERYWHERE, EVERYWHERE, BIAS,
+        ACC_DTYPE, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     leave(turnstile, epoch, handle, SITE)
 
 
 @triton.jit(do_not_specialize=["first", "row_end"])
 def sum_chunk_kernel(
-    handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, EVERYWHERE: tl.constexpr, BIAS: tl.constexpr,
-    ACC_DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of what :func:`sum_kernel` sums, of parts that have landed before it runs, into outputs that have all
-    ranks' rows."""
+    """What :func:`sum_kernel` sums of parts that have landed before it runs, into the own output, which has all ranks'
+    rows."""
     _sum_rows(
-        handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, True, EVERYWHERE, True, BIAS, ACC_DTYPE,
+        handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, True, False, True, BIAS, ACC_DTYPE,
         BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
@@ -304,27 +303,40 @@ class SumCall(OpCall):
         self.multiply(product, self.a)
         self.sum(product, everywhere=everywhere)
 
-    def sum(self, partial: torch.Tensor, *, landed: bool = False, everywhere: bool = False) -> None:
-        """``partial``, symmetric, summed over ranks into the output; see :func:`sum_kernel`."""
-        m, n = self.problem.m, self.problem.n
-        rows = -(-m // self.ctx.world_size)
+    def sum(
+        self,
+        partial: torch.Tensor,
+        *,
+        landed: bool = False,
+        everywhere: bool = False,
+        rows: Rows | None = None,
+        slot: int = 0,
+        slots: int = 1,
+    ) -> None:
+        """``partial``, symmetric, summed over ranks into the output: all rows of this rank's, or only ``rows``; see
+        :func:`sum_kernel`."""
+        m, per_rank = self.problem.m, -(-self.problem.m // self.ctx.world_size)
+        top = self.ctx.rank * per_rank
+        rows = rows or Rows(top, min(per_rank, m - top))
         sum_kernel[(self._summing(rows),)](
-            self.ctx.handle, self.workspace.turnstile, self.workspace.ready, Matrix(partial, *partial.stride()),
-            Matrix(self.output, *self.output.stride()), self.bias, m, n, rows,
-            SITE=self.site, LANDED=landed, EVERYWHERE=everywhere, **self._sum_options(),
+            self.ctx.handle, self.workspace.turnstile, self.workspace.ready, slot, slots,
+            Matrix(partial, *partial.stride()), Matrix(self.output, *self.output.stride()), self.bias, rows.first,
+            rows.first + rows.count, self.problem.n, per_rank, SITE=self.site, LANDED=landed, EVERYWHERE=everywhere,
+            **self._sum_options(),
         )  # fmt: skip
 
-    def sum_chunk(self, partial: torch.Tensor, rows: Rows, *, everywhere: bool) -> None:
-        """``rows`` of this rank's, of parts that have landed in ``partial``, summed into its output, or all ranks'."""
-        per_rank = -(-self.problem.m // self.ctx.world_size)
-        sum_chunk_kernel[(self._summing(rows.count),)](
+    def sum_chunk(self, partial: torch.Tensor, rows: Rows) -> None:
+        """``rows`` of this rank's, of parts that have landed in ``partial``, summed into its output, which has the rows
+        of all."""
+        sum_chunk_kernel[(self._summing(rows),)](
             self.ctx.handle, Matrix(partial, *partial.stride()), Matrix(self.output, *self.output.stride()), self.bias,
-            rows.first, rows.first + rows.count, self.problem.n, per_rank, EVERYWHERE=everywhere, **self._sum_options(),
+            rows.first, rows.first + rows.count, self.problem.n, -(-self.problem.m // self.ctx.world_size),
+            **self._sum_options(),
         )  # fmt: skip
 
-    def _summing(self, rows: int) -> int:
-        """Programs of a kernel that sums so many rows. None waits for another, so not all must be resident."""
-        blocks = -(-rows // self.config.comm_block_m) * -(-self.problem.n // self.config.comm_block_n)
+    def _summing(self, rows: Rows) -> int:
+        """Programs of a kernel that sums these rows. None waits for another, so not all must be resident."""
+        blocks = -(-max(1, rows.count) // self.config.comm_block_m) * -(-self.problem.n // self.config.comm_block_n)
         return min(blocks, _SUM_PROGRAMS * (self.config.num_sms or self.ctx.num_sms))
 
     def _sum_options(self) -> dict[str, Any]:

@@ -238,10 +238,7 @@ def collectives() -> list[Case]:
         )
         for kind in ("rows", "landed", "everywhere")
     ]
-    summed = [
-        Case(f"sum_chunk-{kind}", reduction.sum_chunk_kernel, chunk_arguments, {**alone, "EVERYWHERE": kind != "here"})
-        for kind in ("here", "everywhere")
-    ]
+    summed = Case("sum_chunk", reduction.sum_chunk_kernel, chunk_arguments, alone)
     sends = [
         Case(f"send-{kind}", send_kernel, send_arguments, {"SITE": 3, "BESIDE": kind == "beside", **tile_of})
         for kind in ("beside", "alone")
@@ -335,7 +332,7 @@ def gather_arguments() -> Any:
 
 def sum_arguments() -> Any:
     flags = tensor(torch.int32), tensor(torch.int32)
-    return handle(), *flags, half_matrix(), half_matrix(), tensor(torch.float16), 1024, 4096, 512
+    return handle(), *flags, 0, 1, half_matrix(), half_matrix(), tensor(torch.float16), 512, 1024, 4096, 512
 
 
 def chunk_arguments() -> Any:
