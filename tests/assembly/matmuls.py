@@ -234,9 +234,9 @@ def collectives() -> list[Case]:
             f"sum-{kind}",
             reduction.sum_kernel,
             sum_arguments,
-            {**total, "LANDED": kind == "landed", "EVERYWHERE": kind == "everywhere"},
+            {**total, "LANDED": kind in ("landed", "finish"), "EVERYWHERE": kind in ("everywhere", "finish")},
         )
-        for kind in ("rows", "landed", "everywhere")
+        for kind in ("rows", "landed", "everywhere", "finish")
     ]
     summed = Case("sum_chunk", reduction.sum_chunk_kernel, chunk_arguments, alone)
     sends = [
@@ -296,7 +296,7 @@ def collectives() -> list[Case]:
     ]
     return [
         *small,
-        *summed,
+        summed,
         *in_words,
         *(replace(one, has=WAITS | SIGNALS) for one in (*gathers, *sums, *sends, *exchanges)),
     ]
