@@ -26,7 +26,7 @@ from emulation import RANKS, Emulated, Region, mirror
 
 import iris
 from iris import bench
-from iris.bench.cases.fused import local_params, obstacle
+from iris.bench.cases.fused import GPU_SHAPES, local_params, obstacle
 from iris.bench.cases.operands import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, Operands, problem_of
 from iris.bench.cases.ways import MATMUL, way
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
@@ -40,18 +40,7 @@ from iris.ops.tuned import changed_fields
 from iris.ops.workspace import FusedWorkspace
 
 SIMULATED = iris.backends.detect().name == "sim"
-SHAPES = (
-    ((64, 96, 128),)
-    if SIMULATED
-    else (
-        (8192, 8192, 29568),
-        (8192, 29568, 8192),
-        (16384, 28672, 8192),
-        (4096, 4096, 14336),
-        (1024, 28672, 8192),
-        (512, 8192, 8192),
-    )
-)
+SHAPES = ((64, 96, 128),) if SIMULATED else GPU_SHAPES
 IN_CHUNKS = ("copy_engine", "decomposed", "ring", "push")
 ONE_HOP = ("low_latency", "one_shot")
 UNCHECKED = (("matmul_all_reduce", "two_shot"), ("matmul_all_reduce", "atomic"))
