@@ -43,10 +43,10 @@ class Region(NamedTuple):
 
     def turned(self, address: int, places: int, world_size: int) -> int:
         """``address`` moved from the place of one rank to that of the rank ``places`` further."""
-        begin = self.span[0]
-        row, within = divmod(address - begin, self.period or world_size * self.stride)
+        begin, period = self.span[0], self.period or world_size * self.stride
+        row, within = divmod(address - begin, period)
         place, rest = divmod(within, self.stride)
-        return begin + row * self.period + (place + places) % world_size * self.stride + rest
+        return begin + row * period + (place + places) % world_size * self.stride + rest
 
 
 class Emulated(iris.Iris):
