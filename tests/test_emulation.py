@@ -1,0 +1,64 @@
+"""benchmark/mirrored.py and benchmark/fetchers.py: ranks of larger jobs than there are processes for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import worlds
+
+from iris.ops import ALGORITHMS
+
+ROOT = Path(__file__).parents[1]
+UNCHECKED = ("atomic", "two_shot")
+"""Of an all-reduce: results are in part another rank's."""
+
+
+def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "benchmark" / f"{script}.py", *options],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+
+
+def records(script: str, num_ranks: int, *options: str) -> list[dict[str, Any]]:
+    done = run(script, f"--num_ranks={num_ranks}", "--benchmark_format=json", *options)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("num_ranks", worlds(2, 2))
+def test_two_stand_for_four_in_every_way(num_ranks: int) -> None:
+    """Results are right, so all that peers send arrives in its place, and is waited for."""
+    sizes = ("--axis_M=128", "--axis_N=128", "--axis_K=128", "--axis_ranks=4")
+    measured = records("mirrored", num_ranks, *sizes)
+    for op, algorithms in ALGORITHMS.items():
+        mine = [one for one in measured if one["case"] == f"{op}_mirrored"]
+        for algorithm in algorithms if op != "matmul" else ():
+            found = [one for one in mine if one["params"]["way"] == algorithm]
+            assert len(found) == (2 if op == "all_gather_matmul" else 1), (op, algorithm)
+            checked = None if op == "matmul_all_reduce" and algorithm in UNCHECKED else True
+            assert [(one["validated"], one["error"]) for one in found] == [(checked, None)] * len(found), found
+
+
+@pytest.mark.parametrize("num_ranks", worlds(1, 1))
+def test_one_rank_gathers_alone(num_ranks: int) -> None:
+    sizes = ("--axis_M=288", "--axis_N=64", "--axis_K=384", "--axis_ranks=3")
+    measured = records("fetchers", num_ranks, *sizes, "--axis_way=2x1")
+    assert [one["params"]["gather_dim"] for one in measured] == [1, 0], measured
+    assert all(one["validated"] and one["error"] is None for one in measured), measured
+
+
+@pytest.mark.parametrize("script", ["mirrored", "fetchers"])
+@pytest.mark.parametrize("ranks", [0, 1, 17])
+def test_no_other_number_of_ranks_is_begun_with(script: str, ranks: int) -> None:
+    """More than 16 would wait for each other in vain."""
+    done = run(script, "--benchmark_list", f"--axis_ranks={ranks}")
+    assert done.returncode != 0
+    assert done.stderr.startswith("iris bench: ArgumentError: bench: --axis_ranks: expected one of 8, 2, 3,"), done
+    assert "Traceback" not in done.stderr
