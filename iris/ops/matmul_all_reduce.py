@@ -67,7 +67,6 @@ from iris.device.tile import finished, local_sink, slot_pointers, tile_mask, til
 from iris.errors import ShapeError
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.decomposed import Rows, chunks_of
 from iris.ops.matmul import Plan
 from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape, check_symmetric, has_whole_rows
 from iris.ops.problem import Problem
@@ -320,50 +319,7 @@ class _Call(SumCall):
         engine.beside(lambda: self.launch(sums.plan, slots=sums.slots), copies, self.decomposition().meet)
 
     def decomposed(self) -> None:
-        (m, n), rank, world = (self.problem.m, self.problem.n), self.ctx.rank, self.ctx.world_size
-        rows, engine, parts = -(-m // world), self.workspace.engine, self.decomposition()
-        chunks = chunks_of(rows, self.config.num_chunks, self.config.block_size_m)
-        incoming = self.workspace.staged(world * rows, n, self.output.dtype)
-        outgoing = self.workspace.scratch("outgoing", m * n, self.output.dtype)[: m * n].view(m, n)
-
-        def owned(owner: int, chunk: int) -> Rows:
-            """The rows of a chunk, of which the last ranks may have fewer, or none."""
-            first = owner * rows + chunks[chunk].first
-            return Rows(first, min(chunks[chunk].count, m - first))
-
-        def compute(owner: int, chunk: int) -> None:
-            those, top = owned(owner, chunk), rank * rows + chunks[chunk].first
-            here = Rows(top, those.count).of(incoming)
-            if those.count > 0 and owner == rank:
-                self.multiply(here, those.of(self.a))
-            elif those.count > 0:
-                self.multiply(those.of(outgoing), those.of(self.a))
-                engine.follow()
-                engine.put(those.of(outgoing), here, owner)
-            if owner != rank:  # who waits for all ranks, rows or not
-                parts.flag(rank * len(chunks) + chunk, owner)
-
-        def spread(chunk: int) -> None:
-            those = owned(rank, chunk)
-            if those.count > 0:
-                parts.wait_arrival(chunk, rank + 1, world - 1, stride=len(chunks))
-                self.sum_chunk(incoming, those)
-                engine.follow()
-                for step in range(1, world):
-                    engine.put(those.of(self.output), those.of(self.output), (rank + step) % world)
-
-        def finish() -> None:
-            last = len(chunks) - 1
-            mine = owned(rank, last)
-            self.sum(incoming, landed=True, everywhere=True, rows=mine, slot=last, slots=len(chunks))
-
-        # A peer whose part has come has entered the call: its output may be written.
-        with engine.running(last=finish):
-            for chunk in range(len(chunks)):
-                for step in range(1, world + 1):
-                    compute((rank + step) % world, chunk)
-                    if chunk > 0 and step == (world + 1) // 2:  # by now all has come
-                        spread(chunk - 1)
+        self.sum_by_chunks(self.config.num_chunks, everywhere=True)
 
     def ring(self) -> None:
         self.sum_in_ring(self.output, everywhere=True)

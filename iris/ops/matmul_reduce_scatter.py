@@ -51,7 +51,6 @@ from iris.device.tile import local_sink, within_shard
 from iris.errors import ShapeError
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.decomposed import Rows
 from iris.ops.matmul import Plan
 from iris.ops.operands import bias_kind, check_operands, check_shape, has_whole_rows
 from iris.ops.problem import Problem
@@ -183,20 +182,7 @@ class _Call(SumCall):
         self.workspace.engine.beside(lambda: self.launch(sums.plan, slots=sums.slots), copies)
 
     def decomposed(self) -> None:
-        (m, n), rank, world = (self.problem.m, self.problem.n), self.ctx.rank, self.ctx.world_size
-        incoming = self.workspace.staged(m, n, self.output.dtype)
-        outgoing = self.workspace.scratch("outgoing", m * n, self.output.dtype)[: m * n].view(m, n)
-        rows_of = [Rows(owner * (m // world), m // world) for owner in range(world)]
-        engine, parts, here = self.workspace.engine, self.decomposition(), rows_of[rank].of(incoming)
-        with engine.running():
-            for owner in ((rank + step) % world for step in range(1, world)):
-                product = rows_of[owner].of(outgoing)
-                self.multiply(product, rows_of[owner].of(self.a))
-                engine.follow()
-                engine.put(product, here, owner)
-                parts.flag(rank, owner)
-            self.multiply(here, rows_of[rank].of(self.a))
-            self.sum(incoming, landed=True)
+        self.sum_by_chunks(1, everywhere=False)
 
     def ring(self) -> None:
         self.sum_in_ring(self.workspace.staged(self.problem.m, self.problem.n, self.output.dtype), everywhere=False)

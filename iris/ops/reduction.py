@@ -171,7 +171,7 @@ def _sum_rows(
             tile = within_shard(tile)
         value = finished(acc, bias_ptr, tile, output.ptr.dtype.element_ty, BIAS)
         for step in range(world if EVERYWHERE else 1):
-            there = translate(handle, output.ptr, (me + step) % world)
+            there = translate(handle, output.ptr, (me + step) % world) if EVERYWHERE else output.ptr
             tl.store(tile_pointers(output, there, tile.rows, cols), value, mask=tile_mask(tile))
 
 
@@ -220,6 +220,11 @@ def sum_chunk_kernel(
 class SumCall(OpCall):
     """A call of an op that sums products over ranks: what the algorithms of both ops need."""
 
+    @property
+    def rows_per_rank(self) -> int:
+        """Rows that each rank owns; the last ones may have fewer."""
+        return -(-self.problem.m // self.ctx.world_size)
+
     # -- tile by tile -------------------------------------------------------------------------------------------
 
     def reduction(self, plan: Plan, tiles_per_chunk: int = 1) -> Reduction:
@@ -264,7 +269,7 @@ class SumCall(OpCall):
     def sum_in_ring(self, sums: torch.Tensor, *, everywhere: bool) -> None:
         """The product chunk by chunk, and sums that travel through ``sums``, symmetric, to the rank that owns their
         rows (:func:`iris.ops.decomposed.reduce_in_ring`). ``everywhere``: ``sums`` is the output, all of it."""
-        per_rank = -(-self.problem.m // self.ctx.world_size)
+        per_rank = self.rows_per_rank
         top = 0 if everywhere else self.ctx.rank * per_rank
 
         def multiply(rows: Rows, begun: bool, last: bool) -> None:
@@ -282,6 +287,57 @@ class SumCall(OpCall):
 
         chunks = chunks_of(per_rank, self.config.num_chunks, self.config.block_size_m)
         reduce_in_ring(self.decomposition(), sums, chunks, per_rank, multiply, everywhere=everywhere)
+
+    def sum_by_chunks(self, num_chunks: int, *, everywhere: bool) -> None:
+        """The product chunk by chunk, each put to the rank that owns its rows, which sums what has come.
+        ``everywhere``: sums go to all ranks, those of one chunk beside the products of the next; else there is one
+        chunk."""
+        m, n, rank, world, rows = self.problem.m, self.problem.n, self.ctx.rank, self.ctx.world_size, self.rows_per_rank
+        engine, parts = self.workspace.engine, self.decomposition()
+        chunks = chunks_of(rows, num_chunks, self.config.block_size_m)
+        incoming = self.workspace.staged(world * rows, n, self.output.dtype)
+        outgoing = self.workspace.scratch("outgoing", m * n, self.output.dtype)[: m * n].view(m, n)
+
+        def owned(owner: int, chunk: int) -> Rows:
+            """The rows of a chunk, of which the last ranks may have fewer, or none."""
+            first = owner * rows + chunks[chunk].first
+            return Rows(first, min(chunks[chunk].count, m - first))
+
+        def compute(owner: int, chunk: int) -> None:
+            those, top = owned(owner, chunk), rank * rows + chunks[chunk].first
+            here = Rows(top, those.count).of(incoming)
+            if those.count > 0 and owner == rank:
+                self.multiply(here, those.of(self.a))
+            elif those.count > 0:
+                self.multiply(those.of(outgoing), those.of(self.a))
+                engine.follow()
+                engine.put(those.of(outgoing), here, owner)
+            if owner != rank:  # who waits for all ranks, rows or not
+                parts.flag(rank * len(chunks) + chunk, owner)
+
+        def spread(chunk: int) -> None:
+            those = owned(rank, chunk)
+            if those.count > 0:
+                parts.wait_arrival(chunk, rank + 1, world - 1, stride=len(chunks))
+                self.sum_chunk(incoming, those)
+                engine.follow()
+                for step in range(1, world):
+                    engine.put(those.of(self.output), those.of(self.output), (rank + step) % world)
+
+        def finish() -> None:
+            last = len(chunks) - 1
+            mine = owned(rank, last)
+            self.sum(incoming, landed=True, everywhere=everywhere, rows=mine, slot=last, slots=len(chunks))
+
+        # A peer whose part has come has entered the call: its output may be written. Ranks leave behind all spreads.
+        with engine.running(last=finish if len(chunks) > 1 else None):
+            for chunk in range(len(chunks)):
+                for step in range(1, world + 1):
+                    compute((rank + step) % world, chunk)
+                    if chunk > 0 and step == (world + 1) // 2:  # by now all has come
+                        spread(chunk - 1)
+            if len(chunks) == 1:
+                finish()
 
     def exchanged(self, *, split: bool) -> None:
         """The product, then an exchange of it; ``split``: of the part for each rank, whose sum goes to that rank, or in
@@ -315,9 +371,8 @@ class SumCall(OpCall):
     ) -> None:
         """``partial``, symmetric, summed over ranks into the output: all rows of this rank's, or only ``rows``; see
         :func:`sum_kernel`."""
-        m, per_rank = self.problem.m, -(-self.problem.m // self.ctx.world_size)
-        top = self.ctx.rank * per_rank
-        rows = rows or Rows(top, min(per_rank, m - top))
+        top, per_rank = self.ctx.rank * self.rows_per_rank, self.rows_per_rank
+        rows = rows or Rows(top, min(per_rank, self.problem.m - top))
         sum_kernel[(self._summing(rows),)](
             self.ctx.handle, self.workspace.turnstile, self.workspace.ready, slot, slots,
             Matrix(partial, *partial.stride()), Matrix(self.output, *self.output.stride()), self.bias, rows.first,
@@ -330,8 +385,7 @@ class SumCall(OpCall):
         of all."""
         sum_chunk_kernel[(self._summing(rows),)](
             self.ctx.handle, Matrix(partial, *partial.stride()), Matrix(self.output, *self.output.stride()), self.bias,
-            rows.first, rows.first + rows.count, self.problem.n, -(-self.problem.m // self.ctx.world_size),
-            **self._sum_options(),
+            rows.first, rows.first + rows.count, self.problem.n, self.rows_per_rank, **self._sum_options(),
         )  # fmt: skip
 
     def _summing(self, rows: Rows) -> int:
