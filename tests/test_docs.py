@@ -18,6 +18,7 @@ import torch
 from doc_scripts import run_together
 
 import iris
+from iris.bench.cases.operands import problem_of
 from iris.cli import COMMANDS
 from iris.ops import FusedConfig
 from iris.ops.room import room
@@ -285,12 +286,7 @@ def staging_formulas() -> dict[tuple[str, str], str]:
 
 def problem(op: str, m: int, n: int, k: int) -> iris.ops.Problem:
     """In bf16, on four ranks."""
-    gather = 0 if op == "all_gather_matmul" else None
-    received = {
-        "all_gather_matmul": 3 * m * k // 4, "matmul_all_scatter": 3 * m * n, "matmul_reduce_scatter": 3 * m * n // 4,
-        "matmul_all_reduce": 3 * m * n // 2,
-    }  # fmt: skip
-    return iris.ops.Problem(op, m, n, k, torch.bfloat16, 4, 2 * received[op], gather)
+    return problem_of(op, (m, n, k), torch.bfloat16, 4, 0)
 
 
 FORMULAS = {key: text for key, text in staging_formulas().items() if key[1] in iris.ops.ALGORITHMS.get(key[0], ())}

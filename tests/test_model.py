@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from iris.bench.cases import operands
 from iris.ops import ALGORITHMS, FusedConfig, Problem
 from iris.ops.hardware import HARDWARE, Hardware, floor_s
 from iris.ops.machine import machine
 from iris.ops.model import OPS, algorithms, predict_ms
-from iris.ops.problem import DTYPES, output_dtype
+from iris.ops.problem import DTYPES
 
 H200, MI300X = HARDWARE["H200 SXM"], HARDWARE["MI300X"]
 MEASURED, MIRRORED = (
@@ -33,16 +34,7 @@ def problem_of(
     op: str, m: int, n: int, k: int, world_size: int, dtype: torch.dtype = torch.bfloat16, gather_dim: int | None = None
 ) -> Problem:
     """By the sizes of the local matmul."""
-    item, out_item = dtype.itemsize, output_dtype(dtype).itemsize
-    received = {
-        "matmul": 0,
-        "all_gather_matmul": m * k * item * (world_size - 1) // world_size,
-        "matmul_all_scatter": m * n * out_item * (world_size - 1),
-        "matmul_reduce_scatter": m * n * out_item * (world_size - 1) // world_size,
-        "matmul_all_reduce": 2 * m * n * out_item * (world_size - 1) // world_size,
-    }[op]
-    dim = 0 if op == "all_gather_matmul" and gather_dim is None else gather_dim
-    return Problem(op, m, n, k, dtype, world_size, received, dim)
+    return operands.problem_of(op, (m, n, k), dtype, world_size, gather_dim or 0)
 
 
 def measured(calls: list[dict[str, Any]] = MEASURED) -> list[tuple[Problem, FusedConfig, float]]:
