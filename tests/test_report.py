@@ -286,7 +286,7 @@ def test_what_was_skipped_for_one_reason_is_one_row(tmp_path: Path) -> None:
 
 
 def test_tables_have_every_result(study: Study) -> None:
-    (few, many) = tables.measurements(study, H200_SECTION, "all_gather_matmul")
+    (few, many) = tables.measurements(study, study.of(H200_SECTION, "all_gather_matmul"))
     assert [few.title, many.title] == ["all_gather_matmul, 2 ranks", "all_gather_matmul, 4 ranks"]
     assert many.note == "All rows: bf16."
     rows = rows_of(many)
@@ -303,7 +303,7 @@ def test_tables_have_every_result(study: Study) -> None:
 
 
 def test_an_overview_has_all_times_of_a_problem_in_a_row(study: Study) -> None:
-    (_, table) = tables.overview(study, H200_SECTION, "all_gather_matmul")
+    (_, table) = tables.overview(study, study.of(H200_SECTION, "all_gather_matmul"))
     assert (table.title, table.note) == ("all_gather_matmul, 4 ranks", "All rows: bf16.")
     rows = {row["M×N×K"]: row for row in rows_of(table)}
     assert len(rows) == len(table.rows) == 9
@@ -312,11 +312,11 @@ def test_an_overview_has_all_times_of_a_problem_in_a_row(study: Study) -> None:
     assert {way: row[f"{way} ms"] for way in times} == {way: f"{time:.3f}" for way, time in times.items()}
     assert row["× NCCL"].endswith(f"{times['nccl'] / times['auto']:.2f}")
     assert (row["Iris takes"], row["pull ms"], row["host µs"]) == ("push", "failed", "33")
-    assert tables.overview(study, H200_SECTION, "rma") == []
+    assert tables.overview(study, study.of(H200_SECTION, "rma")) == []
 
 
 def test_bold_is_the_fastest_even_if_it_is_not_ours(study: Study) -> None:
-    (table, _) = tables.measurements(study, H200_SECTION, "matmul_reduce_scatter")
+    (table, _) = tables.measurements(study, study.of(H200_SECTION, "matmul_reduce_scatter"))
     names = [column.name for column in table.columns]
     groups: dict[tuple[str, ...], list[tuple[float, str, bool]]] = {}
     for row in table.rows:
@@ -448,7 +448,7 @@ class Page(HTMLParser):
             len(table.rows)
             for section in study.sections
             for case in {p.case for p in study.problems if p.section == section}
-            for table in tables.measurements(study, section, case)
+            for table in tables.measurements(study, study.of(section, case))
         )
         assert rows == len(study.results) and self.tags.count("tr") > rows
         assert self.tags.count("svg") == len(charts(study))
@@ -517,7 +517,7 @@ def test_a_case_without_shape_algorithm_or_floor_is_drawn(tmp_path: Path) -> Non
         "direction get, nbytes 268435456",
         "direction put, nbytes 268435456",
     ]
-    (table,) = tables.measurements(study, H200_SECTION, "rma")
+    (table,) = tables.measurements(study, study.of(H200_SECTION, "rma"))
     assert [row["valid"] for row in rows_of(table)] == ["not checked"] * 2
     assert report(tmp_path, "--out", tmp_path / "x.html") == 0
 
@@ -526,7 +526,7 @@ def test_a_plain_matmul_is_compared_with_torch_matmul(tmp_path: Path) -> None:
     lines = [record("all_gather_matmul", name, LARGE[0], 4) | {"case": "matmul"} for name in ("stream_k", "matmul")]
     lines[0]["time_ms"]["median"], lines[1]["time_ms"]["median"] = 2.0, 1.0
     study = Study(read(write(tmp_path / "x.jsonl", lines)))
-    (row, fastest) = rows_of(tables.measurements(study, H200_SECTION, "matmul")[0])
+    (row, fastest) = rows_of(tables.measurements(study, study.of(H200_SECTION, "matmul"))[0])
     assert (row["algorithm"], row["× NCCL"], row["× torch"]) == ("stream_k", "–", "▼ 0.50")
     assert (fastest["ms"], fastest["× torch"]) == ("1.000", "–")
     assert [row["× torch"] for row in rows_of(tables.losses(study, H200_SECTION))] == ["▼ 0.50"]
@@ -538,12 +538,12 @@ def test_counters_of_every_two_ranks_are_a_matrix(tmp_path: Path) -> None:
     rates = {f"GB/s rank {rank} peer {peer}": 100.0 * rank + peer for rank in range(2) for peer in range(2)}
     line |= {"case": "rma_matrix", "params": {"direction": "put", "way": "kernel"}, "counters": rates | {"tries": 3}}
     study = Study(read(write(tmp_path / "x.jsonl", [line])))
-    (matrix,) = tables.matrices(study, H200_SECTION, "rma_matrix")
+    (matrix,) = tables.matrices(study.of(H200_SECTION, "rma_matrix"))
     assert [[cell.text for cell in row] for row in matrix.rows] == [
         ["rank 0", "0.0", "1.0"],
         ["rank 1", "100.0", "101.0"],
     ]
-    (row,) = rows_of(tables.measurements(study, H200_SECTION, "rma_matrix")[0])
+    (row,) = rows_of(tables.measurements(study, study.of(H200_SECTION, "rma_matrix"))[0])
     assert row["algorithm"] == "kernel" and row["tries"] == "3" and not any("peer" in name for name in row)
     assert matrix.title in markdown.render(study)
 
@@ -632,7 +632,7 @@ def test_markdown_replaces_what_is_between_the_markers(folder: Path, study: Stud
         assert line.endswith("|")
     grids = re.findall(r"(?:^\|.*\n)+", inside, re.MULTILINE)
     assert all(len({row.replace("\\|", "").count("|") for row in grid.splitlines()}) == 1 for grid in grids)
-    shown = [tables.overview(study, section, case) for section in study.sections for case in ALGORITHMS]
+    shown = [tables.overview(study, study.of(section, case)) for section in study.sections for case in ALGORITHMS]
     rows = [len(table.rows) for group in shown for table in group]
     assert sum(rows) == len(study.problems)
     assert sum(len(grid.splitlines()) - 2 for grid in grids) > len(study.problems)

@@ -67,8 +67,9 @@ def _blocks(study: Study) -> Iterator[str]:
             else:
                 yield f"**{table.title}:** none.\n"
         for case in sorted({problem.case for problem in study.problems if problem.section == section}):
-            measured = tables.overview(study, section, case) or tables.measurements(study, section, case)
-            for table in (*measured, *tables.matrices(study, section, case)):
+            problems = study.of(section, case)
+            measured = tables.overview(study, problems) or tables.measurements(study, problems)
+            for table in (*measured, *tables.matrices(problems)):
                 note = f"{table.note}\n\n" if table.note else ""
                 yield _folded(f"{table.title}: {len(table.rows)} rows", f"{note}{grid(table)}")
     environment = tables.environments(study)

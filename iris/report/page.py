@@ -116,7 +116,8 @@ def _section(
                 yield from (f"<figure>{picture}</figure>" for _, picture in pairs)
                 yield "</div>"
         yield "<h4>All results</h4>"
-        for table in (*tables.measurements(study, section, case), *tables.matrices(study, section, case)):
+        problems = study.of(section, case)
+        for table in (*tables.measurements(study, problems), *tables.matrices(problems)):
             yield f"<details open><summary>{_escaped(table.title)}<span>{len(table.rows)} rows</span></summary>"
             yield f"<p class=note>{_escaped(table.note)}</p>" if table.note else ""
             yield f"{_table(table)}</details>"
@@ -125,8 +126,7 @@ def _section(
 
 
 def _key(study: Study, section: Section, case: str, palette: Palette) -> str:
-    problems = [problem for problem in study.problems if problem.section == section and problem.case == case]
-    names = palette.ordered(name for problem in problems for name in problem.results)
+    names = palette.ordered(name for problem in study.of(section, case) for name in problem.results)
     what = {
         "nccl": "NCCL + torch.matmul",
         "torch_symm_mem": "torch.ops.symm_mem",

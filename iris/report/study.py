@@ -123,6 +123,9 @@ class Study:
         groups = grouped(self.results, lambda result: result.key_of(_without(result.params, *SERIES)))
         return sorted(map(_problem, groups.values()), key=_order)
 
+    def of(self, section: Section, case: str) -> list[Problem]:
+        return [problem for problem in self.problems if (problem.section, problem.case) == (section, case)]
+
     @cached_property
     def sweeps(self) -> list[list[Problem]]:
         """Problems that differ in nothing but M and were timed at ``SWEEP`` or more values of it, by M."""

@@ -174,14 +174,13 @@ def environments(study: Study) -> Table:
     return Table("Environment", note, [*columns, Column("measured", False), Column("results")], rows)
 
 
-def overview(study: Study, section: Section, case: str) -> list[Table]:
-    """Every problem of a case in one row, with the times of all that solved it: one table for each number of ranks.
+def overview(study: Study, problems: Sequence[Problem]) -> list[Table]:
+    """Every problem of one case in one row, with the times of all that solved it: one table for each number of ranks.
     Empty where results have no algorithm."""
     palette = Palette(result.algorithm for result in study.results)
-    mine = [problem for problem in study.problems if problem.section == section and problem.case == case]
-    if not any("algorithm" in result.params for problem in mine for result in problem.results.values()):
+    if not any("algorithm" in result.params for problem in problems for result in problem.results.values()):
         return []
-    return [_overview(study, palette, some) for some in grouped(mine, lambda problem: problem.world_size).values()]
+    return [_overview(study, palette, some) for some in grouped(problems, lambda problem: problem.world_size).values()]
 
 
 def _overview(study: Study, palette: Palette, problems: Sequence[Problem]) -> Table:
@@ -212,12 +211,10 @@ def _overview(study: Study, palette: Palette, problems: Sequence[Problem]) -> Ta
     return Table(title, note, columns, rows, starts)
 
 
-def measurements(study: Study, section: Section, case: str) -> list[Table]:
-    """Every result of a case, one table for each number of ranks."""
+def measurements(study: Study, problems: Sequence[Problem]) -> list[Table]:
+    """Every result of one case, one table for each number of ranks."""
     palette = Palette(result.algorithm for result in study.results)
-    mine = [problem for problem in study.problems if problem.section == section and problem.case == case]
-    sizes = grouped(mine, lambda problem: problem.world_size)
-    return [_measured(study, palette, problems) for problems in sizes.values()]
+    return [_measured(study, palette, some) for some in grouped(problems, lambda problem: problem.world_size).values()]
 
 
 def _measured(study: Study, palette: Palette, problems: Sequence[Problem]) -> Table:
@@ -260,17 +257,15 @@ def _shape_is_told(result: Result) -> bool:
     return result.params.get("shape") == extents
 
 
-def matrices(study: Study, section: Section, case: str) -> list[Table]:
+def matrices(problems: Sequence[Problem]) -> list[Table]:
     """Counters of every two ranks, such as ``GB/s rank 0 peer 1``: one table for each result and kind of counter."""
     found = []
-    for problem in study.problems:
-        if (problem.section, problem.case) != (section, case):
-            continue
+    for problem in problems:
         for result in problem.results.values():
             pairs = [(match, value) for name, value in result.counters.items() if (match := _PAIR.fullmatch(name))]
             for kind, cells in grouped(pairs, lambda pair: pair[0]["kind"]).items():
                 values = {(int(match["rank"]), int(match["peer"])): value for match, value in cells}
-                title = f"{case}, {describe(result.params)}, {result.world_size} ranks: {kind}"
+                title = f"{problem.case}, {describe(result.params)}, {result.world_size} ranks: {kind}"
                 found.append(_matrix(title, values))
     return found
 
