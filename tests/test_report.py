@@ -545,7 +545,12 @@ def test_counters_of_every_two_ranks_are_a_matrix(tmp_path: Path) -> None:
     ]
     (row,) = rows_of(tables.measurements(study, study.of(H200_SECTION, "rma_matrix"))[0])
     assert row["algorithm"] == "kernel" and row["tries"] == "3" and not any("peer" in name for name in row)
-    assert matrix.title in markdown.render(study)
+    page = tmp_path / "x.md"
+    page.write_text(f"{markdown.BEGIN}{markdown.END}")
+    markdown.write(study, page)
+    written = (tmp_path / "x" / "rma_matrix-2-ranks-nvidia-h200.md").read_text()
+    assert f"\n## {matrix.title}\n\n{markdown.grid(matrix)}" in written
+    assert "[rma_matrix, 2 ranks](x/rma_matrix-2-ranks-nvidia-h200.md): 1 row\n" in page.read_text()
 
 
 def test_times_of_simulated_ranks_are_not_compared(study: Study) -> None:
@@ -626,18 +631,100 @@ def test_markdown_replaces_what_is_between_the_markers(folder: Path, study: Stud
         assert report(folder, "--markdown", file) == 0
     text = file.read_bytes().decode()
     assert text.startswith(before) and text.endswith(after) and "old figures" not in text
-    inside = text[len(before) : -len(after)]
-    lines = [line for line in inside.splitlines() if line.startswith("|")]
-    for line in lines:
-        assert line.endswith("|")
-    grids = re.findall(r"(?:^\|.*\n)+", inside, re.MULTILINE)
-    assert all(len({row.replace("\\|", "").count("|") for row in grid.splitlines()}) == 1 for grid in grids)
-    shown = [tables.overview(study, study.of(section, case)) for section in study.sections for case in ALGORITHMS]
-    rows = [len(table.rows) for group in shown for table in group]
-    assert sum(rows) == len(study.problems)
-    assert sum(len(grid.splitlines()) - 2 for grid in grids) > len(study.problems)
-    assert inside.count("<details>") == inside.count("</details>") == len(rows)
+    for section in study.sections:
+        for table in tables.summary(study, section):
+            assert markdown.grid(table) in text if table.rows else f"**{table.title}:** none" in text
+    assert markdown.grid(tables.environments(study)) in text
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """A file that a report can be written into."""
+    made = tmp_path / "page.md"
+    made.write_text(f"{markdown.BEGIN}{markdown.END}\nwords behind")
+    return made
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What there is below a folder, by name."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_measurements_have_a_file_for_each_op_and_number_of_ranks(folder: Path, study: Study, page: Path) -> None:
+    assert report(folder, "--markdown", page) == 0
+    listed = re.findall(r"^- \[(.*)\]\((page/.*)\): (\d+) rows?$", page.read_text(), re.MULTILINE)
+    texts = {name: (page.parent / name).read_text() for _, name, _ in listed}
+    assert len(texts) == len(listed)
+    assert {file.relative_to(page.parent) for file in (page.parent / "page").iterdir()} == set(map(Path, texts))
+    assert sum(int(rows) for *_, rows in listed) == len(study.problems)
+    assert "page/matmul_all_reduce-4-ranks-nvidia-h200.md" in texts
+    for title, name, rows in listed:
+        first, _, heading, *_ = texts[name].splitlines()
+        assert first == markdown.MARK and heading.startswith(f"# {title}: ")
+        assert "](../page.md#columns)" in texts[name] and ("Simulated ranks show" in texts[name]) == ("x86" in name)
+        (grid,) = re.findall(r"(?:^\|.*\|\n)+", texts[name], re.MULTILINE)
+        assert len(grid.splitlines()) - 2 == int(rows)
+        assert len({row.replace("\\|", "").count("|") for row in grid.splitlines()}) == 1
+    assert "\n### Columns\n" in page.read_text()
+    groups = [tables.overview(study, study.of(section, case)) for section in study.sections for case in ALGORITHMS]
+    shown = [markdown.grid(table) for group in groups for table in group]
+    assert len(shown) == len(texts)
+    assert all(any(grid in text for text in texts.values()) for grid in shown)
+
+
+def test_measurements_of_an_earlier_report_go_and_other_files_stay(
+    folder: Path, page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(folder, "--markdown", page) == 0
+    measured = page.with_suffix("")
+    stale = sorted(measured.glob("*-4-ranks-*"))
+    own = measured / "notes.md"
+    own.write_text(f"# Notes\n\n{markdown.MARK}\n")
+    assert stale
+    capsys.readouterr()
+    assert report(folder / "2026-11-21" / "one.jsonl", "--markdown", page) == 0
+    told = capsys.readouterr().out
+    assert all(f"{file} is removed" in told and not file.exists() for file in stale)
+    assert told.count("is removed") == len(stale) and own.exists()
+    assert "4-ranks" not in page.read_text() and len(list(measured.glob("*-2-ranks-*"))) > 2
+
+
+@pytest.mark.parametrize("first", ["# Mine", ""])
+def test_a_file_that_no_report_wrote_is_not_replaced(
+    folder: Path, page: Path, capsys: pytest.CaptureFixture[str], first: str
+) -> None:
+    own = page.with_suffix("") / "matmul_all_reduce-4-ranks-nvidia-h200.md"
+    own.parent.mkdir()
+    own.write_text(f"{first}\n")
+    before = contents(page.parent)
+    assert report(folder, "--markdown", page) == 1
+    assert f"--markdown: expected no file of yours where measurements go, got {own}. Move" in capsys.readouterr().err
+    assert contents(page.parent) == before
+
+
+def test_measurements_whose_names_differ_in_signs_only_share_a_file(tmp_path: Path, page: Path) -> None:
+    lines = [timed(1) | {"case": case} for case in ("../a b", "a-b")]
+    markdown.write(Study(read(write(tmp_path / "x.jsonl", lines))), page)
+    (file,) = page.with_suffix("").iterdir()
+    assert file.name == "a-b-4-ranks-nvidia-h200.md"
+    assert re.findall(r"^# (.*), 4 ranks: NVIDIA H200$", file.read_text(), re.MULTILINE) == ["../a b", "a-b"]
+    assert page.read_text().count(f"(page/{file.name}): 1 row\n") == 2
+
+
+@pytest.mark.parametrize("name", ["performance", ".md"])
+def test_a_page_whose_name_has_no_suffix_is_refused(page: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    other = page.rename(page.parent / name)
+    assert report(page.parent / "no-results", "--markdown", other) == 1
+    assert f"--markdown: expected a name with a suffix, such as .md, got {other}. The folder" in capsys.readouterr().err
+
+
+def test_a_page_may_have_any_name(folder: Path, page: Path) -> None:
+    other = page.rename(page.parent / os.fsdecode(b"\xff a).md"))
+    markdown.write(Study(read(folder)), other)
+    assert "](%FF%20a%29/matmul_all_reduce-4-ranks-nvidia-h200.md): " in other.read_text()
+    file = other.with_suffix("") / "matmul_all_reduce-4-ranks-nvidia-h200.md"
+    assert "](../%FF%20a%29.md#columns)" in file.read_text()
 
 
 @pytest.mark.parametrize(
@@ -661,10 +748,9 @@ def test_a_file_without_its_two_markers_is_refused_and_kept(folder: Path, tmp_pa
 
 @pytest.mark.parametrize("failing", ["write_bytes", "replace"])
 def test_a_full_disk_leaves_the_file_as_it_was_and_nothing_beside_it(
-    folder: Path, tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, page: Path, failing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, text = tmp_path / "x.md", f"{markdown.BEGIN}{markdown.END}\nwords behind"
-    file.write_text(text)
+    text = page.read_text()
     write_bytes = Path.write_bytes
 
     def full(path: Path, content: Any) -> None:
@@ -673,10 +759,31 @@ def test_a_full_disk_leaves_the_file_as_it_was_and_nothing_beside_it(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, failing, full)
-    assert report(folder, "--markdown", file) == 1
-    told = f"--markdown: expected a file that can be written, got {file}: No space left on device"
+    assert report(folder, "--markdown", page) == 1
+    first = page.parent / "page" / "all_gather_matmul-2-ranks-nvidia-h200.md"
+    told = f"--markdown: expected a file that can be written, got {first}: No space left on device"
     assert told in capsys.readouterr().err
-    assert file.read_text() == text and list(tmp_path.iterdir()) == [file]
+    assert page.read_text() == text and list(page.parent.iterdir()) == [page]
+
+
+def test_if_one_file_cannot_be_written_all_stay_as_they_were(
+    folder: Path, page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(folder / "2026-11-21" / "one.jsonl", "--markdown", page) == 0
+    before = contents(page.parent)
+    write_bytes, written = Path.write_bytes, []
+
+    def full(path: Path, content: bytes) -> int:
+        written.append(path)
+        if len(written) == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_bytes(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert report(folder, "--markdown", page) == 1
+    fourth = page.parent / "page" / "matmul_all_reduce-4-ranks-nvidia-h200.md"
+    assert f"got {fourth}: No space left on device" in capsys.readouterr().err
+    assert contents(page.parent) == before
 
 
 def test_a_file_that_is_replaced_keeps_its_mode_and_a_link_its_target(folder: Path, tmp_path: Path) -> None:
@@ -686,8 +793,9 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_a_link_its_target(folder: Pa
     file.chmod(0o640)
     link.symlink_to("docs/x.md")
     assert report(folder, "--markdown", link) == 0
-    assert link.is_symlink() and list(file.parent.iterdir()) == [file]
+    assert link.is_symlink() and sorted(file.parent.iterdir()) == [file.with_suffix(""), file]
     assert len(file.read_text()) > 1000 and file.stat().st_mode & 0o7777 == 0o640
+    assert all("](../x.md)" in one.read_text() for one in file.with_suffix("").iterdir())
 
 
 def test_what_may_not_be_written_is_not_replaced() -> None:

@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         return _compare(given.compare[0], given.compare[1], threshold, given.fail_on_regression)
     if given.markdown is not None:
         markdown.parts(given.markdown)
+        markdown.folder_of(given.markdown)
     study = Study(read(given.results))
     out = given.out
     if out is None and given.markdown is None and given.svg_dir is None:
@@ -43,8 +44,10 @@ def main(arguments: Sequence[str]) -> int:
     if out is not None or given.svg_dir is not None:
         _draw(study, out, given.svg_dir, given.charts or tuple(KINDS))
     if given.markdown is not None:
-        markdown.write(study, given.markdown)
-        print(f"tables of {len(study.results)} results: {given.markdown}")
+        gone = markdown.write(study, given.markdown)
+        print(f"tables of {len(study.results)} results: {given.markdown}, {markdown.folder_of(given.markdown)}")
+        for file in gone:
+            print(f"{file} is removed: there is no table for it any more")
     return 0
 
 
@@ -144,7 +147,9 @@ def _parser() -> argparse.ArgumentParser:
         "--markdown",
         type=Path,
         metavar="FILE",
-        help=f"replace what stands between {markdown.BEGIN} and {markdown.END} in this file by the tables",
+        help=f"replace what stands between {markdown.BEGIN} and {markdown.END} in this file by a summary, and write a "
+        "file of measurements for each op and number of ranks into the folder beside it that is named as it is, "
+        "without the suffix; files of an earlier report that are not written again are removed there",
     )
     parser.add_argument(
         "--compare",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from iris.report import files
 from iris.report.study import OPPONENTS, Problem, Section, Study, grouped
 
 KINDS = {
@@ -16,7 +16,6 @@ KINDS = {
     "crossover": "Crossover in M",
 }
 _SHARES_PER_CHART = 12
-_LONGEST_NAME = 160
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,10 @@ def charts(study: Study) -> dict[str, Chart]:
 
 
 def _name(chart: Chart) -> str:
-    """A name for a file: words of the title with hyphens."""
+    """A name for a file."""
     where = "simulated" if chart.section.simulated else chart.section.hardware
     title = "" if chart.kind == "speedups" else f"{chart.title.replace('×', 'x')} {chart.subtitle}"
-    words = f"{chart.case} {chart.kind} {title} {where}"
-    return re.sub(r"[^a-z0-9_.]+", "-", words.lower()).strip("-.")[:_LONGEST_NAME]
+    return files.name_of(f"{chart.case} {chart.kind} {title} {where}")
 
 
 def _speedups(study: Study) -> Iterator[Chart]:

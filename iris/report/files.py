@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from iris.errors import ArgumentError
+
+_LONGEST_NAME = 160
+
+
+def name_of(words: str) -> str:
+    """A name for a file: the words with hyphens."""
+    return re.sub(r"[^a-z0-9_.]+", "-", words.lower()).strip("-.")[:_LONGEST_NAME]
 
 
 @contextmanager
@@ -28,15 +36,42 @@ def write(argument: str, file: Path, text: str) -> None:
     Raises:
         ArgumentError: nothing can be written there; names ``argument`` and the file.
     """
-    content = text.encode(errors="backslashreplace")  # names of files need not be UTF-8
-    with told(argument, "a file that can be written", file):
+    with _told_of_writing(argument, file):
         if file.exists() and not file.is_file():
-            file.write_bytes(content)
+            file.write_bytes(_encoded(text))
         else:
-            _replace(Path(os.path.realpath(file)), content)
+            write_all(argument, {file: text})
 
 
-def _replace(file: Path, content: bytes) -> None:
+def write_all(argument: str, texts: Mapping[Path, str]) -> None:
+    """Put texts into files. None is replaced before all texts are on the disk, so that one that cannot be written
+    leaves all as they were.
+
+    Raises:
+        ArgumentError: a file cannot be written; names ``argument`` and the file.
+    """
+    with ExitStack() as prepared:
+        ready = []
+        for file, text in texts.items():
+            with _told_of_writing(argument, file):
+                target = Path(os.path.realpath(file))
+                ready.append((file, target, prepared.enter_context(_beside(target, _encoded(text)))))
+        for file, target, unfinished in ready:
+            with _told_of_writing(argument, file):
+                unfinished.replace(target)
+
+
+def _told_of_writing(argument: str, file: Path) -> AbstractContextManager[None]:
+    return told(argument, "a file that can be written", file)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")  # names of files need not be UTF-8
+
+
+@contextmanager
+def _beside(file: Path, content: bytes) -> Iterator[Path]:
+    """A file with this content that can take the place of ``file``; what is left of it goes in the end."""
     unfinished = file.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         unfinished.write_bytes(content)
@@ -46,7 +81,7 @@ def _replace(file: Path, content: bytes) -> None:
             with suppress(OSError):  # only root can give a file away
                 os.chown(unfinished, before.st_uid, before.st_gid)
             unfinished.chmod(stat.S_IMODE(before.st_mode))
-        unfinished.replace(file)
+        yield unfinished
     finally:
         with suppress(OSError):
             unfinished.unlink()

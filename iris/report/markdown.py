@@ -1,19 +1,38 @@
-"""The tables of a study as GitHub Markdown, between two markers of a file."""
+"""A study as GitHub Markdown: a summary between two markers of a file, and measurements in files of their own."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from iris.errors import ArgumentError
 from iris.report import files, tables
-from iris.report.study import Study
+from iris.report.study import Section, Study, grouped
 from iris.report.tables import Cell, Table
 
 _LONG = 150
 """Rows of a summary that are too many to be shown unfolded."""
 BEGIN, END = "<!-- report:begin -->", "<!-- report:end -->"
+MARK = "<!-- Written by python -m iris report, which replaces or removes this file when it writes again. -->"
+"""The first line of a file of measurements."""
+_SIMULATED = "Simulated ranks show that results are right; their times say nothing about a GPU.\n"
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """The measurements of one op on one number of ranks: the table of all, and counters of every two ranks."""
+
+    section: Section
+    tables: Sequence[Table]
+
+    @property
+    def name(self) -> str:
+        return f"{files.name_of(f'{self.tables[0].title} {self.section.title}')}.md"
 
 
 def parts(file: Path) -> tuple[str, str]:
@@ -22,7 +41,7 @@ def parts(file: Path) -> tuple[str, str]:
     Raises:
         ArgumentError: there is no such file, it cannot be read, or it has not each marker once and in order.
     """
-    fix = f"Put the lines {BEGIN} and {END} where the tables belong."
+    fix = f"Put the lines {BEGIN} and {END} where the summary belongs."
     with files.told("--markdown", "a file that can be read", file):
         if not file.is_file():
             raise ArgumentError("report", "--markdown", "a file with two marker lines", f"no file {file}", fix)
@@ -39,26 +58,93 @@ def parts(file: Path) -> tuple[str, str]:
     return before + begin, end + after
 
 
-def write(study: Study, file: Path) -> None:
-    """Put the tables between the markers of ``file``; all else stays as it is, and all if the tables do not fit.
+def folder_of(file: Path) -> Path:
+    """Where the measurements go: the folder beside ``file``, or beside what it links to, with its name less the suffix.
 
     Raises:
-        ArgumentError: the file has not its markers, or cannot be written.
+        ArgumentError: there is no suffix.
+    """
+    page = _page_of(file)
+    if not page.suffix:
+        fix = "The folder of the measurements is named as the file, without the suffix."
+        raise ArgumentError("report", "--markdown", "a name with a suffix, such as .md", page, fix)
+    return page.with_suffix("")
+
+
+def _page_of(file: Path) -> Path:
+    return file.resolve() if file.is_symlink() else file
+
+
+def write(study: Study, file: Path) -> list[Path]:
+    """Put the summary between the markers of ``file``, and the measurements into its folder; if one of these files
+    cannot be written, all stay as they are. What an earlier report wrote there, and this one does not, is removed, and
+    returned; no other file is touched.
+
+    Raises:
+        ArgumentError: the file has not its markers or no suffix, a file that no report wrote is where measurements go,
+            or one cannot be written or removed; names the file.
     """
     before, after = parts(file)
-    files.write("--markdown", file, f"{before}\n\n{render(study)}\n{after}")
+    folder = folder_of(file)
+    sheets = list(_sheets(study))
+    named = grouped(sheets, lambda sheet: folder / sheet.name)
+    with files.told("--markdown", "a folder that can be read", folder):
+        earlier = [other for other in sorted(folder.glob("*.md")) if other.is_file() and _is_ours(other)]
+        foreign = [other for other in named if other.exists() and other not in earlier]
+    if foreign:
+        fix = f"Move it elsewhere: its first line is not {MARK}"
+        raise ArgumentError("report", "--markdown", "no file of yours where measurements go", foreign[0], fix)
+    texts = {other: _joined(_measurements(some, _address(_page_of(file)))) for other, some in named.items()}
+    texts[file] = f"{before}\n\n{_joined(_summary(study, sheets, _address(folder)))}\n{after}"
+    with files.told("--markdown", "a folder to write into", folder):
+        folder.mkdir(exist_ok=True)
+    try:
+        files.write_all("--markdown", texts)
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # an empty one goes, no other
+    gone = [other for other in earlier if other not in named]
+    for other in gone:
+        with files.told("--markdown", "a file that can be removed", other):
+            other.unlink()
+    return gone
 
 
-def render(study: Study) -> str:
-    """All tables. Those with one row for each problem, or each measurement where no algorithms compete, are folded."""
-    return "\n".join(_blocks(study))
+def _is_ours(file: Path) -> bool:
+    with files.told("--markdown", "a file that can be read", file), file.open("rb") as opened:
+        return opened.readline().strip() == MARK.encode()
 
 
-def _blocks(study: Study) -> Iterator[str]:
+def _sheets(study: Study) -> Iterator[_Sheet]:
+    for (section, _, _), problems in grouped(study.problems, lambda p: (p.section, p.case, p.world_size)).items():
+        measured = tables.overview(study, problems) or tables.measurements(study, problems)
+        yield _Sheet(section, [*measured, *tables.matrices(problems)])
+
+
+def _measurements(sheets: Sequence[_Sheet], page: str) -> Iterator[str]:
+    """A file of measurements: of one sheet, or of those whose names differ only in what names of files leave out."""
+    yield f"{MARK}\n"
+    for sheet in sheets:
+        yield f"# {_escaped(f'{sheet.tables[0].title}: {sheet.section.title}')}\n"
+        if sheet.section.simulated:
+            yield _SIMULATED
+        yield f"[Summary](../{page}) and [what the columns are](../{page}#columns).\n"
+        for table in sheet.tables:
+            if table is not sheet.tables[0]:
+                yield f"## {_escaped(table.title)}\n"
+            if table.note:
+                yield f"{table.note}\n"
+            yield grid(table)
+
+
+def _summary(study: Study, sheets: Sequence[_Sheet], folder: str) -> Iterator[str]:
+    """Links to the measurements, and all that is not of one op alone. Long tables are folded."""
     for section in study.sections:
         yield f"### {section.title}\n"
         if section.simulated:
-            yield "Simulated ranks show that results are right; their times say nothing about a GPU.\n"
+            yield _SIMULATED
+        yield "**Measurements.** A row is a problem, or a result where no algorithms compete.\n"
+        yield "".join(f"{_link(sheet, folder)}\n" for sheet in sheets if sheet.section == section)
         for table in tables.summary(study, section):
             if len(table.rows) > _LONG:
                 yield _folded(f"{table.title}. {table.note}", f"{grid(table)}")
@@ -66,16 +152,28 @@ def _blocks(study: Study) -> Iterator[str]:
                 yield f"**{table.title}.** {table.note}\n\n{grid(table)}"
             else:
                 yield f"**{table.title}:** none.\n"
-        for case in sorted({problem.case for problem in study.problems if problem.section == section}):
-            problems = study.of(section, case)
-            measured = tables.overview(study, problems) or tables.measurements(study, problems)
-            for table in (*measured, *tables.matrices(problems)):
-                note = f"{table.note}\n\n" if table.note else ""
-                yield _folded(f"{table.title}: {len(table.rows)} rows", f"{note}{grid(table)}")
     environment = tables.environments(study)
-    yield f"**{environment.title}.** {environment.note}".rstrip() + f"\n\n{grid(environment)}"
-    yield "**Columns.**\n"
+    yield f"### {environment.title}\n"
+    if environment.note:
+        yield f"{environment.note}\n"
+    yield grid(environment)
+    yield "### Columns\n"
     yield "\n".join(f"- *{name}*: {text}" for name, text in tables.EXPLANATIONS.items()) + "\n"
+
+
+def _link(sheet: _Sheet, folder: str) -> str:
+    table = sheet.tables[0]
+    rows = f"{len(table.rows)} row{'s' if len(table.rows) > 1 else ''}"
+    return f"- [{_escaped(table.title)}]({folder}/{sheet.name}): {rows}"
+
+
+def _address(path: Path) -> str:
+    """How a link names a file or folder beside."""
+    return quote(os.fsencode(path.name))
+
+
+def _joined(blocks: Iterator[str]) -> str:
+    return "\n".join(blocks)
 
 
 def _folded(title: str, text: str) -> str:
