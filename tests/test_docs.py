@@ -28,7 +28,8 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "make_reference"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 RESULTS = ROOT / "results"
-PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, RESULTS / "README.md"]
+MEASUREMENTS = sorted((ROOT / "docs" / "performance").glob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *MEASUREMENTS, RESULTS / "README.md"]
 FOLDERS = "(?:benchmark|dataset|docs|examples|iris|requirements|results|scripts|tests)"
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 TIMEOUT_S = 100
@@ -165,6 +166,18 @@ def test_links_lead_somewhere(page: Path, maker: ModuleType) -> None:
 def test_a_broken_link_is_found(maker: ModuleType) -> None:
     text = "[a](no-such.md) [b](design.md) [c](design.md#no-such-heading) [d](https://example.org) [e](#reference)"
     assert broken(ROOT / "docs" / "reference.md", links(text), maker) == ["no-such.md", "design.md#no-such-heading"]
+
+
+def test_performance_links_to_every_file_of_measurements() -> None:
+    page = ROOT / "docs" / "performance.md"
+    linked = [page.parent / target for target in links(bare(page)) if target.startswith("performance/")]
+    assert MEASUREMENTS and set(MEASUREMENTS) <= set(linked)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_pages_are_of_a_size_that_people_read(page: Path) -> None:
+    """GitHub shows no page of much more than twice this size."""
+    assert page.stat().st_size < 200_000
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
