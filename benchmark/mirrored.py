@@ -11,8 +11,8 @@ kernels take some tenths of a microsecond more to find a peer's memory.
 
 Numbers are drawn so that the result can be known: the ranks' parts of A (of B, for a scatter) are the same but for a
 rotation. ``M,N,K`` are those of the whole problem. ``way`` is ``auto``, an algorithm with the best options known, or
-``ring/4``, with another ``num_chunks``; ``matmul`` is the library's local matmul alone. Options are those of
-`python -m iris bench`.
+``ring/4``, with another ``num_chunks``, or ``decomposed/4x0.5``, with ``chunk_growth``, too; ``matmul`` is the
+library's local matmul alone. Options are those of `python -m iris bench`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from iris.bench.cases.fused import GPU_SHAPES, local_params, obstacle
 from iris.bench.cases.operands import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, Operands, problem_of
 from iris.bench.cases.ways import MATMUL, way
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
+from iris.ops.candidates import LIBRARY
 from iris.ops.config import EXCHANGING
-from iris.ops.decomposed import chunks_of
 from iris.ops.hardware import floor_s, hardware
 from iris.ops.model import predict_ms
 from iris.ops.room import exchanged_blocks, memory_of, sent_in_words, tiles_sent
+from iris.ops.rows import chunks_of
 from iris.ops.target import target_of
 from iris.ops.tuned import changed_fields
 from iris.ops.workspace import FusedWorkspace
@@ -82,8 +83,8 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
         output = Region(operands.output, 0)
         by_rows = problem.gather_dim == 0
         part = Region(workspace.staging, rows * k * item if by_rows else k // world * item, 0 if by_rows else k * item)
-        wanted = 1 if algorithm == "baseline" else config.num_chunks
-        flags = FLAG * len(chunks_of(operands.a.shape[0], wanted, config.block_size_m))
+        wanted = replace(config, num_chunks=1) if algorithm == "baseline" else config
+        flags = FLAG * num_chunks(wanted, operands.a.shape[0])
     if algorithm in EXCHANGING:
         blocks = exchanged_blocks(problem, algorithm, num_sms, workspace.flagged)
         flags = FLAG * exchange.MAX_PROGRAMS
@@ -106,12 +107,18 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
             if algorithm != "copy_engine":
                 output = Region(operands.output, 0)
         elif algorithm == "ring" or (problem.op, algorithm) == (ALL_REDUCE, "decomposed"):
-            flags = FLAG * len(chunks_of(rows, config.num_chunks, config.block_size_m))
+            flags = FLAG * num_chunks(config, rows)
         else:
             flags = FLAG
     turnstiles = workspace.turnstile.untyped_storage()
     both = torch.empty(0, dtype=torch.uint8, device=operands.output.device).set_(turnstiles)
     return [part, output, Region(workspace.ready, flags), Region(both, FLAG)]
+
+
+def num_chunks(config: FusedConfig, rows: int) -> int:
+    """Chunks in which ``rows`` travel, each with a flag."""
+    growth = config.chunk_growth if config.algorithm in LIBRARY else 1.0
+    return len(chunks_of(rows, config.num_chunks, config.block_size_m, growth))
 
 
 def tiles_per_chunk(problem: Problem, config: FusedConfig, tiles: int) -> int:
@@ -143,7 +150,9 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
     if algorithm not in ("auto", MATMUL, *ALGORITHMS[op]):
         state.skip(f"{op} has no algorithm {algorithm}")
     config = pick_config(problem, target, None if algorithm in ("auto", MATMUL) else algorithm)
-    config = replace(config, num_chunks=int(chunks)) if chunks else config
+    if chunks:
+        count, _, growth = chunks.partition("x")
+        config = replace(config, num_chunks=int(count), chunk_growth=float(growth or 1))
     turned = op == REDUCE_SCATTER or (op == ALL_REDUCE and config.algorithm not in ONE_HOP)
 
     bases = [ctx._backend.bases[ctx.rank], *[ctx._backend.bases[1 - ctx.rank]] * (world - 1)]

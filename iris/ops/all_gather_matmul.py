@@ -77,7 +77,7 @@ from iris.errors import ArgumentError, ShapeError
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.decomposed import Rows, bias_of, chunks_of, lanes_for
+from iris.ops.decomposed import bias_of, lanes_for
 from iris.ops.exchange import exchange
 from iris.ops.matmul import Plan
 from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric, has_whole_rows, place_of
@@ -85,7 +85,8 @@ from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, memory_of
 from iris.ops.row_major import row_major
-from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace
+from iris.ops.rows import MAX_CHUNKS, Rows, chunks_of
+from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "all_gather_matmul"
@@ -398,7 +399,7 @@ class _Call(OpCall):
     def decomposed(self) -> None:
         own, staged, engine = row_major(self.workspace, self.a), self._staged(), self.workspace.engine
         rank, world, rows = self.ctx.rank, self.ctx.world_size, self.a.shape[0]
-        parts, chunks = self.decomposition(), chunks_of(rows, self.config.num_chunks, self.config.block_size_m)
+        parts, chunks = self.decomposition(), self.chunks(rows)
         # Of rows, only the part that comes last: behind each of the others there is the next one's to compute.
         cuts = [[Rows(0, rows)]] * (world - 1) + [chunks] if self.by_rows else [chunks] * world
         lane = itertools.count()

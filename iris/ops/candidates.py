@@ -10,6 +10,7 @@ import torch
 from iris.ops.config import FusedConfig, Target
 from iris.ops.model import algorithms
 from iris.ops.problem import Problem
+from iris.ops.rows import MAX_CHUNKS
 
 Fields = Mapping[str, Any]
 
@@ -19,7 +20,6 @@ _BARRIERS_NBYTES = 256
 """More than the pipeline's barriers take beside its stages."""
 _ACCUMULATORS = 128
 """float32 sums that a thread keeps in registers; more are spilled to memory."""
-_MOST_CHUNKS = 64
 
 _STREAM_K_FROM = 1.03
 """Splitting tiles is worth a try where whole waves take this much longer than the tiles themselves."""
@@ -117,7 +117,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul_all_scatter": {
         "push": ({},),
         "copy_engine": _chunks(1, 2, 4, 8),
-        "decomposed": _chunks(2, 4, 8),
+        "decomposed": (*_chunks(2, 4, 8), *({"num_chunks": 4, "chunk_growth": growth} for growth in (0.5, 2.0))),
         "split": _moving(8, 16, 32),
         "low_latency": ({},),
         "baseline": ({},),
@@ -184,6 +184,7 @@ _SUM_VARIATIONS: dict[str, tuple[Any, ...]] = {
     name: _MOVING_VARIATIONS[name] for name in ("comm_block_m", "comm_block_n")
 }
 _CHUNK_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_chunks": (1, 2, 3, 4, 6, 8, 12, 16)}
+_GROWTH_VARIATIONS = _CHUNK_VARIATIONS | {"chunk_growth": (0.5, 1.0, 2.0)}
 _FETCH_VARIATIONS = _MOVING_VARIATIONS | {
     "k_per_flag": (4, 8, 16, 32), "num_fetch_stages": (1, 2, 4, 8), "first_stage_fetch_sms": (None, 32, 64),
     "staged_a_layout": ("k_contiguous", "m_contiguous"),
@@ -191,15 +192,15 @@ _FETCH_VARIATIONS = _MOVING_VARIATIONS | {
 _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("all_gather_matmul", "push"): _COURIER_VARIATIONS,
     ("all_gather_matmul", "copy_engine"): _CHUNK_VARIATIONS,
-    ("all_gather_matmul", "decomposed"): _CHUNK_VARIATIONS,
+    ("all_gather_matmul", "decomposed"): _GROWTH_VARIATIONS,
     ("all_gather_matmul", "hbm_buffer"): _FETCH_VARIATIONS,
     ("matmul_all_scatter", "copy_engine"): _CHUNK_VARIATIONS,
-    ("matmul_all_scatter", "decomposed"): _CHUNK_VARIATIONS,
+    ("matmul_all_scatter", "decomposed"): _GROWTH_VARIATIONS,
     ("matmul_all_scatter", "split"): _MOVING_VARIATIONS,
     ("matmul_all_scatter", "streams"): _MOVING_VARIATIONS,
     ("matmul_reduce_scatter", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_reduce_scatter", "ring"): _CHUNK_VARIATIONS,
-    ("matmul_all_reduce", "decomposed"): _CHUNK_VARIATIONS | _SUM_VARIATIONS,
+    ("matmul_all_reduce", "decomposed"): _GROWTH_VARIATIONS | _SUM_VARIATIONS,
     ("matmul_all_reduce", "ring"): _CHUNK_VARIATIONS,
     ("matmul_all_reduce", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_all_reduce", "two_shot"): {"num_rounds": (1, 2, 4, 8, 16)},
@@ -281,8 +282,8 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         return f"{moving} of {programs} programs would only move data"
     if (config.first_stage_fetch_sms or 0) > programs:
         return f"{config.first_stage_fetch_sms} programs to fetch, of {programs}"
-    if config.num_chunks > _MOST_CHUNKS:
-        return f"{config.num_chunks} chunks: {_MOST_CHUNKS} at most"
+    if config.num_chunks > MAX_CHUNKS:
+        return f"{config.num_chunks} chunks: {MAX_CHUNKS} at most"
     rows = -(-problem.m // config.block_size_m)
     if config.num_chunks > max(1, rows):
         return f"{config.num_chunks} chunks of {rows} block rows"

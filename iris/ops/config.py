@@ -20,6 +20,7 @@ TILE_WORDS_NBYTES = 2 << 20
 2026-11-22)."""
 _KINDS: dict[str, type] = {
     "algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool, "own_matmul": bool,
+    "chunk_growth": float,
 }  # fmt: skip
 """Types of fields that are no numbers."""
 _BLOCKS = (
@@ -30,6 +31,8 @@ _MOST_ELEMENTS = 1 << 20
 """Of a block, in Triton."""
 _MOST_GROUPED = 4096
 """Rows of tiles in a group: tiles are counted in 32 bits."""
+_MOST_GROWTH = 16
+"""Of one chunk beside the one before, either way."""
 WARPS = (1, 2, 4, 8, 16, 32)
 """What ``num_warps`` may be."""
 
@@ -63,6 +66,8 @@ class FusedConfig:
         num_sms: programs launched; at most the device's SMs, since waiting programs must all be resident.
             None takes all.
         num_chunks: chunks in which a rank's part of A, or of the output, travels.
+        chunk_growth: with ``decomposed``, each chunk is so many times as long as the one before, from 1/16 to 16. Above
+            1 the first is short, for where what travels takes longer than the matmul; below 1 the last.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
         two_tiles: with ``stream_k``, split one to two tiles' worth per program; False splits less than one.
         own_matmul: with ``low_latency`` and ``low_latency_two_shot``, the matmul by Iris's kernel, with this config's
@@ -86,6 +91,7 @@ class FusedConfig:
     group_size_m: int = 8
     num_sms: int | None = None
     num_chunks: int = 1
+    chunk_growth: float = 1.0
     stream_k: bool = False
     two_tiles: bool = True
     own_matmul: bool = False
@@ -112,7 +118,8 @@ class FusedConfig:
         """Raise ArgumentError, naming the field, if this config cannot run ``op`` on ``num_sms`` SMs with ``dtype``."""
         for field in fields(self):
             value, kind = getattr(self, field.name), _KINDS.get(field.name, int)
-            if type(value) is not kind and not (value is None and field.default is None):
+            fits = type(value) is kind or (kind is float and type(value) is int)
+            if not fits and not (value is None and field.default is None):
                 raise ArgumentError(op, f"config.{field.name}", f"of type {kind.__name__}", repr(value))
         if self.algorithm not in algorithms:
             raise ArgumentError(op, "config.algorithm", f"one of {', '.join(algorithms)}", repr(self.algorithm))
@@ -138,6 +145,8 @@ class FusedConfig:
                 raise ArgumentError(op, f"config.{field.name}", expected, value)
         if self.group_size_m > _MOST_GROUPED:
             raise ArgumentError(op, "config.group_size_m", f"at most {_MOST_GROUPED} rows of tiles", self.group_size_m)
+        if not 1 / _MOST_GROWTH <= self.chunk_growth <= _MOST_GROWTH:
+            raise ArgumentError(op, "config.chunk_growth", f"1/{_MOST_GROWTH} to {_MOST_GROWTH}", self.chunk_growth)
         if self.num_warps not in WARPS:
             raise ArgumentError(op, "config.num_warps", f"one of {', '.join(map(str, WARPS))}", self.num_warps)
         programs = self.num_sms or num_sms

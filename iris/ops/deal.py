@@ -12,6 +12,7 @@ from functools import cached_property
 from iris.ops.config import FusedConfig
 from iris.ops.machine import LAUNCH_S, Machine
 from iris.ops.problem import Problem, output_dtype
+from iris.ops.rows import chunks_of
 
 _BURST_S, _BURST, _TIRED_S, _TIRED = 0.25e-3, 1.05, 1.2e-3, 0.91
 """Matmuls up to this long run at a higher clock than the sustained rate's, those from that long on at a lower one."""
@@ -142,6 +143,12 @@ class Call:
         per_chunk = -(-rows // min(wanted, rows))
         return -(-rows // per_chunk), per_chunk
 
+    def shares(self, rows: int) -> list[float]:
+        """The chunks in which ``decomposed`` cuts ``rows``, as shares of all."""
+        config = self.config
+        chunks = chunks_of(rows, config.num_chunks, config.block_size_m, config.chunk_growth)
+        return [chunk.count / rows for chunk in chunks]
+
     def first_tile(self, row: int) -> int:
         """Number of the first tile in block row ``row``, in grouped order."""
         group = row // self.config.group_size_m * self.config.group_size_m
@@ -154,15 +161,16 @@ def _clock(matmul_s: float) -> float:
     return _BURST + (_TIRED - _BURST) * tired
 
 
-def library_s(call: Call, parts: int = 1) -> float:
+def library_s(call: Call, parts: float = 1) -> float:
     """A library's matmul of the local problem, in ``parts`` calls of some rows each: the best of some tiles, or of
-    splitting K over all programs."""
+    splitting K over all programs. Of calls of several sizes, ask for each as for so many of its size, and take its
+    share."""
     best = float("inf")
     for m, n, warps in _LIBRARY_TILES:
         config = replace(call.config, block_size_m=m, block_size_n=n, num_warps=warps, stream_k=False, num_sms=None)
         one = Call(call.problem, config, call.machine)
-        tiles = -(-call.problem.m // (parts * m)) * one.columns
-        deal = one.deal(parts * tiles, passes=parts)
+        tiles = math.ceil(call.problem.m / parts / m) * one.columns
+        deal = one.deal(round(parts * tiles), passes=parts)
         best = min(best, parts * -(-tiles // deal.workers) * deal.tile_s)
     rates = call.machine
     computing = call.problem.flops / (_LIBRARY_SPLIT * rates.num_sms * rates.flops)

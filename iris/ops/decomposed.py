@@ -25,7 +25,8 @@ from iris.device import handle as handles
 from iris.device.sync import MAX_RANKS, NEXT_EPOCH, coming_epoch, enter, leave, wait_all, wait_entered
 from iris.device.tile import BIAS_ROW
 from iris.engine import CopyEngine
-from iris.ops.workspace import MAX_CHUNKS, FusedWorkspace
+from iris.ops.rows import Rows
+from iris.ops.workspace import FusedWorkspace
 
 
 @triton.jit
@@ -57,23 +58,6 @@ def arrival_kernel(handle, turnstile, ready, slot, first, count, stride, SITE: t
 def exit_kernel(handle, turnstile, SITE: tl.constexpr, MEET: tl.constexpr):
     """The end of the call; see :func:`iris.device.sync.leave`."""
     leave(turnstile, coming_epoch(turnstile), handle, SITE, MEET)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Some rows of a matrix: ``count`` from ``first`` on."""
-
-    first: int
-    count: int
-
-    def of(self, matrix: torch.Tensor) -> torch.Tensor:
-        return matrix[self.first :][: self.count]
-
-
-def chunks_of(rows: int, wanted: int, block: int) -> list[Rows]:
-    """``rows`` in at most ``wanted`` chunks, each of whole blocks but the last."""
-    size = -(-rows // (min(wanted, MAX_CHUNKS) * block)) * block
-    return [Rows(first, min(size, rows - first)) for first in range(0, rows, size)]
 
 
 def bias_of(rows: Rows, bias: torch.Tensor | None, bias_is: int) -> torch.Tensor | None:

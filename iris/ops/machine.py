@@ -71,7 +71,7 @@ class Machine:
     links: int
     warpgroups: bool
 
-    def copy_s(self, nbytes: int) -> float:
+    def copy_s(self, nbytes: float) -> float:
         """One copy of the copy engine's, among many."""
         return COPY_S + nbytes / self.copy_rate
 

@@ -319,7 +319,7 @@ class _Call(SumCall):
         engine.beside(lambda: self.launch(sums.plan, slots=sums.slots), copies, self.decomposition().meet)
 
     def decomposed(self) -> None:
-        self.sum_by_chunks(self.config.num_chunks, everywhere=True)
+        self.sum_by_chunks(self.chunks(self.rows_per_rank), everywhere=True)
 
     def ring(self) -> None:
         self.sum_in_ring(self.output, everywhere=True)

@@ -21,8 +21,9 @@ wins: outputs that take the links as long as the matmul takes the SMs (8192×295
 outputs of a few MiB per rank and more.
 
 **decomposed**: the library's matmul (``torch.matmul``) of ``num_chunks`` chunks of rows, one after the other; behind
-each, the copy engine sends it (:mod:`iris.ops.decomposed`). When it wins: where the library's matmul is faster than
-this one, and chunks are large enough to fill the device.
+each, the copy engine sends it (:mod:`iris.ops.decomposed`), but the last one, behind which no SM has anything else to
+do, is stored by a kernel. When it wins: where the library's matmul is faster than this one, and chunks are large enough
+to fill the device.
 
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`).
 When it wins: few rows, as in decoding.
@@ -51,7 +52,7 @@ from iris.device.tile import Flags, Matrix, finished, tile_mask, tile_pointers
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.decomposed import bias_of, chunks_of
+from iris.ops.decomposed import bias_of
 from iris.ops.exchange import exchange
 from iris.ops.matmul import Plan
 from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape, check_symmetric, has_whole_rows
@@ -106,12 +107,13 @@ def _send(handle, c, program, crew, row_begin, row_end, N, COURIER_M: tl.constex
             tl.store(tile_pointers(c, there, rows, cols), value, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def send_kernel(
-    handle, flags, c, M, N, crew, chunk_rows,
+    handle, flags, c, first, M, N, crew, chunk_rows,
     SITE: tl.constexpr, BESIDE: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """The collective alone. ``BESIDE``: beside the matmul, chunk by chunk; else all at once."""
+    """The collective alone, of the rows from ``first`` on. ``BESIDE``: beside the matmul, chunk by chunk; else all at
+    once."""
     epoch = enter(flags.turnstile, handle)
     program = tl.program_id(0)
     if BESIDE:
@@ -120,7 +122,7 @@ def send_kernel(
         )  # fmt: skip
     else:
         wait_all_entered(flags.turnstile, epoch, handle, SITE)
-        _send(handle, c, program, crew, 0, M, N, COURIER_M, COURIER_N)
+        _send(handle, c, program, crew, first, M, N, COURIER_M, COURIER_N)
     leave(flags.turnstile, epoch, handle, SITE)
 
 
@@ -204,7 +206,9 @@ class _Call(OpCall):
         plan = replace(self._plan(), meet=False)
         computing = replace(self.config, num_sms=(self.config.num_sms or self.ctx.num_sms) - senders)
         self.workspace.engine.then(
-            lambda: self.launch(plan, slots=self.workspace.ready, config=computing), lambda: self._send(senders, plan)
+            lambda: self.launch(plan, slots=self.workspace.ready, config=computing),
+            # The second kernel has a turnstile of its own, which counts the same calls.
+            lambda: self._send(self.workspace.second_turnstile, senders, chunk_rows=plan.chunk_rows),
         )
 
     def copy_engine(self) -> None:
@@ -223,11 +227,14 @@ class _Call(OpCall):
 
     def decomposed(self) -> None:
         rank, world, engine, parts = self.ctx.rank, self.ctx.world_size, self.workspace.engine, self.decomposition()
+        *others, last = self.chunks(self.problem.m)
         parts.enter()
-        with engine.running(last=lambda: parts.leave(meet=True), announced=world > 1):
-            for rows in chunks_of(self.problem.m, self.config.num_chunks, self.config.block_size_m):
+        with engine.running(last=lambda: self._send_all(last.first), announced=world > 1):
+            for rows in (*others, last):
                 columns = rows.of(self.output)
                 self.multiply(columns, rows.of(self.a), bias_of(rows, self.bias, self.bias_is))
+                if rows is last:
+                    break
                 if rows.first == 0:
                     parts.wait_entered(rank + 1, world - 1)
                 engine.follow()
@@ -240,7 +247,7 @@ class _Call(OpCall):
 
     def baseline(self) -> None:
         self.multiply(self.output, self.a, self.bias)
-        self._send(self.config.num_sms or self.ctx.num_sms, None)
+        self._send_all()
 
     def _plan(self, wanted_chunks: int | None = None) -> Plan:
         """What the plans of all that send chunks have in common; None: as many as there can be. Chunks are whole groups
@@ -255,12 +262,15 @@ class _Call(OpCall):
             chunk_rows=per_chunk * config.group_size_m * config.block_size_m,
         )  # fmt: skip
 
-    def _send(self, programs: int, beside: Plan | None) -> None:
-        """The second kernel: it has a turnstile of its own, which counts the same calls."""
-        flags = Flags(self.workspace.second_turnstile, self.workspace.ready, None, None, 1, 1, 1, 1)
+    def _send_all(self, first: int = 0) -> None:
+        """Store the rows from ``first`` on at all peers, by all programs, and meet them."""
+        self._send(self.workspace.turnstile, self.config.num_sms or self.ctx.num_sms, first)
+
+    def _send(self, turnstile: torch.Tensor, programs: int, first: int = 0, chunk_rows: int | None = None) -> None:
+        """``chunk_rows``: beside the matmul, in chunks of so many rows."""
+        flags = Flags(turnstile, self.workspace.ready, None, None, 1, 1, 1, 1)
         send_kernel[(programs,)](
-            self.ctx.handle, flags, Matrix(self.output, *self.output.stride()), self.problem.m, self.problem.n,
-            Crew(programs, programs, 0, 1), beside.chunk_rows if beside is not None else self.problem.m,
-            SITE=self.site, BESIDE=beside is not None,
+            self.ctx.handle, flags, Matrix(self.output, *self.output.stride()), first, self.problem.m, self.problem.n,
+            Crew(programs, programs, 0, 1), chunk_rows or self.problem.m, SITE=self.site, BESIDE=chunk_rows is not None,
             COURIER_M=self.config.comm_block_m, COURIER_N=self.config.comm_block_n, num_warps=8,
         )  # fmt: skip

@@ -67,6 +67,7 @@ from iris.ops.reduction import (
 )
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
+from iris.ops.rows import Rows
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -182,7 +183,7 @@ class _Call(SumCall):
         self.workspace.engine.beside(lambda: self.launch(sums.plan, slots=sums.slots), copies)
 
     def decomposed(self) -> None:
-        self.sum_by_chunks(1, everywhere=False)
+        self.sum_by_chunks([Rows(0, self.rows_per_rank)], everywhere=False)
 
     def ring(self) -> None:
         self.sum_in_ring(self.workspace.staged(self.problem.m, self.problem.n, self.output.dtype), everywhere=False)

@@ -4,15 +4,16 @@ A matmul is tiles, dealt round to programs; what moves is bytes over a rate and 
 algorithm puts the two together as it does: one after the other, side by side, or tile by tile as parts arrive. A
 program that waits for a part ends no sooner than the part is there plus its tiles from then on; the latest end counts.
 
-How far off it is: beside 851 calls measured on 1, 2 and 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to
+How far off it is: beside 823 calls measured on 1, 2 and 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to
 16384 rows, 2026-11-21 to 23) a prediction is 4 % off in the median, and between 0.74 and 1.37 times the measured time;
 nine of ten are within 0.90 and 1.13. Clocks alone make 10 % between two measurements of the same. Of the configs
 measured for a shape, the one that it predicts to be fastest took 2 % more than the fastest on average, and 23 % more at
-worst, over 158 shapes. Calls of ``hbm_buffer`` are not among them, as it fetches otherwise since. Beside 1137 shapes of
-dataset/llm.json (1 to 16384 rows, results/) it is 5 % off in the median, nine of ten are within 0.89 and 1.12, and all
-within 0.67 and 1.23. With ``own_matmul`` it is less sure: 25 calls of 16 to 128 rows lie between 0.70 and 1.40.
+worst, over 158 shapes. Calls of ``hbm_buffer``, and of all-scatters by ``decomposed``, are not among them, as these
+fetch and send otherwise since. Beside 1137 shapes of dataset/llm.json (1 to 16384 rows, results/) it is 5 % off in the
+median, nine of ten are within 0.89 and 1.12, and all within 0.67 and 1.23. With ``own_matmul`` it is less sure: 25
+calls of 16 to 128 rows lie between 0.70 and 1.40.
 
-Nobody has measured 8 ranks or other hardware beside it. Beside 822 calls as one of 8 or 4 ranks for which two H200s
+Nobody has measured 8 ranks or other hardware beside it. Beside 804 calls as one of 8 or 4 ranks for which two H200s
 stand (tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py) it is 6 % off in the median,
 nine of ten are within 0.92 and 1.27, and of the configs of 174 shapes the one that it prefers took 0.6 % more than the
 fastest on average, and 8 % at worst. What is furthest off is slow: ``one_shot`` of wide matrices, and many chunks.
@@ -143,7 +144,7 @@ def _keep_own_s(call: Call) -> float:
 def _gather_copied(call: Call) -> float:
     rows = call.rows if _by_columns(call) else call.shard_rows
     chunks, per_chunk = call.chunks(call.config.num_chunks, rows)
-    each = _sending_s(call, chunks)
+    each = _sending_s(call, 1 / chunks)
     deal, arrivals = _gather_deal(call), []
     for step in range(1, call.world):
         for chunk in range(chunks):
@@ -204,35 +205,33 @@ def _gather_pulled(call: Call) -> float:
     return LAUNCH_S + 2 * MEET_S + own + max(deal.total_s - own, crossing)
 
 
-def _chunk_s(call: Call, parts: int) -> float:
-    """The library's matmul of one of ``parts`` chunks of rows, two of which run side by side: a chunk's last wave is
-    shared with the next one's first."""
-    computing = (_LANES_APART * library_s(call, parts) + (1 - _LANES_APART) * library_s(call)) / parts
-    return max(computing, call.machine.memory_s(call.config, call.problem, parts) / parts + _READING_S)
+def _chunk_s(call: Call, share: float) -> float:
+    """The library's matmul of a chunk of rows, two of which run side by side: a chunk's last wave is shared with the
+    next one's first."""
+    computing = share * (_LANES_APART * library_s(call, 1 / share) + (1 - _LANES_APART) * library_s(call))
+    return max(computing, share * call.machine.memory_s(call.config, call.problem, 1 / share) + _READING_S)
 
 
 def _gather_decomposed(call: Call) -> float:
     """The library's matmul of each chunk when it has come; of rows the own ones first, and only the last part in
     chunks."""
     world, by_columns = call.world, _by_columns(call)
-    chunks, _ = call.chunks(call.config.num_chunks, call.rows if by_columns else call.shard_rows)
-    piece, sending = _chunk_s(call, chunks if by_columns else world * chunks), _sending_s(call, chunks)
-    keeping = end = ready = 0.0
-    if by_columns:
-        keeping, sending = _keep_own_s(call) / chunks + LAUNCH_S, (world - 1) * sending
-    else:
-        part, each = _chunk_s(call, world), _sending_s(call, 1)
+    end = ready = 0.0
+    if not by_columns:
+        part, each = _chunk_s(call, 1 / world), _sending_s(call)
         end, ready = part, (world - 2) * each
         for step in range(1, world - 1):
             end = max(end, step * each + FLAG_S) + _STEP_S + part
-    for chunk in range(1, chunks + 1):
-        end = max(end + keeping, ready + chunk * sending + FLAG_S) + _STEP_S + piece
+    for share in call.shares(call.problem.m if by_columns else call.problem.m // world or 1):
+        keeping = share * _keep_own_s(call) + LAUNCH_S if by_columns else 0.0
+        ready += (world - 1 if by_columns else 1) * _sending_s(call, share)
+        end = max(end + keeping, ready + FLAG_S) + _STEP_S + _chunk_s(call, share if by_columns else share / world)
     return LAUNCH_S + end + MEET_S
 
 
-def _sending_s(call: Call, chunks: int) -> float:
-    """One of ``chunks`` copies of a part to a peer, and the flag behind it."""
-    return call.machine.copy_s(call.part_nbytes // chunks) + WORD_S
+def _sending_s(call: Call, share: float = 1.0) -> float:
+    """A copy of so much of a part to a peer, and the flag behind it."""
+    return call.machine.copy_s(share * call.part_nbytes) + WORD_S
 
 
 def _gather_exchanged(call: Call) -> float:
@@ -295,14 +294,15 @@ def _scatter_streams(call: Call) -> float:
 
 
 def _scatter_decomposed(call: Call) -> float:
-    """The library's matmul of each chunk of rows, copies to all peers behind it."""
-    chunks, _ = call.chunks(call.config.num_chunks, call.rows)
-    computing = library_s(call, chunks) / chunks + _STEP_S
-    each = (call.world - 1) * call.machine.copy_s(call.output_nbytes // chunks)
-    sent = 0.0
-    for chunk in range(chunks):
-        sent = max(sent, (chunk + 1) * computing) + each
-    return 2 * LAUNCH_S + sent + MEET_S
+    """The library's matmul of each chunk of rows, copies to all peers behind it; the last one stored by a kernel."""
+    *shares, last = call.shares(call.problem.m)
+    computed = sent = 0.0
+    for share in shares:
+        computed += share * library_s(call, 1 / share) + _STEP_S
+        sent = max(sent, computed) + (call.world - 1) * call.machine.copy_s(share * call.output_nbytes)
+    computed += last * library_s(call, 1 / last) + _STEP_S
+    storing = call.machine.store_s((call.world - 1) * last * call.output_nbytes, call.programs(), call.world)
+    return 2 * LAUNCH_S + max(sent, computed) + storing + MEET_S
 
 
 def _scatter_then(call: Call) -> float:
@@ -318,9 +318,9 @@ def _sent_nbytes(call: Call) -> float:
     return call.output_nbytes * (call.world - 1) / call.world
 
 
-def _owner_copy_s(call: Call, chunks: int) -> float:
-    """One of ``chunks`` copies for one owner."""
-    return call.machine.copy_s(call.output_nbytes // call.world // chunks)
+def _owner_copy_s(call: Call, share: float = 1.0) -> float:
+    """A copy of so much of one owner's rows."""
+    return call.machine.copy_s(share * call.output_nbytes / call.world)
 
 
 def _collect_s(call: Call) -> float:
@@ -358,7 +358,7 @@ def _scatter_sum_copied(call: Call) -> float:
     shard = call.shard_rows * call.columns
     chunks, _ = call.chunks(call.config.num_chunks, shard)
     deal = call.deal(call.world * shard, tile_s=_KEEP_S, passes=call.passes)
-    each = _CROWDED * _owner_copy_s(call, chunks) + 2 * WORD_S + FLAG_S
+    each = _CROWDED * _owner_copy_s(call, 1 / chunks) + 2 * WORD_S + FLAG_S
     sent, arrivals = 0.0, []
     for step in range(call.world - 1):
         for chunk in range(chunks):
@@ -395,7 +395,7 @@ def _reduce_copied(call: Call) -> float:
     groups = -(-call.shard_rows // call.config.group_size_m)
     chunks, _ = call.chunks(call.config.num_chunks, groups)
     deal = call.deal(world * shard, tile_s=_KEEP_S, passes=call.passes)
-    spreading = _CROWDED * _owner_copy_s(call, chunks)
+    spreading = _CROWDED * _owner_copy_s(call, 1 / chunks)
     each = spreading + 2 * WORD_S
     computing = deal.total_s / chunks
     collecting = _own_waves(call, deal) * _collect_s(call) / chunks
@@ -414,7 +414,7 @@ def _reduce_copied(call: Call) -> float:
 def _scatter_sum_decomposed(call: Call) -> float:
     """The library's matmul for each owner, a copy behind each; then a kernel that sums."""
     computing = library_s(call, call.world) / call.world
-    each = _owner_copy_s(call, 1) + WORD_S
+    each = _owner_copy_s(call) + WORD_S
     sent = 0.0
     for step in range(1, call.world):
         sent = max(sent, step * (computing + _STEP_S)) + each
@@ -427,7 +427,7 @@ def _ring(call: Call, *, everywhere: bool) -> float:
     copied to their place, or to all ranks."""
     chunks, _ = call.chunks(call.config.num_chunks, call.shard_rows)
     computing = library_s(call, call.world * chunks) / (call.world * chunks)
-    spreading = _owner_copy_s(call, chunks)
+    spreading = _owner_copy_s(call, 1 / chunks)
     each = spreading + WORD_S
     owned = call.output_nbytes / call.world / chunks
     arrived = [0.0] * chunks
@@ -448,24 +448,22 @@ def _ring(call: Call, *, everywhere: bool) -> float:
 def _reduce_decomposed(call: Call) -> float:
     """Chunk by chunk: the library's matmul for each owner, a copy behind each; sums, and copies of these to all, beside
     the next chunk's; the last ones stored by the kernel that sums."""
-    world = call.world
-    chunks, _ = call.chunks(call.config.num_chunks, call.shard_rows)
-    computing = library_s(call, world * chunks) / (world * chunks) + _STEP_S
-    spreading = _owner_copy_s(call, chunks)
-    owned = call.output_nbytes / world / chunks
-    summing = _AWAITED_STEP_S + (world + 1) * owned / call.machine.memory_rate
+    world, summing, spreading = call.world, 0.0, 0.0
     computed = sent = landed = 0.0
-    for chunk in range(chunks):
-        before = landed
+    for chunk, share in enumerate(call.shares(call.problem.m // world or 1)):
+        part, before = share / world, landed
+        computing = part * library_s(call, 1 / part) + _STEP_S
         for step in range(1, world + 1):
             computed += computing
             if step < world:
-                sent = max(sent, computed) + spreading + WORD_S
+                sent = max(sent, computed) + _owner_copy_s(call, share) + WORD_S
                 landed = sent + FLAG_S
-            if chunk > 0 and step == (world + 1) // 2:
+            if chunk > 0 and step == (world + 1) // 2:  # the sums of the chunk before
                 computed = max(computed, before) + summing
                 sent = max(sent, computed) + (world - 1) * spreading
-    storing = call.machine.store_s((world - 1) * owned, call.programs(), world)
+        summing = _AWAITED_STEP_S + (world + 1) * part * call.output_nbytes / call.machine.memory_rate
+        spreading = _owner_copy_s(call, share)
+    storing = call.machine.store_s((world - 1) * part * call.output_nbytes, call.programs(), world)
     return 2 * LAUNCH_S + max(sent, max(computed, landed) + summing) + storing + MEET_S
 
 

@@ -40,12 +40,13 @@ from iris.device.sync import (
 )
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers, within_shard
 from iris.ops.call import OpCall
-from iris.ops.decomposed import Rows, bias_of, chunks_of, reduce_in_ring
+from iris.ops.decomposed import bias_of, reduce_in_ring
 from iris.ops.exchange import exchange
 from iris.ops.local_matmul import add_product
 from iris.ops.matmul import Plan, accumulator_of
 from iris.ops.problem import output_dtype
 from iris.ops.room import tiles_sent
+from iris.ops.rows import Rows, chunks_of
 
 _SUM_PROGRAMS = 4
 """Programs per SM of a kernel that only sums: enough loads at a time to keep the memory busy."""
@@ -288,13 +289,12 @@ class SumCall(OpCall):
         chunks = chunks_of(per_rank, self.config.num_chunks, self.config.block_size_m)
         reduce_in_ring(self.decomposition(), sums, chunks, per_rank, multiply, everywhere=everywhere)
 
-    def sum_by_chunks(self, num_chunks: int, *, everywhere: bool) -> None:
-        """The product chunk by chunk, each put to the rank that owns its rows, which sums what has come.
+    def sum_by_chunks(self, chunks: list[Rows], *, everywhere: bool) -> None:
+        """The product by ``chunks`` of each rank's rows, put to the rank that owns them, which sums what has come.
         ``everywhere``: sums go to all ranks, those of one chunk beside the products of the next; else there is one
         chunk."""
         m, n, rank, world, rows = self.problem.m, self.problem.n, self.ctx.rank, self.ctx.world_size, self.rows_per_rank
         engine, parts = self.workspace.engine, self.decomposition()
-        chunks = chunks_of(rows, num_chunks, self.config.block_size_m)
         incoming = self.workspace.staged(world * rows, n, self.output.dtype)
         outgoing = self.workspace.scratch("outgoing", m * n, self.output.dtype)[: m * n].view(m, n)
 

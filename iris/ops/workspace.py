@@ -17,9 +17,8 @@ from iris.errors import ArgumentError, CaptureError, HeapError
 from iris.heap import format_bytes
 from iris.live import Live
 from iris.ops.model import algorithms
+from iris.ops.rows import MAX_CHUNKS
 
-MAX_CHUNKS = 64
-"""Chunks in which a rank's part may arrive, each with a flag of its own."""
 MIN_FLAGS = MAX_RANKS * MAX_CHUNKS
 """Flags of any workspace; those of one whose parts may travel as words are more if they travel behind flags."""
 _FLAGS_NBYTES = 16 << 10

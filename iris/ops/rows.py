@@ -1,0 +1,36 @@
+"""Rows of a matrix, and the chunks that they travel in. Pure: the model cuts as the ops do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+MAX_CHUNKS = 64
+"""Chunks that one rank's part may travel in; each has a flag."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a matrix: ``count`` from ``first`` on."""
+
+    first: int
+    count: int
+
+    def of(self, matrix: torch.Tensor) -> torch.Tensor:
+        return matrix[self.first :][: self.count]
+
+
+def chunks_of(rows: int, wanted: int, block: int, growth: float = 1.0) -> list[Rows]:
+    """``rows`` in at most ``wanted`` chunks: each is ``growth`` times as long as the one before, rounded up to whole
+    blocks, and the last has what is left."""
+    *lengths, last = (growth**chunk for chunk in range(min(wanted, MAX_CHUNKS)))
+    per_length = -(-rows // block) / sum(lengths, last)
+    chunks, first = [], 0
+    for size in (*(math.ceil(length * per_length) * block for length in lengths), rows):
+        count = min(size, rows - first)
+        if count > 0:
+            chunks.append(Rows(first, count))
+        first += count
+    return chunks
