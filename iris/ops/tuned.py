@@ -10,7 +10,8 @@ A file is a JSON object ``{"schema": 1, "rows": […]}``. A row has
   picked without rows;
 * ``versions``, ``date``: what it was measured with, and when;
 * ``unfinished``: true if the search was stopped early; ``--resume`` goes on with it. Such a row never replaces a
-  finished one.
+  finished one;
+* ``emulated``: true if two GPUs stood for all ranks (benchmark/mirrored.py).
 
 A row counts for shapes of which m, n and k are each within a factor √2 of its own, so that rows for powers of two count
 for everything between; one that gained less than 5 % over ``untuned_ms`` for its own shape only. Further off, the
@@ -84,6 +85,7 @@ class Row:
     versions: Mapping[str, str] = field(default_factory=dict)
     date: str = ""
     unfinished: bool = False
+    emulated: bool = False
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -119,7 +121,7 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name in ("unfinished", "transposed_b"):
+        for name in ("unfinished", "emulated", "transposed_b"):
             if not values[name]:
                 del values[name]  # files without such rows are as earlier versions read them
         return values | {"config": changed_fields(self.config), "versions": dict(self.versions)}
@@ -304,12 +306,14 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "untuned_ms": ("a positive number or null", lambda value: value is None or is_time(value)),
     "versions": ("an object", lambda value: isinstance(value, dict)),
     "date": ("text", lambda value: isinstance(value, str)),
-    **dict.fromkeys(("unfinished", "transposed_b"), ("true or false", lambda value: isinstance(value, bool))),
+    **dict.fromkeys(
+        ("unfinished", "emulated", "transposed_b"), ("true or false", lambda value: isinstance(value, bool))
+    ),
 }
 """Every field of a row: what is expected, and whether a value is that."""
 _MAY_LACK: dict[str, Any] = {
     "gather_dim": None, "predicted_ms": None, "untuned_ms": None, "versions": {}, "date": "", "unfinished": False,
-    "transposed_b": False,
+    "emulated": False, "transposed_b": False,
 }  # fmt: skip
 
 
@@ -337,7 +341,8 @@ def config_of(where: str, op: str, content: Mapping[str, Any]) -> FusedConfig:
         if name not in default.__dict__:
             raise _wrong(f"{where}, {name}", f"one of {', '.join(default.__dict__)}", value)
         usual = default.__dict__[name]
-        if type(value) is not (int if usual is None else type(usual)) and not (usual is None and value is None):
+        kinds = {type(None): (int, type(None)), float: (float, int)}.get(type(usual), (type(usual),))
+        if type(value) not in kinds:
             kind = "int or null" if usual is None else type(usual).__name__
             raise _wrong(f"{where}, {name}", kind, value)
     config = FusedConfig(**content)
