@@ -11,7 +11,7 @@ kernels take some tenths of a microsecond more to find a peer's memory.
 
 Numbers are drawn so that the result can be known: the ranks' parts of A (of B, for a scatter) are the same but for a
 rotation. ``M,N,K`` are those of the whole problem. ``way`` is ``auto``, an algorithm with the best options known, or
-``ring/4``, with another ``num_chunks``, or ``decomposed/4x0.5``, with ``chunk_growth``, too; ``matmul`` is the
+``ring/4``, with another ``num_chunks``, or ``decomposed/4x2.0``, with ``chunk_growth``, too; ``matmul`` is the
 library's local matmul alone. Options are those of `python -m iris bench`.
 """
 
@@ -43,6 +43,7 @@ from iris.ops.workspace import FusedWorkspace
 SIMULATED = iris.backends.detect().name == "sim"
 SHAPES = ((64, 96, 128),) if SIMULATED else GPU_SHAPES
 IN_CHUNKS = ("copy_engine", "decomposed", "ring", "push")
+GROWTH = (0.3, 0.5, 0.7, 1.5, 2.0, 3.0)
 ONE_HOP = ("low_latency", "one_shot")
 UNCHECKED = (("matmul_all_reduce", "two_shot"), ("matmul_all_reduce", "atomic"))
 """Whose tiles are dealt to ranks one by one, so that no rank's are those of another, moved. Their results are in part
@@ -182,8 +183,9 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
 
 
 def chunked(op: str) -> tuple[str, ...]:
-    """Ways of ``op`` that say in how many chunks."""
-    return tuple(f"{one}/{count}" for one in ALGORITHMS[op] if one in IN_CHUNKS for count in (1, 2, 4, 8, 16))
+    """Ways of ``op`` that say in how many chunks, and how these grow."""
+    counted = tuple(f"{one}/{count}" for one in ALGORITHMS[op] if one in IN_CHUNKS for count in (1, 2, 4, 8, 16))
+    return counted + tuple(f"decomposed/{count}x{growth}" for count in (2, 3, 4, 5, 6, 8) for growth in GROWTH)
 
 
 def localized(params: bench.axes.Params, num_ranks: int, *, op: str) -> bench.axes.Params:
