@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from iris.ops.config import FusedConfig
 from iris.ops.machine import LAUNCH_S, Machine
@@ -161,10 +161,11 @@ def _clock(matmul_s: float) -> float:
     return _BURST + (_TIRED - _BURST) * tired
 
 
+@lru_cache(maxsize=256)
 def library_s(call: Call, parts: float = 1) -> float:
     """A library's matmul of the local problem, in ``parts`` calls of some rows each: the best of some tiles, or of
     splitting K over all programs. Of calls of several sizes, ask for each as for so many of its size, and take its
-    share."""
+    share. Kept, as most chunks of a call are alike."""
     best = float("inf")
     for m, n, warps in _LIBRARY_TILES:
         config = replace(call.config, block_size_m=m, block_size_n=n, num_warps=warps, stream_k=False, num_sms=None)
