@@ -87,6 +87,43 @@ def test_a_tensor_off_the_heap_is_on_no_other_rank(ranks: Ranks, size: int) -> N
             assert_none_there(failure)
 
 
+@triton.jit
+def mixed_up_kernel(pointer, out, peer, handle):
+    """The peer in the place of this rank, and the other way round."""
+    tl.store(out, iris.load(pointer, peer, iris.rank(handle), handle.bases))
+
+
+def load_with_ranks_mixed_up() -> list[Failure]:
+    with fresh(HEAP) as ctx:
+        values, out = ctx.zeros(4), torch.zeros(1)
+        others = [rank for rank in range(ctx.world_size) if rank != ctx.rank]
+        return [failure_of(lambda at=peer: mixed_up_kernel[(1,)](values, out, at, ctx.handle)) for peer in others]
+
+
+@FOUR
+def test_ranks_mixed_up_lead_to_no_third_rank(ranks: Ranks) -> None:
+    for failures in ranks.run(load_with_ranks_mixed_up):
+        assert len(failures) == 3
+        for failure in failures:
+            assert_none_there(failure)
+            assert "two ranks mixed up" in failure.message
+
+
+def store_by_another_context() -> list[Failure]:
+    with fresh(HEAP) as ctx, fresh(HEAP) as another:
+        own = another.zeros(4, dtype=torch.int32)
+        others = [rank for rank in range(ctx.world_size) if rank != ctx.rank]
+        return [failure_of(lambda to=to: store_kernel[(1,)](own, 0, ctx.handle, TO=to)) for to in others]
+
+
+@FOUR
+def test_the_handle_of_another_context_leads_nowhere(ranks: Ranks) -> None:
+    for failures in ranks.run(store_by_another_context):
+        assert len(failures) == 3
+        for failure in failures:
+            assert_none_there(failure)
+
+
 # -- what was there before ----------------------------------------------------------------------------------
 
 
@@ -156,7 +193,8 @@ def test_files_are_apart_and_let_go() -> None:
     map_files(1, 5000)
     before = map_count()
     addresses = map_files(3, 5000)
-    assert {b - a for a, b in itertools.pairwise(addresses)} == {(1 << 38) + 8192}
+    distances = [b - a for a, b in itertools.pairwise(addresses)]
+    assert all(3 << 36 < distance < 5 << 36 for distance in distances) and len(set(distances)) == 2
     assert map_count() <= before + 1
 
 
@@ -176,5 +214,5 @@ def map_with_few_addresses(limit: int) -> tuple[int, list[str]]:
 @pytest.mark.parametrize(("limit", "gap"), [(1 << 36, 1 << 32), (1 << 28, 8192)])
 def test_gaps_are_smaller_where_addresses_are_few(ranks: Ranks, limit: int, gap: int) -> None:
     ((distance, failure),) = ranks.run(map_with_few_addresses, limit)
-    assert distance == gap + (1 << 20)
+    assert abs(distance - gap - (1 << 20)) <= gap // 4
     assert failure == ["OSError", "[Errno 12] Cannot allocate memory"]

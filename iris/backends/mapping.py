@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import secrets
 import weakref
 
 import numpy as np
@@ -25,16 +26,18 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 def map_apart(fds: list[int], nbytes: int) -> list[np.ndarray]:
     """The first ``nbytes`` of each file, as bytes that can be written; a gap without memory is before and behind each.
 
-    What runs over the end of one file falls into a gap. So does an address of other memory to which the distance of
-    two files is added, because at either end there is half a gap.
+    What runs over the end of one file falls into a gap. So does an address to which the distance of other files is
+    added, be it of other memory, at either end of which there is half a gap, or of a file: gaps differ at random, so
+    that no two pairs of files are as far apart.
     """
     length = align_up(nbytes, mmap.PAGESIZE)
     start, gap = _reserve(len(fds), length)
     files = []
     for index, fd in enumerate(fds):
         place = start + index * (length + gap)
+        before = _part_of(gap)
         try:
-            at = _map(place + gap // 2, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd)
+            at = _map(place + before, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd)
         except OSError:
             _libc.munmap(place, (len(fds) - index) * (length + gap))
             raise
@@ -52,6 +55,12 @@ def _reserve(count: int, length: int) -> tuple[int, int]:
         except OSError:
             continue
     return _map(None, count * (length + _GAPS[-1]), _PROT_NONE, flags, -1), _GAPS[-1]
+
+
+def _part_of(gap: int) -> int:
+    """About half of ``gap``, from three to five eighths, in whole pages."""
+    pages = gap // mmap.PAGESIZE
+    return (pages // 2 - pages // 8 + secrets.randbelow(max(pages // 4, 1))) * mmap.PAGESIZE
 
 
 def _map(address: int | None, length: int, protection: int, flags: int, fd: int) -> int:

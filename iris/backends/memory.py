@@ -68,7 +68,10 @@ class Memory:
         if not outside.size:
             return
         wrong = int(outside.min())
-        fix = "Is a mask missing, a tensor gone, or one that peers should have not on the symmetric heap (ctx.empty)?"
+        fix = (
+            "Is a mask missing, a tensor gone, one that peers should have not on the symmetric heap (ctx.empty), "
+            "or on that of another context, or are two ranks mixed up?"
+        )
         if NOWHERE // 2 < min(wrong, (1 << 64) - wrong) < 2 * NOWHERE:
             fix = "That is how a rank out of range comes out: ranks are counted from 0."
         raise AddressError(
