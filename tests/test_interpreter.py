@@ -31,7 +31,7 @@ pytestmark = [
 ]
 ONE = pytest.mark.parametrize("ranks", [1], indirect=True)
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
-KINDS_OF_POLL = ["volatile", "cv", "cv, masked", "add", "cas"]
+KINDS_OF_POLL = ["plain", "ca", "volatile", "cv", "cv, masked", "add", "cas"]
 
 # -- launches -------------------------------------------------------------------------------------------------
 
@@ -167,7 +167,11 @@ def chain_kernel(flags, values, handle, LAST: tl.constexpr):
 
 @triton.jit
 def look(word, KIND: tl.constexpr):
-    if KIND == "volatile":
+    if KIND == "plain":
+        value = tl.load(word)
+    elif KIND == "ca":
+        value = tl.load(word, cache_modifier=".ca")
+    elif KIND == "volatile":
         value = tl.load(word, volatile=True)
     elif KIND == "cv":
         value = tl.load(word, cache_modifier=".cv")

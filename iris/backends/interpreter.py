@@ -3,9 +3,10 @@
 Six things change while Iris simulates:
 
 * **Co-residency.** The programs of a launch run as greenlets that switch at every atomic and every load that is
-  volatile or ``.cv``, so a consumer may precede its producer in program order, as on a GPU. When every program of the
-  launch only polls, the process sleeps a moment and its core goes to the other ranks; when all have found the same
-  for too long, the launch ends.
+  volatile or ``.cv``, so a consumer may precede its producer in program order, as on a GPU; and at every fiftieth other
+  load behind which there was nothing but loads, as that may be a poll, too. When every program of the launch only
+  polls, the process sleeps a moment and its core goes to the other ranks; when all have found the same for too long,
+  the launch ends.
 * **Threads.** Kernels that two threads of a process launch run one after the other.
 * **Narrow floats.** Triton computes on the bit patterns of bfloat16; see :mod:`iris.backends.floats`.
 * **Constants.** ``N.value`` of a constexpr argument is its value, as in compiled kernels, though here ``N`` is, too.
@@ -51,6 +52,8 @@ except ImportError as error:
 _Builder = upstream.InterpreterBuilder
 _Handle = upstream.TensorHandle
 _IDLE_SLEEP_S = 50e-6
+_LOADS_IN_A_ROW = 50
+"""After so many loads, and no store or product, a program may be polling."""
 _ROUNDS_IN_VAIN = 1000
 """At least so often all programs find the same before a launch ends: a wait of Iris's own looks elsewhere sooner."""
 _USUAL_LIMIT_S = 300.0
@@ -116,6 +119,7 @@ class _Launch:
         self.patched: set[int] = set()
         self.found: dict[Any, tuple[bytes, bytes]] = {}
         self.worked = self.found_new = False
+        self.loads = 0
 
     def patch(self, fn: Callable[..., Any]) -> None:
         """Redirect ``triton.language`` as ``fn`` sees it to the interpreter, once per launch and module."""
@@ -142,6 +146,11 @@ class _Launch:
         program, found = greenlet.getcurrent(), (pointers.data.tobytes(), values.data.tobytes())
         self.found_new |= self.found.get(program) != found
         self.found[program] = found
+
+    def may_poll(self) -> bool:
+        """Count a load that does not say that others write there; whether the running program may wait for it."""
+        self.loads = (self.loads + 1) % _LOADS_IN_A_ROW
+        return not self.loads
 
     def restore(self) -> None:
         for scope in reversed(self.scopes):
@@ -286,7 +295,8 @@ def _install_switches() -> None:
 
     def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
         volatile = options.get("is_volatile", rest[-1] if rest else False)
-        if not volatile and not any(option in uncached for option in (*rest, *options.values())):
+        fresh = volatile or any(option in uncached for option in (*rest, *options.values()))
+        if not fresh and not (_current is not None and _current.may_poll()):
             return load(self, ptrs, mask, other, *rest, **options)
         _switch()
         return _found(ptrs, load(self, ptrs, mask, other, *rest, **options))
@@ -322,7 +332,7 @@ def _mark_as_work(name: str) -> None:
 
     def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _current is not None:
-            _current.worked = True
+            _current.worked, _current.loads = True, 0
         return original(self, *args, **kwargs)
 
     setattr(_Builder, name, replacement)
