@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -102,6 +103,43 @@ def launch_with(keywords: dict[str, int]) -> tuple[Failure, int]:
 def test_a_misspelt_keyword_is_refused_as_on_a_gpu(ranks: Ranks, misspelt: str, words: str) -> None:
     ((failure, total),) = ranks.run(launch_with, {"BLOCK": 4, misspelt: 8})
     assert failure.kind == "KeyError" and words in failure.message and total == 0
+
+
+@triton.jit
+def taking_kernel(out, value):
+    tl.store(out, 1)
+
+
+@triton.jit
+def taking_a_handle_kernel(out, handle):
+    tl.store(out, iris.rank(handle))
+
+
+def launch_taking(values: list[object]) -> list[tuple[Failure, int]]:
+    """What a launch with each of ``values``, and with the context, says, and what it stores."""
+    ctx, outcomes = context(), []
+    for value in [*values, ctx]:
+        out = ctx.zeros(1, dtype=torch.int32)
+        kernel = taking_a_handle_kernel if value is ctx else taking_kernel
+        failure = failure_of(lambda out=out, value=value, kernel=kernel: kernel[(1,)](out, value))
+        outcomes.append((failure, int(out.item())))
+    return outcomes
+
+
+@ONE
+def test_an_argument_that_no_compiler_takes_is_refused_as_on_a_gpu(ranks: Ranks) -> None:
+    (outcomes,) = ranks.run(launch_taking, [[1, 2], "text", np.float32(1), np.zeros(3), torch.float32])
+    for (failure, total), kind in zip(outcomes, ("list", "str", "float32", "ndarray", "dtype", "Iris"), strict=True):
+        assert failure.kind == "TypeError" and total == 0
+        assert f"failed to specialize argument of type: {kind}" in failure.message
+    assert outcomes[-1][0].message.startswith("taking_a_handle_kernel: argument handle: ")
+    assert outcomes[-1][0].message.endswith("Of a context pass ctx.handle")
+
+
+@ONE
+def test_arguments_that_compilers_take_are_taken(ranks: Ranks) -> None:
+    (outcomes,) = ranks.run(launch_taking, [1, 1.5, True, None, np.float64(1), (1, 2.5, None), torch.zeros(1)])
+    assert [(failure.kind, total) for failure, total in outcomes[:-1]] == [("nothing", 1)] * 7
 
 
 @ONE

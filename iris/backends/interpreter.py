@@ -181,7 +181,7 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
             bound = inspect.getcallargs(self.fn, *args, **kwargs)
             grid = self.grid(bound) if callable(self.grid) else self.grid  # given what the caller gave
             bound = {
-                name: value if name in self.constexprs else upstream._implicit_cvt(value)
+                name: value if name in self.constexprs else _taken(self.fn, name, value)
                 for name, value in bound.items()
             }
             grid = (*(int(size) for size in grid), 1, 1)[:3]
@@ -208,6 +208,18 @@ def _require_known(keywords: Iterable[str], names: set[str]) -> None:
             nearest = difflib.get_close_matches(keyword, sorted(known), 1)
             hint = f": did you mean {nearest[0]}?" if nearest else ""
             raise KeyError(f"Keyword argument {keyword} was specified but unrecognised{hint}")
+
+
+def _taken(kernel: Any, name: str, value: Any) -> Any:
+    """``value`` as the interpreter has it. Raises what Triton raises on GPUs of what it cannot compile for."""
+    converted = upstream._implicit_cvt(value)
+    if converted is value and not isinstance(value, upstream.InterpretedFunction):
+        try:
+            triton.runtime.jit.mangle_type(value)
+        except TypeError as error:
+            hint = ". Of a context pass ctx.handle" if hasattr(value, "handle") else ""
+            raise TypeError(f"{kernel.__name__}: argument {name}: {error}{hint}") from None
+    return converted
 
 
 def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ...]) -> None:
