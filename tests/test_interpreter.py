@@ -843,3 +843,42 @@ def test_triton_may_be_imported_before_iris(first: str, second: str, tmp_path: o
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("38.0\n", "")
+
+
+EARLY = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def early(x):
+    tl.store(x, tl.load(x) + 1)
+
+import iris
+
+@triton.jit
+def late(x):
+    early(x)
+
+for kernel in (early, late):
+    try:
+        kernel[(1,)](torch.zeros(1))
+    except iris.BackendError as error:
+        print(error)
+try:
+    early(torch.zeros(1))
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it is compiled, and runs")
+def test_a_kernel_decorated_before_iris_was_imported_is_said_to_be(tmp_path: os.PathLike[str]) -> None:
+    script = os.path.join(tmp_path, "script.py")
+    with open(script, "w") as file:
+        file.write(EARLY)
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    of_kernel, of_device_function, outside = done.stdout.splitlines()
+    assert of_kernel == of_device_function
+    assert of_kernel.startswith("early was decorated with @triton.jit before iris was imported")
+    assert "Import iris before" in of_kernel and "outside of the scope of a kernel" in outside

@@ -39,6 +39,7 @@ import triton.language as tl
 from triton.runtime import interpreter as upstream
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
+from triton.runtime.jit import JITFunction
 
 from iris.backends import floats, memos
 from iris.backends.memory import Memory
@@ -75,6 +76,7 @@ def install() -> None:
     upstream.FunctionRewriter.ast_transformer = _Rewriter()
     upstream._unwrap_if_constexpr = tl.core._unwrap_if_constexpr  # for what the rewriter writes
     _install_switches()
+    _install_refusals()
     floats.install()
     memos.install()
 
@@ -361,6 +363,35 @@ def _atomic_poll(self: Any, ptr: Any, expected: Any, timeout_ns: Any, sem: Any, 
             return _Handle(matched, tl.int1)
 
 
+# -- decorated before Iris was imported --------------------------------------------------------------------------
+
+
+def _install_refusals() -> None:
+    """Say why Triton would compile a kernel, where it finds no GPU for it or a simulated kernel calls it."""
+    run, call = JITFunction.run, JITFunction.__call__
+
+    def refused(kernel: Any) -> BackendError:
+        return BackendError(
+            f"{kernel.__name__} was decorated with @triton.jit before iris was imported, so Triton would compile it, "
+            "and here kernels are simulated. Import iris before kernels are decorated."
+        )
+
+    def running(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "active drivers" not in str(error):
+                raise
+            raise refused(self) from None
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _current is not None:
+            raise refused(self)
+        return call(self, *args, **kwargs)
+
+    JITFunction.run, JITFunction.__call__ = running, called
+
+
 # -- imported after Triton --------------------------------------------------------------------------------------
 
 
@@ -369,8 +400,6 @@ def interpret_standard_library() -> None:
 
     They were compiled-mode functions if Triton was imported before Iris chose the simulator.
     """
-    from triton.runtime.jit import JITFunction
-
     interpreted: dict[int, Any] = {}
 
     def swap(owner: Any, name: str, value: Any, member: bool) -> None:
