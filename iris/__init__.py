@@ -58,6 +58,7 @@ from iris.errors import (  # noqa: E402
     WaitTimeout,
 )
 from iris.launch import RankPool, launch  # noqa: E402
+from iris.timing import do_bench  # noqa: E402
 from iris.trace import Trace  # noqa: E402
 
 __version__ = "0.1.0"
@@ -93,6 +94,7 @@ __all__ = [
     "barrier",
     "barrier_among",
     "copy",
+    "do_bench",
     "get",
     "iris",
     "launch",

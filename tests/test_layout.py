@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "watcher": {"mesh", "backends", "device.sync"},
     "context": {*HOST, "leases", "status", "device.sync", "device.handle"},
     "trace": {"errors", "context", "device"},
+    "timing": {"errors", "backends"},
     "capture": {"backends"},
     "engine": {"errors", "context", "capture"},
     "ops": {*RUNTIME, "capture", "engine", "device"},
@@ -50,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"errors", "console"},
     "cli": {"console", "bench", "demo", "info", "tune", "report", "iris"},
     "__main__": {"cli"},
-    "iris": {*RUNTIME, "device", "ops"},
+    "iris": {*RUNTIME, "timing", "device", "ops"},
 }
 """Each room of the house, and the rooms that it may import; ``iris`` is the package's own ``__init__``."""
 

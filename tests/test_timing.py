@@ -1,12 +1,15 @@
-"""Timing calls on GPUs: what a late host makes of it, with a device that is made up."""
+"""Timing calls on GPUs: what a late host makes of it, with a device that is made up. And ``do_bench``."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
+import iris
+from iris import backends
 from iris.bench import timing
 
 CTX: Any = SimpleNamespace(backend_name="cuda", world_size=2, rank=0, broadcast=lambda value, rank: value)
@@ -63,3 +66,93 @@ def test_without_a_lead_the_hosts_pace_is_what_is_asked_for(monkeypatch: pytest.
     device = Device(monkeypatch, host_s=1)
     assert seconds(together=True, lead_s=0) == [1] * 8
     assert device.leads == [0]
+
+
+# -- do_bench -------------------------------------------------------------------------------------------------
+
+
+class Event:
+    """Stands for a CUDA event: the time between two is that of the calls recorded between them, in ms."""
+
+    log: ClassVar[list[str]] = []
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = len(self.log)
+        self.log.append("record")
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
+    def elapsed_time(self, end: Event) -> float:
+        return float(self.log[self.at : end.at].count("fn"))
+
+
+@pytest.fixture(params=["sim", "cuda"])
+def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is called in what order, in the simulator and on a GPU that is made up."""
+    calls: list[str] = []
+    cache = SimpleNamespace(zero_=lambda: calls.append("zero_"))
+    monkeypatch.setattr(Event, "log", calls)
+    monkeypatch.setattr(backends, "chosen", lambda: SimpleNamespace(name=request.param))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    if request.param == "cuda":
+        monkeypatch.setattr(torch, "empty", lambda *sizes, **options: cache)
+    return calls
+
+
+def test_do_bench_meets_before_every_call_and_times_the_call_alone(log: list[str]) -> None:
+    times = iris.do_bench(
+        lambda: log.append("fn"), lambda: log.append("barrier"), lambda: log.append("preamble"), 2, 3, return_mode="all"
+    )
+    assert isinstance(times, list) and len(times) == 3
+    on_gpu = "record" in log
+    assert not on_gpu or times == [1.0] * 3
+    round_ = ["barrier", "preamble", *["zero_"] * on_gpu, "barrier", *["record"] * on_gpu, "fn", *["record"] * on_gpu]
+    assert log == [*round_ * 6, "barrier", *["synchronize"] * 3 * on_gpu]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 3.2),
+        ({"return_mode": "median"}, 2.0),
+        ({"return_mode": "min"}, 1.0),
+        ({"return_mode": "max"}, 8.0),
+        ({"return_mode": "all"}, [2.0, 1.0, 8.0, 4.0, 1.0]),
+        ({"quantiles": [0.5]}, 2.0),
+        ({"quantiles": (0, 0.625, 1)}, [1.0, 3.0, 8.0]),
+    ],
+)
+def test_do_bench_sums_times_up(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], expected: float | list[float]
+) -> None:
+    spans = iter([9.0, 7.0, 2.0, 1.0, 8.0, 4.0, 1.0])
+    now = [0.0]
+
+    def call() -> None:
+        now[0] += next(spans) / 1e3
+
+    monkeypatch.setattr(backends, "chosen", lambda: SimpleNamespace(name="sim"))
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    assert iris.do_bench(call, n_warmup=1, n_repeat=5, **options) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_repeat": 0}, "do_bench: n_repeat: expected a whole number of calls, at least 1, got 0"),
+        ({"n_warmup": -1}, "do_bench: n_warmup: expected a whole number of calls, at least 0, got -1"),
+        ({"n_repeat": 2.0}, "do_bench: n_repeat: expected a whole number of calls, at least 1, got 2.0"),
+        (
+            {"return_mode": "average"},
+            "do_bench: return_mode: expected one of mean, median, min, max, all, got 'average'",
+        ),
+        ({"quantiles": [0.5, 90]}, r"do_bench: quantiles: expected numbers from 0 to 1, got \[0.5, 90\]"),
+    ],
+)
+def test_do_bench_refuses(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(iris.ArgumentError, match=words):
+        iris.do_bench(lambda: pytest.fail("it was called"), **options)

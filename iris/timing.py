@@ -1,0 +1,95 @@
+"""``do_bench``: the time of a call, under the name and with the arguments that users of Iris know.
+
+``python -m iris bench`` measures with more care: variants in turns, results checked first, the slowest rank's time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from iris import backends
+from iris.errors import ArgumentError
+
+_CACHE_BYTES = 256 << 20
+"""Writing so much empties the L2 cache of any GPU."""
+_SUMMARIES: dict[str, Callable[[list[float]], float | list[float]]] = {
+    "mean": statistics.mean,
+    "median": statistics.median,
+    "min": min,
+    "max": max,
+    "all": list,
+}
+
+
+def do_bench(
+    fn: Callable[[], object],
+    barrier_fn: Callable[[], object] = lambda: None,
+    preamble_fn: Callable[[], object] = lambda: None,
+    n_warmup: int = 25,
+    n_repeat: int = 100,
+    quantiles: Sequence[float] | None = None,
+    return_mode: str = "mean",
+) -> float | list[float]:
+    """Milliseconds that a call of ``fn`` takes on this rank: on GPUs by events on the current stream, with an empty L2
+    cache; in the simulator by the host's clock, which says nothing about a GPU.
+
+    Args:
+        fn: launches work on the current stream.
+        barrier_fn: called before and behind the preamble, and at the end; ``ctx.barrier`` where ``fn`` needs all ranks.
+        preamble_fn: called before every call, untimed.
+        n_warmup, n_repeat: untimed calls behind the first one, which compiles kernels, and timed calls.
+        quantiles: return these of the times, from 0 to 1; of a single one a number.
+        return_mode: what to return else: ``"mean"``, ``"median"``, ``"min"``, ``"max"``, or ``"all"`` times.
+
+    Raises:
+        ArgumentError: a number of calls, quantile or ``return_mode`` that cannot be.
+    """
+    for name, count, least in (("n_warmup", n_warmup, 0), ("n_repeat", n_repeat, 1)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise ArgumentError("do_bench", name, f"a whole number of calls, at least {least}", repr(count))
+    if return_mode not in _SUMMARIES:
+        raise ArgumentError("do_bench", "return_mode", f"one of {', '.join(_SUMMARIES)}", repr(return_mode))
+    if quantiles is not None and not all(0 <= one <= 1 for one in quantiles):
+        raise ArgumentError("do_bench", "quantiles", "numbers from 0 to 1", quantiles)
+    on_gpu = backends.chosen().name in backends.GPU_BACKENDS
+    cache = torch.empty(_CACHE_BYTES, dtype=torch.int8, device="cuda") if on_gpu else None
+    timed = [_timed(fn, barrier_fn, preamble_fn, cache) for _ in range(1 + n_warmup + n_repeat)][-n_repeat:]
+    barrier_fn()
+    spans = [span() for span in timed]
+    if quantiles is None:
+        return _SUMMARIES[return_mode](spans)
+    at = torch.tensor(spans, dtype=torch.float64).quantile(torch.tensor(list(quantiles), dtype=torch.float64)).tolist()
+    return float(at[0]) if len(at) == 1 else [float(one) for one in at]
+
+
+def _timed(
+    fn: Callable[[], object],
+    barrier_fn: Callable[[], object],
+    preamble_fn: Callable[[], object],
+    cache: torch.Tensor | None,
+) -> Callable[[], float]:
+    """Call ``fn`` once; what then tells its milliseconds, when the device is done with it."""
+    barrier_fn()
+    preamble_fn()
+    if cache is None:
+        barrier_fn()
+        begun = time.perf_counter()
+        fn()
+        taken = (time.perf_counter() - begun) * 1e3
+        return lambda: taken
+    cache.zero_()
+    barrier_fn()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    fn()
+    end.record()
+
+    def elapsed() -> float:
+        end.synchronize()
+        return float(begin.elapsed_time(end))
+
+    return elapsed
