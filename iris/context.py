@@ -204,6 +204,16 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self._require_open("alone")
         return self._alone
 
+    @property
+    def cur_rank(self) -> int:
+        """This rank, as :attr:`rank`."""
+        return self.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks, as :attr:`world_size`."""
+        return self.world_size
+
     def get_rank(self) -> int:
         """This rank."""
         return self.rank

@@ -363,3 +363,22 @@ def test_log_lines_name_the_rank_and_appear_once(tmp_path: Path) -> None:
             f"[iris WARNING rank {rank}] debug-warning",
             f"[iris ERROR rank {rank}] debug-error",
         ]
+
+
+# -- names ------------------------------------------------------------------------------------------------------
+
+
+def names_of_the_same() -> list[bool]:
+    ctx = context()
+    return [
+        ctx.rank == ctx.cur_rank == ctx.get_rank(),
+        ctx.world_size == ctx.num_ranks == ctx.get_num_ranks(),
+        ctx.num_sms == ctx.get_cu_count(),
+        ctx.device == ctx.get_device(),
+        ctx.heap_bases is ctx.get_heap_bases(),
+    ]
+
+
+@TWO
+def test_what_users_know_by_other_names_is_the_same(ranks: Ranks) -> None:
+    assert ranks.run(names_of_the_same) == [[True] * 5] * 2
