@@ -181,9 +181,8 @@ class SymmetricTensors(ABC):
             raise ArgumentError(op, "device", f"None or {self.device}", repr(device)) from error
         numbers = (None, self.device.index) if self.device.type != "cpu" else (None, 0)
         if wanted.type != self.device.type or wanted.index not in numbers:
-            raise PlacementError(
-                op, "device", str(self.device), wanted, "The heap of a rank lives on that rank's own device."
-            )
+            fix = "The heap of a rank lives on that rank's own device: leave device out."
+            raise PlacementError(op, "device", str(self.device), wanted, fix)
 
     def _check_generator(self, op: str, generator: torch.Generator | None) -> None:
         if generator is None:

@@ -283,7 +283,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str, str]] = [
     ("barrier", (3,), {}, "ArgumentError", "barrier: stream: expected a stream, or None, got int"),
     ("synchronize", ("x",), {}, "ArgumentError", "synchronize: stream: expected a stream, or None, got str"),
     ("uniform", (3, "a"), {}, "ArgumentError", "uniform: low and high: expected two numbers"),
-    ("ones", (2,), {"device": "cuda:77"}, "PlacementError", "lives on that rank's own device"),
+    ("ones", (2,), {"device": "cuda:77"}, "PlacementError", "lives on that rank's own device: leave device out"),
     ("zeros", (2, -3), {}, "ArgumentError", "zeros: "),
     ("arange", (1, 5, -1), {}, "ArgumentError", "arange: arguments: expected what torch.arange accepts"),
     ("linspace", (0, 1, -1), {}, "ArgumentError", "linspace: arguments"),
