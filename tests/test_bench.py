@@ -7,7 +7,10 @@ import errno
 import io
 import json
 import os
+import re
+import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -61,6 +64,24 @@ def device_name() -> str:
 
 def by_way(results: Sequence[Record]) -> dict[str, Record]:
     return {one["params"]["way"]: one for one in results}
+
+
+# -- a case of one's own --------------------------------------------------------------------------------------
+
+
+def test_the_case_in_the_docstring_is_a_program(tmp_path: Path) -> None:
+    program, command_line = [textwrap.dedent(block) for block in re.findall(r"::\n\n((?:    .*\n|\n)+)", bench.__doc__)]
+    script = tmp_path / "my_cases.py"
+    script.write_text(program)
+    python, name, *arguments = command_line.split()
+    assert (python, name) == ("python", script.name)
+    done = subprocess.run([sys.executable, name, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    results = lines(tmp_path / "copies.jsonl")
+    assert [(one["params"]["dtype"], one["params"]["count"]) for one in results] == [
+        (dtype, 1 << power) for dtype in ("fp16", "fp32") for power in (10, 11, 12)
+    ]
+    assert all(one["validated"] for one in results)
 
 
 # -- axes ---------------------------------------------------------------------------------------------------

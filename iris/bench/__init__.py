@@ -14,10 +14,22 @@ A case is a function of a state and a context::
         source, target = ctx.randn(state["count"], dtype=dtype), ctx.empty(state["count"], dtype=dtype)
         there = ctx.peer_view(target, (ctx.rank + 1) % ctx.world_size)
         state.set_bytes(source.nbytes)
-        state.exec(lambda: there.copy_(source), validate_fn=...)
+
+        def wrong():
+            expected = [ctx.broadcast(source, rank) for rank in range(ctx.world_size)][ctx.rank - 1]
+            return "" if torch.equal(target, expected) else "not what the rank before has"
+
+        state.exec(lambda: there.copy_(source), validate_fn=wrong)
 
     if __name__ == "__main__":
         raise SystemExit(bench.main())
+
+``validate_fn`` says how wrong the result is, in words; the empty string means that it is right. Run the file with the
+name of the case, and the options of ``python -m iris bench``::
+
+    python my_cases.py barrier_copy --num_ranks 2 --axis_count=pow2:10:12 --benchmark_out copies.jsonl
+
+What a state can be told besides is in :class:`iris.bench.state.State`.
 
 Results are written as :mod:`iris.bench.records` says, data sets read as :mod:`iris.bench.dataset` says.
 """
