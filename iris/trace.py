@@ -1,4 +1,4 @@
-"""Traces of fused ops: which program of which rank computed and waited when.
+"""Traces: which program of which rank computed and waited when.
 
 Give an op a trace, gather it, draw it::
 
@@ -9,6 +9,9 @@ Give an op a trace, gather it, draw it::
     ctx.barrier()
     events = trace.gather(ctx)             # on every rank: all ranks' events
     draw(events, "trace.svg")
+
+With ``trace=True`` an op makes a trace of its own, ``ctx.last_trace``. A kernel of one's own is given ``trace.buffer``
+behind ``trace.begin(ctx, programs)``, and calls :func:`iris.device.trace.record`.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ class Trace:
         self.buffer: torch.Tensor | None = None
 
     def begin(self, ctx: Iris, programs: int) -> None:
-        """Make room for a call with ``programs`` programs and forget earlier ones."""
+        """Make room for a call with ``programs`` programs, counted along the grid's first axis, and forget earlier
+        ones."""
         self.programs = programs
         words = programs * device_trace.WORDS_PER_PROGRAM.value
         self.buffer = torch.zeros(words, dtype=torch.int64, device=ctx.device)

@@ -92,7 +92,7 @@ def test_every_name_of_ops_has_an_entry(reference: str, name: str) -> None:
     assert f"\n### `iris.ops.{name}`\n" in reference
 
 
-@pytest.mark.parametrize("module", ["chunk", "schedule", "split", "sync", "tile"])
+@pytest.mark.parametrize("module", ["chunk", "schedule", "split", "sync", "tile", "trace"])
 def test_every_function_that_a_part_may_call_has_an_entry(maker: ModuleType, reference: str, module: str) -> None:
     tree = maker.tree_of(f"iris.device.{module}")
     called = [node for node in tree.body if isinstance(node, ast.FunctionDef) and maker.is_jit(node)]
@@ -100,6 +100,12 @@ def test_every_function_that_a_part_may_call_has_an_entry(maker: ModuleType, ref
     entries = re.findall(r"^#+ `iris\.(?:device\.\w+\.)?(\w+)`$", reference, re.MULTILINE)
     assert names
     assert set(names) <= set(entries)
+
+
+def test_an_argument_of_run_is_described(reference: str) -> None:
+    """Those that cannot be guessed: a number for a bias that is another one's reads memory behind it."""
+    (entry,) = re.findall(r"^#### `iris.ops.matmul.run`\n(.*?)^##", reference, re.DOTALL | re.MULTILINE)
+    assert all(f"- `{name}`: " in entry for name in ("own", "bias_is", "workspace", "gathered", "slots"))
 
 
 def test_no_heading_of_the_reference_comes_twice(reference: str) -> None:
@@ -236,6 +242,7 @@ def test_a_whole_script_runs(text: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(script)],
         env=clean | {"IRIS_BACKEND": "sim", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

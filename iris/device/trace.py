@@ -1,4 +1,5 @@
-"""Record what a program did when, for ``trace=True``; see :mod:`iris.trace` for the host's half."""
+"""Record what a program did when; see :mod:`iris.trace` for the host's half. ``GEMM``, ``WAIT`` and ``FETCH`` are the
+kinds of events: a program computes, waits for data, or moves it."""
 
 import triton
 import triton.language as tl
@@ -16,7 +17,14 @@ FETCH: tl.constexpr = tl.constexpr(2)
 
 @triton.jit
 def record(trace_ptr, kind, start_ns, end_ns, detail):
-    """Append one event of this program: int64 ``kind, start_ns, end_ns, detail``."""
+    """Append one event of this program.
+
+    Args:
+        trace_ptr: the ``buffer`` of an :class:`iris.Trace`.
+        kind: ``GEMM``, ``WAIT`` or ``FETCH`` of this module.
+        start_ns, end_ns: as :func:`iris.device.arch.clock_ns` told them.
+        detail: a number of one's own, such as the tile's; waits of -1 are left out of :meth:`iris.Trace.waited_s`.
+    """
     mine = trace_ptr + tl.program_id(0).to(tl.int64) * WORDS_PER_PROGRAM
     count = tl.load(mine)
     if count < CAPACITY:

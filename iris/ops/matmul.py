@@ -121,8 +121,14 @@ def run(
 ) -> None:
     """Launch the matmul kernel for ``problem`` as ``plan`` and ``config`` say.
 
-    ``own`` is this rank's part of A; all of it is in ``gathered`` once it has arrived, if that is given, else the
-    source finds it.
+    Args:
+        own: this rank's part of A.
+        bias: added by ``tile.finished``, in a sink; in ``output``'s dtype.
+        bias_is: 0: there is none; 1: it is [M], a number for each row; 2: it is [N], a number for each column.
+        workspace: made for this op alone, by ``iris.ops.new_workspace``.
+        trace: records into it what the programs do.
+        gathered: where all of A is once it has arrived; None: the source finds it.
+        slots: what ``sink`` and ``after`` are given under this name.
     """
     target = target_of(ctx)
     if plan.source is kernels.local_source:
