@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.util
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from types import ModuleType
 import pytest
 import torch
 from doc_scripts import run_together
+from ranks import NAMES_SHARED_MEMORY
 
 import iris
 from iris.bench.cases.operands import problem_of
@@ -269,6 +271,27 @@ def test_the_blocks_of_a_page_are_a_program_that_runs(page: str, tmp_path: Path)
     script.write_text("\n\n".join(python_blocks(ROOT / "docs" / f"{page}.md")))
     for rank, (code, output) in enumerate(run_under_torchrun(script, 2)):
         assert code == 0, f"rank {rank} ended with {code}:\n{output}"
+
+
+@NAMES_SHARED_MEMORY
+def test_a_page_runs_under_mpirun_as_it_says(tmp_path: Path) -> None:
+    if shutil.which("mpirun.openmpi") is None:
+        assert not os.environ.get("CI"), "mpirun.openmpi is missing here, where CI is set"
+        pytest.skip("mpirun.openmpi is not installed")
+    (command,) = re.findall(r"^```sh\n(.*?mpirun.*?)^```", SERVING, re.DOTALL | re.MULTILINE)
+    command = command.replace("mpirun", "mpirun.openmpi --allow-run-as-root --oversubscribe")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        command = command.replace("29500", str(free.getsockname()[1]))
+    (tmp_path / "serve.py").write_text("\n\n".join(python_blocks(ROOT / "docs" / "serving.md")))
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = clean | {"PATH": path, "IRIS_BACKEND": "sim", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    env |= {"OMPI_MCA_plm": "isolated"}  # it looks for ssh even where all ranks are here
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_failing_rank_is_seen(tmp_path: Path) -> None:
