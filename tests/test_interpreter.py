@@ -867,6 +867,17 @@ try:
     early(torch.zeros(1))
 except RuntimeError as error:
     print(error)
+
+from triton.experimental import gluon
+
+@gluon.jit
+def other(x):
+    pass
+
+try:
+    other[(1,)](torch.zeros(1))
+except iris.BackendError as error:
+    print(error)
 """
 
 
@@ -878,7 +889,8 @@ def test_a_kernel_decorated_before_iris_was_imported_is_said_to_be(tmp_path: os.
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
-    of_kernel, of_device_function, outside = done.stdout.splitlines()
+    of_kernel, of_device_function, outside, of_another_language = done.stdout.splitlines()
     assert of_kernel == of_device_function
     assert of_kernel.startswith("early was decorated with @triton.jit before iris was imported")
     assert "Import iris before" in of_kernel and "outside of the scope of a kernel" in outside
+    assert of_another_language == "other is a GluonJITFunction, which cannot be simulated: use @triton.jit."

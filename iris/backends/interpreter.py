@@ -371,6 +371,10 @@ def _install_refusals() -> None:
     run, call = JITFunction.run, JITFunction.__call__
 
     def refused(kernel: Any) -> BackendError:
+        if type(kernel) is not JITFunction:
+            return BackendError(
+                f"{kernel.__name__} is a {type(kernel).__name__}, which cannot be simulated: use @triton.jit."
+            )
         return BackendError(
             f"{kernel.__name__} was decorated with @triton.jit before iris was imported, so Triton would compile it, "
             "and here kernels are simulated. Import iris before kernels are decorated."
