@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -13,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any, cast
 
 import pytest
 import torch
@@ -308,6 +311,69 @@ def test_the_memory_model_says_how_every_algorithm_ends() -> None:
         op = above or op
         named |= {(op, one) for one in re.findall(r"`(\w+)`", algorithms)}
     assert named == {(op, one) for op, algorithms in iris.ops.ALGORITHMS.items() for one in algorithms}
+
+
+PORTING = (ROOT / "docs" / "porting.md").read_text()
+
+
+def names_in(text: str) -> set[str]:
+    """What stands in backquotes of the package, or of a context."""
+    return set(re.findall(r"(?<![\w.])(?:iris|ctx)(?:\.\w+)+", " ".join(re.findall("`[^`]+`", text))))
+
+
+def exists(name: str) -> bool:
+    """Whether the package, or a context, has what users call so."""
+    first, *path = name.split(".")
+    if first == "iris":
+        owner: object = iris
+        for depth, part in enumerate(path, 1):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(".".join(["iris", *path[:depth]]))
+            if not hasattr(owner, part):
+                return False
+            owner = getattr(owner, part)
+        return True
+    if path[0] == "ops":
+        return hasattr(iris.ops.BoundOps(cast(Any, None)), path[1])
+    described = re.findall(r"^ {8}(\w+): ", iris.Iris.__doc__ or "", re.MULTILINE)
+    return hasattr(iris.Iris, path[0]) or path[0] in described
+
+
+def column(text: str, number: int) -> str:
+    """A column of the tables of a text."""
+    rows = [re.split(r"(?<!\\) \| ", line.strip("| ")) for line in text.splitlines() if line.startswith("| ")]
+    return "\n".join(row[number] for row in rows)
+
+
+def test_names_that_are_said_to_be_known_here_are() -> None:
+    same, others = PORTING.split("## What differs")
+    differing, missing = others.split("## What there is not")
+    named = names_in(same) | names_in(column(differing, 1)) | names_in(column(missing, 1))
+    assert len(named) > 60
+    assert [name for name in sorted(named) if not exists(name)] == []
+
+
+def test_names_that_are_said_to_be_unknown_here_are() -> None:
+    named = names_in(column(PORTING.split("## What there is not")[1], 0))
+    assert {"iris.ccl", "ctx.ccl", "iris.x", "iris.Tile", "iris.gluon"} <= named
+    assert [name for name in sorted(named) if exists(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        ("iris.peer.load", True),
+        ("iris.device.trace.record", True),
+        ("ctx.num_sms", True),
+        ("ctx.ops.matmul", True),
+        ("iris.peer.lode", False),
+        ("ctx.ranks", False),
+        ("iris.no.such", False),
+        ("ctx.ops.add", False),
+    ],
+)
+def test_a_name_that_there_is_not_is_found(name: str, there: bool) -> None:
+    assert exists(name) is there
 
 
 SERVING = (ROOT / "docs" / "serving.md").read_text()
