@@ -131,7 +131,7 @@ def test_an_argument_that_no_compiler_takes_is_refused_as_on_a_gpu(ranks: Ranks)
     (outcomes,) = ranks.run(launch_taking, [[1, 2], "text", np.float32(1), np.zeros(3), torch.float32])
     for (failure, total), kind in zip(outcomes, ("list", "str", "float32", "ndarray", "dtype", "Iris"), strict=True):
         assert failure.kind == "TypeError" and total == 0
-        assert f"failed to specialize argument of type: {kind}" in failure.message
+        assert re.search(rf"failed to specialize argument of type: ([\w.]+\.)?{kind}\b", failure.message)
     assert outcomes[-1][0].message.startswith("taking_a_handle_kernel: argument handle: ")
     assert outcomes[-1][0].message.endswith("Of a context pass ctx.handle")
 

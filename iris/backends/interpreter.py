@@ -34,6 +34,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime import interpreter as upstream
@@ -214,6 +215,8 @@ def _require_known(keywords: Iterable[str], names: set[str]) -> None:
 
 def _taken(kernel: Any, name: str, value: Any) -> Any:
     """``value`` as the interpreter has it. Raises what Triton raises on GPUs of what it cannot compile for."""
+    if isinstance(value, bool):  # Triton 3.6 takes it for a number that does not fit its type
+        return tl.tensor(_Handle(np.array([value]), tl.int1), tl.int1)
     converted = upstream._implicit_cvt(value)
     if converted is value and not isinstance(value, upstream.InterpretedFunction):
         try:
