@@ -1,0 +1,312 @@
+"""Whether what ranks do to the same memory is ordered by their signals: found in the simulator, where accesses happen
+in some order anyway, so that a signal that is missing need not change a result.
+
+Whoever does one thing after the other is an *agent*: the current stream of a rank, a lane or stream beside it, its
+copies, a program. A clock counts what each has done, and each knows how far it is behind all others: what it was told
+by acquiring what they released, by a launch, or by the end of a kernel. Of every word on the heaps it is kept when each
+agent last read, wrote or, atomically, changed it. Whoever uses a word must know of all that others have done to it;
+else nothing but luck has put that first. (C. Flanagan and S. Freund, FastTrack, PLDI 2009, has the theory.)
+
+A flag of the copy engine is a copy of one word, seen no sooner than earlier copies. Words that hold data and epoch
+(int64) are atomic and order nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+from unittest import mock
+
+import greenlet
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import interpreter as upstream
+
+import iris
+from iris.backends import interpreter
+from iris.backends.memory import Memory
+from iris.backends.sim import SideStream, SimBackend
+from iris.engine import CopyEngine
+from iris.ops import workspace
+from iris.ops.workspace import FusedWorkspace
+
+Clocks = np.ndarray[Any, np.dtype[np.int32]]
+Addresses = np.ndarray[Any, Any]
+
+CURRENT, BESIDE, COPIES, FIRST_PROGRAM, _PROGRAMS = 0, 1, 2, 3, 4
+_EACH = FIRST_PROGRAM + _PROGRAMS
+"""Agents of a rank. Of its programs, every fourth one is the same agent; what these do is taken to be ordered."""
+READ, WRITE, ATOMIC = range(3)
+_UNLIKE = {READ: (WRITE, ATOMIC), WRITE: (READ, WRITE, ATOMIC), ATOMIC: (READ, WRITE)}
+"""By what an access is: those before it that it must be ordered behind."""
+_DOES = ("read", "write", "change")
+_WORD = 4
+
+
+def notes_nbytes(heap_nbytes: int, world_size: int) -> int:
+    """A heap with room for notes on all words of another."""
+    return heap_nbytes * _EACH * world_size * (len(_DOES) + world_size) + (1 << 20)
+
+
+class Watch(TorchDispatchMode):
+    """While it is entered, ``unordered`` takes a sentence for each kind of access to heaps that signals do not order.
+
+    Notes are on the heap of ``notes``, a context that nothing else uses. Memory that a workspace keeps for its own rank
+    is on the heap here, so that it is watched, too."""
+
+    def __init__(self, ctx: iris.Iris, notes: iris.Iris) -> None:
+        super().__init__()
+        self.unordered: set[str] = set()
+        self._rank, self._bases, self._size = ctx.rank, ctx._backend.bases, ctx.heap_size
+        words, world = ctx.heap_size // _WORD, ctx.world_size
+        used = notes.empty(len(_DOES), words, world * _EACH, dtype=torch.int32)
+        told = notes.empty(words, world, world * _EACH, dtype=torch.int32)
+        self._used: list[Clocks] = [notes.peer_view(used, rank).numpy() for rank in range(world)]
+        self._told: list[Clocks] = [notes.peer_view(told, rank).numpy() for rank in range(world)]
+        self._clock = np.zeros(world * _EACH, np.int32)
+        self._known: dict[Hashable, Clocks] = {}
+        self._stream, self._paused = CURRENT, False
+        self._patches = contextlib.ExitStack()
+        for agent in (CURRENT, BESIDE, COPIES):
+            self._known[agent] = np.zeros_like(self._clock)
+            self._tick(agent, agent)
+
+    def __enter__(self) -> Watch:
+        for owner, name, wrap in (
+            (Memory, "load", self._load), (Memory, "store", self._store), (Memory, "atomic_rmw", self._atomic),
+            (interpreter, "_run_programs", self._run_programs), (SimBackend, "copy", self._copy),
+            (SimBackend, "wait_word", self._wait_word), (SimBackend, "clear_word", self._clear_word),
+            (SideStream, "__enter__", self._fork), (SideStream, "__exit__", self._join),
+            (CopyEngine, "follow", self._follow), (CopyEngine, "lane", self._lane), (CopyEngine, "then", self._then),
+            (workspace, "_made", self._unwatched), (FusedWorkspace, "scratch", self._scratch),
+        ):  # fmt: skip
+            self._patches.enter_context(mock.patch.object(owner, name, wrap(getattr(owner, name))))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patches.close()
+
+    # -- who knows of what ------------------------------------------------------------------------------------
+
+    def _running(self) -> tuple[int, Hashable]:
+        """The agent that runs, and the key of what it knows."""
+        if threading.current_thread() is not threading.main_thread():
+            return COPIES, COPIES
+        launch = interpreter._current
+        if launch is None or greenlet.getcurrent() is launch.scheduler:
+            return self._stream, self._stream
+        program = upstream.interpreter_builder.grid_idx[0]
+        return FIRST_PROGRAM + program % _PROGRAMS, ("program", program)
+
+    def _tick(self, agent: int, key: Hashable) -> None:
+        """What ``agent`` does from now on is new to all others."""
+        at = self._rank * _EACH + agent
+        self._clock[at] += 1
+        self._known[key][at] = self._clock[at]
+
+    def _tell(self, giver: int, taker: int) -> None:
+        self._learn(taker, self._known[giver])
+        self._tick(giver, giver)
+
+    def _learn(self, key: Hashable, clocks: Clocks) -> None:
+        np.maximum(self._known[key], clocks, out=self._known[key])
+
+    def _places(self, addresses: Addresses, nbytes: int) -> Iterator[tuple[int, Addresses]]:
+        """By rank, the words of its heap that are at ``addresses``."""
+        for rank, base in enumerate(self._bases):
+            offsets = addresses.astype(np.int64).ravel() - base
+            offsets = offsets[(offsets >= 0) & (offsets < self._size)]
+            if offsets.size:
+                yield rank, np.unique(offsets[:, None] // _WORD + np.arange(-(-nbytes // _WORD)))
+
+    def _use(self, how: int, addresses: Addresses, nbytes: int) -> None:
+        agent, key = self._running()
+        known = self._known[key]
+        for rank, words in self._places(addresses, nbytes):
+            for before in _UNLIKE[how]:
+                for late in np.flatnonzero((self._used[rank][before, words] > known).any(0)):
+                    mine, other = self._rank * _EACH + agent, int(late)
+                    self.unordered.add(
+                        f"{_name(mine)}: {_DOES[how]} what is at rank {rank}; {_name(other)}: {_DOES[before]} it"
+                    )
+            at = self._rank * _EACH + agent
+            self._used[rank][how, words, at] = known[at]
+
+    def _release(self, addresses: Addresses, add: bool) -> None:
+        _, key = self._running()
+        for rank, words in self._places(addresses, _WORD):
+            mine = self._told[rank][words, self._rank]
+            self._told[rank][words, self._rank] = np.maximum(mine, self._known[key]) if add else self._known[key]
+
+    def _acquire(self, addresses: Addresses) -> None:
+        _, key = self._running()
+        for rank, words in self._places(addresses, _WORD):
+            self._learn(key, self._told[rank][words].max((0, 1)))
+
+    # -- kernels ----------------------------------------------------------------------------------------------
+
+    def _run_programs(self, original: Callable[..., None]) -> Callable[..., None]:
+        def run(launch: Any, body: Callable[[], None], grid: tuple[int, ...]) -> None:
+            programs = [("program", number) for number in range(grid[0])]
+            for _, number in programs:
+                self._known["program", number] = self._known[self._stream].copy()
+                self._tick(FIRST_PROGRAM + number % _PROGRAMS, ("program", number))
+            self._tick(self._stream, self._stream)
+            original(launch, body, grid)
+            for program in programs:
+                self._learn(self._stream, self._known[program])
+
+        return run
+
+    def _load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(memory: Memory, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
+            nbytes = np.dtype(dtype).itemsize
+            self._use(ATOMIC if nbytes > _WORD else READ, pointers[mask], nbytes)
+            return original(memory, pointers, mask, other, dtype)
+
+        return load
+
+    def _store(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def store(memory: Memory, pointers: Any, values: Any, mask: Any) -> Any:
+            self._use(ATOMIC if values.itemsize > _WORD else WRITE, pointers[mask], values.itemsize)
+            return original(memory, pointers, values, mask)
+
+        return store
+
+    def _atomic(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def atomic(memory: Memory, op: Any, pointers: Any, values: Any, mask: Any, order: Any) -> Any:
+            addresses, kinds = pointers[mask], memory.MEM_SEMANTIC
+            self._use(ATOMIC, addresses, values.itemsize)
+            if releases := order in (kinds.RELEASE, kinds.ACQUIRE_RELEASE):
+                self._release(addresses, op != memory.RMW_OP.XCHG)
+            found = original(memory, op, pointers, values, mask, order)
+            if order in (kinds.ACQUIRE, kinds.ACQUIRE_RELEASE):
+                self._acquire(addresses)
+            if releases:
+                self._tick(*self._running())
+            return found
+
+        return atomic
+
+    # -- streams ----------------------------------------------------------------------------------------------
+
+    def _fork(self, original: Callable[..., None]) -> Callable[..., None]:
+        def enter(stream: SideStream) -> None:
+            self._tell(CURRENT, COPIES)
+            self._tell(CURRENT, BESIDE)
+            original(stream)
+
+        return enter
+
+    def _join(self, original: Callable[..., None]) -> Callable[..., None]:
+        def leave(stream: SideStream, *error: Any) -> None:
+            original(stream, *error)
+            self._tell(COPIES, CURRENT)
+            self._tell(BESIDE, CURRENT)
+
+        return leave
+
+    def _follow(self, _: object) -> Callable[[CopyEngine], None]:
+        def follow(engine: CopyEngine) -> None:
+            known = self._known[self._stream].copy()
+            self._tick(self._stream, self._stream)
+            engine._stream.add(lambda: self._learn(COPIES, known))
+
+        return follow
+
+    def _lane(self, _: object) -> Callable[..., Any]:
+        return lambda engine, number: mock.patch.object(self, "_stream", (CURRENT, BESIDE)[number % 2])
+
+    def _then(self, original: Callable[..., None]) -> Callable[..., None]:
+        def then(engine: CopyEngine, producer: Callable[[], None], consumer: Callable[[], None]) -> None:
+            def beside() -> None:
+                with mock.patch.object(self, "_stream", BESIDE):
+                    consumer()
+
+            self._tell(CURRENT, BESIDE)
+            original(engine, producer, beside)
+            self._tell(BESIDE, CURRENT)
+
+        return then
+
+    def _copy(self, _: object) -> Callable[..., None]:
+        def copy(backend: SimBackend, target: int, source: int, nbytes: int, stream: SideStream) -> None:
+            def task() -> None:
+                flag = nbytes == _WORD
+                self._use(READ, np.arange(source, source + nbytes, _WORD), _WORD)
+                self._use(ATOMIC if flag else WRITE, np.arange(target, target + nbytes, _WORD), _WORD)
+                if flag:
+                    self._release(np.array([target]), add=False)
+                ctypes.memmove(target, source, nbytes)
+                self._tick(COPIES, COPIES)
+
+            stream.add(task)
+
+        return copy
+
+    def _wait_word(self, original: Callable[..., None]) -> Callable[..., None]:
+        def wait(backend: SimBackend, address: int, stream: SideStream) -> None:
+            original(backend, address, stream)
+            stream.add(lambda: self._acquire(np.array([address])))
+
+        return wait
+
+    def _clear_word(self, original: Callable[..., None]) -> Callable[..., None]:
+        def clear(backend: SimBackend, address: int, stream: SideStream) -> None:
+            stream.add(lambda: self._use(WRITE, np.array([address]), _WORD))
+            original(backend, address, stream)
+
+        return clear
+
+    # -- PyTorch ----------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        views = any(one.alias_info is not None and not one.alias_info.is_write for one in function._schema.returns)
+        if not self._paused and not views:
+            for place, argument in enumerate(function._schema.arguments):
+                given = args[place] if place < len(args) else kwargs.get(argument.name)
+                written = argument.alias_info is not None and argument.alias_info.is_write
+                for tensor in given if isinstance(given, (list, tuple)) else [given]:
+                    if isinstance(tensor, torch.Tensor):
+                        self._use(WRITE if written else READ, _addresses(tensor), tensor.element_size())
+        return function(*args, **kwargs)
+
+    def _unwatched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What is done behind a barrier of the hosts."""
+
+        def call(*args: Any) -> Any:
+            with mock.patch.object(self, "_paused", True):
+                return original(*args)
+
+        return call
+
+    def _scratch(self, _: object) -> Callable[..., torch.Tensor]:
+        def scratch(ours: FusedWorkspace, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
+            key = name, workspace._power_of_two(count), dtype
+            if key not in ours.local:
+                with mock.patch.object(self, "_paused", True):
+                    ours.local[key] = ours.ctx.zeros(key[1], dtype=dtype)
+            return ours.local[key]
+
+        return scratch
+
+
+def _name(agent: int) -> str:
+    rank, number = divmod(agent, _EACH)
+    names = ("current stream", "lane or stream beside it", "copies")
+    return f"{names[number] if number < FIRST_PROGRAM else f'program {number - FIRST_PROGRAM}'} of rank {rank}"
+
+
+def _addresses(tensor: torch.Tensor) -> Addresses:
+    """Where the elements of ``tensor`` are."""
+    offsets = np.zeros((), np.int64)
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        offsets = offsets[..., None] + np.arange(size) * stride * tensor.element_size()
+    return offsets.ravel() + tensor.data_ptr()

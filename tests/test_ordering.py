@@ -1,0 +1,103 @@
+"""In every op all that ranks do to the same memory is ordered by signals: the parts of a call, and calls that follow
+each other. See :mod:`ordering`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SMALL, Way, trial, ways
+from ordering import Watch, notes_nbytes
+from ranks import BACKEND, Ranks, fresh, worlds
+
+from iris.engine import CopyEngine
+from iris.ops.call import OpCall
+from iris.ops.config import EXCHANGING
+from iris.ops.decomposed import Decomposition
+from iris.ops.exchange import FLAGS
+from iris.ops.room import GATHER_FLAGS
+from iris.ops.workspace import FusedWorkspace, new_workspace
+
+pytestmark = [
+    pytest.mark.skipif(BACKEND != "sim", reason="looks into the simulator"),
+    pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True),
+]
+HEAP_SIZE = 1 << 20
+STAGING_NBYTES = 1 << 17
+SHAPES = ((60, 9, 17), (1, 3, 5), (50, 9, 17))
+"""Of the first and the last, owners have two chunks of rows; of the second, some own no rows."""
+LOADED_NBYTES = 1000
+"""Between the second shape's sum and the others'."""
+
+Flaw = Callable[[], AbstractContextManager[Any]]
+
+
+def no_follow() -> AbstractContextManager[Any]:
+    """Copies do not wait for what they copy."""
+    return mock.patch.object(CopyEngine, "follow")
+
+
+def no_meeting() -> AbstractContextManager[Any]:
+    """Ranks leave while others may still read what copies of the next call overwrite."""
+    leave = Decomposition.leave
+    return mock.patch.object(Decomposition, "leave", lambda parts, meet: leave(parts, meet=False))
+
+
+def no_gate() -> AbstractContextManager[Any]:
+    """Tiles are sent to ranks that may still be in the call before."""
+    launch = OpCall.launch
+    return mock.patch.object(
+        OpCall, "launch", lambda call, plan, **given: launch(call, replace(plan, gate=False), **given)
+    )
+
+
+def one_half() -> AbstractContextManager[Any]:
+    """All calls send to the same half of the inbox."""
+    return mock.patch.object(FusedWorkspace, "halves", lambda ours: (ours.staging, 0))
+
+
+def unordered(way: Way, num_flags: int, flaw: Flaw, seed: int) -> list[str]:
+    """What is not ordered in calls of one workspace between which nothing comes but new inputs in the same memory."""
+    with fresh(HEAP_SIZE) as ctx, fresh(notes_nbytes(HEAP_SIZE, ctx.world_size)) as notes:
+        workspace = new_workspace(ctx, way.op, way.algorithm, STAGING_NBYTES, num_flags)
+        trials = [trial(ctx, way, shape, torch.float32, seed + turn) for turn, shape in enumerate(SHAPES)]
+        with Watch(ctx, notes) as watch, flaw(), mock.patch("iris.ops.exchange.LOADED_NBYTES", LOADED_NBYTES):
+            for one in trials:
+                one.run(replace(SMALL, num_chunks=2), workspace)
+                one.a.fill_(float("nan"))
+                one.output.clone()
+        assert flaw is not nullcontext or max(one.excess() for one in trials) <= 1
+        return sorted(watch.unordered)
+
+
+def numbers_of_flags(way: Way) -> tuple[int, ...]:
+    """For workspaces in which little travels as words, and in which nothing does; of other ways: in which all fits."""
+    return (0, FLAGS) if way.algorithm in (*EXCHANGING, "one_shot") else (GATHER_FLAGS,)
+
+
+@pytest.mark.parametrize(
+    ("way", "num_flags"),
+    [(way, number) for way in ways() if way.op != LOCAL for number in numbers_of_flags(way)],
+    ids=str,
+)
+def test_all_is_ordered(ranks: Ranks, way: Way, num_flags: int, seed: int) -> None:
+    assert ranks.run(unordered, way, num_flags, nullcontext, seed) == [[]] * ranks.world_size
+
+
+@pytest.mark.parametrize(
+    ("way", "num_flags", "flaw"),
+    [
+        (Way(REDUCE_SCATTER, "decomposed"), 0, no_follow),
+        (Way(GATHER, "decomposed"), GATHER_FLAGS, no_meeting),
+        (Way(REDUCE_SCATTER, "push"), 0, no_gate),
+        (Way(ALL_REDUCE, "low_latency"), FLAGS, one_half),
+    ],
+    ids=["no_follow", "no_meeting", "no_gate", "one_half"],
+)
+def test_what_is_not_ordered_is_found(ranks: Ranks, way: Way, num_flags: int, flaw: Flaw, seed: int) -> None:
+    assert any(ranks.run(unordered, way, num_flags, flaw, seed))
