@@ -30,7 +30,6 @@ from iris.bench.cases.fused import GPU_SHAPES, local_params, obstacle
 from iris.bench.cases.operands import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, Operands, problem_of
 from iris.bench.cases.ways import MATMUL, way
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
-from iris.ops.candidates import LIBRARY
 from iris.ops.config import EXCHANGING
 from iris.ops.hardware import floor_s, hardware
 from iris.ops.model import predict_ms
@@ -118,7 +117,7 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
 
 def num_chunks(config: FusedConfig, rows: int) -> int:
     """Chunks in which ``rows`` travel, each with a flag."""
-    growth = config.chunk_growth if config.algorithm in LIBRARY else 1.0
+    growth = config.chunk_growth if config.algorithm == "decomposed" else 1.0
     return len(chunks_of(rows, config.num_chunks, config.block_size_m, growth))
 
 
