@@ -1,4 +1,4 @@
-"""How rows are cut into chunks, and that the ops cut so what the library multiplies."""
+"""How rows are cut into chunks, and that ``decomposed`` cuts them so."""
 
 from __future__ import annotations
 
