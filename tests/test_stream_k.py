@@ -9,8 +9,9 @@ import pytest
 from ops_inputs import LOCAL, SMALL, Shape, Way, each_way, rotated, trial, ways
 from ranks import BACKEND, Ranks, context, worlds
 
-from iris.ops.config import least_block_size_k
+from iris.ops.config import FusedConfig, least_block_size_k
 from iris.ops.problem import DTYPES
+from iris.ops.split import strips_of
 
 LONG: tuple[Shape, ...] = ((20, 35, 150), (9, 11, 200), (40, 17, 90), (33, 33, 65))
 """Six tiles, one, three … of 16 × 16, and K much longer than a block."""
@@ -47,9 +48,9 @@ def test_split_tiles_of_one_rank(ranks: Ranks, turn: int, seed: int) -> None:
 
 
 @pytest.fixture
-def crowd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
-    """Two simulated ranks that run nine programs each."""
-    monkeypatch.setenv("IRIS_SIM_SMS", "9")
+def crowd(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Two ranks that run nine programs each, if they are simulated, or as many as the test says."""
+    monkeypatch.setenv("IRIS_SIM_SMS", str(getattr(request, "param", 9)))
     ranks = Ranks(2)
     yield ranks
     ranks.end()
@@ -76,3 +77,37 @@ def test_many_programs_share_a_tile(crowd: Ranks, seed: int) -> None:
     for found in crowd.run(crowded, seed):
         for way, shape, excess in found:
             assert excess <= 1, (str(way), shape)
+
+
+def in_strips(seed: int) -> list[tuple[Way, Shape, int, float]]:
+    ctx, found = context(), []
+    shapes = ((16, 200, 300), (20, 300, 150), (33, 520, 70))
+    whole = [one for one in ways() if one.algorithm in ("local", "pull", "hbm_buffer", "copy_engine")]
+    pushed = [one for one in ways() if one.op == "matmul_all_scatter" and one.algorithm == "push"]
+    for turn, way in enumerate([*whole, *pushed]):
+        for index, width in ((turn, 256), (turn + 1, 128)):
+            shape, dtype = shapes[index % 3], DTYPES[(turn + index) % 4]
+            one = trial(ctx, way, shape, dtype, seed + index, "row" if turn % 2 else None)
+            block_k = least_block_size_k(dtype)
+            one.run(replace(NARROW, block_size_n=width, block_size_k=block_k, two_tiles=False, num_sms=17))
+            found.append((way, shape, width, one.excess()))
+    return found
+
+
+@pytest.mark.parametrize("crowd", [17], indirect=True)
+@pytest.mark.parametrize("kind", [pytest.param("gpu", marks=pytest.mark.gpu)] if BACKEND != "sim" else ["sim"])
+def test_split_tiles_in_strips(crowd: Ranks, kind: str, seed: int) -> None:
+    """One tile in four strips, some in two, some as they are; the last strip of some lies outside the output."""
+    for found in crowd.run(in_strips, seed):
+        for way, shape, width, excess in found:
+            assert excess <= 1, (str(way), shape, width)
+
+
+def test_strips_of() -> None:
+    config = FusedConfig(stream_k=True, two_tiles=False, block_size_n=256)
+    narrow, two = replace(config, block_size_n=128), replace(config, two_tiles=True)
+    of = {tiles: strips_of(tiles, 132, config) for tiles in (0, 132, 4, 140, 141, 66, 198, 199, 250)}
+    assert of == {0: 1, 132: 1, 4: 4, 140: 4, 141: 2, 66: 2, 198: 2, 199: 1, 250: 1}
+    assert [strips_of(tiles, 132, narrow) for tiles in (8, 66, 67)] == [2, 2, 1]
+    assert [strips_of(tiles, 132, two) for tiles in (8, 140, 272)] == [4, 1, 1]
+    assert strips_of(8, 132, replace(config, block_size_n=64)) == 1

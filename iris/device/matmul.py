@@ -30,6 +30,7 @@ loop, so no load is moved above them.
 Stream-K: ``STREAM_K`` splits the tiles of the last waves evenly over the programs, along K. Partial sums lie in
 ``partials`` and are added up in a fixed order: results do not depend on timing. If few programs share a tile, the one
 with its first part gets the others'; if many do, each adds up some of it, and, if ``SLICED``, hands that to the sink.
+Each of these tiles may first be cut into ``STRIPS`` of some columns: fewer programs then share one, and hand over less.
 
 All programs are resident. Each part of a tile but the first is the first thing that its program does of the split
 tiles, and the last one waits for nobody. Few wait only for programs further on in the tile, many only when they have
@@ -129,6 +130,7 @@ def _multiply(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
+    STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """``acc`` plus one tile of A times one of B, over ``k_begin``, …, ``k_end`` counted from column ``first_k`` of A.
@@ -143,7 +145,7 @@ def _multiply(
     if (b.desc is None and b.transposed_desc is None) or not EVEN_K:
         b_cols = tile_pointers(b.matrix, b.matrix.ptr, ks, cols % N)
     whole = k_end if EVEN_K else k_begin + (k_end - k_begin) // BLOCK_K * BLOCK_K
-    for position in range(k_begin, whole, BLOCK_K):
+    for position in tl.range(k_begin, whole, BLOCK_K, num_stages=STAGES):
         k = position + first_k
         if WRAP:
             k = tl.where(k < K_TOTAL, k, k - K_TOTAL)
@@ -200,6 +202,7 @@ def _continue(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
+    STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     TRACE: tl.constexpr,
 ):
@@ -215,7 +218,7 @@ def _continue(
         trace.record(trace_ptr, trace.WAIT, asked, started, item)
     acc = _multiply(
         acc, a, a_ptr, b, row, row_end, col, first_k, k, stop, N, K * SEGMENTS,
-        SEGMENTS > 1, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION,
+        SEGMENTS > 1, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, STAGES, PRECISION,
     )  # fmt: skip
     if TRACE:
         trace.record(trace_ptr, trace.GEMM, started, clock_ns(), item)
@@ -245,6 +248,7 @@ def _sink_slices(
     sharers,
     first,
     last,
+    adders,
     shard,
     index,
     per_shard,
@@ -259,13 +263,13 @@ def _sink_slices(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Each program that shares a tile with many sums some of its rows, and hands them to the sink; the last of them,
-    which may have another tile to go on with, does not."""
+    """Each program that shares a tile with many, or all but the last of them, if ``adders`` is one less than they are,
+    sums some of its rows, and hands them to the sink."""
     ROWS: tl.constexpr = min(BLOCK_M, max(1, SLICE_ELEMENTS // BLOCK_N))
     cols = tl.arange(0, BLOCK_N)
-    if worker < last:
+    if worker < first + adders:
         wait_parts(handle, flags, epoch, first, last, sharers, SITE)
-        for number in range(worker - first, BLOCK_M // ROWS, last - first):
+        for number in range(worker - first, BLOCK_M // ROWS, adders):
             down = number * ROWS + tl.arange(0, ROWS)
             within = down[:, None] * BLOCK_N + cols[None, :]
             total, _ = slice_sum(partials, first, last, sharers, within, BLOCK_M * BLOCK_N)
@@ -313,18 +317,22 @@ def _tiles(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STRIPS: tl.constexpr,
     GROUP_M: tl.constexpr,
     EVEN_K: tl.constexpr,
     SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
     TRACE: tl.constexpr,
 ):
     """This program's part of the tiles ``begin``, …, ``end``. ``OWN``: they are of the own shard of rows. ``SPLIT``:
-    they are shared out along K."""
+    they are shared out along K. The schedule's tiles are ``STRIPS`` times as wide as these."""
     me = rank(handle)
     m_blocks = tl.cdiv(M, BLOCK_M)
-    n_blocks = tl.cdiv(N, BLOCK_N)
+    n_blocks = tl.cdiv(N, BLOCK_N * STRIPS)
+    begin *= STRIPS
+    end *= STRIPS
     K_TOTAL = K * SEGMENTS
     per_tile = tl.cdiv(K_TOTAL, BLOCK_K)
     if SPLIT:
@@ -342,14 +350,16 @@ def _tiles(
     pending_shard = me * 0
     pending_index = me * 0 - 1
     for unit in range(units):
-        item = first + unit * step
+        strip = first + unit * step
         k_begin, k_end = 0, K_TOTAL
         if SPLIT:
-            k_begin = max(split_begin - (item - begin) * per_tile, 0) * BLOCK_K
-            k_end = min(min(split_end - (item - begin) * per_tile, per_tile) * BLOCK_K, K_TOTAL)
+            k_begin = max(split_begin - (strip - begin) * per_tile, 0) * BLOCK_K
+            k_end = min(min(split_end - (strip - begin) * per_tile, per_tile) * BLOCK_K, K_TOTAL)
+        item = strip // STRIPS
         shard, index, block_m, block_n = SCHEDULE(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M, SHARDS)
         top = shard * M if SHARDED else 0
-        row, row_end, col = top + block_m * BLOCK_M, top + M, block_n * BLOCK_N
+        row, row_end = top + block_m * BLOCK_M, top + M
+        col = (block_n * STRIPS + strip % STRIPS) * BLOCK_N
         first_k = ring_start(me, K, SEGMENTS, BLOCK_K, EVEN_K)
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
         k = k_begin
@@ -358,7 +368,7 @@ def _tiles(
                 started = clock_ns()
             acc = _multiply(
                 acc, own, own.matrix.ptr, b, row, row_end, col, first_k, k, k_end, N, K_TOTAL,
-                False, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION,
+                False, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, STAGES, PRECISION,
             )  # fmt: skip
             if TRACE:
                 trace.record(trace_ptr, trace.GEMM, started, clock_ns(), item)
@@ -366,12 +376,13 @@ def _tiles(
             while k < k_end:
                 acc, k = _continue(
                     acc, k, k_end, handle, flags, epoch, a, b, trace_ptr, shard, block_m, item, row, row_end, col,
-                    first_k, M, N, K, SOURCE, SITE, SEGMENTS, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION, TRACE,
+                    first_k, M, N, K, SOURCE, SITE, SEGMENTS, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, STAGES, PRECISION,
+                    TRACE,
                 )  # fmt: skip
         else:
             acc, k = _continue(
                 acc, k, k_end, handle, flags, epoch, a, b, trace_ptr, shard, block_m, item, row, row_end, col,
-                first_k, M, N, K, SOURCE, SITE, SEGMENTS, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION, TRACE,
+                first_k, M, N, K, SOURCE, SITE, SEGMENTS, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, STAGES, PRECISION, TRACE,
             )  # fmt: skip
         if AFTER is not None:
             if pending_index >= 0:
@@ -381,8 +392,8 @@ def _tiles(
         if SPLIT:
             whole = k_begin == 0
             if (k_begin > 0) | (k_end < K_TOTAL):
-                acc, many, sharing, last = handed_over(
-                    acc, handle, flags, epoch, partials, worker, sharers, item - begin, per_tile, iterations,
+                acc, many, sharing, last, adders = handed_over(
+                    acc, handle, flags, epoch, partials, worker, sharers, strip - begin, per_tile, iterations,
                     SITE, BLOCK_M, BLOCK_N,
                 )  # fmt: skip
                 if many:
@@ -393,14 +404,16 @@ def _tiles(
                         gated = _pass_gate(gated, handle, flags, epoch, SITE, GATE)
                         _sink_slices(
                             handle, c, slots, bias_ptr, flags, epoch, partials, worker, sharers, sharing, last,
-                            shard, index, per_shard, top, row, row_end, col, N, SINK, SITE, BIAS, BLOCK_M, BLOCK_N,
+                            adders, shard, index, per_shard, top, row, row_end, col, N, SINK, SITE, BIAS,
+                            BLOCK_M, BLOCK_N,
                         )  # fmt: skip
                         if TRACE:
                             trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), item)
                     else:
                         acc = combined(
-                            acc, handle, flags, epoch, partials, worker, sharers, sharing, last, SITE, BLOCK_M, BLOCK_N
-                        )
+                            acc, handle, flags, epoch, partials, worker, sharers, sharing, last, adders,
+                            SITE, BLOCK_M, BLOCK_N,
+                        )  # fmt: skip
         if whole:
             if TRACE:
                 asked = clock_ns()
@@ -431,6 +444,8 @@ def matmul_kernel(
     b,
     b_desc,
     bt_desc,
+    b_strip_desc,
+    bt_strip_desc,
     c,
     bias_ptr,
     slots,
@@ -467,6 +482,8 @@ def matmul_kernel(
     EVEN_K: tl.constexpr,
     STREAM_K: tl.constexpr,
     TWO_TILES: tl.constexpr,
+    STRIPS: tl.constexpr,
+    STRIP_STAGES: tl.constexpr,
     COURIER_M: tl.constexpr,
     COURIER_N: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -495,6 +512,7 @@ def matmul_kernel(
     own_shard = Operand(own, own_desc, None, me * M if SHARDED else 0)
     gathered = Operand(a, a_desc, None, 0)
     right = Operand(b, b_desc, bt_desc, 0)
+    right_of_strips = Operand(b, b_strip_desc, bt_strip_desc, 0) if STRIPS > 1 else right
     if program >= crew.dedicated:
         worker, workers = program - crew.dedicated, tl.num_programs(0) - crew.dedicated
         tiles = SHARDS * per_shard
@@ -505,10 +523,12 @@ def matmul_kernel(
             end = begin if phase == 0 else dealt_out if phase == 1 else tiles
             # Split tiles have a loop of their own: what brings their parts together costs the others a microsecond.
             _tiles(
-                handle, flags, epoch, own_shard, gathered, right, c, bias_ptr, slots, partials, trace_ptr, M, N, K,
-                start, end, per_shard, per_round, worker, workers,
+                handle, flags, epoch, own_shard, gathered, right_of_strips if phase == 2 else right, c, bias_ptr,
+                slots, partials, trace_ptr, M, N, K, start, end, per_shard, per_round, worker, workers,
                 SCHEDULE, SOURCE, SINK, SLICED, AFTER, EAGER, GATE, SITE, SHARDS, SHARDED, SEGMENTS, phase == 0,
-                PIECEWISE, BIAS, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, EVEN_K, phase == 2, PRECISION, ACC_DTYPE, TRACE,
+                PIECEWISE, BIAS, BLOCK_M, BLOCK_N // STRIPS if phase == 2 else BLOCK_N, BLOCK_K,
+                STRIPS if phase == 2 else 1, GROUP_M, EVEN_K, phase == 2, STRIP_STAGES if phase == 2 else None,
+                PRECISION, ACC_DTYPE, TRACE,
             )  # fmt: skip
             if phase == 0:
                 worker = (worker + workers - per_shard % workers) % workers

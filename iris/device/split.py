@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from iris.device.handle import rank
-from iris.device.schedule import MOST_PARTS, split_worker
+from iris.device.schedule import MOST_PARTS, split_start, split_worker
 from iris.device.sync import signal, wait, wait_all
 
 _MANY: tl.constexpr = tl.constexpr(3)
@@ -39,7 +39,8 @@ def handed_over(
     BLOCK_N: tl.constexpr,
 ):
     """The parts of a split tile, brought together: returns the sum, if this is the first of the programs that share it
-    and they are few; and else the numbers of the first and the last of them.
+    and they are few; whether they are many; the first and the last of them; and how many of these are to add them up,
+    all but a last one that has another tile to go on with.
 
     Few programs add up along a binary tree: each leaves its part in ``partials`` for the one below it and goes on. Many
     all leave their parts there, for :func:`slice_sum`.
@@ -61,7 +62,9 @@ def handed_over(
         mine = worker if place > 0 else sharers + worker
         tl.store(_partial_pointers(partials, mine, BLOCK_M, BLOCK_N), acc)
         signal(flags.split + mine, epoch, rank(handle), handle)
-    return acc, many, first, last
+    goes_on = split_start(last + 1, sharers, split_iterations) > (split_tile + 1) * per_tile
+    adders = last - first + tl.where(goes_on, 0, 1)
+    return acc, many, first, last, adders
 
 
 @triton.jit
@@ -98,17 +101,16 @@ def combined(
     sharers,
     first,
     last,
+    adders,
     SITE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Sum the parts that many programs have left of a tile: each adds up some slices, and the first gets them all."""
     place = worker - first
-    # The last of them may have another tile to go on with.
-    adders = last - first
     SIZE: tl.constexpr = BLOCK_M * BLOCK_N
     SLICE: tl.constexpr = min(SIZE, SLICE_ELEMENTS)
-    if worker < last:
+    if place < adders:
         wait_parts(handle, flags, epoch, first, last, sharers, SITE)
         for number in range(place, SIZE // SLICE, adders):
             total, start = slice_sum(partials, first, last, sharers, number * SLICE + tl.arange(0, SLICE), SIZE)

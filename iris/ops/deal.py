@@ -13,16 +13,17 @@ from iris.ops.config import FusedConfig
 from iris.ops.machine import LAUNCH_S, Machine
 from iris.ops.problem import Problem, output_dtype
 from iris.ops.rows import chunks_of
+from iris.ops.split import sharers_of, split_tiles, strips_of
 
 _BURST_S, _BURST, _TIRED_S, _TIRED = 0.25e-3, 1.05, 1.2e-3, 0.91
 """Matmuls up to this long run at a higher clock than the sustained rate's, those from that long on at a lower one."""
 _TILE_S = 1.5e-6
 """From one tile to the next: its epilogue, and filling the pipeline again."""
-_SPLIT_S, _SPLIT_TILE_S = 12e-6, 11e-6
+_SPLIT_S, _SPLIT_TILE_S = 9e-6, 11e-6
 """Stream-K: handing parts of tiles over, and as much more for a tile of 128 × 256."""
-_APART, _APART_SLOWER = 0.15, 0.5
-"""With Stream-K neighbours work at different columns of K. From this share of K between them on they share nothing in
-L2, and split tiles are this much slower."""
+_APART_SLOWER = 0.5
+"""Split tiles are this much slower where programs have parts of two: neighbours then work at different columns of K,
+and share nothing in L2."""
 _REREAD = 0.8
 """The share of B that the next rank's rows read from memory again, where L2 cannot hold it."""
 _DRIFTED_WAVES = 2
@@ -113,6 +114,11 @@ class Call:
         return self.problem.m * self.problem.n * output_dtype(self.problem.dtype).itemsize
 
     @cached_property
+    def sliced(self) -> bool:
+        """Whether programs that share a tile each store some of it (:class:`iris.ops.matmul.Plan`)."""
+        return self.problem.op != "matmul_all_scatter" or self.config.algorithm == "push"
+
+    @cached_property
     def passes(self) -> float:
         """How often B is read at least where one rank's rows are computed after the other's."""
         return 1 + _REREAD * (self.world - 1)
@@ -132,11 +138,20 @@ class Call:
         rest = tiles - first
         if not config.stream_k or rest % workers == 0:
             return Deal(workers, tiles, 0.0, each, 0.0)
-        kept = rest // workers - (config.two_tiles and rest >= workers)
-        share = (rest - kept * workers) / workers
-        share *= 1 + _APART_SLOWER * min(1.0, abs(share - round(share)) / _APART)
-        extra_s = _SPLIT_S + _SPLIT_TILE_S * config.tile_elements / (128 * 256)
-        return Deal(workers, first + kept * workers, share, each, extra_s)
+        split = split_tiles(rest, workers, config)
+        strips = strips_of(rest, workers, config) if self.sliced else 1
+        per_tile = -(-self.problem.k // config.block_size_k)
+        sharers = sharers_of(split * strips, per_tile, workers)
+        share = split / sharers
+        if strips > 1:
+            strip = replace(config, block_size_n=config.block_size_n // strips)
+            share *= strips * self.machine.tile_s(strip, self.problem) / self.machine.tile_s(config, self.problem)
+        if sharers % (split * strips):
+            share *= 1 + _APART_SLOWER * min(1.0, split * strips / workers)
+        extra_s = 0.0
+        if sharers > split * strips:
+            extra_s = _SPLIT_S + _SPLIT_TILE_S * config.tile_elements / strips / (128 * 256)
+        return Deal(workers, first + rest - split, share, each, extra_s)
 
     def chunks(self, wanted: int, rows: int) -> tuple[int, int]:
         """How many chunks ``rows`` block rows travel in, and block rows in each."""

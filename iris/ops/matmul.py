@@ -19,6 +19,7 @@ from iris.ops.config import FusedConfig
 from iris.ops.hardware import allows_tf32
 from iris.ops.problem import Problem
 from iris.ops.row_major import row_major
+from iris.ops.split import strip_stages, strips_of
 from iris.ops.target import target_of
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
@@ -137,14 +138,20 @@ def run(
     per_shard = plan.tiles_per_shard(problem, config)
     tiles = plan.shards * per_shard
     even_k = (problem.k if gathered is not None else k) % config.block_size_k == 0
-    own_desc = whole_desc = b_desc = bt_desc = None
+    units = tiles * -(-problem.k // config.block_size_k) if config.stream_k else tiles
+    programs = min(max(units + plan.dedicated, plan.couriers), config.num_sms or ctx.num_sms)
+    sliced = plan.after is None and (plan.sink is tile.local_sink if plan.sliced is None else plan.sliced)
+    dealt = tiles - per_shard if plan.own else tiles
+    strips = strips_of(dealt, programs - plan.dedicated, config) if config.stream_k and sliced else 1
+    own_desc = whole_desc = b_desc = bt_desc = b_strip_desc = bt_strip_desc = None
     if target.tma:
         # TMA faults at blocks that begin between 16 bytes, as a rank's columns may (seen on H200, CUDA 13.0).
         between = plan.segments > 1 and not even_k and k * own.element_size() % 16 != 0
-        own_desc, whole_desc, b_desc, bt_desc = _descriptors(plan, config, own, gathered, b, between)
+        own_desc, whole_desc = _left(plan, config, own, gathered, between)
+        b_desc, bt_desc = _right(b, config.block_size_k, config.block_size_n, between)
+        if strips > 1:
+            b_strip_desc, bt_strip_desc = _right(b, config.block_size_k, config.block_size_n // strips, between)
     whole = own if gathered is None else gathered
-    units = tiles * -(-problem.k // config.block_size_k) if config.stream_k else tiles
-    programs = min(max(units + plan.dedicated, plan.couriers), config.num_sms or ctx.num_sms)
     epochs, turnstile = sync.TURNSTILE.value, workspace.turnstile
     if plan.alone and not config.stream_k:
         epochs = sync.NO_EPOCHS.value
@@ -155,7 +162,9 @@ def run(
     counters = workspace.scratch("counters", counts, torch.int32) if counts else None
     if config.stream_k:
         partials = workspace.scratch(
-            "partials", 2 * programs * config.block_size_m * config.block_size_n, accumulator_of(problem.dtype)
+            "partials",
+            2 * programs * config.block_size_m * config.block_size_n // strips,
+            accumulator_of(problem.dtype),
         )
         split = workspace.scratch("split", 3 * programs, torch.int32)
     if trace is not None:
@@ -174,6 +183,8 @@ def run(
         Matrix(b, *b.stride()),
         b_desc,
         bt_desc,
+        b_strip_desc,
+        bt_strip_desc,
         Matrix(output, *output.stride()),
         bias,
         slots,
@@ -189,7 +200,7 @@ def run(
         SCHEDULE=plan.schedule,
         SOURCE=plan.source,
         SINK=plan.sink,
-        SLICED=plan.after is None and (plan.sink is tile.local_sink if plan.sliced is None else plan.sliced),
+        SLICED=sliced,
         AFTER=plan.after,
         EAGER=plan.eager if plan.eager is not None else tiles < DEFER_FROM_TILES * programs,
         GATE=plan.gate,
@@ -210,6 +221,8 @@ def run(
         EVEN_K=even_k,
         STREAM_K=config.stream_k,
         TWO_TILES=config.two_tiles,
+        STRIPS=strips,
+        STRIP_STAGES=strip_stages(config, strips),
         COURIER_M=config.comm_block_m,
         COURIER_N=config.comm_block_n,
         PRECISION=_precision(problem.dtype),
@@ -224,19 +237,23 @@ def accumulator_of(dtype: torch.dtype) -> torch.dtype:
     return torch.int32 if dtype == torch.int8 else torch.float32
 
 
-def _descriptors(
-    plan: Plan, config: FusedConfig, own: torch.Tensor, gathered: torch.Tensor | None, b: torch.Tensor, between: bool
-) -> tuple[Any, Any, Any, Any]:
-    """TMA descriptors of this rank's part of A, of all of A, of B, and of B's transpose where there is none of B; None
-    for what is read by pointers. ``between``: blocks of columns of A, and of B's transpose, begin between 16 bytes."""
-    m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
+def _left(
+    plan: Plan, config: FusedConfig, own: torch.Tensor, gathered: torch.Tensor | None, between: bool
+) -> tuple[Any, Any]:
+    """TMA descriptors of this rank's part of A and of all of A; None for what is read by pointers. ``between``: blocks
+    of columns of A, and of B's transpose, begin between 16 bytes."""
+    block = [config.block_size_m, config.block_size_k]
     here = plan.source is kernels.local_source
-    b_desc = _describe(b, [k, n])
-    bt_desc = _describe(b.T, [n, k]) if b_desc is None and not between else None
-    own_desc = _describe(own, [m, k]) if plan.own or here else None
+    own_desc = _describe(own, block) if plan.own or here else None
     if between or (gathered is None and not here):
-        return own_desc, None, b_desc, bt_desc
-    return own_desc, own_desc if gathered is None else _describe(gathered, [m, k]), b_desc, bt_desc
+        return own_desc, None
+    return own_desc, own_desc if gathered is None else _describe(gathered, block)
+
+
+def _right(b: torch.Tensor, block_k: int, block_n: int, between: bool) -> tuple[Any, Any]:
+    """TMA descriptors of B, and of its transpose where there is none of B."""
+    desc = _describe(b, [block_k, block_n])
+    return desc, _describe(b.T, [block_n, block_k]) if desc is None and not between else None
 
 
 def _describe(matrix: torch.Tensor, block: list[int]) -> Any:

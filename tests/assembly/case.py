@@ -60,9 +60,9 @@ def with_handle(*dtypes: Any) -> Callable[[], tuple[Any, ...]]:
     return lambda: (handle(), *of(*dtypes)())
 
 
-def described(dtype: torch.dtype, block: int) -> TensorDescriptor:
+def described(dtype: torch.dtype, rows: int, cols: int | None = None) -> TensorDescriptor:
     """A descriptor of a matrix to compile with."""
-    return TensorDescriptor(tensor(dtype), [4096, 4096], [4096, 1], [block, block])
+    return TensorDescriptor(tensor(dtype), [4096, 4096], [4096, 1], [rows, cols or rows])
 
 
 def compile_case(case: Case, target_name: str) -> str:

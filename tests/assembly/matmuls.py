@@ -135,6 +135,11 @@ of the others: what they add to each other is outside the waits. Stream-K, which
 source and with all that announces a tile."""
 
 
+def sliced(constants: dict[str, Any]) -> bool:
+    """Whether the sink takes some rows, or columns, of a tile as it does a whole one."""
+    return constants["AFTER"] is None and constants["SINK"] in (tile.local_sink, push_sink)
+
+
 def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, split: bool, block: int) -> Any:
     constants = PLAIN | OPS[op]
     out = torch.int32 if dtype == torch.int8 else dtype
@@ -149,9 +154,10 @@ def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias:
     own_desc = described_a if constants["OWN"] or constants["SOURCE"] is matmul.local_source else None
     a_desc = None if constants["SOURCE"] is pull_source else described_a
     turned = op == "local_transposed"
+    strip = described(dtype, block, block // 2) if tma and split and sliced(constants) else None
     return (
         handle(), flags, own, own_desc, a, a_desc, b, None if turned else described_a, described_a if turned else None,
-        c, tensor(out) if bias else None,
+        strip, None, c, tensor(out) if bias else None,
         _slots(constants, out, total),
         tensor(total) if split else None, tensor(torch.int64) if traced else None, *SIZES, 40, 20,
         matmul.Crew(16, 8, 100, 2), 256,
@@ -189,7 +195,9 @@ def matmul_case(
         "ACC_DTYPE": tl.int32 if dtype == torch.int8 else tl.float32, "TRACE": traced,
         "num_warps": 4, "num_stages": 3 if cuda else 2,
     }  # fmt: skip
-    constants["SLICED"] = constants["AFTER"] is None and constants["SINK"] in (tile.local_sink, push_sink)
+    constants["SLICED"] = sliced(constants)
+    constants["STRIPS"] = 2 if split and constants["SLICED"] else 1
+    constants["STRIP_STAGES"] = 4
     has = WAITS | SIGNALS
     if op.startswith("local"):
         constants["EPOCHS"] = 148 if split else sync.NO_EPOCHS.value
