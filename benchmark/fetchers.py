@@ -7,7 +7,8 @@ It shows what the programs that fetch and those that compute do to each other, a
 other ranks' heaps are this GPU's (``peers=device``), or lie in the host's memory (``peers=host``), which is about as
 far away as a peer's and bound by PCIe. The flags by which ranks enter and leave a call are set before each. ``M,N,K``
 are those of this rank's matmul. ``way``: ``16x8`` has 16 fetchers and 8 blocks of K per flag; ``matmul`` is Iris's
-kernel with nothing to wait for, ``torch`` the library's. Options are those of `python -m iris bench`.
+kernel with nothing to wait for, ``torch`` the library's. Behind the first two, ``+split`` has the last tiles split by
+Stream-K. Options are those of `python -m iris bench`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ gather = importlib.import_module("iris.ops.all_gather_matmul")
 
 SIMULATED = iris.backends.detect().name == "sim"
 SHAPES = ((96, 64, 256),) if SIMULATED else ((16384, 3584, 8192), (8192, 3696, 8192), (8192, 1024, 29568))
-WAYS = ("2x1", "matmul") if SIMULATED else ("12x16", "16x16", "16x8", "matmul", "torch")
-OTHER_WAYS = tuple(f"{fetchers}x{blocks}" for fetchers in (1, 2, 4, 8, 12, 16, 24, 32) for blocks in (1, 4, 8, 16, 32))
+WAYS = ("2x1", "2x1+split", "matmul") if SIMULATED else ("12x16", "16x16", "16x8", "12x16+split", "matmul", "torch")
+_FETCHING = tuple(f"{fetchers}x{blocks}" for fetchers in (1, 2, 4, 8, 12, 16, 24, 32) for blocks in (1, 4, 8, 16, 32))
+OTHER_WAYS = (*_FETCHING, *(f"{way}+split" for way in (*_FETCHING, "matmul")))
 TILE = FusedConfig("hbm_buffer", 32, 32, 32) if SIMULATED else FusedConfig("hbm_buffer", 128, 256, comm_block_n=256)
 ENTERED, LEFT = sync._ENTERED.value, sync._LEFT.value
 HEAP_ALIGNMENT = 1024
@@ -81,14 +83,16 @@ def fetchers(state: bench.State, ctx: iris.Iris) -> None:
     if state["way"] == "torch":
         state.exec(lambda: torch.matmul(operands.whole, operands.b, out=operands.output), validate_fn=check)
         return
-    if state["way"] == "matmul":
-        config = replace(TILE, algorithm="local")
+    way, _, split = state["way"].partition("+")
+    tile = replace(TILE, stream_k=bool(split), two_tiles=False)
+    if way == "matmul":
+        config = replace(tile, algorithm="local")
         state.exec(
             lambda: ctx.ops.matmul(operands.output, operands.whole, operands.b, config=config), validate_fn=check
         )
         return
-    comm_sms, k_per_flag = (int(number) for number in state["way"].split("x"))
-    config = replace(TILE, comm_sms=comm_sms, k_per_flag=k_per_flag)
+    comm_sms, k_per_flag = (int(number) for number in way.split("x"))
+    config = replace(tile, comm_sms=comm_sms, k_per_flag=k_per_flag)
     received = operands.a.numel() * operands.a.element_size() * (ranks - 1)
     problem = Problem("all_gather_matmul", m, n, k, operands.a.dtype, ranks, received, dim, False)
     emulated = Emulated(ctx, [ctx._backend.bases[0], *[operands.base] * (ranks - 1)])

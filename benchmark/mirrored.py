@@ -11,8 +11,9 @@ kernels take some tenths of a microsecond more to find a peer's memory.
 
 Numbers are drawn so that the result can be known: the ranks' parts of A (of B, for a scatter) are the same but for a
 rotation. ``M,N,K`` are those of the whole problem. ``way`` is ``auto``, an algorithm with the best options known, or
-``ring/4``, with another ``num_chunks``, or ``decomposed/4x2.0``, with ``chunk_growth``, too; ``matmul`` is the
-library's local matmul alone. Options are those of `python -m iris bench`.
+``ring/4``, with another ``num_chunks``, or ``decomposed/4x2.0``, with ``chunk_growth``, too; in ``copy_engine/2+split``
+Stream-K splits the last tiles; ``matmul`` is the library's local matmul alone. Options are those of
+`python -m iris bench`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from iris.bench.cases.fused import GPU_SHAPES, local_params, obstacle
 from iris.bench.cases.operands import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, Operands, problem_of
 from iris.bench.cases.ways import MATMUL, way
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
+from iris.ops.candidates import LIBRARY
 from iris.ops.config import EXCHANGING
 from iris.ops.hardware import floor_s, hardware
 from iris.ops.model import predict_ms
@@ -146,13 +148,16 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
     state.set_flops(problem.flops)
     state.set_bytes(problem.received_bytes)
     state.set_floor(floor_s(problem, known))
-    algorithm, _, chunks = state["way"].partition("/")
+    named, _, split = state["way"].partition("+")
+    algorithm, _, chunks = named.partition("/")
     if algorithm not in ("auto", MATMUL, *ALGORITHMS[op]):
         state.skip(f"{op} has no algorithm {algorithm}")
     config = pick_config(problem, target, None if algorithm in ("auto", MATMUL) else algorithm)
     if chunks:
         count, _, growth = chunks.partition("x")
         config = replace(config, num_chunks=int(count), chunk_growth=float(growth or 1))
+    if split:
+        config = replace(config, stream_k=True, two_tiles=False)
     turned = op == REDUCE_SCATTER or (op == ALL_REDUCE and config.algorithm not in ONE_HOP)
 
     bases = [ctx._backend.bases[ctx.rank], *[ctx._backend.bases[1 - ctx.rank]] * (world - 1)]
@@ -182,9 +187,11 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
 
 
 def chunked(op: str) -> tuple[str, ...]:
-    """Ways of ``op`` that say in how many chunks, and how these grow."""
+    """Ways of ``op`` that say in how many chunks, how these grow, and that the last tiles are split."""
     counted = tuple(f"{one}/{count}" for one in ALGORITHMS[op] if one in IN_CHUNKS for count in (1, 2, 4, 8, 16))
-    return counted + tuple(f"decomposed/{count}x{growth}" for count in (2, 3, 4, 5, 6, 8) for growth in GROWTH)
+    growing = tuple(f"decomposed/{count}x{growth}" for count in (2, 3, 4, 5, 6, 8) for growth in GROWTH)
+    own = (one for one in (*ALGORITHMS[op], *counted) if one.partition("/")[0] not in (*LIBRARY, "pull"))
+    return (*counted, *growing, *(f"{one}+split" for one in own))
 
 
 def localized(params: bench.axes.Params, num_ranks: int, *, op: str) -> bench.axes.Params:

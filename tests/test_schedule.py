@@ -12,6 +12,7 @@ import triton.language as tl
 from ranks import Ranks, context, worlds
 
 from iris.device import schedule
+from iris.ops.split import sharers_of
 
 Place = tuple[int, int, int, int]
 """Shard, number in the shard, block row, block column."""
@@ -79,27 +80,43 @@ def test_every_tile_once_and_the_own_ones_in_their_turn(ranks: Ranks, which: str
             assert [place[:2] for place in turn] == expected
 
 
-def parts(workers: int, tiles: int, per_tile: int) -> tuple[int, list[int], list[int]]:
+def parts(workers: int, tiles: int, per_tile: int) -> tuple[list[int], list[int]]:
     size = triton.next_power_of_2(max(workers + 1, tiles * per_tile))
     starts, owners = torch.zeros(2, size, dtype=torch.int32, device=context().device)
     parts_kernel[(1,)](starts, owners, workers, tiles, per_tile, BLOCK=size)
-    return per_tile, starts[: workers + 1].tolist(), owners[: tiles * per_tile].tolist()
+    return starts[: workers + 1].tolist(), owners[: tiles * per_tile].tolist()
 
 
-def all_parts() -> list[tuple[int, list[int], list[int]]]:
+def all_parts() -> list[tuple[tuple[int, int, int], list[int], list[int]]]:
     return [
-        parts(workers, tiles, per_tile)
+        ((workers, tiles, per_tile), *parts(workers, tiles, per_tile))
         for workers in (1, 3, 4, 132)
-        for tiles, per_tile in ((1, 1), (1, 2), (5, 1), (1, 131), (4, 33), (8, 125), (140, 7))
+        for tiles, per_tile in (
+            (1, 1),
+            (1, 2),
+            (5, 1),
+            (1, 131),
+            (4, 33),
+            (8, 125),
+            (64, 5),
+            (78, 9),
+            (80, 9),
+            (140, 7),
+        )
     ]
 
 
 @pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
 def test_parts_of_split_tiles_follow_each_other(ranks: Ranks) -> None:
-    for per_tile, starts, owners in ranks.run(all_parts)[0]:
+    for (workers, tiles, per_tile), starts, owners in ranks.run(all_parts)[0]:
         assert starts[0] == 0 and starts[-1] == len(owners) and starts == sorted(starts)
         lengths = [end - begin for begin, end in itertools.pairwise(starts)]
         busy = [length for length in lengths if length > 0]
         assert max(busy) - min(busy) <= 1 and lengths[: len(busy)] == busy
         assert all(len(set(owners[at : at + per_tile])) <= 16 for at in range(0, len(owners), per_tile))
         assert owners == [worker for worker, length in enumerate(lengths) for _ in range(length)]
+        assert len(busy) == sharers_of(tiles, per_tile, workers)
+        if tiles <= workers and not workers < 2 * tiles <= 1.2 * workers:
+            shares = [owners[at : at + per_tile] for at in range(0, len(owners), per_tile)]
+            assert not any(set(one) & set(other) for one, other in itertools.pairwise(shares))
+            assert len({len(set(share)) for share in shares}) == 1

@@ -69,10 +69,12 @@ class Deal:
 
     def end_s(self, arrivals: Iterable[tuple[float, int, float]]) -> float:
         """When the last program is done. Arrivals: when something is there, the first tile that waits for it, and the
-        share of that tile that is computed by then."""
+        share of that tile that is computed by then, if it is a whole one: of a split tile, which has all its parts
+        computed at the same time, those that wait have yet to begin."""
         end = self.left(0) * self.tile_s
         for ready_s, first, done in arrivals:
-            end = max(end, ready_s + max(0.0, self.left(first) - done) * self.tile_s)
+            whole = self.left(first) - self.share
+            end = max(end, ready_s + (max(0.0, whole - done) + self.share) * self.tile_s)
         return end + self.extra_s
 
 

@@ -38,4 +38,4 @@ def sharers_of(tiles: int, per_tile: int, workers: int) -> int:
     """How many programs share ``tiles``: :func:`iris.device.schedule.split_sharers` on the host."""
     straddling = tiles > workers or workers < 2 * tiles <= 1.2 * workers
     sharers = workers if straddling else workers // tiles * tiles
-    return min(sharers, tiles * min(per_tile, MOST_PARTS.value))
+    return min(sharers, tiles * min(per_tile, int(MOST_PARTS.value)))
