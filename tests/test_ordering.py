@@ -11,13 +11,14 @@ from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SMALL, Way, trial, ways
+from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SMALL, Shape, Way, trial, ways
 from ordering import Watch, notes_nbytes
 from ranks import BACKEND, Ranks, fresh, worlds
 
 from iris.engine import CopyEngine
 from iris.ops.call import OpCall
-from iris.ops.config import EXCHANGING
+from iris.ops.candidates import LIBRARY
+from iris.ops.config import EXCHANGING, FusedConfig
 from iris.ops.decomposed import Decomposition
 from iris.ops.exchange import FLAGS
 from iris.ops.room import GATHER_FLAGS
@@ -27,12 +28,23 @@ pytestmark = [
     pytest.mark.skipif(BACKEND != "sim", reason="looks into the simulator"),
     pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True),
 ]
+Call = tuple[Shape, FusedConfig]
 HEAP_SIZE = 1 << 20
-STAGING_NBYTES = 1 << 17
+STAGING_NBYTES = 5 << 16
 SHAPES = ((60, 9, 17), (1, 3, 5), (50, 9, 17))
 """Of the first and the last, owners have two chunks of rows; of the second, some own no rows."""
 LOADED_NBYTES = 1000
 """Between the second shape's sum and the others'."""
+CHUNKED = replace(SMALL, num_chunks=2)
+EACH: tuple[Call, ...] = tuple((shape, CHUNKED) for shape in SHAPES)
+ONE = replace(CHUNKED, stream_k=True, two_tiles=False)
+TWO, WIDE = replace(ONE, two_tiles=True), replace(ONE, block_size_n=128)
+SPLIT: dict[str, tuple[Call, ...]] = {
+    "tiles": (((5, 40, 200), ONE), ((5, 40, 150), TWO), ((5, 9, 120), ONE)),
+    "strips": (((5, 300, 200), WIDE), ((5, 140, 90), WIDE), ((5, 100, 200), WIDE)),
+}
+"""Three, two or one tiles for each rank, or in all, for four programs: each is shared by two or four, or by some that
+have parts of two, and some strips are shared by two."""
 
 Flaw = Callable[[], AbstractContextManager[Any]]
 
@@ -61,14 +73,19 @@ def one_half() -> AbstractContextManager[Any]:
     return mock.patch.object(FusedWorkspace, "halves", lambda ours: (ours.staging, 0))
 
 
-def unordered(way: Way, num_flags: int, flaw: Flaw, seed: int) -> list[str]:
+def no_wait_for_parts() -> AbstractContextManager[Any]:
+    """Many programs share a tile, and add up its parts before they are there."""
+    return mock.patch("iris.device.matmul.wait_parts", return_value=None)
+
+
+def unordered(way: Way, num_flags: int, flaw: Flaw, seed: int, calls: tuple[Call, ...] = EACH) -> list[str]:
     """What is not ordered in calls of one workspace between which nothing comes but new inputs in the same memory."""
     with fresh(HEAP_SIZE) as ctx, fresh(notes_nbytes(HEAP_SIZE, ctx.world_size)) as notes:
         workspace = new_workspace(ctx, way.op, way.algorithm, STAGING_NBYTES, num_flags)
-        trials = [trial(ctx, way, shape, torch.float32, seed + turn) for turn, shape in enumerate(SHAPES)]
+        trials = [trial(ctx, way, shape, torch.float32, seed + turn) for turn, (shape, _) in enumerate(calls)]
         with Watch(ctx, notes) as watch, flaw(), mock.patch("iris.ops.exchange.LOADED_NBYTES", LOADED_NBYTES):
-            for one in trials:
-                one.run(replace(SMALL, num_chunks=2), workspace)
+            for one, (_, config) in zip(trials, calls, strict=True):
+                one.run(config, workspace)
                 one.a.fill_(float("nan"))
                 one.output.clone()
         assert flaw is not nullcontext or max(one.excess() for one in trials) <= 1
@@ -87,6 +104,18 @@ def numbers_of_flags(way: Way) -> tuple[int, ...]:
 )
 def test_all_is_ordered(ranks: Ranks, way: Way, num_flags: int, seed: int) -> None:
     assert ranks.run(unordered, way, num_flags, nullcontext, seed) == [[]] * ranks.world_size
+
+
+@pytest.mark.parametrize("split", SPLIT)
+@pytest.mark.parametrize("way", [way for way in ways() if way.algorithm not in LIBRARY], ids=str)
+def test_split_tiles_are_ordered(ranks: Ranks, way: Way, split: str, seed: int) -> None:
+    num_flags = 0 if way.op == LOCAL else numbers_of_flags(way)[0]
+    found = ranks.run(unordered, way, num_flags, nullcontext, seed, SPLIT[split])
+    assert found == [[]] * ranks.world_size
+
+
+def test_a_missing_wait_for_parts_is_found(ranks: Ranks, seed: int) -> None:
+    assert any(ranks.run(unordered, Way(LOCAL, "local"), 0, no_wait_for_parts, seed, SPLIT["tiles"]))
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def ranks_to_start(num_ranks: int | None) -> int:
     gpus = torch.cuda.device_count() if backends.detect().name in backends.GPU_BACKENDS else 0
     if gpus > 1:
         return gpus
-    if gpus == 1 and identity() is None:
+    if gpus == 1 and identity() is None and not backends.oversubscribed():
         os.environ["IRIS_BACKEND"] = "sim"
     return SIMULATED_RANKS
 
