@@ -33,7 +33,7 @@ with its first part gets the others'; if many do, each adds up some of it, and, 
 Each of these tiles may first be cut into ``STRIPS`` of some columns: fewer programs then share one, and hand over less.
 
 All programs are resident. Each part of a tile but the first is the first thing that its program does of the split
-tiles, and the last one waits for nobody. Few wait only for programs further on in the tile, many only when they have
+tiles. Few wait only for programs further on in the tile, the last of which waits for nobody; many only when they have
 left their own part: so no two wait for each other.
 """
 

@@ -93,9 +93,12 @@ def whole_tiles(tiles, workers, STREAM_K: tl.constexpr, TWO_TILES: tl.constexpr)
 @triton.jit
 def split_sharers(tiles, per_tile, workers):
     """How many workers, the first ones, share ``tiles`` of ``per_tile`` iterations: as many for each tile, and no more
-    than its parts are worth handing over. With a part of two tiles each, programs stand at many places of K, and read
-    from memory what neighbours would share in L2; that is still faster than most of another wave for half as many tiles
-    as workers, not for two thirds. All share more tiles than there are workers."""
+    than its parts are worth handing over.
+
+    More tiles than workers are shared by all, most of which then have parts of two. They stand at many places of K, and
+    read from memory what neighbours would share in L2. With half as many tiles as workers that is still faster than
+    half of them idle, with two thirds it is not.
+    """
     evenly = workers // max(tiles, 1) * tiles
     straddling = (tiles > workers) | ((2 * tiles > workers) & (5 * tiles <= 3 * workers))
     return max(min(tl.where(straddling, workers, evenly), tiles * min(per_tile, MOST_PARTS)), 1)

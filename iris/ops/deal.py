@@ -118,7 +118,8 @@ class Call:
     @cached_property
     def sliced(self) -> bool:
         """Whether programs that share a tile each store some of it (:class:`iris.ops.matmul.Plan`)."""
-        return self.problem.op != "matmul_all_scatter" or self.config.algorithm == "push"
+        op, algorithm = self.problem.op, self.config.algorithm
+        return op in ("matmul", "all_gather_matmul") or (op, algorithm) == ("matmul_all_scatter", "push")
 
     @cached_property
     def passes(self) -> float:
