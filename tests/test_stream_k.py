@@ -9,9 +9,10 @@ import pytest
 from ops_inputs import LOCAL, SMALL, Shape, Way, each_way, rotated, trial, ways
 from ranks import BACKEND, Ranks, context, worlds
 
+from iris.ops.candidates import TILES
 from iris.ops.config import FusedConfig, least_block_size_k
 from iris.ops.problem import DTYPES
-from iris.ops.split import strips_of
+from iris.ops.split import strip_stages, strips_of
 
 LONG: tuple[Shape, ...] = ((20, 35, 150), (9, 11, 200), (40, 17, 90), (33, 33, 65))
 """Six tiles, one, three … of 16 × 16, and K much longer than a block."""
@@ -107,6 +108,21 @@ def test_split_tiles_in_strips(crowd: Ranks, way: Way, ranks: int, seed: int) ->
     for found in crowd.run(in_strips, way, STORED_IN_PARTS.index(way), seed):
         for shape, width, excess in found:
             assert excess <= 1, (shape, width)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "hip"])
+def test_stages_of_strips_fit_where_those_of_whole_tiles_do(backend: str) -> None:
+    """On AMD GPUs one stage is in registers."""
+    others = int(backend == "hip")
+    for one in [tile for (of, _), tiles in TILES.items() if of == backend for tile in tiles]:
+        config = FusedConfig(**one)
+        for strips in (1, 2, 4):
+            stages = strip_stages(config, strips, backend) - others
+            width, whole = (
+                config.block_size_m + config.block_size_n // strips,
+                config.block_size_m + config.block_size_n,
+            )
+            assert stages * width <= (config.num_stages - others) * whole < (stages + 1) * width
 
 
 def test_strips_of() -> None:

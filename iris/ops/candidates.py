@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from iris.ops.config import FusedConfig, Target
+from iris.ops.config import IN_REGISTERS, FusedConfig, Target
 from iris.ops.model import algorithms
 from iris.ops.problem import Problem
 from iris.ops.rows import MAX_CHUNKS
@@ -299,8 +299,7 @@ def _too_large(dtype: torch.dtype, config: FusedConfig, target: Target) -> str |
         return None
     most = target.shared_nbytes or SHARED_NBYTES[backend]
     m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
-    # AMD's pipeline keeps one stage in registers.
-    stages = config.num_stages if backend == "cuda" else max(1, config.num_stages - 1)
+    stages = max(1, config.num_stages - IN_REGISTERS.get(backend, 0))
     shared = stages * (m + n) * k * dtype.itemsize + (_BARRIERS_NBYTES if backend == "cuda" else 0)
     if shared > most:
         return f"{shared} bytes of shared memory: {most} at most"

@@ -33,6 +33,8 @@ _MOST_GROUPED = 4096
 """Rows of tiles in a group: tiles are counted in 32 bits."""
 _MOST_GROWTH = 16
 """Of one chunk beside the one before, either way."""
+IN_REGISTERS = {"hip": 1}
+"""By backend, if not 0: how many of a pipelined loop's stages are in registers, not in shared memory."""
 WARPS = (1, 2, 4, 8, 16, 32)
 """What ``num_warps`` may be."""
 

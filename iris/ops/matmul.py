@@ -222,7 +222,7 @@ def run(
         STREAM_K=config.stream_k,
         TWO_TILES=config.two_tiles,
         STRIPS=strips,
-        STRIP_STAGES=strip_stages(config, strips),
+        STRIP_STAGES=strip_stages(config, strips, target.backend),
         COURIER_M=config.comm_block_m,
         COURIER_N=config.comm_block_n,
         PRECISION=_precision(problem.dtype),

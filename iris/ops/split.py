@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from iris.device.schedule import MOST_PARTS
-from iris.ops.config import FusedConfig
+from iris.ops.config import IN_REGISTERS, FusedConfig
 
 _LEAST_STRIP = 64
 """Columns of a strip: a narrower one is bound by reading A."""
@@ -19,7 +19,7 @@ def strips_of(tiles: int, workers: int, config: FusedConfig) -> int:
     """Strips of columns into which each tile that is split is cut, where the sink takes them.
 
     Narrower tiles are shared by fewer programs, which hand less over. On an H200, 2026-11-23, 8 tiles of 128 × 256 took
-    5 to 12 µs less in 4 strips; 12 to 60 tiles 0 to 10 µs less in 2.
+    5 to 8 µs less in 4 strips, 12 to 64 tiles up to 10 µs less in 2 (44 of them, 1 µs more).
     """
     left = split_tiles(tiles, workers, config)
     for strips, sharing in ((4, 4), (2, 1)):
@@ -28,10 +28,10 @@ def strips_of(tiles: int, workers: int, config: FusedConfig) -> int:
     return 1
 
 
-def strip_stages(config: FusedConfig, strips: int) -> int:
-    """Stages of the loop over a strip's K: as many as fit where those of a whole tile do."""
-    m, n = config.block_size_m, config.block_size_n
-    return config.num_stages * (m + n) // (m + n // strips)
+def strip_stages(config: FusedConfig, strips: int, backend: str) -> int:
+    """Stages of the loop over a strip's K: as many as fit in shared memory where those of a whole tile do."""
+    m, n, others = config.block_size_m, config.block_size_n, IN_REGISTERS.get(backend, 0)
+    return others + (config.num_stages - others) * (m + n) // (m + n // strips)
 
 
 def sharers_of(tiles: int, per_tile: int, workers: int) -> int:
