@@ -212,7 +212,8 @@ class _Call(OpCall):
         )
 
     def copy_engine(self) -> None:
-        plan, engine, world = self._plan(self.config.num_chunks), self.workspace.engine, self.ctx.world_size
+        plan = replace(self._plan(self.config.num_chunks), meet=False)  # ranks meet behind the copies
+        engine, world = self.workspace.engine, self.ctx.world_size
         done = self.workspace.scratch("done", plan.chunks, torch.int32)
 
         def copies() -> None:
