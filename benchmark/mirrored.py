@@ -188,7 +188,7 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
 
 def chunked(op: str) -> tuple[str, ...]:
     """Ways of ``op`` that say in how many chunks, how these grow, and that the last tiles are split."""
-    counted = tuple(f"{one}/{count}" for one in ALGORITHMS[op] if one in IN_CHUNKS for count in (1, 2, 4, 8, 16))
+    counted = tuple(f"{one}/{count}" for one in ALGORITHMS[op] if one in IN_CHUNKS for count in (1, 2, 3, 4, 6, 8, 16))
     growing = tuple(f"decomposed/{count}x{growth}" for count in (2, 3, 4, 5, 6, 8) for growth in GROWTH)
     own = (one for one in (*ALGORITHMS[op], *counted) if one.partition("/")[0] not in (*LIBRARY, "pull"))
     return (*counted, *growing, *(f"{one}+split" for one in own))
