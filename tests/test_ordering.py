@@ -39,12 +39,9 @@ CHUNKED = replace(SMALL, num_chunks=2)
 EACH: tuple[Call, ...] = tuple((shape, CHUNKED) for shape in SHAPES)
 ONE = replace(CHUNKED, stream_k=True, two_tiles=False)
 TWO, WIDE = replace(ONE, two_tiles=True), replace(ONE, block_size_n=128)
-SPLIT: dict[str, tuple[Call, ...]] = {
-    "tiles": (((5, 40, 200), ONE), ((5, 40, 150), TWO), ((5, 9, 120), ONE)),
-    "strips": (((5, 300, 200), WIDE), ((5, 140, 90), WIDE), ((5, 100, 200), WIDE)),
-}
-"""Three, two or one tiles for each rank, or in all, for four programs: each is shared by two or four, or by some that
-have parts of two, and some strips are shared by two."""
+SPLIT: tuple[Call, ...] = (((5, 40, 150), TWO), ((5, 9, 120), ONE), ((5, 100, 150), WIDE), ((5, 300, 120), WIDE))
+"""Three or one tiles for each rank, or in all, for four programs: they are shared by two or four, or by some that have
+parts of two, or are cut into strips, each for one or two."""
 
 Flaw = Callable[[], AbstractContextManager[Any]]
 
@@ -106,16 +103,15 @@ def test_all_is_ordered(ranks: Ranks, way: Way, num_flags: int, seed: int) -> No
     assert ranks.run(unordered, way, num_flags, nullcontext, seed) == [[]] * ranks.world_size
 
 
-@pytest.mark.parametrize("split", SPLIT)
 @pytest.mark.parametrize("way", [way for way in ways() if way.algorithm not in LIBRARY], ids=str)
-def test_split_tiles_are_ordered(ranks: Ranks, way: Way, split: str, seed: int) -> None:
+def test_split_tiles_are_ordered(ranks: Ranks, way: Way, seed: int) -> None:
     num_flags = 0 if way.op == LOCAL else numbers_of_flags(way)[0]
-    found = ranks.run(unordered, way, num_flags, nullcontext, seed, SPLIT[split])
+    found = ranks.run(unordered, way, num_flags, nullcontext, seed, SPLIT)
     assert found == [[]] * ranks.world_size
 
 
 def test_a_missing_wait_for_parts_is_found(ranks: Ranks, seed: int) -> None:
-    assert any(ranks.run(unordered, Way(LOCAL, "local"), 0, no_wait_for_parts, seed, SPLIT["tiles"]))
+    assert any(ranks.run(unordered, Way(LOCAL, "local"), 0, no_wait_for_parts, seed, SPLIT))
 
 
 @pytest.mark.parametrize(

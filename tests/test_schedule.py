@@ -12,7 +12,8 @@ import triton.language as tl
 from ranks import Ranks, context, worlds
 
 from iris.device import schedule
-from iris.ops.split import sharers_of
+from iris.ops.config import FusedConfig
+from iris.ops.split import sharers_of, split_tiles
 
 Place = tuple[int, int, int, int]
 """Shard, number in the shard, block row, block column."""
@@ -39,6 +40,12 @@ def parts_kernel(starts, owners, workers, tiles, per_tile, BLOCK: tl.constexpr):
     sharers = schedule.split_sharers(tiles, per_tile, workers)
     tl.store(starts + worker, schedule.split_start(worker, sharers, tiles * per_tile))
     tl.store(owners + worker, schedule.split_worker(worker, sharers, tiles * per_tile))
+
+
+@triton.jit
+def whole_kernel(out, tiles, workers):
+    tl.store(out, schedule.whole_tiles(tiles, workers, True, False))
+    tl.store(out + 1, schedule.whole_tiles(tiles, workers, True, True))
 
 
 def order(which: Any, me: int, m_blocks: int, n_blocks: int, group: int, shards: int, rounds: int) -> list[Place]:
@@ -104,6 +111,22 @@ def all_parts() -> list[tuple[tuple[int, int, int], list[int], list[int]]]:
             (140, 7),
         )
     ]
+
+
+def all_whole() -> dict[tuple[int, int], list[int]]:
+    found = {}
+    for workers, tiles in itertools.product((1, 4, 132), (1, 3, 4, 5, 9, 132, 140, 300)):
+        out = torch.zeros(2, dtype=torch.int32, device=context().device)
+        whole_kernel[(1,)](out, tiles, workers)
+        found[workers, tiles] = out.tolist()
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_the_host_splits_as_many_tiles(ranks: Ranks) -> None:
+    for (workers, tiles), whole in ranks.run(all_whole)[0].items():
+        configs = [FusedConfig(stream_k=True, two_tiles=two) for two in (False, True)]
+        assert [tiles - split_tiles(tiles, workers, config) for config in configs] == whole
 
 
 @pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
