@@ -260,15 +260,19 @@ def test_ranks_to_start(backend: str, gpus: int, given: int | None, expected: in
         assert ranks_to_start(given) == expected
 
 
-def test_one_gpu_is_not_enough_so_ranks_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("shared", "backend"), [("0", "sim"), ("1", "cuda")])
+def test_one_gpu_is_not_enough_unless_ranks_share_it(
+    monkeypatch: pytest.MonkeyPatch, shared: str, backend: str
+) -> None:
     monkeypatch.setenv("IRIS_BACKEND", "cuda")
+    monkeypatch.setenv("IRIS_OVERSUBSCRIBE", shared)
     with (
         mock.patch("iris.backends.detect") as detect,
         mock.patch("torch.cuda.device_count", return_value=1),
     ):
         detect.return_value.name = "cuda"
         assert ranks_to_start(None) == 4
-    assert os.environ["IRIS_BACKEND"] == "sim"
+    assert os.environ["IRIS_BACKEND"] == backend
 
 
 def random_bits_of_all_ranks() -> bool:

@@ -58,7 +58,8 @@ def add_heap_size(parser: argparse.ArgumentParser) -> None:
 
 
 def ranks_to_start(num_ranks: int | None) -> int:
-    """``num_ranks``, or if that is None, all GPUs where there are two or more, else 4 simulated ranks.
+    """``num_ranks``, or if that is None, all GPUs where there are two or more, else 4 ranks, which are simulated unless
+    they may share a GPU that there is.
 
     Under torchrun, mpirun or srun the ranks are there already, and :func:`iris.launch` ignores the number.
     """
