@@ -186,7 +186,7 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
     state.exec(call, validate_fn=(lambda: operands.complaint(operands.output, roundings)) if checked else None)
 
 
-def chunked(op: str) -> tuple[str, ...]:
+def other_ways(op: str) -> tuple[str, ...]:
     """Ways of ``op`` that say in how many chunks, how these grow, and that the last tiles are split."""
     counted = tuple(f"{one}/{count}" for one in ALGORITHMS[op] if one in IN_CHUNKS for count in (1, 2, 3, 4, 6, 8, 16))
     growing = tuple(f"decomposed/{count}x{growth}" for count in (2, 3, 4, 5, 6, 8) for growth in GROWTH)
@@ -203,7 +203,7 @@ def localized(params: bench.axes.Params, num_ranks: int, *, op: str) -> bench.ax
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
 @bench.axis("gather_dim", (0, 1), closed=True)
-@bench.axis("way", ("auto", *ALGORITHMS[GATHER], MATMUL), variant=True, also=chunked(GATHER))
+@bench.axis("way", ("auto", *ALGORITHMS[GATHER], MATMUL), variant=True, also=other_ways(GATHER))
 def all_gather_matmul_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """all_gather_matmul of one of 8 ranks."""
     run(state, ctx, GATHER)
@@ -212,7 +212,7 @@ def all_gather_matmul_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 @bench.register(localize=partial(localized, op=SCATTER))
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis("way", ("auto", *ALGORITHMS[SCATTER], MATMUL), variant=True, also=chunked(SCATTER))
+@bench.axis("way", ("auto", *ALGORITHMS[SCATTER], MATMUL), variant=True, also=other_ways(SCATTER))
 def matmul_all_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_all_scatter of one of 8 ranks."""
     run(state, ctx, SCATTER)
@@ -221,7 +221,7 @@ def matmul_all_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 @bench.register(localize=partial(localized, op=REDUCE_SCATTER))
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis("way", ("auto", *ALGORITHMS[REDUCE_SCATTER], MATMUL), variant=True, also=chunked(REDUCE_SCATTER))
+@bench.axis("way", ("auto", *ALGORITHMS[REDUCE_SCATTER], MATMUL), variant=True, also=other_ways(REDUCE_SCATTER))
 def matmul_reduce_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_reduce_scatter of one of 8 ranks."""
     run(state, ctx, REDUCE_SCATTER)
@@ -230,7 +230,7 @@ def matmul_reduce_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 @bench.register(localize=partial(localized, op=ALL_REDUCE))
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis("way", ("auto", *ALGORITHMS[ALL_REDUCE], MATMUL), variant=True, also=chunked(ALL_REDUCE))
+@bench.axis("way", ("auto", *ALGORITHMS[ALL_REDUCE], MATMUL), variant=True, also=other_ways(ALL_REDUCE))
 def matmul_all_reduce_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_all_reduce of one of 8 ranks."""
     run(state, ctx, ALL_REDUCE)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 from ops_inputs import LOCAL, SMALL, Shape, Way, each_way, rotated, trial, ways
 from ranks import BACKEND, Ranks, context, worlds
 
-from iris.ops.candidates import TILES
+from iris.ops.candidates import LIBRARY, TILES
 from iris.ops.config import FusedConfig, least_block_size_k
-from iris.ops.problem import DTYPES
+from iris.ops.deal import Call
+from iris.ops.hardware import HARDWARE
+from iris.ops.machine import machine
+from iris.ops.matmul import start_kernel
+from iris.ops.problem import DTYPES, Problem
 from iris.ops.split import strip_stages, strips_of
 
 LONG: tuple[Shape, ...] = ((20, 35, 150), (9, 11, 200), (40, 17, 90), (33, 33, 65))
 """Six tiles, one, three … of 16 × 16, and K much longer than a block."""
 NARROW = replace(SMALL, stream_k=True, group_size_m=2)
+H200 = machine(HARDWARE["H200 SXM"], torch.bfloat16)
 SPLITS = [(two_tiles, programs) for programs in (1, 3, 4) for two_tiles in (False, True)]
 
 
@@ -80,34 +88,55 @@ def test_many_programs_share_a_tile(crowd: Ranks, seed: int) -> None:
             assert excess <= 1, (str(way), shape)
 
 
-def in_strips(way: Way, turn: int, seed: int) -> list[tuple[Shape, int, float]]:
+@contextmanager
+def launches() -> Iterator[list[dict[str, Any]]]:
+    """What the matmul kernel is launched with."""
+    found: list[dict[str, Any]] = []
+
+    def start(kernel: Any, grid: tuple[int, ...]) -> Callable[..., object]:
+        def launch(*arguments: Any, **constants: Any) -> object:
+            found.append(constants)
+            return kernel[grid](*arguments, **constants)
+
+        return launch
+
+    token = start_kernel.set(start)
+    try:
+        yield found
+    finally:
+        start_kernel.reset(token)
+
+
+IN_STRIPS = replace(NARROW, two_tiles=False, num_sms=17)
+OWN_KERNEL = [way for way in ways() if way.algorithm not in LIBRARY]
+
+
+def in_strips(way: Way, turn: int, seed: int) -> list[tuple[Shape, int, float, int]]:
     ctx, found = context(), []
     shapes = ((16, 200, 300), (20, 300, 150), (33, 520, 70))
     for index, width in ((turn, 256), (turn + 1, 128)):
         shape, dtype = shapes[index % 3], DTYPES[(turn + index) % 4]
         one = trial(ctx, way, shape, dtype, seed + index, "row" if turn % 2 else None)
-        block_k = least_block_size_k(dtype)
-        one.run(replace(NARROW, block_size_n=width, block_size_k=block_k, two_tiles=False, num_sms=17))
-        found.append((shape, width, one.excess()))
+        config = replace(IN_STRIPS, block_size_n=width, block_size_k=least_block_size_k(dtype))
+        with launches() as seen:
+            one.run(config)
+        (launch,) = seen
+        found.append((shape, width, one.excess(), launch["STRIPS"]))
     return found
 
 
-STORED_IN_PARTS = [
-    one
-    for one in ways()
-    if one.algorithm in ("local", "pull", "hbm_buffer")
-    or (one.op, one.algorithm) in (("all_gather_matmul", "copy_engine"), ("matmul_all_scatter", "push"))
-]
-
-
 @pytest.mark.parametrize("crowd", [17], indirect=True)
-@pytest.mark.parametrize("way", STORED_IN_PARTS, ids=str)
+@pytest.mark.parametrize("way", OWN_KERNEL, ids=str)
 @pytest.mark.parametrize("ranks", worlds(2, 2))
 def test_split_tiles_in_strips(crowd: Ranks, way: Way, ranks: int, seed: int) -> None:
-    """One tile in four strips, some in two, some as they are; the last strip of some lies outside the output."""
-    for found in crowd.run(in_strips, way, STORED_IN_PARTS.index(way), seed):
-        for shape, width, excess in found:
+    """One tile in four strips, some in two, some as they are; the last strip of some lies outside the output. The model
+    knows whose are cut."""
+    problem = Problem(way.op, 16, 16, 16, torch.float16, ranks, 0, way.gather_dim)
+    sliced = Call(problem, replace(IN_STRIPS, algorithm=way.algorithm), H200).sliced
+    for found in crowd.run(in_strips, way, OWN_KERNEL.index(way), seed):
+        for shape, width, excess, _ in found:
             assert excess <= 1, (shape, width)
+        assert any(strips > 1 for *_, strips in found) == sliced
 
 
 @pytest.mark.parametrize("backend", ["cuda", "hip"])

@@ -36,6 +36,6 @@ def strip_stages(config: FusedConfig, strips: int, backend: str) -> int:
 
 def sharers_of(tiles: int, per_tile: int, workers: int) -> int:
     """How many programs share ``tiles``: :func:`iris.device.schedule.split_sharers` on the host."""
-    straddling = tiles > workers or workers < 2 * tiles <= 1.2 * workers
+    straddling = tiles > workers or (2 * tiles > workers and 5 * tiles <= 3 * workers)
     sharers = workers if straddling else workers // tiles * tiles
     return min(sharers, tiles * min(per_tile, int(MOST_PARTS.value)))
