@@ -192,6 +192,23 @@ def test_a_row_that_does_not_count_hides_no_other() -> None:
     assert pick_config(replace(asked, m=60), H200).own_matmul
 
 
+def test_whose_matmul_goes_with_an_exchange_is_known_from_one_gpu() -> None:
+    asked = problem_of("matmul_all_reduce", 512, 16384, 8192, 4)
+    alone = replace(asked, op="matmul", world_size=1, received_bytes=0)
+    local = FusedConfig("local", block_size_n=256, stream_k=True, two_tiles=False)
+    row = replace(row_for(alone, local), measured_ms=0.2, library_ms=0.21)
+    picked = {name: pick_config(asked, H200, name) for name in ("low_latency", "low_latency_two_shot")}
+    shipped_rows(row)
+    for name in picked:
+        assert pick_config(asked, H200, name) == replace(local, algorithm=name, own_matmul=True)
+    few, more, others = replace(asked, m=385), replace(asked, m=384), replace(asked, n=12288)
+    for near, own in ((few, True), (more, False), (others, False), (replace(asked, transposed_b=True), False)):
+        assert pick_config(near, H200, "low_latency").own_matmul is own, near
+    for library_ms in (0.205, 0.1, None):
+        shipped_rows(replace(row, library_ms=library_ms))
+        assert {name: pick_config(asked, H200, name) for name in picked} == picked
+
+
 def test_own_matmul_has_a_tile() -> None:
     problem = problem_of("all_gather_matmul", 64, 8192, 8192, 2)
     own = FusedConfig("low_latency", own_matmul=True, block_size_m=64, num_warps=4)

@@ -60,8 +60,8 @@ class World:
     """What a search finds: the time of each config in ms, by its ``group_size_m``; others than those given are wrong.
     Every step takes a second."""
 
-    def __init__(self, times: dict[int, float], budget_s: float = 1000.0) -> None:
-        self.times, self.left_s = times, budget_s
+    def __init__(self, times: dict[int, float], budget_s: float = 1000.0, library_ms: float | None = None) -> None:
+        self.times, self.left_s, self.library_ms = times, budget_s, library_ms
         self.steps: list[Step] = []
         self.spoiled: set[int] = set()
 
@@ -70,6 +70,8 @@ class World:
         self.left_s -= 1
         if step.kind == "compile":
             return ["does not compile" if config.group_size_m == 99 else None for config in step.configs]
+        if step.kind == "library":
+            return [self.library_ms] * step.calls
         size = step.configs[0].group_size_m
         if step.kind == "check":
             return None if size in self.times and size not in self.spoiled else f"wrong {size}"
@@ -82,7 +84,8 @@ class World:
         batch: int,
         known: dict[FusedConfig, float] | None = None,
     ) -> Search:
-        found = Search(configs, configs[0], more, lambda: self.left_s, batch, 3, known)
+        beside = self.library_ms is not None
+        found = Search(configs, configs[0], more, lambda: self.left_s, batch, 3, known, beside)
         steps = found.steps()
         step = next(steps, None)
         while step is not None:
@@ -108,6 +111,15 @@ def test_the_fastest_is_found_and_the_slower_half_left_out() -> None:
     calls = world.calls()
     assert calls[5] > calls[4] > calls[2] >= 2
     assert found.measured_ms(CONFIGS[0]) == pytest.approx(1 + 4 / 30)
+
+
+def test_the_library_is_measured_beside_the_best_where_that_is_asked_for() -> None:
+    times = {size: float(size) for size in range(1, 9)}
+    asked, other, late = World(times, library_ms=0.5), World(times), World(times, budget_s=20.0, library_ms=0.5)
+    assert asked.search(CONFIGS, nothing_more, 0).library_ms == 0.5
+    assert [step.kind for step in asked.steps[-3:]] == ["time", "time", "library"]
+    assert other.search(CONFIGS, nothing_more, 0).library_ms is None
+    assert late.search(CONFIGS, nothing_more, 0).library_ms is None
 
 
 def test_each_algorithm_has_its_turn_before_another_has_a_second() -> None:
@@ -387,6 +399,17 @@ def test_a_run_writes_a_row_that_auto_takes_and_resume_keeps(
     tuned.write(out, [replace(row, unfinished=False)])
     assert cli.main(["tune", *given, "--budget_s", "30", "--resume"]) == 0
     assert tuned.read(out) == [replace(row, unfinished=False)]
+
+
+@simulated_only
+def test_a_row_of_a_local_matmul_tells_the_librarys_time(tmp_path: Path) -> None:
+    given = ["tune", "matmul", "-m", "32", "-n", "16", "-k", "32", "--num_ranks", "1", "--budget_s", "9"]
+    for dtype in ("fp32", "int8"):
+        assert cli.main([*given, "--dtype", dtype]) == 0
+    rows = {row.dtype: row for row in tuned.read(tmp_path / "user.json")}
+    library_ms = rows["fp32"].library_ms
+    assert library_ms is not None and 0 < library_ms < rows["fp32"].measured_ms  # the simulator is slow
+    assert rows["int8"].library_ms is None  # torch.matmul takes none
 
 
 def tried(out: Path) -> set[tuple[int, ...]]:

@@ -25,6 +25,8 @@ _WORSE = 1.15
 """A row measured for another shape is not taken if the model sees its config lose by this much on this one."""
 _GAINED = 1.05
 """Nor is one that gained less than this where it was measured."""
+_OWN_GAINS = 1.03
+"""What Iris's matmul must gain by itself to be taken beside an exchange."""
 _STAND_INS = {"cuda": HARDWARE["H200 SXM"], "hip": HARDWARE["MI300X"]}
 """Whose figures are taken for hardware that is not known."""
 _SIMULATED = {
@@ -133,12 +135,23 @@ def _picked(problem: Problem, target: Target, algorithm: str | None, user_path: 
 def _with_measured_matmul(config: FusedConfig, problem: Problem, target: Target, user_path: Path | None) -> FusedConfig:
     """``config`` with the matmul that was the fastest beside an exchange, in whatever op and number of ranks."""
     for row in _near(problem, target, user_path, local=True):
-        measured = replace(row.config, algorithm=config.algorithm)
-        if row.config.algorithm not in EXCHANGING or obstacle(problem, measured, target) is not None:
+        measured = _beside_exchange(row, config)
+        if measured is None or obstacle(problem, measured, target) is not None:
             continue
-        if _counts(row, measured, config, problem, target):
+        if row.library_ms is not None or _counts(row, measured, config, problem, target):
             return measured
     return config
+
+
+def _beside_exchange(row: tuned.Row, config: FusedConfig) -> FusedConfig | None:
+    """``config`` with the matmul that ``row`` says is the faster one; None if it says nothing of that."""
+    if row.config.algorithm in EXCHANGING:
+        return replace(row.config, algorithm=config.algorithm)
+    if row.library_ms is None:
+        return None
+    if row.library_ms < _OWN_GAINS * row.measured_ms:
+        return config
+    return replace(row.config, algorithm=config.algorithm, own_matmul=True)
 
 
 def _near(problem: Problem, target: Target, user_path: Path | None, *, local: bool = False) -> list[tuned.Row]:

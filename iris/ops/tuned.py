@@ -9,6 +9,7 @@ A file is a JSON object ``{"schema": 1, "rows": […]}``. A row has
 * ``measured_ms``, ``predicted_ms``: its time, and what the model expected; ``untuned_ms``: the measured time of what is
   picked without rows;
 * ``versions``, ``date``: what it was measured with, and when;
+* ``library_ms``: in rows of ``matmul``: the time of ``torch.matmul``, measured beside;
 * ``unfinished``: true if the search was stopped early; ``--resume`` goes on with it. Such a row never replaces a
   finished one;
 * ``emulated``: true if two GPUs stood for all ranks (benchmark/mirrored.py).
@@ -22,7 +23,9 @@ A row of Iris's own matmul of few rows (``own_matmul``, and ``one_shot``) counts
 just its n and k, and its layout of B, row-major or transposed, as the library's choice of kernels is erratic; and for
 as many rows as its m, or fewer, but more than half. For all other rows the layout makes no difference.
 Whether ``low_latency`` and ``low_latency_two_shot`` leave the matmul to the library (``own_matmul``) is a matter of the
-local matmul: where there is no row for the op and as many ranks, one for another op or number of ranks says that.
+local matmul: where there is no row for the op and as many ranks, one for another op or number of ranks says that. So
+does one of ``matmul``, which a single GPU can measure, for weights of just its size and layout and as many rows of
+tiles.
 """
 
 from __future__ import annotations
@@ -48,6 +51,8 @@ from iris.ops.model import OPS, algorithms
 from iris.ops.problem import DTYPES, Problem
 
 SCHEMA = 1
+LOCAL = "matmul"
+"""The op that is a matmul of one rank."""
 SIMULATED = "simulated"
 """The simulator's hardware: what was measured there counts nowhere else."""
 ENVIRONMENT_VARIABLE = "IRIS_TUNED"
@@ -82,6 +87,7 @@ class Row:
     measured_ms: float
     predicted_ms: float | None = None
     untuned_ms: float | None = None
+    library_ms: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     date: str = ""
     unfinished: bool = False
@@ -108,10 +114,17 @@ class Row:
         return (self.m, self.n, self.k, self.transposed_b) == asked
 
     def counts_for(self, problem: Problem) -> bool:
-        """Whether it counts for a problem of its kind."""
-        if self.own:
+        """Whether it counts for a problem of its kind, or for the local matmul of one of another op."""
+        beside_another = self.op == LOCAL != problem.op
+        if beside_another and self.block_rows(problem.m) != self.block_rows(self.m):
+            return False
+        if self.own or beside_another:
             return self.exact(replace(problem, m=self.m)) and self.m < 2 * problem.m <= 2 * self.m
         return max(self.distances(problem)) <= REACH
+
+    def block_rows(self, m: int) -> int:
+        """Rows of tiles for ``m`` rows."""
+        return -(-m // self.config.block_size_m)
 
     def distances(self, problem: Problem) -> tuple[float, float, float]:
         """How far the shape is off, in powers of two."""
@@ -121,7 +134,7 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name in ("unfinished", "emulated", "transposed_b"):
+        for name in ("library_ms", "unfinished", "emulated", "transposed_b"):
             if not values[name]:
                 del values[name]  # files without such rows are as earlier versions read them
         return values | {"config": changed_fields(self.config), "versions": dict(self.versions)}
@@ -304,6 +317,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "measured_ms": ("a positive number", is_time),
     "predicted_ms": ("a positive number or null", lambda value: value is None or is_time(value)),
     "untuned_ms": ("a positive number or null", lambda value: value is None or is_time(value)),
+    "library_ms": ("a positive number or null", lambda value: value is None or is_time(value)),
     "versions": ("an object", lambda value: isinstance(value, dict)),
     "date": ("text", lambda value: isinstance(value, str)),
     **dict.fromkeys(
@@ -312,8 +326,8 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 """Every field of a row: what is expected, and whether a value is that."""
 _MAY_LACK: dict[str, Any] = {
-    "gather_dim": None, "predicted_ms": None, "untuned_ms": None, "versions": {}, "date": "", "unfinished": False,
-    "emulated": False, "transposed_b": False,
+    "gather_dim": None, "predicted_ms": None, "untuned_ms": None, "library_ms": None, "versions": {}, "date": "",
+    "unfinished": False, "emulated": False, "transposed_b": False,
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 Candidates are compiled and checked, the most promising of each algorithm first, for at most half of the time. Those
 that are right are timed in turns, A B C A B C, a few calls each, and the slower half is left out, again and again. What
 is left is varied field by field, as long as that helps and there is time. In the end the best are measured beside what
-is picked without rows.
+is picked without rows, and a local matmul beside the library's.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _ROUNDS_OF_VARIATIONS = 3
 
 @dataclass(frozen=True)
 class Step:
-    """Something for all ranks to do: compile some configs, check one, or time ``calls`` calls of one."""
+    """Something for all ranks to do: compile some configs, check one, or time ``calls`` calls of one, or of the
+    library's matmul."""
 
-    kind: Literal["compile", "check", "time"]
+    kind: Literal["compile", "check", "time", "library"]
     configs: tuple[FusedConfig, ...]
     calls: int = 0
 
@@ -75,6 +76,7 @@ class Search:
         batch: configs to compile at a time; 0 compiles none ahead.
         calls: timed calls of one config in one turn.
         known: milliseconds of candidates that an earlier search has found right and timed.
+        beside_library: whether the library's matmul is measured beside the best.
 
     Attributes:
         trials: of every config that was tried.
@@ -90,8 +92,10 @@ class Search:
         batch: int,
         calls: int,
         known: Mapping[FusedConfig, float] | None = None,
+        beside_library: bool = False,
     ) -> None:
         self.untuned, self.unfinished = untuned, False
+        self._library, self._beside_library = Trial(), beside_library
         self.trials = {config: Trial([ms]) for config, ms in (known or {}).items()}
         self._candidates = [config for config in dict.fromkeys(candidates) if config not in self.trials]
         self._variations, self._left_s, self._batch, self._calls = variations, left_s, batch, calls
@@ -99,7 +103,7 @@ class Search:
 
     def steps(self) -> Steps:
         """The steps to take. Send in what each gave: of ``compile`` a complaint or None for each config, of ``check`` a
-        complaint or None, of ``time`` the milliseconds of each call."""
+        complaint or None, of ``time`` and ``library`` the milliseconds of each call."""
         yield from self._admit(self._candidates, self._left_s() * (1 - _ADMITTING))
         yield from self._halve(self._near(self._right()))
         for _ in range(_ROUNDS_OF_VARIATIONS):
@@ -123,6 +127,11 @@ class Search:
         """The median time of ``config``, of those measured side by side in the end if it is one of them."""
         trial = self._final.get(config) or self.trials.get(config)
         return trial.median_ms if trial is not None and trial.times_ms else None
+
+    @property
+    def library_ms(self) -> float | None:
+        """The median time of the library's matmul, if it was measured."""
+        return self._library.median_ms if self._library.times_ms else None
 
     def _ends(self, grace_s: float = 0.0) -> bool:
         """Whether time is up, and ``grace_s`` more."""
@@ -185,6 +194,8 @@ class Search:
                 if self._ends():
                     return
                 final[config].times_ms += yield Step("time", (config,), self._calls)
+            if self._beside_library:
+                self._library.times_ms += yield Step("library", (), self._calls)
             self._final = final
 
     def _rank(self, config: FusedConfig) -> float:

@@ -7,13 +7,14 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from triton.errors import TritonError
 
 from iris import ops
@@ -196,8 +197,11 @@ class Bench:
         """Collective; the same on all ranks."""
         if step.kind == "compile":
             return self._compile(step.configs)
+        if step.kind == "library":
+            of = self.operands
+            return self._time(partial(torch.matmul, of.a, of.b, out=of.local_output), step.calls)
         (config,) = step.configs
-        return self._check(config) if step.kind == "check" else self._time(config, step.calls)
+        return self._check(config) if step.kind == "check" else self._time(partial(self._call, config), step.calls)
 
     def _call(self, config: FusedConfig, ctx: Any = None) -> None:
         operands, here = self.operands, ctx or self.ctx
@@ -240,13 +244,12 @@ class Bench:
             self.ctx.synchronize()
         return agreed(self.ctx, complaint)
 
-    def _time(self, config: FusedConfig, calls: int) -> list[float]:
+    def _time(self, call: Callable[[], object], calls: int) -> list[float]:
         """Milliseconds of ``calls`` calls on the slowest rank: events on GPUs, the host's clock in the simulator."""
         simulated = self.ctx.backend_name == "sim"
         seconds = call_seconds(
-            self.ctx, lambda: self._call(config), together=True, warmup=0 if simulated else 1, iterations=calls,
-            lead_s=_LEAD_S,
-        )  # fmt: skip
+            self.ctx, call, together=True, warmup=0 if simulated else 1, iterations=calls, lead_s=_LEAD_S
+        )
         by_rank = [self.ctx.broadcast(seconds, rank) for rank in range(self.ctx.world_size)]
         return [1e3 * max(call) for call in zip(*by_rank, strict=True)]
 
@@ -324,7 +327,7 @@ class Chief:
             filter(may, [untuned, pick_config(problem, target), *by_turns(promising)]), untuned,
             lambda config: filter(may, variations(problem, config, target)), self._left_s,
             self._bench.ctx.world_size if gpu else 0, _GPU_CALLS if gpu else _SIM_CALLS,
-            measured,
+            measured, problem.op == LOCAL and problem.dtype != torch.int8,
         )  # fmt: skip
 
     def _left_s(self) -> float:
@@ -340,7 +343,7 @@ class Chief:
 
     def _note(self, step: Step, result: Any) -> None:
         """Write down what is known now of a candidate, and tell the user of one that is dropped."""
-        found = {"compile": result, "check": [result], "time": []}[step.kind]
+        found = {"compile": result, "check": [result]}.get(step.kind, [])
         for config, complaint in zip(step.configs, found, strict=False):
             if complaint is not None:
                 self._trials.add(self._key, config, DROPPED, why=complaint)
@@ -354,7 +357,7 @@ class Chief:
         self._said = time.monotonic()
         best = self._search.best
         fastest = f", best {self._search.measured_ms(best):.4g} ms" if best is not None else ""
-        doing = {"compile": "compiling", "check": "checking", "time": "timing"}[step.kind]
+        doing = {"compile": "compiling", "check": "checking"}.get(step.kind, "timing")
         left = f"{max(0.0, self._left_s()):.0f} s left"
         self._advance(f"{self._shape.name}: {doing}, {len(self._search.trials)} tried{fastest}, {left}", 0)
 
@@ -391,9 +394,12 @@ class Chief:
         hardware, world_size, op, gather_dim, dtype, m, n, k, transposed_b = self._key
         return Row(
             hardware, world_size, op, gather_dim, dtype, m, n, k, transposed_b, best, round(measured_ms, 5),
-            _rounded(self._ms(best)), _rounded(self._search.measured_ms(self._search.untuned)),
-            {name: str(known[name]) for name in _VERSIONS if known[name] is not None}, str(known["date"]),
-            self._search.unfinished,
+            predicted_ms=_rounded(self._ms(best)),
+            untuned_ms=_rounded(self._search.measured_ms(self._search.untuned)),
+            library_ms=_rounded(self._search.library_ms),
+            versions={name: str(known[name]) for name in _VERSIONS if known[name] is not None},
+            date=str(known["date"]),
+            unfinished=self._search.unfinished,
         )  # fmt: skip
 
 

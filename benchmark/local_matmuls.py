@@ -1,0 +1,279 @@
+"""Whose matmul is the faster one, Iris's or the library's, for the parts of layers that ranks have: on one GPU.
+
+    python benchmark/local_matmuls.py --world_sizes 2 4 8 --rows 16 128 512 --rows_out rows.json > local-matmuls.jsonl
+
+Each problem of a data set is cut as so many ranks would share it, and its local matmul computed by every tile of Iris's
+kernel that the model leaves standing, with Stream-K and without, and by ``torch.matmul``, in turns: so many calls in a
+row that their weights do not stay in the L2 cache (``us``), as layers of a model follow each other; and as often on the
+same weights (``warm_us``). Every result is checked first. A JSON line for each goes to stdout. Where Iris's kernel is
+faster by 3 % and more, and no slower on the same weights, ``--rows_out`` gets a row, which ``"auto"`` takes for what
+exchanges parts beside a matmul, in any op and on any number of ranks (iris/ops/tuned.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+import iris
+from iris import ops
+from iris.bench.cases.fused import local_params
+from iris.bench.cases.operands import B_LAYOUTS, LOCAL, ROW_MAJOR, TRANSPOSED, problem_of
+from iris.bench.dataset import Dataset
+from iris.bench.environment import environment
+from iris.bench.options import DTYPES, positive
+from iris.bench.progress import progress
+from iris.bench.timing import call_seconds
+from iris.ops import FusedConfig, Problem, tuned
+from iris.ops.candidates import candidates
+from iris.ops.pick import model_pick, predictions
+from iris.ops.target import target_of
+from iris.ops.tuned import Row, row_key
+from iris.tune.compiling import compile_only
+from iris.tune.session import PROMISING
+
+ROWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+ENOUGH_NBYTES = 250 << 20
+"""Weights of so many bytes in all do not stay in the L2 cache of any GPU."""
+MOST_CALLS, LEAST_CALLS = 16, 4
+_TURNS = 6
+_FASTER = 1.03
+"""What a row must gain."""
+_LEAD_S = 100e-6
+_HEAP_NBYTES = 1 << 26
+_LIBRARY = "torch.matmul"
+_VERSIONS = ("iris", "commit", "torch", "triton", "cuda")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", type=Path, default=Path("dataset/llm.json"), help="(default: %(default)s)")
+    parser.add_argument("--world_sizes", type=positive, nargs="+", default=(2, 4, 8), help="(default: 2 4 8)")
+    parser.add_argument("--rows", type=positive, nargs="+", default=ROWS, help=f"of A (default: {ROWS})")
+    parser.add_argument("--b_layout", choices=B_LAYOUTS, nargs="+", default=B_LAYOUTS, help="of B (default: both)")
+    parser.add_argument("--dtype", choices=("fp16", "bf16"), default="bf16", help="(default: %(default)s)")
+    parser.add_argument("--only", type=int, nargs=2, metavar=("N", "K"), help="weights of this size, local, only")
+    parser.add_argument("--rows_out", type=Path, help="the file of rows to add to (default: none)")
+    parser.add_argument("--commit", help="for the rows (default: what git says)")
+    parser.add_argument("--compilers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    return parser
+
+
+def problems(given: argparse.Namespace) -> list[Problem]:
+    """The local matmuls, those of the same weights in a row, and as matmuls of one rank."""
+    data, dtype = Dataset.read(given.dataset), DTYPES[given.dtype]
+    weights: dict[tuple[int, int], None] = {}
+    for op in ops.ALGORITHMS:
+        for world_size in given.world_sizes if op != LOCAL else ():
+            if not data.has(op, world_size):
+                continue
+            for point in data.shapes(op, world_size):
+                local = local_params({name: point[name] for name in ("M", "N", "K")}, world_size, op=op)
+                weights[int(local["n"]), int(local["k"])] = None
+    if given.only is not None:
+        weights = {(given.only[0], given.only[1]): None}
+    return [
+        problem_of(LOCAL, (m, n, k), dtype, 1, 0, layout)
+        for layout in given.b_layout for n, k in weights for m in given.rows
+    ]  # fmt: skip
+
+
+def promising(problem: Problem, target: ops.Target) -> list[FusedConfig]:
+    """What is worth measuring; of Stream-K only what splits one tile per program, as more was never seen to win."""
+    times = predictions(problem, target, candidates(problem, target, wide=True))
+    limit = PROMISING * min(times.values())
+    found = [one for one in times if times[one] <= limit and not (one.stream_k and one.two_tiles)]
+    untuned = model_pick(problem, target)
+    return found if untuned in found else [untuned, *found]
+
+
+def compile_share(given: argparse.Namespace, share: int) -> None:
+    """Compile one of ``given.compilers`` shares of the kernels; each has its kernels for all problems."""
+    with iris.iris(_HEAP_NBYTES) as ctx:
+        target, asked = target_of(ctx), problems(given)
+        shares: dict[tuple[FusedConfig, bool], int] = {}
+        most = max(sum(_sizes(problem)) for problem in asked)
+        memory = torch.empty(most, dtype=DTYPES[given.dtype], device=ctx.device)  # with any content
+        for problem in asked:
+            a, b, c = _operands(problem, memory)
+            for config in promising(problem, target):
+                kernel = config, problem.transposed_b
+                if shares.setdefault(kernel, len(shares)) % given.compilers == share:
+                    compile_only(ctx, partial(ops.matmul, output=c, A=a, B=b, config=config), True)
+
+
+def _sizes(problem: Problem) -> list[int]:
+    """Elements of A, B and the output."""
+    return [problem.m * problem.k, problem.n * problem.k, problem.m * problem.n]
+
+
+def _operands(problem: Problem, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A, B and the output, in ``memory``."""
+    sizes = _sizes(problem)
+    a, b, c = memory[: sum(sizes)].split(sizes)
+    b = b.view(_shape_of_b(problem))
+    return a.view(problem.m, problem.k), b.t() if problem.transposed_b else b, c.view(problem.m, problem.n)
+
+
+def _shape_of_b(problem: Problem) -> tuple[int, int]:
+    return (problem.n, problem.k) if problem.transposed_b else (problem.k, problem.n)
+
+
+class Weights:
+    """So many matrices B of a problem that they do not stay in L2."""
+
+    def __init__(self, ctx: iris.Iris, problem: Problem) -> None:
+        nbytes = problem.n * problem.k * problem.dtype.itemsize
+        most = LEAST_CALLS if ctx.backend_name == "sim" else MOST_CALLS
+        count = max(LEAST_CALLS, min(most, -(-ENOUGH_NBYTES // nbytes)))
+        made = [torch.randn(_shape_of_b(problem), dtype=problem.dtype, device=ctx.device) for _ in range(count)]
+        self.all = [one.t() if problem.transposed_b else one for one in made]
+
+
+class Trial:
+    """One way to compute a problem."""
+
+    def __init__(self, ctx: iris.Iris, problem: Problem, a: torch.Tensor, config: FusedConfig | None) -> None:
+        self._ctx, self._a, self._config = ctx, a, config
+        self._c = torch.full((problem.m, problem.n), float("nan"), dtype=problem.dtype, device=ctx.device)
+        self._cold: Callable[[], object]
+        self._warm: Callable[[], object]
+        self.cold_us: list[float] = []
+        self.warm_us: list[float] = []
+
+    def check(self, b: torch.Tensor, right: torch.Tensor) -> None:
+        """Raise RuntimeError if the product with ``b`` is off by more than its rounding."""
+        self._call(b)
+        error = float((self._c.float() - right).abs().max() / right.abs().max())
+        limit = 2 * torch.finfo(self._c.dtype).eps
+        if not error <= limit:
+            raise RuntimeError(f"{_name(self._config)}: relative error {error:.1e}, more than {limit:.1e}")
+
+    def prepare(self, weights: Sequence[torch.Tensor]) -> None:
+        self._cold, self._warm = self._graph(weights), self._graph([weights[0]] * len(weights))
+
+    def take_turn(self, calls: int) -> None:
+        self.cold_us.append(self._us(self._cold) / calls)
+        self.warm_us.append(self._us(self._warm) / calls)
+
+    def _call(self, b: torch.Tensor) -> None:
+        if self._config is None:
+            torch.matmul(self._a, b, out=self._c)
+        else:
+            self._ctx.ops.matmul(self._c, self._a, b, config=self._config)
+
+    def _graph(self, weights: Sequence[torch.Tensor]) -> Callable[[], object]:
+        def all_calls() -> None:
+            for b in weights:
+                self._call(b)
+
+        if self._ctx.backend_name == "sim":
+            return all_calls
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            all_calls()
+        return graph.replay
+
+    def _us(self, calls: Callable[[], object]) -> float:
+        return 1e6 * call_seconds(self._ctx, calls, warmup=0, iterations=1, lead_s=_LEAD_S)[0]
+
+
+def measured(ctx: iris.Iris, problem: Problem, weights: Sequence[torch.Tensor]) -> dict[FusedConfig | None, Trial]:
+    """All ways to compute ``problem``; None: the library's."""
+    a = torch.randn(problem.m, problem.k, dtype=problem.dtype, device=ctx.device)
+    right = a.float() @ weights[0].float()
+    trials = {config: Trial(ctx, problem, a, config) for config in (None, *promising(problem, target_of(ctx)))}
+    for trial in trials.values():
+        trial.check(weights[0], right)
+        trial.prepare(weights)
+    for _ in range(_TURNS):
+        for trial in trials.values():
+            trial.take_turn(len(weights))
+    return trials
+
+
+def row(ctx: iris.Iris, problem: Problem, trials: dict[FusedConfig | None, Trial], commit: str | None) -> Row | None:
+    """The row of a problem for which Iris's kernel is the faster one."""
+    target = target_of(ctx)
+    us = {config: statistics.median(trial.cold_us) for config, trial in trials.items()}
+    warm_us = {config: statistics.median(trial.warm_us) for config, trial in trials.items()}
+    best = min((config for config in us if config is not None), key=lambda one: us[one])
+    if us[best] * _FASTER > us[None] or warm_us[best] > warm_us[None]:
+        return None
+    known, untuned = environment(ctx, commit), model_pick(problem, target)
+    hardware, world_size, op, gather_dim, dtype, m, n, k, transposed_b = row_key(problem, target.hardware)
+    return Row(
+        hardware, world_size, op, gather_dim, dtype, m, n, k, transposed_b, best, round(us[best] / 1e3, 5),
+        predicted_ms=round(1e3 * predictions(problem, target, (best,))[best], 5) or None,
+        untuned_ms=round(us[untuned] / 1e3, 5), library_ms=round(us[None] / 1e3, 5),
+        versions={name: str(known[name]) for name in _VERSIONS if known[name] is not None}, date=str(known["date"]),
+    )  # fmt: skip
+
+
+def line(problem: Problem, trials: dict[FusedConfig | None, Trial]) -> str:
+    """The JSON of a problem."""
+
+    def medians(name: str) -> dict[str, float]:
+        return {_name(config): round(statistics.median(getattr(one, name)), 2) for config, one in trials.items()}
+
+    layout = TRANSPOSED if problem.transposed_b else ROW_MAJOR
+    sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "b_layout": layout}
+    return json.dumps({**sizes, "us": medians("cold_us"), "warm_us": medians("warm_us")})
+
+
+def _name(config: FusedConfig | None) -> str:
+    if config is None:
+        return _LIBRARY
+    tile = f"{config.block_size_m}x{config.block_size_n}x{config.block_size_k}"
+    return f"{tile} w{config.num_warps} s{config.num_stages}" + (" stream_k" if config.stream_k else "")
+
+
+def run(given: argparse.Namespace) -> None:
+    faster = 0
+    with iris.iris(_HEAP_NBYTES) as ctx:
+        asked = problems(given)
+        with progress(len(asked)) as advance:
+            for group in _same_weights(asked):
+                weights, found = Weights(ctx, group[0]).all, []
+                for problem in group:
+                    trials = measured(ctx, problem, weights)
+                    print(line(problem, trials), flush=True)
+                    if (one := row(ctx, problem, trials, given.commit)) is not None:
+                        found.append(one)
+                    advance(f"{problem.m}x{problem.n}x{problem.k}", 1)
+                    del trials
+                del weights
+                faster += len(found)
+                if given.rows_out is not None:
+                    tuned.write(given.rows_out, found)
+    print(f"Iris's matmul is the faster one in {faster} of {len(asked)}", file=sys.stderr)
+
+
+def _same_weights(asked: Sequence[Problem]) -> Iterator[list[Problem]]:
+    groups: dict[Problem, list[Problem]] = {}
+    for problem in asked:
+        groups.setdefault(replace(problem, m=0), []).append(problem)
+    yield from groups.values()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = make_parser().parse_args(argv)
+    if given.compilers > 1 and iris.backends.chosen().name != "sim":
+        with ProcessPoolExecutor(given.compilers, mp_context=get_context("spawn")) as pool:
+            list(pool.map(compile_share, [given] * given.compilers, range(given.compilers)))
+    run(given)
+
+
+if __name__ == "__main__":
+    main()

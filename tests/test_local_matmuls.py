@@ -1,0 +1,89 @@
+"""benchmark/local_matmuls.py: whose matmul is the faster one."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import BACKEND, Ranks, context, worlds
+
+from iris.bench.cases.operands import problem_of
+from iris.ops import FusedConfig, tuned
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "benchmark" / "local_matmuls.py"
+
+pytestmark = [] if BACKEND == "sim" else [pytest.mark.gpu]
+
+
+def test_each_share_of_a_layer_is_measured(tmp_path: Path) -> None:
+    entries = [
+        {"m": 64, "n": 64, "k": 48, "op": "all_gather_matmul"},
+        {"m": 64, "n": 32, "k": 96, "op": ["matmul_all_reduce", "matmul_reduce_scatter"]},
+    ]
+    data, rows = tmp_path / "layers.json", tmp_path / "rows.json"
+    data.write_text(json.dumps(entries))
+    options = ["--dataset", str(data), "--world_sizes", "2", "--rows", "8", "--rows_out", str(rows), "--dtype", "fp16"]
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *options, "--b_layout", "transposed", "--compilers", "2"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (found,) = [json.loads(line) for line in done.stdout.splitlines()]  # both layers' shares are alike
+    assert {name: found[name] for name in ("m", "n", "k", "b_layout")} == {"m": 8, "n": 32, "k": 48} | {
+        "b_layout": "transposed"
+    }
+    assert len(found["us"]) > 2 and found["us"].keys() == found["warm_us"].keys() and "torch.matmul" in found["us"]
+    faster = len(tuned.read(rows))
+    assert f"Iris's matmul is the faster one in {faster} of 1" in done.stderr
+    if BACKEND == "sim":
+        assert faster == 0
+
+
+def rows_by_times(times: list[tuple[float, float, float]]) -> list[tuned.Row | None]:
+    """The row for each of: µs of the library's matmul, of Iris's, and of Iris's on the same weights."""
+    ctx, script = context(), runpy.run_path(str(SCRIPT))
+    problem = problem_of("matmul", (16, 32, 64), torch.float16, 1, 0)
+    weights = [torch.randn(64, 32, dtype=torch.float16, device=ctx.device) for _ in range(2)]
+    trials: dict[FusedConfig | None, Any] = script["measured"](ctx, problem, weights)
+    best = next(config for config in trials if config is not None)
+    found = []
+    for library, cold, warm in times:
+        for config, trial in trials.items():
+            own, same = (cold, warm) if config == best else (library, library)
+            trial.cold_us, trial.warm_us = [own] * 3, [same] * 3
+        found.append(script["row"](ctx, problem, trials, "abc"))
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_row_is_made_where_iris_is_the_faster_one(ranks: Ranks) -> None:
+    times = [(10.0, 9.0, 9.0), (10.0, 9.9, 9.0), (10.0, 9.0, 10.5)]
+    ((row, *others),) = ranks.run(rows_by_times, times)
+    assert others == [None, None]
+    assert (row.op, row.world_size, row.m, row.n, row.k) == ("matmul", 1, 16, 32, 64)
+    assert (row.measured_ms, row.library_ms) == (0.009, 0.01) and row.versions["commit"] == "abc"
+
+
+def wrong_product() -> str:
+    ctx, script = context(), runpy.run_path(str(SCRIPT))
+    problem = problem_of("matmul", (16, 32, 64), torch.float16, 1, 0)
+    a, b = (torch.randn(*shape, dtype=torch.float16, device=ctx.device) for shape in ((16, 64), (64, 32)))
+    try:
+        script["Trial"](ctx, problem, a, None).check(b, a.float() @ b.float() + 0.1)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_wrong_product_has_no_time(ranks: Ranks) -> None:
+    (complaint,) = ranks.run(wrong_product)
+    assert "relative error" in complaint
