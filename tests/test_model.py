@@ -14,18 +14,20 @@ import pytest
 import torch
 
 from iris.bench.cases import operands
-from iris.ops import ALGORITHMS, FusedConfig, Problem
+from iris.ops import ALGORITHMS, FusedConfig, Problem, Target
 from iris.ops.hardware import HARDWARE, Hardware, floor_s
 from iris.ops.machine import machine
 from iris.ops.model import OPS, algorithms, predict_ms
+from iris.ops.pick import model_pick
 from iris.ops.problem import DTYPES
 
 H200, MI300X = HARDWARE["H200 SXM"], HARDWARE["MI300X"]
-MEASURED, MIRRORED = (
+TARGET = Target("cuda", H200.num_sms, tma=True, hardware="NVIDIA H200")
+MEASURED, MIRRORED, LOCAL = (
     json.loads((Path(__file__).parent / "data" / f"h200_{name}.json").read_text())["measurements"]
-    for name in ("measured", "mirrored")
+    for name in ("measured", "mirrored", "local")
 )
-"""On as many GPUs as ranks, and on two that stand for 4 or 8."""
+"""On as many GPUs as ranks; on two that stand for 4 or 8; and local matmuls of one."""
 EVERY = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
 TILE = FusedConfig(block_size_n=256, comm_block_n=256)
 
@@ -91,6 +93,29 @@ def test_as_one_of_many_ranks_predictions_are_as_close_as_the_model_says() -> No
     assert math.exp(statistics.median(map(abs, off))) < 1.065
     first, *_, last = statistics.quantiles(off, n=20)
     assert 0.91 < math.exp(first) < math.exp(last) < 1.29
+
+
+@pytest.mark.parametrize(
+    ("m", "on_average", "at_worst"),
+    [(4, 1.04, 1.2), (8, 1.05, 1.2), (16, 1.05, 1.2), (32, 1.1, 1.3), (64, 1.06, 1.2), (128, 1.04, 1.15),
+     (256, 1.05, 1.25), (512, 1.02, 1.1), (1024, 1.02, 1.1)],
+)  # fmt: skip
+def test_the_tile_of_a_local_matmul_is_among_the_fastest_measured(m: int, on_average: float, at_worst: float) -> None:
+    lost = []
+    for one in LOCAL:
+        if one["m"] != m:
+            continue
+        times = {local_config(*fields): us for *fields, us in one["us"]}
+        picked = model_pick(problem_of("matmul", m, one["n"], one["k"], 1), TARGET)
+        if picked in times:
+            lost.append(times[picked] / min(times.values()))
+    assert len(lost) > 8
+    assert statistics.mean(lost) < on_average
+    assert max(lost) < at_worst
+
+
+def local_config(m: int, n: int, k: int, warps: int, stages: int, split: bool) -> FusedConfig:
+    return FusedConfig("local", m, n, k, num_warps=warps, num_stages=stages, stream_k=split, two_tiles=not split)
 
 
 # -- whatever the hardware ------------------------------------------------------------------------------------

@@ -19,8 +19,11 @@ _BURST_S, _BURST, _TIRED_S, _TIRED = 0.25e-3, 1.05, 1.2e-3, 0.91
 """Matmuls up to this long run at a higher clock than the sustained rate's, those from that long on at a lower one."""
 _TILE_S = 1.5e-6
 """From one tile to the next: its epilogue, and filling the pipeline again."""
-_SPLIT_S, _SPLIT_TILE_S = 9e-6, 11e-6
-"""Stream-K: handing parts of tiles over, and as much more for a tile of 128 × 256."""
+_SPLIT_S, _SPLIT_TILE_S = 3.7e-6, 16e-6
+"""Stream-K: handing parts of tiles over, and as much more for a tile of 128 × 256; for others by the root of their
+elements."""
+_UNSPLIT_S = 2e-6
+"""What it costs where each program then has a tile, or a strip, of its own."""
 _APART_SLOWER = 0.5
 """Split tiles are this much slower where programs have parts of two: neighbours then work at different columns of K,
 and share nothing in L2."""
@@ -129,11 +132,19 @@ class Call:
     def programs(self, reserved: int = 0) -> int:
         return max(1, (self.config.num_sms or self.machine.num_sms) - reserved)
 
-    def deal(self, tiles: int, reserved: int = 0, first: int = 0, tile_s: float = 0.0, passes: float = 1.0) -> Deal:
+    def deal(
+        self,
+        tiles: int,
+        reserved: int = 0,
+        first: int = 0,
+        tile_s: float = 0.0,
+        passes: float = 1.0,
+        crowded: bool = False,
+    ) -> Deal:
         """``tiles`` to all programs but ``reserved``; Stream-K begins behind ``first``. ``tile_s``: more for each.
-        ``passes``: how often B is read at least, where L2 cannot hold it."""
+        ``passes``: how often B is read at least, where L2 cannot hold it. ``crowded``: see :meth:`Machine.tile_s`."""
         config, workers = self.config, self.programs(reserved)
-        computing = self.machine.tile_s(config, self.problem)
+        computing = whole_s = self.machine.tile_s(config, self.problem, crowded)
         waves = max(1.0, tiles / workers)
         computing = max(computing, self.machine.memory_s(config, self.problem, passes) / waves)
         computing /= _clock(computing * waves)
@@ -148,12 +159,12 @@ class Call:
         share = split / sharers
         if strips > 1:
             strip = replace(config, block_size_n=config.block_size_n // strips)
-            share *= strips * self.machine.tile_s(strip, self.problem) / self.machine.tile_s(config, self.problem)
+            share *= strips * self.machine.tile_s(strip, self.problem, crowded) / whole_s
         if sharers % (split * strips):
             share *= 1 + _APART_SLOWER * min(1.0, split * strips / workers)
-        extra_s = 0.0
+        extra_s = _UNSPLIT_S
         if sharers > split * strips:
-            extra_s = _SPLIT_S + _SPLIT_TILE_S * config.tile_elements / strips / (128 * 256)
+            extra_s = _SPLIT_S + _SPLIT_TILE_S * math.sqrt(config.tile_elements / strips / (128 * 256))
         return Deal(workers, first + rest - split, share, each, extra_s)
 
     def chunks(self, wanted: int, rows: int) -> tuple[int, int]:

@@ -51,6 +51,8 @@ _NARROW = 0.94
 """Two warpgroups with 64 × 128 each: shared memory is read more often for each product."""
 _L2_BYTES_PER_S, _COLD_BYTES_PER_S = 130e9, 60e9
 """What one program can load: from L2, and from memory, where no other program loads the same."""
+_CROWDED_BYTES_PER_S = 47e9
+"""What each can load of A and B in that case while all others do (local matmuls of 4 to 128 rows, 2026-11-23)."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,9 @@ class Machine:
             each = tile_nbytes / (_FETCH_S + tile_nbytes / _FETCH_BYTES_PER_S)
         return nbytes / min(programs * each, self.load_rate * self._links_used(world_size))
 
-    def tile_s(self, config: FusedConfig, problem: Problem) -> float:
-        """One program's time for the products of one tile of the output."""
+    def tile_s(self, config: FusedConfig, problem: Problem, crowded: bool = False) -> float:
+        """One program's time for the products of one tile of the output; ``crowded``: as it was measured where the
+        matmul is all that runs."""
         m, n, step = config.block_size_m, config.block_size_n, config.block_size_k
         intensity = m * n / (m + n)
         share = min(1.0, intensity / (intensity + _LOST) * (_REFERENCE + _LOST) / _REFERENCE)
@@ -106,6 +109,9 @@ class Machine:
         computing = 2 * m * n * (-(-problem.k // step) * step) / (self.flops * share)
         depth = problem.k * problem.dtype.itemsize
         cold = n * depth / _COLD_BYTES_PER_S if problem.m <= m else 0.0  # nobody else needs these columns of B
+        if cold and crowded:
+            crowd = 1.0 if config.stream_k else min(1.0, -(-problem.n // n) / self.num_sms)
+            cold = max(cold, crowd * (m + n) * depth / _CROWDED_BYTES_PER_S)
         return max(computing, (m + n) * depth / _L2_BYTES_PER_S, cold)
 
     def memory_s(self, config: FusedConfig, problem: Problem, passes: float = 1.0) -> float:
