@@ -130,15 +130,13 @@ def _shape_of_b(problem: Problem) -> tuple[int, int]:
     return (problem.n, problem.k) if problem.transposed_b else (problem.k, problem.n)
 
 
-class Weights:
-    """So many matrices B of a problem that they do not stay in L2."""
-
-    def __init__(self, ctx: iris.Iris, problem: Problem) -> None:
-        nbytes = problem.n * problem.k * problem.dtype.itemsize
-        most = LEAST_CALLS if ctx.backend_name == "sim" else MOST_CALLS
-        count = max(LEAST_CALLS, min(most, -(-ENOUGH_NBYTES // nbytes)))
-        made = [torch.randn(_shape_of_b(problem), dtype=problem.dtype, device=ctx.device) for _ in range(count)]
-        self.all = [one.t() if problem.transposed_b else one for one in made]
+def weights_of(ctx: iris.Iris, problem: Problem) -> list[torch.Tensor]:
+    """So many matrices B that they do not stay in L2."""
+    nbytes = problem.n * problem.k * problem.dtype.itemsize
+    most = LEAST_CALLS if ctx.backend_name == "sim" else MOST_CALLS
+    count = max(LEAST_CALLS, min(most, -(-ENOUGH_NBYTES // nbytes)))
+    made = [torch.randn(_shape_of_b(problem), dtype=problem.dtype, device=ctx.device) for _ in range(count)]
+    return [one.t() if problem.transposed_b else one for one in made]
 
 
 class Trial:
@@ -244,8 +242,8 @@ def run(given: argparse.Namespace) -> None:
     with iris.iris(_HEAP_NBYTES) as ctx:
         asked = problems(given)
         with progress(len(asked)) as advance:
-            for group in _same_weights(asked):
-                weights, found = Weights(ctx, group[0]).all, []
+            for group in _by_weights(asked):
+                weights, found = weights_of(ctx, group[0]), []
                 for problem in group:
                     trials = measured(ctx, problem, weights)
                     print(line(problem, trials), flush=True)
@@ -260,7 +258,7 @@ def run(given: argparse.Namespace) -> None:
     print(f"Iris's matmul is the faster one in {faster} of {len(asked)}", file=sys.stderr)
 
 
-def _same_weights(asked: Sequence[Problem]) -> Iterator[list[Problem]]:
+def _by_weights(asked: Sequence[Problem]) -> Iterator[list[Problem]]:
     groups: dict[Problem, list[Problem]] = {}
     for problem in asked:
         groups.setdefault(replace(problem, m=0), []).append(problem)
