@@ -26,7 +26,7 @@ from iris.device import sync
 from iris.device.arch import clock_ns
 from iris.ops import ALGORITHMS, FusedConfig, new_workspace
 from iris.ops.candidates import LIBRARY
-from iris.ops.replay import Replays, _identity
+from iris.ops.replay import Replays, _identity, _rounding
 from iris.ops.workspace import FusedWorkspace
 
 SOME_WAYS = ways() if BACKEND != "sim" else list({way.algorithm: way for way in ways()}.values())
@@ -511,6 +511,21 @@ def test_a_tensor_with_a_tangent_is_another_call() -> None:
     with forward_ad.dual_level():
         other = dual(plain, torch.ones(3))
         assert plain.data_ptr() == other.data_ptr() and _identity(plain) != _identity(other)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_a_call_that_may_round_otherwise_is_another_one(name: str, dtype: torch.dtype) -> None:
+    """PyTorch is told whether partial sums may be rounded, and whether K may be split for that."""
+    switches, switch = torch.backends.cuda.matmul, f"allow_{name}_reduced_precision_reduction"
+    kept = getattr(switches, switch), getattr(switches, f"{switch}_split_k")
+    found = []
+    try:
+        for allowed in ((True, True), (False, True), (False, False)):
+            setattr(switches, switch, allowed)
+            found.append((_rounding(dtype), _rounding(torch.int32)))
+    finally:
+        setattr(switches, switch, kept)
+    assert len({here for here, _ in found}) == 3 and len({other for _, other in found}) == 1
 
 
 def test_all_calls_of_a_large_model_are_replayed() -> None:

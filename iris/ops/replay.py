@@ -32,6 +32,15 @@ from iris.tensors import address_of, has_tangent
 P = ParamSpec("P")
 _KEPT = 4096
 """Calls remembered per context: a model of 100 layers makes 400 with each number of rows."""
+_SWITCHES: dict[torch.dtype | None, tuple[str, ...]] = {
+    torch.bfloat16: ("allow_bf16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction_split_k"),
+    torch.float16: (
+        "allow_fp16_reduced_precision_reduction",
+        "allow_fp16_reduced_precision_reduction_split_k",
+        "allow_fp16_accumulation",
+    ),
+}
+"""Of PyTorch, where a version has them: how matmuls that give a dtype may round."""
 
 
 class Replays:
@@ -148,12 +157,7 @@ def _rounding(dtype: torch.dtype | None) -> Hashable:
     """How PyTorch is told to round in matmuls that give ``dtype``."""
     if dtype is torch.float32:
         return allows_tf32()
-    switches = torch.backends.cuda.matmul
-    if dtype is torch.bfloat16:
-        return cast("Hashable", switches.allow_bf16_reduced_precision_reduction)
-    if dtype is torch.float16:
-        return switches.allow_fp16_reduced_precision_reduction, getattr(switches, "allow_fp16_accumulation", None)
-    return None
+    return tuple(getattr(torch.backends.cuda.matmul, switch, None) for switch in _SWITCHES.get(dtype, ()))
 
 
 def _identity(value: Any) -> Hashable:
