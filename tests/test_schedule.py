@@ -50,12 +50,16 @@ def whole_kernel(out, tiles, workers):
     tl.store(out + 1, schedule.whole_tiles(tiles, workers, True, True))
 
 
-def order(which: Any, me: int, m_blocks: int, n_blocks: int, group: int, shards: int, rounds: int) -> list[Place]:
+def order(
+    which: Any, me: int, m_blocks: int, n_blocks: int, group: int, shards: int, rounds: int, items: int | None = None
+) -> list[Place]:
+    """The first ``items`` tiles, or all."""
     tiles = m_blocks * n_blocks
     per_shard = -(-tiles // shards) if which is schedule.dealt else tiles
-    places = torch.zeros(shards * per_shard, 4, dtype=torch.int32, device=context().device)
+    count = shards * per_shard if items is None else items
+    places = torch.zeros(count, 4, dtype=torch.int32, device=context().device)
     order_kernel[(1,)](
-        places, me, shards * per_shard, per_shard, -(-per_shard // rounds), m_blocks, n_blocks,
+        places, me, count, per_shard, -(-per_shard // rounds), m_blocks, n_blocks,
         SCHEDULE=which, GROUP_M=group, SHARDS=shards,
     )  # fmt: skip
     return [(a, b, c, d) for a, b, c, d in places.tolist()]
@@ -87,6 +91,16 @@ def test_every_tile_once_and_the_own_ones_in_their_turn(ranks: Ranks, which: str
             first = me if which == "own_first" else me + 1
             expected = [((first + step) % shards, start + index) for step in range(shards) for index in range(size)]
             assert [place[:2] for place in turn] == expected
+
+
+def order_of_wide_rows() -> list[Place]:
+    return order(schedule.own_first, 0, 2, 1 << 20, 4096, 1, 1, items=5)
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_a_group_of_more_rows_than_there_are_is_counted_in_32_bits(ranks: Ranks) -> None:
+    expected = [(0, index, index % 2, index // 2) for index in range(5)]
+    assert ranks.run(order_of_wide_rows) == [expected] * ranks.world_size
 
 
 def parts(workers: int, tiles: int, per_tile: int) -> tuple[list[int], list[int]]:

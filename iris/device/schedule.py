@@ -23,9 +23,10 @@ def grouped(tile, m_blocks, n_blocks, GROUP_M: tl.constexpr):
     A wave of neighbouring tiles then shares few rows of A and few columns of B, which stay in L2 (the grouped
     order of the Triton matmul tutorial).
     """
-    group_size = GROUP_M * n_blocks
-    first = tile // group_size * GROUP_M
-    rows = max(min(m_blocks - first, GROUP_M), 1)
+    group = min(m_blocks, GROUP_M)  # so that no number exceeds that of all tiles
+    group_size = group * n_blocks
+    first = tile // group_size * group
+    rows = max(min(m_blocks - first, group), 1)
     within = tile % group_size
     return first + within % rows, within // rows
 
