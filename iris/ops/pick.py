@@ -25,8 +25,6 @@ _WORSE = 1.15
 """A row measured for another shape is not taken if the model sees its config lose by this much on this one."""
 _GAINED = 1.05
 """Nor is one that gained less than this where it was measured."""
-_OWN_GAINS = 1.03
-"""What Iris's matmul must gain by itself to be taken beside an exchange."""
 _STAND_INS = {"cuda": HARDWARE["H200 SXM"], "hip": HARDWARE["MI300X"]}
 """Whose figures are taken for hardware that is not known."""
 _SIMULATED = {
@@ -149,9 +147,7 @@ def _beside_exchange(row: tuned.Row, config: FusedConfig) -> FusedConfig | None:
         return replace(row.config, algorithm=config.algorithm)
     if row.library_ms is None:
         return None
-    if row.library_ms < _OWN_GAINS * row.measured_ms:
-        return config
-    return replace(row.config, algorithm=config.algorithm, own_matmul=True)
+    return replace(row.config, algorithm=config.algorithm, own_matmul=True) if row.beats_library else config
 
 
 def _near(problem: Problem, target: Target, user_path: Path | None, *, local: bool = False) -> list[tuned.Row]:

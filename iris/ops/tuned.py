@@ -57,6 +57,8 @@ SIMULATED = "simulated"
 """The simulator's hardware: what was measured there counts nowhere else."""
 ENVIRONMENT_VARIABLE = "IRIS_TUNED"
 SHIPPED = Path(__file__).parent / "tuned"
+OWN_GAINS = 1.03
+"""What Iris's matmul must gain over the library's by itself to be taken beside an exchange."""
 REACH = math.log2(2) / 2
 """How far a row counts, in powers of two: √2."""
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "int8"}
@@ -107,6 +109,12 @@ class Row:
     def own(self) -> bool:
         """Whether it says that Iris's own matmul of few rows is faster than the library's."""
         return self.config.own_matmul or self.config.algorithm == "one_shot"
+
+    @property
+    def beats_library(self) -> bool:
+        """Whether it says that Iris's matmul is faster than the library's by :data:`OWN_GAINS`, to a thousandth, as its
+        times are rounded."""
+        return self.library_ms is not None and round(self.library_ms / self.measured_ms, 3) >= OWN_GAINS
 
     def exact(self, problem: Problem) -> bool:
         """Whether just this was measured."""
