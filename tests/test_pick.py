@@ -568,6 +568,11 @@ BROKEN: list[tuple[str, str, str]] = [
         broken(lambda all: all["rows"][0]["config"].update(comm_sms="x")),
         "comm_sms: expected int or null, got 'x'",
     ),
+    (
+        "library",
+        broken(lambda all: all["rows"][0].update(library_ms=2.0)),
+        "row 1, library_ms: expected a time in rows of matmul only, got 2.0",
+    ),
 ]
 
 

@@ -349,7 +349,10 @@ def _row(where: str, content: object) -> Row:
     for name, (expected, right) in _RULES.items():
         if name not in whole or not right(whole[name]):
             raise _wrong(f"{where}, {name}", expected, whole[name] if name in whole else "nothing")
-    return Row(**{**whole, "config": config_of(f"{where}, config", whole["op"], whole["config"])})
+    if whole["library_ms"] is not None and whole["op"] != LOCAL:
+        raise _wrong(f"{where}, library_ms", f"a time in rows of {LOCAL} only", whole["library_ms"])
+    config = config_of(f"{where}, config", whole["op"], whole["config"])
+    return Row(**{**whole, "config": config})
 
 
 def config_of(where: str, op: str, content: Mapping[str, Any]) -> FusedConfig:
