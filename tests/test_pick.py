@@ -569,6 +569,11 @@ BROKEN: list[tuple[str, str, str]] = [
         "comm_sms: expected int or null, got 'x'",
     ),
     (
+        "depth",
+        broken(lambda all: all["rows"][1].update(dtype="int8", config={"algorithm": "push", "block_size_k": 16})),
+        "row 2, config: config.block_size_k: expected at least 32 for torch.int8, as tl.dot needs, got 16",
+    ),
+    (
         "library",
         broken(lambda all: all["rows"][0].update(library_ms=2.0)),
         "row 1, library_ms: expected a time in rows of matmul only, got 2.0",

@@ -351,12 +351,13 @@ def _row(where: str, content: object) -> Row:
             raise _wrong(f"{where}, {name}", expected, whole[name] if name in whole else "nothing")
     if whole["library_ms"] is not None and whole["op"] != LOCAL:
         raise _wrong(f"{where}, library_ms", f"a time in rows of {LOCAL} only", whole["library_ms"])
-    config = config_of(f"{where}, config", whole["op"], whole["config"])
+    config = config_of(f"{where}, config", whole["op"], whole["config"], DTYPE_NAMES[whole["dtype"]])
     return Row(**{**whole, "config": config})
 
 
-def config_of(where: str, op: str, content: Mapping[str, Any]) -> FusedConfig:
-    """The config of ``op`` with such :func:`changed_fields`; ``where`` they come from is named if they are wrong.
+def config_of(where: str, op: str, content: Mapping[str, Any], dtype: torch.dtype | None = None) -> FusedConfig:
+    """The config of ``op``, for ``dtype``, with such :func:`changed_fields`; ``where`` they come from is named if they
+    are wrong.
 
     Raises:
         ArgumentError: there is no such field or value.
@@ -371,7 +372,7 @@ def config_of(where: str, op: str, content: Mapping[str, Any]) -> FusedConfig:
             kind = "int or null" if usual is None else type(usual).__name__
             raise _wrong(f"{where}, {name}", kind, value)
     config = FusedConfig(**content)
-    config.check(where, algorithms(op), sys.maxsize)
+    config.check(where, algorithms(op), sys.maxsize, dtype)
     return config
 
 
