@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -343,6 +344,30 @@ def test_ranks_share_compiling_and_launch_nothing_meanwhile(ranks: Ranks, op: st
     shares = ranks.run(compiled_share, op)
     assert sum(len(share) for share, _ in shares) == len(kernels_of(op, FusedConfig()))
     assert all(works for _, works in shares)
+
+
+class Uncompilable(Recorded):
+    """A kernel for which a compiler has no room."""
+
+    def warmup(self, *_: Any, grid: tuple[int, ...], **constants: Any) -> None:
+        raise RuntimeError("out of registers")
+
+
+def uncompilable(op: str) -> tuple[list[str], bool]:
+    """What is said of one config of each kind that does not compile, and whether the op works afterwards."""
+    bench = bench_for(op)
+    every = kernels_of(op, pick.model_pick(bench.problem, bench.target))
+    with mock.patch.object(kernels, "matmul_kernel", Uncompilable()):
+        complaints = bench.take(Step("compile", tuple(every)))
+    return complaints, all(bench.take(Step("check", (one,))) is None for one in every)
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("op", [op for op in ALGORITHMS if op != "matmul"])
+def test_nobody_waits_for_a_rank_whose_config_does_not_compile(ranks: Ranks, op: str) -> None:
+    """Only one rank compiles it; the others run the kernels of the call beside it, which wait for all ranks."""
+    for complaints, works in ranks.run(uncompilable, op):
+        assert all("out of registers" in complaint for complaint in complaints) and works
 
 
 def complaint_of_compiling() -> Any:

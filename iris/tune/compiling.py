@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -66,16 +65,26 @@ class _Bystander:
 
 def compile_only(ctx: Iris, call: Callable[[Any], object], mine: bool) -> None:
     """Compile the matmul kernel that ``call``, given a context, would launch, if it is ``mine`` to compile. All ranks
-    call this together: what ops keep is made on the way, and the small kernels beside the matmul's run."""
+    call this together: what ops keep is made on the way, and the small kernels beside the matmul's run. What the
+    compiler raises is raised behind them, as they may wait for each other."""
+    raised: list[Exception] = []
 
     def launcher(kernel: Any, grid: tuple[int, ...]) -> Callable[..., object]:
-        return partial(kernel.warmup, grid=grid) if mine else _nothing
+        def compiled(*arguments: Any, **constants: Any) -> None:
+            try:
+                kernel.warmup(*arguments, grid=grid, **constants)
+            except Exception as error:  # noqa: BLE001 (whatever it is, peers wait)
+                raised.append(error)
+
+        return compiled if mine else _nothing
 
     token = start_kernel.set(launcher)
     try:
         call(_Bystander(ctx))
     finally:
         start_kernel.reset(token)
+    if raised:
+        raise raised[0]
 
 
 def _nothing(*_: Any, **__: Any) -> None:
