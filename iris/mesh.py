@@ -38,6 +38,8 @@ _ERRORS: dict[str, Callable[[str, Sequence[int]], IrisError]] = {
 _LATE_S = 1.0
 _LONG = 200
 """Characters of a call that is worth shortening."""
+_FIRST = 5
+"""Arguments that tell such a call from others: of an op, its name, sizes and dtype."""
 
 
 def address(key: str, rank: int) -> str:
@@ -62,12 +64,21 @@ def _told_apart(calls: Mapping[int, str]) -> str:
 
 
 def _without_the_common(calls: Sequence[str]) -> Sequence[str]:
-    """``calls``; if they are long, and of one function, only those of their arguments that differ."""
+    """``calls``; of long ones only the arguments that differ, or, of different functions, the first ones."""
     names, parts = {call.split("(")[0] for call in calls}, [call.split(", ") for call in calls]
-    if max(map(len, calls)) <= _LONG or len(names) > 1 or len({len(arguments) for arguments in parts}) > 1:
+    if len(names) > 1:
+        return [_begun(call) for call in calls]
+    if max(map(len, calls)) <= _LONG or len({len(arguments) for arguments in parts}) > 1:
         return calls
     differing = [values for values in zip(*parts, strict=True) if len(set(values)) > 1]
     return [f"{min(names)}(…, {', '.join(map(_of_its_own, row))})" for row in zip(*differing, strict=True)]
+
+
+def _begun(call: str) -> str:
+    """``call``; if it is long, only its first arguments."""
+    if len(call) <= _LONG:
+        return call
+    return f"{call.split('(')[0]}({', '.join(map(_of_its_own, call.split(', ')[:_FIRST]))}, …)"
 
 
 def _of_its_own(argument: str) -> str:

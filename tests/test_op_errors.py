@@ -522,6 +522,27 @@ def test_outputs_lie_alike_on_all_ranks(ranks: Ranks, stride: bool) -> None:
             assert f": rank 0: {op}(…, {ours}); rank 1: {op}(…, {other}). " in failure.message
 
 
+def another_call_than_the_peers(gather: bool) -> Failure:
+    """Rank 0 calls an op while the others call another one, or are at a barrier."""
+    with fresh(1 << 20) as ctx:
+        output, rows = ctx.zeros(16, 24), torch.zeros(16 * ctx.world_size, 24, device=ctx.device)
+        a, b = torch.ones(16, 8, device=ctx.device), torch.ones(8, 24, device=ctx.device)
+        if ctx.rank == 0:
+            return failure_of(lambda: ctx.ops.matmul_all_reduce(output, a, b))
+        return failure_of((lambda: ctx.ops.all_gather_matmul(rows, a, b)) if gather else ctx.barrier)
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("gather", [False, True])
+def test_another_call_than_the_peers_is_told_in_short(ranks: Ranks, gather: bool) -> None:
+    """The sizes say which call it is; two dozen fields of a config would hide that."""
+    reduced = "matmul_all_reduce(op='matmul_all_reduce', m=16, n=24, k=8, dtype=torch.float32, …)"
+    gathered = "all_gather_matmul(op='all_gather_matmul', m=32, n=24, k=8, dtype=torch.float32, …)"
+    for failure in ranks.run(another_call_than_the_peers, gather):
+        assert failure.kind == "RankMismatch"
+        assert f": rank 0: {reduced}; rank 1: {gathered if gather else 'barrier'}. " in failure.message
+
+
 def layouts_that_differ(way: Way, seed: int) -> Failure:
     """B has contiguous rows on rank 0 and contiguous columns on the others."""
     with fresh(1 << 20) as ctx:
