@@ -19,6 +19,8 @@ from iris.console import exit_status
 
 UNREAD = 141
 """Exit status where nobody reads on, such as behind ``| head``: as shells have it of SIGPIPE."""
+USAGE = 2
+"""Exit status where no command is named: as argparse has it."""
 COMMANDS = {
     "info": ("iris.info", "what Iris sees: GPUs, links, versions, the backend and why, what is missing"),
     "demo": ("iris.demo", "run two fused ops over several ranks, check them, draw who waited when"),
@@ -69,6 +71,10 @@ def _has_no_reader(stream: TextIO) -> bool:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    given = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        parser().print_help(sys.stderr)
+        return USAGE
+    given = parser().parse_args(words)
     module, _ = COMMANDS[given.command]
     return exit_status(f"iris {given.command}", lambda: int(importlib.import_module(module).main(given.arguments) or 0))

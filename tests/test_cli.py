@@ -77,6 +77,12 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "invalid choice: 'paint'" in capsys.readouterr().err
 
 
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and all(about in said.err for _, about in cli.COMMANDS.values())
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main(["--version"])
