@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
-import select
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 import iris
 from iris.console import exit_status
 
-UNREAD = 141
-"""Exit status where nobody reads on, such as behind ``| head``: as shells have it of SIGPIPE."""
 USAGE = 2
 """Exit status where no command is named: as argparse has it."""
 COMMANDS = {
@@ -47,27 +42,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status. An Iris error is printed without a traceback, and nothing is said of a
-    reader of what is printed that has gone."""
-    try:
-        try:
-            return _run(arguments)
-        finally:
-            print(end="", flush=True)
-    except BrokenPipeError:
-        unread = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
-        if not unread:
-            raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in unread:  # the interpreter writes what is left there when it ends
-            os.dup2(nowhere, stream.fileno())
-        return UNREAD
-
-
-def _has_no_reader(stream: TextIO) -> bool:
-    poll = select.poll()
-    poll.register(stream, 0)
-    return bool(poll.poll(0))
+    """Run a command; returns the exit status, as :func:`iris.console.exit_status` says."""
+    return exit_status("iris", lambda: _run(arguments))
 
 
 def _run(arguments: Sequence[str] | None) -> int:

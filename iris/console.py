@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TextIO
 
 from iris.errors import IrisError
 
+UNREAD = 141
+"""Exit status where nobody reads on, such as behind ``| head``: as shells have it of SIGPIPE."""
+
 
 def exit_status(program: str, run: Callable[[], int]) -> int:
-    """What ``run()`` returns; 1 if it raises an Iris error, which is printed without a traceback."""
+    """What ``run()`` returns; 1 if it raises an Iris error, which is printed without a traceback; ``UNREAD``, and
+    nothing is said, if the reader of what it prints has gone."""
     try:
-        return run()
-    except IrisError as error:
-        print(f"{program}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        try:
+            return run()
+        except IrisError as error:
+            print(f"{program}: {type(error).__name__}: {error}", file=sys.stderr)
+            return 1
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        unread = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
+        if not unread:
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in unread:  # the interpreter writes what is left there when it ends
+            os.dup2(nowhere, stream.fileno())
+        return UNREAD
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    poll = select.poll()
+    poll.register(stream, 0)
+    return bool(poll.poll(0))
 
 
 def print_table(

@@ -14,7 +14,7 @@ import pytest
 from interrupted import interrupted
 
 import iris
-from iris import backends, cli, demo, info, report
+from iris import backends, cli, console, demo, info, report
 from iris.bench import cases, command
 from iris.bench.case import registered
 from iris.tune import command as tuning
@@ -117,20 +117,29 @@ def test_an_iris_error_is_printed_without_traceback(
     assert capsys.readouterr().err == "iris demo: BackendError: no such GPU: buy one\n"
 
 
-@pytest.mark.parametrize("arguments", [["bench", "--benchmark_list"], ["bench", "--help"], ["--help"]])
+OF_OWN_CASES = "from iris import bench; raise SystemExit(bench.main(['rma_matrix', '--benchmark_list']))"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "iris", "bench", "--benchmark_list"], ["-m", "iris", "bench", "--help"], ["-m", "iris", "--help"],
+        ["-c", OF_OWN_CASES],
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("both", [False, True])
-def test_a_reader_that_has_gone_ends_a_command_quietly(arguments: list[str], both: bool) -> None:
+def test_a_reader_that_has_gone_ends_a_command_quietly(words: list[str], both: bool) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "iris", *arguments],
+        [sys.executable, *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
         stdout=writer,
         stderr=writer if both else subprocess.PIPE,
         timeout=60,
     )
     os.close(writer)
-    assert (done.returncode, done.stderr) == (cli.UNREAD, None if both else b"")
+    assert (done.returncode, done.stderr) == (console.UNREAD, None if both else b"")
 
 
 def test_another_pipe_that_broke_is_not_kept_quiet(
