@@ -238,6 +238,14 @@ def test_speedups_are_within_one_batch(tmp_path: Path) -> None:
         assert Study(read(tmp_path)).speedup(result, "nccl") == (expected and pytest.approx(expected))
 
 
+def test_problems_without_a_shape_go_by_their_numbers(tmp_path: Path) -> None:
+    """As those of a user's own case, whose axes are no sizes of a matmul."""
+    line = record("matmul_all_reduce", "two_shot", LARGE[0], 2)
+    lines = [line | {"case": "own", "params": {"rows": rows}} for rows in (33, 5, 128, 1)]
+    problems = Study(read(write(tmp_path / "own.jsonl", lines))).problems
+    assert [problem.label for problem in problems] == ["rows 1", "rows 5", "rows 33", "rows 128"]
+
+
 def test_every_loss_is_listed_the_worst_first(study: Study) -> None:
     expected = []
     for case, algorithms in ALGORITHMS.items():

@@ -236,4 +236,5 @@ def _rows(problem: Problem) -> int:
 
 def _order(problem: Problem) -> tuple[object, ...]:
     m, n, k = problem.shape or (0, 0, 0)
-    return problem.section, problem.case, problem.world_size, problem.setting, problem.names, n, k, m, problem.label
+    label = [int(part) if part.isdecimal() else part for part in re.split(r"(\d{1,15})", problem.label)]
+    return problem.section, problem.case, problem.world_size, problem.setting, problem.names, n, k, m, label
