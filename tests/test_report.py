@@ -161,7 +161,18 @@ def test_a_wrong_result_has_no_time_and_no_figure_made_from_it(tmp_path: Path) -
     (result,) = read(write(tmp_path / "x.jsonl", [line]))
     figures = (result.time, result.back_to_back_ms, result.floor_share, result.tflops_per_gpu, result.gbytes_per_s)
     assert figures == (None,) * 5 and not result.counters
-    assert result.failure == "wrong result"
+    assert result.wrong and result.failure == "wrong result"
+
+
+def test_a_wrong_result_of_bench_counts_as_wrong(tmp_path: Path) -> None:
+    """``bench`` says how wrong it is, in the error of a record without a time."""
+    line = without_time(record("all_gather_matmul", "push", LARGE[0], 4), error="wrong result: off by 3 (rank 1 of 4)")
+    write(tmp_path / "x.jsonl", [line | {"validated": False}])
+    (result,) = read(tmp_path)
+    assert result.wrong and result.failure == "wrong result: off by 3 (rank 1 of 4)"
+    assert report(tmp_path, "--out", tmp_path / "x.html") == 0
+    page = (tmp_path / "x.html").read_text()
+    assert "0 failed, 1 wrong" in page and "failed: wrong" not in page
 
 
 def test_the_newest_result_of_a_case_counts(tmp_path: Path) -> None:

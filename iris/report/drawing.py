@@ -328,7 +328,7 @@ def _label(algorithm: str) -> str:
 
 
 def _short(result: Result) -> str:
-    return "wrong result" if result.failure == "wrong result" else "skipped" if result.skipped is not None else "failed"
+    return "wrong result" if result.wrong else "skipped" if result.skipped is not None else "failed"
 
 
 def _two_lines(problem: Problem) -> str:

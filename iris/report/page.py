@@ -83,9 +83,9 @@ def _head(study: Study) -> Iterator[str]:
 
 
 def _counted(results: Sequence[Result]) -> str:
-    failures = [result.failure for result in results if result.failure is not None]
-    wrong = failures.count("wrong result")
-    skipped = sum(failure.startswith("skipped") for failure in failures)
+    failures = [result for result in results if result.failure is not None]
+    wrong = sum(result.wrong for result in failures)
+    skipped = sum(result.skipped is not None for result in failures)
     counts = {"skipped": skipped, "failed": len(failures) - skipped - wrong, "wrong": wrong}
     rest = ", ".join(f"{count} {word}" for word, count in counts.items())
     return f"{len(results)} results: {len(results) - len(failures)} timed, {rest}."

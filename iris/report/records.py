@@ -95,14 +95,19 @@ class Result:
         return json.dumps([self.case, params, self.world_size, self.hardware, self.simulated], sort_keys=True)
 
     @property
+    def wrong(self) -> bool:
+        """Whether it was checked, and found to be wrong; ``error`` may say how."""
+        return self.validated is False and self.skipped is None
+
+    @property
     def failure(self) -> str | None:
         """Why there is no time: a few words, or None where there is one."""
         if self.skipped is not None:
             return f"skipped: {self.skipped}"
+        if self.wrong:
+            return self.error or "wrong result"
         if self.error is not None:
             return f"failed: {self.error}"
-        if self.validated is False:
-            return "wrong result"
         return None if self.time is not None else "failed: no time was recorded"
 
 

@@ -301,7 +301,7 @@ def _plain(value: Value) -> str:
 
 def _time_cell(problem: Problem, result: Result) -> Cell:
     if result.time is None:
-        word = "wrong result" if result.failure == "wrong result" else "failed" if result.skipped is None else "skipped"
+        word = "wrong result" if result.wrong else "failed" if result.skipped is None else "skipped"
         return Cell(word, _wrong(result))
     times = [time_of(other) for other in problem.complete.values()]
     best = result.algorithm in problem.complete and len(times) > 1 and time_of(result) == min(times)
