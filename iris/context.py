@@ -374,6 +374,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
         Raises:
             WaitTimeout, PeerDied: naming the ranks.
+            RankMismatch: a rank of them makes another call.
         """
         self._require_open("barrier")
         _check_stream("barrier", stream, "Pass group=… by name.")
@@ -426,6 +427,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
         Raises:
             ArgumentError: the value cannot be sent; on every rank alike.
+            RankMismatch: a rank makes another call, or names another source.
         """
         self._require_open("broadcast")
         source = self._rank_of("broadcast", "source", source)
@@ -514,7 +516,8 @@ class Iris(Live, SymmetricTensors, RankLogger):
         Closing twice is harmless. After a failure nothing is waited for, and nothing is raised.
 
         Raises:
-            PeerDied, WaitTimeout: a peer did not come; everything of this rank is released all the same.
+            PeerDied, WaitTimeout, RankMismatch: a peer did not come, or makes another call; everything of this rank is
+                released all the same.
         """
         if not self._open or self._pid != os.getpid():
             return
