@@ -97,7 +97,7 @@ def test_as_one_of_many_ranks_predictions_are_as_close_as_the_model_says() -> No
 
 @pytest.mark.parametrize(
     ("m", "on_average", "at_worst"),
-    [(4, 1.04, 1.2), (8, 1.05, 1.2), (16, 1.05, 1.2), (32, 1.1, 1.3), (64, 1.06, 1.2), (128, 1.04, 1.15),
+    [(4, 1.02, 1.1), (8, 1.03, 1.15), (16, 1.03, 1.15), (32, 1.04, 1.1), (64, 1.06, 1.2), (128, 1.04, 1.15),
      (256, 1.05, 1.25), (512, 1.02, 1.1), (1024, 1.02, 1.1)],
 )  # fmt: skip
 def test_the_tile_of_a_local_matmul_is_among_the_fastest_measured(m: int, on_average: float, at_worst: float) -> None:

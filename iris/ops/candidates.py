@@ -318,7 +318,7 @@ def _tiles(problem: Problem, algorithm: str, target: Target, wide: bool) -> tupl
     if wide:
         tiles += MORE_TILES.get(key, ()) + few
     elif algorithm in _OF_FEW_ROWS and few and problem.m <= few[0]["block_size_m"]:
-        tiles = tuple(tile for tile in few if problem.m <= tile["block_size_m"] < max(2 * problem.m, 32))
+        tiles = tuple(tile for tile in few if tile["block_size_m"] < max(2 * problem.m, 32))
     fitting = tuple(tile for tile in tiles if _too_large(problem.dtype, FusedConfig(**tile), target) is None)
     return fitting or (_SMALL_TILE,)
 

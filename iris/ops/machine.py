@@ -53,6 +53,9 @@ _L2_BYTES_PER_S, _COLD_BYTES_PER_S = 130e9, 60e9
 """What one program can load: from L2, and from memory, where no other program loads the same."""
 _CROWDED_BYTES_PER_S = 47e9
 """What each can load of A and B in that case while all others do (local matmuls of 4 to 128 rows, 2026-11-23)."""
+_STEP_S, _STEP_FLOPS = 0.45e-6, 4.3e12
+"""A step of a loop over K whose tile has fewer than 64 rows, too few for warpgroups: however small, and by its products
+(the same matmuls)."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ class Machine:
         if cold and crowded:
             crowd = 1.0 if config.stream_k else min(1.0, -(-problem.n // n) / self.num_sms)
             cold = max(cold, crowd * (m + n) * depth / _CROWDED_BYTES_PER_S)
+        if crowded and m < 64 and self.warpgroups:
+            computing = max(computing, -(-problem.k // step) * (_STEP_S + 2 * m * n * step / _STEP_FLOPS))
         return max(computing, (m + n) * depth / _L2_BYTES_PER_S, cold)
 
     def memory_s(self, config: FusedConfig, problem: Problem, passes: float = 1.0) -> float:
