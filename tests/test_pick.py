@@ -223,6 +223,16 @@ def test_no_row_that_comes_with_iris_says_in_vain_whose_matmul_goes_with_an_exch
         assert config == replace(row.config, algorithm="low_latency", own_matmul=True), row
 
 
+@pytest.mark.parametrize("m", (1, 16, 17, 32))
+def test_few_rows_have_flat_tiles(m: int) -> None:
+    """One of 128 rows takes half as long again as one of 16 where there are 16, reading as much of B."""
+    wide, narrow = (problem_of("matmul", m, n, 8192, 1) for n in (16384, 1024))
+    logits = problem_of("matmul_all_scatter", m, 16032, 8192, 8)
+    for problem in (wide, narrow, logits):
+        assert model_pick(problem, H200, "push" if problem is logits else None).block_size_m < max(2 * m, 32)
+    assert model_pick(narrow, H200).stream_k and not model_pick(wide, H200).stream_k
+
+
 def test_own_matmul_has_a_tile() -> None:
     problem = problem_of("all_gather_matmul", 64, 8192, 8192, 2)
     own = FusedConfig("low_latency", own_matmul=True, block_size_m=64, num_warps=4)

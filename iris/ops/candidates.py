@@ -91,8 +91,8 @@ FEW_ROWS: dict[tuple[str, int], tuple[Fields, ...]] = {
 """Tiles for up to as many rows as the first has, where reading B is all that counts: they load more of it at a time
 than tiles of 64 rows."""
 
-_OF_FEW_ROWS = ("local", "one_shot")
-"""Algorithms that have no other tiles there; of the others only measuring chooses them."""
+_OF_FEW_ROWS = {("matmul", "local"), ("matmul_all_scatter", "push"), ("matmul_all_reduce", "one_shot")}
+"""What has no other tiles there; of other algorithms only measuring chooses them."""
 
 _SMALL_TILE = _tile(64, 64, 32, 4, 2)
 """For GPUs whose shared memory none of the others fit into."""
@@ -165,7 +165,7 @@ _STREAM_K = {
     ("matmul_all_scatter", "copy_engine"),
 }  # fmt: skip
 """Where Stream-K is tried; with others, tiles wait for peers as well as for each other, and it was seen to lose. With a
-single row of tiles it is tried in a local matmul only."""
+single row of tiles it is tried where those of few rows are."""
 
 _VARIATIONS: dict[str, tuple[Any, ...]] = {
     "group_size_m": (4, 8, 16),
@@ -317,7 +317,7 @@ def _tiles(problem: Problem, algorithm: str, target: Target, wide: bool) -> tupl
     tiles, few = TILES[key], FEW_ROWS.get(key, ())
     if wide:
         tiles += MORE_TILES.get(key, ()) + few
-    elif algorithm in _OF_FEW_ROWS and few and problem.m <= few[0]["block_size_m"]:
+    elif (problem.op, algorithm) in _OF_FEW_ROWS and few and problem.m <= few[0]["block_size_m"]:
         tiles = tuple(tile for tile in few if tile["block_size_m"] < max(2 * problem.m, 32))
     fitting = tuple(tile for tile in tiles if _too_large(problem.dtype, FusedConfig(**tile), target) is None)
     return fitting or (_SMALL_TILE,)
@@ -325,8 +325,8 @@ def _tiles(problem: Problem, algorithm: str, target: Target, wide: bool) -> tupl
 
 def _splits(problem: Problem, config: FusedConfig, target: Target, wide: bool) -> tuple[Fields, ...]:
     """Whether, and how, to split tiles."""
-    rows = problem.m > config.block_size_m or config.algorithm == "local"
-    splittable = wide or ((problem.op, config.algorithm) in _STREAM_K and rows)
+    kind = problem.op, config.algorithm
+    splittable = wide or (kind in _STREAM_K and (problem.m > config.block_size_m or kind in _OF_FEW_ROWS))
     if has_no_tile(config) or config.algorithm == "pull" or not splittable:
         return ({},)
     tiles = -(-problem.m // config.block_size_m) * -(-problem.n // config.block_size_n)

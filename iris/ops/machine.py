@@ -100,8 +100,8 @@ class Machine:
         return nbytes / min(programs * each, self.load_rate * self._links_used(world_size))
 
     def tile_s(self, config: FusedConfig, problem: Problem, crowded: bool = False) -> float:
-        """One program's time for the products of one tile of the output; ``crowded``: as it was measured where the
-        matmul is all that runs."""
+        """One program's time for the products of one tile of the output; ``crowded``: as was measured where
+        nothing but the matmul loads."""
         m, n, step = config.block_size_m, config.block_size_n, config.block_size_k
         intensity = m * n / (m + n)
         share = min(1.0, intensity / (intensity + _LOST) * (_REFERENCE + _LOST) / _REFERENCE)

@@ -255,7 +255,7 @@ def _beside(deal: Deal, storing_s: float, share: float = _BESIDE) -> float:
 
 
 def _scatter_pushed(call: Call) -> float:
-    deal = call.deal(call.rows * call.columns)
+    deal = call.deal(call.rows * call.columns, crowded=True)
     storing = call.machine.store_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
     return LAUNCH_S + _beside(deal, storing) + MEET_S
 
