@@ -31,7 +31,6 @@ from iris import ops
 from iris.bench.cases.fused import local_params
 from iris.bench.cases.operands import B_LAYOUTS, LOCAL, ROW_MAJOR, TRANSPOSED, problem_of
 from iris.bench.dataset import Dataset
-from iris.bench.environment import environment
 from iris.bench.options import DTYPES, positive
 from iris.bench.progress import progress
 from iris.bench.timing import call_seconds
@@ -39,9 +38,9 @@ from iris.ops import FusedConfig, Problem, tuned
 from iris.ops.candidates import candidates
 from iris.ops.pick import model_pick, predictions
 from iris.ops.target import target_of
-from iris.ops.tuned import Row, row_key
+from iris.ops.tuned import Row
 from iris.tune.compiling import compile_only
-from iris.tune.session import PROMISING
+from iris.tune.session import PROMISING, measured_row
 
 ROWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 ENOUGH_NBYTES = 250 << 20
@@ -51,7 +50,6 @@ _TURNS = 6
 _LEAD_S = 100e-6
 _HEAP_NBYTES = 1 << 26
 _LIBRARY = "torch.matmul"
-_VERSIONS = ("iris", "commit", "torch", "triton", "cuda")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -205,15 +203,10 @@ def row(ctx: iris.Iris, problem: Problem, trials: dict[FusedConfig | None, Trial
     us = {config: statistics.median(trial.cold_us) for config, trial in trials.items()}
     warm_us = {config: statistics.median(trial.warm_us) for config, trial in trials.items()}
     best = min((config for config in us if config is not None), key=lambda one: us[one])
-    known, untuned = environment(ctx, commit), model_pick(problem, target)
-    hardware, world_size, op, gather_dim, dtype, m, n, k, transposed_b = row_key(problem, target.hardware)
-    made = Row(
-        hardware, world_size, op, gather_dim, dtype, m, n, k, transposed_b, best, round(us[best] / 1e3, 5),
-        predicted_ms=round(1e3 * predictions(problem, target, (best,))[best], 5) or None,
-        untuned_ms=round(us[untuned] / 1e3, 5), library_ms=round(us[None] / 1e3, 5),
-        versions={name: str(known[name]) for name in _VERSIONS if known[name] is not None}, date=str(known["date"]),
-    )  # fmt: skip
-    return made if made.beats_library and warm_us[best] <= warm_us[None] else None
+    found = measured_row(
+        ctx, problem, target, best, us[best] / 1e3, us[model_pick(problem, target)] / 1e3, us[None] / 1e3, commit=commit
+    )
+    return found if found.beats_library and warm_us[best] <= warm_us[None] else None
 
 
 def line(problem: Problem, trials: dict[FusedConfig | None, Trial]) -> str:

@@ -388,19 +388,38 @@ class Chief:
         return 1e3 * predictions(self._bench.problem, self._bench.target, (config,))[config] or None
 
     def _row(self, best: FusedConfig) -> Row:
-        measured_ms = self._search.measured_ms(best)
+        search, measured_ms = self._search, self._search.measured_ms(best)
         assert measured_ms is not None
-        known = environment(self._bench.ctx, None)
-        hardware, world_size, op, gather_dim, dtype, m, n, k, transposed_b = self._key
-        return Row(
-            hardware, world_size, op, gather_dim, dtype, m, n, k, transposed_b, best, round(measured_ms, 5),
-            predicted_ms=_rounded(self._ms(best)),
-            untuned_ms=_rounded(self._search.measured_ms(self._search.untuned)),
-            library_ms=_rounded(self._search.library_ms),
-            versions={name: str(known[name]) for name in _VERSIONS if known[name] is not None},
-            date=str(known["date"]),
-            unfinished=self._search.unfinished,
+        return measured_row(
+            self._bench.ctx, self._bench.problem, self._bench.target, best, measured_ms,
+            search.measured_ms(search.untuned), search.library_ms, unfinished=search.unfinished,
         )  # fmt: skip
+
+
+def measured_row(
+    ctx: Iris,
+    problem: Problem,
+    target: Target,
+    best: FusedConfig,
+    measured_ms: float,
+    untuned_ms: float | None,
+    library_ms: float | None,
+    *,
+    commit: str | None = None,
+    unfinished: bool = False,
+) -> Row:
+    """The row for what was measured here and now; see :class:`Row`. ``commit``: None for what git says."""
+    known, predicted_s = environment(ctx, commit), predictions(problem, target, (best,))[best]
+    hardware, world_size, op, gather_dim, dtype, m, n, k, transposed_b = row_key(problem, target.hardware)
+    return Row(
+        hardware, world_size, op, gather_dim, dtype, m, n, k, transposed_b, best, round(measured_ms, 5),
+        predicted_ms=_rounded(1e3 * predicted_s or None),
+        untuned_ms=_rounded(untuned_ms),
+        library_ms=_rounded(library_ms),
+        versions={name: str(known[name]) for name in _VERSIONS if known[name] is not None},
+        date=str(known["date"]),
+        unfinished=unfinished,
+    )  # fmt: skip
 
 
 def _rounded(ms: float | None) -> float | None:
