@@ -17,10 +17,11 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -31,16 +32,16 @@ from iris import ops
 from iris.bench.cases.fused import local_params
 from iris.bench.cases.operands import B_LAYOUTS, LOCAL, ROW_MAJOR, TRANSPOSED, problem_of
 from iris.bench.dataset import Dataset
+from iris.bench.environment import checked_out_commit
 from iris.bench.options import DTYPES, positive
 from iris.bench.progress import progress
 from iris.bench.timing import call_seconds
 from iris.ops import FusedConfig, Problem, tuned
-from iris.ops.candidates import candidates
-from iris.ops.pick import model_pick, predictions
+from iris.ops.pick import model_pick
 from iris.ops.target import target_of
 from iris.ops.tuned import Row
 from iris.tune.compiling import compile_only
-from iris.tune.session import PROMISING, measured_row
+from iris.tune.session import measured_row, promising
 
 ROWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 ENOUGH_NBYTES = 250 << 20
@@ -85,11 +86,9 @@ def problems(given: argparse.Namespace) -> list[Problem]:
     ]  # fmt: skip
 
 
-def promising(problem: Problem, target: ops.Target) -> list[FusedConfig]:
+def configs_of(problem: Problem, target: ops.Target) -> list[FusedConfig]:
     """What is worth measuring; of Stream-K only what splits one tile per program, as more was never seen to win."""
-    times = predictions(problem, target, candidates(problem, target, wide=True))
-    limit = PROMISING * min(times.values())
-    found = [one for one in times if times[one] <= limit and not (one.stream_k and one.two_tiles)]
+    found = [one for one in promising(problem, target) if not (one.stream_k and one.two_tiles)]
     untuned = model_pick(problem, target)
     return found if untuned in found else [untuned, *found]
 
@@ -103,7 +102,7 @@ def compile_share(given: argparse.Namespace, share: int) -> None:
         memory = torch.empty(most, dtype=DTYPES[given.dtype], device=ctx.device)  # with any content
         for problem in asked:
             a, b, c = _operands(problem, memory)
-            for config in promising(problem, target):
+            for config in configs_of(problem, target):
                 kernel = config, problem.transposed_b
                 if shares.setdefault(kernel, len(shares)) % given.compilers == share:
                     compile_only(ctx, partial(ops.matmul, output=c, A=a, B=b, config=config), True)
@@ -187,7 +186,7 @@ def measured(ctx: iris.Iris, problem: Problem, weights: Sequence[torch.Tensor]) 
     """All ways to compute ``problem``; None: the library's."""
     a = torch.randn(problem.m, problem.k, dtype=problem.dtype, device=ctx.device)
     right = a.float() @ weights[0].float()
-    trials = {config: Trial(ctx, problem, a, config) for config in (None, *promising(problem, target_of(ctx)))}
+    trials = {config: Trial(ctx, problem, a, config) for config in (None, *configs_of(problem, target_of(ctx)))}
     for trial in trials.values():
         trial.check(weights[0], right)
         trial.prepare(weights)
@@ -203,10 +202,12 @@ def row(ctx: iris.Iris, problem: Problem, trials: dict[FusedConfig | None, Trial
     us = {config: statistics.median(trial.cold_us) for config, trial in trials.items()}
     warm_us = {config: statistics.median(trial.warm_us) for config, trial in trials.items()}
     best = min((config for config in us if config is not None), key=lambda one: us[one])
+    if warm_us[best] > warm_us[None]:
+        return None
     found = measured_row(
         ctx, problem, target, best, us[best] / 1e3, us[model_pick(problem, target)] / 1e3, us[None] / 1e3, commit=commit
     )
-    return found if found.beats_library and warm_us[best] <= warm_us[None] else None
+    return found if found.beats_library else None
 
 
 def line(problem: Problem, trials: dict[FusedConfig | None, Trial]) -> str:
@@ -228,16 +229,17 @@ def _name(config: FusedConfig | None) -> str:
 
 
 def run(given: argparse.Namespace) -> None:
-    faster = 0
+    faster, commit = 0, given.commit or checked_out_commit()
     with iris.iris(_HEAP_NBYTES) as ctx:
         asked = problems(given)
         with progress(len(asked)) as advance:
-            for group in _by_weights(asked):
+            for _, same_weights in groupby(asked, lambda problem: replace(problem, m=0)):
+                group = list(same_weights)
                 weights, found = weights_of(ctx, group[0]), []
                 for problem in group:
                     trials = measured(ctx, problem, weights)
                     print(line(problem, trials), flush=True)
-                    if (one := row(ctx, problem, trials, given.commit)) is not None:
+                    if (one := row(ctx, problem, trials, commit)) is not None:
                         found.append(one)
                     advance(f"{problem.m}x{problem.n}x{problem.k}", 1)
                     del trials
@@ -246,13 +248,6 @@ def run(given: argparse.Namespace) -> None:
                 if given.rows_out is not None:
                     tuned.write(given.rows_out, found)
     print(f"Iris's matmul is the faster one in {faster} of {len(asked)}", file=sys.stderr)
-
-
-def _by_weights(asked: Sequence[Problem]) -> Iterator[list[Problem]]:
-    groups: dict[Problem, list[Problem]] = {}
-    for problem in asked:
-        groups.setdefault(replace(problem, m=0), []).append(problem)
-    yield from groups.values()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -317,14 +317,11 @@ class Chief:
         def may(config: FusedConfig) -> bool:
             return config not in self._fates or self._fates[config].failed is None
 
-        times = predictions(problem, target, filter(may, candidates(problem, target, wide=True)))
-        limit = PROMISING * min(times.values(), default=0.0)
-        promising = sorted((one for one in times if times[one] <= limit), key=lambda one: times[one])
         untuned = model_pick(problem, target)
         gpu = target.backend != "sim"
         measured = {config: fate.measured_ms for config, fate in self._fates.items() if fate.measured_ms is not None}
         return Search(
-            filter(may, [untuned, pick_config(problem, target), *by_turns(promising)]), untuned,
+            filter(may, [untuned, pick_config(problem, target), *by_turns(promising(problem, target, may))]), untuned,
             lambda config: filter(may, variations(problem, config, target)), self._left_s,
             self._bench.ctx.world_size if gpu else 0, _GPU_CALLS if gpu else _SIM_CALLS,
             measured, problem.op == LOCAL and problem.dtype != torch.int8,
@@ -394,6 +391,15 @@ class Chief:
             self._bench.ctx, self._bench.problem, self._bench.target, best, measured_ms,
             search.measured_ms(search.untuned), search.library_ms, unfinished=search.unfinished,
         )  # fmt: skip
+
+
+def promising(
+    problem: Problem, target: Target, may: Callable[[FusedConfig], bool] = lambda _: True
+) -> list[FusedConfig]:
+    """The candidates that ``may`` be tried and that the model leaves standing, what it expects to be fastest first."""
+    times = predictions(problem, target, filter(may, candidates(problem, target, wide=True)))
+    limit = PROMISING * min(times.values(), default=0.0)
+    return sorted((one for one in times if times[one] <= limit), key=lambda one: times[one])
 
 
 def measured_row(
