@@ -29,7 +29,10 @@ REPLAYED = ways()[::9] if BACKEND == "sim" else ways()
 """In the simulator, which captures nothing, no more than shows that the test works."""
 SOAK = int(os.environ.get("IRIS_SOAK") or (24 if BACKEND == "sim" else 600))
 CALL_LIMIT_S = 0.5 if BACKEND == "sim" else 0.05
-REPLAYS_LIMIT_S, SOAK_LIMIT_S = (60 + count * CALL_LIMIT_S for count in (REPLAYS, SOAK))
+COMPILE_LIMIT_S = 2
+"""For each way, if none was compiled before."""
+REPLAYS_LIMIT_S = 60 + REPLAYS * CALL_LIMIT_S
+SOAK_LIMIT_S = 60 + len(ways()) * COMPILE_LIMIT_S + SOAK * CALL_LIMIT_S
 ALIGNED: Shape = (32, 32, 32)
 RAGGED: Shape = (17, 33, 24)
 LATE_S = 0.002
