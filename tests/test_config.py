@@ -56,7 +56,7 @@ CHANGES: dict[str, tuple[Way, Any]] = {
     "num_sms": (MATMUL, 1),
     "num_chunks": (PUSH, 2),
     "stream_k": (MATMUL, True),
-    "two_tiles": (MATMUL, False),
+    "two_tiles": (MATMUL, True),
     "own_matmul": (LOW_LATENCY, True),
     "num_rounds": (TWO_SHOT, 2),
     "comm_sms": (SPLIT, 2),

@@ -115,7 +115,7 @@ def test_the_tile_of_a_local_matmul_is_among_the_fastest_measured(m: int, on_ave
 
 
 def local_config(m: int, n: int, k: int, warps: int, stages: int, split: bool) -> FusedConfig:
-    return FusedConfig("local", m, n, k, num_warps=warps, num_stages=stages, stream_k=split, two_tiles=not split)
+    return FusedConfig("local", m, n, k, num_warps=warps, num_stages=stages, stream_k=split)
 
 
 # -- whatever the hardware ------------------------------------------------------------------------------------

@@ -118,8 +118,9 @@ def soak(count: int, seed: int) -> dict[str, list[int]]:
     for index, way in enumerate(ways()):
         dtype, shape = DTYPES[index % len(DTYPES)], (ALIGNED, RAGGED)[index // 2 % 2]
         config = replace(
-            SMALL, stream_k=index % 2 == 1, num_chunks=1 + index % 3, block_size_k=least_block_size_k(dtype)
-        )
+            SMALL, stream_k=index % 2 == 1, two_tiles=index % 4 == 3, num_chunks=1 + index % 3,
+            block_size_k=least_block_size_k(dtype),
+        )  # fmt: skip
         kept[f"{way} {dtype} {shape}"] = Calls(ctx, way, shape, dtype, config, seed + index, index % 4 < 2)
     ctx.barrier()
     names = list(kept)
@@ -141,7 +142,7 @@ def test_soak(ranks: Ranks, seed: int) -> None:
 def small_large_small(way: Way, seed: int) -> list[float]:
     """A captured call, a larger one that needs more memory of every kind, and the captured one again."""
     ctx = context()
-    config = replace(SMALL, stream_k=True, block_size_k=16, num_chunks=3)
+    config = replace(SMALL, stream_k=True, two_tiles=True, block_size_k=16, num_chunks=3)
     small = trial(ctx, way, (20, 20, 40), torch.float16, seed)
     again = recorded(lambda: small.run(config))
     again()

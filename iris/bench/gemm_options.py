@@ -105,7 +105,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     add("--COMMUNICATION_TILE_M", _block, "rows that a communicating program moves at a time")
     add("--COMMUNICATION_TILE_N", _block, "columns that a communicating program moves at a time")
     add("--gsize_m", positive, "rows of tiles computed together, for L2 reuse")
-    add("--two_tiles", _truth, "Stream-K splits between one and two tiles per program (True), or less than one")
+    add("--two_tiles", _truth, "Stream-K splits one to two tiles per program (True), or less than one, mostly faster")
     add("--num_stages", positive, "steps whose loads are in flight, as Triton has it")
     add("--num_warps", int, "warps of a program", WARPS)
     add("--waves_per_eu", not_negative, "AMD only, as Triton has it")

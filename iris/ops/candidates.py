@@ -172,7 +172,7 @@ _VARIATIONS: dict[str, tuple[Any, ...]] = {
     "num_stages": (2, 3, 4, 5),
     "num_warps": (4, 8),
     "stream_k": (False, True),
-    "two_tiles": (True, False),
+    "two_tiles": (False, True),
     "waves_per_eu": (0, 2),
     "matrix_instr_nonkdim": (16, 32),
     "kpack": (1, 2),
@@ -332,4 +332,4 @@ def _splits(problem: Problem, config: FusedConfig, target: Target, wide: bool) -
     tiles = -(-problem.m // config.block_size_m) * -(-problem.n // config.block_size_n)
     if -(-tiles // target.num_sms) * target.num_sms < _STREAM_K_FROM * tiles:
         return ({},)
-    return {}, {"stream_k": True, "two_tiles": False}, {"stream_k": True}
+    return {}, {"stream_k": True}, {"stream_k": True, "two_tiles": True}

@@ -71,7 +71,8 @@ class FusedConfig:
         chunk_growth: with ``decomposed``, each chunk is so many times as long as the one before, from 1/16 to 16. Above
             1 the first is short, for where what travels takes longer than the matmul; below 1 the last.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
-        two_tiles: with ``stream_k``, split one to two tiles' worth per program; False splits less than one.
+        two_tiles: with ``stream_k``, split one to two tiles' worth per program. False, mostly faster, splits less than
+            one.
         own_matmul: with ``low_latency`` and ``low_latency_two_shot``, the matmul by Iris's kernel, with this config's
             tile, not by ``torch.matmul``.
         num_rounds: where ranks take turns in a tile order: rounds in which each rank's tiles are divided.
@@ -95,7 +96,7 @@ class FusedConfig:
     num_chunks: int = 1
     chunk_growth: float = 1.0
     stream_k: bool = False
-    two_tiles: bool = True
+    two_tiles: bool = False
     own_matmul: bool = False
     num_rounds: int = 1
     comm_sms: int | None = None
