@@ -30,10 +30,16 @@ def expired_wait(words: Sequence[int], own_rank: int, heap_size: int) -> WaitTim
     else:
         waited, offset = words[sync.STATUS_WAITED] / 1e9, words[sync.STATUS_FLAG]
         flag = f"flag at heap offset {offset}" if 0 <= offset < heap_size else "a flag outside the heap"
+        wanted, seen = words[sync.STATUS_WANTED], words[sync.STATUS_SEEN]
         message = (
-            f"{site}: rank {rank} waited {waited:.1f} s for rank {peer}: {flag} "
-            f"should reach {words[sync.STATUS_WANTED]}, holds {words[sync.STATUS_SEEN]}"
+            f"{site}: rank {rank} waited {waited:.1f} s for rank {peer}: {flag} should reach {wanted}, holds {seen}"
         )
+        if words[sync.STATUS_SITE] != sync.SITE_USER.value and wanted > 0 and not 0 <= seen < wanted:
+            return WaitTimeout(
+                f"{message}, which no call has set: something else has written there. A CUDA graph that is replayed "
+                "when a tensor of its calls is gone writes into whatever has the memory now.",
+                [peer],
+            )
     return WaitTimeout(
         f"{message}. Did rank {peer} make the same call? A slow but healthy peer needs a larger timeout_s.", [peer]
     )

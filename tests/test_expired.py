@@ -16,6 +16,7 @@ from ranks import BACKEND, Ranks
 import iris
 from iris.device import sync
 from iris.device.arch import clock_ns
+from iris.status import expired_wait
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -77,3 +78,16 @@ def test_one_program_writes_each_record(ranks: Ranks, grid: tuple[int, ...], see
             assert told[:5] == [sync.CODE_RELAYED.value, 0, 0, told[3], 0] and told[6] == one + 48, told
             assert told[3] in range(grid[0]), told
         assert min(codes_seen) > 0
+
+
+@pytest.mark.parametrize(
+    ("site", "wanted", "seen", "spoilt"),
+    [(4, 3834, -456, True), (2, 7, 5000, True), (2, 7, 6, False), (2, 7, 0, False), (2, -5, 2**31 - 9, False),
+     (0, 7, -1, False)],
+)  # fmt: skip
+def test_a_flag_that_holds_no_epoch_was_written_over(site: int, wanted: int, seen: int, spoilt: bool) -> None:
+    words = [sync.CODE_EXPIRED.value, site, 1, 0, 16, wanted, seen, 10**9]
+    message = str(expired_wait(words, 1, 1 << 16))
+    assert f"should reach {wanted}, holds {seen}" in message
+    assert ("something else has written there" in message) == spoilt
+    assert ("make the same call?" in message) != spoilt
