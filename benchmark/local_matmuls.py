@@ -41,6 +41,7 @@ from iris.ops.pick import model_pick
 from iris.ops.target import target_of
 from iris.ops.tuned import Row
 from iris.tune.compiling import compile_only
+from iris.tune.report import described_config
 from iris.tune.session import measured_row, promising
 
 ROWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -222,10 +223,7 @@ def line(problem: Problem, trials: dict[FusedConfig | None, Trial]) -> str:
 
 
 def _name(config: FusedConfig | None) -> str:
-    if config is None:
-        return _LIBRARY
-    tile = f"{config.block_size_m}x{config.block_size_n}x{config.block_size_k}"
-    return f"{tile} w{config.num_warps} s{config.num_stages}" + (" stream_k" if config.stream_k else "")
+    return _LIBRARY if config is None else described_config(config)
 
 
 def run(given: argparse.Namespace) -> None:
