@@ -8,7 +8,7 @@ import pickle
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -478,17 +478,24 @@ class Counted(Replays):
         return graph
 
 
+@contextmanager
+def counting() -> Iterator[Counted]:
+    """Calls in here are replayed, as far as ops can tell, of contexts that have made none before."""
+    counted = Counted()
+    with (
+        mock.patch("iris.ops.replay._applies", return_value=True),
+        mock.patch("iris.ops.replay.Replays", return_value=counted),
+        mock.patch("torch.cuda.current_stream"),
+    ):
+        yield counted
+
+
 def calls_by_name() -> tuple[int, int, list[float]]:
     """Of four calls, all arguments by name: how many were captured, and how many replayed."""
-    with fresh(1 << 20) as ctx:
-        counted, output, a, b = Counted(), torch.zeros(2, 2), torch.ones(2, 3), torch.ones(3, 2)
-        with (
-            mock.patch("iris.ops.replay._applies", return_value=True),
-            mock.patch("iris.ops.replay.Replays", return_value=counted),
-            mock.patch("torch.cuda.current_stream"),
-        ):
-            for _ in range(4):
-                iris.ops.matmul(ctx=ctx, output=output, A=a, B=b)
+    with fresh(1 << 20) as ctx, counting() as counted:
+        output, a, b = torch.zeros(2, 2), torch.ones(2, 3), torch.ones(3, 2)
+        for _ in range(4):
+            iris.ops.matmul(ctx=ctx, output=output, A=a, B=b)
         return counted.captured, counted.replayed, output.flatten().tolist()
 
 
@@ -497,6 +504,32 @@ def calls_by_name() -> tuple[int, int, list[float]]:
 def test_arguments_may_be_given_by_name(ranks: Ranks) -> None:
     """The context was not found by its name, and such calls were never replayed."""
     assert ranks.run(calls_by_name) == [(1, 3, [3.0] * 4)]
+
+
+def outside_of_inference_mode() -> tuple[int, Failure, Failure]:
+    """Calls in inference mode, whose output was made there, and the same one outside; then calls outside with an output
+    that was made there, and one with an inference tensor in the same memory."""
+    with fresh(1 << 20) as ctx, counting() as counted, torch.no_grad():
+        a, b, plain = torch.ones(2, 3), torch.ones(3, 2), torch.zeros(2, 2)
+        with torch.inference_mode():
+            output = torch.zeros(2, 2)
+            again = torch.from_numpy(plain.numpy())
+            for _ in range(3):
+                iris.ops.matmul(ctx, output, a, b)
+        first = failure_of(iris.ops.matmul, ctx, output, a, b)
+        for _ in range(3):
+            iris.ops.matmul(ctx, plain, a, b)
+        return counted.replayed, first, failure_of(iris.ops.matmul, ctx, again, a, b)
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="streams of the simulator are made up")
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_tensor_of_inference_mode_is_refused_outside_whatever_was_called_before(ranks: Ranks) -> None:
+    """What had been called in inference mode was replayed outside of it, and overwrote what may not be written."""
+    ((replayed, *failures),) = ranks.run(outside_of_inference_mode)
+    assert replayed == 4
+    for failure in failures:
+        assert failure.kind == "ArgumentError" and "outside of inference mode" in failure.message, failure
 
 
 def test_a_view_that_negates_is_another_call() -> None:

@@ -137,7 +137,8 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         replays = ctx.kept(Replays, lambda: Replays(ctx.device))
         rounding = _rounding(getattr(output, "dtype", None))
         stream = torch.cuda.current_stream(ctx.device).cuda_stream
-        replays.run((stream, rounding, torch.is_grad_enabled(), key), lambda: op(*args, **kwargs))
+        mode = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        replays.run((stream, rounding, mode, key), lambda: op(*args, **kwargs))
         return cast("torch.Tensor", output)
 
     return eager(call)
@@ -169,5 +170,5 @@ def _identity(value: Any) -> Hashable:
         if value.is_nested or value.layout != torch.strided or not (address := address_of(value)):
             return object()
         memory = address, value.shape, value.stride(), value.dtype, value.device
-        return *memory, value.requires_grad, has_tangent(value), value.is_neg()
+        return *memory, value.requires_grad, has_tangent(value), value.is_neg(), value.is_inference()
     return value if isinstance(value, Hashable) else object()
