@@ -532,6 +532,25 @@ def test_a_tensor_of_inference_mode_is_refused_outside_whatever_was_called_befor
         assert failure.kind == "ArgumentError" and "outside of inference mode" in failure.message, failure
 
 
+def without_a_hash() -> list[Failure]:
+    """Options that are lists, where calls are replayed."""
+    with fresh(1 << 20) as ctx, counting():
+        operands = ctx, torch.zeros(2, 2), torch.ones(2, 3), torch.ones(3, 2)
+        return [
+            failure_of(lambda: iris.ops.matmul(*operands, config=FusedConfig(num_sms=[1]))),  # type: ignore[arg-type]
+            failure_of(lambda: iris.ops.all_gather_matmul_hbm_buffer(*operands, num_fetch_sms=[1])),  # type: ignore[arg-type]
+        ]
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="streams of the simulator are made up")
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_options_without_a_hash_are_refused_by_name(ranks: Ranks) -> None:
+    """They were a TypeError of Python's where calls are replayed."""
+    ((matmul, gather),) = ranks.run(without_a_hash)
+    assert matmul.kind == "ArgumentError" and "config.num_sms: expected of type int, got [1]" in matmul.message, matmul
+    assert gather.kind == "ArgumentError" and "config.comm_sms: expected of type int" in gather.message
+
+
 def test_a_view_that_negates_is_another_call() -> None:
     one = torch.zeros(3, dtype=torch.complex64)
     plain, negated = one.imag, one.conj().imag

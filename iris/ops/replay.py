@@ -58,7 +58,12 @@ class Replays:
 
     def run(self, key: Hashable, call: Callable[[], object]) -> None:
         """``call`` it the first time, capture it the second, replay it from then on."""
-        if key not in self._calls:
+        try:
+            known = key in self._calls
+        except TypeError:  # a list, say, among the options: no op takes that, and the op says so
+            call()
+            return
+        if not known:
             call()
             self._forget_if_full()
             self._calls[key] = None
@@ -162,8 +167,8 @@ def _rounding(dtype: torch.dtype | None) -> Hashable:
 
 
 def _identity(value: Any) -> Hashable:
-    """What of an argument makes a call another one. For what no op takes, an object that equals no other: then the op
-    is called, and raises."""
+    """What of an argument makes a call another one. For a tensor that no op takes, an object that equals no other: then
+    the op is called, and raises."""
     if isinstance(value, FusedWorkspace):
         return weakref.ref(value)  # its memory may go before its calls are forgotten
     if isinstance(value, torch.Tensor):
@@ -171,4 +176,4 @@ def _identity(value: Any) -> Hashable:
             return object()
         memory = address, value.shape, value.stride(), value.dtype, value.device
         return *memory, value.requires_grad, has_tangent(value), value.is_neg(), value.is_inference()
-    return value if isinstance(value, Hashable) else object()
+    return cast("Hashable", value)
