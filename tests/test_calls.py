@@ -551,6 +551,22 @@ def test_options_without_a_hash_are_refused_by_name(ranks: Ranks) -> None:
     assert gather.kind == "ArgumentError" and "config.comm_sms: expected of type int" in gather.message
 
 
+def without_cuda() -> Failure:
+    """An op on a context that cannot be used any more, where PyTorch's CUDA cannot, either."""
+    lost = RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+    ctx = iris.iris(1 << 20)
+    ctx.close()
+    with mock.patch.object(ctx, "on_device", side_effect=lost):
+        return failure_of(iris.ops.matmul, ctx, torch.zeros(2, 2), torch.ones(2, 3), torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_the_context_is_looked_at_before_its_gpu(ranks: Ranks) -> None:
+    """In a forked child of a process that uses GPUs an op raised PyTorch's RuntimeError, not a ContextError."""
+    (failure,) = ranks.run(without_cuda)
+    assert failure.kind == "ContextError" and failure.message.startswith("matmul: this context"), failure
+
+
 def test_a_view_that_negates_is_another_call() -> None:
     one = torch.zeros(3, dtype=torch.complex64)
     plain, negated = one.imag, one.conj().imag

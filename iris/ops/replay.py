@@ -127,6 +127,7 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
             raise ArgumentError(op.__name__, "ctx", "a context, as iris.iris() returns it", kind)
         if not isinstance(ctx, Iris):  # what stands in for one while kernels are only compiled
             return op(*args, **kwargs)
+        ctx.check(op.__name__)  # first: in a forked child nothing can be asked of CUDA
         with ctx.on_device():
             output = on_device(ctx, *args, **kwargs)
         torch.autograd.graph.increment_version(output)  # so that a backward pass which needs what was there says so
@@ -138,7 +139,6 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
             return op(*args, **kwargs)
         named = ((name, _identity(kwargs[name])) for name in sorted(kwargs) if name != "ctx")
         key = (op, *map(_identity, args[1:]), *named)
-        ctx.check(op.__name__)
         replays = ctx.kept(Replays, lambda: Replays(ctx.device))
         rounding = _rounding(getattr(output, "dtype", None))
         stream = torch.cuda.current_stream(ctx.device).cuda_stream
