@@ -44,6 +44,7 @@ from iris.tune.compiling import compile_only
 from iris.tune.report import described_config
 from iris.tune.session import measured_row, promising
 
+DATA_SET = Path(__file__).parents[1] / "dataset" / "llm.json"
 ROWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 ENOUGH_NBYTES = 250 << 20
 """Weights of so many bytes in all do not stay in the L2 cache of any GPU."""
@@ -56,15 +57,19 @@ _LIBRARY = "torch.matmul"
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", type=Path, default=Path("dataset/llm.json"), help="(default: %(default)s)")
+    parser.add_argument("--dataset", type=Path, default=DATA_SET, help="(default: %(default)s)")
     parser.add_argument("--world_sizes", type=positive, nargs="+", default=(2, 4, 8), help="(default: 2 4 8)")
-    parser.add_argument("--rows", type=positive, nargs="+", default=ROWS, help=f"of A (default: {ROWS})")
+    parser.add_argument(
+        "--rows", type=positive, nargs="+", default=ROWS, help=f"of A (default: {' '.join(map(str, ROWS))})"
+    )
     parser.add_argument("--b_layout", choices=B_LAYOUTS, nargs="+", default=B_LAYOUTS, help="of B (default: both)")
     parser.add_argument("--dtype", choices=("fp16", "bf16"), default="bf16", help="(default: %(default)s)")
-    parser.add_argument("--only", type=int, nargs=2, metavar=("N", "K"), help="weights of this size, local, only")
+    parser.add_argument("--only", type=positive, nargs=2, metavar=("N", "K"), help="weights of this size, local, only")
     parser.add_argument("--rows_out", type=Path, help="the file of rows to add to (default: none)")
     parser.add_argument("--commit", help="for the rows (default: what git says)")
-    parser.add_argument("--compilers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    parser.add_argument(
+        "--compilers", type=positive, default=os.cpu_count() or 1, help="processes (default: all cores)"
+    )
     return parser
 
 

@@ -351,6 +351,7 @@ def test_help(path: str) -> None:
         (["-b", "--gather_dim", "2"], "invalid choice: 2"),
         (["-b", "--BLK_M", "0"], "0 is not a positive number"),
         (["-b", "--num_ranks", "-1"], "-1 is not a positive number"),
+        (["-b", "--num_ranks", "x"], "x is not a whole number"),
     ],
 )
 @pytest.mark.parametrize("path", SWEEPS.values())
@@ -443,3 +444,10 @@ def test_programs_can_be_imported_without_running() -> None:
         spec = importlib.util.spec_from_file_location("program", ROOT / path)
         assert spec is not None and spec.loader is not None
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+@pytest.mark.parametrize("path", SWEEPS.values(), ids=SWEEPS)
+def test_a_sweep_that_is_stopped_says_so(path: str, tmp_path: Path) -> None:
+    with mock.patch.object(gather_sweep, "launch", side_effect=KeyboardInterrupt):
+        status, _, err = printed(path, ["-v", "--output_dir", str(tmp_path)])
+    assert status == 130 and f"stopped; files of what was done are in {tmp_path}" in err

@@ -877,3 +877,8 @@ def test_fused_ops_are_checked_and_timed_beside_others(tmp_path: Path) -> None:
             assert one["flops"] == 2 * 6 * 8 * 10 / 2
             assert one["nbytes"] == (0 if algorithm == "matmul" else 6 * 8 if "scatter" in one["case"] else 6 * 10)
     assert len(found) == 18
+
+
+def test_rma_is_run_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["rma", "matmul"]) == 1
+    assert "case: expected rma alone, as its options are its own, got 2 cases" in capsys.readouterr().err

@@ -422,7 +422,7 @@ def test_a_wrong_result_fails_everywhere_and_is_not_timed(ranks: Ranks, tmp_path
     assert record["success"] is False and record["total"] is None
 
 
-def test_a_run_that_fails_leaves_no_earlier_success(tmp_path: Path) -> None:
+def test_a_run_that_fails_leaves_no_earlier_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "result.json"
     file.write_text('{"success": true}')
     arguments = ["--validate", "--num_ranks", "3", "-k", "64", "--output_file", str(file)]
@@ -432,8 +432,9 @@ def test_a_run_that_fails_leaves_no_earlier_success(tmp_path: Path) -> None:
         "failure": "ArgumentError: benchmark: -k: expected a multiple of the 3 ranks, got 64",
     }
     file.write_text('{"success": true}')
-    with mock.patch("iris.bench.gemm_cli.launch", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        main(None, stream_k=False, argv=["--validate", "--num_ranks", "2", "--output_file", str(file)])
+    with mock.patch("iris.bench.gemm_cli.launch", side_effect=KeyboardInterrupt):
+        assert main(None, stream_k=False, argv=["--validate", "--num_ranks", "2", "--output_file", str(file)]) == 130
+    assert "stopped" in capsys.readouterr().err
     assert json.loads(file.read_text())["success"] is False
 
 

@@ -16,12 +16,11 @@ sizes divided by 128; times then say nothing.
 import sys
 from pathlib import Path
 
-import iris
 from iris.bench.gather_options import parse_options
-from iris.bench.gather_sweep import sweep
+from iris.bench.gather_sweep import run
 
 DATA_SET = Path(__file__).parents[2] / "dataset" / "ag_gemm.json"
 
 if __name__ == "__main__":
     options = parse_options(__doc__, "push", DATA_SET, ("fp16", "bf16", "fp32", "int8"))
-    sys.exit(max(iris.launch(sweep, options.num_ranks, (options,))))
+    sys.exit(run(options))

@@ -67,7 +67,8 @@ def _run(given: list[str]) -> int:
     cases.load()
     known = registered()
     unknown = [name for name in names if name not in known]
+    if unknown == ["rma"]:
+        raise ArgumentError("bench", "case", "rma alone, as its options are its own", f"{len(names)} cases")
     if unknown:
-        fix = "rma has options of its own: run it alone." if unknown == ["rma"] else ""
-        raise ArgumentError("bench", "case", f"one of {', '.join([*known, 'rma'])}", unknown[0], fix)
+        raise ArgumentError("bench", "case", f"one of {', '.join([*known, 'rma'])}", unknown[0])
     return command.run([known[name] for name in names], known, given[len(names) :])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
@@ -20,11 +21,12 @@ from iris.bench.cases.operands import Operands
 from iris.bench.cases.ways import Way, way
 from iris.bench.environment import dated, environment
 from iris.bench.gather_options import OP, Options
-from iris.bench.options import DTYPES
+from iris.bench.options import DTYPES, STOPPED
 from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, State
 from iris.context import Iris, iris
+from iris.launch import launch
 from iris.ops import FusedConfig, Problem, pick_config
 from iris.ops.hardware import HARDWARE, floor_s, hardware
 from iris.ops.model import predict_ms
@@ -34,6 +36,15 @@ from iris.ops.target import target_of
 LIMIT_S = 120.0
 """The most that a configuration may take."""
 _TALK_BYTES = 1 << 16
+
+
+def run(options: Options) -> int:
+    """The whole program, behind its options; returns its exit status."""
+    try:
+        return int(max(launch(sweep, options.num_ranks, (options,))))
+    except KeyboardInterrupt:
+        print(f"\nstopped; files of what was done are in {options.output_dir}", file=sys.stderr)
+        return STOPPED
 
 
 def sweep(options: Options) -> int:

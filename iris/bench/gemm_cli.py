@@ -39,7 +39,7 @@ from iris.bench.gemm_options import (
     parse,
     shared_extent,
 )
-from iris.bench.options import ranks_to_start
+from iris.bench.options import STOPPED, ranks_to_start
 from iris.bench.timing import median_seconds, slowest
 from iris.context import Iris, iris
 from iris.device.matmul import matmul_kernel
@@ -326,6 +326,9 @@ def main(doc: str | None, stream_k: bool, argv: Sequence[str] | None = None) -> 
         if name in given and getattr(asked, name) % world:
             raise ArgumentError("benchmark", f"-{name}", f"a multiple of the {world} ranks", getattr(asked, name))
         return int(max(launch(run, num_ranks, (asked, given, stream_k))))
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return STOPPED
     except IrisError as error:
         why = error.__cause__ if isinstance(error.__cause__, IrisError) else error  # a rank's error says it all
         said = f"{type(why).__name__}: {why}"

@@ -60,8 +60,9 @@ def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Seque
     parser.add_argument("--dtype", choices=dtypes, default=dtype, help="element type (default: %(default)s)")
     parser.add_argument("--block_size", type=positive, help="elements per program and step (default: 16 KiB of them)")
     parser.add_argument("--heap_size", type=heap_bytes, help="bytes of symmetric heap (default: what is needed)")
-    parser.add_argument("--plot", default=f"{name}_bandwidth.svg", help="picture (default: %(default)s)")
-    parser.add_argument("--no_plot", action="store_true", help="draw no picture")
+    drawn = parser.add_mutually_exclusive_group()
+    drawn.add_argument("--plot", default=f"{name}_bandwidth.svg", help="picture (default: %(default)s)")
+    drawn.add_argument("--no_plot", action="store_true", help="draw no picture")
     parser.add_argument("-v", "--validate", action="store_true", help="check the result and stop, without measuring")
     given = parser.parse_args()
     element = DTYPES[given.dtype]

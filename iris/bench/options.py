@@ -89,7 +89,7 @@ def share_evenly(parser: argparse.ArgumentParser, given: argparse.Namespace, nam
 
 def positive(text: str) -> int:
     """A number on the command line that must be at least 1."""
-    value = int(text)
+    value = _whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not a positive number")
     return value
@@ -97,7 +97,7 @@ def positive(text: str) -> int:
 
 def not_negative(text: str) -> int:
     """A number on the command line that must be at least 0."""
-    value = int(text)
+    value = _whole(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is less than 0")
     return value
@@ -113,10 +113,17 @@ def rank_count(text: str) -> int:
 
 def heap_bytes(text: str) -> int:
     """The size of a symmetric heap on the command line."""
-    value = int(text)
+    value = _whole(text)
     if value < LEAST_HEAP_BYTES:
         raise argparse.ArgumentTypeError(f"{value} is less than {LEAST_HEAP_BYTES} bytes")
     return value
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number") from None
 
 
 def seconds(text: str) -> float:
