@@ -106,7 +106,7 @@ def test_values_on_the_command_line(text: str, values: list[object]) -> None:
     "text", ["", "1,,2", "pow2:3", "pow2:4:3", "pow2:a:b", "linear:1:2", "linear:5:1:1", "linear:1:5:0"]
 )
 def test_values_of_no_form_are_refused(text: str) -> None:
-    with pytest.raises(ArgumentError, match=r"M: expected .*(pow2:LO:HI|START:STOP:STEP)"):
+    with pytest.raises(ArgumentError, match=r"--axis_M: expected .*(pow2:LO:HI|START:STOP:STEP)"):
         parse_values("M", text)
 
 
@@ -205,6 +205,8 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
             bench._run(["all_gather_matmul", "--num_ranks=2", f"--axis_{axis}", "--benchmark_list"])
     with pytest.raises(ArgumentError, match="--resume: expected a file of results"):
         bench._run([*TWO, f"--resume={tmp_path / 'none'}"])
+    with pytest.raises(ArgumentError, match="--resume: expected a file of results"):
+        bench._run([*TWO, f"--resume={tmp_path / 'none'}", "--benchmark_list"])
     with pytest.raises(ArgumentError, match=f"^bench: {tmp_path}: expected a file that can be written"):
         bench._run([*TWO, f"--benchmark_out={tmp_path}"])
     with pytest.raises(SystemExit, match="2"):
@@ -357,6 +359,9 @@ def test_a_resumed_run_measures_what_is_missing(
     (first,) = lines(out)
     with open(out, "a") as file:
         file.write('{"schema": 1, "case": "tri')
+    assert bench.main([*arguments, f"--resume={out}", "--benchmark_list"]) == 0
+    (left,) = capsys.readouterr().out.splitlines()
+    assert "count=16" in left
     assert bench.main([*arguments, f"--resume={out}"]) == 0
     assert [one["params"]["count"] for one in lines(out)] == [8, 16]
     assert lines(out)[0] == first

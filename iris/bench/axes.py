@@ -119,21 +119,21 @@ def parse_values(name: str, text: str) -> list[Value]:
     Raises:
         ArgumentError: ``text`` has none of the forms.
     """
-    kind, *rest = text.split(":")
+    option, (kind, *rest) = f"--axis_{name}", text.split(":")
     try:
         if kind == "pow2":
             lo, hi = map(int, rest)
-            return list(_pow2(name, lo, hi))
+            return list(_pow2(option, lo, hi))
         if kind == "linear":
             start, stop, step = map(int, rest)
-            return list(_linear(name, start, stop, step))
+            return list(_linear(option, start, stop, step))
     except ValueError as error:
         if isinstance(error, ArgumentError):
             raise
-        raise ArgumentError("bench", f"--axis_{name}", FORMS, repr(text)) from error
+        raise ArgumentError("bench", option, FORMS, repr(text)) from error
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise ArgumentError("bench", f"--axis_{name}", FORMS, repr(text))
+        raise ArgumentError("bench", option, FORMS, repr(text))
     return [_number_or_text(part) for part in parts]
 
 

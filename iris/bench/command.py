@@ -55,7 +55,7 @@ def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[st
     num_ranks = ranks_to_start(given.num_ranks)
     groups = _groups(cases or list(known.values()), bool(cases), given, num_ranks)
     if given.benchmark_list:
-        for group in groups:
+        for group in _todo(groups, _before(groups, given, num_ranks), num_ranks):
             for params in group.variants:
                 print(label(group.case, params))
         return 0
@@ -123,14 +123,12 @@ def _check(name: str, values: Sequence[Value], axes: Sequence[Axis]) -> None:
 def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse.Namespace, num_ranks: int) -> int:
     """Measure what has no record yet, write each record as it comes, and show all."""
     out: Path | None = given.resume or given.benchmark_out
-    before = records.load(given.resume) if given.resume is not None else []  # a file that is missing is not made
+    done = _before(groups, given, num_ranks)  # first: a file that is missing is not made
     settings = Settings(given.timeout_s, given.heap_size, given.warmup, given.repeat, given.commit)
     keys = [key for group in groups for key in group.keys(num_ranks)]
     with records.appending(out) if out is not None else nullcontext(_nowhere) as append:
-        done = _done(before, [group.keys(num_ranks) for group in groups], given.commit)
-        todo = [group for group in groups if done.keys().isdisjoint(group.keys(num_ranks))]
         try:
-            for found in _found(todo, num_ranks, settings):
+            for found in _found(_todo(groups, done, num_ranks), num_ranks, settings):
                 done |= records.newest(found)
                 append(found)
             stopped = False
@@ -164,6 +162,17 @@ def _found(todo: Sequence[Group], num_ranks: int, settings: Settings) -> Iterato
 
 def _nowhere(found: Sequence[Record]) -> None:
     """What takes records that no file is to have."""
+
+
+def _before(groups: Sequence[Group], given: argparse.Namespace, num_ranks: int) -> dict[str, Record]:
+    """The records of the run that is resumed, if one is, that need not be measured again, by key."""
+    before = records.load(given.resume) if given.resume is not None else []
+    return _done(before, [group.keys(num_ranks) for group in groups], given.commit)
+
+
+def _todo(groups: Sequence[Group], done: Mapping[str, Record], num_ranks: int) -> list[Group]:
+    """The groups that are to be measured: all, or none, of a group is done."""
+    return [group for group in groups if done.keys().isdisjoint(group.keys(num_ranks))]
 
 
 def _done(before: Sequence[Record], groups: Sequence[Sequence[str]], commit: str | None) -> dict[str, Record]:
@@ -216,7 +225,9 @@ def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.Ar
     parser.add_argument(
         "--benchmark_filter", type=_regex, metavar="REGEX", help="only points whose name, as listed, has a match"
     )
-    parser.add_argument("--benchmark_list", action="store_true", help="list the points and stop")
+    parser.add_argument(
+        "--benchmark_list", action="store_true", help="list the points, with --resume those that are missing, and stop"
+    )
     parser.add_argument(
         "--benchmark_format",
         choices=tuple(FORMATS),
