@@ -8,6 +8,9 @@ row that their weights do not stay in the L2 cache (``us``), as layers of a mode
 same weights (``warm_us``). Every result is checked first. A JSON line for each goes to stdout. Where Iris's kernel is
 faster by 3 % and more, and no slower on the same weights, ``--rows_out`` gets a row, which ``"auto"`` takes for what
 exchanges parts beside a matmul, in any op and on any number of ranks (iris/ops/tuned.py).
+
+int8, which ``torch.matmul`` does not multiply, is timed beside ``torch._int_mm`` where that takes the sizes. Ops take
+Iris's kernel for it in any case, so no row says so.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from iris.bench.progress import progress
 from iris.bench.timing import call_seconds
 from iris.ops import FusedConfig, Problem, tuned
 from iris.ops.pick import model_pick
+from iris.ops.problem import output_dtype
 from iris.ops.target import target_of
 from iris.ops.tuned import Row
 from iris.tune.compiling import compile_only
@@ -52,7 +56,8 @@ MOST_CALLS, LEAST_CALLS = 16, 4
 _TURNS = 6
 _LEAD_S = 100e-6
 _HEAP_NBYTES = 1 << 26
-_LIBRARY = "torch.matmul"
+_LEAST_ROWS, _MULTIPLE = 17, 8
+"""What ``torch._int_mm`` takes: so many rows, and columns by eights."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -63,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--rows", type=positive, nargs="+", default=ROWS, help=f"of A (default: {' '.join(map(str, ROWS))})"
     )
     parser.add_argument("--b_layout", choices=B_LAYOUTS, nargs="+", default=B_LAYOUTS, help="of B (default: both)")
-    parser.add_argument("--dtype", choices=("fp16", "bf16"), default="bf16", help="(default: %(default)s)")
+    parser.add_argument("--dtype", choices=("fp16", "bf16", "int8"), default="bf16", help="(default: %(default)s)")
     parser.add_argument("--only", type=positive, nargs=2, metavar=("N", "K"), help="weights of this size, local, only")
     parser.add_argument("--rows_out", type=Path, help="the file of rows to add to (default: none)")
     parser.add_argument("--commit", help="for the rows (default: what git says)")
@@ -115,15 +120,16 @@ def compile_share(given: argparse.Namespace, share: int) -> None:
 
 
 def _sizes(problem: Problem) -> list[int]:
-    """Elements of A, B and the output."""
-    return [problem.m * problem.k, problem.n * problem.k, problem.m * problem.n]
+    """Elements of A and B, and what the output takes of such."""
+    wider = output_dtype(problem.dtype).itemsize // problem.dtype.itemsize
+    return [problem.m * problem.k, problem.n * problem.k, problem.m * problem.n * wider]
 
 
 def _operands(problem: Problem, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A, B and the output, in ``memory``."""
     sizes = _sizes(problem)
     a, b, c = memory[: sum(sizes)].split(sizes)
-    b = b.view(_shape_of_b(problem))
+    b, c = b.view(_shape_of_b(problem)), c.view(output_dtype(problem.dtype))
     return a.view(problem.m, problem.k), b.t() if problem.transposed_b else b, c.view(problem.m, problem.n)
 
 
@@ -136,8 +142,14 @@ def weights_of(ctx: iris.Iris, problem: Problem) -> list[torch.Tensor]:
     nbytes = problem.n * problem.k * problem.dtype.itemsize
     most = LEAST_CALLS if ctx.backend_name == "sim" else MOST_CALLS
     count = max(LEAST_CALLS, min(most, -(-ENOUGH_NBYTES // nbytes)))
-    made = [torch.randn(_shape_of_b(problem), dtype=problem.dtype, device=ctx.device) for _ in range(count)]
+    made = [_random(ctx, problem, *_shape_of_b(problem)) for _ in range(count)]
     return [one.t() if problem.transposed_b else one for one in made]
+
+
+def _random(ctx: iris.Iris, problem: Problem, *shape: int) -> torch.Tensor:
+    if problem.dtype == torch.int8:
+        return torch.randint(-128, 128, shape, dtype=torch.int8, device=ctx.device)
+    return torch.randn(shape, dtype=problem.dtype, device=ctx.device)
 
 
 class Trial:
@@ -145,19 +157,22 @@ class Trial:
 
     def __init__(self, ctx: iris.Iris, problem: Problem, a: torch.Tensor, config: FusedConfig | None) -> None:
         self._ctx, self._a, self._config = ctx, a, config
-        self._c = torch.full((problem.m, problem.n), float("nan"), dtype=problem.dtype, device=ctx.device)
+        dtype = output_dtype(problem.dtype)
+        nothing = float("nan") if dtype.is_floating_point else -1
+        self._c = torch.full((problem.m, problem.n), nothing, dtype=dtype, device=ctx.device)
         self._cold: Callable[[], object]
         self._warm: Callable[[], object]
         self.cold_us: list[float] = []
         self.warm_us: list[float] = []
 
     def check(self, b: torch.Tensor, right: torch.Tensor) -> None:
-        """Raise RuntimeError if the product with ``b`` is off by more than its rounding."""
+        """Raise RuntimeError if the product with ``b`` is off by more than its rounding, or at all if it is of int8."""
         self._call(b)
-        error = float((self._c.float() - right).abs().max() / right.abs().max())
-        limit = 2 * torch.finfo(self._c.dtype).eps
+        error = float((self._c.to(right.dtype) - right).abs().max() / right.abs().max())
+        limit = 2 * torch.finfo(self._c.dtype).eps if self._c.dtype.is_floating_point else 0.0
         if not error <= limit:
-            raise RuntimeError(f"{_name(self._config)}: relative error {error:.1e}, more than {limit:.1e}")
+            name = _name(self._config, self._a.dtype)
+            raise RuntimeError(f"{name}: relative error {error:.1e}, more than {limit:.1e}")
 
     def prepare(self, weights: Sequence[torch.Tensor]) -> None:
         self._cold, self._warm = self._graph(weights), self._graph([weights[0]] * len(weights))
@@ -168,7 +183,7 @@ class Trial:
 
     def _call(self, b: torch.Tensor) -> None:
         if self._config is None:
-            torch.matmul(self._a, b, out=self._c)
+            library_of(self._a.dtype)(self._a, b, out=self._c)
         else:
             self._ctx.ops.matmul(self._c, self._a, b, config=self._config)
 
@@ -188,11 +203,21 @@ class Trial:
         return 1e6 * call_seconds(self._ctx, calls, warmup=0, iterations=1, lead_s=_LEAD_S)[0]
 
 
+def library_of(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    return torch._int_mm if dtype == torch.int8 else torch.matmul
+
+
+def library_takes(problem: Problem) -> bool:
+    aligned = problem.n % _MULTIPLE == problem.k % _MULTIPLE == 0
+    return problem.dtype != torch.int8 or (problem.m >= _LEAST_ROWS and aligned)
+
+
 def measured(ctx: iris.Iris, problem: Problem, weights: Sequence[torch.Tensor]) -> dict[FusedConfig | None, Trial]:
-    """All ways to compute ``problem``; None: the library's."""
-    a = torch.randn(problem.m, problem.k, dtype=problem.dtype, device=ctx.device)
-    right = a.float() @ weights[0].float()
-    trials = {config: Trial(ctx, problem, a, config) for config in (None, *configs_of(problem, target_of(ctx)))}
+    """All ways to compute ``problem``; None: the library's, if it takes such."""
+    a, wide = _random(ctx, problem, problem.m, problem.k), torch.double if problem.dtype == torch.int8 else torch.float
+    right = a.to(wide) @ weights[0].to(wide)
+    ways: list[FusedConfig | None] = [None] if library_takes(problem) else []
+    trials = {config: Trial(ctx, problem, a, config) for config in ways + configs_of(problem, target_of(ctx))}
     for trial in trials.values():
         trial.check(weights[0], right)
         trial.prepare(weights)
@@ -203,7 +228,9 @@ def measured(ctx: iris.Iris, problem: Problem, weights: Sequence[torch.Tensor]) 
 
 
 def row(ctx: iris.Iris, problem: Problem, trials: dict[FusedConfig | None, Trial], commit: str | None) -> Row | None:
-    """The row of a problem for which Iris's kernel is the faster one."""
+    """The row of a problem for which Iris's kernel is the faster one of two that ops could take."""
+    if problem.dtype == torch.int8:
+        return None
     target = target_of(ctx)
     us = {config: statistics.median(trial.cold_us) for config, trial in trials.items()}
     warm_us = {config: statistics.median(trial.warm_us) for config, trial in trials.items()}
@@ -220,15 +247,18 @@ def line(problem: Problem, trials: dict[FusedConfig | None, Trial]) -> str:
     """The JSON of a problem."""
 
     def medians(name: str) -> dict[str, float]:
-        return {_name(config): round(statistics.median(getattr(one, name)), 2) for config, one in trials.items()}
+        return {
+            _name(config, problem.dtype): round(statistics.median(getattr(one, name)), 2)
+            for config, one in trials.items()
+        }
 
     layout = TRANSPOSED if problem.transposed_b else ROW_MAJOR
     sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "b_layout": layout}
     return json.dumps({**sizes, "us": medians("cold_us"), "warm_us": medians("warm_us")})
 
 
-def _name(config: FusedConfig | None) -> str:
-    return _LIBRARY if config is None else described_config(config)
+def _name(config: FusedConfig | None, dtype: torch.dtype) -> str:
+    return f"torch.{library_of(dtype).__name__}" if config is None else described_config(config)
 
 
 def run(given: argparse.Namespace) -> None:
@@ -250,11 +280,15 @@ def run(given: argparse.Namespace) -> None:
                 faster += len(found)
                 if given.rows_out is not None:
                     tuned.write(given.rows_out, found)
-    print(f"Iris's matmul is the faster one in {faster} of {len(asked)}", file=sys.stderr)
+    if given.dtype != "int8":
+        print(f"Iris's matmul is the faster one in {faster} of {len(asked)}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    given = make_parser().parse_args(argv)
+    parser = make_parser()
+    given = parser.parse_args(argv)
+    if given.dtype == "int8" and given.rows_out is not None:
+        parser.error("argument --rows_out: no row is of int8, which ops multiply by Iris's kernel in any case")
     if given.compilers > 1 and iris.backends.chosen().name != "sim":
         with ProcessPoolExecutor(given.compilers, mp_context=get_context("spawn")) as pool:
             list(pool.map(compile_share, [given] * given.compilers, range(given.compilers)))

@@ -30,11 +30,8 @@ def test_each_share_of_a_layer_is_measured(tmp_path: Path) -> None:
     ]
     data, rows = tmp_path / "layers.json", tmp_path / "rows.json"
     data.write_text(json.dumps(entries))
-    options = ["--dataset", str(data), "--world_sizes", "2", "--rows", "8", "--rows_out", str(rows), "--dtype", "fp16"]
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *options, "--b_layout", "transposed", "--compilers", "2"],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    options = ["--dataset", data, "--world_sizes", "2", "--rows", "8", "--rows_out", rows, "--dtype", "fp16"]
+    done = script(*options, "--b_layout", "transposed", "--compilers", "2")
     assert done.returncode == 0, done.stderr
     (found,) = [json.loads(line) for line in done.stdout.splitlines()]  # both layers' shares are alike
     assert {name: found[name] for name in ("m", "n", "k", "b_layout")} == {"m": 8, "n": 32, "k": 48} | {
@@ -45,6 +42,25 @@ def test_each_share_of_a_layer_is_measured(tmp_path: Path) -> None:
     assert f"Iris's matmul is the faster one in {faster} of 1" in done.stderr
     if BACKEND == "sim":
         assert faster == 0
+
+
+def test_int8_is_multiplied_beside_the_library_where_that_takes_it(tmp_path: Path) -> None:
+    data = tmp_path / "layers.json"
+    data.write_text(json.dumps([{"m": 64, "n": 64, "k": 48, "op": "all_gather_matmul"}]))
+    options = ["--dataset", data, "--world_sizes", "2", "--rows", "8", "24", "--dtype", "int8", "--compilers", "1"]
+    done = script(*options, "--b_layout", "row_major")
+    assert done.returncode == 0, done.stderr
+    few, more = [json.loads(line)["us"] for line in done.stdout.splitlines()]
+    assert "torch._int_mm" not in few and "torch._int_mm" in more and len(few) > 1
+    refused = script(*options, "--rows_out", tmp_path / "rows.json")
+    assert refused.returncode == 2 and "no row is of int8" in refused.stderr
+
+
+def script(*options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, SCRIPT, *map(str, options)],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
 
 
 def rows_by_times(times: list[tuple[float, float, float]]) -> list[tuned.Row | None]:

@@ -23,9 +23,9 @@ from iris.ops.problem import DTYPES
 
 H200, MI300X = HARDWARE["H200 SXM"], HARDWARE["MI300X"]
 TARGET = Target("cuda", H200.num_sms, tma=True, hardware="NVIDIA H200")
-MEASURED, MIRRORED, LOCAL = (
+MEASURED, MIRRORED, LOCAL, LOCAL_INT8 = (
     json.loads((Path(__file__).parent / "data" / f"h200_{name}.json").read_text())["measurements"]
-    for name in ("measured", "mirrored", "local")
+    for name in ("measured", "mirrored", "local", "local_int8")
 )
 """On as many GPUs as ranks; on two that stand for 4 or 8; and local matmuls of one."""
 EVERY = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
@@ -112,6 +112,27 @@ def test_the_tile_of_a_local_matmul_is_among_the_fastest_measured(m: int, on_ave
     assert len(lost) > 8
     assert statistics.mean(lost) < on_average
     assert max(lost) < at_worst
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rows", [(4, 16, 32), (64, 256)], ids=["few", "more"])
+def test_the_tile_of_a_local_matmul_of_int8_is_among_the_fastest_measured(
+    transposed: bool, rows: tuple[int, ...]
+) -> None:
+    lost, library = [], []
+    for one in LOCAL_INT8:
+        if one["m"] not in rows or one["transposed_b"] != transposed:
+            continue
+        times = {local_config(*fields): us for *fields, us in one["us"]}
+        problem = problem_of("matmul", one["m"], one["n"], one["k"], 1, torch.int8)
+        picked = model_pick(replace(problem, transposed_b=transposed), TARGET)
+        if picked in times:
+            lost.append(times[picked] / min(times.values()))
+            library.append(times[picked] / one.get("library_us", math.inf))
+    assert len(lost) >= 6 * len(rows) - 3
+    assert statistics.mean(lost) < 1.08
+    assert max(lost) < 1.35
+    assert max(library) < 1.05
 
 
 def local_config(m: int, n: int, k: int, warps: int, stages: int, split: bool) -> FusedConfig:

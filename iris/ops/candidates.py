@@ -41,8 +41,9 @@ TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
     ("cuda", 1): (
         _tile(128, 256, 128, 8, 3),
         _tile(128, 128, 128, 8, 4),
-        _tile(64, 128, 128, 4, 4),
-        _tile(64, 64, 128, 4, 4),
+        _tile(128, 64, 256, 4, 4),
+        _tile(64, 64, 256, 4, 4),
+        _tile(64, 32, 512, 4, 4),
     ),
     ("cuda", 4): (_tile(64, 64, 32, 4, 4),),
     ("hip", 2): (
@@ -74,6 +75,12 @@ MORE_TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
         _tile(64, 32, 128, 4, 8),
         _tile(16, 32, 256, 4, 6),
     ),
+    ("cuda", 1): (
+        _tile(128, 128, 256, 8, 3),
+        _tile(64, 128, 256, 4, 3),
+        _tile(64, 128, 128, 4, 4),
+        _tile(64, 64, 128, 4, 4),
+    ),
     ("cuda", 4): (_tile(128, 64, 32, 4, 4), _tile(128, 128, 32, 8, 3)),
     ("hip", 2): (_tile(256, 128, 64, 8, 2), _tile(128, 64, 64, 4, 2)),
 }
@@ -86,6 +93,11 @@ FEW_ROWS: dict[tuple[str, int], tuple[Fields, ...]] = {
         _tile(16, 256, 64, 4, 5),
         _tile(16, 128, 128, 4, 5),
         _tile(16, 64, 256, 4, 4),
+    ),
+    ("cuda", 1): (
+        _tile(32, 64, 512, 4, 4),
+        _tile(16, 64, 512, 4, 4),
+        _tile(16, 32, 512, 4, 6),
     ),
 }
 """Tiles for up to as many rows as the first has, where reading B is all that counts: they load more of it at a time

@@ -7,6 +7,7 @@ other hardware. There nobody has measured: a prediction for it orders configs, a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,10 @@ _CROWDED_BYTES_PER_S = 47e9
 _STEP_S, _STEP_FLOPS = 0.45e-6, 4.3e12
 """A step of a loop over K whose tile has fewer than 64 rows, too few for warpgroups: however small, and by its products
 (the same matmuls)."""
+_TURNED_BYTES_PER_S, _TURNED_FEW_BYTES_PER_S = 12e9, 19e9
+"""What one program makes of a row-major B of int8, which no tensor core takes as it is: with tiles of 32 columns, less
+by the root of more; and with tiles of fewer than 64 rows, whose warps do not each need all of it (local matmuls of 4 to
+256 rows, 2026-11-24)."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,9 @@ class Machine:
             cold = max(cold, crowd * (m + n) * depth / _CROWDED_BYTES_PER_S)
         if crowded and m < 64 and self.warpgroups:
             computing = max(computing, -(-problem.k // step) * (_STEP_S + 2 * m * n * step / _STEP_FLOPS))
+        if self.warpgroups and problem.dtype == torch.int8 and not problem.transposed_b:
+            rate = _TURNED_FEW_BYTES_PER_S if m < 64 else _TURNED_BYTES_PER_S * math.sqrt(32 / n)
+            computing = max(computing, n * depth / rate)
         return max(computing, (m + n) * depth / _L2_BYTES_PER_S, cold)
 
     def memory_s(self, config: FusedConfig, problem: Problem, passes: float = 1.0) -> float:
