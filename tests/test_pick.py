@@ -99,13 +99,13 @@ def test_a_row_counts_for_shapes_within_a_factor_of_the_square_root_of_two() -> 
     good = replace(model_pick(GATHER, H200), group_size_m=16)  # the model sees no difference
     user_rows(row_for(GATHER, good))
     for size in ("m", "n", "k"):
-        sizes: list[dict[str, Any]] = [{size: getattr(GATHER, size) * 14 // 10}, {size: 5800}]
+        sizes: list[dict[str, Any]] = [{size: getattr(GATHER, size) * 14 // 80 * 8}, {size: 5800}]
         near = [replace(GATHER, **changed) for changed in sizes]
         if size == "n":
             near[1] = replace(GATHER, n=2900)
         for problem in near:
             assert pick_config(problem, H200).group_size_m == 16, (size, problem)
-        for far in (getattr(GATHER, size) * 3 // 2, getattr(GATHER, size) * 2 // 3):
+        for far in (getattr(GATHER, size) * 3 // 2, getattr(GATHER, size) * 2 // 24 * 8):
             assert pick_config(replace(GATHER, **{size: far}), H200).group_size_m == 8, (size, far)
 
 
@@ -396,6 +396,13 @@ def test_what_cannot_be_picked_for_is_an_error(backend: str, world_size: int) ->
         pick_config(replace(problem, dtype=torch.float64), target)
     with pytest.raises(ArgumentError, match=r"pick_config: target.backend: expected one of cuda, .*, got 'rocm'"):
         pick_config(problem, replace(target, backend="rocm"))
+    for name in ("m", "n", "k", "world_size"):
+        with pytest.raises(ArgumentError, match=f"pick_config: problem.{name}: expected at least 1, got 0"):
+            pick_config(replace(problem, **{name: 0}), target)
+    for op, shared, gather_dim in ((GATHER.op, "m", 0), (GATHER.op, "k", 1), ("matmul_reduce_scatter", "m", None)):
+        ragged = replace(problem, op=op, world_size=8, gather_dim=gather_dim, **{shared: 4})
+        with pytest.raises(ArgumentError, match=f"problem.{shared}: expected a multiple of the 8 ranks, got 4"):
+            pick_config(ragged, target)
     with pytest.raises(ArgumentError, match=r"target.excluded: expected an algorithm left that can run, got .*ring"):
         pick_config(problem, replace(target, excluded=ALGORITHMS["matmul_all_reduce"]))
 

@@ -48,19 +48,32 @@ def pick_config(problem: Problem, target: Target, algorithm: str | None = None) 
     only.
 
     Raises:
-        ArgumentError: there is no such op, dtype or backend; the op has no such algorithm, or none that is not
-            excluded; a file of rows is broken: names it, and what is wrong.
+        ArgumentError: there is no such op, dtype or backend, or no call of such sizes; the op has no such algorithm, or
+            none that is not excluded; a file of rows is broken: names it, and what is wrong.
     """
     if problem.op not in ALGORITHMS:
         raise ArgumentError("pick_config", "problem.op", f"one of {', '.join(ALGORITHMS)}", repr(problem.op))
     if problem.dtype not in DTYPES:
         raise ArgumentError("pick_config", "problem.dtype", f"one of {', '.join(map(str, DTYPES))}", problem.dtype)
+    _check_sizes(problem)
     if target.backend not in _BACKENDS:
         raise ArgumentError("pick_config", "target.backend", f"one of {', '.join(_BACKENDS)}", repr(target.backend))
     if algorithm is not None and algorithm not in algorithms(problem.op):
         expected = f"None, or one of {', '.join(algorithms(problem.op))}"
         raise ArgumentError("pick_config", "algorithm", expected, repr(algorithm))
     return _picked(problem, target, algorithm, tuned.user_path())
+
+
+def _check_sizes(problem: Problem) -> None:
+    """Raise ArgumentError if no call can have these sizes."""
+    for name in ("m", "n", "k", "world_size"):
+        if getattr(problem, name) < 1:
+            raise ArgumentError("pick_config", f"problem.{name}", "at least 1", getattr(problem, name))
+    if problem.op in ("all_gather_matmul", "matmul_reduce_scatter"):
+        shared = "k" if problem.gather_dim == 1 else "m"
+        if getattr(problem, shared) % problem.world_size:
+            expected = f"a multiple of the {problem.world_size} ranks"
+            raise ArgumentError("pick_config", f"problem.{shared}", expected, getattr(problem, shared))
 
 
 def can_run(problem: Problem, target: Target) -> bool:
