@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -68,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--rows", type=positive, nargs="+", default=ROWS, help=f"of A (default: {' '.join(map(str, ROWS))})"
     )
     parser.add_argument("--b_layout", choices=B_LAYOUTS, nargs="+", default=B_LAYOUTS, help="of B (default: both)")
-    parser.add_argument("--dtype", choices=("fp16", "bf16", "int8"), default="bf16", help="(default: %(default)s)")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="(default: %(default)s)")
     parser.add_argument("--only", type=positive, nargs=2, metavar=("N", "K"), help="weights of this size, local, only")
     parser.add_argument("--rows_out", type=Path, help="the file of rows to add to (default: none)")
     parser.add_argument("--commit", help="for the rows (default: what git says)")
@@ -152,6 +153,13 @@ def _random(ctx: iris.Iris, problem: Problem, *shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=problem.dtype, device=ctx.device)
 
 
+def _rounding(dtype: torch.dtype, depth: int) -> float:
+    """What sums over ``depth`` may be off by in float32, and in the end in ``dtype``, beside the largest of them."""
+    if not dtype.is_floating_point:
+        return 0.0
+    return 2 * torch.finfo(dtype).eps + math.sqrt(depth) * torch.finfo(torch.float32).eps
+
+
 class Trial:
     """One way to compute a problem."""
 
@@ -169,7 +177,7 @@ class Trial:
         """Raise RuntimeError if the product with ``b`` is off by more than its rounding, or at all if it is of int8."""
         self._call(b)
         error = float((self._c.to(right.dtype) - right).abs().max() / right.abs().max())
-        limit = 2 * torch.finfo(self._c.dtype).eps if self._c.dtype.is_floating_point else 0.0
+        limit = _rounding(self._c.dtype, self._a.shape[1])
         if not error <= limit:
             name = _name(self._config, self._a.dtype)
             raise RuntimeError(f"{name}: relative error {error:.1e}, more than {limit:.1e}")
@@ -214,7 +222,7 @@ def library_takes(problem: Problem) -> bool:
 
 def measured(ctx: iris.Iris, problem: Problem, weights: Sequence[torch.Tensor]) -> dict[FusedConfig | None, Trial]:
     """All ways to compute ``problem``; None: the library's, if it takes such."""
-    a, wide = _random(ctx, problem, problem.m, problem.k), torch.double if problem.dtype == torch.int8 else torch.float
+    a, wide = _random(ctx, problem, problem.m, problem.k), torch.float if problem.dtype.itemsize == 2 else torch.double
     right = a.to(wide) @ weights[0].to(wide)
     ways: list[FusedConfig | None] = [None] if library_takes(problem) else []
     trials = {config: Trial(ctx, problem, a, config) for config in ways + configs_of(problem, target_of(ctx))}

@@ -56,6 +56,15 @@ def test_int8_is_multiplied_beside_the_library_where_that_takes_it(tmp_path: Pat
     assert refused.returncode == 2 and "no row is of int8" in refused.stderr
 
 
+def test_float32_is_checked_in_float64(tmp_path: Path) -> None:
+    data = tmp_path / "layers.json"
+    data.write_text(json.dumps([{"m": 64, "n": 64, "k": 480, "op": "all_gather_matmul"}]))
+    options = ["--dataset", data, "--world_sizes", "2", "--rows", "8", "--dtype", "fp32", "--compilers", "1"]
+    done = script(*options, "--b_layout", "row_major")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["us"]) > 1
+
+
 def script(*options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, SCRIPT, *map(str, options)],

@@ -396,11 +396,13 @@ def test_what_cannot_be_picked_for_is_an_error(backend: str, world_size: int) ->
         pick_config(replace(problem, dtype=torch.float64), target)
     with pytest.raises(ArgumentError, match=r"pick_config: target.backend: expected one of cuda, .*, got 'rocm'"):
         pick_config(problem, replace(target, backend="rocm"))
-    for name in ("m", "n", "k", "world_size"):
-        with pytest.raises(ArgumentError, match=f"pick_config: problem.{name}: expected at least 1, got 0"):
-            pick_config(replace(problem, **{name: 0}), target)
+    empty: dict[str, Any]
+    for empty in ({"m": 0}, {"n": 0}, {"k": 0}, {"world_size": 0}):
+        with pytest.raises(ArgumentError, match=f"pick_config: problem.{min(empty)}: expected at least 1, got 0"):
+            pick_config(replace(problem, **empty), target)
     for op, shared, gather_dim in ((GATHER.op, "m", 0), (GATHER.op, "k", 1), ("matmul_reduce_scatter", "m", None)):
-        ragged = replace(problem, op=op, world_size=8, gather_dim=gather_dim, **{shared: 4})
+        sizes: dict[str, Any] = {shared: 4}
+        ragged = replace(problem, op=op, world_size=8, gather_dim=gather_dim, **sizes)
         with pytest.raises(ArgumentError, match=f"problem.{shared}: expected a multiple of the 8 ranks, got 4"):
             pick_config(ragged, target)
     with pytest.raises(ArgumentError, match=r"target.excluded: expected an algorithm left that can run, got .*ring"):
