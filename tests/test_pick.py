@@ -396,8 +396,8 @@ def test_what_cannot_be_picked_for_is_an_error(backend: str, world_size: int) ->
         pick_config(replace(problem, dtype=torch.float64), target)
     with pytest.raises(ArgumentError, match=r"pick_config: target.backend: expected one of cuda, .*, got 'rocm'"):
         pick_config(problem, replace(target, backend="rocm"))
-    empty: dict[str, Any]
-    for empty in ({"m": 0}, {"n": 0}, {"k": 0}, {"world_size": 0}):
+    nothing: list[dict[str, Any]] = [{"m": 0}, {"n": 0}, {"k": 0}, {"world_size": 0}]
+    for empty in nothing:
         with pytest.raises(ArgumentError, match=f"pick_config: problem.{min(empty)}: expected at least 1, got 0"):
             pick_config(replace(problem, **empty), target)
     for op, shared, gather_dim in ((GATHER.op, "m", 0), (GATHER.op, "k", 1), ("matmul_reduce_scatter", "m", None)):
