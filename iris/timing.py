@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -51,19 +52,28 @@ def do_bench(
     for name, count, least in (("n_warmup", n_warmup, 0), ("n_repeat", n_repeat, 1)):
         if isinstance(count, bool) or not isinstance(count, int) or count < least:
             raise ArgumentError("do_bench", name, f"a whole number of calls, at least {least}", repr(count))
-    if return_mode not in _SUMMARIES:
+    if return_mode not in tuple(_SUMMARIES):
         raise ArgumentError("do_bench", "return_mode", f"one of {', '.join(_SUMMARIES)}", repr(return_mode))
-    if quantiles is not None and not all(0 <= one <= 1 for one in quantiles):
-        raise ArgumentError("do_bench", "quantiles", "numbers from 0 to 1", quantiles)
+    shares = None if quantiles is None else _shares(quantiles)
     on_gpu = backends.chosen().name in backends.GPU_BACKENDS
     cache = torch.empty(_CACHE_BYTES, dtype=torch.int8, device="cuda") if on_gpu else None
     timed = [_timed(fn, barrier_fn, preamble_fn, cache) for _ in range(1 + n_warmup + n_repeat)][-n_repeat:]
     barrier_fn()
     spans = [span() for span in timed]
-    if quantiles is None:
+    if shares is None:
         return _SUMMARIES[return_mode](spans)
-    at = torch.tensor(spans, dtype=torch.float64).quantile(torch.tensor(list(quantiles), dtype=torch.float64)).tolist()
+    at = torch.tensor(spans, dtype=torch.float64).quantile(torch.tensor(shares, dtype=torch.float64)).tolist()
     return float(at[0]) if len(at) == 1 else [float(one) for one in at]
+
+
+def _shares(quantiles: Iterable[float]) -> list[float]:
+    try:
+        shares = [float(one) for one in quantiles]
+    except (TypeError, ValueError):
+        shares = [math.nan]
+    if not all(0 <= one <= 1 for one in shares):
+        raise ArgumentError("do_bench", "quantiles", "a list of numbers from 0 to 1", repr(quantiles))
+    return shares
 
 
 def _timed(

@@ -150,7 +150,10 @@ def test_do_bench_sums_times_up(
             {"return_mode": "average"},
             "do_bench: return_mode: expected one of mean, median, min, max, all, got 'average'",
         ),
-        ({"quantiles": [0.5, 90]}, r"do_bench: quantiles: expected numbers from 0 to 1, got \[0.5, 90\]"),
+        ({"return_mode": ["mean"]}, r"do_bench: return_mode: expected one of mean, .*, got \['mean'\]"),
+        ({"quantiles": [0.5, 90]}, r"do_bench: quantiles: expected a list of numbers from 0 to 1, got \[0.5, 90\]"),
+        ({"quantiles": 0.5}, "do_bench: quantiles: expected a list of numbers from 0 to 1, got 0.5"),
+        ({"quantiles": ["half"]}, r"do_bench: quantiles: expected a list of numbers from 0 to 1, got \['half'\]"),
     ],
 )
 def test_do_bench_refuses(options: dict[str, Any], words: str) -> None:
