@@ -401,6 +401,15 @@ def test_charts_of_one_kind_only(tmp_path: Path) -> None:
     assert headings == ["Speed-up by M", "Times"]
 
 
+def test_kinds_without_charts_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = write(tmp_path / "one.jsonl", [record("all_gather_matmul", "auto", LARGE[0], 4)])
+    page = tmp_path / "page.html"
+    assert report(results, "--out", page, "--charts", "scaling", "--charts", "crossover") == 1
+    expected = "--charts: expected a kind that there are charts of (times, shares), got scaling, crossover"
+    assert expected in capsys.readouterr().err and not page.exists()
+    assert report(results, "--out", page, "--charts", "scaling", "--charts", "times") == 0
+
+
 def test_simulated_ranks_and_gpus_are_never_in_one_chart(study: Study) -> None:
     made = charts(study).values()
     assert {chart.section for chart in made} == {H200_SECTION, SIM_SECTION}

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     if out is None and given.markdown is None and given.svg_dir is None:
         out = Path("report.html")
     if out is not None or given.svg_dir is not None:
-        _draw(study, out, given.svg_dir, given.charts or tuple(KINDS))
+        _draw(study, out, given.svg_dir, given.charts)
     if given.markdown is not None:
         gone = markdown.write(study, given.markdown)
         print(f"tables of {len(study.results)} results: {given.markdown}, {markdown.folder_of(given.markdown)}")
@@ -59,14 +59,20 @@ def _compare(before: Path, after: Path, threshold_percent: float, fail_on_regres
     return 1 if worse and fail_on_regression else 0
 
 
-def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[str]) -> None:
-    """Write the page and the pictures that are wanted."""
+def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[str] | None) -> None:
+    """Write the page and the pictures that are wanted: of all kinds if None are named."""
     try:
         from iris.report import drawing, svg
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         raise BackendError("charts need matplotlib: pip install matplotlib (--markdown does without)") from error
+    known = charts(study)
+    wanted = [(name, chart) for name, chart in known.items() if kinds is None or chart.kind in kinds]
+    if kinds is not None and not wanted:
+        there = [kind for kind in KINDS if any(chart.kind == kind for chart in known.values())]
+        expected = f"a kind that there are charts of ({', '.join(there) or 'there are none'})"
+        raise ArgumentError("report", "--charts", expected, ", ".join(kinds))
     if svg_dir is not None:
         _make("--svg_dir", svg_dir)
     if out is not None:
@@ -78,7 +84,6 @@ def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[
             raise ArgumentError("report", "--out", "a file", f"{out}, which is a folder", fix)
     palette = Palette(result.algorithm for result in study.results)
     pictures: list[tuple[Chart, str]] = []
-    wanted = [(name, chart) for name, chart in charts(study).items() if chart.kind in kinds]
     for name, chart in _tracked(wanted):
         text = svg.text_of(drawing.draw(chart, study, palette), name)
         if svg_dir is not None:
