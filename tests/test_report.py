@@ -995,6 +995,7 @@ def test_what_moved_with_its_opponent_is_told(tmp_path: Path, capsys: pytest.Cap
         (["results", "--threshold", "2"], "belong to --compare A B"),
         (["results", "--fail_on_regression"], "belong to --compare A B"),
         (["--compare", "a", "b", "--threshold", "nan"], "nan is not a number of percent, 0 or more"),
+        (["--compare", "a", "b", "--threshold", "3%"], "3% is not a number of percent, 0 or more"),
         (["results", "--compare", "a", "b"], "give one folder of results, or --compare A B"),
         (["--compare", "a", "b", "--out", "x.html"], "--compare only prints"),
         (["results", "--markdown", "x.md", "--charts", "times"], "--charts needs --out or --svg_dir"),

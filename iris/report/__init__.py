@@ -120,7 +120,10 @@ def _counted(items: Sequence[T]) -> Iterator[T]:
 
 
 def _percent(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of percent, 0 or more")
     return value
