@@ -26,6 +26,7 @@ from iris.bench.progress import progress
 from iris.console import print_table
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
+from iris.identity import identity
 from iris.ops.choice import resolve
 from iris.trace import Event, Trace, draw
 
@@ -119,6 +120,8 @@ def _stop() -> None:
 def main(argv: Sequence[str]) -> int:
     """Run the demo; returns the exit status: 0 if every result is right, 1 if not, 130 after Ctrl-C."""
     options = _parser().parse_args(argv)
+    if identity() is not None:
+        raise LaunchError("iris demo starts its own ranks: run it without torchrun, mpirun or srun")
     choice = backends.detect()
     gpus = torch.cuda.device_count() if choice.name in backends.GPU_BACKENDS else 0
     num_ranks = options.num_ranks or (gpus if gpus > 1 else 4)

@@ -296,6 +296,12 @@ def test_the_demo_looks_first_whether_it_can_draw(tmp_path: Path, monkeypatch: p
         demo.main(["--num_ranks", "1", "--picture_dir", str(tmp_path / "file")])
 
 
+def test_the_demo_starts_its_own_ranks_only(tmp_path: Path) -> None:
+    ran = run("demo", "--picture_dir", str(tmp_path), RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
+    words = "iris demo: LaunchError: iris demo starts its own ranks: run it without torchrun, mpirun or srun"
+    assert ran.returncode == 1 and ran.stderr.splitlines() == [words] and not ran.stdout
+
+
 @pytest.mark.parametrize("step", ["starting", "check"])
 def test_ctrl_c_stops_the_demo(step: str, tmp_path: Path) -> None:
     arguments = ["demo", "--num_ranks", "2", "--shape", "1024", "1024", "1024", "--picture_dir", str(tmp_path)]
