@@ -40,8 +40,10 @@ from iris.bench.environment import checked_out_commit
 from iris.bench.options import DTYPES, positive
 from iris.bench.progress import progress
 from iris.bench.timing import call_seconds
+from iris.console import exit_status
 from iris.ops import FusedConfig, Problem, tuned
 from iris.ops.pick import model_pick
+from iris.ops.problem import DTYPES as OP_DTYPES
 from iris.ops.problem import output_dtype
 from iris.ops.target import target_of
 from iris.ops.tuned import Row
@@ -54,6 +56,7 @@ ROWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 ENOUGH_NBYTES = 250 << 20
 """Weights of so many bytes in all do not stay in the L2 cache of any GPU."""
 MOST_CALLS, LEAST_CALLS = 16, 4
+_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype in OP_DTYPES)
 _TURNS = 6
 _LEAD_S = 100e-6
 _HEAP_NBYTES = 1 << 26
@@ -69,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--rows", type=positive, nargs="+", default=ROWS, help=f"of A (default: {' '.join(map(str, ROWS))})"
     )
     parser.add_argument("--b_layout", choices=B_LAYOUTS, nargs="+", default=B_LAYOUTS, help="of B (default: both)")
-    parser.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="(default: %(default)s)")
+    parser.add_argument("--dtype", choices=_DTYPES, default="bf16", help="(default: %(default)s)")
     parser.add_argument("--only", type=positive, nargs=2, metavar=("N", "K"), help="weights of this size, local, only")
     parser.add_argument("--rows_out", type=Path, help="the file of rows to add to (default: none)")
     parser.add_argument("--commit", help="for the rows (default: what git says)")
@@ -269,39 +272,40 @@ def _name(config: FusedConfig | None, dtype: torch.dtype) -> str:
     return f"torch.{library_of(dtype).__name__}" if config is None else described_config(config)
 
 
-def run(given: argparse.Namespace) -> None:
-    faster, commit = 0, given.commit or checked_out_commit()
-    with iris.iris(_HEAP_NBYTES) as ctx:
-        asked = problems(given)
-        with progress(len(asked)) as advance:
-            for _, same_weights in groupby(asked, lambda problem: replace(problem, m=0)):
-                group = list(same_weights)
-                weights, found = weights_of(ctx, group[0]), []
-                for problem in group:
-                    trials = measured(ctx, problem, weights)
-                    print(line(problem, trials), flush=True)
-                    if (one := row(ctx, problem, trials, commit)) is not None:
-                        found.append(one)
-                    advance(f"{problem.m}x{problem.n}x{problem.k}", 1)
-                    del trials
-                del weights
-                faster += len(found)
-                if given.rows_out is not None:
-                    tuned.write(given.rows_out, found)
+def run(given: argparse.Namespace) -> int:
+    faster, commit, asked = 0, given.commit or checked_out_commit(), problems(given)
+    if given.rows_out is not None:
+        tuned.write(given.rows_out, [])  # a file that cannot be written is better found before than after
+    if given.compilers > 1 and iris.backends.chosen().name != "sim":
+        with ProcessPoolExecutor(given.compilers, mp_context=get_context("spawn")) as pool:
+            list(pool.map(compile_share, [given] * given.compilers, range(given.compilers)))
+    with iris.iris(_HEAP_NBYTES) as ctx, progress(len(asked)) as advance:
+        for _, same_weights in groupby(asked, lambda problem: replace(problem, m=0)):
+            group = list(same_weights)
+            weights, found = weights_of(ctx, group[0]), []
+            for problem in group:
+                trials = measured(ctx, problem, weights)
+                print(line(problem, trials), flush=True)
+                if (one := row(ctx, problem, trials, commit)) is not None:
+                    found.append(one)
+                advance(f"{problem.m}x{problem.n}x{problem.k}", 1)
+                del trials
+            del weights
+            faster += len(found)
+            if given.rows_out is not None:
+                tuned.write(given.rows_out, found)
     if given.dtype != "int8":
         print(f"Iris's matmul is the faster one in {faster} of {len(asked)}", file=sys.stderr)
+    return 0
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     given = parser.parse_args(argv)
     if given.dtype == "int8" and given.rows_out is not None:
         parser.error("argument --rows_out: no row is of int8, which ops multiply by Iris's kernel in any case")
-    if given.compilers > 1 and iris.backends.chosen().name != "sim":
-        with ProcessPoolExecutor(given.compilers, mp_context=get_context("spawn")) as pool:
-            list(pool.map(compile_share, [given] * given.compilers, range(given.compilers)))
-    run(given)
+    return exit_status("local_matmuls", lambda: run(given))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -56,6 +56,18 @@ def test_int8_is_multiplied_beside_the_library_where_that_takes_it(tmp_path: Pat
     assert refused.returncode == 2 and "no row is of int8" in refused.stderr
 
 
+def test_what_cannot_be_read_or_written_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text("[]")
+    for options, status, words in (
+        (["--dataset", tmp_path / "none.json"], 1, "local_matmuls: ArgumentError: dataset: "),
+        (["--rows_out", tmp_path / "rows.json"], 1, "local_matmuls: ArgumentError: tuned rows: "),
+        (["--dtype", "fp64"], 2, "local_matmuls.py: error: argument --dtype: invalid choice: 'fp64'"),
+    ):
+        refused = script(*options, "--compilers", "1")
+        assert refused.returncode == status and not refused.stdout, refused
+        assert refused.stderr.splitlines()[-1].startswith(words) and "Traceback" not in refused.stderr
+
+
 def test_float32_is_checked_in_float64(tmp_path: Path) -> None:
     data = tmp_path / "layers.json"
     data.write_text(json.dumps([{"m": 64, "n": 64, "k": 480, "op": "all_gather_matmul"}]))
