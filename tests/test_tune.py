@@ -455,6 +455,13 @@ def test_a_data_set_of_shapes_within_a_budget(tmp_path: Path, capsys: pytest.Cap
     assert "M=9: no multiple of 2 ranks" in capsys.readouterr().out
 
 
+@simulated_only
+def test_a_run_without_a_shape_that_ranks_can_share_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["matmul_reduce_scatter", "-m", "9", "-n", "8", "-k", "8", "--num_ranks=2", "--out", str(tmp_path / "rows")]
+    assert cli.main(["tune", *given]) == 1
+    assert "M=9: no multiple of 2 ranks" in capsys.readouterr().out
+
+
 def test_a_run_needs_shapes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for given, words in (
         (["matmul"], "which shapes?"),
@@ -566,7 +573,7 @@ def dying(options: Options) -> tuple[list[Finding], bool]:
             os._exit(3)
         raise PeerDied("rank 0 is gone", [0])
     assert failed(trials) == {(problem_name(key), culprit): ENDED}
-    return [Finding("tuned")], False
+    return [Finding("tuned", FINISHED)], False
 
 
 def always_dying(options: Options) -> tuple[list[Finding], bool]:

@@ -77,8 +77,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``iris tune``; returns the exit status: 0 if every shape that ranks can share has a row, 1 if not, 130 after
-    Ctrl-C."""
+    """``iris tune``; returns the exit status: 0 if every shape that ranks can share has a row, 1 if not, or if they can
+    share none, 130 after Ctrl-C."""
     parser = make_parser()
     given = parser.parse_args(argv)
     out = given.out or tuned.user_path()
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if stopped:
         print("stopped; --resume goes on", file=sys.stderr)
         return STOPPED
-    return 1 if any(finding.failed for finding in findings) else 0
+    return 0 if found and not any(finding.failed for finding in findings) else 1
 
 
 def _shapes(parser: argparse.ArgumentParser, given: argparse.Namespace, world_size: int) -> list[Shape]:
