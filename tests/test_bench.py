@@ -37,6 +37,7 @@ from iris.bench.options import STOPPED
 from iris.bench.records import Record
 from iris.bench.state import Outcome, State
 from iris.errors import ArgumentError
+from iris.launch import RankPool
 from iris.ops.choice import settled
 from iris.report import records as report
 from iris.report.palette import ALGORITHMS as ALGORITHM_TONES
@@ -887,3 +888,19 @@ def test_fused_ops_are_checked_and_timed_beside_others(tmp_path: Path) -> None:
 def test_rma_is_run_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["rma", "matmul"]) == 1
     assert "case: expected rma alone, as its options are its own, got 2 cases" in capsys.readouterr().err
+
+
+def test_rma_starts_its_own_ranks_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert bench.main(["rma"]) == 1
+    assert "iris bench starts its own ranks: run it without torchrun" in capsys.readouterr().err
+
+
+def test_ctrl_c_stops_rma(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def pressed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RankPool, "run", pressed)
+    assert bench.main(["rma", "--num_ranks=1"]) == STOPPED
+    assert capsys.readouterr().err == "stopped\n"

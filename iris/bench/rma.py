@@ -20,12 +20,14 @@ import triton
 import triton.language as tl
 
 from iris import backends
+from iris.bench.driver import sheltered
 from iris.bench.matrix import random_bits, require, same_bits
-from iris.bench.options import add_num_ranks, output_file, positive, ranks_to_start
+from iris.bench.options import STOPPED, add_num_ranks, output_file, positive, ranks_to_start
 from iris.bench.timing import median_seconds, slowest
 from iris.context import Iris, iris
 from iris.device import peer as peers
-from iris.launch import launch
+from iris.errors import LaunchError
+from iris.identity import identity
 
 BLOCK = 16384
 """4-byte elements that a program moves per step: 64 KiB. Rates are flat from 16 to 64 KiB (H200, 2026-11-21)."""
@@ -110,7 +112,7 @@ def _rate(
 
 
 def main(argv: Sequence[str]) -> int:
-    """``iris bench rma``; returns the exit status."""
+    """``iris bench rma``; returns the exit status: 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="iris bench rma", description=__doc__)
     add_num_ranks(parser)
     parser.add_argument("--buffer_size", type=positive, help="bytes (default: 256 MiB, simulated 256 KiB)")
@@ -121,7 +123,14 @@ def main(argv: Sequence[str]) -> int:
     nbytes = options.buffer_size or (256 << 10 if simulated else 256 << 20)
     if nbytes % 4:
         parser.error(f"--buffer_size: {nbytes} is no multiple of the 4 bytes of an element")
-    rows: list[Row] = launch(measure, num_ranks, (nbytes,))[0]
+    if identity() is not None:
+        raise LaunchError("iris bench starts its own ranks: run it without torchrun, mpirun or srun")
+    try:
+        with sheltered(num_ranks) as pool:
+            rows: list[Row] = pool.run(measure, (nbytes,))[0]
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return STOPPED
     print(f"{num_ranks} ranks in a ring, {nbytes / 2**20:g} MiB each, GB/s per rank and direction")
     for row in rows:
         print(f"{row.way:<16} {row.direction}  {row.gb_per_s:8.4g}  {row.share_of_copy_engine:6.1%} of the copy engine")
