@@ -42,6 +42,7 @@ lose.
 
 Where peers' staging memory is written by programs, they wait until the peer has entered the call: it has then finished
 the one before. Where the copy engine writes it, and where peers read A itself, the ranks meet on exit instead.
+``low_latency`` does neither, as its inboxes have two halves (:mod:`iris.ops.exchange`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Unfused::
     torch.distributed.all_reduce(output)
     output += bias
 
-Algorithms (:mod:`iris.ops.reduction` has the signals of the first and the third):
+Algorithms (:mod:`iris.ops.reduction` has the signals of ``two_shot``, ``copy_engine`` and ``atomic``):
 
 **two_shot**: the tiles are dealt to the ranks. The epilogue stores every finished tile into a slot at its owner, who
 adds up its own tiles, in float32 and in rank order, and stores the results into every rank's output. ``num_rounds``
@@ -46,7 +46,8 @@ When it wins: some hundred rows, fewer with more ranks; with more than four it h
 
 **baseline**: ``torch.matmul``, then the collective.
 
-On exit the ranks meet: then every output is whole.
+On exit the ranks meet, and every output is whole. ``one_shot`` in words, ``low_latency`` and ``low_latency_two_shot``
+meet nobody: each rank waits for all that its own output needs.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ When it wins: few rows, as in decoding.
 **baseline**: ``torch.matmul``, then the collective.
 
 Signals: on entry every rank flags "my output may be written" at all peers, and the first store to a peer waits for
-that; on exit the ranks meet, and then each output is whole. Flags carry the call's epoch.
+that; on exit the ranks meet, and then each output is whole. Flags carry the call's epoch. ``low_latency`` does neither:
+peers write to an inbox, not to the output, and each rank waits for all parts (:mod:`iris.ops.exchange`).
 """
 
 from __future__ import annotations
