@@ -17,8 +17,8 @@
     ├── WaitTimeout (TimeoutError)      a bounded wait ran out; names the rank waited for
     └── PeerDied                        a peer's process is gone; names the rank
 
-All of them derive from the built-in that a caller would guess, so ``except ValueError`` still catches a
-bad shape.
+Some also derive from a built-in that a caller would guess, the one in brackets and those of the class above, so that
+``except ValueError`` catches a bad shape, too.
 """
 
 from __future__ import annotations
