@@ -15,7 +15,7 @@
     ├── AddressError                    a simulated kernel reached for memory that is not there
     ├── LaunchError                     ranks could not be started, or one failed
     ├── WaitTimeout (TimeoutError)      a bounded wait ran out; names the rank waited for
-    └── PeerDied                        a peer's process is gone; names the rank
+    └── PeerDied                        a peer's process is gone, or left on an error; names the rank
 
 Some also derive from a built-in that a caller would guess, the one in brackets and those of the class above, so that
 ``except ValueError`` catches a bad shape, too.
@@ -94,7 +94,8 @@ class WaitTimeout(IrisError, TimeoutError):
 
 
 class PeerDied(IrisError):
-    """A peer's process ended without closing its context. ``ranks`` are the ranks that died."""
+    """A peer's process ended without closing its context, or left it on an error, which the message then quotes.
+    ``ranks`` are the ranks that are gone."""
 
     def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
         super().__init__(message)
