@@ -37,7 +37,8 @@ def _gpus_of_torch() -> tuple[str | None, int]:
 
 
 def detect() -> Choice:
-    """The backend for this process: ``IRIS_BACKEND`` if set, else GPUs if PyTorch sees any, else the simulator.
+    """The backend for this process: ``IRIS_BACKEND`` if set, else the simulator if ``TRITON_INTERPRET=1``, else GPUs if
+    PyTorch sees any, else the simulator.
 
     ``IRIS_BACKEND=compile`` leaves Triton its compiler on a machine without GPU: kernels can be compiled for any
     target and their assembly read, but no context can be made.
