@@ -6,7 +6,7 @@
 
   all_reduce   each rank has K / ranks columns of A and rows of B; tiles are added at the rank that sums them as they
                are finished (matmul_all_reduce, "atomic": in no fixed order)
-  one_shot     the same operands; every rank reads all ranks' finished tiles and sums them ("one_shot")
+  one_shot     the same operands; every rank gets all ranks' finished tiles and sums them ("one_shot")
   all_scatter  each rank has N / ranks columns of B and sends its columns of C to all (matmul_all_scatter): "split"
                between programs that multiply and total_sms - gemm_sms that communicate, or if gemm_sms is total_sms,
                "push", each tile by the program that made it
