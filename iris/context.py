@@ -74,7 +74,7 @@ def iris(
             a job of one rank.
         backend: ``"cuda"``, ``"hip"`` or ``"sim"``; None takes what :func:`iris.backends.detect` chose.
         device: this rank's GPU, as torch.device takes it. None takes the launcher's local rank; under
-            ``torch.distributed`` without ``LOCAL_RANK``, the current device if all ranks' differ.
+            ``torch.distributed`` without ``LOCAL_RANK``, the current device if all ranks' differ, else its rank there.
         timeout_s: seconds after which a wait for a peer gives up (default 60, or ``IRIS_TIMEOUT_S``).
         first_timeout_s: the same while meeting, and for the first use of a flag, when peers may still be
             compiling (default 300, or ``timeout_s`` if that is given).
