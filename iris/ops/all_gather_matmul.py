@@ -304,7 +304,7 @@ def all_gather_matmul(
             float32 (int32 for int8).
         gather_dim: which dimension of A is sharded; None tells it from the shapes.
         config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for
-            all of A on the symmetric heap; "auto" takes ``pull`` where that is not free.
+            all of A on the symmetric heap; "auto" takes ``pull`` where that is not free, if A_sharded is on it.
         workspace: needed only to run the op on several streams at once; see ``iris.ops.new_workspace``.
         trace: record per-program intervals, kept as ``ctx.last_trace`` or in the Trace given.
 
