@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from iris.bench.cases import operands
-from iris.ops import ALGORITHMS, FusedConfig, Problem, Target
+from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, model
 from iris.ops.hardware import HARDWARE, Hardware, floor_s
 from iris.ops.machine import machine
 from iris.ops.model import OPS, algorithms, predict_ms
@@ -59,6 +59,16 @@ def test_predictions_are_as_close_as_the_model_says() -> None:
     assert len(off) > 700
     assert math.exp(statistics.median(off)) < 1.05
     assert math.exp(max(off)) < 1.40
+
+
+def test_the_model_says_how_many_calls_and_shapes_it_was_compared_with() -> None:
+    text = " ".join((model.__doc__ or "").split())
+    for calls, kind in ((MEASURED, "calls measured on"), (MIRRORED, "calls as one of")):
+        assert f"Beside {len(calls)} {kind}" in text or f"beside {len(calls)} {kind}" in text
+        configs: dict[Problem, set[FusedConfig]] = defaultdict(set)
+        for problem, config, _ in measured(calls):
+            configs[problem].add(config)
+        assert f" {sum(len(several) > 1 for several in configs.values())} shapes" in text
 
 
 @pytest.mark.parametrize("op", OPS)
