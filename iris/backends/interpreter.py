@@ -1,6 +1,6 @@
 """Triton's interpreter, made fit for programs that wait for each other.
 
-Six things change while Iris simulates:
+What changes while Iris simulates:
 
 * **Co-residency.** The programs of a launch run as greenlets that switch at every atomic and every load that is
   volatile or ``.cv``, so a consumer may precede its producer in program order, as on a GPU; and at every fiftieth other
@@ -11,6 +11,9 @@ Six things change while Iris simulates:
 * **Narrow floats.** Triton computes on the bit patterns of bfloat16; see :mod:`iris.backends.floats`.
 * **Constants.** ``N.value`` of a constexpr argument is its value, as in compiled kernels, though here ``N`` is, too.
 * **Addresses.** A load from where there is no memory is an error of the kernel's, not the end of the process.
+* **Refusals.** What Triton refuses on GPUs is refused here, too, where that can be told: keywords that no kernel or
+  compiler knows, arguments that are neither tensors nor numbers, compare-and-swaps of mixed types.
+* **Tuning.** ``triton.autotune`` takes its first config, as simulated times say nothing.
 * **Speed.** Triton patches its language module anew at each call of a device function (about 1 ms);
   here once per launch, and what to patch is found once. It also computes every integer sum and product again
   in 64 bits, for a check of overflows that is made only where ``debug`` is set; here only there. And it works
