@@ -45,11 +45,11 @@ def pick_config(problem: Problem, target: Target, algorithm: str | None = None) 
 
     A row counts for its hardware, op, world size and dtype, and for shapes near its own; see :mod:`iris.ops.tuned`. In
     the simulator, without a row, small tiles and quick algorithms. ``algorithm``: choose among configs of this one
-    only.
+    only, even if it is excluded, or cannot run: the op then says why.
 
     Raises:
         ArgumentError: there is no such op, dtype or backend, or no call of such sizes; the op has no such algorithm, or
-            none that is not excluded; a file of rows is broken: names it, and what is wrong.
+            all are excluded and none is named; a file of rows is broken: names it, and what is wrong.
     """
     if problem.op not in ALGORITHMS:
         raise ArgumentError("pick_config", "problem.op", f"one of {', '.join(ALGORITHMS)}", repr(problem.op))
