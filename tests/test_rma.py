@@ -32,7 +32,7 @@ ATOMICS: dict[str, tuple[str, ...]] = {
     "add": INTS + FLOATS,
     "sub": INTS + FLOATS,
     "xchg": INTS + WIDE_FLOATS,
-    "cas": INTS + FLOATS + ("int16",),
+    "cas": ("int16", "uint16", *INTS, *FLOATS),
     "and": INTS,
     "or": INTS,
     "xor": INTS,
@@ -42,7 +42,7 @@ ATOMICS: dict[str, tuple[str, ...]] = {
 """What Triton compiles for both vendors (3.9; the float compare-and-swaps on AMD need 3.8 or newer)."""
 WRONG_RETURN = {("min", "float64")} if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8) else set()
 """Triton before 3.8 takes the old value of a negative minimum for a pointer; memory is right."""
-PLAIN = ("int8", "uint8", "int16", *INTS, *FLOATS)
+PLAIN = ("int8", "uint8", "int16", "uint16", *INTS, *FLOATS)
 
 EXPECTED: dict[str, Callable[[Any, Any, Any], Any]] = {
     "add": lambda old, value, cmp: old + value,
