@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import triton
+from ops_inputs import GATHER, Way, trial
 from ranks import (
     BACKEND,
     NAMES_SHARED_MEMORY,
@@ -158,6 +159,23 @@ def in_an_op(rank: int) -> Work:
     return work
 
 
+def in_a_fused_op(rank: int) -> Work:
+    """The survivors wait for the victim's part of a gather, in the op's own kernel."""
+    ctx = opened()
+    one = trial(ctx, Way(GATHER, "push"), (16, 16, 32), torch.float16, seed=0)
+    one.run()
+    ctx.synchronize()
+    ctx.barrier()
+
+    def work() -> None:
+        with ctx:
+            die_late(rank)
+            one.run()
+            ctx.synchronize()
+
+    return work
+
+
 def in_an_allocation(rank: int) -> Work:
     ctx = opened()
     ctx.barrier()
@@ -186,6 +204,7 @@ POINTS: list[Callable[[int], Work]] = [
     waiting_in_a_host_barrier,
     in_a_device_barrier,
     in_an_op,
+    in_a_fused_op,
     in_an_allocation,
     in_teardown,
 ]
