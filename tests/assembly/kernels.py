@@ -12,8 +12,8 @@ import matmuls
 import torch
 import triton
 import triton.language as tl
-from case import CUDA, SIGNALS, WAITS, Case, compile_case, described, handle, of, short, with_handle
-from compiler import tensor
+from case import CUDA, EVERYWHERE, SIGNALS, WAITS, Case, compile_case, described, handle, of, short, with_handle
+from compiler import VERSION, tensor
 from listing import Event
 
 from iris.bench import rma as bench
@@ -218,16 +218,20 @@ def _atomics() -> list[Case]:
 
 
 def _compare_and_swaps() -> list[Case]:
+    """Of every dtype that Triton has them for: of floats on AMD from 3.8 on."""
     word = with_handle(torch.int32, torch.int32)
+    whole = torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64
+    floats = torch.float16, torch.bfloat16, torch.float32, torch.float64
     blocks = [
         Case(
             f"compare_and_swap-{short(dtype)}",
             compare_and_swap,
             with_handle(dtype, dtype),
             {"BLOCK": 128},
+            EVERYWHERE if dtype in whole or VERSION >= (3, 8) else CUDA,
             has=Event.CAS,
         )
-        for dtype in (torch.int32, torch.int64)
+        for dtype in (*whole, *floats)
     ]
     return [Case("compare_and_swap_word", compare_and_swap_word, word, has=Event.CAS), *blocks]
 
