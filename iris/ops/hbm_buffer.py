@@ -99,8 +99,10 @@ def all_gather_matmul_hbm_buffer_preamble(
     ``k_per_flag`` and ``staged_a_layout`` are checked, and change nothing.
 
     Raises:
+        ContextError: the context is closed, or belongs to a parent process.
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is made.
     """
+    ctx.check("all_gather_matmul_hbm_buffer_preamble")  # first: in a forked child nothing can be asked of CUDA
     made = output_dtype(A_sharded.dtype) if isinstance(A_sharded, torch.Tensor) else torch.float32
     output = torch.empty(1, 1, dtype=made, device=ctx.device)  # stands for one that fits
     check_operands(ctx, _OP, output, ("A_sharded", A_sharded), B, None)

@@ -191,8 +191,10 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
     Raises:
         ArgumentError: a name that is no string, an algorithm that the op does not have, or a size that is no number of
             bytes, or of flags.
+        ContextError: the context is closed, or belongs to a parent process.
         HeapError: the heap has no room for it.
     """
+    ctx.check("new_workspace")
     for name, given in {"op": op, "algorithm": algorithm}.items():
         if not isinstance(given, str):
             raise ArgumentError("new_workspace", name, "a name", repr(given))
