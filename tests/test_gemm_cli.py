@@ -115,6 +115,7 @@ def test_choices(choices: tuple[str, ...], flag: str) -> None:
     [
         (["--BLK_M", "48"], "48 is not a power of two of at least 16"),
         (["--BLK_K", "8"], "8 is not a power of two of at least 16"),
+        (["--BLK_N", "wide"], "argument --BLK_N: wide is not a whole number"),
         (["-m", "0"], "0 is not a positive number"),
         (["--two_tiles", "maybe"], "'maybe' is neither True nor False"),
         (["--datatype", "fp64"], "invalid choice: 'fp64'"),
@@ -122,6 +123,7 @@ def test_choices(choices: tuple[str, ...], flag: str) -> None:
         (["--output_file", "/tmp"], "/tmp is a directory, not a file"),
         (["--num_ranks", "17"], "17 is more than the 16 ranks that there can be"),
         (["--num_warps", "3"], "argument --num_warps: invalid choice: 3 (choose from 1, 2, 4, 8, 16, 32)"),
+        (["--num_warps", "some"], "argument --num_warps: some is not a whole number"),
         (["--waves_per_eu", "-1"], "argument --waves_per_eu: -1 is less than 0"),
         (["--heap_size", "65535"], "argument --heap_size: 65535 is less than 65536 bytes"),
         (["--datatype", "int8", "--BLK_K", "16"], "argument --BLK_K: 16 is less than 32, which int8 needs"),
@@ -229,6 +231,25 @@ def test_a_step_of_int8_is_not_cut_below_what_it_needs() -> None:
     asked = Arguments(datatype="int8", BLK_M=16, BLK_N=8192, BLK_K=64, num_warps=32)
     fitted, _ = fit(asked, (), replace(MI300X, num_sms=304))
     assert (fitted.BLK_M, fitted.BLK_N, fitted.BLK_K) == (16, 1024, 32)
+
+
+@pytest.mark.parametrize("device", [H200, MI300X, LAPTOP], ids=["cuda", "hip", "sim"])
+@pytest.mark.parametrize(
+    ("asked", "fitted"),
+    [
+        ({"COMMUNICATION_TILE_M": 1 << 13, "COMMUNICATION_TILE_N": 1 << 9}, {"COMMUNICATION_TILE_M": 1 << 11}),
+        ({"gsize_m": 1 << 14}, {"gsize_m": 1 << 12}),
+        ({"BLK_M": 1 << 12, "BLK_N": 1 << 9, "BLK_K": 1 << 10}, {}),
+        ({"num_warps": 32}, {}),
+    ],
+)
+def test_what_no_kernel_can_be_is_cut_everywhere(asked: dict[str, int], fitted: dict[str, int], device: Device) -> None:
+    here = replace(Arguments(algorithm="all_scatter", m=64), **asked)  # type: ignore[arg-type]
+    changed = changes(here, device, ("m",))
+    assert changed | fitted == changed
+    arguments, _ = fit(here, ("m",), device)
+    config_of(arguments, stream_k=True).check("matmul_all_scatter", ("split",), device.num_sms, arguments.dtype)
+    assert arguments.num_warps == min(here.num_warps, 16 if device is MI300X else 32)
 
 
 def test_heap_fits_free_memory() -> None:
@@ -542,6 +563,16 @@ def test_reference(ranks: Ranks, collective: str, datatype: str, tmp_path: Path)
 def test_sizes_of_a_reference_are_positive(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_reference("all_gather", ["--validate", "--num_ranks", "2", "-m", size], 1) == (2, "")
     assert f"argument -m: {size} is not a positive number" in capsys.readouterr().err
+
+
+def test_a_reference_that_is_stopped_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "result.json"
+    file.write_text('{"success": true}')
+    with mock.patch("iris.launch", side_effect=KeyboardInterrupt):
+        options = ["--validate", "--num_ranks", "2", "--output_file", str(file), *SIZES]
+        assert run_reference("all_reduce", options, 1) == (130, "")
+    assert capsys.readouterr().err == "\nstopped\n"
+    assert json.loads(file.read_text())["success"] is False
 
 
 @pytest.mark.gpu if BACKEND != "sim" else pytest.mark.timeout(120)

@@ -14,7 +14,7 @@ import torch
 
 from iris.bench.options import add_num_ranks, heap_bytes, not_negative, output_file, picture, positive
 from iris.heap import format_bytes
-from iris.ops.config import WARPS, FusedConfig, least_block_size_k
+from iris.ops.config import MOST_ELEMENTS, MOST_GROUPED, WARPS, FusedConfig, least_block_size_k
 
 DATATYPES = {"fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "bf16": torch.bfloat16}
 OPS = {"all_reduce": "matmul_all_reduce", "all_scatter": "matmul_all_scatter", "one_shot": "matmul_all_reduce"}
@@ -24,6 +24,11 @@ SIMULATED_SHAPE = (608, 512, 1032)
 """M, N, K where kernels are interpreted and no other shape is asked for: the default one over eight."""
 SUMS_PER_THREAD = 128
 """Sums of a tile that a thread can hold besides operands: half of the 255 registers that there are at most."""
+THREADS = 1024
+"""The most that a block has."""
+BLOCKS = (
+    ("BLK_M", "BLK_N"), ("BLK_M", "BLK_K"), ("BLK_K", "BLK_N"), ("COMMUNICATION_TILE_M", "COMMUNICATION_TILE_N"),
+)  # fmt: skip
 HEAP_SHARE = 0.8
 """The share of free memory that heaps may take; operands and the reference need some, too."""
 
@@ -107,7 +112,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     add("--gsize_m", positive, "rows of tiles computed together, for L2 reuse")
     add("--two_tiles", _truth, "Stream-K splits one to two tiles per program (True), or less than one, mostly faster")
     add("--num_stages", positive, "steps whose loads are in flight, as Triton has it")
-    add("--num_warps", int, "warps of a program", WARPS)
+    add("--num_warps", positive, "warps of a program", WARPS)
     add("--waves_per_eu", not_negative, "AMD only, as Triton has it")
     add("--mfmaInstrSize", positive, "AMD only: Triton's matrix_instr_nonkdim")
     add("--kpack", positive, "AMD only, as Triton has it")
@@ -134,7 +139,7 @@ def parse(doc: str | None, argv: Sequence[str] | None = None) -> tuple[Arguments
 
 
 def _block(text: str) -> int:
-    value = int(text)
+    value = positive(text)
     if value < 16 or value & (value - 1):
         raise argparse.ArgumentTypeError(f"{value} is not a power of two of at least 16")
     return value
@@ -188,6 +193,9 @@ def fit(asked: Arguments, given: Collection[str], device: Device) -> tuple[Argum
         (_small_shape, "kernels are interpreted here; give -m, -n or -k to choose"),
         (_shares, f"a multiple of the {device.world_size} ranks"),
         (_sms, f"the device has {device.num_sms} SMs"),
+        (_blocks, f"Triton's blocks have at most {MOST_ELEMENTS} elements"),
+        (_group, f"at most {MOST_GROUPED} rows of tiles can be counted as one group"),
+        (_warps, f"a block has at most {THREADS} threads"),
         (_registers, f"a thread holds at most {SUMS_PER_THREAD} sums of its tile"),
         (_shared_memory, f"a block has {format_bytes(device.shared_bytes)} of shared memory"),
         (_heap, f"{format_bytes(device.free_bytes)} are free for each rank, {HEAP_SHARE:.0%} of that for its heap"),
@@ -221,6 +229,22 @@ def _sms(asked: Arguments, given: Collection[str], device: Device) -> Changes:
         like = asked if asked.split else Arguments
         gemm = min(max(total * like.gemm_sms // like.total_sms, 1), total - 1)
     return {"total_sms": total, "gemm_sms": gemm}
+
+
+def _blocks(asked: Arguments, given: Collection[str], device: Device) -> Changes:
+    sizes = {name: int(getattr(asked, name)) for pair in BLOCKS for name in pair}
+    for pair in BLOCKS:
+        while sizes[pair[0]] * sizes[pair[1]] > MOST_ELEMENTS:
+            sizes[max(pair, key=sizes.__getitem__)] //= 2
+    return sizes
+
+
+def _group(asked: Arguments, given: Collection[str], device: Device) -> Changes:
+    return {"gsize_m": min(asked.gsize_m, MOST_GROUPED)}
+
+
+def _warps(asked: Arguments, given: Collection[str], device: Device) -> Changes:
+    return {"num_warps": min(asked.num_warps, THREADS // device.warp_size)}
 
 
 def _registers(asked: Arguments, given: Collection[str], device: Device) -> Changes:

@@ -27,9 +27,9 @@ _BLOCKS = (
     ("block_size_m", "block_size_n"), ("block_size_m", "block_size_k"), ("block_size_k", "block_size_n"),
     ("comm_block_m", "comm_block_n"),
 )  # fmt: skip
-_MOST_ELEMENTS = 1 << 20
+MOST_ELEMENTS = 1 << 20
 """Of a block, in Triton."""
-_MOST_GROUPED = 4096
+MOST_GROUPED = 4096
 """Rows of tiles in a group: tiles are counted in 32 bits."""
 _MOST_GROWTH = 16
 """Of one chunk beside the one before, either way."""
@@ -134,8 +134,8 @@ class FusedConfig:
             if size < 16 or size & (size - 1):
                 raise ArgumentError(op, f"config.{name}", "a power of two, at least 16", size)
         for rows, cols in _BLOCKS:
-            if (elements := getattr(self, rows) * getattr(self, cols)) > _MOST_ELEMENTS:
-                expected = f"at most {_MOST_ELEMENTS} elements, as Triton takes"
+            if (elements := getattr(self, rows) * getattr(self, cols)) > MOST_ELEMENTS:
+                expected = f"at most {MOST_ELEMENTS} elements, as Triton takes"
                 raise ArgumentError(op, f"config.{rows} x {cols}", expected, elements)
         if dtype is not None and self.block_size_k < least_block_size_k(dtype):
             expected = f"at least {least_block_size_k(dtype)} for {dtype}, as tl.dot needs"
@@ -146,8 +146,8 @@ class FusedConfig:
             if type(value) is int and value < least:
                 expected = f"a positive number{'' if least else ' or 0'}"
                 raise ArgumentError(op, f"config.{field.name}", expected, value)
-        if self.group_size_m > _MOST_GROUPED:
-            raise ArgumentError(op, "config.group_size_m", f"at most {_MOST_GROUPED} rows of tiles", self.group_size_m)
+        if self.group_size_m > MOST_GROUPED:
+            raise ArgumentError(op, "config.group_size_m", f"at most {MOST_GROUPED} rows of tiles", self.group_size_m)
         if not 1 / _MOST_GROWTH <= self.chunk_growth <= _MOST_GROWTH:
             raise ArgumentError(op, "config.chunk_growth", f"1/{_MOST_GROWTH} to {_MOST_GROWTH}", self.chunk_growth)
         if self.num_warps not in WARPS:

@@ -26,7 +26,7 @@ from iris import backends
 from iris.bench.accuracy import relative_error, tolerance
 from iris.bench.gemm_cli import NOT_OVER, write_failure, write_result
 from iris.bench.gemm_options import DATATYPES
-from iris.bench.options import output_file, positive, rank_parser, ranks_to_start
+from iris.bench.options import STOPPED, output_file, positive, rank_parser, ranks_to_start
 from iris.errors import ArgumentError, IrisError
 from iris.identity import Identity, identity
 from iris.mesh import Mesh
@@ -268,6 +268,9 @@ def main(doc: str | None, name: str, build: Callable[[Job], Steps], cut: str) ->
         with tempfile.TemporaryDirectory() as folder:
             meet = f"file://{folder}/meet" if who is None else "env://" if told else None
             right = iris.launch(in_rank, num_ranks, (name, build, shape, options, meet))
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return STOPPED
     except IrisError as error:
         said = f"{type(error).__name__}: {error}"
         print(f"{name}: {said}", file=sys.stderr)
