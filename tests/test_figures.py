@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -100,3 +101,69 @@ def test_results_and_losses_are_counted(study: Study) -> None:
     (nccl, of_nccl), (torch, of_torch) = losses
     assert f"Against NCCL + matmul it is {nccl} of {of_nccl}" in words
     assert f"Against PyTorch it is {torch} of {of_torch}" in words
+
+
+MIRRORED = (ROOT / "results/2026-11-23/mirrored-h200-x2.txt").read_text()
+SHORT = {
+    "all-gather, rows": "ag-rows", "all-gather, columns": "ag-columns", "reduce-scatter": "rs", "all-reduce": "ar",
+    "all-scatter": "as",
+}  # fmt: skip
+"""Ops in the text, and in the raw results."""
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the table of docs/performance.md whose first line begins so."""
+    lines = PERFORMANCE[PERFORMANCE.index(f"\n{heading}") :].strip().split("\n\n")[0].split("\n")
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def as_one_of_8() -> dict[tuple[str, str], float]:
+    """What the table says to be the fastest, by op and shape."""
+    found, op = {}, ""
+    for name, shape, _, ms, *_ in table("| Op | M×N×K | Fastest measured |"):
+        op = name or op
+        found[op, shape] = float(ms)
+    return found
+
+
+def test_the_fastest_as_one_of_8_ranks_is_that_of_the_results() -> None:
+    least: dict[tuple[str, str], float] = {}
+    for part in re.split(r"^Part \d+: ", MIRRORED, flags=re.MULTILINE)[1:]:
+        if not part.startswith("8 ranks"):
+            continue
+        for op, shape, times in re.findall(r"^(\S+) (\d+x\d+x\d+): (.*)", part, re.MULTILINE):
+            ours = [float(ms) for way, ms in re.findall(r"(\S+) (\d+\.\d+)", times) if way != "matmul"]
+            least[op, shape] = min([*ours, least.get((op, shape), math.inf)])
+    told = as_one_of_8()
+    assert len(told) == 27
+    for (op, shape), ms in told.items():
+        assert ms == pytest.approx(least[SHORT[op], shape.replace("×", "x")], abs=0.00051), (op, shape)
+
+
+def test_goals_that_are_reached_are_those_in_bold() -> None:
+    told, reached = as_one_of_8(), 0
+    goals = table("| M×N×K | reduce-scatter | all-reduce | all-scatter |")
+    for shape, *cells in goals:
+        for op, cell in zip(("reduce-scatter", "all-reduce", "all-scatter"), cells, strict=True):
+            goal, measured = (float(one.strip("*")) for one in cell.split(" / "))
+            assert measured == told[op, shape]
+            assert ("**" in cell) == (measured <= goal)
+            reached += measured <= goal
+    assert f"{reached} of {3 * len(goals)} are there" in " ".join(PERFORMANCE.split())
+
+
+def test_what_stream_k_gains_is_that_of_the_results() -> None:
+    times: dict[str, dict[str, float]] = {}
+    for line in (ROOT / "results/2026-11-23/stream-k-strips-h200-x1-again.jsonl").read_text().splitlines():
+        result = json.loads(line)
+        times.setdefault(result["params"]["shape"], {})[result["params"]["algorithm"]] = result["time_ms"]["median"]
+    rows = table("| M×N×K | Tiles | Whole tiles only |")
+    assert len(rows) == len(times)
+    for shape, _, *told, cost, gained in rows:
+        m, n, k = map(int, shape.split("×"))
+        ms, tiles = times[f"{m}x{n}x{k}"], -(-m // 128) * -(-n // 256)
+        whole, one, two = ms["local"], ms["stream_k_one_tile"], ms["stream_k_two_tiles"]
+        waves = whole * (1 - tiles / 132 / -(-tiles // 132))
+        assert [cell.strip("*") for cell in told] == [f"{each:.3f}" for each in (whole, one, two, ms["matmul"])]
+        assert (cost, gained) == (f"{waves:.3f}", f"{100 * (whole - min(one, two)) / waves:.0f} %")
+        assert whole - min(one, two) >= waves / 2
