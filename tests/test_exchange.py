@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import Shape, Way, trial, ways
+from ops_inputs import IN_WORDS, Shape, Way, trial
 from ranks import BACKEND, Ranks, context, fresh, worlds
 
 from iris.ops import new_workspace
@@ -20,7 +20,6 @@ from iris.ops.problem import DTYPES, Problem
 from iris.ops.room import room
 from iris.ops.workspace import MIN_FLAGS
 
-WAYS = [way for way in ways() if way.algorithm in (*EXCHANGING, "one_shot")]
 SHAPES: tuple[Shape, ...] = ((17, 33, 24), (3, 31, 8), (20, 70, 8), (1, 1, 1))
 STAGING_NBYTES = 1 << 20
 LATE_S = 0.005
@@ -94,7 +93,7 @@ def in_turns(way: Way, dtype: torch.dtype, seed: int) -> tuple[list[float], bool
 
 @pytest.mark.parametrize("ranks", worlds(2) if BACKEND != "sim" else worlds(3, 3), indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES if BACKEND != "sim" else (torch.float16, torch.int8), ids=str)
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", IN_WORDS, ids=str)
 def test_words_and_flags(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) -> None:
     for excesses, only_words, flags_set in ranks.run(in_turns, way, dtype, seed):
         assert max(excesses) <= 1
@@ -146,7 +145,7 @@ def in_any_order(way: Way, seed: int, loaded_nbytes: int) -> tuple[list[float], 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize(
     ("way", "loaded_nbytes"),
-    [(way, nbytes) for way in WAYS for nbytes in ((64 << 10, LOADED_NBYTES) if hops_of(way) == 2 else (0,))],
+    [(way, nbytes) for way in IN_WORDS for nbytes in ((64 << 10, LOADED_NBYTES) if hops_of(way) == 2 else (0,))],
     ids=str,
 )
 def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, loaded_nbytes: int, seed: int) -> None:

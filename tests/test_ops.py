@@ -12,6 +12,7 @@ from ops_inputs import (
     ALL_REDUCE,
     BIASES,
     GATHER,
+    IN_WORDS,
     LAYOUTS,
     LOCAL,
     REDUCE_SCATTER,
@@ -118,14 +119,16 @@ def test_back_to_back_with_a_late_rank(ranks: Ranks, way: Way, seed: int) -> Non
         assert max(excesses) <= 1
 
 
-def bits(way: Way, seed: int) -> tuple[str, str]:
-    """Two results of the same call, ranks late by different times, tiles split over programs."""
+def bits(way: Way, seed: int, by_flags: bool = False) -> tuple[str, str]:
+    """Two results of the same call, ranks late by different times, tiles split over programs; ``by_flags``: with
+    nothing sent by words. In float32, where the order of a sum shows."""
     ctx = context()
+    workspace = iris.ops.new_workspace(ctx, way.op, way.algorithm, 1 << 20, FLAGS) if by_flags else None
     found = []
     for late in (ctx.rank, ctx.world_size - 1 - ctx.rank):
-        one = trial(ctx, way, (18, 20, 40), torch.bfloat16, seed)
+        one = trial(ctx, way, (18, 20, 40), torch.float32, seed)
         time.sleep(0.003 * late)
-        one.run(replace(SMALL, stream_k=True, two_tiles=True, block_size_k=16, num_sms=3))
+        one.run(replace(SMALL, stream_k=True, two_tiles=True, block_size_k=16, num_sms=3), workspace)
         assert one.excess() <= 1
         found.append(one.digest())
     return found[0], found[1]
@@ -135,7 +138,33 @@ def bits(way: Way, seed: int) -> tuple[str, str]:
 @each_way
 def test_the_same_bits(ranks: Ranks, way: Way, seed: int) -> None:
     """In each call where timing does not matter, and on all ranks where these have the same result."""
-    found = ranks.run(bits, way, seed)
+    assert_same_bits(way, ranks.run(bits, way, seed))
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
+@pytest.mark.parametrize("way", IN_WORDS, ids=str)
+def test_the_same_bits_by_flags(ranks: Ranks, way: Way, seed: int) -> None:
+    """As where much is sent, too much for words."""
+    assert_same_bits(way, ranks.run(bits, way, seed, True))
+
+
+def judged(seed: int) -> tuple[str, str]:
+    """The bits of a result before it was judged, and behind that."""
+    one = trial(context(), Way(LOCAL, "local"), (18, 20, 40), torch.float32, seed)
+    one.run()
+    before = one.digest()
+    assert one.excess() <= 1
+    return before, one.digest()
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_result_that_was_judged_is_as_before(ranks: Ranks, seed: int) -> None:
+    """Else there is nothing to compare."""
+    for before, behind in ranks.run(judged, seed):
+        assert before == behind
+
+
+def assert_same_bits(way: Way, found: list[tuple[str, str]]) -> None:
     if way.deterministic:
         assert all(first == second for first, second in found)
     if way.op in (SCATTER, ALL_REDUCE, LOCAL):

@@ -16,12 +16,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, LOCAL, SMALL, Shape, Trial, Way, trial, ways
+from ops_inputs import ALL_REDUCE, GATHER, IN_WORDS, LOCAL, SMALL, Shape, Trial, Way, trial, ways
 from ranks import BACKEND, Ranks, context, worlds
 
 import iris
-from iris.ops import FusedConfig
+from iris.ops import FusedConfig, new_workspace
 from iris.ops.config import least_block_size_k
+from iris.ops.exchange import FLAGS
 from iris.ops.problem import DTYPES
 
 REPLAYS = int(os.environ.get("IRIS_REPLAYS") or (3 if BACKEND == "sim" else 300))
@@ -42,13 +43,22 @@ class Calls:
     """One way to run an op in the same memory, over and over, with one of several sets of numbers."""
 
     def __init__(
-        self, ctx: iris.Iris, way: Way, shape: Shape, dtype: torch.dtype, config: FusedConfig, seed: int, captured: bool
+        self,
+        ctx: iris.Iris,
+        way: Way,
+        shape: Shape,
+        dtype: torch.dtype,
+        config: FusedConfig,
+        seed: int,
+        captured: bool,
+        by_flags: bool = False,
     ) -> None:
         made = [trial(ctx, way, shape, dtype, seed + index, "column", whole=True) for index in range(3)]
         self.live, *self.numbers = made
         self.expected = [expected(one) for one in self.numbers]
         self.wrong = torch.zeros(len(self.numbers), dtype=torch.int64, device=ctx.device)
-        self.call: Callable[[], object] = lambda: self.live.run(config)
+        workspace = new_workspace(ctx, way.op, way.algorithm, 1 << 20, FLAGS) if by_flags else None
+        self.call: Callable[[], object] = lambda: self.live.run(config, workspace)
         if captured:
             self.call = recorded(self.call)
 
@@ -90,10 +100,10 @@ def linger(chance: random.Random) -> None:
         torch.cuda._sleep(chance.randrange(2_000_000))
 
 
-def replays(way: Way, dtype: torch.dtype, count: int, seed: int) -> list[int]:
+def replays(way: Way, dtype: torch.dtype, count: int, seed: int, by_flags: bool = False) -> list[int]:
     ctx = context()
     together, alone = random.Random(seed), random.Random(seed + ctx.rank)
-    calls = Calls(ctx, way, ALIGNED, dtype, replace(SMALL, num_chunks=2), seed, captured=True)
+    calls = Calls(ctx, way, ALIGNED, dtype, replace(SMALL, num_chunks=2), seed, True, by_flags)
     for _ in range(count):
         linger(alone)
         calls.next(together.randrange(2))
@@ -107,6 +117,16 @@ def replays(way: Way, dtype: torch.dtype, count: int, seed: int) -> list[int]:
 def test_replays(ranks: Ranks, way: Way, seed: int) -> None:
     dtype = DTYPES[ways().index(way) % len(DTYPES)]
     for wrong in ranks.run(replays, way, dtype, REPLAYS, seed, limit_s=REPLAYS_LIMIT_S):
+        assert wrong == [0, 0]
+
+
+@pytest.mark.timeout(REPLAYS_LIMIT_S + 30)
+@pytest.mark.parametrize("ranks", worlds(2, 8) if BACKEND != "sim" else worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("way", IN_WORDS if BACKEND != "sim" else IN_WORDS[::3], ids=str)
+def test_replays_by_flags(ranks: Ranks, way: Way, seed: int) -> None:
+    """As where much is sent, too much for words."""
+    dtype = DTYPES[IN_WORDS.index(way) % len(DTYPES)]
+    for wrong in ranks.run(replays, way, dtype, REPLAYS, seed, True, limit_s=REPLAYS_LIMIT_S):
         assert wrong == [0, 0]
 
 
