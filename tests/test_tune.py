@@ -493,6 +493,15 @@ def test_a_broken_file_is_found_before_anything_is_measured(tmp_path: Path, caps
         assert (tmp_path / name).read_text() == "{}\n"
 
 
+def test_a_broken_file_is_put_right_by_the_option_that_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (out := tmp_path / "user.json").write_text("[")
+    for option, name in (([], "IRIS_TUNED"), ([f"--out={out}"], "--out")):
+        assert cli.main(["tune", *TINY, *option]) == 1
+        assert capsys.readouterr().err.endswith(f"Delete it, or have {name} name another file.\n")
+
+
 @simulated_only
 @pytest.mark.parametrize("rows", [1 << 44, 10**20])
 def test_a_shape_too_large_for_memory_fails_alone(

@@ -86,7 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--out: name a file: there is no home directory to keep one in")
     if given.out is not None and os.path.isdir(given.out):
         parser.error(f"--out: name a file: {given.out} is a folder")
-    tuned.read(out)  # a broken file is better found before than after
+    try:
+        tuned.read(out)  # a broken file is better found before than after
+    except ArgumentError as error:
+        if given.out is None:
+            raise
+        fix = "Delete it, or have --out name another file."
+        raise ArgumentError(error.op, error.argument, error.expected, error.got, fix) from error
     who, num_ranks = identity(), ranks_to_start(given.num_ranks)
     shapes = _shapes(parser, given, who.world_size if who is not None else num_ranks)
     options = Options(tuple(shapes), out.absolute(), given.budget_s, given.resume, given.heap_size)
