@@ -97,6 +97,8 @@ def iris(
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_S:
             fix = "It is an argument, or IRIS_TIMEOUT_S in the environment."
             raise ArgumentError("iris", name, f"more than 0 seconds, and at most {_LONGEST_S}", seconds, fix)
+    for switch in (backends.oversubscribed, backends.replays):
+        switch()  # an error if its variable is neither 0 nor 1, whatever the backend
     return Iris(heap_size, group, backend, device, steady, first, log_level)
 
 

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iris.errors import BackendError
+from iris.errors import ArgumentError, BackendError
 
 if TYPE_CHECKING:
     from iris.backends.base import Backend
@@ -66,7 +66,19 @@ def detect() -> Choice:
 def oversubscribed() -> bool:
     """Whether ranks may share a GPU (``IRIS_OVERSUBSCRIBE=1``). Their processes take turns, so that results are right,
     and times say nothing."""
-    return os.environ.get("IRIS_OVERSUBSCRIBE") == "1"
+    return _switched_on("IRIS_OVERSUBSCRIBE", False)
+
+
+def replays() -> bool:
+    """Whether calls that repeat may be replayed from a graph: not with ``IRIS_REPLAY=0``."""
+    return _switched_on("IRIS_REPLAY", True)
+
+
+def _switched_on(variable: str, unset: bool) -> bool:
+    text = os.environ.get(variable)
+    if text not in (None, "", "0", "1"):
+        raise ArgumentError("iris", variable, "0 or 1", repr(text))
+    return text == "1" if text else unset
 
 
 _chosen: Choice | None = None

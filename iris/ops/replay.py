@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, cast
 
 import torch
 
+from iris import backends
 from iris.capture import Place, borrow_place, return_places
 from iris.context import Iris
 from iris.errors import ArgumentError, CaptureError
@@ -152,7 +153,7 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
 def _applies(ctx: Iris) -> bool:
     return (
         ctx.backend_name == "cuda"
-        and os.environ.get("IRIS_REPLAY") != "0"
+        and backends.replays()
         # With one queue, a stream's wait for a word could come before the kernel that writes it.
         and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
         and not torch.cuda.is_current_stream_capturing()
