@@ -114,4 +114,4 @@ def fetchers(state: bench.State, ctx: iris.Iris) -> None:
 if __name__ == "__main__":
     import sys
 
-    raise SystemExit(bench.main(["fetchers", *sys.argv[1:]]))
+    raise SystemExit(bench.main(["fetchers", *sys.argv[1:]], "fetchers.py"))

@@ -242,4 +242,5 @@ if __name__ == "__main__":
     import sys
 
     named = [word for word in sys.argv[1:2] if not word.startswith("-")]
-    raise SystemExit(bench.main([*([] if named else CASES), *sys.argv[1:]]))
+    program = " ".join(["mirrored.py", *(named or ["[CASE …]"])])
+    raise SystemExit(bench.main([*([] if named else CASES), *sys.argv[1:]], program))

@@ -211,4 +211,4 @@ def training_step(state: bench.State, ctx: iris.Iris) -> None:
 if __name__ == "__main__":
     import sys
 
-    raise SystemExit(bench.main(["training_step", *sys.argv[1:]]))
+    raise SystemExit(bench.main(["training_step", *sys.argv[1:]], "training_step.py"))

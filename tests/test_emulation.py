@@ -59,5 +59,22 @@ def test_no_other_number_of_ranks_is_begun_with(script: str, ranks: int) -> None
     """More than 16 would wait for each other in vain."""
     done = run(script, "--benchmark_list", f"--axis_ranks={ranks}")
     assert done.returncode != 0
-    assert done.stderr.startswith("iris bench: ArgumentError: bench: --axis_ranks: expected one of 8, 2, 3,"), done
+    assert done.stderr.startswith(f"{script}.py"), done
+    assert ": ArgumentError: bench: --axis_ranks: expected one of 8, 2, 3," in done.stderr, done
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "program"),
+    [
+        ("training_step", [], "training_step.py"),
+        ("fetchers", [], "fetchers.py"),
+        ("mirrored", [], "mirrored.py [CASE …]"),
+        ("mirrored", ["matmul_all_reduce_mirrored"], "mirrored.py matmul_all_reduce_mirrored"),
+    ],
+)
+def test_usage_calls_a_script_by_its_name(script: str, words: list[str], program: str) -> None:
+    done = run(script, *words, "--no_such_option")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"usage: {program} [-h]"), done
+    assert f"{program}: error: unrecognized arguments: --no_such_option" in done.stderr, done

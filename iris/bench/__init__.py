@@ -50,13 +50,18 @@ from iris.errors import ArgumentError
 __all__ = ["DTYPES", "State", "axis", "linear", "main", "pow2", "register"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:
     """``iris bench``: measure the cases that ``argv`` begins with, as the options after them say; the exit status. An
-    Iris error is printed without a traceback."""
-    return exit_status("iris bench", lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+    Iris error is printed without a traceback.
+
+    Args:
+        argv: the arguments; None takes those of the command line.
+        program: what usage and errors call a script that names the cases itself; None: ``iris bench``, and the cases.
+    """
+    return exit_status(program or "iris bench", lambda: _run(list(sys.argv[1:] if argv is None else argv), program))
 
 
-def _run(given: list[str]) -> int:
+def _run(given: list[str], program: str | None = None) -> int:
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), given))
     if names == ["rma"]:
         from iris.bench import rma
@@ -71,4 +76,4 @@ def _run(given: list[str]) -> int:
         raise ArgumentError("bench", "case", "rma alone, as its options are its own", f"{len(names)} cases")
     if unknown:
         raise ArgumentError("bench", "case", f"one of {', '.join([*known, 'rma'])}", unknown[0])
-    return command.run([known[name] for name in names], known, given[len(names) :])
+    return command.run([known[name] for name in names], known, given[len(names) :], program)

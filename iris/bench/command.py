@@ -37,15 +37,16 @@ from iris.errors import ArgumentError
 _AXIS = "axis_"
 
 
-def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[str]) -> int:
+def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[str], program: str | None = None) -> int:
     """Measure ``cases`` as ``arguments`` say; returns the exit status: 0 if no result was wrong or failed.
 
     Args:
         cases: those named on the command line; none takes those that ``--benchmark_filter`` leaves of all.
         known: all cases, by name.
         arguments: the options.
+        program: what usage calls the program; None: ``iris bench``, and the cases.
     """
-    parser = make_parser(cases, known)
+    parser = make_parser(cases, known, program)
     given, rest = parser.parse_known_args(arguments)
     if rest:
         late = "; cases come before all options" if any(word in (*known, "rma") for word in rest) else ""
@@ -212,11 +213,13 @@ def _difference(then: Mapping[str, object], now: Mapping[str, str | None]) -> st
     return ", ".join(f"{name} {then.get(name) or 'unknown'} (now {now[name] or 'unknown'})" for name in changed)
 
 
-def make_parser(cases: Sequence[Case], known: Mapping[str, Case]) -> argparse.ArgumentParser:
+def make_parser(
+    cases: Sequence[Case], known: Mapping[str, Case], program: str | None = None
+) -> argparse.ArgumentParser:
     """The parser of all options, with those for the axes of ``cases``."""
     names = [case.name for case in cases]
     parser = argparse.ArgumentParser(
-        prog=" ".join(["iris bench", *(names or ["CASE …"])]),
+        prog=program or " ".join(["iris bench", *(names or ["CASE …"])]),
         description="\n\n".join(case.fn.__doc__ or "" for case in cases) or _list_of(known),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
