@@ -60,8 +60,6 @@ _DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype in OP_DTYPES)
 _TURNS = 6
 _LEAD_S = 100e-6
 _HEAP_NBYTES = 1 << 26
-_LEAST_ROWS, _MULTIPLE = 17, 8
-"""What ``torch._int_mm`` takes: so many rows, and columns by eights."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -218,16 +216,23 @@ def library_of(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
     return torch._int_mm if dtype == torch.int8 else torch.matmul
 
 
-def library_takes(problem: Problem) -> bool:
-    aligned = problem.n % _MULTIPLE == problem.k % _MULTIPLE == 0
-    return problem.dtype != torch.int8 or (problem.m >= _LEAST_ROWS and aligned)
+def library_takes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the library multiplies these. ``torch._int_mm`` refuses some sizes and layouts, which ones depends on the
+    GPU and the library's version, so it is asked; of any other dtype a refusal is an error."""
+    if a.dtype != torch.int8:
+        return True
+    try:
+        library_of(a.dtype)(a, b)
+    except RuntimeError:
+        return False
+    return True
 
 
 def measured(ctx: iris.Iris, problem: Problem, weights: Sequence[torch.Tensor]) -> dict[FusedConfig | None, Trial]:
     """All ways to compute ``problem``; None: the library's, if it takes such."""
     a, wide = _random(ctx, problem, problem.m, problem.k), torch.float if problem.dtype.itemsize == 2 else torch.double
     right = a.to(wide) @ weights[0].to(wide)
-    ways: list[FusedConfig | None] = [None] if library_takes(problem) else []
+    ways: list[FusedConfig | None] = [None] if library_takes(a, weights[0]) else []
     trials = {config: Trial(ctx, problem, a, config) for config in ways + configs_of(problem, target_of(ctx))}
     for trial in trials.values():
         trial.check(weights[0], right)

@@ -51,7 +51,8 @@ def test_int8_is_multiplied_beside_the_library_where_that_takes_it(tmp_path: Pat
     done = script(*options, "--b_layout", "row_major")
     assert done.returncode == 0, done.stderr
     few, more = [json.loads(line)["us"] for line in done.stdout.splitlines()]
-    assert "torch._int_mm" not in few and "torch._int_mm" in more and len(few) > 1
+    assert "torch._int_mm" in more and len(few) > 1
+    assert ("torch._int_mm" in few) == (BACKEND == "sim")  # a GPU's library takes no fewer than 17 rows
     refused = script(*options, "--rows_out", tmp_path / "rows.json")
     assert refused.returncode == 2 and "no row is of int8" in refused.stderr
 

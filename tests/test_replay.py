@@ -57,8 +57,8 @@ class Calls:
         self.live, *self.numbers = made
         self.expected = [expected(one) for one in self.numbers]
         self.wrong = torch.zeros(len(self.numbers), dtype=torch.int64, device=ctx.device)
-        workspace = new_workspace(ctx, way.op, way.algorithm, 1 << 20, FLAGS) if by_flags else None
-        self.call: Callable[[], object] = lambda: self.live.run(config, workspace)
+        self._workspace = new_workspace(ctx, way.op, way.algorithm, 1 << 20, FLAGS) if by_flags else None  # to live on
+        self.call: Callable[[], object] = lambda: self.live.run(config, self._workspace)
         if captured:
             self.call = recorded(self.call)
 
