@@ -185,8 +185,8 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
     """A workspace of its own, for calls of ``op`` that run at the same time on several streams. Collective.
 
     A call that is given one that is too small says how large it must be. Let go of it as of any memory of the heap:
-    when the calls that use it are done on all ranks, behind a barrier. An op of your own may have any name that is none
-    of Iris's, and algorithms as you name them.
+    when the calls that use it are done on all ranks, behind a barrier, and the graphs that you captured with it are
+    not replayed any more. An op of your own may have any name that is none of Iris's, and algorithms as you name them.
 
     Raises:
         ArgumentError: a name that is no string, an algorithm that the op does not have, or a size that is no number of
