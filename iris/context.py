@@ -494,7 +494,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         own record is taken, too, if both say that the same rank was waited for: it has more detail."""
         record = record_of(self._status_view)
         own = expired_wait(record, self.rank, self.heap_size)
-        dead = self._mesh.dead_ranks()
+        dead = self._mesh.dead_ranks() or self._mesh.ending(own.ranks)
         if not dead:
             return own
         said = self._mesh.death(min(dead), "kernel")

@@ -36,6 +36,8 @@ _ERRORS: dict[str, Callable[[str, Sequence[int]], IrisError]] = {
     "RankMismatch": lambda message, _: RankMismatch(message),
 }
 _LATE_S = 1.0
+_FLAGS_FIELD, _EXITING = 6, 0x4
+"""Of ``/proc/<pid>/stat``, counted behind the name, and Linux's PF_EXITING in it."""
 _LONG = 200
 """Characters of a call that is worth shortening."""
 _FIRST = 5
@@ -301,6 +303,8 @@ class Mesh:
                 events = selector.select(max(0.0, deadline - time.monotonic()))
                 if not events and time.monotonic() >= deadline:
                     late = sorted(group - tags.keys() | outgoing.keys())
+                    for peer in self.ending(late):
+                        raise self.death(peer, tag)
                     raise WaitTimeout(
                         f"{tag.split('(')[0]}: rank {self.rank} waited {timeout:g} s for {ranks_text(late)}, which "
                         "did not make the call. Is it in other work, or stuck before this point?",
@@ -413,6 +417,11 @@ class Mesh:
         dead = (select.POLLRDHUP, select.POLLHUP, select.POLLERR)
         return {owners[fd] for fd, event in poller.poll(0) if any(event & bit for bit in dead)}
 
+    def ending(self, ranks: Iterable[int]) -> list[int]:
+        """Those of ``ranks`` whose processes are gone, or going, whatever their connections say: these are closed
+        late, where a driver first unmaps the memory of a process that was killed."""
+        return [rank for rank in sorted(ranks) if rank in self.peers and _is_ending(self.pids[rank])]
+
     def say_why(self, error: BaseException) -> None:
         """Tell the peers, once, why this rank ends, so that calls of theirs that wait for it can raise the same."""
         if self._closed or self._said_why:
@@ -452,6 +461,20 @@ class Mesh:
         for connection in self.peers.values():
             os.close(connection.detach())
         self.peers.clear()
+
+
+def _is_ending(pid: int) -> bool:
+    if pid == 0:  # of another namespace
+        return False
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat") as file:
+            flags = int(file.read().rpartition(")")[2].split()[_FLAGS_FIELD])
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return bool(flags & _EXITING)
 
 
 def _frame(kind: bytes, tag: str, payload: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -176,6 +177,44 @@ def in_a_fused_op(rank: int) -> Work:
     return work
 
 
+def outlive(ctx: iris.Iris) -> None:
+    """Let this rank's connections outlive it by as long as the peers wait, as they do on a GPU whose driver has much
+    memory to unmap."""
+    held = [connection.fileno() for connection in ctx._mesh.peers.values()]
+    nothing = subprocess.DEVNULL
+    subprocess.Popen(["sleep", f"{TIMEOUT_S + 1}"], pass_fds=held, stdin=nothing, stdout=nothing, stderr=nothing)
+
+
+def in_a_device_barrier_and_is_held(rank: int) -> Work:
+    ctx = opened()
+    ctx.device_barrier()
+    ctx.barrier()
+
+    def work() -> None:
+        with ctx:
+            if rank == VICTIM:
+                outlive(ctx)
+            die_late(rank)
+            ctx.device_barrier()
+            ctx.synchronize()
+
+    return work
+
+
+def in_a_host_barrier_and_is_held(rank: int) -> Work:
+    ctx = opened()
+    ctx.barrier()
+
+    def work() -> None:
+        with ctx:
+            if rank == VICTIM:
+                outlive(ctx)
+            die_late(rank)
+            ctx.barrier()
+
+    return work
+
+
 def in_an_allocation(rank: int) -> Work:
     ctx = opened()
     ctx.barrier()
@@ -205,6 +244,8 @@ POINTS: list[Callable[[int], Work]] = [
     in_a_device_barrier,
     in_an_op,
     in_a_fused_op,
+    in_a_device_barrier_and_is_held,
+    in_a_host_barrier_and_is_held,
     in_an_allocation,
     in_teardown,
 ]
