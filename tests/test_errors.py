@@ -430,14 +430,14 @@ def late_to_an_op() -> Failure:
 @TWO_OR_MORE
 def test_a_rank_that_does_not_come_to_a_barrier_is_named(ranks: Ranks) -> None:
     for failure in on_time(ranks.run(late_to_a_barrier)):
-        assert failure.kind == "WaitTimeout" and failure.ranks == (1,)
+        assert failure.kind == "WaitTimeout" and failure.ranks == (1,), failure
         assert "waited 0.5 s for rank 1, which did not make the call. Is it in other work" in failure.message
 
 
 @TWO_OR_MORE
 def test_the_op_that_a_rank_does_not_come_to_is_named(ranks: Ranks) -> None:
     for failure in on_time(ranks.run(late_to_an_op)):
-        assert failure.kind == "WaitTimeout" and failure.ranks == (1,)
+        assert failure.kind == "WaitTimeout" and failure.ranks == (1,), failure
         assert failure.message.startswith("matmul_all_reduce: rank ")
 
 

@@ -46,7 +46,7 @@ def test_each_share_of_a_layer_is_measured(tmp_path: Path) -> None:
 
 def test_int8_is_multiplied_beside_the_library_where_that_takes_it(tmp_path: Path) -> None:
     data = tmp_path / "layers.json"
-    data.write_text(json.dumps([{"m": 64, "n": 64, "k": 48, "op": "all_gather_matmul"}]))
+    data.write_text(json.dumps([{"m": 64, "n": 128, "k": 128, "op": "all_gather_matmul"}]))
     options = ["--dataset", data, "--world_sizes", "2", "--rows", "8", "24", "--dtype", "int8", "--compilers", "1"]
     done = script(*options, "--b_layout", "row_major")
     assert done.returncode == 0, done.stderr
