@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ from iris.bench.driver import Group
 from iris.bench.options import STOPPED
 from iris.bench.records import Record
 from iris.bench.state import Outcome, State
+from iris.context import Iris
 from iris.errors import ArgumentError
 from iris.launch import RankPool
 from iris.ops.choice import settled
@@ -904,3 +906,20 @@ def test_ctrl_c_stops_rma(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.setattr(RankPool, "run", pressed)
     assert bench.main(["rma", "--num_ranks=1"]) == STOPPED
     assert capsys.readouterr().err == "stopped\n"
+
+
+def test_two_cases_of_one_name_in_one_file_are_refused() -> None:
+    """Or the first would be gone without a word."""
+    with mock.patch.dict("iris.bench.case._cases"):
+
+        def register_twin() -> None:
+            @bench.register
+            def twin(state: State, ctx: Iris) -> None: ...
+
+        register_twin()
+        register_twin()  # the same lines, as when a script is imported by its ranks
+
+        with pytest.raises(ArgumentError, match="twin: expected a name that no other case has"):
+
+            @bench.register
+            def twin(state: State, ctx: Iris) -> None: ...

@@ -203,11 +203,8 @@ def bad_arguments() -> list[Failure]:
 
 
 def with_variable(name: str, value: str) -> iris.Iris:
-    os.environ[name] = value
-    try:
+    with mock.patch.dict(os.environ, {name: value}):
         return iris.iris(1 << 20)
-    finally:
-        del os.environ[name]
 
 
 @TWO_OR_MORE

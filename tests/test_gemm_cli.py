@@ -26,7 +26,7 @@ import iris
 from iris import ops
 from iris.bench import gemm_options
 from iris.bench.accuracy import relative_error, tolerance
-from iris.bench.gemm_cli import main, registers_of
+from iris.bench.gemm_cli import main, registers_of, write_result
 from iris.bench.gemm_options import Arguments, Device, config_of, fit, ignored, parse
 from iris.context import LEAST_HEAP_BYTES
 
@@ -457,6 +457,11 @@ def test_a_run_that_fails_leaves_no_earlier_success(tmp_path: Path, capsys: pyte
         assert main(None, stream_k=False, argv=["--validate", "--num_ranks", "2", "--output_file", str(file)]) == 130
     assert "stopped" in capsys.readouterr().err
     assert json.loads(file.read_text())["success"] is False
+
+
+def test_a_full_disk_at_the_end_is_an_error_of_the_output_file() -> None:
+    with pytest.raises(iris.ArgumentError, match="--output_file: expected a file that can be written, got /dev/full"):
+        write_result("/dev/full", {"success": True})
 
 
 def test_what_iris_refuses_on_a_rank_is_said_without_a_traceback(

@@ -232,8 +232,12 @@ def show_rates(ctx: Iris, rates: dict[str, Rate]) -> None:
 
 
 def write_result(file: str, record: dict[str, Any]) -> None:
-    """Replace what a run that is not over, or failed, has in its output file."""
-    Path(file).write_text(json.dumps(record, indent=1) + "\n")
+    """Replace what a run that is not over, or failed, has in its output file.
+
+    Raises:
+        ArgumentError: it cannot be written.
+    """
+    _write(file, record)
     print(f"written: {file}", flush=True)
 
 
@@ -243,8 +247,12 @@ def write_failure(file: str, why: str) -> None:
     Raises:
         ArgumentError: it cannot be written.
     """
+    _write(file, {"success": False, "failure": why})
+
+
+def _write(file: str, record: dict[str, Any]) -> None:
     try:
-        Path(file).write_text(json.dumps({"success": False, "failure": why}, indent=1) + "\n")
+        Path(file).write_text(json.dumps(record, indent=1) + "\n")
     except OSError as error:
         raise ArgumentError(
             "benchmark", "--output_file", "a file that can be written", f"{file}: {error.strerror}"
