@@ -1,7 +1,7 @@
 """Fused ops as one of 8 ranks runs them, on two GPUs.
 
     python benchmark/mirrored.py --num_ranks 2
-    python benchmark/mirrored.py matmul_reduce_scatter_mirrored --num_ranks 2 --axis_way=auto,ring/2,ring/4
+    python benchmark/mirrored.py matmul_reduce_scatter_mirrored --num_ranks 2 --axis_way=auto,ring,ring+num_chunks=4
 
 Both processes are rank 0 of ``ranks`` ranks, and each stands for all of the other's peers: what one sends to rank j it
 puts where the other expects what rank -j sends, who would do the same at the same time. So each GPU computes, sends,
@@ -11,9 +11,8 @@ kernels take some tenths of a microsecond more to find a peer's memory.
 
 Numbers are drawn so that the result can be known: the ranks' parts of A (of B, for a scatter) are the same but for a
 rotation. ``M,N,K`` are those of the whole problem. ``way`` is ``auto``, an algorithm with the best options known, or
-``ring/4``, with another ``num_chunks``, or ``decomposed/4x2.0``, with ``chunk_growth``, too; in ``copy_engine/2+split``
-Stream-K splits the last tiles; ``matmul`` is the library's local matmul alone. Options are those of
-`python -m iris bench`.
+with others, as in ``ring+num_chunks=4``; ``matmul`` is the library's local matmul alone. Options are those of `python
+-m iris bench`.
 """
 
 from __future__ import annotations
@@ -29,22 +28,19 @@ import iris
 from iris import bench
 from iris.bench.cases.fused import GPU_SHAPES, local_params, obstacle
 from iris.bench.cases.operands import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, Operands, problem_of
-from iris.bench.cases.ways import MATMUL, way
+from iris.bench.cases.ways import MATMUL, way, with_options
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
-from iris.ops.candidates import LIBRARY
 from iris.ops.config import EXCHANGING
 from iris.ops.hardware import floor_s, hardware
 from iris.ops.model import predict_ms
 from iris.ops.room import exchanged_blocks, memory_of, sent_in_words, tiles_sent
-from iris.ops.rows import chunks_of
+from iris.ops.rows import MAX_CHUNKS, chunks_of
 from iris.ops.target import target_of
 from iris.ops.tuned import changed_fields
 from iris.ops.workspace import FusedWorkspace
 
 SIMULATED = iris.backends.detect().name == "sim"
 SHAPES = ((64, 96, 128),) if SIMULATED else GPU_SHAPES
-IN_CHUNKS = ("copy_engine", "decomposed", "ring", "push")
-GROWTH = (0.3, 0.5, 0.7, 1.5, 2.0, 3.0)
 ONE_HOP = ("low_latency", "one_shot")
 UNCHECKED = (("matmul_all_reduce", "two_shot"), ("matmul_all_reduce", "atomic"))
 """Whose tiles are dealt to ranks one by one, so that no rank's are those of another, moved. Their results are in part
@@ -87,6 +83,8 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
         part = Region(workspace.staging, rows * k * item if by_rows else k // world * item, 0 if by_rows else k * item)
         wanted = replace(config, num_chunks=1) if algorithm == "baseline" else config
         flags = FLAG * num_chunks(wanted, operands.a.shape[0])
+        if algorithm == "push" and config.comm_sms is not None:
+            flags = FLAG * num_pieces(config, *operands.a.shape)
     if algorithm in EXCHANGING:
         blocks = exchanged_blocks(problem, algorithm, num_sms, workspace.flagged)
         flags = FLAG * exchange.MAX_PROGRAMS
@@ -123,6 +121,13 @@ def num_chunks(config: FusedConfig, rows: int) -> int:
     return len(chunks_of(rows, config.num_chunks, config.block_size_m, growth))
 
 
+def num_pieces(config: FusedConfig, rows: int, cols: int) -> int:
+    """Pieces of a part of A that programs carry one by one, each with a flag."""
+    chunks, blocks = -(-rows // config.block_size_m), -(-cols // config.block_size_k)
+    chunks = -(-chunks // -(-chunks // MAX_CHUNKS))
+    return chunks * -(-blocks // min(config.k_per_flag, blocks))
+
+
 def tiles_per_chunk(problem: Problem, config: FusedConfig, tiles: int) -> int:
     """Tiles that ``copy_engine`` sends at a time, of ``tiles`` for each rank."""
     if problem.op == REDUCE_SCATTER:
@@ -148,16 +153,11 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
     state.set_flops(problem.flops)
     state.set_bytes(problem.received_bytes)
     state.set_floor(floor_s(problem, known))
-    named, _, split = state["way"].partition("+")
-    algorithm, _, chunks = named.partition("/")
+    algorithm, _, fields = state["way"].partition("+")
     if algorithm not in ("auto", MATMUL, *ALGORITHMS[op]):
         state.skip(f"{op} has no algorithm {algorithm}")
-    config = pick_config(problem, target, None if algorithm in ("auto", MATMUL) else algorithm)
-    if chunks:
-        count, _, growth = chunks.partition("x")
-        config = replace(config, num_chunks=int(count), chunk_growth=float(growth or 1))
-    if split:
-        config = replace(config, stream_k=True, two_tiles=False)
+    picked = pick_config(problem, target, None if algorithm in ("auto", MATMUL) else algorithm)
+    config = with_options(op, picked, fields)
     turned = op == REDUCE_SCATTER or (op == ALL_REDUCE and config.algorithm not in ONE_HOP)
 
     bases = [ctx._backend.bases[ctx.rank], *[ctx._backend.bases[1 - ctx.rank]] * (world - 1)]
@@ -186,14 +186,6 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
     state.exec(call, validate_fn=(lambda: operands.complaint(operands.output, roundings)) if checked else None)
 
 
-def other_ways(op: str) -> tuple[str, ...]:
-    """Ways of ``op`` that say in how many chunks, how these grow, and that the last tiles are split."""
-    counted = tuple(f"{one}/{count}" for one in ALGORITHMS[op] if one in IN_CHUNKS for count in (1, 2, 3, 4, 6, 8, 16))
-    growing = tuple(f"decomposed/{count}x{growth}" for count in (2, 3, 4, 5, 6, 8) for growth in GROWTH)
-    own = (one for one in (*ALGORITHMS[op], *counted) if one.partition("/")[0] not in (*LIBRARY, "pull"))
-    return (*counted, *growing, *(f"{one}+split" for one in own))
-
-
 def localized(params: bench.axes.Params, num_ranks: int, *, op: str) -> bench.axes.Params:
     """As `iris bench` does it, for the ranks that are stood for."""
     return local_params(params, int(params["ranks"]), op=op)
@@ -203,7 +195,7 @@ def localized(params: bench.axes.Params, num_ranks: int, *, op: str) -> bench.ax
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
 @bench.axis("gather_dim", (0, 1), closed=True)
-@bench.axis("way", ("auto", *ALGORITHMS[GATHER], MATMUL), variant=True, also=other_ways(GATHER))
+@bench.axis("way", ("auto", *ALGORITHMS[GATHER], MATMUL), variant=True, extended=True)
 def all_gather_matmul_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """all_gather_matmul of one of 8 ranks."""
     run(state, ctx, GATHER)
@@ -212,7 +204,7 @@ def all_gather_matmul_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 @bench.register(localize=partial(localized, op=SCATTER))
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis("way", ("auto", *ALGORITHMS[SCATTER], MATMUL), variant=True, also=other_ways(SCATTER))
+@bench.axis("way", ("auto", *ALGORITHMS[SCATTER], MATMUL), variant=True, extended=True)
 def matmul_all_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_all_scatter of one of 8 ranks."""
     run(state, ctx, SCATTER)
@@ -221,7 +213,7 @@ def matmul_all_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 @bench.register(localize=partial(localized, op=REDUCE_SCATTER))
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis("way", ("auto", *ALGORITHMS[REDUCE_SCATTER], MATMUL), variant=True, also=other_ways(REDUCE_SCATTER))
+@bench.axis("way", ("auto", *ALGORITHMS[REDUCE_SCATTER], MATMUL), variant=True, extended=True)
 def matmul_reduce_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_reduce_scatter of one of 8 ranks."""
     run(state, ctx, REDUCE_SCATTER)
@@ -230,7 +222,7 @@ def matmul_reduce_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 @bench.register(localize=partial(localized, op=ALL_REDUCE))
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis("way", ("auto", *ALGORITHMS[ALL_REDUCE], MATMUL), variant=True, also=other_ways(ALL_REDUCE))
+@bench.axis("way", ("auto", *ALGORITHMS[ALL_REDUCE], MATMUL), variant=True, extended=True)
 def matmul_all_reduce_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_all_reduce of one of 8 ranks."""
     run(state, ctx, ALL_REDUCE)

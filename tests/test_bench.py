@@ -196,6 +196,8 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
         bench._run([*TWO, "--benchmark_filter=zzz"])
     for axis, complaint in (
         ("algorithm=pul", "--axis_algorithm: expected one of auto, .*pull.*, got pul"),
+        ("algorithm=pul+num_sms=1", r"--axis_algorithm: expected one of auto, .*pull.*, got pul\+num_sms=1"),
+        ("b_layout=transposed+k=1", r"--axis_b_layout: expected one of row_major, transposed, got transposed\+k=1"),
         ("dtype=bf61", "--axis_dtype: expected one of fp16, bf16.*, got bf61"),
         ("m=12x", "--axis_M: expected whole numbers, got 12x"),
         ("n=1.5", "--axis_N: expected whole numbers, got 1.5"),
@@ -846,6 +848,32 @@ def test_what_an_algorithm_cannot_run_is_skipped(tmp_path: Path) -> None:
     assert bench.main([*arguments, f"--benchmark_out={out}"]) == 0
     uneven, nccl = lines(out)
     assert uneven["skipped"] == "copy_engine: 7 rows cannot be shared evenly by 2 ranks" and nccl["validated"]
+
+
+def test_options_behind_an_algorithm(tmp_path: Path) -> None:
+    """Those are the best ones known, but for what is said."""
+    out = tmp_path / "results.jsonl"
+    ways = {
+        "push": None,
+        "push+comm_sms=2+stream_k=True": None,
+        "push+comm_sms=4": "comm_sms: expected less than the 4 programs",
+        "push+comm_sms": "expected FIELD=VALUE, FIELD of block_size_m,",
+        "push+algorithm=pull": "FIELD of block_size_m,",
+        "push+comm_sms=few": "comm_sms: expected of type int, got 'few'",
+        "auto+num_sms=1": "auto has no options",
+        "nccl+num_sms=1": "nccl has no options",
+    }
+    axes = ["M=32", "N=32", "K=64", "gather_dim=0", f"algorithm={','.join(ways)}"]
+    arguments = ["all_gather_matmul", "--num_ranks=2", *(f"--axis_{one}" for one in axes), "--repeat=1"]
+    assert bench.main([*arguments, f"--benchmark_out={out}"]) == 1
+    found = {one["params"]["algorithm"]: one for one in lines(out)}
+    assert found.keys() == ways.keys()
+    for name, complaint in ways.items():
+        one = found[name]
+        assert (complaint or "None") in str(one["error"] or one["skipped"]), one
+        assert one["validated"] is (True if complaint is None else None)
+    plain, told = found["push"]["config"], found["push+comm_sms=2+stream_k=True"]["config"]
+    assert told == {**plain, "comm_sms": 2, "stream_k": True}
 
 
 def test_only_a_transposed_b_is_told(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ class Axis:
         variant: whether the values are ways of doing the same thing, which are timed in turns.
         closed: whether there are no other values.
         also: values that the command line may name, too.
+        extended: whether the command line may add to a word, behind a ``+``.
     """
 
     names: tuple[str, ...]
@@ -37,6 +38,11 @@ class Axis:
     variant: bool = False
     closed: bool = False
     also: tuple[Value, ...] = ()
+    extended: bool = False
+
+    def known(self, value: Value) -> Value:
+        """What of a value on the command line the axis has to know: of an extended one what stands before ``+``."""
+        return value.partition("+")[0] if self.extended and isinstance(value, str) else value
 
     def overridden(self, overrides: Mapping[str, Sequence[Value]]) -> Axis:
         """The axis with the values that ``overrides`` has for its names, and no point twice."""
@@ -66,6 +72,7 @@ def axis(
     variant: bool = False,
     closed: bool = False,
     also: Iterable[Value] = (),
+    extended: bool = False,
 ) -> Callable[[Function], Function]:
     """A parameter of a case and its values; a decorator.
 
@@ -78,6 +85,7 @@ def axis(
             that drift favour none, and may share data: see :meth:`iris.bench.State.share`.
         closed: the command line can name no other values, even if they are numbers.
         also: words that the command line can name beside ``values``.
+        extended: the command line can add to a word, behind a ``+``, what the case makes sense of: ``push+num_sms=64``.
     """
     names = tuple(part.strip() for part in name.split(","))
     rows: tuple[tuple[Any, ...], ...] = tuple(value if isinstance(value, tuple) else (value,) for value in values)
@@ -91,7 +99,7 @@ def axis(
             )
 
     def add(fn: Function) -> Function:
-        setattr(fn, _ATTRIBUTE, [Axis(names, rows, variant, closed, tuple(also)), *axes_of(fn)])
+        setattr(fn, _ATTRIBUTE, [Axis(names, rows, variant, closed, tuple(also), extended), *axes_of(fn)])
         return fn
 
     return add

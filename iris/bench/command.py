@@ -107,7 +107,8 @@ def _check(name: str, values: Sequence[Value], axes: Sequence[Axis]) -> None:
     wordy = kinds <= {str, bool}
     for value in values:
         expected = None
-        if (wordy and type(value) not in kinds) or ((wordy or closed) and value not in known):
+        words = {one.known(value) for one in axes}
+        if (wordy and type(value) not in kinds) or ((wordy or closed) and words.isdisjoint(known)):
             expected = f"one of {', '.join(map(str, known))}"
         elif kinds == {int} and type(value) is not int:
             expected = "whole numbers"

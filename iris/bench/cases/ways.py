@@ -4,22 +4,28 @@
 * ``torch_symm_mem``: PyTorch's own fused ops on symmetric memory, on GPUs; for an all-reduce, which has none,
   ``torch.matmul`` and its one-shot or two-shot all-reduce, by size as torch.compile chooses;
 * ``matmul``: the local matmul alone, ``torch.matmul``, which moves nothing.
+
+An algorithm of Iris's runs with the best options known for it. Others are told behind it, by the fields of
+:class:`iris.ops.FusedConfig`: ``hbm_buffer+comm_sms=32+k_per_flag=8``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from iris import ops
+from iris.bench.axes import parse_values
 from iris.bench.cases.operands import ALL_REDUCE, CUT, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, Operands
 from iris.bench.distributed import all_gather, process_group, reduce_scatter
 from iris.bench.state import State
 from iris.context import Iris
+from iris.errors import ArgumentError
 from iris.ops import FusedConfig, pick_config
 from iris.ops.candidates import obstacle
 from iris.ops.target import target_of
@@ -61,11 +67,30 @@ def ways_of(op: str) -> tuple[str, ...]:
     return (*own, *STREAM_K, MATMUL) if op == LOCAL else (*own, *COMPARATORS)
 
 
+def with_options(op: str, config: FusedConfig, options: str) -> FusedConfig:
+    """``config`` with fields replaced as ``options`` says: ``comm_sms=32+k_per_flag=8``.
+
+    Raises:
+        ArgumentError: it says something else.
+    """
+    known = [field.name for field in fields(FusedConfig) if field.name != "algorithm"]
+    for option in filter(None, options.split("+")):
+        name, _, text = option.partition("=")
+        if name not in known or not text:
+            raise ArgumentError(op, "options behind an algorithm", f"FIELD=VALUE, FIELD of {', '.join(known)}", option)
+        value: Any = None if text == "None" else parse_values(name, text)[0]
+        config = replace(config, **{name: value})
+    return config
+
+
 def way(state: State, operands: Operands, name: str) -> Way:
     """The way called ``name``; skips the point where there is none."""
     known = ways_of(operands.op)
-    if name not in known:
-        state.skip(f"{operands.op} has no algorithm {name}; it has {', '.join(known)}")
+    named, _, options = name.partition("+")
+    if named not in known:
+        state.skip(f"{operands.op} has no algorithm {named}; it has {', '.join(known)}")
+    if options and named in (AUTO, *COMPARATORS):
+        state.skip(f"{named} has no options")
     if name in COMPARATORS:
         if operands.dtype == torch.int8:
             state.skip(f"{name}: torch.matmul takes no int8")
@@ -78,6 +103,8 @@ def way(state: State, operands: Operands, name: str) -> Way:
 def _iris(state: State, operands: Operands, name: str) -> Way:
     op = getattr(operands.ctx.ops, operands.op)
     config = None if name == AUTO else _config(operands, name)
+    if config is not None:
+        config.check(operands.op, ops.ALGORITHMS[operands.op], operands.ctx.num_sms, operands.dtype)
     if config is not None and (reason := obstacle(operands.problem, config, target_of(operands.ctx))) is not None:
         state.skip(f"{name}: {reason}")
 
@@ -92,14 +119,15 @@ def _iris(state: State, operands: Operands, name: str) -> Way:
 
 
 def _config(operands: Operands, name: str) -> FusedConfig:
-    """The best config that is known of the algorithm ``name``."""
-    target = target_of(operands.ctx)
+    """The best config that is known of the algorithm ``name``, with the options behind it."""
+    target, (name, _, options) = target_of(operands.ctx), name.partition("+")
     if operands.op != LOCAL:
-        return pick_config(operands.problem, target, name)
+        return with_options(operands.op, pick_config(operands.problem, target, name), options)
     picked = pick_config(operands.problem, target, ops.ALGORITHMS[LOCAL][0])
+    split: dict[str, Any] = {"stream_k": name in STREAM_K}
     if name in STREAM_K:
-        return replace(picked, stream_k=True, two_tiles=STREAM_K[name])
-    return replace(picked, stream_k=False)
+        split["two_tiles"] = STREAM_K[name]
+    return with_options(operands.op, replace(picked, **split), options)
 
 
 def _roundings(operands: Operands) -> int:
