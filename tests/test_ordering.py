@@ -36,6 +36,7 @@ SHAPES = ((60, 9, 17), (1, 3, 5), (50, 9, 17))
 LOADED_NBYTES = 1000
 """Between the second shape's sum and the others'."""
 CHUNKED = replace(SMALL, num_chunks=2)
+SENT = replace(SMALL, comm_sms=1, k_per_flag=1)
 EACH: tuple[Call, ...] = tuple((shape, CHUNKED) for shape in SHAPES)
 ONE = replace(CHUNKED, stream_k=True, two_tiles=False)
 TWO, WIDE = replace(ONE, two_tiles=True), replace(ONE, block_size_n=128)
@@ -68,6 +69,12 @@ def no_gate() -> AbstractContextManager[Any]:
 def one_half() -> AbstractContextManager[Any]:
     """All calls send to the same half of the inbox."""
     return mock.patch.object(FusedWorkspace, "halves", lambda ours: (ours.staging, 0))
+
+
+def one_stack() -> AbstractContextManager[Any]:
+    """All calls send to the same half of the staging memory."""
+    whole = FusedWorkspace.staged
+    return mock.patch.object(FusedWorkspace, "stacked", lambda ours, *sizes: (whole(ours, *sizes), 0))
 
 
 def no_wait_for_parts() -> AbstractContextManager[Any]:
@@ -114,6 +121,13 @@ def test_a_missing_wait_for_parts_is_found(ranks: Ranks, seed: int) -> None:
     assert any(ranks.run(unordered, Way(LOCAL, "local"), 0, no_wait_for_parts, seed, SPLIT))
 
 
+@pytest.mark.parametrize("gather_dim", [0, 1])
+def test_programs_that_only_send_are_ordered(ranks: Ranks, gather_dim: int, seed: int) -> None:
+    calls = tuple((shape, SENT) for shape in SHAPES)
+    found = ranks.run(unordered, Way(GATHER, "push", gather_dim), GATHER_FLAGS, nullcontext, seed, calls)
+    assert found == [[]] * ranks.world_size
+
+
 @pytest.mark.parametrize(
     ("way", "num_flags", "flaw"),
     [
@@ -121,8 +135,9 @@ def test_a_missing_wait_for_parts_is_found(ranks: Ranks, seed: int) -> None:
         (Way(GATHER, "decomposed"), GATHER_FLAGS, no_meeting),
         (Way(REDUCE_SCATTER, "push"), 0, no_gate),
         (Way(ALL_REDUCE, "low_latency"), FLAGS, one_half),
+        (Way(GATHER, "push"), GATHER_FLAGS, one_stack),
     ],
-    ids=["no_follow", "no_meeting", "no_gate", "one_half"],
+    ids=["no_follow", "no_meeting", "no_gate", "one_half", "one_stack"],
 )
 def test_what_is_not_ordered_is_found(ranks: Ranks, way: Way, num_flags: int, flaw: Flaw, seed: int) -> None:
     assert any(ranks.run(unordered, way, num_flags, flaw, seed))

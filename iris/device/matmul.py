@@ -20,6 +20,9 @@ in all is a multiple of ``BLOCK_K``, and blocks may reach from one rank's segmen
 
 ``OWN``: the shard of rows that needs no transfer comes first, and is read where it lies (``own``).
 
+``HALF_FLAGS``, if not 0: A arrives in one of two halves of its memory, which calls take in turns by their epoch. The
+second half begins ``half_rows`` rows, and its flags ``HALF_FLAGS`` flags, behind the first.
+
 ``COURIER``, if given, is run by the first programs, the ``crew``, before they compute, and moves data for the others:
 
     COURIER(handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows, SITE, SEGMENTS, COURIER_M, COURIER_N)
@@ -56,7 +59,7 @@ from iris.device.sync import (
     own_epoch,
     wait_all_entered,
 )
-from iris.device.tile import Tile, tile_pointers
+from iris.device.tile import Flags, Matrix, Tile, tile_pointers
 
 
 class Crew(NamedTuple):
@@ -458,6 +461,7 @@ def matmul_kernel(
     per_round,
     crew,
     chunk_rows,
+    half_rows,
     SCHEDULE: tl.constexpr,
     SOURCE: tl.constexpr,
     SINK: tl.constexpr,
@@ -466,6 +470,7 @@ def matmul_kernel(
     EAGER: tl.constexpr,
     GATE: tl.constexpr,
     COURIER: tl.constexpr,
+    HALF_FLAGS: tl.constexpr,
     EPOCHS: tl.constexpr,
     SITE: tl.constexpr,
     SHARDS: tl.constexpr,
@@ -499,18 +504,27 @@ def matmul_kernel(
     else:
         epoch = own_epoch(flags.turnstile)
     me = rank(handle)
+    landing, top = a, 0
+    if HALF_FLAGS > 0:
+        half = epoch & 1
+        top = half * half_rows
+        landing = Matrix(a.ptr + top.to(tl.int64) * a.row_stride, a.row_stride, a.col_stride)
+        flags = Flags(
+            flags.turnstile, flags.ready + half * HALF_FLAGS, flags.split, flags.counters, flags.chunks,
+            flags.blocks_per_chunk, flags.pieces, flags.piece_k,
+        )  # fmt: skip
     if COURIER is not None:
         if program < crew.couriers:
             if TRACE:
                 asked = clock_ns()
             COURIER(
-                handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
+                handle, own, landing, c, flags, epoch, program, crew, M, N, K, chunk_rows,
                 SITE, SEGMENTS, COURIER_M, COURIER_N,
             )  # fmt: skip
             if TRACE:
                 trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), -1)
     own_shard = Operand(own, own_desc, None, me * M if SHARDED else 0)
-    gathered = Operand(a, a_desc, None, 0)
+    gathered = Operand(a, a_desc, None, 0 - top)
     right = Operand(b, b_desc, bt_desc, 0)
     right_of_strips = Operand(b, b_strip_desc, bt_strip_desc, 0) if STRIPS > 1 else right
     if program >= crew.dedicated:

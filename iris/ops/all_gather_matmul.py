@@ -16,9 +16,10 @@ Algorithms:
 rank flags "my A is ready" at all peers; a tile's source waits for its owner's flag. When it wins: where no memory can
 be spared to gather A. Each tile of A crosses the link once per column of output tiles, so the link bounds it.
 
-**push**: before it computes, every program stores its share of the own part into the staging memory of all peers and
-flags each chunk that is complete; the matmul waits for the chunks that a tile needs. When it wins: parts of less than a
-few MiB, for which a copy of the copy engine takes longer to start than to run.
+**push**: programs store the own part into the staging memory of all peers, and flag what is complete; the matmul waits
+for what a tile needs. With ``comm_sms`` so many programs only store, group by group of K in the order of the peers'
+use, while the others compute; without, every program stores its share, in ``num_chunks`` chunks of rows, before it
+computes. When it wins: 1024 to 2048 rows on 8 ranks, by few programs that only store.
 
 **hbm_buffer**: some programs only fetch: they load the other parts into this rank's staging memory, group by group of
 K, and flag each; the others compute as groups arrive. Every remote byte crosses the link once. When it wins: where the
@@ -40,9 +41,10 @@ When it wins: few rows, as in decoding, where flags and launches count and bytes
 **baseline**: gather, then ``torch.matmul``: what the others are measured against, and what "auto" picks where they
 lose.
 
-Where peers' staging memory is written by programs, they wait until the peer has entered the call: it has then finished
-the one before. Where the copy engine writes it, and where peers read A itself, the ranks meet on exit instead.
-``low_latency`` does neither, as its inboxes have two halves (:mod:`iris.ops.exchange`).
+Where peers read A itself, programs wait until the peer has entered the call, and the ranks meet on exit; where the copy
+engine writes the staging memory, they meet on exit, too. ``push`` and ``low_latency`` do neither, as what they write
+into has two halves, which calls take in turns. A rank that has ended a call has had all peers' parts in it, so that all
+of them had begun it, and ended the one before: what they read then may be written in the next call.
 """
 
 from __future__ import annotations
@@ -154,9 +156,7 @@ def push_courier(
     handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """Store the own part into all peers' staging memory, and where A is cut by columns into the own, too. Peers have
-    entered the call by then, so they no longer read what the last call put there."""
-    wait_all_entered(flags.turnstile, epoch, handle, SITE)
+    """Store the own part into all peers' staging memory, and where A is cut by columns into the own, too."""
     first = 1 if SEGMENTS == 1 else 0
     last = handles.world_size(handle)
     _spread(handle, own, a, flags, epoch, program, crew, M, K, chunk_rows, first, last, SEGMENTS, COURIER_M, COURIER_N)
@@ -209,33 +209,62 @@ def fetch_courier(
 ):  # fmt: skip
     """Load the peers' parts into the own staging memory, piece by piece in the order of use, and flag each piece.
     Where A is cut by columns the own part, too."""
-    others = handles.world_size(handle) - (1 if SEGMENTS == 1 else 0)
-    total = others * flags.chunks * flags.pieces
     wait_all_entered(flags.turnstile, epoch, handle, SITE)
-    first = min(crew.first_units, total)
-    for unit in range(program, first, crew.couriers):
-        _fetch(handle, own, a, flags, epoch, unit, crew, M, K, chunk_rows, SEGMENTS, COURIER_M, COURIER_N)
-    if program < crew.dedicated:
-        for unit in range(first + program, total, crew.dedicated):
-            _fetch(handle, own, a, flags, epoch, unit, crew, M, K, chunk_rows, SEGMENTS, COURIER_M, COURIER_N)
+    _carry(
+        handle, own, a, flags, epoch, program, crew, M, K, chunk_rows, False, SITE, SEGMENTS, COURIER_M, COURIER_N
+    )  # fmt: skip
 
 
 @triton.jit
-def _fetch(
-    handle, own, a, flags, epoch, unit, crew, M, K, chunk_rows,
-    SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+def send_courier(
+    handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """Fetch one piece, number ``unit`` in the order of use: some chunks of rows side by side, then the next ones."""
+    """As :func:`fetch_courier`, but the own part into the peers' staging memory, in the order of use there."""
+    _carry(
+        handle, own, a, flags, epoch, program, crew, M, K, chunk_rows, True, SITE, SEGMENTS, COURIER_M, COURIER_N
+    )  # fmt: skip
+
+
+@triton.jit
+def _carry(
+    handle, own, a, flags, epoch, program, crew, M, K, chunk_rows,
+    SENT: tl.constexpr, SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+):  # fmt: skip
+    """This program's share of all pieces."""
+    others = handles.world_size(handle) - (1 if SEGMENTS == 1 else 0)
+    total = others * flags.chunks * flags.pieces
+    first = min(crew.first_units, total)
+    for unit in range(program, first, crew.couriers):
+        _carry_piece(handle, own, a, flags, epoch, unit, crew, M, K, chunk_rows, SENT, SEGMENTS, COURIER_M, COURIER_N)
+    if program < crew.dedicated:
+        for unit in range(first + program, total, crew.dedicated):
+            _carry_piece(
+                handle, own, a, flags, epoch, unit, crew, M, K, chunk_rows, SENT, SEGMENTS, COURIER_M, COURIER_N
+            )  # fmt: skip
+
+
+@triton.jit
+def _carry_piece(
+    handle, own, a, flags, epoch, unit, crew, M, K, chunk_rows,
+    SENT: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+):  # fmt: skip
+    """Carry one piece, number ``unit`` in the order of use: some chunks of rows side by side, then the next ones.
+    ``SENT``: from here to a peer; else from a peer to here. The number says how far away that peer is, round the ring
+    in one direction or the other."""
     me, world = handles.rank(handle), handles.world_size(handle)
     if SEGMENTS == 1:
         number, piece = _abreast(unit, flags.pieces, (world - 1) * flags.chunks, crew)
-        owner, chunk = (me + 1 + number // flags.chunks) % world, number % flags.chunks
-        top, left = owner * M, 0
+        away, chunk = 1 + number // flags.chunks, number % flags.chunks
     else:
         chunk, turn = _abreast(unit, flags.pieces * world, flags.chunks, crew)
-        owner, piece = (me + turn // flags.pieces) % world, turn % flags.pieces
-        top, left = 0, owner * K
-    there = peers.translate(handle, own.ptr, owner)
+        away, piece = turn // flags.pieces, turn % flags.pieces
+    peer = (me + world - away) % world if SENT else (me + away) % world
+    owner = me if SENT else peer
+    top = owner * M if SEGMENTS == 1 else 0
+    left = owner * K if SEGMENTS > 1 else 0
+    source = own.ptr if SENT else peers.translate(handle, own.ptr, peer)
+    target = peers.translate(handle, a.ptr, peer) if SENT else a.ptr
     first_row, first_col = chunk * chunk_rows, piece * flags.piece_k
     row_end = min(first_row + chunk_rows, M)
     col_end = min(first_col + flags.piece_k, K)
@@ -247,12 +276,14 @@ def _fetch(
         rows = first_row + i * COURIER_M + tl.arange(0, COURIER_M)
         cols = first_col + j * COURIER_N + tl.arange(0, COURIER_N)
         mask = (rows < row_end)[:, None] & (cols < col_end)[None, :]
-        value = tl.load(tile_pointers(own, there, rows, cols), mask=mask)
-        tl.store(tile_pointers(a, a.ptr, top + rows, left + cols), value, mask=mask)
+        value = tl.load(tile_pointers(own, source, rows, cols), mask=mask)
+        tl.store(tile_pointers(a, target, top + rows, left + cols), value, mask=mask)
         j += 1
         i += tl.where(j == across, 1, 0)
         j = tl.where(j == across, 0, j)
-    signal(flags.ready + (owner * flags.pieces + piece) * flags.chunks + chunk, epoch, me, handle)
+    signal(
+        flags.ready + (owner * flags.pieces + piece) * flags.chunks + chunk, epoch, peer if SENT else me, handle
+    )  # fmt: skip
 
 
 @triton.jit
@@ -363,29 +394,39 @@ class _Call(OpCall):
         self.launch(self._plan(pull_source))
 
     def push(self) -> None:
-        plan = replace(
-            self._plan(arrived_source, self.config.num_chunks), courier=push_courier, meet=False,
-            couriers=self.config.num_sms or self.ctx.num_sms,
-        )  # fmt: skip
+        config = self.config
+        if config.comm_sms is None:
+            plan = replace(
+                self._plan(arrived_source, config.num_chunks), courier=push_courier,
+                couriers=config.num_sms or self.ctx.num_sms,
+            )  # fmt: skip
+        else:
+            plan = self._carried(send_courier, GATHER_FLAGS // 2)
+        staged, half_rows = self.workspace.stacked(self.problem.m, self.problem.k, self.a.dtype)
+        plan = replace(plan, own_epochs=True, half_rows=half_rows, half_flags=GATHER_FLAGS // 2)
         own = row_major(self.workspace, self.a) if self.by_rows else self.a
-        self.launch(plan, a=own, gathered=self._staged())
+        self.launch(plan, a=own, gathered=staged)
 
     def hbm_buffer(self) -> None:
+        plan = self._carried(fetch_courier, GATHER_FLAGS)
+        self.launch(plan, gathered=self._staged(self.config.staged_a_layout))
+
+    def _carried(self, courier: Any, num_flags: int) -> Plan:
+        """The plan where some programs only carry pieces of A, each flagged, while the others compute."""
         config, (rows, cols) = self.config, self.a.shape
         plan = self._plan(arrived_source, -(-rows // config.block_size_m))
-        most = GATHER_FLAGS // (self.ctx.world_size * plan.chunks)
+        most = num_flags // (self.ctx.world_size * plan.chunks)
         k_blocks = -(-cols // config.block_size_k)
         k_per_flag = min(max(config.k_per_flag, -(-k_blocks // most)), k_blocks)
         pieces = -(-k_blocks // k_per_flag)
-        fetchers = config.movers(OP, self.ctx.num_sms)
-        first_fetchers = max(fetchers, config.first_stage_fetch_sms or 0)
+        movers = config.movers(OP, self.ctx.num_sms)
+        first_movers = max(movers, config.first_stage_fetch_sms or 0)
         units = (self.ctx.world_size - self.by_rows) * plan.chunks * pieces
-        plan = replace(
-            plan, courier=fetch_courier, piecewise=True, pieces=pieces, piece_k=k_per_flag * config.block_size_k,
-            couriers=first_fetchers, dedicated=fetchers, first_units=-(-units // config.num_fetch_stages),
-            abreast=self._abreast(plan, fetchers),
+        return replace(
+            plan, courier=courier, piecewise=True, pieces=pieces, piece_k=k_per_flag * config.block_size_k,
+            couriers=first_movers, dedicated=movers, first_units=-(-units // config.num_fetch_stages),
+            abreast=self._abreast(plan, movers),
         )  # fmt: skip
-        self.launch(plan, gathered=self._staged(config.staged_a_layout))
 
     def copy_engine(self) -> None:
         own = row_major(self.workspace, self.a)

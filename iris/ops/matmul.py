@@ -59,6 +59,8 @@ class Plan:
             rows, and rows, in each.
         pieces, piece_k: pieces of columns in which each chunk arrives, and columns in each; 0 for all.
         couriers, dedicated, first_units, abreast: as in :class:`iris.device.matmul.Crew`.
+        half_rows, half_flags: where A arrives in two halves of its memory by turns: rows, and flags, from the first to
+            the second; 0: there is one.
         counts: counters that ``after`` needs beside those of the couriers' chunks.
         rounds: rounds in which each shard's tiles are divided, where shards take turns.
         per_round: tiles of each shard in a round, where not all rounds are alike but the last; None: as ``rounds``
@@ -91,6 +93,8 @@ class Plan:
     dedicated: int = 0
     first_units: int = 0
     abreast: int = 1
+    half_rows: int = 0
+    half_flags: int = 0
     counts: int = 0
     rounds: int = 1
     per_round: int | None = None
@@ -128,7 +132,7 @@ def run(
         bias_is: 0: there is none; 1: it is [M], a number for each row; 2: it is [N], a number for each column.
         workspace: made for this op alone, by ``iris.ops.new_workspace``.
         trace: records into it what the programs do.
-        gathered: where all of A is once it has arrived; None: the source finds it.
+        gathered: where all of A is once it has arrived, with both halves if there are two; None: the source finds it.
         slots: what ``sink`` and ``after`` are given under this name.
     """
     target = target_of(ctx)
@@ -197,6 +201,7 @@ def run(
         plan.per_round or -(-per_shard // plan.rounds),
         kernels.Crew(plan.couriers, plan.dedicated, plan.first_units, plan.abreast),
         plan.chunk_rows,
+        plan.half_rows,
         SCHEDULE=plan.schedule,
         SOURCE=plan.source,
         SINK=plan.sink,
@@ -205,6 +210,7 @@ def run(
         EAGER=plan.eager if plan.eager is not None else tiles < DEFER_FROM_TILES * programs,
         GATE=plan.gate,
         COURIER=plan.courier,
+        HALF_FLAGS=plan.half_flags,
         EPOCHS=epochs,
         SITE=plan.site,
         SHARDS=plan.shards,

@@ -11,7 +11,7 @@ from iris.context import Iris
 from iris.ops.config import EXCHANGING, FusedConfig, tiles_in_words
 from iris.ops.exchange import Blocks, blocks_of
 from iris.ops.problem import Problem, output_dtype
-from iris.ops.workspace import MIN_FLAGS, FusedWorkspace, staging_fits, workspace_for
+from iris.ops.workspace import MIN_FLAGS, FusedWorkspace, stacked_nbytes, staging_fits, workspace_for
 
 GATHER_FLAGS = 1 << 16
 """Flags of a gather: one for each part of A that is announced apart."""
@@ -34,6 +34,8 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
     if config.algorithm in EXCHANGING:
         blocks = exchanged_blocks(problem, config.algorithm, num_sms, by_flags)
         return Room(blocks.inbox_nbytes(problem.world_size, _exchanged_dtype(problem)), blocks.num_flags)
+    if problem.op == "all_gather_matmul" and config.algorithm == "push":
+        return Room(stacked_nbytes(problem.m, problem.k, problem.dtype), GATHER_FLAGS)
     if problem.op == "all_gather_matmul":
         return Room(problem.m * problem.k * problem.dtype.itemsize, GATHER_FLAGS)
     if problem.op == "matmul_all_scatter":

@@ -65,6 +65,20 @@ class FusedWorkspace(Live):
         """The start of the staging memory as a matrix."""
         return self.staging[: rows * cols * dtype.itemsize].view(dtype).view(rows, cols)
 
+    def stacked(self, rows: int, cols: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+        """Two matrices in the staging memory, for calls to take in turns, as one that holds both; and where, in rows,
+        the second begins: with the first whole row in the second half, so that no matrix, however wide, reaches into
+        the other half. See :func:`stacked_nbytes`.
+
+        Raises:
+            ArgumentError: they do not fit.
+        """
+        second = -(-(self.staging.numel() // 2) // (cols * dtype.itemsize))
+        if self.staging.numel() < (second + rows) * cols * dtype.itemsize:
+            least = format_bytes(2 * (rows + 1) * cols * dtype.itemsize)
+            raise ArgumentError(self.op, "workspace", f"{least} of staging memory", format_bytes(self.staging.numel()))
+        return self.staged(second + rows, cols, dtype), second
+
     def halves(self) -> tuple[torch.Tensor, int]:
         """The staging memory as two halves, which calls take in turns, and the bytes of each."""
         half = self.staging.numel() // 2 // 16 * 16
@@ -174,6 +188,13 @@ def staging_fits(
 def _size_class(staging_nbytes: int, num_flags: int) -> tuple[int, int]:
     """What is made for calls that need so much: powers of two."""
     return _power_of_two(staging_nbytes), max(MIN_FLAGS, _power_of_two(num_flags))
+
+
+def stacked_nbytes(rows: int, cols: int, dtype: torch.dtype) -> int:
+    """Staging memory in which two such matrices fit, each in a half of its own (:meth:`FusedWorkspace.stacked`): with a
+    row more for each, where the middle may lie within a row."""
+    row_nbytes = cols * dtype.itemsize
+    return 2 * row_nbytes * (rows if row_nbytes == _power_of_two(row_nbytes) else rows + 1)
 
 
 def _power_of_two(count: int) -> int:
