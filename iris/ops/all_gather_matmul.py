@@ -216,7 +216,7 @@ def fetch_courier(
 
 
 @triton.jit
-def send_courier(
+def put_courier(
     handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
@@ -401,7 +401,7 @@ class _Call(OpCall):
                 couriers=config.num_sms or self.ctx.num_sms,
             )  # fmt: skip
         else:
-            plan = self._carried(send_courier, GATHER_FLAGS // 2)
+            plan = self._carried(put_courier, GATHER_FLAGS // 2)
         staged, half_rows = self.workspace.stacked(self.problem.m, self.problem.k, self.a.dtype)
         plan = replace(plan, own_epochs=True, half_rows=half_rows, half_flags=GATHER_FLAGS // 2)
         own = row_major(self.workspace, self.a) if self.by_rows else self.a

@@ -21,6 +21,7 @@ from iris.ops.all_gather_matmul import (
     keep_courier,
     pull_source,
     push_courier,
+    put_courier,
 )
 from iris.ops.decomposed import arrival_kernel, entered_kernel, entry_kernel, exit_kernel
 from iris.ops.exchange import exchange_kernel, exchange_words_kernel
@@ -38,6 +39,7 @@ from iris.ops.row_major import copy_kernel
 
 ROWS = {"SCHEDULE": schedule.own_last, "GATE": True, "SHARDS": 8, "SHARDED": True, "MEET": False}
 DEALT = {"SCHEDULE": schedule.dealt, "GATE": True, "SHARDS": 8}
+HALVED = {"EPOCHS": 148, "HALF_FLAGS": 1 << 15}
 PARTS = {"": (16, 4096, 64, 128), "_of_one": (1, 1, 1, 1)}
 """Rows, columns, blocks and all rows of an exchange. Triton compiles numbers that are 1 into the kernel, as Python's;
 to see whether it can, one target is enough."""
@@ -53,11 +55,17 @@ OPS: dict[str, dict[str, Any]] = {
     "pull_columns": {"SOURCE": pull_source, "SEGMENTS": 8, "PIECEWISE": True},
     "copied_rows": {"SOURCE": arrived_source, "SHARDS": 8, "SHARDED": True, "OWN": True},
     "copied_columns": {"SOURCE": arrived_source, "COURIER": keep_courier, "SEGMENTS": 8, "PIECEWISE": True},
-    "push_rows": {
-        "SOURCE": arrived_source, "COURIER": push_courier, "SHARDS": 8, "SHARDED": True, "OWN": True, "MEET": False,
+    "push_rows": HALVED | {
+        "SOURCE": arrived_source, "COURIER": push_courier, "SHARDS": 8, "SHARDED": True, "OWN": True,
     },
-    "push_columns": {
-        "SOURCE": arrived_source, "COURIER": push_courier, "SEGMENTS": 8, "PIECEWISE": True, "MEET": False,
+    "push_columns": HALVED | {
+        "SOURCE": arrived_source, "COURIER": push_courier, "SEGMENTS": 8, "PIECEWISE": True,
+    },
+    "put_rows": HALVED | {
+        "SOURCE": arrived_source, "COURIER": put_courier, "SHARDS": 8, "SHARDED": True, "OWN": True, "PIECEWISE": True,
+    },
+    "put_columns": HALVED | {
+        "SOURCE": arrived_source, "COURIER": put_courier, "SEGMENTS": 8, "PIECEWISE": True,
     },
     "hbm_rows": {
         "SOURCE": arrived_source, "COURIER": fetch_courier, "SHARDS": 8, "SHARDED": True, "OWN": True,
@@ -86,7 +94,7 @@ PLAIN = {
     "SCHEDULE": schedule.own_first, "SOURCE": matmul.local_source, "SINK": tile.local_sink, "AFTER": None,
     "EAGER": False, "GATE": False, "COURIER": None, "SITE": 2, "SHARDS": 1, "SHARDED": False, "SEGMENTS": 1,
     "OWN": False, "PIECEWISE": False, "MEET": True, "TWO_TILES": True, "GROUP_M": 8, "COURIER_M": 32, "COURIER_N": 64,
-    "PRECISION": "ieee", "EPOCHS": sync.TURNSTILE.value,
+    "PRECISION": "ieee", "EPOCHS": sync.TURNSTILE.value, "HALF_FLAGS": 0,
 }  # fmt: skip
 
 VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
@@ -106,6 +114,8 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("copied_columns", torch.float32, True, False, 1, False, False),
     ("push_rows", torch.bfloat16, True, False, 2, True, False),
     ("push_columns", torch.float16, True, True, 0, False, False),
+    ("put_rows", torch.float16, True, False, 1, True, False),
+    ("put_columns", torch.bfloat16, False, True, 0, True, False),
     ("hbm_rows", torch.float16, True, True, 0, True, False),
     ("hbm_columns", torch.bfloat16, True, False, 1, True, False),
     ("all_scatter", torch.float16, True, True, 0, True, False),
@@ -160,7 +170,7 @@ def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias:
         strip, None, c, tensor(out) if bias else None,
         _slots(constants, out, total),
         tensor(total) if split else None, tensor(torch.int64) if traced else None, *SIZES, 40, 20,
-        matmul.Crew(16, 8, 100, 2), 256,
+        matmul.Crew(16, 8, 100, 2), 256, 4000,
     )  # fmt: skip
 
 
