@@ -88,7 +88,7 @@ from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, memory_of
 from iris.ops.row_major import row_major
-from iris.ops.rows import MAX_CHUNKS, Rows, chunks_of
+from iris.ops.rows import MAX_CHUNKS, Rows, abreast, chunks_of
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -422,10 +422,12 @@ class _Call(OpCall):
         movers = config.movers(OP, self.ctx.num_sms)
         first_movers = max(movers, config.first_stage_fetch_sms or 0)
         units = (self.ctx.world_size - self.by_rows) * plan.chunks * pieces
+        tiles = plan.shards * plan.tiles_per_shard(self.problem, config)
+        computing, across = (config.num_sms or self.ctx.num_sms) - movers, -(-self.problem.n // config.block_size_n)
         return replace(
             plan, courier=courier, piecewise=True, pieces=pieces, piece_k=k_per_flag * config.block_size_k,
             couriers=first_movers, dedicated=movers, first_units=-(-units // config.num_fetch_stages),
-            abreast=self._abreast(plan, movers),
+            abreast=abreast(plan.shards * plan.chunks, tiles, computing, across, config.group_size_m),
         )  # fmt: skip
 
     def copy_engine(self) -> None:
@@ -492,16 +494,6 @@ class _Call(OpCall):
             chunks=-(-blocks // per_chunk) if wanted_chunks else 1, blocks_per_chunk=per_chunk,
             chunk_rows=per_chunk * self.config.block_size_m,
         )  # fmt: skip
-
-    def _abreast(self, plan: Plan, fetchers: int) -> int:
-        """Chunks that are fetched side by side: all, if programs begin with all tiles at once; else about half of the
-        rows of tiles that they begin with, so that all of these get columns before long, and the first do not wait for
-        the last."""
-        config, across = self.config, -(-self.problem.n // self.config.block_size_n)
-        computing, group = (config.num_sms or self.ctx.num_sms) - fetchers, config.group_size_m * across
-        if plan.shards * plan.tiles_per_shard(self.problem, config) <= computing:
-            return plan.shards * plan.chunks
-        return max(1, -(-computing // group) * config.group_size_m // 2)
 
     def _put(self, own: torch.Tensor, cuts: list[list[Rows]]) -> None:
         """Ask for copies of the own part to all peers, previous rank first, and of the epoch behind each chunk.

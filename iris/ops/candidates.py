@@ -114,14 +114,18 @@ def _chunks(*counts: int) -> tuple[Fields, ...]:
     return tuple({"num_chunks": count} for count in counts)
 
 
-def _moving(*programs: int) -> tuple[Fields, ...]:
+def _growing(*choices: tuple[int, float]) -> tuple[Fields, ...]:
+    return tuple({"num_chunks": count, "chunk_growth": growth} for count, growth in choices)
+
+
+def _moving(*programs: int) -> tuple[dict[str, Any], ...]:
     return tuple({"comm_sms": count, "comm_block_n": 256} for count in programs)
 
 
 ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul": {"local": ({},)},
     "all_gather_matmul": {
-        "push": ({},),
+        "push": ({}, *(fields | {"k_per_flag": blocks} for blocks in (8, 16) for fields in _moving(16, 32, 64))),
         "copy_engine": _chunks(1, 2, 4, 8),
         "decomposed": _chunks(1, 2, 4),
         "hbm_buffer": tuple({**fields, "k_per_flag": blocks} for blocks in (32, 16) for fields in _moving(16, 12, 24)),
@@ -132,7 +136,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul_all_scatter": {
         "push": ({},),
         "copy_engine": _chunks(1, 2, 4, 8),
-        "decomposed": (*_chunks(2, 4, 8), *({"num_chunks": 4, "chunk_growth": growth} for growth in (0.5, 2.0))),
+        "decomposed": (*_chunks(2, 4, 8), *_growing((4, 0.5), (4, 2.0), (6, 0.5), (6, 1.5))),
         "split": _moving(8, 16, 32),
         "low_latency": ({},),
         "baseline": ({},),
@@ -292,7 +296,7 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         return f"{algorithm} is excluded"
     if programs > target.num_sms:
         return f"{programs} programs on {target.num_sms} SMs"
-    moving = config.comm_sms or 1 if algorithm in ("hbm_buffer", "split", "streams") else 0
+    moving = config.comm_sms or (1 if algorithm in ("hbm_buffer", "split", "streams") else 0)
     if moving >= programs:
         return f"{moving} of {programs} programs would only move data"
     if (config.first_stage_fetch_sms or 0) > programs:

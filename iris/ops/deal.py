@@ -62,10 +62,11 @@ class Deal:
         return self.left(0) * self.tile_s + self.extra_s
 
     def done_s(self, share: float) -> float:
-        """When the first ``share`` of the tiles is done: with few waves, when the wave of the last of them is."""
+        """When the first ``share`` of the tiles is done: with few waves, when the wave of the last of them is. Split
+        tiles come last, and all at the same time."""
         steady = share * self.total_s
-        if self.share:
-            return steady
+        if self.share and share * (self.whole + self.share * self.workers) > self.whole:
+            return self.total_s
         wave = math.ceil(share * self.whole / self.workers) * self.tile_s
         drifted = min(1.0, (self.left(0) - 1) / _DRIFTED_WAVES)
         return max(steady, drifted * steady + (1 - drifted) * wave)

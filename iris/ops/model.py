@@ -28,6 +28,7 @@ from iris.ops.deal import Call, Deal, library_s
 from iris.ops.hardware import Hardware
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S, Machine, machine
 from iris.ops.problem import Problem, output_dtype
+from iris.ops.rows import abreast
 
 _BESIDE, _BESIDE_WAVES = 0.6, 16
 """Where programs store to peers between their tiles: the share of the shorter of both that runs beside the other, after
@@ -68,6 +69,9 @@ _PULL_STEP_S = 4e-6
 """``pull``: one block of K from a peer, waited for."""
 _PIECES_S = 40e-6
 """``hbm_buffer``: the first tiles wait piece by piece, and fill their pipeline anew behind each."""
+_SENDING_S, _ASKED_S = 3e-6, 0.2e-6
+"""``push`` by programs that only send: from a kernel's start to the first stores; and what each piece of its rows costs
+a tile, on average, as many are there before they are asked for."""
 _ARRIVALS = 4
 """Rows of tiles for which an arrival is looked at, of each part."""
 
@@ -159,9 +163,44 @@ def _gather_copied(call: Call) -> float:
 
 
 def _gather_pushed(call: Call) -> float:
+    if call.config.comm_sms is not None:
+        return _gather_sent(call, call.config.comm_sms)
     programs = call.programs()
     pushing = call.machine.store_s((call.world - 1) * call.part_nbytes, programs, call.world)
     return LAUNCH_S + MEET_S + pushing + _keep_own_s(call) + _COUNT_S + FLAG_S + _gather_deal(call).total_s
+
+
+def _gather_sent(call: Call, senders: int) -> float:
+    """Pieces, as many at a time as there are senders: some chunks of rows side by side, then the next ones, by columns
+    the own ones among them. A tile begins with the first piece of its rows, and ends behind the last."""
+    config, world, by_columns = call.config, call.world, _by_columns(call)
+    senders = min(senders, call.programs() - 1)
+    deal, item = _gather_deal(call, senders), call.problem.dtype.itemsize
+    part_m = call.problem.m if by_columns else call.problem.m // world or 1
+    part_k = call.problem.k // world or 1 if by_columns else call.problem.k
+    piece_k = min(config.k_per_flag * config.block_size_k, part_k)
+    nbytes = min(config.block_size_m, part_m) * piece_k * item
+    pieces = -(-part_k // piece_k) * (world if by_columns else 1)
+    rows = call.rows if by_columns else call.shard_rows
+    chunks = rows if by_columns else (world - 1) * rows
+    tiles = (1 if by_columns else world) * rows * call.columns
+    beside = max(1, abreast(chunks, tiles, deal.workers, call.columns, config.group_size_m))
+    each = call.machine.send_s(nbytes, senders, world, (world - 1) / world if by_columns else 1.0)
+
+    def sent(count: float) -> float:
+        return max(1.0, count / senders) * each + FLAG_S
+
+    def first_tile(chunk: int) -> int:
+        turn = 0 if by_columns else 1 + chunk // rows
+        return turn * rows * call.columns + call.first_tile(chunk % rows)
+
+    arrivals = []
+    turns = -(-chunks // beside)
+    for turn in {0, turns // 2, turns - 1} if turns else ():
+        begin, end = turn * beside, min((turn + 1) * beside, chunks)
+        arrivals.append((sent(begin * pieces + end - begin), first_tile(begin), 0.0))
+        arrivals.append((sent(end * pieces), first_tile(end - 1), 1 - 1 / pieces))
+    return LAUNCH_S + _SENDING_S + pieces * _ASKED_S + deal.end_s(arrivals)
 
 
 def _gather_fetched(call: Call) -> float:

@@ -34,3 +34,12 @@ def chunks_of(rows: int, wanted: int, block: int, growth: float = 1.0) -> list[R
             chunks.append(Rows(first, count))
         first += count
     return chunks
+
+
+def abreast(chunks: int, tiles: int, workers: int, columns: int, group_size_m: int) -> int:
+    """How many of ``chunks`` chunks of rows are carried side by side to ``workers`` that multiply: all, if they begin
+    with all ``tiles`` at once; else about half of the rows of tiles that they begin with, ``columns`` in each, so that
+    all of these get columns before long, and the first do not wait for the last."""
+    if tiles <= workers:
+        return chunks
+    return min(chunks, max(1, -(-workers // (group_size_m * columns)) * group_size_m // 2))
