@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 README, PERFORMANCE = ((ROOT / name).read_text() for name in ("README.md", "docs/performance.md"))
 OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "matmul_all_scatter")
 COUNTS = (2, 4)
+H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +26,9 @@ def study() -> Study:
     return Study(read(ROOT / "results"))
 
 
-def of_op(study: Study, op: str, world_size: int) -> list[Problem]:
-    return [one for one in study.problems if (one.case, one.world_size) == (op, world_size)]
+def of_op(study: Study, op: str, world_size: int, hardware: str = H200) -> list[Problem]:
+    wanted = op, world_size, hardware
+    return [one for one in study.problems if (one.case, one.world_size, one.section.hardware) == wanted]
 
 
 def layers(study: Study, world_size: int) -> list[Problem]:
@@ -71,6 +73,12 @@ def test_the_readme_has_the_speed_ups_of_the_results(study: Study, op: str, worl
     row = f"| {world_size} | {' | '.join([*nccl, *torch[1:]])} |"
     name = f"| `{op}` " if world_size == COUNTS[0] else "| "
     assert f"\n{name}{row}\n" in README
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_readme_has_the_speed_ups_of_the_hardware_that_nothing_was_tuned_for(study: Study, op: str) -> None:
+    nccl, torch = cells(study, of_op(study, op, 2, H100))
+    assert f"\n| `{op}` | {' | '.join([*nccl, *torch[1:]])} |\n" in README
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,14 @@ from iris.ops.model import OPS, algorithms, predict_ms
 from iris.ops.pick import model_pick
 from iris.ops.problem import DTYPES
 
-H200, MI300X = HARDWARE["H200 SXM"], HARDWARE["MI300X"]
+H100, H200, MI300X = HARDWARE["H100 SXM"], HARDWARE["H200 SXM"], HARDWARE["MI300X"]
 TARGET = Target("cuda", H200.num_sms, tma=True, hardware="NVIDIA H200")
-MEASURED, MIRRORED, LOCAL, LOCAL_INT8 = (
-    json.loads((Path(__file__).parent / "data" / f"h200_{name}.json").read_text())["measurements"]
-    for name in ("measured", "mirrored", "local", "local_int8")
+MEASURED, MIRRORED, LOCAL, LOCAL_INT8, MIRRORED_H100 = (
+    json.loads((Path(__file__).parent / "data" / f"{name}.json").read_text())["measurements"]
+    for name in ("h200_measured", "h200_mirrored", "h200_local", "h200_local_int8", "h100_mirrored")
 )
-"""On as many GPUs as ranks; on two that stand for 4 or 8; and local matmuls of one."""
+"""On as many GPUs as ranks; on two that stand for 4 or 8; local matmuls of one; and on two of another kind that stand
+for more."""
 EVERY = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
 TILE = FusedConfig(block_size_n=256, comm_block_n=256)
 
@@ -63,7 +64,8 @@ def test_predictions_are_as_close_as_the_model_says() -> None:
 
 def test_the_model_says_how_many_calls_and_shapes_it_was_compared_with() -> None:
     text = " ".join((model.__doc__ or "").split())
-    for calls, kind in ((MEASURED, "calls measured on"), (MIRRORED, "calls as one of")):
+    kinds = (MEASURED, "calls measured on"), (MIRRORED, "calls as one of"), (MIRRORED_H100, "calls on two H100s")
+    for calls, kind in kinds:
         assert f"Beside {len(calls)} {kind}" in text or f"beside {len(calls)} {kind}" in text
         configs: dict[Problem, set[FusedConfig]] = defaultdict(set)
         for problem, config, _ in measured(calls):
@@ -78,10 +80,11 @@ def test_no_op_is_predicted_too_fast_or_too_slow_throughout(op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("calls", "fewest", "on_average", "at_worst"), [(MEASURED, 100, 1.03, 1.25), (MIRRORED, 150, 1.01, 1.1)]
+    ("known", "calls", "fewest", "on_average", "at_worst"),
+    [(H200, MEASURED, 100, 1.03, 1.25), (H200, MIRRORED, 150, 1.01, 1.1), (H100, MIRRORED_H100, 50, 1.025, 1.2)],
 )
 def test_the_config_that_the_model_prefers_is_among_the_fastest_measured(
-    calls: list[dict[str, Any]], fewest: int, on_average: float, at_worst: float
+    known: Hardware, calls: list[dict[str, Any]], fewest: int, on_average: float, at_worst: float
 ) -> None:
     by_problem: dict[Problem, dict[FusedConfig, float]] = defaultdict(dict)
     for problem, config, ms in measured(calls):
@@ -90,7 +93,7 @@ def test_the_config_that_the_model_prefers_is_among_the_fastest_measured(
     for problem, times in by_problem.items():
         if len(times) < 2:
             continue
-        preferred = min(times, key=lambda config: predict_ms(problem, config, H200))
+        preferred = min(times, key=lambda config: predict_ms(problem, config, known))
         lost.append(times[preferred] / min(times.values()))
     assert len(lost) > fewest
     assert statistics.mean(lost) < on_average
@@ -103,6 +106,21 @@ def test_as_one_of_many_ranks_predictions_are_as_close_as_the_model_says() -> No
     assert math.exp(statistics.median(map(abs, off))) < 1.065
     first, *_, last = statistics.quantiles(off, n=20)
     assert 0.91 < math.exp(first) < math.exp(last) < 1.29
+
+
+def test_of_hardware_that_is_known_from_data_sheets_predictions_are_as_close_as_the_model_says() -> None:
+    assert not H100.sustained_flops
+    ratios = [predict_ms(problem, config, H100) / ms for problem, config, ms in measured(MIRRORED_H100)]
+    assert {problem.world_size for problem, _, _ in measured(MIRRORED_H100)} == {2, 4, 8}
+    assert math.exp(statistics.median(abs(math.log(ratio)) for ratio in ratios)) < 1.06
+    assert 0.8 < min(ratios) < max(ratios) < 1.55
+    sent = [
+        predict_ms(problem, config, H100) / ms
+        for problem, config, ms in measured(MIRRORED_H100)
+        if (problem.op, config.algorithm) == ("all_gather_matmul", "push")
+    ]
+    assert len(sent) > 50
+    assert 0.82 < min(sent) < max(sent) < 1.17
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,9 @@ def _moving(*programs: int) -> tuple[dict[str, Any], ...]:
 ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul": {"local": ({},)},
     "all_gather_matmul": {
-        "push": ({}, *(fields | {"k_per_flag": blocks} for blocks in (8, 16) for fields in _moving(16, 32, 64))),
         "copy_engine": _chunks(1, 2, 4, 8),
         "decomposed": _chunks(1, 2, 4),
+        "push": ({}, *(fields | {"k_per_flag": blocks} for blocks in (8, 16) for fields in _moving(16, 32, 64))),
         "hbm_buffer": tuple({**fields, "k_per_flag": blocks} for blocks in (32, 16) for fields in _moving(16, 12, 24)),
         "pull": ({},),
         "low_latency": ({},),

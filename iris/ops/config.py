@@ -76,8 +76,8 @@ class FusedConfig:
         own_matmul: with ``low_latency`` and ``low_latency_two_shot``, the matmul by Iris's kernel, with this config's
             tile, not by ``torch.matmul``.
         num_rounds: where ranks take turns in a tile order: rounds in which each rank's tiles are divided.
-        comm_sms: programs that only move data, where the algorithm has such; None picks a number. A gather's ``push`` has
-            none without.
+        comm_sms: programs that only move data, where the algorithm has such; None picks a number, none for a gather's
+            ``push``.
         comm_block_m, comm_block_n: the tile that those programs move at a time.
         k_per_flag: blocks of K that one ready flag announces, where programs only move parts of A.
         staged_a_layout: how ``hbm_buffer`` stages A: ``"k_contiguous"`` (row by row) or ``"m_contiguous"``.

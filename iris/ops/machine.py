@@ -34,7 +34,7 @@ _FETCH_S, _FETCH_BYTES_PER_S = 1.6e-6, 15.5e9
 """One tile from a peer into the own memory, by one program that waits for it: however small, and by its bytes."""
 _PIECE_S, _AHEAD_BYTES_PER_S = 3.9e-6, 29e9
 """One piece of many tiles, loaded ahead, and its flag (2 × H200, 2026-11-23)."""
-_SEND_S, _SEND_BYTES_PER_S = 5.4e-6, 30e9
+_SEND_S, _SEND_BYTES_PER_S = 5.6e-6, 30e9
 """One piece stored at a peer, and its flag (2 × H100 that stand for 8 and 4, 2026-11-24)."""
 _COPY_SHARE, _STORE_SHARE, _LOAD_SHARE = 0.86, 0.81, 0.74
 """What H200 reaches of its links' raw rate, for hardware whose payload has not been measured."""
@@ -97,10 +97,9 @@ class Machine:
         most = self.load_rate * self._links_used(world_size) * programs / (programs + _LOAD_HALF)
         return nbytes / min(programs * _LOAD_BYTES_PER_S, most)
 
-    def send_s(self, nbytes: int, programs: int, world_size: int, share: float = 1.0) -> float:
-        """Flagged pieces of ``nbytes``, one by each of ``programs``, this ``share`` of them to peers."""
-        each = _SEND_S + nbytes / _SEND_BYTES_PER_S
-        return max(each, self.store_s(share * programs * nbytes, programs, world_size))
+    def send_s(self, nbytes: int) -> float:
+        """One program's time for one flagged piece, to a peer."""
+        return _SEND_S + nbytes / _SEND_BYTES_PER_S
 
     def fetch_s(self, nbytes: float, programs: int, tile_nbytes: int, piece_nbytes: int, world_size: int) -> float:
         """``nbytes`` from all peers into the own memory, by ``programs``, in flagged pieces of tiles; tiles are loaded

@@ -13,10 +13,14 @@ fetch and send otherwise since. Beside 1137 shapes of dataset/llm.json (1 to 163
 median, nine of ten are within 0.89 and 1.12, and all within 0.67 and 1.23. With ``own_matmul`` it is less sure: 25
 calls of 16 to 128 rows lie between 0.70 and 1.40.
 
-Nobody has measured 8 ranks or other hardware beside it. Beside 804 calls as one of 8 or 4 ranks for which two H200s
+Nobody has measured 8 ranks beside it, or AMD GPUs. Beside 804 calls as one of 8 or 4 ranks for which two H200s
 stand (tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py) it is 6 % off in the median,
 nine of ten are within 0.91 and 1.27, and of the configs of 174 shapes the one that it prefers took 0.5 % more than the
 fastest on average, and 7 % at worst. What is furthest off is slow: ``one_shot`` of wide matrices, and many chunks.
+
+Of H100 it has only what data sheets say. Beside 244 calls on two H100s that stand for 8, 4 or 2 ranks
+(tests/data/h100_mirrored.json, 2026-11-24) it is 5 % off in the median, and between 0.81 and 1.51 times; of the configs
+of 55 shapes the one that it prefers took 2 % more than the fastest on average, and 18 % at worst.
 """
 
 from __future__ import annotations
@@ -69,9 +73,11 @@ _PULL_STEP_S = 4e-6
 """``pull``: one block of K from a peer, waited for."""
 _PIECES_S = 40e-6
 """``hbm_buffer``: the first tiles wait piece by piece, and fill their pipeline anew behind each."""
-_SENDING_S, _ASKED_S = 3e-6, 0.2e-6
+_SENDING_S, _ASKED_S = 2e-6, 0.2e-6
 """``push`` by programs that only send: from a kernel's start to the first stores; and what each piece of its rows costs
 a tile, on average, as many are there before they are asked for."""
+_SENT_BESIDE, _NARROW = 1.14, 1.2
+"""How much longer the wire takes there if the matmul takes as long; and tiles of less than 128 columns."""
 _ARRIVALS = 4
 """Rows of tiles for which an arrival is looked at, of each part."""
 
@@ -133,11 +139,15 @@ def _by_columns(call: Call) -> bool:
     return call.problem.gather_dim == 1
 
 
-def _gather_deal(call: Call, reserved: int = 0) -> Deal:
+def _gather_deal(call: Call, reserved: int = 0, *, together: bool = False) -> Deal:
+    """``together``: the rows of all ranks come side by side."""
     if _by_columns(call):
         return call.deal(call.rows * call.columns, reserved)
     shard = call.shard_rows * call.columns
-    return call.deal(call.world * shard, reserved, shard, _GATHERED_S, call.passes)
+    passes = call.passes
+    if together:  # each wave reads B once
+        passes = min(passes, -(-call.world * shard // call.programs(reserved)))
+    return call.deal(call.world * shard, reserved, shard, _GATHERED_S, passes)
 
 
 def _keep_own_s(call: Call) -> float:
@@ -175,17 +185,19 @@ def _gather_sent(call: Call, senders: int) -> float:
     the own ones among them. A tile begins with the first piece of its rows, and ends behind the last."""
     config, world, by_columns = call.config, call.world, _by_columns(call)
     senders = min(senders, call.programs() - 1)
-    deal, item = _gather_deal(call, senders), call.problem.dtype.itemsize
+    deal = _gather_deal(call, senders, together=True)
     part_m = call.problem.m if by_columns else call.problem.m // world or 1
     part_k = call.problem.k // world or 1 if by_columns else call.problem.k
     piece_k = min(config.k_per_flag * config.block_size_k, part_k)
-    nbytes = min(config.block_size_m, part_m) * piece_k * item
+    nbytes = min(config.block_size_m, part_m) * piece_k * call.problem.dtype.itemsize
     pieces = -(-part_k // piece_k) * (world if by_columns else 1)
     rows = call.rows if by_columns else call.shard_rows
     chunks = rows if by_columns else (world - 1) * rows
     tiles = (1 if by_columns else world) * rows * call.columns
     beside = max(1, abreast(chunks, tiles, deal.workers, call.columns, config.group_size_m))
-    each = call.machine.send_s(nbytes, senders, world, (world - 1) / world if by_columns else 1.0)
+    crossing = call.machine.store_s((world - 1) * call.part_nbytes, senders, world)
+    crossing *= 1 + (_SENT_BESIDE - 1) * min(1.0, deal.total_s / crossing) if crossing else 1.0
+    each = max(call.machine.send_s(nbytes), crossing * senders / max(1, chunks * pieces))
 
     def sent(count: float) -> float:
         return max(1.0, count / senders) * each + FLAG_S
@@ -200,14 +212,15 @@ def _gather_sent(call: Call, senders: int) -> float:
         begin, end = turn * beside, min((turn + 1) * beside, chunks)
         arrivals.append((sent(begin * pieces + end - begin), first_tile(begin), 0.0))
         arrivals.append((sent(end * pieces), first_tile(end - 1), 1 - 1 / pieces))
-    return LAUNCH_S + _SENDING_S + pieces * _ASKED_S + deal.end_s(arrivals)
+    computing = deal.end_s(arrivals) * (_NARROW if config.block_size_n < 128 else 1.0)
+    return LAUNCH_S + _SENDING_S + pieces * _ASKED_S + computing
 
 
 def _gather_fetched(call: Call) -> float:
     config, machine_, world = call.config, call.machine, call.world
     fetchers = config.comm_sms or max(1, call.programs() // 8)
     first = max(fetchers, config.first_stage_fetch_sms or 0)
-    deal = _gather_deal(call, min(fetchers, call.programs() - 1))
+    deal = _gather_deal(call, min(fetchers, call.programs() - 1), together=True)
     item = call.problem.dtype.itemsize
     tile = config.comm_block_m * config.comm_block_n * item
     part_m = call.problem.m if _by_columns(call) else call.problem.m // world
