@@ -15,7 +15,7 @@ import iris
 from iris.device.handle import TIMEOUT_NS
 from iris.device.tile import Flags, Matrix
 from iris.ops import FusedConfig, Problem, new_workspace
-from iris.ops.all_gather_matmul import arrived_source, pull_source
+from iris.ops.gathering import arrived_source, pull_source
 from iris.ops.matmul import Plan, run
 
 EPOCH = 3

@@ -14,7 +14,9 @@ from listing import Event
 
 from iris.device import chunk, matmul, schedule, sync, tile
 from iris.ops import reduction
-from iris.ops.all_gather_matmul import (
+from iris.ops.decomposed import arrival_kernel, entered_kernel, entry_kernel, exit_kernel
+from iris.ops.exchange import exchange_kernel, exchange_words_kernel
+from iris.ops.gathering import (
     arrived_source,
     fetch_courier,
     gather_kernel,
@@ -23,8 +25,6 @@ from iris.ops.all_gather_matmul import (
     push_courier,
     put_courier,
 )
-from iris.ops.decomposed import arrival_kernel, entered_kernel, entry_kernel, exit_kernel
-from iris.ops.exchange import exchange_kernel, exchange_words_kernel
 from iris.ops.matmul_all_reduce import (
     Inbox,
     atomic_sink,

@@ -1,0 +1,71 @@
+"""How long an op takes with a config, from the hardware's figures: arithmetic only, no GPU.
+
+A matmul is tiles, dealt round to programs; what moves is bytes over a rate and a time per copy and flag. Each
+algorithm puts the two together as it does: one after the other, side by side, or tile by tile as parts arrive. A
+program that waits for a part ends no sooner than the part is there plus its tiles from then on; the latest end counts.
+
+How far off it is: beside 784 calls measured on 1, 2 and 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to
+16384 rows, 2026-11-21 to 23) a prediction is 4 % off in the median, and between 0.72 and 1.37 times the measured time;
+nine of ten are within 0.90 and 1.12. Clocks alone make 10 % between two measurements of the same. Of the configs
+measured for a shape, the one that it predicts to be fastest took 2 % more than the fastest on average, and 20 % more at
+worst, over 161 shapes. Calls of ``hbm_buffer``, and of all-scatters by ``decomposed``, are not among them, as these
+fetch and send otherwise since. Beside 1137 shapes of dataset/llm.json (1 to 16384 rows, results/) it is 5 % off in the
+median, nine of ten are within 0.89 and 1.12, and all within 0.67 and 1.23. With ``own_matmul`` it is less sure: 25
+calls of 16 to 128 rows lie between 0.70 and 1.40.
+
+Nobody has measured 8 ranks beside it, or AMD GPUs. Beside 804 calls as one of 8 or 4 ranks for which two H200s
+stand (tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py) it is 6 % off in the median,
+nine of ten are within 0.91 and 1.27, and of the configs of 174 shapes the one that it prefers took 0.5 % more than the
+fastest on average, and 7 % at worst. What is furthest off is slow: ``one_shot`` of wide matrices, and many chunks.
+
+Of H100 it has only what data sheets say. Beside 244 calls on two H100s that stand for 8, 4 or 2 ranks
+(tests/data/h100_mirrored.json, 2026-11-24) it is 5 % off in the median, and between 0.81 and 1.51 times; of the configs
+of 55 shapes the one that it prefers took 2 % more than the fastest on average, and 18 % at worst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from iris.ops.config import FusedConfig
+from iris.ops.deal import Call
+from iris.ops.hardware import Hardware
+from iris.ops.machine import Machine, machine
+from iris.ops.model import gather, scatter, sums
+from iris.ops.model.parts import local_s
+from iris.ops.problem import Problem
+
+_ALGORITHMS: dict[str, dict[str, Callable[[Call], float]]] = {
+    "all_gather_matmul": gather.ALGORITHMS,
+    "matmul_all_scatter": scatter.ALGORITHMS,
+    "matmul_reduce_scatter": sums.SCATTERED,
+    "matmul_all_reduce": sums.REDUCED,
+    "matmul": {"local": local_s},
+}
+"""By op and algorithm: what predicts seconds."""
+OPS = tuple(_ALGORITHMS)
+"""All ops."""
+
+
+def predict_ms(problem: Problem, config: FusedConfig, hardware: Hardware) -> float:
+    """Milliseconds from when all ranks have begun a call until the last has finished, on the device.
+
+    Args:
+        problem: the call.
+        config: with one of the op's algorithms, not ``"auto"``.
+        hardware: whose figures to take.
+
+    Raises:
+        KeyError: the op has no such algorithm, or the hardware no rate for the dtype.
+    """
+    return 1e3 * predicted_s(problem, config, machine(hardware, problem.dtype))
+
+
+def predicted_s(problem: Problem, config: FusedConfig, rates: Machine) -> float:
+    """As :func:`predict_ms`, in seconds, for one who asks for many configs."""
+    return _ALGORITHMS[problem.op][config.algorithm](Call(problem, config, rates))
+
+
+def algorithms(op: str) -> tuple[str, ...]:
+    """The algorithms of ``op``."""
+    return tuple(_ALGORITHMS.get(op, ()))

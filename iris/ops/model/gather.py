@@ -1,0 +1,202 @@
+"""All-gather + matmul: how long each algorithm takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from iris.ops.deal import Call, Deal, library_s
+from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
+from iris.ops.model.parts import STEP_S, exchange_s, multiplied_s
+from iris.ops.rows import abreast
+
+_GATHERED_S = 3e-6
+"""A tile of a gather's takes this much longer than one of a matmul alone."""
+_COUNT_S = 8e-6
+"""Programs telling each other that all of them have stored their share."""
+_LANES_APART = 0.3
+"""The share of what whole waves of chunks cost that two lanes leave."""
+_READING_S = 4e-6
+"""What a chunk of few rows takes beside reading all of B."""
+_PULL_STEP_S = 4e-6
+"""``pull``: one block of K from a peer, waited for."""
+_PIECES_S = 40e-6
+"""``hbm_buffer``: the first tiles wait piece by piece, and fill their pipeline anew behind each."""
+_SENDING_S, _ASKED_S = 2e-6, 0.2e-6
+"""``push`` by programs that only send: from a kernel's start to the first stores; and what each piece of its rows costs
+a tile, on average, as many are there before they are asked for."""
+_SENT_BESIDE, _NARROW = 1.14, 1.2
+"""How much longer the wire takes there if the matmul takes as long; and tiles of less than 128 columns."""
+_ARRIVALS = 4
+"""Rows of tiles for which an arrival is looked at, of each part."""
+
+
+def _by_columns(call: Call) -> bool:
+    return call.problem.gather_dim == 1
+
+
+def _deal(call: Call, reserved: int = 0, *, together: bool = False) -> Deal:
+    """``together``: the rows of all ranks come side by side."""
+    if _by_columns(call):
+        return call.deal(call.rows * call.columns, reserved)
+    shard = call.shard_rows * call.columns
+    passes = call.passes
+    if together:  # each wave reads B once
+        passes = min(passes, -(-call.world * shard // call.programs(reserved)))
+    return call.deal(call.world * shard, reserved, shard, _GATHERED_S, passes)
+
+
+def _keep_own_s(call: Call) -> float:
+    """Where A is cut by columns, programs copy the own part first."""
+    return 2 * call.part_nbytes / call.machine.memory_rate if _by_columns(call) else 0.0
+
+
+def _copied(call: Call) -> float:
+    rows = call.rows if _by_columns(call) else call.shard_rows
+    chunks, per_chunk = call.chunks(call.config.num_chunks, rows)
+    each = _sending_s(call, 1 / chunks)
+    deal, arrivals = _deal(call), []
+    for step in range(1, call.world):
+        for chunk in range(chunks):
+            first = call.first_tile(chunk * per_chunk)
+            if _by_columns(call):
+                ready = (chunk * (call.world - 1) + step) * each
+                arrivals.append((ready + FLAG_S, first, step / call.world))
+            else:
+                ready = ((step - 1) * chunks + chunk + 1) * each
+                arrivals.append((ready + FLAG_S, step * call.shard_rows * call.columns + first, 0.0))
+    return LAUNCH_S + max(_keep_own_s(call) + deal.total_s, deal.end_s(arrivals)) + MEET_S
+
+
+def _pushed(call: Call) -> float:
+    if call.config.comm_sms is not None:
+        return _sent(call, call.config.comm_sms)
+    programs = call.programs()
+    pushing = call.machine.store_s((call.world - 1) * call.part_nbytes, programs, call.world)
+    return LAUNCH_S + MEET_S + pushing + _keep_own_s(call) + _COUNT_S + FLAG_S + _deal(call).total_s
+
+
+def _sent(call: Call, senders: int) -> float:
+    """Pieces, as many at a time as there are senders: some chunks of rows side by side, then the next ones, by columns
+    the own ones among them. A tile begins with the first piece of its rows, and ends behind the last."""
+    config, world, by_columns = call.config, call.world, _by_columns(call)
+    senders = min(senders, call.programs() - 1)
+    deal = _deal(call, senders, together=True)
+    part_m = call.problem.m if by_columns else call.problem.m // world or 1
+    part_k = call.problem.k // world or 1 if by_columns else call.problem.k
+    piece_k = min(config.k_per_flag * config.block_size_k, part_k)
+    nbytes = min(config.block_size_m, part_m) * piece_k * call.problem.dtype.itemsize
+    pieces = -(-part_k // piece_k) * (world if by_columns else 1)
+    rows = call.rows if by_columns else call.shard_rows
+    chunks = rows if by_columns else (world - 1) * rows
+    tiles = (1 if by_columns else world) * rows * call.columns
+    beside = max(1, abreast(chunks, tiles, deal.workers, call.columns, config.group_size_m))
+    crossing = call.machine.store_s((world - 1) * call.part_nbytes, senders, world)
+    crossing *= 1 + (_SENT_BESIDE - 1) * min(1.0, deal.total_s / crossing) if crossing else 1.0
+    each = max(call.machine.send_s(nbytes), crossing * senders / max(1, chunks * pieces))
+
+    def sent(count: float) -> float:
+        return max(1.0, count / senders) * each + FLAG_S
+
+    def first_tile(chunk: int) -> int:
+        turn = 0 if by_columns else 1 + chunk // rows
+        return turn * rows * call.columns + call.first_tile(chunk % rows)
+
+    arrivals = []
+    turns = -(-chunks // beside)
+    for turn in {0, turns // 2, turns - 1} if turns else ():
+        begin, end = turn * beside, min((turn + 1) * beside, chunks)
+        arrivals.append((sent(begin * pieces + end - begin), first_tile(begin), 0.0))
+        arrivals.append((sent(end * pieces), first_tile(end - 1), 1 - 1 / pieces))
+    computing = deal.end_s(arrivals) * (_NARROW if config.block_size_n < 128 else 1.0)
+    return LAUNCH_S + _SENDING_S + pieces * _ASKED_S + computing
+
+
+def _fetched(call: Call) -> float:
+    config, machine_, world = call.config, call.machine, call.world
+    fetchers = config.comm_sms or max(1, call.programs() // 8)
+    first = max(fetchers, config.first_stage_fetch_sms or 0)
+    deal = _deal(call, min(fetchers, call.programs() - 1), together=True)
+    item = call.problem.dtype.itemsize
+    tile = config.comm_block_m * config.comm_block_n * item
+    part_m = call.problem.m if _by_columns(call) else call.problem.m // world
+    part_k = call.problem.k // world if _by_columns(call) else call.problem.k
+    piece = min(config.block_size_m, part_m) * min(config.k_per_flag * config.block_size_k, part_k) * item
+    parts = world if _by_columns(call) else world - 1
+    nbytes = parts * call.part_nbytes
+    first_share = 1 / config.num_fetch_stages
+    first_s = machine_.fetch_s(nbytes, first, tile, piece, world)
+    later_s = machine_.fetch_s(nbytes, fetchers, tile, piece, world)
+
+    def ready(share: float) -> float:
+        return MEET_S + min(share, first_share) * first_s + max(0.0, share - first_share) * later_s
+
+    rows = call.rows if _by_columns(call) else call.shard_rows
+    shard = 0 if _by_columns(call) else rows * call.columns
+    pieces = max(1, call.problem.k // (config.block_size_k * config.k_per_flag))
+    arrivals = []
+    for turn in range(1 if _by_columns(call) else world - 1):
+        for row in {round(place * (rows - 1) / (_ARRIVALS - 1)) for place in range(_ARRIVALS)}:
+            share = (row + 1) / rows if _by_columns(call) else (turn + (row + 1) / rows) / parts
+            arrivals.append((ready(share), (turn + 1) * shard + call.first_tile(row), 1 - 1 / pieces))
+    return LAUNCH_S + _PIECES_S + deal.end_s(arrivals) + MEET_S
+
+
+def _pulled(call: Call) -> float:
+    """Every tile of A that is not the own one crosses the link for each tile of the output beside it."""
+    nbytes = (call.world - 1) * call.part_nbytes * call.columns
+    crossing = call.machine.load_s(nbytes, call.programs(), call.world)
+    deal = _deal(call)
+    own = deal.total_s / call.world
+    remote_tiles = deal.left(0) * (call.world - 1) / call.world
+    crossing = max(crossing, remote_tiles * call.problem.k / call.config.block_size_k * _PULL_STEP_S)
+    return LAUNCH_S + 2 * MEET_S + own + max(deal.total_s - own, crossing)
+
+
+def _chunk_s(call: Call, share: float) -> float:
+    """The library's matmul of a chunk of rows, two of which run side by side: a chunk's last wave is shared with the
+    next one's first."""
+    computing = share * (_LANES_APART * library_s(call, 1 / share) + (1 - _LANES_APART) * library_s(call))
+    return max(computing, share * call.machine.memory_s(call.config, call.problem, 1 / share) + _READING_S)
+
+
+def _decomposed(call: Call) -> float:
+    """The library's matmul of each chunk when it has come; of rows the own ones first, and only the last part in
+    chunks."""
+    world, by_columns = call.world, _by_columns(call)
+    end = ready = 0.0
+    if not by_columns:
+        part, each = _chunk_s(call, 1 / world), _sending_s(call)
+        end, ready = part, (world - 2) * each
+        for step in range(1, world - 1):
+            end = max(end, step * each + FLAG_S) + STEP_S + part
+    for share in call.shares(call.problem.m if by_columns else call.problem.m // world or 1):
+        keeping = share * _keep_own_s(call) + LAUNCH_S if by_columns else 0.0
+        ready += (world - 1 if by_columns else 1) * _sending_s(call, share)
+        end = max(end + keeping, ready + FLAG_S) + STEP_S + _chunk_s(call, share if by_columns else share / world)
+    return LAUNCH_S + end + MEET_S
+
+
+def _sending_s(call: Call, share: float = 1.0) -> float:
+    """A copy of so much of a part to a peer, and the flag behind it."""
+    return call.machine.copy_s(share * call.part_nbytes) + WORD_S
+
+
+def _exchanged(call: Call) -> float:
+    return multiplied_s(call) + exchange_s(call, (call.world - 1) * call.part_nbytes, 0.0)
+
+
+def _then(call: Call) -> float:
+    pushing = call.machine.store_s((call.world - 1) * call.part_nbytes, call.programs(), call.world)
+    copying = 2 * call.part_nbytes / call.machine.memory_rate
+    return LAUNCH_S + 2 * MEET_S + _COUNT_S + pushing + copying + library_s(call)
+
+
+ALGORITHMS: dict[str, Callable[[Call], float]] = {
+    "pull": _pulled,
+    "push": _pushed,
+    "hbm_buffer": _fetched,
+    "copy_engine": _copied,
+    "decomposed": _decomposed,
+    "low_latency": _exchanged,
+    "baseline": _then,
+}

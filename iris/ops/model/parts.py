@@ -1,0 +1,49 @@
+"""What the predictions of several ops share: matmuls, exchanges, and programs that store while they compute."""
+
+from __future__ import annotations
+
+from iris.ops.config import in_words
+from iris.ops.deal import Call, Deal, library_s
+from iris.ops.machine import LAUNCH_S
+
+_EXCHANGE_S = 2.2e-6
+"""From the library's matmul to the end of an exchange, or the other way round, beside bytes and flags."""
+_FLAGGING_S = 2e-6
+"""The fence behind the data of the first hop, and the flag's way."""
+_HOP_S = 1.2e-6
+"""What a second hop takes beside its bytes."""
+BESIDE, _BESIDE_WAVES = 0.6, 16
+"""Where programs store to peers between their tiles: the share of the shorter of both that runs beside the other, after
+so many waves; before, programs compute and store all at the same time."""
+KEEP_S = 4.5e-6
+"""A tile stored for the copy engine, and counted."""
+STEP_S, AWAITED_STEP_S = 1.5e-6, 3e-6
+"""From one matmul of the library's to the next; and with a kernel that waits between them, on the same lane."""
+
+
+def local_s(call: Call) -> float:
+    """The matmul by Iris's kernel, alone."""
+    return LAUNCH_S + call.deal(call.rows * call.columns, crowded=True).total_s
+
+
+def exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, hops: int = 1) -> float:
+    """Through inboxes, which peers write and this rank reads, as words if it is little; ``sent_nbytes`` in each hop, of
+    which a second one goes past the inbox if it is not by words. ``kept_nbytes`` of results then go to memory."""
+    words = in_words(sent_nbytes, call.world, hops)
+    carried_nbytes, inboxes = (2 * sent_nbytes, hops) if words else (sent_nbytes, 1)
+    waiting = (0.0 if words else _FLAGGING_S) + (hops - 1) * _HOP_S
+    crossing = hops * call.machine.store_s(carried_nbytes, call.programs(), call.world)
+    moved_nbytes = 2 * inboxes * carried_nbytes + kept_nbytes
+    return _EXCHANGE_S + waiting + crossing + moved_nbytes / call.machine.memory_rate
+
+
+def multiplied_s(call: Call) -> float:
+    """The matmul before or behind an exchange, by whom the config says."""
+    return local_s(call) if call.config.own_matmul else library_s(call)
+
+
+def beside_s(deal: Deal, storing_s: float, share: float = BESIDE) -> float:
+    """Programs that compute tiles and store them to peers; ``share``: how much of the shorter runs beside the other."""
+    drifted = min(1.0, max(0.0, deal.left(0) - 1) / _BESIDE_WAVES)
+    longer, shorter = max(deal.total_s, storing_s), min(deal.total_s, storing_s)
+    return longer + (1 - share * drifted) * shorter

@@ -1,0 +1,81 @@
+"""Matmul + all-scatter: how long each algorithm takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from iris.ops.deal import Call, Deal, library_s
+from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
+from iris.ops.model.parts import KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
+
+
+def _pushed(call: Call) -> float:
+    deal = call.deal(call.rows * call.columns, crowded=True)
+    storing = call.machine.store_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
+    return LAUNCH_S + beside_s(deal, storing) + MEET_S
+
+
+def _chunks(call: Call, wanted: int | None) -> tuple[int, int]:
+    """Chunks are whole groups of block rows: how many, and groups in each."""
+    groups = -(-call.rows // call.config.group_size_m)
+    return call.chunks(min(wanted or groups, groups), groups)
+
+
+def _behind(call: Call, deal: Deal, chunks: int, each_s: float) -> float:
+    """Chunks of the output are sent as they are finished, each taking ``each_s``."""
+    sent = 0.0
+    for chunk in range(chunks):
+        sent = max(sent, deal.done_s((chunk + 1) / chunks)) + each_s
+    return LAUNCH_S + sent + MEET_S
+
+
+def _copied(call: Call) -> float:
+    deal = call.deal(call.rows * call.columns, tile_s=KEEP_S)
+    chunks, _ = _chunks(call, call.config.num_chunks)
+    each = (call.world - 1) * call.machine.copy_s(call.output_nbytes // chunks) + 2 * WORD_S
+    return _behind(call, deal, chunks, each) + LAUNCH_S
+
+
+def _split(call: Call) -> float:
+    senders = call.config.comm_sms or max(1, call.programs() // 8)
+    deal = call.deal(call.rows * call.columns, min(senders, call.programs() - 1), tile_s=KEEP_S)
+    chunks, _ = _chunks(call, None)
+    nbytes = (call.world - 1) * call.output_nbytes / chunks
+    return _behind(call, deal, chunks, call.machine.store_s(nbytes, senders, call.world) + FLAG_S)
+
+
+def _streams(call: Call) -> float:
+    return _split(call) + LAUNCH_S
+
+
+def _decomposed(call: Call) -> float:
+    """The library's matmul of each chunk of rows, copies to all peers behind it; the last one stored by a kernel."""
+    *shares, last = call.shares(call.problem.m)
+    computed = sent = 0.0
+    for share in shares:
+        computed += share * library_s(call, 1 / share) + STEP_S
+        sent = max(sent, computed) + (call.world - 1) * call.machine.copy_s(share * call.output_nbytes)
+    computed += last * library_s(call, 1 / last) + STEP_S
+    storing = call.machine.store_s((call.world - 1) * last * call.output_nbytes, call.programs(), call.world)
+    return 2 * LAUNCH_S + max(sent, computed) + storing + MEET_S
+
+
+def _then(call: Call) -> float:
+    storing = call.machine.store_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
+    return library_s(call) + LAUNCH_S + storing + 2 * MEET_S
+
+
+def _exchanged(call: Call) -> float:
+    """Every rank's columns go to all."""
+    return multiplied_s(call) + exchange_s(call, (call.world - 1) * call.output_nbytes, call.world * call.output_nbytes)
+
+
+ALGORITHMS: dict[str, Callable[[Call], float]] = {
+    "push": _pushed,
+    "split": _split,
+    "streams": _streams,
+    "copy_engine": _copied,
+    "decomposed": _decomposed,
+    "low_latency": _exchanged,
+    "baseline": _then,
+}

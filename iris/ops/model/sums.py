@@ -1,0 +1,234 @@
+"""Matmul + reduce-scatter, matmul + all-reduce: how long each algorithm takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from iris.ops.config import tiles_in_words
+from iris.ops.deal import Call, Deal, library_s
+from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
+from iris.ops.model.parts import AWAITED_STEP_S, BESIDE, KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
+from iris.ops.problem import output_dtype
+
+_ROUNDS_BESIDE, _ROUND_TILES = 0.1, 0.15
+"""What many rounds add to that share, as sums are sent while others are still computed; and what each round costs, in
+tiles, as programs wait for each other's."""
+_SEND_S = 1.5e-6
+"""A tile stored at its owner, and flagged there."""
+_COLLECT_BYTES_PER_S = 32e9
+"""At which a program reads the parts of its tile that peers have sent."""
+_COLLECT_S = 1e-6
+"""The least that it takes for one peer's."""
+_TILE_WORDS_S = 2e-6
+"""The last tile's words, beside their bytes, from when they are stored until they have been added up: of each peer, as
+nobody has measured more than one."""
+_CROWDED = 1.15
+"""How much longer copies take of what the matmul has just written, to where it will read."""
+
+
+def _sent_nbytes(call: Call) -> float:
+    """What a rank sends to the owners of its tiles."""
+    return call.output_nbytes * (call.world - 1) / call.world
+
+
+def _owner_copy_s(call: Call, share: float = 1.0) -> float:
+    """A copy of so much of one owner's rows."""
+    return call.machine.copy_s(share * call.output_nbytes / call.world)
+
+
+def _collect_s(call: Call) -> float:
+    """One tile's parts from all peers, read by the program that has computed the own."""
+    nbytes = call.config.tile_elements * output_dtype(call.problem.dtype).itemsize
+    return (call.world - 1) * max(_COLLECT_S, nbytes / _COLLECT_BYTES_PER_S)
+
+
+def _own_waves(call: Call, deal: Deal) -> int:
+    """Own tiles of one program."""
+    return -(-(deal.whole // call.world or 1) // deal.workers)
+
+
+def _sum_pushed(call: Call, tiles: int, returned_nbytes: float, item: float = 1.0) -> float:
+    """Tiles are stored to their owners, item times as large as the output's; sums are stored to all."""
+    deal = call.deal(tiles, tile_s=_SEND_S)
+    nbytes = item * _sent_nbytes(call) + returned_nbytes
+    storing = call.machine.store_s(nbytes, call.programs(), call.world)
+    rounds = min(call.config.num_rounds, _own_waves(call, deal)) if returned_nbytes else 1
+    moving = beside_s(deal, storing, BESIDE + _ROUNDS_BESIDE * (1 - 1 / rounds))
+    waiting = _own_waves(call, deal) * _collect_s(call) + (rounds - 1) * _ROUND_TILES * deal.tile_s
+    return LAUNCH_S + moving + waiting + MEET_S + 2 * FLAG_S
+
+
+def _scatter_pushed(call: Call) -> float:
+    return _sum_pushed(call, call.world * call.shard_rows * call.columns, 0.0)
+
+
+def _scatter_added(call: Call) -> float:
+    return _sum_pushed(call, call.world * call.shard_rows * call.columns, 0.0, item=4.0)
+
+
+def _scatter_copied(call: Call) -> float:
+    """Chunks for an owner are copied when they are finished; own tiles come last and wait for the peers' chunks."""
+    shard = call.shard_rows * call.columns
+    chunks, _ = call.chunks(call.config.num_chunks, shard)
+    deal = call.deal(call.world * shard, tile_s=KEEP_S, passes=call.passes)
+    each = _CROWDED * _owner_copy_s(call, 1 / chunks) + 2 * WORD_S + FLAG_S
+    sent, arrivals = 0.0, []
+    for step in range(call.world - 1):
+        for chunk in range(chunks):
+            finished = deal.done_s((step + (chunk + 1) / chunks) / call.world)
+            sent = max(sent, finished) + each
+            if step == call.world - 2:
+                arrivals.append((sent, (call.world - 1) * shard + chunk * shard // chunks, 1.0))
+    collecting = _own_waves(call, deal) * _collect_s(call)
+    return LAUNCH_S + deal.end_s(arrivals) + collecting + MEET_S
+
+
+def _reduce_pushed(call: Call) -> float:
+    return _sum_pushed(call, call.rows * call.columns, _sent_nbytes(call))
+
+
+def _reduce_added(call: Call) -> float:
+    return _sum_pushed(call, call.rows * call.columns, _sent_nbytes(call), item=4.0) + MEET_S
+
+
+def _reduce_everywhere(call: Call) -> float:
+    """Every rank gets the parts of all."""
+    tiles = call.rows * call.columns
+    deal, nbytes = call.deal(tiles), tiles * call.config.tile_elements * output_dtype(call.problem.dtype).itemsize
+    if tiles_in_words(nbytes, call.world):
+        storing = call.machine.store_s(2 * (call.world - 1) * call.output_nbytes, call.programs(), call.world)
+        return LAUNCH_S + deal.total_s + storing + (call.world - 1) * _TILE_WORDS_S
+    loading = call.machine.load_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
+    return LAUNCH_S + deal.total_s + loading + 2 * MEET_S
+
+
+def _reduce_copied(call: Call) -> float:
+    """In rounds: tiles to their owners, then sums to all, the sums of one round behind the tiles of the next."""
+    shard, world = call.shard_rows * call.columns, call.world
+    groups = -(-call.shard_rows // call.config.group_size_m)
+    chunks, _ = call.chunks(call.config.num_chunks, groups)
+    deal = call.deal(world * shard, tile_s=KEEP_S, passes=call.passes)
+    spreading = _CROWDED * _owner_copy_s(call, 1 / chunks)
+    each = spreading + 2 * WORD_S
+    computing = deal.total_s / chunks
+    collecting = _own_waves(call, deal) * _collect_s(call) / chunks
+    copied = computed = summed = 0.0
+    for chunk in range(chunks + 1):
+        before = summed
+        if chunk < chunks:
+            for step in range(1, world):
+                copied = max(copied, computed + computing * step / world) + each + WORD_S
+            computed = summed = max(computed + computing, copied + FLAG_S) + collecting
+        if chunk > 0:
+            copied = max(copied, before) + (world - 1) * spreading + 2 * WORD_S
+    return LAUNCH_S + max(copied, computed) + LAUNCH_S + MEET_S
+
+
+def _scatter_decomposed(call: Call) -> float:
+    """The library's matmul for each owner, a copy behind each; then a kernel that sums."""
+    computing = library_s(call, call.world) / call.world
+    each = _owner_copy_s(call) + WORD_S
+    sent = 0.0
+    for step in range(1, call.world):
+        sent = max(sent, step * (computing + STEP_S)) + each
+    summing = (call.world + 1) * call.output_nbytes / call.world / call.machine.memory_rate
+    return max(call.world * (computing + STEP_S), sent + FLAG_S) + LAUNCH_S + summing + MEET_S
+
+
+def _ring(call: Call, *, everywhere: bool) -> float:
+    """Sums travel from rank to rank by chunks, the library's matmul of each behind its arrival; at the end they are
+    copied to their place, or to all ranks."""
+    chunks, _ = call.chunks(call.config.num_chunks, call.shard_rows)
+    computing = library_s(call, call.world * chunks) / (call.world * chunks)
+    spreading = _owner_copy_s(call, 1 / chunks)
+    each = spreading + WORD_S
+    owned = call.output_nbytes / call.world / chunks
+    arrived = [0.0] * chunks
+    computed = sent = 0.0
+    for step in range(call.world):
+        for chunk in range(chunks):
+            computed = max(computed, arrived[chunk]) + computing + AWAITED_STEP_S
+            if step < call.world - 1:
+                sent = max(sent, computed) + each
+                arrived[chunk] = sent + FLAG_S
+            elif everywhere:
+                sent = max(sent, computed) + (call.world - 1) * spreading
+            else:
+                computed += 2 * owned / call.machine.memory_rate + AWAITED_STEP_S
+    return 2 * LAUNCH_S + max(computed, sent) + (MEET_S if everywhere else 0.0)
+
+
+def _reduce_decomposed(call: Call) -> float:
+    """Chunk by chunk: the library's matmul for each owner, a copy behind each; sums, and copies of these to all, beside
+    the next chunk's; the last ones stored by the kernel that sums."""
+    world, summing, spreading = call.world, 0.0, 0.0
+    computed = sent = landed = 0.0
+    for chunk, share in enumerate(call.shares(call.problem.m // world or 1)):
+        part, before = share / world, landed
+        computing = part * library_s(call, 1 / part) + STEP_S
+        for step in range(1, world + 1):
+            computed += computing
+            if step < world:
+                sent = max(sent, computed) + _owner_copy_s(call, share) + WORD_S
+                landed = sent + FLAG_S
+            if chunk > 0 and step == (world + 1) // 2:  # the sums of the chunk before
+                computed = max(computed, before) + summing
+                sent = max(sent, computed) + (world - 1) * spreading
+        summing = AWAITED_STEP_S + (world + 1) * part * call.output_nbytes / call.machine.memory_rate
+        spreading = _owner_copy_s(call, share)
+    storing = call.machine.store_s((world - 1) * part * call.output_nbytes, call.programs(), world)
+    return 2 * LAUNCH_S + max(sent, max(computed, landed) + summing) + storing + MEET_S
+
+
+def _scatter_ring(call: Call) -> float:
+    return _ring(call, everywhere=False)
+
+
+def _reduce_ring(call: Call) -> float:
+    return _ring(call, everywhere=True)
+
+
+def _scatter_exchanged(call: Call) -> float:
+    return multiplied_s(call) + exchange_s(call, _sent_nbytes(call), call.output_nbytes / call.world)
+
+
+def _scatter_then(call: Call) -> float:
+    loading = call.machine.load_s(_sent_nbytes(call), call.programs(), call.world)
+    return library_s(call) + LAUNCH_S + loading + 2 * MEET_S
+
+
+def _reduce_then(call: Call) -> float:
+    storing = call.machine.store_s(_sent_nbytes(call), call.programs(), call.world)
+    return _scatter_then(call) + storing + MEET_S
+
+
+def _reduce_exchanged(call: Call) -> float:
+    """Every rank's product goes to all."""
+    return multiplied_s(call) + exchange_s(call, (call.world - 1) * call.output_nbytes, call.output_nbytes)
+
+
+def _reduce_exchanged_twice(call: Call) -> float:
+    """Parts of the product to their owners, and their sums to all."""
+    return multiplied_s(call) + exchange_s(call, _sent_nbytes(call), call.output_nbytes, hops=2)
+
+
+SCATTERED: dict[str, Callable[[Call], float]] = {
+    "push": _scatter_pushed,
+    "copy_engine": _scatter_copied,
+    "decomposed": _scatter_decomposed,
+    "ring": _scatter_ring,
+    "atomic": _scatter_added,
+    "low_latency": _scatter_exchanged,
+    "baseline": _scatter_then,
+}
+REDUCED: dict[str, Callable[[Call], float]] = {
+    "atomic": _reduce_added,
+    "one_shot": _reduce_everywhere,
+    "two_shot": _reduce_pushed,
+    "copy_engine": _reduce_copied,
+    "decomposed": _reduce_decomposed,
+    "ring": _reduce_ring,
+    "low_latency": _reduce_exchanged,
+    "low_latency_two_shot": _reduce_exchanged_twice,
+    "baseline": _reduce_then,
+}
