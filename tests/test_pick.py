@@ -504,6 +504,30 @@ def test_candidates_can_run_and_differ(op: str, target: Target) -> None:
             assert sum(getattr(config, one.name) != getattr(changed, one.name) for one in fields(config)) == 1
 
 
+def test_what_only_programs_that_send_use_varies_with_them_alone() -> None:
+    problem = problem_of("all_gather_matmul", 1024, 3584, 8192, 8)
+    for senders, varied in ((None, {"num_chunks"}), (16, {"comm_sms", "k_per_flag"})):
+        config = FusedConfig("push", comm_sms=senders)
+        changed = {
+            field.name
+            for one in variations(problem, config, H200)
+            for field in fields(config)
+            if getattr(one, field.name) != getattr(config, field.name)
+        }
+        assert changed & {"num_chunks", "comm_sms", "k_per_flag"} == varied
+
+
+@pytest.mark.parametrize("gather_dim", [0, 1])
+def test_few_programs_send_where_many_ranks_gather_some_rows(gather_dim: int) -> None:
+    """1024 to 2048 rows on 8 ranks; on 2, where the library's matmul in chunks is as good, nobody only sends."""
+    for m, n, k in ((1024, 28672, 8192), (1024, 10240, 8192), (2048, 10240, 8192), (2048, 6144, 4096)):
+        for world_size in (2, 8):
+            config = model_pick(
+                problem_of("all_gather_matmul", m, n // world_size, k, world_size, gather_dim=gather_dim), H200
+            )
+            assert (config.algorithm == "push" and config.comm_sms is not None) == (world_size == 8), (m, n, k)
+
+
 # -- files of rows --------------------------------------------------------------------------------------------
 
 

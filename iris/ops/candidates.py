@@ -194,7 +194,7 @@ _VARIATIONS: dict[str, tuple[Any, ...]] = {
     "kpack": (1, 2),
 }
 _MOVING_VARIATIONS: dict[str, tuple[Any, ...]] = {
-    "comm_sms": (4, 8, 12, 16, 24, 32, 48), "comm_block_m": (16, 32, 64, 128), "comm_block_n": (64, 128, 256),
+    "comm_sms": (4, 8, 12, 16, 24, 32, 48, 64), "comm_block_m": (16, 32, 64, 128), "comm_block_n": (64, 128, 256),
 }  # fmt: skip
 _COURIER_VARIATIONS: dict[str, tuple[Any, ...]] = {
     "comm_block_m": (16, 32, 64, 128), "comm_block_n": (64, 128, 256), "num_chunks": (1, 2, 4),
@@ -204,8 +204,9 @@ _SUM_VARIATIONS: dict[str, tuple[Any, ...]] = {
 }
 _CHUNK_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_chunks": (1, 2, 3, 4, 6, 8, 12, 16)}
 _GROWTH_VARIATIONS = _CHUNK_VARIATIONS | {"chunk_growth": (0.5, 1.0, 2.0)}
-_FETCH_VARIATIONS = _MOVING_VARIATIONS | {
-    "k_per_flag": (4, 8, 16, 32), "num_fetch_stages": (1, 2, 4, 8), "first_stage_fetch_sms": (None, 32, 64),
+_PUT_VARIATIONS = _MOVING_VARIATIONS | {"k_per_flag": (4, 8, 16, 32)}
+_FETCH_VARIATIONS = _PUT_VARIATIONS | {
+    "num_fetch_stages": (1, 2, 4, 8), "first_stage_fetch_sms": (None, 32, 64),
     "staged_a_layout": ("k_contiguous", "m_contiguous"),
 }  # fmt: skip
 _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
@@ -269,10 +270,13 @@ def has_no_tile(config: FusedConfig) -> bool:
 
 def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterator[FusedConfig]:
     """Configs that differ from ``config`` in one field that counts for its algorithm, the nearest values first."""
-    fields = _VARIATIONS | _OF_ALGORITHM.get((problem.op, config.algorithm), {})
+    kind = problem.op, config.algorithm
+    only_send = kind == ("all_gather_matmul", "push") and config.comm_sms is not None
+    own = _PUT_VARIATIONS if only_send else _OF_ALGORITHM.get(kind, {})
+    fields = _VARIATIONS | own
     if has_no_tile(config):
-        fields = dict(_OF_ALGORITHM.get((problem.op, config.algorithm), {}))
-        if config.algorithm == "baseline" or (problem.op, config.algorithm) == ("matmul_reduce_scatter", "decomposed"):
+        fields = dict(own)
+        if config.algorithm == "baseline" or kind == ("matmul_reduce_scatter", "decomposed"):
             fields |= _SUM_VARIATIONS
     for name, values in fields.items():
         if (name in _AMD_ONLY and target.backend != "hip") or (name == "two_tiles" and not config.stream_k):
