@@ -438,7 +438,7 @@ REFUSED: list[tuple[str, dict[str, Any], Target, str]] = [
     ("num_sms", {"num_sms": 133}, H200, "133 programs on 132 SMs"),
     ("comm_sms", {"algorithm": "hbm_buffer", "comm_sms": 132}, H200, "132 of 132 programs would only move data"),
     ("few_sms", {"algorithm": "hbm_buffer", "num_sms": 1}, H200, "1 of 1 programs would only move data"),
-    ("first", {"first_stage_fetch_sms": 133}, H200, "133 programs to fetch, of 132"),
+    ("first", {"first_stage_fetch_sms": 133}, H200, "133 programs to move the first stage, of 132"),
     ("num_chunks", {"num_chunks": 65}, H200, "65 chunks: 64 at most"),
     ("amd stages", {"num_stages": 3}, MI300X, "bytes of shared memory: 65536 at most"),
     ("amd tile", {"block_size_m": 512, "block_size_n": 512, "block_size_k": 16}, MI300X, "sums per thread"),
@@ -660,16 +660,17 @@ def test_shipped_rows_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     pick.forget()
     monkeypatch.setenv("IRIS_TUNED", "/nonexistent")
     rows = [row for path in sorted(tuned.SHIPPED.glob("*.json")) for row in tuned.read(path)]
-    assert {row.hardware for row in rows} == {"H200 SXM"}
+    assert {row.hardware for row in rows} == {"H100 SXM", "H200 SXM"}
     assert len({row.key for row in rows}) == len(rows) > 0
     for row in rows:
+        target = replace(H200, hardware=f"NVIDIA {row.hardware.removesuffix(' SXM')}")
         dtype = tuned.DTYPE_NAMES[row.dtype]
         problem = problem_of(row.op, row.m, row.n, row.k, row.world_size, dtype, row.gather_dim)
         problem = replace(problem, transposed_b=row.transposed_b)
-        assert obstacle(problem, row.config, H200) is None
-        assert row.config.algorithm in {one.algorithm for one in candidates(problem, H200, wide=True)}
+        assert obstacle(problem, row.config, target) is None
+        assert row.config.algorithm in {one.algorithm for one in candidates(problem, target, wide=True)}
         assert row.date and row.versions
-        assert pick_config(problem, H200) == row.config
+        assert pick_config(problem, target) == row.config
 
 
 # -- the ops take what is picked ------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ from iris.device.tile import Flags, Matrix, Tile, tile_pointers
 
 class Crew(NamedTuple):
     """The programs that move data: how many; how many of them compute nothing; how many units of data all of them
-    share, the rest being left to the dedicated ones; and how many chunks of rows are fetched side by side."""
+    share, the rest being left to the dedicated ones; and how many chunks of rows are carried side by side."""
 
     couriers: Any
     dedicated: Any

@@ -17,9 +17,10 @@ rank flags "my A is ready" at all peers; a tile's source waits for its owner's f
 be spared to gather A. Each tile of A crosses the link once per column of output tiles, so the link bounds it.
 
 **push**: programs store the own part into the staging memory of all peers, and flag what is complete; the matmul waits
-for what a tile needs. With ``comm_sms`` so many programs only store, group by group of K in the order of the peers'
+for what a tile needs. With ``comm_sms``, that many programs only store, group by group of K in the order of the peers'
 use, while the others compute; without, every program stores its share, in ``num_chunks`` chunks of rows, before it
-computes. When it wins: 1024 to 2048 rows on 8 ranks, by few programs that only store.
+computes. When it wins: 512 to 4096 rows on 8 ranks where tiles make few waves, by programs that only store; about 512
+rows on 2 and 4.
 
 **hbm_buffer**: some programs only fetch: they load the other parts into this rank's staging memory, group by group of
 K, and flag each; the others compute as groups arrive. Every remote byte crosses the link once. When it wins: where the
@@ -33,7 +34,7 @@ tiles do not fill the device with.
 **decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk, on two lanes in turns,
 each behind a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). Of rows only the part that
 comes last is cut into ``num_chunks``: while an earlier one is computed, the next is on its way. When it wins: mostly,
-from 1024 rows on, where the library's matmul is faster than this one.
+from 1024 rows on (4096 on 8 ranks), where the library's matmul is faster than this one.
 
 **low_latency**: a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`), then ``torch.matmul``.
 When it wins: few rows, as in decoding, where flags and launches count and bytes do not.
@@ -41,10 +42,11 @@ When it wins: few rows, as in decoding, where flags and launches count and bytes
 **baseline**: gather, then ``torch.matmul``: what the others are measured against, and what "auto" picks where they
 lose.
 
-Where peers read A itself, programs wait until the peer has entered the call, and the ranks meet on exit; where the copy
-engine writes the staging memory, they meet on exit, too. ``push`` and ``low_latency`` do neither, as what they write
-into has two halves, which calls take in turns. A rank that has ended a call has had all peers' parts in it, so that all
-of them had begun it, and ended the one before: what they read then may be written in the next call.
+Where peers read A itself, programs wait until the peer has entered the call, and the ranks meet on exit; so do those of
+``baseline``. Where the copy engine writes the staging memory, they meet on exit, too. ``push`` and ``low_latency`` do
+neither, as what they write into has two halves, which calls take in turns. A rank that has ended a call has had all
+peers' parts in it, so that all of them had begun it, and ended the one before: what they read in that one may be
+overwritten in the next.
 """
 
 from __future__ import annotations
@@ -116,7 +118,8 @@ def all_gather_matmul(
             float32 (int32 for int8).
         gather_dim: which dimension of A is sharded; None tells it from the shapes.
         config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for
-            all of A on the symmetric heap; "auto" takes ``pull`` where that is not free, if A_sharded is on it.
+            all of A on the symmetric heap, ``push`` and ``low_latency`` for twice that; "auto" takes ``pull`` where
+            that is not free, if A_sharded is on it.
         workspace: needed only to run the op on several streams at once; see ``iris.ops.new_workspace``.
         trace: record per-program intervals, kept as ``ctx.last_trace`` or in the Trace given.
 

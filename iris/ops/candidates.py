@@ -304,7 +304,7 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
     if moving >= programs:
         return f"{moving} of {programs} programs would only move data"
     if (config.first_stage_fetch_sms or 0) > programs:
-        return f"{config.first_stage_fetch_sms} programs to fetch, of {programs}"
+        return f"{config.first_stage_fetch_sms} programs to move the first stage, of {programs}"
     if config.num_chunks > MAX_CHUNKS:
         return f"{config.num_chunks} chunks: {MAX_CHUNKS} at most"
     rows = -(-problem.m // config.block_size_m)

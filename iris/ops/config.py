@@ -76,12 +76,12 @@ class FusedConfig:
         own_matmul: with ``low_latency`` and ``low_latency_two_shot``, the matmul by Iris's kernel, with this config's
             tile, not by ``torch.matmul``.
         num_rounds: where ranks take turns in a tile order: rounds in which each rank's tiles are divided.
-        comm_sms: programs that only move data, where the algorithm has such; None picks a number, none for a gather's
-            ``push``.
+        comm_sms: programs that only move data, where the algorithm has such. None: the algorithm picks a number; for a
+            gather's ``push``, no program only moves data.
         comm_block_m, comm_block_n: the tile that those programs move at a time.
         k_per_flag: blocks of K that one ready flag announces, where programs only move parts of A.
         staged_a_layout: how ``hbm_buffer`` stages A: ``"k_contiguous"`` (row by row) or ``"m_contiguous"``.
-        num_fetch_stages: stages, of equal size, in which these move A.
+        num_fetch_stages: stages, of equal size, in which the programs that only move parts of A do so.
         first_stage_fetch_sms: programs that move the first stage, those beyond ``comm_sms`` then computing; None: the
             same as later.
         num_warps, num_stages: as Triton has them.

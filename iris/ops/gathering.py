@@ -3,8 +3,8 @@
 A *source* says where A is and waits for it, a *courier* moves it (:mod:`iris.device.matmul`). Parts arrive in the
 staging memory in chunks of rows, times pieces of columns, and each of these has a flag, which takes the call's epoch.
 ``push_courier``: all programs store the own part everywhere, and the last one to finish a chunk flags it. The programs
-of ``fetch_courier`` and ``put_courier`` each carry whole pieces, here or there, and flag them. ``keep_courier``: the
-copy engine brings the peers' parts, programs only the own one.
+of ``fetch_courier`` and ``put_courier`` each carry whole pieces, to this rank or to a peer, and flag them.
+``keep_courier``: the copy engine brings the peers' parts, programs only the own one.
 """
 
 import triton
@@ -219,7 +219,7 @@ def _carry_piece(
 @triton.jit
 def _abreast(unit, turns, chunks, crew):
     """Which of ``chunks`` chunks of rows, and which of its ``turns`` pieces, is number ``unit`` where ``crew.abreast``
-    chunks are fetched side by side: a piece of each, then the next piece of each."""
+    chunks are carried side by side: a piece of each, then the next piece of each."""
     first = unit // (crew.abreast * turns) * crew.abreast
     beside = min(chunks - first, crew.abreast)
     left = unit - first * turns

@@ -9,9 +9,10 @@ How far off it is: beside 784 calls measured on 1, 2 and 4 × H200 (tests/data/h
 nine of ten are within 0.90 and 1.12. Clocks alone make 10 % between two measurements of the same. Of the configs
 measured for a shape, the one that it predicts to be fastest took 2 % more than the fastest on average, and 20 % more at
 worst, over 161 shapes. Calls of ``hbm_buffer``, and of all-scatters by ``decomposed``, are not among them, as these
-fetch and send otherwise since. Beside 1137 shapes of dataset/llm.json (1 to 16384 rows, results/) it is 5 % off in the
-median, nine of ten are within 0.89 and 1.12, and all within 0.67 and 1.23. With ``own_matmul`` it is less sure: 25
-calls of 16 to 128 rows lie between 0.70 and 1.40.
+fetch and send otherwise since; gathers by ``push``, which no longer wait for peers to enter, are, and the model still
+counts that wait where all programs send. Beside 1137 shapes of dataset/llm.json (1 to 16384 rows, results/) it is 5 %
+off in the median, nine of ten are within 0.89 and 1.12, and all within 0.67 and 1.23. With ``own_matmul`` it is less
+sure: 25 calls of 16 to 128 rows lie between 0.70 and 1.40.
 
 Nobody has measured 8 ranks beside it, or AMD GPUs. Beside 804 calls as one of 8 or 4 ranks for which two H200s
 stand (tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py) it is 6 % off in the median,
@@ -19,8 +20,8 @@ nine of ten are within 0.91 and 1.27, and of the configs of 174 shapes the one t
 fastest on average, and 7 % at worst. What is furthest off is slow: ``one_shot`` of wide matrices, and many chunks.
 
 Of H100 it has only what data sheets say. Beside 244 calls on two H100s that stand for 8, 4 or 2 ranks
-(tests/data/h100_mirrored.json, 2026-11-24) it is 5 % off in the median, and between 0.81 and 1.51 times; of the configs
-of 55 shapes the one that it prefers took 2 % more than the fastest on average, and 18 % at worst.
+(tests/data/h100_mirrored.json, 2026-11-24) it is 5 % off in the median, and between 0.82 and 1.50 times the measured
+time; of the configs of 55 shapes the one that it prefers took 2 % more than the fastest on average, and 18 % at worst.
 """
 
 from __future__ import annotations
