@@ -161,3 +161,14 @@ def test_waves_per_eu_may_be_0_and_not_less() -> None:
     FusedConfig(waves_per_eu=0).check("some_op", ("auto",), 132)
     with pytest.raises(ArgumentError, match=r"config\.waves_per_eu: expected a positive number or 0, got -1"):
         FusedConfig(waves_per_eu=-1).check("some_op", ("auto",), 132)
+
+
+def test_fewer_programs_leave_fewer_to_move_data() -> None:
+    picked = FusedConfig("push", comm_sms=16, first_stage_fetch_sms=64)
+    few = picked.with_fields({"num_sms": 16})
+    assert (few.num_sms, few.comm_sms, few.first_stage_fetch_sms) == (16, None, None)
+    some = picked.with_fields({"num_sms": 17})
+    assert (some.comm_sms, some.first_stage_fetch_sms) == (16, None)
+    assert picked.with_fields({"num_sms": 64, "block_size_m": 64}) == replace(picked, num_sms=64, block_size_m=64)
+    with pytest.raises(ArgumentError, match=r"comm_sms: expected less than the 16 programs"):
+        picked.with_fields({"num_sms": 16, "comm_sms": 16}).check(GATHER, ALGORITHMS[GATHER], 132)

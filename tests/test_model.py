@@ -81,7 +81,7 @@ def test_no_op_is_predicted_too_fast_or_too_slow_throughout(op: str) -> None:
 
 @pytest.mark.parametrize(
     ("known", "calls", "fewest", "on_average", "at_worst"),
-    [(H200, MEASURED, 100, 1.03, 1.25), (H200, MIRRORED, 150, 1.01, 1.1), (H100, MIRRORED_H100, 50, 1.025, 1.2)],
+    [(H200, MEASURED, 100, 1.03, 1.25), (H200, MIRRORED, 150, 1.01, 1.14), (H100, MIRRORED_H100, 50, 1.025, 1.2)],
 )
 def test_the_config_that_the_model_prefers_is_among_the_fastest_measured(
     known: Hardware, calls: list[dict[str, Any]], fewest: int, on_average: float, at_worst: float
@@ -105,7 +105,7 @@ def test_as_one_of_many_ranks_predictions_are_as_close_as_the_model_says() -> No
     assert {problem.world_size for problem, _, _ in measured(MIRRORED)} == {4, 8}
     assert math.exp(statistics.median(map(abs, off))) < 1.065
     first, *_, last = statistics.quantiles(off, n=20)
-    assert 0.91 < math.exp(first) < math.exp(last) < 1.29
+    assert 0.90 < math.exp(first) < math.exp(last) < 1.27
 
 
 def test_of_hardware_that_is_known_from_data_sheets_predictions_are_as_close_as_the_model_says() -> None:
@@ -186,7 +186,8 @@ def test_every_prediction_is_a_time(op: str, algorithm: str, hardware: Hardware)
         for dtype in DTYPES:
             for m, n, k in ((world_size, 1, 1), (1000 * world_size, 1000, 72)):
                 problem = problem_of(op, m, n, k, world_size, dtype)
-                for config in (TILE, FusedConfig(stream_k=True, num_chunks=64, num_sms=2, comm_sms=1, num_rounds=99)):
+                split = FusedConfig(stream_k=True, num_chunks=64, num_sms=2, comm_sms=1, num_rounds=99)
+                for config in (TILE, split, FusedConfig(num_sms=1, comm_sms=16)):
                     ms = predict_ms(problem, replace(config, algorithm=algorithm), hardware)
                     assert 0.005 < ms < 1e6
 

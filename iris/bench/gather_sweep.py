@@ -125,7 +125,7 @@ def _expect(state: State, problem: Problem, config: FusedConfig | None, device_n
 def _config(operands: Operands, options: Options) -> FusedConfig:
     """The best that is known of the algorithm, but for the fields that the options name."""
     picked = pick_config(operands.problem, target_of(operands.ctx), options.algorithm)
-    return replace(picked, **options.fields)  # type: ignore[arg-type]
+    return picked.with_fields(options.fields)
 
 
 def _with_config(chosen: Way, operands: Operands, config: FusedConfig) -> Way:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
@@ -171,6 +173,17 @@ class FusedConfig:
             raise ArgumentError(
                 op, "config.staged_a_layout", f"one of {', '.join(LAYOUTS)}", repr(self.staged_a_layout)
             )
+
+    def with_fields(self, values: Mapping[str, Any]) -> FusedConfig:
+        """This config, of which the fields named in ``values`` take these. Numbers of programs that move data, where
+        they are not among them, are left to the algorithm if so many are not launched any more."""
+        changed = replace(self, **values)
+        programs = changed.num_sms
+        if isinstance(programs, int):
+            most = {"comm_sms": programs - 1, "first_stage_fetch_sms": programs}
+            given_up = [name for name in most if name not in values and (getattr(self, name) or 0) > most[name]]
+            changed = replace(changed, **dict.fromkeys(given_up))
+        return changed
 
     def movers(self, op: str, num_sms: int) -> int:
         """Programs that only move data, for an algorithm that has such: ``comm_sms``, or few of all that are launched.

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from iris.device import handle as handles
+from iris.device.arch import copy_stages
 from iris.device.chunk import count_tile
 from iris.device.peer import translate
 from iris.device.sync import (
@@ -50,6 +51,8 @@ from iris.ops.rows import Rows, chunks_of
 
 _SUM_PROGRAMS = 4
 """Programs per SM of a kernel that only sums: enough loads at a time to keep the memory busy."""
+_SUM_STAGES: tl.constexpr = tl.constexpr(3)
+"""Of its loop over the parts: more would take the shared memory that so many programs per SM share."""
 
 
 class Slots(NamedTuple):
@@ -104,9 +107,10 @@ def collected(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
     sources = tl.where(others, lanes, me)
     ready = flags.ready + sources * flags.chunks + tile.index // flags.blocks_per_chunk
     wait_all(ready, epoch + lanes * 0, sources, others, handle, SITE)
-    for source in range(world):
-        if source != me:
-            acc += tl.load(slot_pointers(slots.incoming, source, tile, acc.shape[0], acc.shape[1])).to(acc.dtype)
+    stages: tl.constexpr = copy_stages(slots.incoming.dtype.element_ty, acc.numel)
+    for other in tl.range(world - 1, num_stages=stages):
+        source = other + tl.where(other < me, 0, 1)
+        acc += tl.load(slot_pointers(slots.incoming, source, tile, acc.shape[0], acc.shape[1])).to(acc.dtype)
     return acc
 
 
@@ -161,7 +165,8 @@ def _sum_rows(
         cols = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
         tile = Tile(me, block, 0, top, rows, cols, rows < row_end, cols < N)
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
-        for step in range(world):
+        stages: tl.constexpr = min(copy_stages(partial.ptr.dtype.element_ty, BLOCK_M * BLOCK_N), _SUM_STAGES)
+        for step in tl.range(world, num_stages=stages):
             source = (me + step) % world  # no two ranks load from the same one at the same time
             if LANDED:
                 part = tile_pointers(partial, partial.ptr, rows - top + source * rows_per_rank, cols)

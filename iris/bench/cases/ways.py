@@ -74,13 +74,13 @@ def with_options(op: str, config: FusedConfig, options: str) -> FusedConfig:
         ArgumentError: it says something else.
     """
     known = [field.name for field in fields(FusedConfig) if field.name != "algorithm"]
+    given: dict[str, Any] = {}
     for option in filter(None, options.split("+")):
         name, _, text = option.partition("=")
         if name not in known or not text:
             raise ArgumentError(op, "options behind an algorithm", f"FIELD=VALUE, FIELD of {', '.join(known)}", option)
-        value: Any = None if text == "None" else parse_values(name, text)[0]
-        config = replace(config, **{name: value})
-    return config
+        given[name] = None if text == "None" else parse_values(name, text)[0]
+    return config.with_fields(given)
 
 
 def way(state: State, operands: Operands, name: str) -> Way:

@@ -16,12 +16,15 @@ sure: 25 calls of 16 to 128 rows lie between 0.70 and 1.40.
 
 Nobody has measured 8 ranks beside it, or AMD GPUs. Beside 804 calls as one of 8 or 4 ranks for which two H200s
 stand (tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py) it is 6 % off in the median,
-nine of ten are within 0.91 and 1.27, and of the configs of 174 shapes the one that it prefers took 0.5 % more than the
-fastest on average, and 7 % at worst. What is furthest off is slow: ``one_shot`` of wide matrices, and many chunks.
+nine of ten are within 0.90 and 1.27, and of the configs of 174 shapes the one that it prefers took 0.6 % more than the
+fastest on average, and 13 % at worst. The sums of tiles among them are of when programs waited for each part that they
+add up; they now load the next ones ahead, and take up to 5 % less, which the model counts. What is furthest off is
+slow: ``one_shot`` of wide matrices, and many chunks.
 
-Of H100 it has only what data sheets say. Beside 244 calls on two H100s that stand for 8, 4 or 2 ranks
-(tests/data/h100_mirrored.json, 2026-11-24) it is 5 % off in the median, and between 0.82 and 1.50 times the measured
-time; of the configs of 55 shapes the one that it prefers took 2 % more than the fastest on average, and 18 % at worst.
+Of H100 it has only what data sheets say. Beside 277 calls on two H100s that stand for 8, 4 or 2 ranks
+(tests/data/h100_mirrored.json, 2026-11-24 and 25) it is 5 % off in the median, and between 0.82 and 1.51 times the
+measured time; of the configs of 67 shapes the one that it prefers took 2 % more than the fastest on average, and 18 %
+at worst.
 """
 
 from __future__ import annotations

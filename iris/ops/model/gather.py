@@ -79,7 +79,7 @@ def _sent(call: Call, senders: int) -> float:
     """Pieces, as many at a time as there are senders: some chunks of rows side by side, then the next ones, by columns
     the own ones among them. A tile begins with the first piece of its rows, and ends behind the last."""
     config, world, by_columns = call.config, call.world, _by_columns(call)
-    senders = min(senders, call.programs() - 1)
+    senders = max(1, min(senders, call.programs() - 1))
     deal = _deal(call, senders, together=True)
     part_m = call.problem.m if by_columns else call.problem.m // world or 1
     part_k = call.problem.k // world or 1 if by_columns else call.problem.k
