@@ -182,7 +182,8 @@ class FusedConfig:
         if isinstance(programs, int):
             most = {"comm_sms": programs - 1, "first_stage_fetch_sms": programs}
             given_up = [name for name in most if name not in values and (getattr(self, name) or 0) > most[name]]
-            changed = replace(changed, **dict.fromkeys(given_up))
+            none: dict[str, Any] = dict.fromkeys(given_up)
+            changed = replace(changed, **none)
         return changed
 
     def movers(self, op: str, num_sms: int) -> int:
