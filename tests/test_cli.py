@@ -121,13 +121,12 @@ OF_OWN_CASES = "from iris import bench; raise SystemExit(bench.main(['rma_matrix
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "both"),
     [
-        ["-m", "iris", "bench", "--benchmark_list"], ["-m", "iris", "bench", "--help"], ["-m", "iris", "--help"],
-        ["-c", OF_OWN_CASES],
+        (["-m", "iris", "bench", "--benchmark_list"], True), (["-m", "iris", "bench", "--help"], False),
+        (["-m", "iris", "--help"], True), (["-c", OF_OWN_CASES], False), (["-c", OF_OWN_CASES], True),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("both", [False, True])
 def test_a_reader_that_has_gone_ends_a_command_quietly(words: list[str], both: bool) -> None:
     reader, writer = os.pipe()
     os.close(reader)

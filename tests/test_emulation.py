@@ -36,7 +36,7 @@ def records(script: str, num_ranks: int, *options: str) -> list[dict[str, Any]]:
 def test_two_stand_for_four_in_every_way(num_ranks: int) -> None:
     """Results are right, so all that peers send arrives in its place, and is waited for."""
     sizes = ("--axis_M=128", "--axis_N=128", "--axis_K=128", "--axis_ranks=4")
-    measured = records("mirrored", num_ranks, *sizes)
+    measured = records("mirrored", num_ranks, *sizes, "--repeat=1")
     for op, algorithms in ALGORITHMS.items():
         mine = [one for one in measured if one["case"] == f"{op}_mirrored"]
         for algorithm in algorithms if op != "matmul" else ():
@@ -49,7 +49,7 @@ def test_two_stand_for_four_in_every_way(num_ranks: int) -> None:
 @pytest.mark.parametrize("num_ranks", worlds(1, 1))
 def test_one_rank_gathers_alone(num_ranks: int) -> None:
     sizes = ("--axis_M=288", "--axis_N=64", "--axis_K=384", "--axis_ranks=3")
-    measured = records("fetchers", num_ranks, *sizes, "--axis_way=2x1+split")
+    measured = records("fetchers", num_ranks, *sizes, "--axis_way=2x1+split", "--repeat=1")
     assert [one["params"]["gather_dim"] for one in measured] == [1, 0], measured
     assert all(one["validated"] and one["error"] is None for one in measured), measured
 

@@ -111,10 +111,10 @@ IN_STRIPS = replace(NARROW, two_tiles=False, num_sms=17)
 OWN_KERNEL = [way for way in ways() if way.algorithm not in LIBRARY]
 
 
-def in_strips(way: Way, turn: int, seed: int) -> list[tuple[Shape, int, float, int]]:
+def in_strips(way: Way, turn: int, widths: tuple[int, ...], seed: int) -> list[tuple[Shape, int, float, int]]:
     ctx, found = context(), []
     shapes = ((16, 200, 300), (20, 300, 150), (33, 520, 70))
-    for index, width in ((turn, 256), (turn + 1, 128)):
+    for index, width in enumerate(widths, turn):
         shape, dtype = shapes[index % 3], DTYPES[(turn + index) % 4]
         one = trial(ctx, way, shape, dtype, seed + index, "row" if turn % 2 else None)
         config = replace(IN_STRIPS, block_size_n=width, block_size_k=least_block_size_k(dtype))
@@ -133,7 +133,8 @@ def test_split_tiles_in_strips(crowd: Ranks, way: Way, ranks: int, seed: int) ->
     knows whose are cut."""
     problem = Problem(way.op, 16, 16, 16, torch.float16, ranks, 0, way.gather_dim)
     sliced = Call(problem, replace(IN_STRIPS, algorithm=way.algorithm), H200).sliced
-    for found in crowd.run(in_strips, way, OWN_KERNEL.index(way), seed):
+    widths = (256, 128) if sliced else (256,)
+    for found in crowd.run(in_strips, way, OWN_KERNEL.index(way), widths, seed):
         for shape, width, excess, _ in found:
             assert excess <= 1, (shape, width)
         assert any(strips > 1 for *_, strips in found) == sliced
