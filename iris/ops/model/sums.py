@@ -18,8 +18,8 @@ _SEND_S = 1.5e-6
 _COLLECT_BYTES_PER_S, _COLLECT_S = 32e9, 1e-6
 """At which a program reads one peer's part of its tile, and the least that it takes for it."""
 _AHEAD_BYTES_PER_S, _AHEAD_S = 60e9, 0.7e-6
-"""The same of each other peer's, which is loaded while the one before is added (2 × H100 that stand for 8, 2026-11-25).
-"""
+"""The same of each other peer's, which NVIDIA GPUs load while the one before is added (2 × H100 that stand for 8,
+2026-11-25)."""
 _TILE_WORDS_S = 2e-6
 """The last tile's words, beside their bytes, from when they are stored until they have been added up: of each peer, as
 nobody has measured more than one."""
@@ -40,7 +40,9 @@ def _owner_copy_s(call: Call, share: float = 1.0) -> float:
 def _collect_s(call: Call) -> float:
     """One tile's parts from all peers, read by the program that has computed the own."""
     nbytes = call.config.tile_elements * output_dtype(call.problem.dtype).itemsize
-    first, each = max(_COLLECT_S, nbytes / _COLLECT_BYTES_PER_S), max(_AHEAD_S, nbytes / _AHEAD_BYTES_PER_S)
+    first = each = max(_COLLECT_S, nbytes / _COLLECT_BYTES_PER_S)
+    if call.machine.warpgroups:
+        each = max(_AHEAD_S, nbytes / _AHEAD_BYTES_PER_S)
     return first + (call.world - 2) * each if call.world > 1 else 0.0
 
 
