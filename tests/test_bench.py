@@ -853,10 +853,11 @@ def test_what_an_algorithm_cannot_run_is_skipped(tmp_path: Path) -> None:
 def test_options_behind_an_algorithm(tmp_path: Path) -> None:
     """Those are the best ones known, but for what is said."""
     out = tmp_path / "results.jsonl"
+    programs = 4 if BACKEND == "sim" else torch.cuda.get_device_properties(0).multi_processor_count
     ways = {
         "push": None,
         "push+comm_sms=2+stream_k=True": None,
-        "push+comm_sms=4096": "comm_sms: expected less than the",
+        f"push+comm_sms={programs}": f"comm_sms: expected less than the {programs} programs",
         "push+comm_sms": "expected FIELD=VALUE, FIELD of block_size_m,",
         "push+algorithm=pull": "FIELD of block_size_m,",
         "push+comm_sms=few": "comm_sms: expected of type int, got 'few'",

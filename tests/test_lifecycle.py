@@ -134,13 +134,14 @@ def test_graphs_of_one_life_are_not_the_next_ones(ranks: Ranks, seed: int) -> No
 
 @NAMES_SHARED_MEMORY
 def test_lives_across_processes_leave_the_machine_as_it_was() -> None:
-    size, before = 2 if BACKEND == "sim" else 1, None
+    size = 2 if BACKEND == "sim" else 1
+    before, fds = (shared_memory_files(), thread_count()), []
     for turn in range(10):
         with iris.RankPool(size) as pool:
             pool.run(one_life, (turn,), timeout_s=60)
-        now = shared_memory_files(), open_fds(), thread_count()
-        before = before or now  # the first pool of a process starts what outlives it, such as Python's resource tracker
-    assert now == before
+        fds.append(open_fds())
+    assert (shared_memory_files(), thread_count()) == before
+    assert fds[-1] == fds[0]  # the first pool of a process opens what outlives it, such as Python's resource tracker
 
 
 # -- the end ------------------------------------------------------------------------------------------------

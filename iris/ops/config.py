@@ -177,14 +177,14 @@ class FusedConfig:
     def with_fields(self, values: Mapping[str, Any]) -> FusedConfig:
         """This config, of which the fields named in ``values`` take these. Numbers of programs that move data, where
         they are not among them, are left to the algorithm if so many are not launched any more."""
-        changed = replace(self, **values)
-        programs = changed.num_sms
+        given_up: dict[str, Any] = {}
+        programs = values.get("num_sms", self.num_sms)
         if isinstance(programs, int):
-            most = {"comm_sms": programs - 1, "first_stage_fetch_sms": programs}
-            given_up = [name for name in most if name not in values and (getattr(self, name) or 0) > most[name]]
-            none: dict[str, Any] = dict.fromkeys(given_up)
-            changed = replace(changed, **none)
-        return changed
+            if (self.comm_sms or 0) >= programs:
+                given_up["comm_sms"] = None
+            if (self.first_stage_fetch_sms or 0) > programs:
+                given_up["first_stage_fetch_sms"] = None
+        return replace(self, **{**given_up, **values})
 
     def movers(self, op: str, num_sms: int) -> int:
         """Programs that only move data, for an algorithm that has such: ``comm_sms``, or few of all that are launched.
