@@ -324,10 +324,10 @@ def test_other_hardware_is_expected_to_take_its_own_time(known: Hardware) -> Non
 
 
 def test_large_gathers_leave_the_copies_to_the_copy_engine_and_small_ones_use_inboxes() -> None:
-    assert pick_config(GATHER, H200).algorithm == "copy_engine"
+    assert pick_config(GATHER, H200).algorithm in ("copy_engine", "decomposed")
     assert pick_config(problem_of("all_gather_matmul", 16, 1024, 8192, 8), H200).algorithm == "low_latency"
     # One copy at a time would use one of an MI300X's seven links.
-    assert pick_config(GATHER, MI300X).algorithm != "copy_engine"
+    assert pick_config(GATHER, MI300X).algorithm not in ("copy_engine", "decomposed")
     assert (
         pick_config(
             GATHER,

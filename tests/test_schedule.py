@@ -83,14 +83,24 @@ def test_every_tile_once_and_the_own_ones_in_their_turn(ranks: Ranks, which: str
         else:
             for shard in range(shards):
                 assert sorted((m, n) for owner, _, m, n in places if owner == shard) == grid
-        per_shard = len(places) // shards
-        per_round = -(-per_shard // rounds)
-        for start in range(0, per_shard, per_round):
-            size = min(per_round, per_shard - start)
-            turn = places[start * shards : (start + size) * shards]
-            first = me if which == "own_first" else me + 1
-            expected = [((first + step) % shards, start + index) for step in range(shards) for index in range(size)]
-            assert [place[:2] for place in turn] == expected
+        assert [place[:2] for place in places] == expected_order(which, me, shards, len(places) // shards, rounds)
+
+
+def expected_order(which: str, me: int, shards: int, per_shard: int, rounds: int) -> list[tuple[int, int]]:
+    """Whose tile each is, and its number: the next ranks' by rounds; the own ones before all, behind those of their
+    round, or behind those of the next round."""
+    per_round = -(-per_shard // rounds)
+    cut = [range(start, min(start + per_round, per_shard)) for start in range(0, per_shard, per_round)]
+    own = [[(me, index) for index in those] for those in cut]
+    others = [[((me + step) % shards, index) for step in range(1, shards) for index in those] for those in cut]
+    if which == "own_first":
+        turns = own + others
+    elif which == "own_last":
+        turns = [part for pair in zip(others, own, strict=True) for part in pair]
+    else:
+        late = zip(others[1:], own[:-1], strict=True)
+        turns = [others[0], *(part for pair in late for part in pair), own[-1]]
+    return list(itertools.chain(*turns))
 
 
 def order_of_wide_rows() -> list[Place]:

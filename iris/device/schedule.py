@@ -6,7 +6,7 @@ stands for. It is a ``@triton.jit`` function passed as constexpr, and may be the
     SCHEDULE(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M, SHARDS) -> (shard, index, block_m, block_n)
 
 ``shard`` is the rank that the tile belongs to, ``index`` its number among that rank's ``per_shard`` tiles,
-``block_m`` and ``block_n`` its place. Tiles come in rounds of ``per_round`` tiles of every shard.
+``block_m`` and ``block_n`` its place. Tiles come in rounds of ``per_round`` tiles of every shard whose turn it is.
 """
 
 import triton
@@ -45,18 +45,23 @@ def _turn(item, per_shard, per_round, SHARDS: tl.constexpr):
 
 @triton.jit
 def own_first(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.constexpr, SHARDS: tl.constexpr):
-    """Shards of rows, beginning with this rank's own, which needs no transfer; then those of the next ranks.
+    """Shards of rows: all of this rank's own first, which needs no transfer; then, in rounds, those of the next ranks.
 
     No two ranks want the same peer's shard at the same time.
     """
-    turn, index = _turn(item, per_shard, per_round, SHARDS)
+    if SHARDS == 1:
+        turn, index = item * 0, item
+    else:
+        turn, index = _turn(max(item - per_shard, 0), per_shard, per_round, SHARDS - 1)
+        turn, index = tl.where(item < per_shard, 0, turn + 1), tl.where(item < per_shard, item, index)
     block_m, block_n = grouped(index, m_blocks, n_blocks, GROUP_M)
     return (me + turn) % SHARDS, index, block_m, block_n
 
 
 @triton.jit
 def own_last(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.constexpr, SHARDS: tl.constexpr):
-    """Shards of rows, beginning with the next rank's; the own one last, when the peers have sent theirs for it."""
+    """Shards of rows, beginning with the next rank's; the own ones last in each round, when the peers have sent theirs
+    for them."""
     turn, index = _turn(item, per_shard, per_round, SHARDS)
     block_m, block_n = grouped(index, m_blocks, n_blocks, GROUP_M)
     return (me + 1 + turn) % SHARDS, index, block_m, block_n
@@ -64,14 +69,31 @@ def own_last(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.con
 
 @triton.jit
 def dealt(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.constexpr, SHARDS: tl.constexpr):
-    """All tiles dealt to the ranks, neighbours to the same one, whatever their rows; the own ones last in each round.
+    """All tiles dealt to the ranks, neighbours to the same one, whatever their rows; the own ones of a round behind the
+    others of the next round, when the peers' are here for sure; those of the last two behind all.
 
     Where ``per_shard`` × ``SHARDS`` exceeds the number of tiles, the last ones lie outside the matrix.
     """
-    turn, index = _turn(item, per_shard, per_round, SHARDS)
+    turn, index = _turn_own_late(item, per_shard, per_round, SHARDS)
     shard = (me + 1 + turn) % SHARDS
     block_m, block_n = grouped(shard * per_shard + index, m_blocks, n_blocks, GROUP_M)
     return shard, index, block_m, block_n
+
+
+@triton.jit
+def _turn_own_late(item, per_shard, per_round, SHARDS: tl.constexpr):
+    """As :func:`_turn`, the last turn being the own one, which comes a round later."""
+    if SHARDS == 1:
+        return item * 0, item
+    else:
+        others: tl.constexpr = SHARDS - 1
+        size = max(per_round, 1)
+        which = min((item + size) // (size * SHARDS), tl.cdiv(per_shard, size) - 1)
+        within = item - max(which * (size * SHARDS) - size, 0)
+        length = max(min(size, per_shard - which * size), 1)
+        own = within >= others * length
+        own_index = max(which - 1, 0) * size + within - others * length
+        return tl.where(own, others, within // length), tl.where(own, own_index, which * size + within % length)
 
 
 @triton.jit

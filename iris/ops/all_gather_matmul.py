@@ -208,6 +208,7 @@ class _Call(OpCall):
         units = (self.ctx.world_size - self.by_rows) * plan.chunks * pieces
         tiles = plan.shards * plan.tiles_per_shard(self.problem, config)
         computing, across = (config.num_sms or self.ctx.num_sms) - movers, -(-self.problem.n // config.block_size_n)
+        across = -(-across // plan.rounds)
         return replace(
             plan, courier=courier, piecewise=True, pieces=pieces, piece_k=k_per_flag * config.block_size_k,
             couriers=first_movers, dedicated=movers, first_units=-(-units // config.num_fetch_stages),
@@ -276,7 +277,7 @@ class _Call(OpCall):
             self.site, schedule.own_first, source, shards=world if self.by_rows else 1, sharded=self.by_rows,
             segments=1 if self.by_rows else world, own=self.by_rows, piecewise=not self.by_rows,
             chunks=-(-blocks // per_chunk) if wanted_chunks else 1, blocks_per_chunk=per_chunk,
-            chunk_rows=per_chunk * self.config.block_size_m,
+            chunk_rows=per_chunk * self.config.block_size_m, rounds=self.config.num_rounds if self.by_rows else 1,
         )  # fmt: skip
 
     def _put(self, own: torch.Tensor, cuts: list[list[Rows]]) -> None:

@@ -114,6 +114,10 @@ def _chunks(*counts: int) -> tuple[Fields, ...]:
     return tuple({"num_chunks": count} for count in counts)
 
 
+def _rounds(*counts: int) -> tuple[Fields, ...]:
+    return tuple({"num_rounds": count} for count in counts)
+
+
 def _growing(*choices: tuple[int, float]) -> tuple[Fields, ...]:
     return tuple({"num_chunks": count, "chunk_growth": growth} for count, growth in choices)
 
@@ -127,7 +131,11 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "all_gather_matmul": {
         "copy_engine": _chunks(1, 2, 4, 8),
         "decomposed": _chunks(1, 2, 4),
-        "push": ({}, *(fields | {"k_per_flag": blocks} for blocks in (8, 16) for fields in _moving(16, 32, 64))),
+        "push": (
+            {},
+            *(fields | {"k_per_flag": blocks} for blocks in (8, 16) for fields in _moving(16, 32, 64)),
+            *(fields | {"num_rounds": rounds} for rounds in (2, 4) for fields in _moving(16)),
+        ),
         "hbm_buffer": tuple({**fields, "k_per_flag": blocks} for blocks in (32, 16) for fields in _moving(16, 12, 24)),
         "pull": ({},),
         "low_latency": ({},),
@@ -142,7 +150,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "baseline": ({},),
     },
     "matmul_reduce_scatter": {
-        "push": ({},),
+        "push": _rounds(1, 2, 4),
         "copy_engine": _chunks(1, 2, 4),
         "decomposed": ({"comm_block_m": 32, "comm_block_n": 64},),
         "ring": _chunks(2),
@@ -150,7 +158,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "baseline": ({},),
     },
     "matmul_all_reduce": {
-        "two_shot": tuple({"num_rounds": rounds} for rounds in (1, 2, 4, 8)),
+        "two_shot": _rounds(1, 2, 4, 8),
         "decomposed": tuple({"num_chunks": count, "comm_block_m": 32, "comm_block_n": 128} for count in (1, 2, 4)),
         "ring": _chunks(2),
         "copy_engine": _chunks(1, 2, 4),
@@ -203,15 +211,16 @@ _SUM_VARIATIONS: dict[str, tuple[Any, ...]] = {
     name: _MOVING_VARIATIONS[name] for name in ("comm_block_m", "comm_block_n")
 }
 _CHUNK_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_chunks": (1, 2, 3, 4, 6, 8, 12, 16)}
+_ROUND_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_rounds": (1, 2, 4, 8, 16)}
 _GROWTH_VARIATIONS = _CHUNK_VARIATIONS | {"chunk_growth": (0.5, 1.0, 2.0)}
-_PUT_VARIATIONS = _MOVING_VARIATIONS | {"k_per_flag": (4, 8, 16, 32)}
+_PUT_VARIATIONS = _MOVING_VARIATIONS | _ROUND_VARIATIONS | {"k_per_flag": (4, 8, 16, 32)}
 _FETCH_VARIATIONS = _PUT_VARIATIONS | {
     "num_fetch_stages": (1, 2, 4, 8), "first_stage_fetch_sms": (None, 32, 64),
     "staged_a_layout": ("k_contiguous", "m_contiguous"),
 }  # fmt: skip
 _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("all_gather_matmul", "push"): _COURIER_VARIATIONS,
-    ("all_gather_matmul", "copy_engine"): _CHUNK_VARIATIONS,
+    ("all_gather_matmul", "copy_engine"): _CHUNK_VARIATIONS | _ROUND_VARIATIONS,
     ("all_gather_matmul", "decomposed"): _GROWTH_VARIATIONS,
     ("all_gather_matmul", "hbm_buffer"): _FETCH_VARIATIONS,
     ("matmul_all_scatter", "copy_engine"): _CHUNK_VARIATIONS,
@@ -223,7 +232,8 @@ _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("matmul_all_reduce", "decomposed"): _GROWTH_VARIATIONS | _SUM_VARIATIONS,
     ("matmul_all_reduce", "ring"): _CHUNK_VARIATIONS,
     ("matmul_all_reduce", "copy_engine"): _CHUNK_VARIATIONS,
-    ("matmul_all_reduce", "two_shot"): {"num_rounds": (1, 2, 4, 8, 16)},
+    ("matmul_reduce_scatter", "push"): _ROUND_VARIATIONS,
+    ("matmul_all_reduce", "two_shot"): _ROUND_VARIATIONS,
 }
 _AMD_ONLY = {"waves_per_eu", "matrix_instr_nonkdim", "kpack"}
 
@@ -310,6 +320,12 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
     rows = -(-problem.m // config.block_size_m)
     if config.num_chunks > max(1, rows):
         return f"{config.num_chunks} chunks of {rows} block rows"
+    if (
+        problem.op == "all_gather_matmul"
+        and config.num_rounds > 1
+        and (problem.gather_dim == 1 or problem.world_size < 3)
+    ):
+        return f"{config.num_rounds} rounds, where no two other ranks' rows take turns"
     if problem.op == "matmul_all_reduce" and algorithm == "copy_engine" and problem.m % problem.world_size:
         return f"{problem.m} rows cannot be shared evenly by {problem.world_size} ranks"
     return None if has_no_tile(config) else _too_large(problem.dtype, config, target)

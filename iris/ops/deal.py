@@ -29,6 +29,8 @@ _APART_SLOWER = 0.5
 and share nothing in L2."""
 _REREAD = 0.8
 """The share of B that the next rank's rows read from memory again, where L2 cannot hold it."""
+_APART = 2.0
+"""How often B is read in a wave of several ranks' rows, which do not begin at the same time."""
 _DRIFTED_WAVES = 2
 """From one wave more than this on, programs no longer end their tiles at the same time."""
 _LIBRARY_TILES = tuple((128, n, 8) for n in (256, 192, 160, 128, 112)) + tuple(
@@ -130,6 +132,11 @@ class Call:
         """How often B is read at least where one rank's rows are computed after the other's."""
         return 1 + _REREAD * (self.world - 1)
 
+    def passes_by_turns(self, tiles: int, workers: int) -> float:
+        """The same, where ranks take turns in ``tiles``, in the config's rounds: what is computed at the same time
+        shares columns of B."""
+        return min(self.passes, max(1.0, _APART * tiles / (workers * self.config.num_rounds)))
+
     def programs(self, reserved: int = 0) -> int:
         return max(1, (self.config.num_sms or self.machine.num_sms) - reserved)
 
@@ -147,7 +154,8 @@ class Call:
         config, workers = self.config, self.programs(reserved)
         computing = whole_s = self.machine.tile_s(config, self.problem, crowded)
         waves = max(1.0, tiles / workers)
-        computing = max(computing, self.machine.memory_s(config, self.problem, passes) / waves)
+        loading = self.machine.memory_s(config, self.problem, passes) / waves
+        computing = (computing**4 + loading**4) ** 0.25 if passes > 1 else max(computing, loading)
         computing /= _clock(computing * waves)
         each = computing + _TILE_S + tile_s
         rest = tiles - first

@@ -165,10 +165,10 @@ class _Call(SumCall):
     """A method per algorithm."""
 
     def push(self) -> None:
-        self.launch_reduction(self._plan(scatter_rows_sink, delivered_after))
+        self.launch_reduction(replace(self._plan(scatter_rows_sink, delivered_after), rounds=self.config.num_rounds))
 
     def atomic(self) -> None:
-        self.launch_reduction(self._plan(add_rows_sink, added_after))
+        self.launch_reduction(replace(self._plan(add_rows_sink, added_after), rounds=self.config.num_rounds))
 
     def copy_engine(self) -> None:
         plan = replace(self._plan(keep_rows_sink, kept_after), eager=True)

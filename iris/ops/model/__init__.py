@@ -4,27 +4,28 @@ A matmul is tiles, dealt round to programs; what moves is bytes over a rate and 
 algorithm puts the two together as it does: one after the other, side by side, or tile by tile as parts arrive. A
 program that waits for a part ends no sooner than the part is there plus its tiles from then on; the latest end counts.
 
-How far off it is: beside 784 calls measured on 1, 2 and 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to
-16384 rows, 2026-11-21 to 23) a prediction is 4 % off in the median, and between 0.72 and 1.37 times the measured time;
+How far off it is: beside 747 calls measured on 1, 2 and 4 × H200 (tests/data/h200_measured.json: all ops, bf16, 512 to
+16384 rows, 2026-11-21 to 23) a prediction is 4 % off in the median, and between 0.70 and 1.37 times the measured time;
 nine of ten are within 0.90 and 1.12. Clocks alone make 10 % between two measurements of the same. Of the configs
 measured for a shape, the one that it predicts to be fastest took 2 % more than the fastest on average, and 20 % more at
-worst, over 161 shapes. Calls of ``hbm_buffer``, and of all-scatters by ``decomposed``, are not among them, as these
-fetch and send otherwise since; gathers by ``push``, which no longer wait for peers to enter, are, and the model still
-counts that wait where all programs send. Beside 1137 shapes of dataset/llm.json (1 to 16384 rows, results/) it is 5 %
-off in the median, nine of ten are within 0.89 and 1.12, and all within 0.67 and 1.23. With ``own_matmul`` it is less
-sure: 25 calls of 16 to 128 rows lie between 0.70 and 1.40.
+worst, over 161 shapes. Calls of ``hbm_buffer``, of all-scatters by ``decomposed`` and of ``two_shot`` in rounds are not
+among them, as these fetch, send and take turns otherwise since; gathers by ``push``, which no longer wait for peers to
+enter, are, and the model still counts that wait where all programs send. Beside the last result of each of 1390
+problems of dataset/llm.json (1 to 16384 rows, results/) it is 5 % off in the median, nine of ten are within 0.87 and
+1.13, and all within 0.70 and 1.25. With ``own_matmul`` it is less sure: 25 calls of 16 to 128 rows lie between 0.70 and
+1.40.
 
-Nobody has measured 8 ranks beside it, or AMD GPUs. Beside 804 calls as one of 8 or 4 ranks for which two H200s
-stand (tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py) it is 6 % off in the median,
-nine of ten are within 0.90 and 1.27, and of the configs of 174 shapes the one that it prefers took 0.6 % more than the
-fastest on average, and 13 % at worst. The sums of tiles among them are of when programs waited for each part that they
+Nobody has measured 8 ranks beside it, or AMD GPUs. Beside 767 calls as one of 8 or 4 ranks for which two H200s
+stand (tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py) it is 5 % off in the median,
+nine of ten are within 0.90 and 1.27, and of the configs of 174 shapes the one that it prefers took 0.5 % more than the
+fastest on average, and 20 % at worst. The sums of tiles among them are of when programs waited for each part that they
 add up; they now load the next ones ahead, and take up to 5 % less, which the model counts. What is furthest off is
 slow: ``one_shot`` of wide matrices, and many chunks.
 
-Of H100 it has only what data sheets say. Beside 277 calls on two H100s that stand for 8, 4 or 2 ranks
-(tests/data/h100_mirrored.json, 2026-11-24 and 25) it is 5 % off in the median, and between 0.82 and 1.51 times the
-measured time; of the configs of 67 shapes the one that it prefers took 2 % more than the fastest on average, and 18 %
-at worst.
+Of H100 it has only what data sheets say. Beside 1127 calls on two H100s that stand for 8, 4 or 2 ranks
+(tests/data/h100_mirrored.json, 2026-11-24 and 25) it is 4 % off in the median, and nine of ten are within 0.89 and
+1.12; of the configs of 232 shapes the one that it prefers took 2 % more than the fastest on average, 14 in 100 more
+than 5 %, and one 81 %: where the library takes twice as long for 512×2304×16384 as for others of this size.
 """
 
 from __future__ import annotations

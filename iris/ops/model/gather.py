@@ -35,14 +35,25 @@ def _by_columns(call: Call) -> bool:
 
 
 def _deal(call: Call, reserved: int = 0, *, together: bool = False) -> Deal:
-    """``together``: the rows of all ranks come side by side."""
+    """``together``: the rows of several ranks come side by side."""
     if _by_columns(call):
         return call.deal(call.rows * call.columns, reserved)
-    shard = call.shard_rows * call.columns
-    passes = call.passes
-    if together:  # each wave reads B once
-        passes = min(passes, -(-call.world * shard // call.programs(reserved)))
+    shard, passes = call.shard_rows * call.columns, call.passes
+    if together or call.config.num_rounds > 1:
+        passes = min(passes, 1 + call.passes_by_turns((call.world - 1) * shard, call.programs(reserved)))
     return call.deal(call.world * shard, reserved, shard, _GATHERED_S, passes)
+
+
+def _first_tile(call: Call, turn: int, row: int) -> int:
+    """Number of the first tile in block row ``row`` of the rank that comes ``turn`` places behind this one, whose tiles
+    are all computed first. By columns there are no turns."""
+    index = call.first_tile(row)
+    if _by_columns(call):
+        return index
+    shard = call.shard_rows * call.columns
+    per_round = -(-shard // call.config.num_rounds)
+    before = index // per_round * per_round
+    return shard + before * (call.world - 1) + (turn - 1) * min(per_round, shard - before) + index - before
 
 
 def _keep_own_s(call: Call) -> float:
@@ -57,13 +68,13 @@ def _copied(call: Call) -> float:
     deal, arrivals = _deal(call), []
     for step in range(1, call.world):
         for chunk in range(chunks):
-            first = call.first_tile(chunk * per_chunk)
+            first = _first_tile(call, step, chunk * per_chunk)
             if _by_columns(call):
                 ready = (chunk * (call.world - 1) + step) * each
                 arrivals.append((ready + FLAG_S, first, step / call.world))
             else:
                 ready = ((step - 1) * chunks + chunk + 1) * each
-                arrivals.append((ready + FLAG_S, step * call.shard_rows * call.columns + first, 0.0))
+                arrivals.append((ready + FLAG_S, first, 0.0))
     return LAUNCH_S + max(_keep_own_s(call) + deal.total_s, deal.end_s(arrivals)) + MEET_S
 
 
@@ -89,7 +100,8 @@ def _sent(call: Call, senders: int) -> float:
     rows = call.rows if by_columns else call.shard_rows
     chunks = rows if by_columns else (world - 1) * rows
     tiles = (1 if by_columns else world) * rows * call.columns
-    beside = max(1, abreast(chunks, tiles, deal.workers, call.columns, config.group_size_m))
+    across = call.columns if by_columns else -(-call.columns // config.num_rounds)
+    beside = max(1, abreast(chunks, tiles, deal.workers, across, config.group_size_m))
     crossing = call.machine.store_s((world - 1) * call.part_nbytes, senders, world)
     crossing *= 1 + (_SENT_BESIDE - 1) * min(1.0, deal.total_s / crossing) if crossing else 1.0
     each = max(call.machine.send_s(nbytes), crossing * senders / max(1, chunks * pieces))
@@ -97,16 +109,12 @@ def _sent(call: Call, senders: int) -> float:
     def sent(count: float) -> float:
         return max(1.0, count / senders) * each + FLAG_S
 
-    def first_tile(chunk: int) -> int:
-        turn = 0 if by_columns else 1 + chunk // rows
-        return turn * rows * call.columns + call.first_tile(chunk % rows)
-
     arrivals = []
     turns = -(-chunks // beside)
     for turn in {0, turns // 2, turns - 1} if turns else ():
         begin, end = turn * beside, min((turn + 1) * beside, chunks)
-        arrivals.append((sent(begin * pieces + end - begin), first_tile(begin), 0.0))
-        arrivals.append((sent(end * pieces), first_tile(end - 1), 1 - 1 / pieces))
+        for chunk, count, done in ((begin, begin * pieces + end - begin, 0.0), (end - 1, end * pieces, 1 - 1 / pieces)):
+            arrivals.append((sent(count), _first_tile(call, 1 + chunk // rows, chunk % rows), done))
     computing = deal.end_s(arrivals) * (_NARROW if config.block_size_n < 128 else 1.0)
     return LAUNCH_S + _SENDING_S + pieces * _ASKED_S + computing
 
@@ -131,13 +139,12 @@ def _fetched(call: Call) -> float:
         return MEET_S + min(share, first_share) * first_s + max(0.0, share - first_share) * later_s
 
     rows = call.rows if _by_columns(call) else call.shard_rows
-    shard = 0 if _by_columns(call) else rows * call.columns
     pieces = max(1, call.problem.k // (config.block_size_k * config.k_per_flag))
     arrivals = []
     for turn in range(1 if _by_columns(call) else world - 1):
         for row in {round(place * (rows - 1) / (_ARRIVALS - 1)) for place in range(_ARRIVALS)}:
             share = (row + 1) / rows if _by_columns(call) else (turn + (row + 1) / rows) / parts
-            arrivals.append((ready(share), (turn + 1) * shard + call.first_tile(row), 1 - 1 / pieces))
+            arrivals.append((ready(share), _first_tile(call, turn + 1, row), 1 - 1 / pieces))
     return LAUNCH_S + _PIECES_S + deal.end_s(arrivals) + MEET_S
 
 

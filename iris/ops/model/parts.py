@@ -12,7 +12,7 @@ _FLAGGING_S = 2e-6
 """The fence behind the data of the first hop, and the flag's way."""
 _HOP_S = 1.2e-6
 """What a second hop takes beside its bytes."""
-BESIDE, _BESIDE_WAVES = 0.6, 16
+_BESIDE, _BESIDE_WAVES = 0.6, 16
 """Where programs store to peers between their tiles: the share of the shorter of both that runs beside the other, after
 so many waves; before, programs compute and store all at the same time."""
 KEEP_S = 4.5e-6
@@ -26,14 +26,15 @@ def local_s(call: Call) -> float:
     return LAUNCH_S + call.deal(call.rows * call.columns, crowded=True).total_s
 
 
-def exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, hops: int = 1) -> float:
+def exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, hops: int = 1, exposed: float = 1.0) -> float:
     """Through inboxes, which peers write and this rank reads, as words if it is little; ``sent_nbytes`` in each hop, of
-    which a second one goes past the inbox if it is not by words. ``kept_nbytes`` of results then go to memory."""
+    which a second one goes past the inbox if it is not by words. ``kept_nbytes`` of results then go to memory.
+    ``exposed``: the share of the traffic with the own memory, if not by words, that the links do not hide."""
     words = in_words(sent_nbytes, call.world, hops)
     carried_nbytes, inboxes = (2 * sent_nbytes, hops) if words else (sent_nbytes, 1)
     waiting = (0.0 if words else _FLAGGING_S) + (hops - 1) * _HOP_S
     crossing = hops * call.machine.store_s(carried_nbytes, call.programs(), call.world)
-    moved_nbytes = 2 * inboxes * carried_nbytes + kept_nbytes
+    moved_nbytes = (1.0 if words else exposed) * (2 * inboxes * carried_nbytes + kept_nbytes)
     return _EXCHANGE_S + waiting + crossing + moved_nbytes / call.machine.memory_rate
 
 
@@ -42,8 +43,13 @@ def multiplied_s(call: Call) -> float:
     return local_s(call) if call.config.own_matmul else library_s(call)
 
 
-def beside_s(deal: Deal, storing_s: float, share: float = BESIDE) -> float:
-    """Programs that compute tiles and store them to peers; ``share``: how much of the shorter runs beside the other."""
-    drifted = min(1.0, max(0.0, deal.left(0) - 1) / _BESIDE_WAVES)
-    longer, shorter = max(deal.total_s, storing_s), min(deal.total_s, storing_s)
+def beside_s(deal: Deal, storing_s: float, apart: float = 0.0, waiting_s: float = 0.0) -> float:
+    """Programs that compute tiles and store them to peers. ``apart``: how far they have drifted apart already, 1 being
+    all; ``waiting_s``: what each waits between tiles."""
+    drifted = min(1.0, max(0.0, deal.left(0) - 1) / _BESIDE_WAVES + apart)
+    computing = deal.total_s + waiting_s
+    longer, shorter = max(computing, storing_s), min(computing, storing_s)
+    share = _BESIDE
+    if storing_s > computing:  # the links are never idle: most of the matmul runs beside them
+        share += (1 - share) * (1 - computing / storing_s)
     return longer + (1 - share * drifted) * shorter

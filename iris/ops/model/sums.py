@@ -7,12 +7,12 @@ from collections.abc import Callable
 from iris.ops.config import tiles_in_words
 from iris.ops.deal import Call, Deal, library_s
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
-from iris.ops.model.parts import AWAITED_STEP_S, BESIDE, KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
+from iris.ops.model.parts import AWAITED_STEP_S, KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
 from iris.ops.problem import output_dtype
 
-_ROUNDS_BESIDE, _ROUND_TILES = 0.1, 0.15
-"""What many rounds add to that share, as sums are sent while others are still computed; and what each round costs, in
-tiles, as programs wait for each other's."""
+_ROUNDS_APART, _ROUND_TILES = 0.25, 0.05
+"""How far many rounds let programs drift apart, as they wait at different times; and what each round costs, in tiles,
+as they wait for each other's (2 × H100 that stand for 8, 4 and 2, 2026-11-25)."""
 _SEND_S = 1.5e-6
 """A tile stored at its owner, and flagged there."""
 _COLLECT_BYTES_PER_S, _COLLECT_S = 32e9, 1e-6
@@ -23,6 +23,11 @@ _AHEAD_BYTES_PER_S, _AHEAD_S = 60e9, 0.7e-6
 _TILE_WORDS_S = 2e-6
 """The last tile's words, beside their bytes, from when they are stored until they have been added up: of each peer, as
 nobody has measured more than one."""
+_SOONER_S = 2.2e-6
+"""``decomposed``: how much less than another a copy takes that follows one to another peer."""
+_SUMMED_EXPOSED = 0.6
+"""Of an exchange's traffic with the own memory, what comes behind the links' where a rank sums its rows, some of which
+arrive before others. Where the sums go on to all ranks, nothing is seen of it."""
 _CROWDED = 1.15
 """How much longer copies take of what the matmul has just written, to where it will read."""
 
@@ -53,13 +58,17 @@ def _own_waves(call: Call, deal: Deal) -> int:
 
 def _sum_pushed(call: Call, tiles: int, returned_nbytes: float, item: float = 1.0) -> float:
     """Tiles are stored to their owners, item times as large as the output's; sums are stored to all."""
-    deal = call.deal(tiles, tile_s=_SEND_S)
+    rounds = min(call.config.num_rounds, max(1, tiles // call.world))
+    if returned_nbytes:  # each rank's tiles are a part of all columns, and the own ones come a round later
+        passes, gained = 1.0, max(0.0, 1 - 2 / rounds)
+    else:
+        passes, gained = min(call.passes, max(1.0, tiles / call.programs() / rounds)), 1 - 1 / rounds
+    deal = call.deal(tiles, tile_s=_SEND_S, passes=passes)
     nbytes = item * _sent_nbytes(call) + returned_nbytes
     storing = call.machine.store_s(nbytes, call.programs(), call.world)
-    rounds = min(call.config.num_rounds, _own_waves(call, deal)) if returned_nbytes else 1
-    moving = beside_s(deal, storing, BESIDE + _ROUNDS_BESIDE * (1 - 1 / rounds))
-    waiting = _own_waves(call, deal) * _collect_s(call) + (rounds - 1) * _ROUND_TILES * deal.tile_s
-    return LAUNCH_S + moving + waiting + MEET_S + 2 * FLAG_S
+    waiting = (rounds - 1) * _ROUND_TILES * deal.tile_s
+    moving = beside_s(deal, storing, _ROUNDS_APART * gained, waiting)
+    return LAUNCH_S + moving + _own_waves(call, deal) * _collect_s(call) + MEET_S + 2 * FLAG_S
 
 
 def _scatter_pushed(call: Call) -> float:
@@ -131,7 +140,7 @@ def _reduce_copied(call: Call) -> float:
 def _scatter_decomposed(call: Call) -> float:
     """The library's matmul for each owner, a copy behind each; then a kernel that sums."""
     computing = library_s(call, call.world) / call.world
-    each = _owner_copy_s(call) + WORD_S
+    each = _owner_copy_s(call) - _SOONER_S + WORD_S
     sent = 0.0
     for step in range(1, call.world):
         sent = max(sent, step * (computing + STEP_S)) + each
@@ -173,15 +182,15 @@ def _reduce_decomposed(call: Call) -> float:
         for step in range(1, world + 1):
             computed += computing
             if step < world:
-                sent = max(sent, computed) + _owner_copy_s(call, share) + WORD_S
+                sent = max(sent, computed) + _owner_copy_s(call, share) - _SOONER_S + WORD_S
                 landed = sent + FLAG_S
             if chunk > 0 and step == (world + 1) // 2:  # the sums of the chunk before
                 computed = max(computed, before) + summing
                 sent = max(sent, computed) + (world - 1) * spreading
         summing = AWAITED_STEP_S + (world + 1) * part * call.output_nbytes / call.machine.memory_rate
-        spreading = _owner_copy_s(call, share)
+        spreading = _owner_copy_s(call, share) - _SOONER_S
     storing = call.machine.store_s((world - 1) * part * call.output_nbytes, call.programs(), world)
-    return 2 * LAUNCH_S + max(sent, max(computed, landed) + summing) + storing + MEET_S
+    return 2 * LAUNCH_S + max(sent, max(computed, landed) + max(summing, storing)) + MEET_S
 
 
 def _scatter_ring(call: Call) -> float:
@@ -193,7 +202,9 @@ def _reduce_ring(call: Call) -> float:
 
 
 def _scatter_exchanged(call: Call) -> float:
-    return multiplied_s(call) + exchange_s(call, _sent_nbytes(call), call.output_nbytes / call.world)
+    return multiplied_s(call) + exchange_s(
+        call, _sent_nbytes(call), call.output_nbytes / call.world, exposed=_SUMMED_EXPOSED
+    )  # fmt: skip
 
 
 def _scatter_then(call: Call) -> float:
@@ -213,7 +224,7 @@ def _reduce_exchanged(call: Call) -> float:
 
 def _reduce_exchanged_twice(call: Call) -> float:
     """Parts of the product to their owners, and their sums to all."""
-    return multiplied_s(call) + exchange_s(call, _sent_nbytes(call), call.output_nbytes, hops=2)
+    return multiplied_s(call) + exchange_s(call, _sent_nbytes(call), call.output_nbytes, hops=2, exposed=0.0)
 
 
 SCATTERED: dict[str, Callable[[Call], float]] = {
