@@ -10,6 +10,9 @@ and with A sharded by columns (``gather_dim=1``)::
     torch.distributed.all_gather(shards, A_sharded)
     output = torch.cat(shards, dim=1) @ B + bias
 
+By rows, a rank's own tiles come first; in ``num_rounds`` rounds the other ranks take turns, so that what is computed at
+the same time shares columns of B. That is faster where B is larger than L2 and each rank has few rows.
+
 Algorithms:
 
 **pull**: the matmul kernel loads each tile of A from the rank that owns it, beginning with its own. On entry every

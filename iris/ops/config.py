@@ -77,7 +77,8 @@ class FusedConfig:
             one.
         own_matmul: with ``low_latency`` and ``low_latency_two_shot``, the matmul by Iris's kernel, with this config's
             tile, not by ``torch.matmul``.
-        num_rounds: where ranks take turns in a tile order: rounds in which each rank's tiles are divided.
+        num_rounds: where ranks take turns in a tile order, as in gathers of rows, ``push`` of a reduce-scatter and
+            ``two_shot``: rounds in which each rank's tiles are divided.
         comm_sms: programs that only move data, where the algorithm has such. None: the algorithm picks a number; for a
             gather's ``push``, no program only moves data.
         comm_block_m, comm_block_n: the tile that those programs move at a time.

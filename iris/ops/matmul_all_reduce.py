@@ -10,8 +10,8 @@ Algorithms (:mod:`iris.ops.reduction` has the signals of ``two_shot``, ``copy_en
 
 **two_shot**: the tiles are dealt to the ranks. The epilogue stores every finished tile into a slot at its owner, who
 adds up its own tiles, in float32 and in rank order, and stores the results into every rank's output. ``num_rounds``
-rounds spread these stores over the matmul. When it wins: outputs of more than a few hundred KiB; each rank receives
-about twice the output.
+rounds spread these stores over the matmul; own tiles come a round later than the others'. When it wins: outputs of more
+than a few hundred KiB; each rank receives about twice the output.
 
 **copy_engine**: as ``two_shot``, the ranks owning rows, but the copy engine moves tiles and results, in ``num_chunks``
 chunks for each rank. M must be a multiple of the number of ranks. When it wins: where the
