@@ -15,9 +15,20 @@ import rules
 from compiler import TARGETS, VERSION
 from kernels import CASES, EXAMPLES, ROOT
 from listing import Event, read
+from matmuls import OLD
 from triton.runtime.jit import JITFunction
 
-PAIRS = [(name, one) for name, case in CASES.items() for one in case.targets]
+from iris.device.matmul import matmul_kernel
+
+BY_BOTH = ("sm_90", "gfx942")
+PAIRS = [
+    (name, one)
+    for number, (name, case) in enumerate(CASES.items())
+    for one in case.targets
+    if one in BY_BOTH or case.kernel is matmul_kernel or (number + OLD) % 2
+]
+"""By both Tritons that scripts/assembly runs, each for their successors half of the cases. Those of the matmul kernel
+take turns of their own."""
 
 COMPARES_ONE_WORD = {"compare_and_swap_word", "05_all_kinds"}
 
