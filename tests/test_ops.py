@@ -242,7 +242,7 @@ def test_trace(ranks: Ranks, way: Way, seed: int) -> None:
 
 def one_rank_missing(way: Way, seed: int) -> Failure:
     """All ranks call the op once; then rank 1 does not."""
-    with fresh(1 << 21, timeout_s=0.8) as ctx:
+    with fresh(1 << 21, timeout_s=0.6) as ctx:
         one = trial(ctx, way, (16, 16, 32), torch.float32, seed)
         one.run()
         ctx.barrier()
