@@ -31,6 +31,8 @@ _REREAD = 0.8
 """The share of B that the next rank's rows read from memory again, where L2 cannot hold it."""
 _APART = 2.0
 """How often B is read in a wave of several ranks' rows, which do not begin at the same time."""
+_CONTENDING = 4
+"""Where B is read more than once, products and reading slow each other down: together they take this norm of both."""
 _DRIFTED_WAVES = 2
 """From one wave more than this on, programs no longer end their tiles at the same time."""
 _LIBRARY_TILES = tuple((128, n, 8) for n in (256, 192, 160, 128, 112)) + tuple(
@@ -155,7 +157,9 @@ class Call:
         computing = whole_s = self.machine.tile_s(config, self.problem, crowded)
         waves = max(1.0, tiles / workers)
         loading = self.machine.memory_s(config, self.problem, passes) / waves
-        computing = (computing**4 + loading**4) ** 0.25 if passes > 1 else max(computing, loading)
+        if passes > 1:
+            computing = (computing**_CONTENDING + loading**_CONTENDING) ** (1 / _CONTENDING)
+        computing = max(computing, loading)
         computing /= _clock(computing * waves)
         each = computing + _TILE_S + tile_s
         rest = tiles - first

@@ -11,7 +11,8 @@ Algorithms (:mod:`iris.ops.reduction` has the signals):
 **push**: the epilogue stores every finished tile into a slot at the rank that owns its rows, in the output's dtype,
 next rank's rows first; each rank computes its own rows last and adds the others' tiles from its slots, in float32 and
 in rank order: the result does not depend on timing. ``num_rounds`` rounds, of each of which the own rows come last,
-spread the sums over the matmul. When it wins: small outputs, and those that take the links longer than the matmul.
+spread the sums over the matmul. When it wins: small outputs, and larger ones of a short K on 8 ranks, where the links
+are the longer part.
 
 **copy_engine**: the same, but finished tiles are handed over by the copy engine, in ``num_chunks`` chunks for each
 rank: no SM waits for the link. When it wins: outputs of a few MiB per rank and more.
