@@ -88,7 +88,7 @@ def main(messages: int) -> None:
             ctx.synchronize()
             require(ctx, same_bits(inbox, expected), f"messages of launch {launch}")
             if ctx.rank == 0:
-                print(f"launch {launch}: every rank received {messages} messages, {flags[0].item()} so far")
+                print(f"launch {launch}: every rank received {messages} messages, {counts[1].item()} so far")
 
 
 if __name__ == "__main__":
