@@ -211,11 +211,10 @@ class _Call(OpCall):
         units = (self.ctx.world_size - self.by_rows) * plan.chunks * pieces
         tiles = plan.shards * plan.tiles_per_shard(self.problem, config)
         computing, across = (config.num_sms or self.ctx.num_sms) - movers, -(-self.problem.n // config.block_size_n)
-        across = -(-across // plan.rounds)
         return replace(
             plan, courier=courier, piecewise=True, pieces=pieces, piece_k=k_per_flag * config.block_size_k,
             couriers=first_movers, dedicated=movers, first_units=-(-units // config.num_fetch_stages),
-            abreast=abreast(plan.shards * plan.chunks, tiles, computing, across, config.group_size_m),
+            abreast=abreast(plan.shards * plan.chunks, tiles, computing, across, plan.rounds, config.group_size_m),
         )  # fmt: skip
 
     def copy_engine(self) -> None:

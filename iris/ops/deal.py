@@ -29,8 +29,6 @@ _APART_SLOWER = 0.5
 and share nothing in L2."""
 _REREAD = 0.8
 """The share of B that the next rank's rows read from memory again, where L2 cannot hold it."""
-_APART = 2.0
-"""How often B is read in a wave of several ranks' rows, which do not begin at the same time."""
 _CONTENDING = 4
 """Where B is read more than once, products and reading slow each other down: together they take this norm of both."""
 _DRIFTED_WAVES = 2
@@ -134,10 +132,10 @@ class Call:
         """How often B is read at least where one rank's rows are computed after the other's."""
         return 1 + _REREAD * (self.world - 1)
 
-    def passes_by_turns(self, tiles: int, workers: int) -> float:
-        """The same, where ranks take turns in ``tiles``, in the config's rounds: what is computed at the same time
-        shares columns of B."""
-        return min(self.passes, max(1.0, _APART * tiles / (workers * self.config.num_rounds)))
+    def passes_in(self, waves: float) -> float:
+        """The same, where ranks take turns in rounds of so many ``waves``, each of which reads B once: its tiles share
+        columns."""
+        return min(self.passes, max(1.0, waves))
 
     def programs(self, reserved: int = 0) -> int:
         return max(1, (self.config.num_sms or self.machine.num_sms) - reserved)

@@ -36,10 +36,10 @@ def chunks_of(rows: int, wanted: int, block: int, growth: float = 1.0) -> list[R
     return chunks
 
 
-def abreast(chunks: int, tiles: int, workers: int, columns: int, group_size_m: int) -> int:
+def abreast(chunks: int, tiles: int, workers: int, columns: int, rounds: int, group_size_m: int) -> int:
     """How many of ``chunks`` chunks of rows are carried side by side to ``workers`` that multiply: all, if they begin
-    with all ``tiles`` at once; else about half of the rows of tiles that they begin with, ``columns`` in each, so that
-    all of these get columns before long, and the first do not wait for the last."""
+    with all ``tiles`` at once; else about half of the rows of tiles that they begin with, ``columns`` in each, shared
+    out to ``rounds``, so that all of these get columns before long, and the first do not wait for the last."""
     if tiles <= workers:
         return chunks
-    return min(chunks, max(1, -(-workers // (group_size_m * columns)) * group_size_m // 2))
+    return min(chunks, max(1, -(-workers // (group_size_m * -(-columns // rounds))) * group_size_m // 2))

@@ -13,6 +13,8 @@ _GATHERED_S = 3e-6
 """A tile of a gather's takes this much longer than one of a matmul alone."""
 _COUNT_S = 8e-6
 """Programs telling each other that all of them have stored their share."""
+_APART = 2.0
+"""How often B is read in a wave of other ranks' rows, which do not begin at the same time."""
 _LANES_APART = 0.3
 """The share of what whole waves of chunks cost that two lanes leave."""
 _READING_S = 4e-6
@@ -40,7 +42,8 @@ def _deal(call: Call, reserved: int = 0, *, together: bool = False) -> Deal:
         return call.deal(call.rows * call.columns, reserved)
     shard, passes = call.shard_rows * call.columns, call.passes
     if together or call.config.num_rounds > 1:
-        passes = min(passes, 1 + call.passes_by_turns((call.world - 1) * shard, call.programs(reserved)))
+        waves = (call.world - 1) * shard / (call.programs(reserved) * call.config.num_rounds)
+        passes = min(passes, 1 + call.passes_in(_APART * waves))
     return call.deal(call.world * shard, reserved, shard, _GATHERED_S, passes)
 
 
@@ -100,8 +103,8 @@ def _sent(call: Call, senders: int) -> float:
     rows = call.rows if by_columns else call.shard_rows
     chunks = rows if by_columns else (world - 1) * rows
     tiles = (1 if by_columns else world) * rows * call.columns
-    across = call.columns if by_columns else -(-call.columns // config.num_rounds)
-    beside = max(1, abreast(chunks, tiles, deal.workers, across, config.group_size_m))
+    rounds = 1 if by_columns else config.num_rounds
+    beside = max(1, abreast(chunks, tiles, deal.workers, call.columns, rounds, config.group_size_m))
     crossing = call.machine.store_s((world - 1) * call.part_nbytes, senders, world)
     crossing *= 1 + (_SENT_BESIDE - 1) * min(1.0, deal.total_s / crossing) if crossing else 1.0
     each = max(call.machine.send_s(nbytes), crossing * senders / max(1, chunks * pieces))

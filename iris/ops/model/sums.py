@@ -42,6 +42,11 @@ def _owner_copy_s(call: Call, share: float = 1.0) -> float:
     return call.machine.copy_s(share * call.output_nbytes / call.world)
 
 
+def _next_copy_s(call: Call, share: float = 1.0) -> float:
+    """The same, where a copy to another peer has just gone before."""
+    return _owner_copy_s(call, share) - _SOONER_S
+
+
 def _collect_s(call: Call) -> float:
     """One tile's parts from all peers, read by the program that has computed the own."""
     nbytes = call.config.tile_elements * output_dtype(call.problem.dtype).itemsize
@@ -62,7 +67,7 @@ def _sum_pushed(call: Call, tiles: int, returned_nbytes: float, item: float = 1.
     if returned_nbytes:  # each rank's tiles are a part of all columns, and the own ones come a round later
         passes, gained = 1.0, max(0.0, 1 - 2 / rounds)
     else:
-        passes, gained = min(call.passes, max(1.0, tiles / call.programs() / rounds)), 1 - 1 / rounds
+        passes, gained = call.passes_in(tiles / call.programs() / rounds), 1 - 1 / rounds
     deal = call.deal(tiles, tile_s=_SEND_S, passes=passes)
     nbytes = item * _sent_nbytes(call) + returned_nbytes
     storing = call.machine.store_s(nbytes, call.programs(), call.world)
@@ -140,7 +145,7 @@ def _reduce_copied(call: Call) -> float:
 def _scatter_decomposed(call: Call) -> float:
     """The library's matmul for each owner, a copy behind each; then a kernel that sums."""
     computing = library_s(call, call.world) / call.world
-    each = _owner_copy_s(call) - _SOONER_S + WORD_S
+    each = _next_copy_s(call) + WORD_S
     sent = 0.0
     for step in range(1, call.world):
         sent = max(sent, step * (computing + STEP_S)) + each
@@ -182,13 +187,13 @@ def _reduce_decomposed(call: Call) -> float:
         for step in range(1, world + 1):
             computed += computing
             if step < world:
-                sent = max(sent, computed) + _owner_copy_s(call, share) - _SOONER_S + WORD_S
+                sent = max(sent, computed) + _next_copy_s(call, share) + WORD_S
                 landed = sent + FLAG_S
             if chunk > 0 and step == (world + 1) // 2:  # the sums of the chunk before
                 computed = max(computed, before) + summing
                 sent = max(sent, computed) + (world - 1) * spreading
         summing = AWAITED_STEP_S + (world + 1) * part * call.output_nbytes / call.machine.memory_rate
-        spreading = _owner_copy_s(call, share) - _SOONER_S
+        spreading = _next_copy_s(call, share)
     storing = call.machine.store_s((world - 1) * part * call.output_nbytes, call.programs(), world)
     return 2 * LAUNCH_S + max(sent, max(computed, landed) + max(summing, storing)) + MEET_S
 
