@@ -17,7 +17,6 @@ with others, as in ``ring+num_chunks=4``; ``matmul`` is the library's local matm
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -81,8 +80,8 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
         output = Region(operands.output, 0)
         by_rows = problem.gather_dim == 0
         part = Region(workspace.staging, rows * k * item if by_rows else k // world * item, 0 if by_rows else k * item)
-        wanted = replace(config, num_chunks=1) if algorithm == "baseline" else config
-        flags = FLAG * num_chunks(wanted, operands.a.shape[0])
+        together = algorithm == "baseline" or (algorithm == "decomposed" and not by_rows)
+        flags = FLAG if together else FLAG * num_chunks(config, operands.a.shape[0])
         if algorithm == "push" and config.comm_sms is not None:
             flags = FLAG * num_pieces(config, *operands.a.shape)
     if algorithm in EXCHANGING:
@@ -106,7 +105,7 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
                 part = Region(workspace.staging, 2 * tiles * slot if sent_in_words(problem, config) else 0)
             if algorithm != "copy_engine":
                 output = Region(operands.output, 0)
-        elif algorithm == "ring" or (problem.op, algorithm) == (ALL_REDUCE, "decomposed"):
+        elif algorithm == "ring":
             flags = FLAG * num_chunks(config, rows)
         else:
             flags = FLAG

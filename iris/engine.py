@@ -170,6 +170,10 @@ class CopyEngine:
         """Later copies wait until the int32 ``word`` of this rank is not zero; see :meth:`clear`."""
         self._backend.wait_word(word.data_ptr(), self._stream)
 
+    def set(self, word: torch.Tensor) -> None:
+        """Set the int32 ``word`` of this rank to one, behind the copies so far."""
+        self._backend.write_word(word.data_ptr(), 1, self._stream)
+
     def clear(self, word: torch.Tensor) -> None:
         """Set the int32 ``word`` of this rank to zero, behind the copies so far."""
-        self._backend.clear_word(word.data_ptr(), self._stream)
+        self._backend.write_word(word.data_ptr(), 0, self._stream)

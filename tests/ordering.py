@@ -79,7 +79,7 @@ class Watch(TorchDispatchMode):
         for owner, name, wrap in (
             (Memory, "load", self._load), (Memory, "store", self._store), (Memory, "atomic_rmw", self._atomic),
             (interpreter, "_run_programs", self._run_programs), (SimBackend, "copy", self._copy),
-            (SimBackend, "wait_word", self._wait_word), (SimBackend, "clear_word", self._clear_word),
+            (SimBackend, "wait_word", self._wait_word), (SimBackend, "write_word", self._write_word),
             (SideStream, "__enter__", self._fork), (SideStream, "__exit__", self._join),
             (CopyEngine, "follow", self._follow), (CopyEngine, "lane", self._lane), (CopyEngine, "then", self._then),
             (workspace, "_made", self._unwatched), (FusedWorkspace, "scratch", self._scratch),
@@ -257,12 +257,18 @@ class Watch(TorchDispatchMode):
 
         return wait
 
-    def _clear_word(self, original: Callable[..., None]) -> Callable[..., None]:
-        def clear(backend: SimBackend, address: int, stream: SideStream) -> None:
-            stream.add(lambda: self._use(WRITE, np.array([address]), _WORD))
-            original(backend, address, stream)
+    def _write_word(self, original: Callable[..., None]) -> Callable[..., None]:
+        def write(backend: SimBackend, address: int, value: int, stream: SideStream) -> None:
+            def task() -> None:
+                self._use(ATOMIC if value else WRITE, np.array([address]), _WORD)
+                if value:
+                    self._release(np.array([address]), add=False)
+                    self._tick(COPIES, COPIES)
 
-        return clear
+            stream.add(task)
+            original(backend, address, value, stream)
+
+        return write
 
     # -- PyTorch ----------------------------------------------------------------------------------------------
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import GATHER, SMALL, Way, trial
+from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SMALL, Way, trial
 from ranks import Ranks, context, worlds
 
 from iris.ops.call import OpCall
 from iris.ops.decomposed import Decomposition
 from iris.ops.matmul import Plan
+
+LANDING = (Way(REDUCE_SCATTER, "decomposed"), Way(ALL_REDUCE, "decomposed"), Way(GATHER, "decomposed", 1))
+"""Whose parts are waited for all together."""
 
 
 def order(num_chunks: int, seed: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -45,6 +49,27 @@ def test_chunks_are_awaited_in_the_order_of_their_copies(ranks: Ranks, num_chunk
     for rank, (_, awaited) in enumerate(orders):
         turns = [orders[owner][0].index((slot, rank)) for slot, owner in awaited]
         assert turns == list(range(ranks.world_size - 2 + num_chunks))  # the part that comes last is cut
+
+
+def results(way: Way, flagged_ranks: int, seed: int) -> list[float]:
+    """Of calls in a row with one chunk and with two, ranks late by turns."""
+    ctx, excesses = context(), []
+    with mock.patch("iris.ops.config.FLAGGED_RANKS", flagged_ranks):
+        for turn, num_chunks in enumerate((1, 2, 2, 1)):
+            one = trial(ctx, way, (40, 16, 32), torch.float32, seed + turn)
+            time.sleep(0.005 * (ctx.rank == turn % ctx.world_size))
+            one.run(replace(SMALL, num_chunks=num_chunks))
+            excesses.append(one.excess())
+    return excesses
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 8), indirect=True)
+@pytest.mark.parametrize("flagged_ranks", [1, 8])
+@pytest.mark.parametrize("way", LANDING, ids=str)
+def test_flags_of_copies_or_one_word_behind_them(ranks: Ranks, way: Way, flagged_ranks: int, seed: int) -> None:
+    """Parts that are waited for together may have flags of their own or not, whatever is faster."""
+    for excesses in ranks.run(results, way, flagged_ranks, seed):
+        assert max(excesses) <= 1
 
 
 def fetched_abreast(sizes: tuple[int, int, int], seed: int) -> int:

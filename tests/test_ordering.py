@@ -19,7 +19,7 @@ from iris.engine import CopyEngine
 from iris.ops.call import OpCall
 from iris.ops.candidates import LIBRARY
 from iris.ops.config import EXCHANGING, FusedConfig
-from iris.ops.decomposed import Decomposition
+from iris.ops.decomposed import Decomposition, Landing
 from iris.ops.exchange import FLAGS
 from iris.ops.room import GATHER_FLAGS
 from iris.ops.workspace import FusedWorkspace, new_workspace
@@ -50,6 +50,11 @@ Flaw = Callable[[], AbstractContextManager[Any]]
 def no_follow() -> AbstractContextManager[Any]:
     """Copies do not wait for what they copy."""
     return mock.patch.object(CopyEngine, "follow")
+
+
+def no_wait_for_copies() -> AbstractContextManager[Any]:
+    """Ranks go on before all parts have landed."""
+    return mock.patch.object(Landing, "wait")
 
 
 def no_meeting() -> AbstractContextManager[Any]:
@@ -121,6 +126,21 @@ def test_a_missing_wait_for_parts_is_found(ranks: Ranks, seed: int) -> None:
     assert any(ranks.run(unordered, Way(LOCAL, "local"), 0, no_wait_for_parts, seed, SPLIT))
 
 
+def one_word() -> AbstractContextManager[Any]:
+    """As of many ranks: no flag behind each copy, but one word behind all."""
+    return mock.patch("iris.ops.config.FLAGGED_RANKS", 1)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [Way(REDUCE_SCATTER, "decomposed"), Way(ALL_REDUCE, "decomposed"), Way(GATHER, "decomposed", 1)],
+    ids=str,
+)
+def test_copies_behind_which_there_is_one_word_are_ordered(ranks: Ranks, way: Way, seed: int) -> None:
+    num_flags = numbers_of_flags(way)[0]
+    assert ranks.run(unordered, way, num_flags, one_word, seed) == [[]] * ranks.world_size
+
+
 @pytest.mark.parametrize("gather_dim", [0, 1])
 def test_programs_that_only_send_are_ordered(ranks: Ranks, gather_dim: int, seed: int) -> None:
     calls = tuple((shape, SENT) for shape in SHAPES)
@@ -132,12 +152,14 @@ def test_programs_that_only_send_are_ordered(ranks: Ranks, gather_dim: int, seed
     ("way", "num_flags", "flaw"),
     [
         (Way(REDUCE_SCATTER, "decomposed"), 0, no_follow),
+        (Way(ALL_REDUCE, "decomposed"), GATHER_FLAGS, no_wait_for_copies),
+        (Way(GATHER, "decomposed", 1), GATHER_FLAGS, no_wait_for_copies),
         (Way(GATHER, "decomposed"), GATHER_FLAGS, no_meeting),
         (Way(REDUCE_SCATTER, "push"), 0, no_gate),
         (Way(ALL_REDUCE, "low_latency"), FLAGS, one_half),
         (Way(GATHER, "push"), GATHER_FLAGS, one_stack),
     ],
-    ids=["no_follow", "no_meeting", "no_gate", "one_half", "one_stack"],
+    ids=["no_follow", "no_wait_in_sum", "no_wait_in_gather", "no_meeting", "no_gate", "one_half", "one_stack"],
 )
 def test_what_is_not_ordered_is_found(ranks: Ranks, way: Way, num_flags: int, flaw: Flaw, seed: int) -> None:
     assert any(ranks.run(unordered, way, num_flags, flaw, seed))

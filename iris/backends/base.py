@@ -65,8 +65,8 @@ class Backend(ABC):
         """Let ``stream`` wait until the int32 at ``address`` of the own memory is not zero."""
 
     @abstractmethod
-    def clear_word(self, address: int, stream: Any) -> None:
-        """Set the int32 at ``address`` of the own memory to zero, behind what ``stream`` holds."""
+    def write_word(self, address: int, value: int, stream: Any) -> None:
+        """Set the int32 at ``address`` of the own memory, without a kernel, behind what ``stream`` holds."""
 
     @abstractmethod
     def status_words(self, count: int) -> torch.Tensor:

@@ -165,8 +165,8 @@ class GpuBackend(Backend):
             self._wait_value(stream.cuda_stream, address, _ALL_BITS), "a stream that waits for a word"
         )
 
-    def clear_word(self, address: int, stream: torch.cuda.Stream) -> None:
-        self._require_success(self._write_value(stream.cuda_stream, address, 0), "a stream that writes a word")
+    def write_word(self, address: int, value: int, stream: torch.cuda.Stream) -> None:
+        self._require_success(self._write_value(stream.cuda_stream, address, value), "a stream that writes a word")
 
     def _require_success(self, code: int, what: str) -> None:
         if code:

@@ -123,8 +123,11 @@ class SimBackend(Backend):
     def wait_word(self, address: int, stream: SideStream) -> None:
         stream.add(lambda: stream.wait_until(lambda: ctypes.c_int32.from_address(address).value != 0))
 
-    def clear_word(self, address: int, stream: SideStream) -> None:
-        stream.add(lambda: ctypes.memset(address, 0, 4))
+    def write_word(self, address: int, value: int, stream: SideStream) -> None:
+        def write() -> None:
+            ctypes.c_int32.from_address(address).value = value
+
+        stream.add(write)
 
     def status_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64, device="cpu")

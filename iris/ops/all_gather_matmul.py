@@ -69,7 +69,7 @@ from iris.errors import ArgumentError, ShapeError
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.decomposed import bias_of, lanes_for
+from iris.ops.decomposed import Decomposition, bias_of, lanes_for
 from iris.ops.exchange import exchange
 from iris.ops.gathering import (
     arrived_source,
@@ -228,28 +228,42 @@ class _Call(OpCall):
             self.launch(plan, a=own, gathered=self._staged())
 
     def decomposed(self) -> None:
-        own, staged, engine = row_major(self.workspace, self.a), self._staged(), self.workspace.engine
-        rank, world, rows = self.ctx.rank, self.ctx.world_size, self.a.shape[0]
-        parts, chunks = self.decomposition(), self.chunks(rows)
-        # Of rows, only the part that comes last: behind each of the others there is the next one's to compute.
-        cuts = [[Rows(0, rows)]] * (world - 1) + [chunks] if self.by_rows else [chunks] * world
-        lane = itertools.count()
+        own, engine, parts = row_major(self.workspace, self.a), self.workspace.engine, self.decomposition()
+        multiply = self._multiply_rows_by_rank if self.by_rows else self._multiply_gathered_rows
         with engine.running(lanes_for(own.dtype), last=lambda: parts.leave(meet=True)):
-            if self.by_rows:  # first: the GPU then computes while the host is still asking for copies
-                with engine.lane(next(lane)):
-                    self._multiply_rows(own, Rows(rank * rows, rows))
-            self._put(own, cuts)
-            for step in range(1, world) if self.by_rows else (1,):
-                owner = (rank + step) % world  # who sends to this rank at this step
-                for chunk, part in enumerate(cuts[step]):
-                    with engine.lane(next(lane)):
-                        if self.by_rows:
-                            parts.wait_arrival(owner * len(chunks) + chunk, owner)
-                            part = Rows(owner * rows + part.first, part.count)
-                        else:
-                            part.of(self._part(staged)).copy_(part.of(own))
-                            parts.wait_arrival(chunk, rank + 1, world - 1, stride=len(chunks))
-                        self._multiply_rows(part.of(staged), part)
+            multiply(own, parts, self.chunks(own.shape[0]))
+
+    def _multiply_rows_by_rank(self, own: torch.Tensor, parts: Decomposition, chunks: list[Rows]) -> None:
+        """Rank by rank; the part that comes last by ``chunks``: behind each other there is the next one's to
+        compute."""
+        rank, world, rows, staged = self.ctx.rank, self.ctx.world_size, own.shape[0], self._staged()
+        lane = itertools.count()
+        with parts.engine.lane(next(lane)):  # first: the GPU then computes while the host is still asking for copies
+            self._multiply_rows(own, Rows(rank * rows, rows))
+        cuts = [[Rows(0, rows)]] * (world - 1) + [chunks]
+        self._put(own, cuts)
+        for step in range(1, world):
+            owner = (rank + step) % world  # who sends to this rank at this step
+            for chunk, part in enumerate(cuts[step]):
+                with parts.engine.lane(next(lane)):
+                    parts.wait_arrival(owner * len(chunks) + chunk, owner)
+                    those = Rows(owner * rows + part.first, part.count)
+                    self._multiply_rows(those.of(staged), those)
+
+    def _multiply_gathered_rows(self, own: torch.Tensor, parts: Decomposition, chunks: list[Rows]) -> None:
+        """By ``chunks`` of rows, of which the columns of all ranks are needed."""
+        rank, world, staged, here = self.ctx.rank, self.ctx.world_size, self._staged(), self._part(self._staged())
+        for chunk, rows in enumerate(chunks):
+            landing = parts.landing(chunk)
+            for step in range(1, world):
+                peer = (rank - step) % world
+                parts.engine.put(rows.of(own), rows.of(here), peer)
+                landing.copied(peer)
+            landing.copied_all()
+            with parts.engine.lane(chunk):
+                rows.of(here).copy_(rows.of(own))
+                landing.wait()
+                self._multiply_rows(rows.of(staged), rows)
 
     def low_latency(self) -> None:
         m, k = self.problem.m, self.problem.k

@@ -22,10 +22,11 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
-from iris.device.sync import MAX_RANKS, NEXT_EPOCH, coming_epoch, enter, leave, wait_all, wait_entered
+from iris.device.sync import MAX_RANKS, NEXT_EPOCH, coming_epoch, enter, leave, signal_all, wait, wait_all, wait_entered
 from iris.device.tile import BIAS_ROW
 from iris.engine import CopyEngine
-from iris.ops.rows import Rows
+from iris.ops.config import flagged_one_by_one
+from iris.ops.rows import MAX_CHUNKS, Rows
 from iris.ops.workspace import FusedWorkspace
 
 
@@ -43,15 +44,37 @@ def entered_kernel(handle, turnstile, first, count, SITE: tl.constexpr):
         wait_entered(turnstile, epoch, (first + step) % handles.world_size(handle), handle, SITE)
 
 
-@triton.jit(do_not_specialize=["slot", "first", "count", "stride"])
-def arrival_kernel(handle, turnstile, ready, slot, first, count, stride, SITE: tl.constexpr):
-    """Wait until ``count`` ranks, from ``first`` on, have flagged what they sent: rank r flag ``slot + r * stride``.
-    What runs behind this kernel on its stream sees it."""
-    epoch = coming_epoch(turnstile)
+@triton.jit(do_not_specialize=["slot", "source"])
+def arrival_kernel(handle, turnstile, ready, slot, source, SITE: tl.constexpr):
+    """Wait until rank ``source`` has flagged what it sent, flag ``slot``. What runs behind this kernel on its stream
+    sees it."""
+    wait(ready + slot, coming_epoch(turnstile), source, handle, SITE)
+
+
+@triton.jit
+def wait_landed(handle, ready, sent, chunk, epoch, SITE: tl.constexpr):
+    """Wait until what all other ranks have sent has landed: their parts of a chunk of this number, each flagged.
+
+    The copy engine flags each part, or, if there is ``sent``, only sets the chunk's word of it behind all parts of this
+    rank's; the first program clears that, and flags them. Called by every program of the kernel.
+    """
+    me, world = handles.rank(handle), handles.world_size(handle)
     lanes = tl.arange(0, MAX_RANKS)
-    valid = lanes < count
-    sources = tl.where(valid, (first + lanes) % handles.world_size(handle), first)
-    wait_all(ready + slot + sources * stride, epoch + lanes * 0, sources, valid, handle, SITE)
+    others = (lanes < world) & (lanes != me)
+    ranks, epochs = tl.where(others, lanes, me), epoch + lanes * 0
+    flags = ready + chunk * world
+    if sent is not None:
+        if tl.program_id(0) == 0:
+            wait(sent + chunk, 1, me, handle, SITE)
+            tl.store(sent + chunk, 0)
+            signal_all(flags + me, epochs, ranks, others, handle)
+    wait_all(flags + ranks, epochs, ranks, others, handle, SITE)
+
+
+@triton.jit(do_not_specialize=["chunk"])
+def landing_kernel(handle, turnstile, ready, sent, chunk, SITE: tl.constexpr):
+    """:func:`wait_landed` for what runs behind this kernel on its stream."""
+    wait_landed(handle, ready, sent, chunk, coming_epoch(turnstile), SITE)
 
 
 @triton.jit
@@ -93,13 +116,16 @@ class Decomposition:
             self.ctx.handle, self.workspace.turnstile, first % self.ctx.world_size, count, SITE=self.site, num_warps=1
         )
 
-    def wait_arrival(self, slot: int, first: int, count: int = 1, stride: int = 0) -> None:
-        """Hold up the current lane until ``count`` ranks, from ``first`` on, have flagged their slots, rank r number
-        ``slot + r * stride``."""
+    def wait_arrival(self, slot: int, source: int) -> None:
+        """Hold up the current lane until rank ``source`` has flagged ``slot``."""
         arrival_kernel[(1,)](
-            self.ctx.handle, self.workspace.turnstile, self.workspace.ready, slot, first % self.ctx.world_size, count,
-            stride, SITE=self.site, num_warps=1,
+            self.ctx.handle, self.workspace.turnstile, self.workspace.ready, slot, source, SITE=self.site, num_warps=1
         )  # fmt: skip
+
+    def landing(self, chunk: int) -> Landing:
+        """Of what all ranks send to all others as their chunk of this number."""
+        flagged = flagged_one_by_one(self.ctx.world_size)
+        return Landing(self, chunk, None if flagged else self.workspace.scratch("sent", MAX_CHUNKS, torch.int32))
 
     def flag(self, slot: int, peer: int) -> None:
         """Flag ``slot`` at ``peer``, behind the copies so far."""
@@ -114,6 +140,37 @@ class Decomposition:
     def leave(self, *, meet: bool) -> None:
         """End the call; ``meet``: on no rank before all ranks have come so far."""
         exit_kernel[(1,)](self.ctx.handle, self.workspace.turnstile, SITE=self.site, MEET=meet, num_warps=1)
+
+
+@dataclass(frozen=True)
+class Landing:
+    """The parts of a chunk that each rank sends to every other one, waited for all together; ``chunk``: its number.
+
+    A copy takes 2 µs longer with a flag behind it. So where there are many, one word is set behind all of them, in
+    ``sent``, in the own memory, and the kernel that waits for the others' parts flags the own ones.
+    """
+
+    parts: Decomposition
+    chunk: int
+    sent: torch.Tensor | None
+
+    def copied(self, peer: int) -> None:
+        """The last copy was this rank's part for ``peer``."""
+        if self.sent is None:
+            ctx = self.parts.ctx
+            self.parts.flag(self.chunk * ctx.world_size + ctx.rank, peer)
+
+    def copied_all(self) -> None:
+        """That was the last of them."""
+        if self.sent is not None:
+            self.parts.engine.set(self.sent[self.chunk :][:1])
+
+    def wait(self) -> None:
+        """Hold up the current lane until all others' parts have landed."""
+        parts, workspace = self.parts, self.parts.workspace
+        landing_kernel[(1,)](
+            parts.ctx.handle, workspace.turnstile, workspace.ready, self.sent, self.chunk, SITE=parts.site, num_warps=1
+        )  # fmt: skip
 
 
 def reduce_in_ring(

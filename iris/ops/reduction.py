@@ -31,6 +31,7 @@ from iris.device.chunk import count_tile
 from iris.device.peer import translate
 from iris.device.sync import (
     MAX_RANKS,
+    coming_epoch,
     enter,
     leave,
     signal,
@@ -41,7 +42,7 @@ from iris.device.sync import (
 )
 from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers, within_shard
 from iris.ops.call import OpCall
-from iris.ops.decomposed import bias_of, reduce_in_ring
+from iris.ops.decomposed import Landing, bias_of, reduce_in_ring, wait_landed
 from iris.ops.exchange import exchange
 from iris.ops.local_matmul import add_product
 from iris.ops.matmul import Plan, accumulator_of
@@ -181,27 +182,24 @@ def _sum_rows(
             tl.store(tile_pointers(output, there, tile.rows, cols), value, mask=tile_mask(tile))
 
 
-@triton.jit(do_not_specialize=["slot", "slots", "first", "row_end"])
+@triton.jit(do_not_specialize=["chunk", "first", "row_end"])
 def sum_kernel(
-    handle, turnstile, ready, slot, slots, partial, output, bias_ptr, first, row_end, N, rows_per_rank,
+    handle, turnstile, ready, sent, chunk, partial, output, bias_ptr, first, row_end, N, rows_per_rank,
     SITE: tl.constexpr, LANDED: tl.constexpr, EVERYWHERE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows ``first`` to ``row_end``, of the ``rows_per_rank`` that this rank owns, of the sum of all ranks' products,
     in rank order from the own one on.
 
-    ``partial`` is every rank's own product, or, if they have ``LANDED``, the parts for this rank, one below the other,
-    which rank r flags in ``ready``, number ``slot + r * slots``. ``EVERYWHERE``: the sum is stored into every rank's
-    output, at the same rows, else into the own.
+    ``partial`` is every rank's own product, or, once they have ``LANDED``, the parts for this rank, one below the
+    other, as ``chunk``; see :func:`wait_landed`. ``EVERYWHERE``: the sum is stored into every rank's output, at the
+    same rows, else into the own.
     """
-    epoch = enter(turnstile, handle)
-    me, world = handles.rank(handle), handles.world_size(handle)
     if LANDED:
-        lanes = tl.arange(0, MAX_RANKS)
-        others = (lanes < world) & (lanes != me)
-        sources = tl.where(others, lanes, me)
-        wait_all(ready + slot + sources * slots, epoch + lanes * 0, sources, others, handle, SITE)
+        epoch = coming_epoch(turnstile)
+        wait_landed(handle, ready, sent, chunk, epoch, SITE)
     else:
+        epoch = enter(turnstile, handle)
         wait_all_entered(turnstile, epoch, handle, SITE)
     _sum_rows(
         handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, LANDED, EVERYWHERE, EVERYWHERE, BIAS,
@@ -300,6 +298,7 @@ class SumCall(OpCall):
         chunk."""
         m, n, rank, world, rows = self.problem.m, self.problem.n, self.ctx.rank, self.ctx.world_size, self.rows_per_rank
         engine, parts = self.workspace.engine, self.decomposition()
+        landings = [parts.landing(chunk) for chunk in range(len(chunks))]
         incoming = self.workspace.staged(world * rows, n, self.output.dtype)
         outgoing = self.workspace.scratch("outgoing", m * n, self.output.dtype)[: m * n].view(m, n)
 
@@ -318,21 +317,20 @@ class SumCall(OpCall):
                 engine.follow()
                 engine.put(those.of(outgoing), here, owner)
             if owner != rank:  # who waits for all ranks, rows or not
-                parts.flag(rank * len(chunks) + chunk, owner)
+                landings[chunk].copied(owner)
 
         def spread(chunk: int) -> None:
             those = owned(rank, chunk)
+            landings[chunk].wait()
             if those.count > 0:
-                parts.wait_arrival(chunk, rank + 1, world - 1, stride=len(chunks))
                 self.sum_chunk(incoming, those)
                 engine.follow()
                 for step in range(1, world):
                     engine.put(those.of(self.output), those.of(self.output), (rank + step) % world)
 
         def finish() -> None:
-            last = len(chunks) - 1
-            mine = owned(rank, last)
-            self.sum(incoming, landed=True, everywhere=everywhere, rows=mine, slot=last, slots=len(chunks))
+            mine = owned(rank, len(chunks) - 1)
+            self.sum(incoming, landing=landings[-1], everywhere=everywhere, rows=mine)
 
         # A peer whose part has come has entered the call: its output may be written. Ranks leave behind all spreads.
         with engine.running(last=finish if len(chunks) > 1 else None):
@@ -341,6 +339,7 @@ class SumCall(OpCall):
                     compute((rank + step) % world, chunk)
                     if chunk > 0 and step == (world + 1) // 2:  # by now all has come
                         spread(chunk - 1)
+                landings[chunk].copied_all()
             if len(chunks) == 1:
                 finish()
 
@@ -368,21 +367,19 @@ class SumCall(OpCall):
         self,
         partial: torch.Tensor,
         *,
-        landed: bool = False,
+        landing: Landing | None = None,
         everywhere: bool = False,
         rows: Rows | None = None,
-        slot: int = 0,
-        slots: int = 1,
     ) -> None:
-        """``partial``, symmetric, summed over ranks into the output: all rows of this rank's, or only ``rows``; see
-        :func:`sum_kernel`."""
+        """``partial``, symmetric, summed over ranks into the output: all rows of this rank's, or only ``rows``; with
+        ``landing``, what lands in ``partial``; see :func:`sum_kernel`."""
         top, per_rank = self.ctx.rank * self.rows_per_rank, self.rows_per_rank
         rows = rows or Rows(top, min(per_rank, self.problem.m - top))
         sum_kernel[(self._summing(rows),)](
-            self.ctx.handle, self.workspace.turnstile, self.workspace.ready, slot, slots,
-            Matrix(partial, *partial.stride()), Matrix(self.output, *self.output.stride()), self.bias, rows.first,
-            rows.first + rows.count, self.problem.n, per_rank, SITE=self.site, LANDED=landed, EVERYWHERE=everywhere,
-            **self._sum_options(),
+            self.ctx.handle, self.workspace.turnstile, self.workspace.ready, landing and landing.sent,
+            landing.chunk if landing else 0, Matrix(partial, *partial.stride()),
+            Matrix(self.output, *self.output.stride()), self.bias, rows.first, rows.first + rows.count, self.problem.n,
+            per_rank, SITE=self.site, LANDED=landing is not None, EVERYWHERE=everywhere, **self._sum_options(),
         )  # fmt: skip
 
     def sum_chunk(self, partial: torch.Tensor, rows: Rows) -> None:

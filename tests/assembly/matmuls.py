@@ -14,7 +14,7 @@ from listing import Event
 
 from iris.device import chunk, matmul, schedule, sync, tile
 from iris.ops import reduction
-from iris.ops.decomposed import arrival_kernel, entered_kernel, entry_kernel, exit_kernel
+from iris.ops.decomposed import arrival_kernel, entered_kernel, entry_kernel, exit_kernel, landing_kernel
 from iris.ops.exchange import exchange_kernel, exchange_words_kernel
 from iris.ops.gathering import (
     arrived_source,
@@ -315,6 +315,7 @@ def collectives() -> list[Case]:
         Case("entry", entry_kernel, turnstile_arguments, one_warp, has=SIGNALS),
         Case("entered", entered_kernel, lambda: (*turnstile_arguments(), 3, 2), site | one_warp, has=WAITS),
         Case("arrival", arrival_kernel, arrival_arguments, site | one_warp, has=WAITS),
+        Case("landing", landing_kernel, landing_arguments, site | one_warp, has=WAITS | SIGNALS),
         Case("exit", exit_kernel, turnstile_arguments, site | one_warp | {"MEET": True}, has=WAITS | SIGNALS),
         Case("copy", copy_kernel, copy_arguments, {"BLOCK": 64}),
     ]
@@ -346,7 +347,11 @@ def turnstile_arguments() -> Any:
 
 
 def arrival_arguments() -> Any:
-    return *turnstile_arguments(), tensor(torch.int32), 5, 3, 2, 4
+    return *turnstile_arguments(), tensor(torch.int32), 5, 3
+
+
+def landing_arguments() -> Any:
+    return *turnstile_arguments(), tensor(torch.int32), tensor(torch.int32), 5
 
 
 def gather_arguments() -> Any:
@@ -355,8 +360,7 @@ def gather_arguments() -> Any:
 
 
 def sum_arguments() -> Any:
-    flags = tensor(torch.int32), tensor(torch.int32)
-    return handle(), *flags, 0, 1, half_matrix(), half_matrix(), tensor(torch.float16), 512, 1024, 4096, 512
+    return *landing_arguments(), half_matrix(), half_matrix(), tensor(torch.float16), 512, 1024, 4096, 512
 
 
 def chunk_arguments() -> Any:

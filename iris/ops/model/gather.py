@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from iris.ops.deal import Call, Deal, library_s
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
-from iris.ops.model.parts import STEP_S, exchange_s, multiplied_s
+from iris.ops.model.parts import SOONER_S, STEP_S, exchange_s, flag_s, landing_s, multiplied_s
 from iris.ops.rows import abreast
 
 _GATHERED_S = 3e-6
@@ -180,9 +180,13 @@ def _decomposed(call: Call) -> float:
         for step in range(1, world - 1):
             end = max(end, step * each + FLAG_S) + STEP_S + part
     for share in call.shares(call.problem.m if by_columns else call.problem.m // world or 1):
-        keeping = share * _keep_own_s(call) + LAUNCH_S if by_columns else 0.0
-        ready += (world - 1 if by_columns else 1) * _sending_s(call, share)
-        end = max(end + keeping, ready + FLAG_S) + STEP_S + _chunk_s(call, share if by_columns else share / world)
+        if by_columns:
+            ready += (world - 1) * (call.machine.copy_s(share * call.part_nbytes) - SOONER_S + flag_s(call))
+            kept = end + share * _keep_own_s(call) + LAUNCH_S
+            end = max(kept, ready + landing_s(call)) + STEP_S + _chunk_s(call, share)
+        else:
+            ready += _sending_s(call, share)
+            end = max(end, ready + FLAG_S) + STEP_S + _chunk_s(call, share / world)
     return LAUNCH_S + end + MEET_S
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from iris.ops.config import in_words
+from iris.ops.config import flagged_one_by_one, in_words
 from iris.ops.deal import Call, Deal, library_s
-from iris.ops.machine import LAUNCH_S
+from iris.ops.machine import FLAG_S, LAUNCH_S, WORD_S
 
 _EXCHANGE_S = 2.2e-6
 """From the library's matmul to the end of an exchange, or the other way round, beside bytes and flags."""
@@ -19,6 +19,11 @@ KEEP_S = 4.5e-6
 """A tile stored for the copy engine, and counted."""
 STEP_S, AWAITED_STEP_S = 1.5e-6, 3e-6
 """From one matmul of the library's to the next; and with a kernel that waits between them, on the same lane."""
+SOONER_S = 2.2e-6
+"""``decomposed``: how much less than another a copy takes that follows one to another peer."""
+_TOLD_S = 6e-6
+"""From the last copy of several until all ranks know, where copies have no flags (2 × H100 that stand for 8,
+2026-11-25)."""
 
 
 def local_s(call: Call) -> float:
@@ -36,6 +41,16 @@ def exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, hops: int = 1
     crossing = hops * call.machine.store_s(carried_nbytes, call.programs(), call.world)
     moved_nbytes = (1.0 if words else exposed) * (2 * inboxes * carried_nbytes + kept_nbytes)
     return _EXCHANGE_S + waiting + crossing + moved_nbytes / call.machine.memory_rate
+
+
+def flag_s(call: Call) -> float:
+    """The flag behind a copy, if there is one, where all ranks' are waited for together."""
+    return WORD_S if flagged_one_by_one(call.world) else 0.0
+
+
+def landing_s(call: Call) -> float:
+    """From the end of the last copy there until all ranks know of it."""
+    return FLAG_S if flagged_one_by_one(call.world) else _TOLD_S
 
 
 def multiplied_s(call: Call) -> float:

@@ -7,7 +7,17 @@ from collections.abc import Callable
 from iris.ops.config import tiles_in_words
 from iris.ops.deal import Call, Deal, library_s
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
-from iris.ops.model.parts import AWAITED_STEP_S, KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
+from iris.ops.model.parts import (
+    AWAITED_STEP_S,
+    KEEP_S,
+    SOONER_S,
+    STEP_S,
+    beside_s,
+    exchange_s,
+    flag_s,
+    landing_s,
+    multiplied_s,
+)
 from iris.ops.problem import output_dtype
 
 _ROUNDS_APART, _ROUND_TILES = 0.25, 0.05
@@ -23,8 +33,6 @@ _AHEAD_BYTES_PER_S, _AHEAD_S = 60e9, 0.7e-6
 _TILE_WORDS_S = 2e-6
 """The last tile's words, beside their bytes, from when they are stored until they have been added up: of each peer, as
 nobody has measured more than one."""
-_SOONER_S = 2.2e-6
-"""``decomposed``: how much less than another a copy takes that follows one to another peer."""
 _SUMMED_EXPOSED = 0.6
 """Of an exchange's traffic with the own memory, what comes behind the links' where a rank sums its rows, some of which
 arrive before others. Where the sums go on to all ranks, nothing is seen of it."""
@@ -44,7 +52,7 @@ def _owner_copy_s(call: Call, share: float = 1.0) -> float:
 
 def _next_copy_s(call: Call, share: float = 1.0) -> float:
     """The same, where a copy to another peer has just gone before."""
-    return _owner_copy_s(call, share) - _SOONER_S
+    return _owner_copy_s(call, share) - SOONER_S
 
 
 def _collect_s(call: Call) -> float:
@@ -71,9 +79,11 @@ def _sum_pushed(call: Call, tiles: int, returned_nbytes: float, item: float = 1.
     deal = call.deal(tiles, tile_s=_SEND_S, passes=passes)
     nbytes = item * _sent_nbytes(call) + returned_nbytes
     storing = call.machine.store_s(nbytes, call.programs(), call.world)
-    waiting = (rounds - 1) * _ROUND_TILES * deal.tile_s
+    waiting, collecting = (rounds - 1) * _ROUND_TILES * deal.tile_s, _own_waves(call, deal) * _collect_s(call)
+    if returned_nbytes:  # sums of own tiles are sent while others are still added up
+        waiting, collecting = waiting + collecting, 0.0
     moving = beside_s(deal, storing, _ROUNDS_APART * gained, waiting)
-    return LAUNCH_S + moving + _own_waves(call, deal) * _collect_s(call) + MEET_S + 2 * FLAG_S
+    return LAUNCH_S + moving + collecting + MEET_S + 2 * FLAG_S
 
 
 def _scatter_pushed(call: Call) -> float:
@@ -145,12 +155,12 @@ def _reduce_copied(call: Call) -> float:
 def _scatter_decomposed(call: Call) -> float:
     """The library's matmul for each owner, a copy behind each; then a kernel that sums."""
     computing = library_s(call, call.world) / call.world
-    each = _next_copy_s(call) + WORD_S
+    each, landing = _next_copy_s(call) + flag_s(call), landing_s(call)
     sent = 0.0
     for step in range(1, call.world):
         sent = max(sent, step * (computing + STEP_S)) + each
     summing = (call.world + 1) * call.output_nbytes / call.world / call.machine.memory_rate
-    return max(call.world * (computing + STEP_S), sent + FLAG_S) + LAUNCH_S + summing + MEET_S
+    return max(call.world * (computing + STEP_S), sent + landing) + LAUNCH_S + summing + MEET_S
 
 
 def _ring(call: Call, *, everywhere: bool) -> float:
@@ -187,8 +197,8 @@ def _reduce_decomposed(call: Call) -> float:
         for step in range(1, world + 1):
             computed += computing
             if step < world:
-                sent = max(sent, computed) + _next_copy_s(call, share) + WORD_S
-                landed = sent + FLAG_S
+                sent = max(sent, computed) + _next_copy_s(call, share) + flag_s(call)
+                landed = sent + landing_s(call)
             if chunk > 0 and step == (world + 1) // 2:  # the sums of the chunk before
                 computed = max(computed, before) + summing
                 sent = max(sent, computed) + (world - 1) * spreading
