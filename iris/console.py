@@ -15,8 +15,8 @@ UNREAD = 141
 
 
 def exit_status(program: str, run: Callable[[], int]) -> int:
-    """What ``run()`` returns; 1 if it raises an Iris error, which is printed without a traceback; ``UNREAD``, and
-    nothing is said, if the reader of what it prints has gone."""
+    """What ``run()`` returns; 1 if it raises an Iris error, or if what it prints cannot be written, said without a
+    traceback; ``UNREAD``, and nothing is said, if the reader of what it prints has gone."""
     try:
         try:
             return run()
@@ -29,16 +29,35 @@ def exit_status(program: str, run: Callable[[], int]) -> int:
         unread = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
         if not unread:
             raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in unread:  # the interpreter writes what is left there when it ends
-            os.dup2(nowhere, stream.fileno())
+        _drop_what_is_left(*unread)
         return UNREAD
+    except OSError:
+        try:
+            print(flush=True)  # a write that failed may have left nothing to flush
+        except OSError as error:
+            _drop_what_is_left(sys.stdout)
+            print(f"{program}: standard output: {error.strerror}", file=sys.stderr)
+            return 1
+        raise
+
+
+def _drop_what_is_left(*streams: TextIO) -> None:
+    """What the interpreter would write there when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _has_no_reader(stream: TextIO) -> bool:
     poll = select.poll()
     poll.register(stream, 0)
     return bool(poll.poll(0))
+
+
+def counted(number: int, thing: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def print_table(

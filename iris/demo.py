@@ -23,7 +23,7 @@ from iris.bench.cases.operands import Operands
 from iris.bench.driver import sheltered
 from iris.bench.options import STOPPED, add_num_ranks, folder_trouble, positive, seconds
 from iris.bench.progress import progress
-from iris.console import print_table
+from iris.console import counted, print_table
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
 from iris.identity import identity
@@ -159,7 +159,7 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
             advance("", 1)
             return values
 
-        step(f"starting {num_ranks} ranks", _start, heap_size)
+        step(f"starting {counted(num_ranks, 'rank')}", _start, heap_size)
         for op in OPS:
             step(f"{op}: inputs", _prepare, op, shape, options.dtype)
             worst = max(step(f"{op}: check", _check))

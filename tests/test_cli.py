@@ -141,6 +141,23 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(words: list[str], both: b
     assert (done.returncode, done.stderr) == (console.UNREAD, None if both else b"")
 
 
+@pytest.mark.parametrize(
+    "words", [["-m", "iris", "info"], ["-m", "iris", "bench", "--benchmark_list"], ["-m", "iris", "bench", "--help"]]
+)
+def test_output_that_cannot_be_written_is_an_error_that_says_so(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, *words],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "", "IRIS_BACKEND": "sim"},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr == f"iris {words[2]}: standard output: No space left on device\n"
+
+
 def test_another_pipe_that_broke_is_not_kept_quiet(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

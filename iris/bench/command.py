@@ -32,6 +32,7 @@ from iris.bench.progress import progress
 from iris.bench.records import Record
 from iris.bench.session import FEWEST_CALLS, GPU_CALLS, GPU_WARMUP, SIM_CALLS, Settings
 from iris.bench.tables import FORMATS
+from iris.console import counted
 from iris.errors import ArgumentError
 
 _AXIS = "axis_"
@@ -153,7 +154,7 @@ def _found(todo: Sequence[Group], num_ranks: int, settings: Settings) -> Iterato
     if not todo:
         return
     with progress(sum(len(group.variants) for group in todo)) as advance:
-        advance(f"starting {num_ranks} ranks", 0)
+        advance(f"starting {counted(num_ranks, 'rank')}", 0)
         with live(num_ranks, settings) as ranks:
             for group in todo:
                 advance(group.label, 0)

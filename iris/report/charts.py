@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from iris.console import counted
 from iris.report import files
 from iris.report.study import OPPONENTS, Problem, Section, Study, grouped
 
@@ -103,7 +104,7 @@ def _crossovers(study: Study) -> Iterator[Chart]:
 
 
 def _ranks(problem: Problem) -> str:
-    return f"{problem.world_size} rank{'s' if problem.world_size > 1 else ''}"
+    return counted(problem.world_size, "rank")
 
 
 def _said(*parts: str) -> str:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from iris.console import counted
 from iris.report.charts import Chart
 from iris.report.palette import INK, LOSS, MUTED, PAPER, RULE, Palette
 from iris.report.records import Result
@@ -320,7 +321,7 @@ def _dot(line: Line2D, colour: str, marker: str) -> None:
 
 
 def _ranks(world_size: int) -> str:
-    return f"{world_size} ranks"
+    return counted(world_size, "rank")
 
 
 def _label(algorithm: str) -> str:
