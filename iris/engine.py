@@ -23,6 +23,7 @@ import torch
 
 from iris.capture import stream_beside
 from iris.context import Iris
+from iris.device.sync import COPIED
 from iris.errors import CaptureError
 
 _STREAMS = 32
@@ -171,8 +172,8 @@ class CopyEngine:
         self._backend.wait_word(word.data_ptr(), self._stream)
 
     def set(self, word: torch.Tensor) -> None:
-        """Set the int32 ``word`` of this rank to one, behind the copies so far."""
-        self._backend.write_word(word.data_ptr(), 1, self._stream)
+        """Set the int32 ``word`` of this rank to :data:`iris.device.sync.COPIED`, behind the copies so far."""
+        self._backend.write_word(word.data_ptr(), COPIED.value, self._stream)
 
     def clear(self, word: torch.Tensor) -> None:
         """Set the int32 ``word`` of this rank to zero, behind the copies so far."""

@@ -40,6 +40,12 @@ def expired_wait(words: Sequence[int], own_rank: int, heap_size: int) -> WaitTim
                 "when a tensor of its calls is gone writes into whatever has the memory now.",
                 [peer],
             )
+    if rank == peer:
+        return WaitTimeout(
+            f"{message}. It waits for work of its own: does anything else on this GPU hold that up? A larger timeout_s "
+            "waits longer.",
+            [peer],
+        )
     return WaitTimeout(
         f"{message}. Did rank {peer} make the same call? A slow but healthy peer needs a larger timeout_s.", [peer]
     )

@@ -298,7 +298,8 @@ class Watch(TorchDispatchMode):
             key = name, workspace._power_of_two(count), dtype
             if key not in ours.local:
                 with mock.patch.object(self, "_paused", True):
-                    ours.local[key] = ours.ctx.zeros(key[1], dtype=dtype)
+                    ours.local[key] = ours.ctx.empty(key[1], dtype=dtype)
+                ours.local[key].zero_()  # by the stream that is current, which others need not wait for
             return ours.local[key]
 
         return scratch

@@ -39,6 +39,10 @@ NEXT_EPOCH: tl.constexpr = tl.constexpr(2)
 _ENTERED: tl.constexpr = tl.constexpr(64)
 _LEFT: tl.constexpr = tl.constexpr(128)
 
+COPIED: tl.constexpr = tl.constexpr(2)
+"""What a word of the own memory holds once the copies in front of it are done; not 0 or 1, for which waits are longer,
+as for ranks that still compile."""
+
 NO_EPOCHS: tl.constexpr = tl.constexpr(0)
 TURNSTILE: tl.constexpr = tl.constexpr(-1)
 """How a kernel counts calls: not at all, as nothing in it waits; or by :func:`enter` and :func:`leave`. Any other

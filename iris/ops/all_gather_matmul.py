@@ -69,7 +69,7 @@ from iris.errors import ArgumentError, ShapeError
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.decomposed import Decomposition, bias_of, lanes_for
+from iris.ops.decomposed import Decomposition, Landing, bias_of, lanes_for
 from iris.ops.exchange import exchange
 from iris.ops.gathering import (
     arrived_source,
@@ -228,10 +228,14 @@ class _Call(OpCall):
             self.launch(plan, a=own, gathered=self._staged())
 
     def decomposed(self) -> None:
-        own, engine, parts = row_major(self.workspace, self.a), self.workspace.engine, self.decomposition()
-        multiply = self._multiply_rows_by_rank if self.by_rows else self._multiply_gathered_rows
-        with engine.running(lanes_for(own.dtype), last=lambda: parts.leave(meet=True)):
-            multiply(own, parts, self.chunks(own.shape[0]))
+        own, parts = row_major(self.workspace, self.a), self.decomposition()
+        chunks = self.chunks(own.shape[0])
+        landings = [] if self.by_rows else parts.landings(len(chunks))
+        with parts.engine.running(lanes_for(own.dtype), last=lambda: parts.leave(meet=True)):
+            if self.by_rows:
+                self._multiply_rows_by_rank(own, parts, chunks)
+            else:
+                self._multiply_gathered_rows(own, chunks, landings)
 
     def _multiply_rows_by_rank(self, own: torch.Tensor, parts: Decomposition, chunks: list[Rows]) -> None:
         """Rank by rank; the part that comes last by ``chunks``: behind each other there is the next one's to
@@ -250,17 +254,17 @@ class _Call(OpCall):
                     those = Rows(owner * rows + part.first, part.count)
                     self._multiply_rows(those.of(staged), those)
 
-    def _multiply_gathered_rows(self, own: torch.Tensor, parts: Decomposition, chunks: list[Rows]) -> None:
+    def _multiply_gathered_rows(self, own: torch.Tensor, chunks: list[Rows], landings: list[Landing]) -> None:
         """By ``chunks`` of rows, of which the columns of all ranks are needed."""
         rank, world, staged, here = self.ctx.rank, self.ctx.world_size, self._staged(), self._part(self._staged())
-        for chunk, rows in enumerate(chunks):
-            landing = parts.landing(chunk)
+        engine = self.workspace.engine
+        for rows, landing in zip(chunks, landings, strict=True):
             for step in range(1, world):
                 peer = (rank - step) % world
-                parts.engine.put(rows.of(own), rows.of(here), peer)
+                engine.put(rows.of(own), rows.of(here), peer)
                 landing.copied(peer)
             landing.copied_all()
-            with parts.engine.lane(chunk):
+            with engine.lane(landing.chunk):
                 rows.of(here).copy_(rows.of(own))
                 landing.wait()
                 self._multiply_rows(rows.of(staged), rows)

@@ -22,7 +22,18 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
-from iris.device.sync import MAX_RANKS, NEXT_EPOCH, coming_epoch, enter, leave, signal_all, wait, wait_all, wait_entered
+from iris.device.sync import (
+    COPIED,
+    MAX_RANKS,
+    NEXT_EPOCH,
+    coming_epoch,
+    enter,
+    leave,
+    signal_all,
+    wait,
+    wait_all,
+    wait_entered,
+)
 from iris.device.tile import BIAS_ROW
 from iris.engine import CopyEngine
 from iris.ops.config import flagged_one_by_one
@@ -65,7 +76,7 @@ def wait_landed(handle, ready, sent, chunk, epoch, SITE: tl.constexpr):
     flags = ready + chunk * world
     if sent is not None:
         if tl.program_id(0) == 0:
-            wait(sent + chunk, 1, me, handle, SITE)
+            wait(sent + chunk, COPIED, me, handle, SITE)
             tl.store(sent + chunk, 0)
             signal_all(flags + me, epochs, ranks, others, handle)
     wait_all(flags + ranks, epochs, ranks, others, handle, SITE)
@@ -122,10 +133,12 @@ class Decomposition:
             self.ctx.handle, self.workspace.turnstile, self.workspace.ready, slot, source, SITE=self.site, num_warps=1
         )  # fmt: skip
 
-    def landing(self, chunk: int) -> Landing:
-        """Of what all ranks send to all others as their chunk of this number."""
+    def landings(self, count: int) -> list[Landing]:
+        """Of what all ranks send to all others in so many chunks. Made before the engine is running, as its streams do
+        not wait for what zeroes new words."""
         flagged = flagged_one_by_one(self.ctx.world_size)
-        return Landing(self, chunk, None if flagged else self.workspace.scratch("sent", MAX_CHUNKS, torch.int32))
+        sent = None if flagged else self.workspace.scratch("sent", MAX_CHUNKS, torch.int32)
+        return [Landing(self, chunk, sent) for chunk in range(count)]
 
     def flag(self, slot: int, peer: int) -> None:
         """Flag ``slot`` at ``peer``, behind the copies so far."""

@@ -298,7 +298,7 @@ class SumCall(OpCall):
         chunk."""
         m, n, rank, world, rows = self.problem.m, self.problem.n, self.ctx.rank, self.ctx.world_size, self.rows_per_rank
         engine, parts = self.workspace.engine, self.decomposition()
-        landings = [parts.landing(chunk) for chunk in range(len(chunks))]
+        landings = parts.landings(len(chunks))
         incoming = self.workspace.staged(world * rows, n, self.output.dtype)
         outgoing = self.workspace.scratch("outgoing", m * n, self.output.dtype)[: m * n].view(m, n)
 
