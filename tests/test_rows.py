@@ -63,7 +63,7 @@ def multiplied(way: Way, growth: float, seed: int) -> tuple[list[int], float]:
         (Way(GATHER, "decomposed", 1), 2.0, [32, 64]),
         (Way(GATHER, "decomposed", 0), 0.5, [96, 64, 32]),  # the own part, and that of the peer in chunks
         (Way(ALL_REDUCE, "decomposed"), 2.0, [16, 16, 32, 32]),
-        (Way(REDUCE_SCATTER, "decomposed"), 2.0, [96, 96]),  # in one chunk
+        (Way(REDUCE_SCATTER, "decomposed"), 2.0, [32, 32, 64, 64]),
     ],
 )
 def test_chunk_growth(ranks: Ranks, way: Way, growth: float, counts: list[int], seed: int) -> None:

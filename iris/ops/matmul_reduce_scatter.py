@@ -18,7 +18,8 @@ are the longer part.
 rank: no SM waits for the link. When it wins: outputs of a few MiB per rank and more.
 
 **decomposed**: the library's matmul (``torch.matmul``), once per owner of rows, next rank's first; behind each, the
-copy engine hands the product over. A kernel of its own adds up the own rows, once all have come. When it wins: where
+copy engine hands the product over. A kernel of its own adds up the own rows, once all have come. With ``num_chunks``
+every owner's rows come in so many chunks, each of which is added up beside the copies of the next. When it wins: where
 the library's matmul is faster than this one, and one rank's rows are enough to fill the device. The own part, too, is
 rounded before the sum.
 
@@ -69,7 +70,6 @@ from iris.ops.reduction import (
 )
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
-from iris.ops.rows import Rows
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -185,7 +185,7 @@ class _Call(SumCall):
         self.workspace.engine.beside(lambda: self.launch(sums.plan, slots=sums.slots), copies)
 
     def decomposed(self) -> None:
-        self.sum_by_chunks([Rows(0, self.rows_per_rank)], everywhere=False)
+        self.sum_by_chunks(self.chunks(self.rows_per_rank), everywhere=False)
 
     def ring(self) -> None:
         self.sum_in_ring(self.workspace.staged(self.problem.m, self.problem.n, self.output.dtype), everywhere=False)

@@ -210,13 +210,12 @@ def sum_kernel(
 
 @triton.jit(do_not_specialize=["first", "row_end"])
 def sum_chunk_kernel(
-    handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, WHOLE: tl.constexpr, BIAS: tl.constexpr,
+    ACC_DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What :func:`sum_kernel` sums of parts that have landed before it runs, into the own output, which has all ranks'
-    rows."""
+    """What :func:`sum_kernel` sums of parts that have landed before it runs, into the own output."""
     _sum_rows(
-        handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, True, False, True, BIAS, ACC_DTYPE,
+        handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, True, False, WHOLE, BIAS, ACC_DTYPE,
         BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
@@ -293,9 +292,8 @@ class SumCall(OpCall):
         reduce_in_ring(self.decomposition(), sums, chunks, per_rank, multiply, everywhere=everywhere)
 
     def sum_by_chunks(self, chunks: list[Rows], *, everywhere: bool) -> None:
-        """The product by ``chunks`` of each rank's rows, put to the rank that owns them, which sums what has come.
-        ``everywhere``: sums go to all ranks, those of one chunk beside the products of the next; else there is one
-        chunk."""
+        """The product by ``chunks`` of each rank's rows, put to the rank that owns them, which sums what has come
+        beside the copies of the next chunk. ``everywhere``: sums go to all ranks, too."""
         m, n, rank, world, rows = self.problem.m, self.problem.n, self.ctx.rank, self.ctx.world_size, self.rows_per_rank
         engine, parts = self.workspace.engine, self.decomposition()
         landings = parts.landings(len(chunks))
@@ -319,11 +317,12 @@ class SumCall(OpCall):
             if owner != rank:  # who waits for all ranks, rows or not
                 landings[chunk].copied(owner)
 
-        def spread(chunk: int) -> None:
+        def finish_chunk(chunk: int) -> None:
             those = owned(rank, chunk)
             landings[chunk].wait()
             if those.count > 0:
-                self.sum_chunk(incoming, those)
+                self.sum_chunk(incoming, those, whole=everywhere)
+            if those.count > 0 and everywhere:
                 engine.follow()
                 for step in range(1, world):
                     engine.put(those.of(self.output), those.of(self.output), (rank + step) % world)
@@ -332,15 +331,16 @@ class SumCall(OpCall):
             mine = owned(rank, len(chunks) - 1)
             self.sum(incoming, landing=landings[-1], everywhere=everywhere, rows=mine)
 
-        # A peer whose part has come has entered the call: its output may be written. Ranks leave behind all spreads.
-        with engine.running(last=finish if len(chunks) > 1 else None):
+        # A peer whose part has come has entered the call: its output may be written. Ranks leave behind all that is.
+        behind = everywhere and len(chunks) > 1
+        with engine.running(last=finish if behind else None):
             for chunk in range(len(chunks)):
                 for step in range(1, world + 1):
                     compute((rank + step) % world, chunk)
                     if chunk > 0 and step == (world + 1) // 2:  # by now all has come
-                        spread(chunk - 1)
+                        finish_chunk(chunk - 1)
                 landings[chunk].copied_all()
-            if len(chunks) == 1:
+            if not behind:
                 finish()
 
     def exchanged(self, *, split: bool) -> None:
@@ -382,12 +382,13 @@ class SumCall(OpCall):
             per_rank, SITE=self.site, LANDED=landing is not None, EVERYWHERE=everywhere, **self._sum_options(),
         )  # fmt: skip
 
-    def sum_chunk(self, partial: torch.Tensor, rows: Rows) -> None:
-        """``rows`` of this rank's, of parts that have landed in ``partial``, summed into its output, which has the rows
-        of all."""
+    def sum_chunk(self, partial: torch.Tensor, rows: Rows, *, whole: bool) -> None:
+        """``rows`` of this rank's, of parts that have landed in ``partial``, summed into its output; ``whole``: which
+        has the rows of all."""
         sum_chunk_kernel[(self._summing(rows),)](
             self.ctx.handle, Matrix(partial, *partial.stride()), Matrix(self.output, *self.output.stride()), self.bias,
-            rows.first, rows.first + rows.count, self.problem.n, self.rows_per_rank, **self._sum_options(),
+            rows.first, rows.first + rows.count, self.problem.n, self.rows_per_rank, WHOLE=whole,
+            **self._sum_options(),
         )  # fmt: skip
 
     def _summing(self, rows: Rows) -> int:

@@ -262,7 +262,7 @@ def collectives() -> list[Case]:
         )
         for kind in ("rows", "landed", "everywhere", "finish")
     ]
-    summed = Case("sum_chunk", reduction.sum_chunk_kernel, chunk_arguments, alone)
+    summed = Case("sum_chunk", reduction.sum_chunk_kernel, chunk_arguments, alone | {"WHOLE": True})
     sends = [
         Case(f"send-{kind}", send_kernel, send_arguments, {"SITE": 3, "BESIDE": kind == "beside", **tile_of})
         for kind in ("beside", "alone")

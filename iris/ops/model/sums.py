@@ -153,14 +153,22 @@ def _reduce_copied(call: Call) -> float:
 
 
 def _scatter_decomposed(call: Call) -> float:
-    """The library's matmul for each owner, a copy behind each; then a kernel that sums."""
-    computing = library_s(call, call.world) / call.world
-    each, landing = _next_copy_s(call) + flag_s(call), landing_s(call)
-    sent = 0.0
-    for step in range(1, call.world):
-        sent = max(sent, step * (computing + STEP_S)) + each
-    summing = (call.world + 1) * call.output_nbytes / call.world / call.machine.memory_rate
-    return max(call.world * (computing + STEP_S), sent + landing) + LAUNCH_S + summing + MEET_S
+    """Chunk by chunk: the library's matmul for each owner, a copy behind each; sums beside the next chunk's, the last
+    ones by a kernel behind all."""
+    world, summing = call.world, 0.0
+    computed = sent = landed = 0.0
+    for chunk, share in enumerate(call.shares(call.problem.m // world or 1)):
+        part, before = share / world, landed
+        computing = part * library_s(call, 1 / part) + STEP_S
+        for step in range(1, world + 1):
+            computed += computing
+            if step < world:
+                sent = max(sent, computed) + _next_copy_s(call, share) + flag_s(call)
+                landed = sent + landing_s(call)
+            if chunk > 0 and step == (world + 1) // 2:  # the sums of the chunk before
+                computed = max(computed, before) + AWAITED_STEP_S + summing
+        summing = (world + 1) * part * call.output_nbytes / call.machine.memory_rate
+    return max(computed, landed) + LAUNCH_S + summing + MEET_S
 
 
 def _ring(call: Call, *, everywhere: bool) -> float:
