@@ -27,7 +27,7 @@ import iris
 from iris import bench
 from iris.bench.cases.fused import GPU_SHAPES, local_params, obstacle
 from iris.bench.cases.operands import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, Operands, problem_of
-from iris.bench.cases.ways import MATMUL, way, with_options
+from iris.bench.cases.ways import MATMUL, check_options, way, with_options
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
 from iris.ops.config import EXCHANGING
 from iris.ops.hardware import floor_s, hardware
@@ -194,7 +194,7 @@ def localized(params: bench.axes.Params, num_ranks: int, *, op: str) -> bench.ax
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
 @bench.axis("gather_dim", (0, 1), closed=True)
-@bench.axis("way", ("auto", *ALGORITHMS[GATHER], MATMUL), variant=True, extended=True)
+@bench.axis("way", ("auto", *ALGORITHMS[GATHER], MATMUL), variant=True, extended=check_options)
 def all_gather_matmul_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """all_gather_matmul of one of 8 ranks."""
     run(state, ctx, GATHER)
@@ -203,7 +203,7 @@ def all_gather_matmul_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 @bench.register(localize=partial(localized, op=SCATTER))
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis("way", ("auto", *ALGORITHMS[SCATTER], MATMUL), variant=True, extended=True)
+@bench.axis("way", ("auto", *ALGORITHMS[SCATTER], MATMUL), variant=True, extended=check_options)
 def matmul_all_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_all_scatter of one of 8 ranks."""
     run(state, ctx, SCATTER)
@@ -212,7 +212,7 @@ def matmul_all_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 @bench.register(localize=partial(localized, op=REDUCE_SCATTER))
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis("way", ("auto", *ALGORITHMS[REDUCE_SCATTER], MATMUL), variant=True, extended=True)
+@bench.axis("way", ("auto", *ALGORITHMS[REDUCE_SCATTER], MATMUL), variant=True, extended=check_options)
 def matmul_reduce_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_reduce_scatter of one of 8 ranks."""
     run(state, ctx, REDUCE_SCATTER)
@@ -221,7 +221,7 @@ def matmul_reduce_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 @bench.register(localize=partial(localized, op=ALL_REDUCE))
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis("way", ("auto", *ALGORITHMS[ALL_REDUCE], MATMUL), variant=True, extended=True)
+@bench.axis("way", ("auto", *ALGORITHMS[ALL_REDUCE], MATMUL), variant=True, extended=check_options)
 def matmul_all_reduce_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_all_reduce of one of 8 ranks."""
     run(state, ctx, ALL_REDUCE)

@@ -10,19 +10,24 @@ from typing import TextIO
 
 from iris.errors import IrisError
 
+STOPPED = 130
+"""Exit status after Ctrl-C, as shells have it."""
 UNREAD = 141
 """Exit status where nobody reads on, such as behind ``| head``: as shells have it of SIGPIPE."""
 
 
 def exit_status(program: str, run: Callable[[], int]) -> int:
-    """What ``run()`` returns; 1 if it raises an Iris error, or if what it prints cannot be written, said without a
-    traceback; ``UNREAD``, and nothing is said, if the reader of what it prints has gone."""
+    """What ``run()`` returns. Without a traceback: 1 if it raises an Iris error, or if what it prints cannot be
+    written, and ``STOPPED`` after Ctrl-C, which is said; ``UNREAD`` if the reader of what it prints has gone."""
     try:
         try:
             return run()
         except IrisError as error:
             print(f"{program}: {type(error).__name__}: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+            return STOPPED
         finally:
             print(end="", flush=True)
     except BrokenPipeError:

@@ -21,7 +21,7 @@ from iris import backends, ops
 from iris.bench.accuracy import relative_error, tolerance
 from iris.bench.cases.operands import Operands
 from iris.bench.driver import sheltered
-from iris.bench.options import STOPPED, add_num_ranks, folder_trouble, positive, seconds
+from iris.bench.options import DTYPES, STOPPED, add_num_ranks, folder_trouble, positive, seconds
 from iris.bench.progress import progress
 from iris.console import counted, print_table
 from iris.context import Iris, iris
@@ -32,6 +32,7 @@ from iris.trace import Event, Trace, draw
 
 OPS = ("all_gather_matmul", "matmul_all_scatter")
 _CALLS = 5
+_DTYPES = ("fp16", "bf16", "fp32")
 _GPU_SIZE, _SIM_SIZE = 8192, 512
 _HEADINGS = ("op", "algorithm", "ranks", "M×N×K", "backend", "error", "time", "waited")
 
@@ -73,7 +74,7 @@ def _start(heap_size: int) -> str:
 def _prepare(op: str, shape: tuple[int, int, int], dtype: str) -> None:
     global _case
     assert _ctx is not None
-    _case = _Case(_ctx, op, shape, getattr(torch, dtype))
+    _case = _Case(_ctx, op, shape, DTYPES[dtype])
 
 
 def _check() -> float:
@@ -147,7 +148,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, backend: str) -> int:
     m, n, k = shape
-    item = getattr(torch, options.dtype).itemsize
+    item = DTYPES[options.dtype].itemsize
     heap_size = (64 << 20) + 2 * item * (m * k + m * n)
     right, notes = True, []
     rows: list[tuple[str, ...]] = []
@@ -166,7 +167,7 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
             time_s = max(step(f"{op}: time", _time))
             traces = step(f"{op}: trace", _trace)
             timed, traced = pool.run(_algorithms, timeout_s=options.timeout_s)[0]
-            ok = worst <= tolerance(getattr(torch, options.dtype), k, roundings=2)
+            ok = worst <= tolerance(DTYPES[options.dtype], k, roundings=2)
             right &= ok
             waited = _time_text(max(waited_s for waited_s, _ in traces)) + ("" if traced == timed else f" ({traced})")
             error = f"{worst:.1e}{'' if ok else ' WRONG'}"
@@ -212,8 +213,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--dtype",
-        choices=("float16", "bfloat16", "float32"),
-        default="float16",
+        choices=_DTYPES,
+        default="fp16",
         help="of A and B (default: %(default)s)",
     )
     parser.add_argument("--picture_dir", type=Path, default=".", help="where the pictures go (default: here)")

@@ -23,7 +23,6 @@ import torch
 
 from iris.capture import stream_beside
 from iris.context import Iris
-from iris.device.sync import COPIED
 from iris.errors import CaptureError
 
 _STREAMS = 32
@@ -171,10 +170,10 @@ class CopyEngine:
         """Later copies wait until the int32 ``word`` of this rank is not zero; see :meth:`clear`."""
         self._backend.wait_word(word.data_ptr(), self._stream)
 
-    def set(self, word: torch.Tensor) -> None:
-        """Set the int32 ``word`` of this rank to :data:`iris.device.sync.COPIED`, behind the copies so far."""
-        self._backend.write_word(word.data_ptr(), COPIED.value, self._stream)
+    def set(self, word: torch.Tensor, value: int) -> None:
+        """Set the int32 ``word`` of this rank, behind the copies so far."""
+        self._backend.write_word(word.data_ptr(), value, self._stream)
 
     def clear(self, word: torch.Tensor) -> None:
         """Set the int32 ``word`` of this rank to zero, behind the copies so far."""
-        self._backend.write_word(word.data_ptr(), 0, self._stream)
+        self.set(word, 0)

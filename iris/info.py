@@ -20,10 +20,11 @@ import torch
 
 import iris
 from iris.backends import chosen
-from iris.console import print_table
-from iris.errors import BackendError, LaunchError
+from iris.console import counted, print_table
+from iris.errors import ArgumentError, BackendError, LaunchError
 from iris.heap import format_bytes
 from iris.identity import identity
+from iris.ops import tuned
 
 LIBRARIES = ("torch", "triton", "numpy", "greenlet", "rich", "matplotlib")
 LAUNCHERS = ("torchrun", "mpirun", "srun")
@@ -63,6 +64,7 @@ class Info:
     backend_reason: str
     launcher: str
     launchers: dict[str, str | None]
+    tuned_rows: str
     missing: list[Missing]
 
 
@@ -94,8 +96,23 @@ def collect() -> Info:
         backend_reason=reason,
         launcher=launcher,
         launchers=launchers,
+        tuned_rows=tuned_rows(),
         missing=missing(versions, launchers, gpus, has_gpu_device(), complaint),
     )
+
+
+def tuned_rows() -> str:
+    """Where ``"auto"`` looks first for the user's rows, and how many there are."""
+    path = tuned.user_path()
+    if path is None:
+        return "none but those that come with Iris, as there is no home"
+    try:
+        rows, there = tuned.read(path), path.exists()
+    except ArgumentError as error:
+        return str(error)
+    yours = counted(len(rows), "row") if there else "no such file"
+    named = f", named by {tuned.ENVIRONMENT_VARIABLE}" if os.environ.get(tuned.ENVIRONMENT_VARIABLE) else ""
+    return f"{path}{named}: {yours}"
 
 
 def library_versions() -> dict[str, str | None]:
@@ -258,8 +275,11 @@ class Table:
 
 def tables(info: Info) -> list[Table]:
     """``info`` as people read it."""
-    chosen_backend = [["backend", info.backend or "none"], ["why", info.backend_reason], ["started by", info.launcher]]
-    shown = [Table("Iris", ["", ""], chosen_backend)]
+    chosen_here = [
+        ["backend", info.backend or "none"], ["why", info.backend_reason], ["started by", info.launcher],
+        ["tuned rows", info.tuned_rows],
+    ]  # fmt: skip
+    shown = [Table("Iris", ["", ""], chosen_here)]
     if info.gpus:
         rows = [
             [str(gpu.index), gpu.name, format_bytes(gpu.memory_bytes), str(gpu.num_sms), gpu.architecture]

@@ -81,6 +81,10 @@ def _answer(call: bytes) -> tuple[str, bytes]:
         return f"{traceback.format_exc()}{text}", pickle.dumps(LaunchError(text))
     try:
         value = fn(*args)
+    except SystemExit as left:  # as a script that returns from its end, and under torchrun
+        if left.code not in (None, 0):
+            raise
+        value = None
     except Exception as error:  # noqa: BLE001 (whatever a rank raises is sent back)
         return traceback.format_exc(), _portable(error)
     try:

@@ -207,6 +207,13 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
         ("b_layout=sideways", "--axis_b_layout: expected one of row_major, transposed, got sideways"),
         ("gather_dim=0,2", "--axis_gather_dim: expected one of 0, 1, got 2"),
         ("gather_dim=1.0", "--axis_gather_dim: expected whole numbers, got 1.0"),
+        ("algorithm=push+size=3", "options behind an algorithm: expected FIELD=VALUE, of FusedConfig, got size=3"),
+        (
+            "algorithm=push+comm_sms",
+            "expected FIELD=VALUE, of FusedConfig, got comm_sms. FIELD is one of block_size_m,",
+        ),
+        ("algorithm=push+algorithm=pull", "expected FIELD=VALUE, of FusedConfig, got algorithm=pull"),
+        ("algorithm=push+comm_sms=few", "comm_sms: expected of type int, got 'few'"),
     ):
         with pytest.raises(ArgumentError, match=complaint):
             bench._run(["all_gather_matmul", "--num_ranks=2", f"--axis_{axis}", "--benchmark_list"])
@@ -218,6 +225,10 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
         bench._run([*TWO, f"--benchmark_out={tmp_path}"])
     with pytest.raises(SystemExit, match="2"):
         bench.main(["rma", "--output=/nonexist/x.json"])
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ArgumentError, match="--output: expected a new file, or one that this program has written"):
+        bench._run(["rma", f"--output={tmp_path / 'notes'}"])
+    assert (tmp_path / "notes").read_text() == "mine"
     for nbytes, complaint in ((0, "0 is not a positive number"), (6, "6 is no multiple of the 4 bytes of an element")):
         with pytest.raises(SystemExit, match="2"):
             bench.main(["rma", f"--buffer_size={nbytes}"])
@@ -338,6 +349,13 @@ def test_what_fails_has_no_time(measured: Path, way: str, validated: bool | None
 def test_a_skipped_point_says_why(measured: Path) -> None:
     skipped = by_way(lines(measured))["skips"]
     assert (skipped["skipped"], skipped["error"], skipped["validated"]) == ("nobody needs it", None, None)
+
+
+def test_an_error_at_the_end_does_not_hide_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([*TWO, "--axis_way=right", "--benchmark_format=json", "--benchmark_out=/dev/full"]) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out)["validated"] is True
+    assert "/dev/full: expected a file that can be written, got No space left on device" in told.err
 
 
 def test_a_rank_that_hangs_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
@@ -860,9 +878,6 @@ def test_options_behind_an_algorithm(tmp_path: Path) -> None:
         "push": None,
         "push+comm_sms=2+stream_k=True": None,
         f"push+comm_sms={programs}": f"comm_sms: expected less than the {programs} programs",
-        "push+comm_sms": "expected FIELD=VALUE, FIELD of block_size_m,",
-        "push+algorithm=pull": "FIELD of block_size_m,",
-        "push+comm_sms=few": "comm_sms: expected of type int, got 'few'",
         "auto+num_sms=1": "auto has no options",
         "nccl+num_sms=1": "nccl has no options",
     }

@@ -158,6 +158,17 @@ def test_output_that_cannot_be_written_is_an_error_that_says_so(words: list[str]
     assert done.stderr == f"iris {words[2]}: standard output: No space left on device\n"
 
 
+def test_ctrl_c_is_said_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "iris.report", SimpleNamespace(main=main))
+    assert cli.main(["report"]) == console.STOPPED
+    assert capsys.readouterr().err == "stopped\n"
+
+
 def test_another_pipe_that_broke_is_not_kept_quiet(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,6 +289,7 @@ def test_tables_show_gpus_and_links(
         backend="cuda",
         backend_reason="PyTorch sees 2 GPUs",
         launcher="none",
+        tuned_rows="none",
         launchers={"srun": None},
         missing=[],
     )

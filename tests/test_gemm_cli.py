@@ -459,6 +459,14 @@ def test_a_run_that_fails_leaves_no_earlier_success(tmp_path: Path, capsys: pyte
     assert json.loads(file.read_text())["success"] is False
 
 
+def test_a_file_that_is_no_result_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "notes.json"
+    file.write_text('{"mine": 1}')
+    assert main(None, stream_k=False, argv=["--validate", "--num_ranks", "2", "--output_file", str(file)]) == 1
+    assert "expected a new file, or one that this program has written" in capsys.readouterr().err
+    assert file.read_text() == '{"mine": 1}'
+
+
 def test_a_full_disk_at_the_end_is_an_error_of_the_output_file() -> None:
     with pytest.raises(iris.ArgumentError, match="--output_file: expected a file that can be written, got /dev/full"):
         write_result("/dev/full", {"success": True})

@@ -313,6 +313,12 @@ def test_a_rank_whose_process_ends_is_named(pool: iris.RankPool) -> None:
     assert not pool.alive
 
 
+def test_a_function_that_leaves_without_an_error_is_done(pool: iris.RankPool) -> None:
+    """As a program that says sys.exit() at its end, which other launchers take for a success."""
+    assert pool.run(sys.exit, ()) == [None, None] and pool.run(sys.exit, (0,)) == [None, None]
+    assert pool.alive
+
+
 def test_ranks_that_take_too_long_are_ended(pool: iris.RankPool) -> None:
     processes = list(pool.processes)
     started = time.monotonic()

@@ -578,6 +578,7 @@ def broken(change: Callable[[dict[str, Any]], object]) -> str:
 
 BROKEN: list[tuple[str, str, str]] = [
     ("cut", '{"schema": 1, "rows": [', "JSON"),
+    ("nested", "[" * 100_000, "JSON"),
     ("list", "[]", 'an object with "schema": 1 and a list "rows"'),
     ("schema", broken(lambda all: all.update(schema=2)), 'an object with "schema": 1'),
     ("rows", broken(lambda all: all.update(rows={})), 'a list "rows"'),
@@ -597,7 +598,7 @@ BROKEN: list[tuple[str, str, str]] = [
     (
         "algorithm",
         broken(lambda all: all["rows"][0]["config"].update(algorithm="x")),
-        "config.algorithm: expected one of",
+        "row 1, config, algorithm: expected one of",
     ),
     ("field", broken(lambda all: all["rows"][0]["config"].update(size=1)), "row 1, config, size: expected one of"),
     ("type", broken(lambda all: all["rows"][0]["config"].update(stream_k=1)), "config, stream_k: expected bool, got 1"),
@@ -614,7 +615,7 @@ BROKEN: list[tuple[str, str, str]] = [
     (
         "depth",
         broken(lambda all: all["rows"][1].update(dtype="int8", config={"algorithm": "push", "block_size_k": 16})),
-        "row 2, config: config.block_size_k: expected at least 32 for torch.int8, as tl.dot needs, got 16",
+        "row 2, config, block_size_k: expected at least 32 for torch.int8, as tl.dot needs, got 16. Delete it, or",
     ),
     (
         "library",
@@ -647,6 +648,17 @@ def test_a_broken_file_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"rows\.json: expected JSON"):
         tuned.write(path, [row_for(GATHER)])
     assert path.read_text() == "["
+
+
+def test_a_link_to_rows_stays_one_and_their_file_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    path, link = tmp_path / "shared" / "rows.json", tmp_path / "link.json"
+    tuned.write(path, [row_for(GATHER)])
+    path.chmod(0o664)
+    link.symlink_to(path)
+    tuned.write(link, [row_for(replace(GATHER, m=64))])
+    assert link.is_symlink() and len(tuned.read(path)) == 2
+    assert path.stat().st_mode & 0o777 == 0o664 and list(path.parent.iterdir()) == [path]
 
 
 def test_a_place_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from ranks import NAMES_SHARED_MEMORY
 from result_lines import ALGORITHMS, LARGE, SIMULATED, SIZES_OF_SWEEP, Record, dataset, record, without_time, write
 
 import iris
-from iris import cli
-from iris.report import comparison, drawing, files, markdown, tables
+from iris import cli, files
+from iris.report import comparison, drawing, markdown, tables
 from iris.report.charts import charts
 from iris.report.palette import PAPER, Palette
 from iris.report.records import read
@@ -399,6 +399,16 @@ def test_charts_of_one_kind_only(tmp_path: Path) -> None:
         if heading in (tmp_path / "page.html").read_text()
     ]
     assert headings == ["Speed-up by M", "Times"]
+
+
+@pytest.mark.parametrize("of", ["one.jsonl", "."])
+def test_a_page_does_not_replace_its_results(of: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = write(tmp_path / "one.jsonl", [record("all_gather_matmul", "auto", LARGE[0], 4)])
+    before = results.read_bytes()
+    (tmp_path / "link").symlink_to(results)
+    assert report(tmp_path / of, "--out", tmp_path / "link") == 1
+    assert "--out: expected a file that no results are read from, got" in capsys.readouterr().err
+    assert results.read_bytes() == before
 
 
 def test_kinds_without_charts_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -836,7 +846,7 @@ def test_what_may_not_be_written_is_not_replaced() -> None:
         os.seteuid(user or nobody)
         try:
             with pytest.raises(iris.ArgumentError, match=r"--out: .*got .*x\.html: Permission denied"):
-                files.write("--out", file, "new")
+                files.write("report", "--out", file, "new")
         finally:
             os.seteuid(user)
         assert file.read_text() == "kept" and list(Path(folder).iterdir()) == [file]

@@ -774,6 +774,15 @@ def test_what_is_no_trial_is_named(tmp_path: Path, broken: bytes | dict[str, Any
         failed(trials)
 
 
+@pytest.mark.parametrize("notes", ["my notes", "my notes\nmore"])
+def test_what_is_no_file_of_trials_is_left_as_it_is(tmp_path: Path, notes: str) -> None:
+    trials = Trials(tmp_path / "rows.json")
+    trials.path.write_text(notes)
+    with pytest.raises(ArgumentError, match=r"rows\.json\.trials:.*expected a trial, got 'my notes'"), trials.own():
+        pass
+    assert trials.path.read_text() == notes
+
+
 def test_findings_as_plain_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     config = FusedConfig("local", num_chunks=3)
     row = tuned.Row("H", 2, "matmul", None, "bf16", 8, 8, 8, False, config, 0.51234, 0.6, None)

@@ -30,7 +30,7 @@ class Axis:
         variant: whether the values are ways of doing the same thing, which are timed in turns.
         closed: whether there are no other values.
         also: values that the command line may name, too.
-        extended: whether the command line may add to a word, behind a ``+``.
+        extended: whether the command line may add to a word, behind a ``+``; or what raises an error of what is added.
     """
 
     names: tuple[str, ...]
@@ -38,11 +38,16 @@ class Axis:
     variant: bool = False
     closed: bool = False
     also: tuple[Value, ...] = ()
-    extended: bool = False
+    extended: bool | Callable[[str], object] = False
 
     def known(self, value: Value) -> Value:
         """What of a value on the command line the axis has to know: of an extended one what stands before ``+``."""
         return value.partition("+")[0] if self.extended and isinstance(value, str) else value
+
+    def check(self, value: Value) -> None:
+        """Refuse what a value on the command line adds to a word, if the case can say so."""
+        if callable(self.extended) and isinstance(value, str) and "+" in value:
+            self.extended(value.partition("+")[2])
 
     def overridden(self, overrides: Mapping[str, Sequence[Value]]) -> Axis:
         """The axis with the values that ``overrides`` has for its names, and no point twice."""
@@ -72,7 +77,7 @@ def axis(
     variant: bool = False,
     closed: bool = False,
     also: Iterable[Value] = (),
-    extended: bool = False,
+    extended: bool | Callable[[str], object] = False,
 ) -> Callable[[Function], Function]:
     """A parameter of a case and its values; a decorator.
 
@@ -86,6 +91,7 @@ def axis(
         closed: the command line can name no other values, even if they are numbers.
         also: words that the command line can name beside ``values``.
         extended: the command line can add to a word, behind a ``+``, what the case makes sense of: ``push+num_sms=64``.
+            A function of what is added may raise an ``ArgumentError``, before anything runs.
     """
     names = tuple(part.strip() for part in name.split(","))
     rows: tuple[tuple[Any, ...], ...] = tuple(value if isinstance(value, tuple) else (value,) for value in values)

@@ -33,7 +33,7 @@ from iris.bench.records import Record
 from iris.bench.session import FEWEST_CALLS, GPU_CALLS, GPU_WARMUP, SIM_CALLS, Settings
 from iris.bench.tables import FORMATS
 from iris.console import counted
-from iris.errors import ArgumentError
+from iris.errors import ArgumentError, IrisError
 
 _AXIS = "axis_"
 
@@ -121,6 +121,8 @@ def _check(name: str, values: Sequence[Value], axes: Sequence[Axis]) -> None:
             expected = "positive numbers"
         if expected is not None:
             raise ArgumentError("bench", f"--axis_{name}", expected, value)
+        for one in axes:
+            one.check(value)
 
 
 def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse.Namespace, num_ranks: int) -> int:
@@ -134,14 +136,18 @@ def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse
             for found in _found(_todo(groups, done, num_ranks), num_ranks, settings):
                 done |= records.newest(found)
                 append(found)
-            stopped = False
+            stopped, failure = False, None
         except KeyboardInterrupt:
-            stopped = True
+            stopped, failure = True, None
+        except IrisError as error:  # what there is is shown nevertheless
+            stopped, failure = False, error
     results: list[Record] = [done[key] for key in keys if key in done]
     if sys.stdout.seekable():
         sys.stdout.seek(0, os.SEEK_END)  # behind the records, if out is /dev/stdout
     FORMATS[given.benchmark_format](results, known, sys.stdout)
     sys.stdout.flush()
+    if failure is not None:
+        raise failure
     if stopped:
         how = f"; --resume {out} goes on" if out is not None else ""
         print(f"stopped after {len(results)} of {len(keys)} points{how}", file=sys.stderr)

@@ -69,7 +69,7 @@ class Dataset:
             content = json.loads(path.read_text())
         except OSError as error:
             raise ArgumentError("dataset", str(path), "a file that can be read", error.strerror) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ArgumentError("dataset", str(path), "JSON", str(error)) from error
         whole = _Fields(path, "", {"entries": content} if isinstance(content, list) else content, _DATASET)
         models = whole.get("models")

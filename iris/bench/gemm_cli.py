@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import triton
 
-from iris import ops
+from iris import files, ops
 from iris.bench.accuracy import relative_error, tolerance
 from iris.bench.environment import environment
 from iris.bench.gemm_options import (
@@ -245,18 +245,14 @@ def write_failure(file: str, why: str) -> None:
     """Leave no earlier run's success in an output file.
 
     Raises:
-        ArgumentError: it cannot be written.
+        ArgumentError: it cannot be written, or something else is in it.
     """
+    files.require_own("benchmark", "--output_file", Path(file), lambda found: "success" in found)
     _write(file, {"success": False, "failure": why})
 
 
 def _write(file: str, record: dict[str, Any]) -> None:
-    try:
-        Path(file).write_text(json.dumps(record, indent=1) + "\n")
-    except OSError as error:
-        raise ArgumentError(
-            "benchmark", "--output_file", "a file that can be written", f"{file}: {error.strerror}"
-        ) from error
+    files.write("benchmark", "--output_file", Path(file), json.dumps(record, indent=1) + "\n")
 
 
 def draw_trace(work: Work, path: str) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 import torch
 
 from iris import backends
+from iris.console import STOPPED as STOPPED
 from iris.context import LEAST_HEAP_BYTES, MAX_RANKS
 from iris.identity import identity
 
-STOPPED = 130
-"""Exit status after Ctrl-C, as shells have it."""
 SIMULATED_RANKS = 4
 LONGEST_S = 1e5
 """More than a day: system calls that wait take no more than some weeks."""

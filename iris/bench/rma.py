@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris import backends
+from iris import backends, files
 from iris.bench.driver import sheltered
 from iris.bench.matrix import random_bits, require, same_bits
 from iris.bench.options import STOPPED, add_num_ranks, output_file, positive, ranks_to_start
@@ -28,6 +28,9 @@ from iris.context import Iris, iris
 from iris.device import peer as peers
 from iris.errors import LaunchError
 from iris.identity import identity
+
+CASE = "rma"
+"""What records of this program say that they are of."""
 
 BLOCK = 16384
 """4-byte elements that a program moves per step: 64 KiB. Rates are flat from 16 to 64 KiB (H200, 2026-11-21)."""
@@ -125,6 +128,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--buffer_size: {nbytes} is no multiple of the 4 bytes of an element")
     if identity() is not None:
         raise LaunchError("iris bench starts its own ranks: run it without torchrun, mpirun or srun")
+    if options.output is not None:
+        files.require_own("bench rma", "--output", Path(options.output), lambda found: found.get("case") == CASE)
     try:
         with sheltered(num_ranks) as pool:
             rows: list[Row] = pool.run(measure, (nbytes,))[0]
@@ -135,14 +140,15 @@ def main(argv: Sequence[str]) -> int:
     for row in rows:
         print(f"{row.way:<16} {row.direction}  {row.gb_per_s:8.4g}  {row.share_of_copy_engine:6.1%} of the copy engine")
     if options.output is not None:
-        Path(options.output).write_text(json.dumps(_record(num_ranks, nbytes, rows), indent=1) + "\n")
+        text = json.dumps(_record(num_ranks, nbytes, rows), indent=1) + "\n"
+        files.write("bench rma", "--output", Path(options.output), text)
     return 0
 
 
 def _record(num_ranks: int, nbytes: int, rows: Sequence[Row]) -> dict[str, object]:
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "simulated"
     return {
-        "case": "rma",
+        "case": CASE,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "hardware": f"{num_ranks} × {gpu}",
         "versions": {"python": sys.version.split()[0], "torch": torch.__version__, "triton": triton.__version__},

@@ -176,7 +176,7 @@ class Landing:
     def copied_all(self) -> None:
         """That was the last of them."""
         if self.sent is not None:
-            self.parts.engine.set(self.sent[self.chunk :][:1])
+            self.parts.engine.set(self.sent[self.chunk :][:1], COPIED.value)
 
     def wait(self) -> None:
         """Hold up the current lane until all others' parts have landed."""

@@ -44,6 +44,7 @@ from typing import Any
 
 import torch
 
+from iris import files
 from iris.errors import ArgumentError
 from iris.ops.config import FusedConfig
 from iris.ops.hardware import hardware
@@ -251,7 +252,7 @@ def read(path: Path) -> list[Row]:
         raise ArgumentError("tuned rows", str(path), "a file", "a folder", fix) from error
     except OSError as error:
         raise _wrong(path, "a file that can be read", error.strerror) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _wrong(path, "JSON", error) from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA or not isinstance(content.get("rows"), list):
         raise _wrong(path, f'an object with "schema": {SCHEMA} and a list "rows"', content)
@@ -261,20 +262,17 @@ def read(path: Path) -> list[Row]:
 def write(path: Path, rows: Sequence[Row]) -> None:
     """Put ``rows`` into ``path``, beside what is there; rows for the same problem are replaced, but no finished one by
     an unfinished one. The file is replaced whole, so that a reader sees the old one or the new one; who writes it at
-    the same time waits.
+    the same time waits. A link stays one, and the file keeps its mode.
 
     Raises:
         ArgumentError: what is there is broken, or nothing can be written there.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    folder = Path(os.path.realpath(path)).parent
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.parent):
-            unfinished.write_text(_merged(read(path), rows))
-            unfinished.replace(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            files.replace(path, _merged(read(path), rows))
     except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()
         raise _wrong(path, "a file that can be written", error.strerror) from error
 
 
@@ -372,7 +370,10 @@ def config_of(where: str, op: str, content: Mapping[str, Any], dtype: torch.dtyp
             kind = "int or null" if usual is None else type(usual).__name__
             raise _wrong(f"{where}, {name}", kind, value)
     config = FusedConfig(**content)
-    config.check(where, algorithms(op), sys.maxsize, dtype)
+    try:
+        config.check(op, algorithms(op), sys.maxsize, dtype)
+    except ArgumentError as error:
+        raise _wrong(f"{where}, {error.argument.removeprefix('config.')}", error.expected, error.got) from error
     return config
 
 

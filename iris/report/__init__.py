@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from iris import files
 from iris.errors import ArgumentError, BackendError
-from iris.report import comparison, files, markdown, page
+from iris.report import comparison, markdown, page
 from iris.report.charts import KINDS, Chart, charts
 from iris.report.palette import Palette
 from iris.report.records import read
@@ -37,10 +39,12 @@ def main(arguments: Sequence[str]) -> int:
     if given.markdown is not None:
         markdown.parts(given.markdown)
         markdown.folder_of(given.markdown)
-    study = Study(read(given.results))
-    out = given.out
+    results = read(given.results)
+    study, out = Study(results), given.out
     if out is None and given.markdown is None and given.svg_dir is None:
         out = Path("report.html")
+    if out is not None and os.path.realpath(out) in {os.path.realpath(result.file) for result in results}:
+        raise ArgumentError("report", "--out", "a file that no results are read from", out)
     if out is not None or given.svg_dir is not None:
         _draw(study, out, given.svg_dir, given.charts)
     if given.markdown is not None:
@@ -77,7 +81,7 @@ def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[
         _make("--svg_dir", svg_dir)
     if out is not None:
         _make("--out", out.parent)
-        with files.told("--out", "a file that can be written", out):
+        with files.told("report", "--out", "a file that can be written", out):
             is_folder = out.is_dir()
         if is_folder:
             fix = f"Try --out {out / 'report.html'}."
@@ -87,18 +91,18 @@ def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[
     for name, chart in _tracked(wanted):
         text = svg.text_of(drawing.draw(chart, study, palette), name)
         if svg_dir is not None:
-            files.write("--svg_dir", svg_dir / f"{name}.svg", text)
+            files.write("report", "--svg_dir", svg_dir / f"{name}.svg", text)
         pictures.append((chart, svg.inlined(text, chart.alt, palette.variables)))
     if svg_dir is not None:
         print(f"{len(pictures)} charts: {svg_dir}")
     if out is not None:
         sections = grouped(pictures, lambda pair: pair[0].section.title)
-        files.write("--out", out, page.render(study, sections, palette))
+        files.write("report", "--out", out, page.render(study, sections, palette))
         print(f"{len(study.results)} results, {len(pictures)} charts: {out}")
 
 
 def _make(option: str, folder: Path) -> None:
-    with files.told(option, "a folder to write into", folder):
+    with files.told("report", option, "a folder to write into", folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 

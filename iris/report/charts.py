@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from iris import files
 from iris.console import counted
-from iris.report import files
 from iris.report.study import OPPONENTS, Problem, Section, Study, grouped
 
 KINDS = {

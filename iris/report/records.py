@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from iris import files
 from iris.errors import ArgumentError
-from iris.report import files
 
 SCHEMA = 1
 _BEGIN = b'{"schema":'
@@ -118,7 +118,7 @@ def read(path: Path) -> list[Result]:
         ArgumentError: there is no such file, one cannot be read, no result in it, or a line that is no result; names
             file and line.
     """
-    with files.told("results", "a file or folder that can be read", path):
+    with files.told("report", "results", "a file or folder that can be read", path):
         if not path.exists():
             raise ArgumentError("report", "results", "a file or folder of results", path, f"There is no {path}.")
         found = sorted(file for file in path.rglob("*.jsonl") if not file.is_dir()) if path.is_dir() else [path]
@@ -130,7 +130,7 @@ def read(path: Path) -> list[Result]:
 
 def _read_file(file: Path) -> list[Result]:
     results = []
-    with files.told("results", "a file that can be read", file):
+    with files.told("report", "results", "a file that can be read", file):
         lines = file.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():

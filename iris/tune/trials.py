@@ -26,6 +26,8 @@ from iris.ops.tuned import changed_fields, config_of, is_time
 
 STARTED, RIGHT, DROPPED, MEASURED, LEFT = "started", "right", "dropped", "measured", "left"
 ENDED = "it ended its ranks"
+_BEGIN = b'{"key": '
+"""How a line of :meth:`Trials.add` begins."""
 MOST_STARTS = 2
 """How often a candidate may be started without an answer."""
 
@@ -74,12 +76,17 @@ class Trials:
             if not sole(file.fileno()):
                 fix = "Wait for the other run, or give each its own --out."
                 raise ArgumentError("tune", "--out", "a file that no other run tunes into", self.path, fix)
-            os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+            self.fates()  # of a file that is none of trials, nothing is taken away
+            content = self.path.read_bytes()
+            whole = content.rfind(b"\n") + 1
+            if not (content[whole:].startswith(_BEGIN) or _BEGIN.startswith(content[whole:])):
+                raise _no_trial(f"{self.path}: its last line", content[whole:])
+            os.truncate(self.path, whole)
             yield
 
     def forget(self, key: Sequence[Any]) -> None:
         """Forget the candidates of one problem."""
-        mine = f'{{"key": {problem_name(key)}, '.encode()  # how add() begins a line
+        mine = _BEGIN + f"{problem_name(key)}, ".encode()
         lines = self.path.read_bytes().splitlines(keepends=True)
         self.path.write_bytes(b"".join(line for line in lines if not line.startswith(mine)))
 
@@ -127,14 +134,17 @@ class Trials:
                 if measured_ms is not None and not is_time(measured_ms):
                     raise ValueError(measured_ms)
             except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-                got = repr(line[:60].decode(errors="replace"))
-                raise ArgumentError("tune", where, "a trial", got, "Delete the file.") from error
+                raise _no_trial(where, line) from error
             before = found.get(place, Fate())
             if state == STARTED:
                 found[place] = Fate(before.unanswered + 1, run=run)
             else:
                 found[place] = Fate(0, why if state == DROPPED else None, measured_ms, run, state == LEFT)
         return found
+
+
+def _no_trial(where: str, line: bytes) -> ArgumentError:
+    return ArgumentError("tune", where, "a trial", repr(line[:60].decode(errors="replace")), "Delete the file.")
 
 
 def problem_name(key: Sequence[Any]) -> str:

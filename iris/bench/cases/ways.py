@@ -12,6 +12,7 @@ An algorithm of Iris's runs with the best options known for it. Others are told 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -78,9 +79,20 @@ def with_options(op: str, config: FusedConfig, options: str) -> FusedConfig:
     for option in filter(None, options.split("+")):
         name, _, text = option.partition("=")
         if name not in known or not text:
-            raise ArgumentError(op, "options behind an algorithm", f"FIELD=VALUE, FIELD of {', '.join(known)}", option)
+            fix = f"FIELD is one of {', '.join(known)}."
+            raise ArgumentError(op, "options behind an algorithm", "FIELD=VALUE, of FusedConfig", option, fix)
         given[name] = None if text == "None" else parse_values(name, text)[0]
     return config.with_fields(given)
+
+
+def check_options(options: str) -> None:
+    """Refuse what no algorithm takes on any device.
+
+    Raises:
+        ArgumentError: a field or value that there is not.
+    """
+    config = with_options("bench", FusedConfig(), options)
+    config.check("bench", (config.algorithm,), sys.maxsize)
 
 
 def way(state: State, operands: Operands, name: str) -> Way:

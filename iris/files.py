@@ -1,14 +1,16 @@
-"""Files that a report is read from and written to; what the file system refuses is an :class:`ArgumentError`."""
+"""Files that commands read and write; what the file system refuses is an :class:`ArgumentError`."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from iris.errors import ArgumentError
 
@@ -21,29 +23,56 @@ def name_of(words: str) -> str:
 
 
 @contextmanager
-def told(argument: str, expected: str, path: Path) -> Iterator[None]:
-    """Tell an error of the file system as one of ``argument``, which names ``path``."""
+def told(program: str, argument: str, expected: str, path: Path) -> Iterator[None]:
+    """Tell an error of the file system as one of ``program``'s ``argument``, which names ``path``."""
     try:
         yield
     except OSError as error:
-        raise ArgumentError("report", argument, expected, f"{path}: {error.strerror or error}") from error
+        raise ArgumentError(program, argument, expected, f"{path}: {error.strerror or error}") from error
 
 
-def write(argument: str, file: Path, text: str) -> None:
+def write(program: str, argument: str, file: Path, text: str) -> None:
     """Put ``text`` into ``file`` whole, or leave the file as it was. A link stays one: what it points to is replaced,
     and keeps its mode. A pipe or device is written to as it is.
 
     Raises:
         ArgumentError: nothing can be written there; names ``argument`` and the file.
     """
-    with _told_of_writing(argument, file):
+    with _told_of_writing(program, argument, file):
         if file.exists() and not file.is_file():
             file.write_bytes(_encoded(text))
         else:
-            write_all(argument, {file: text})
+            replace(file, text)
 
 
-def write_all(argument: str, texts: Mapping[Path, str]) -> None:
+def replace(file: Path, text: str) -> None:
+    """As :func:`write`, but raises what the file system does: OSError."""
+    target = Path(os.path.realpath(file))
+    with _beside(target, _encoded(text)) as unfinished:
+        unfinished.replace(target)
+
+
+def require_own(program: str, argument: str, file: Path, own: Callable[[dict[str, Any]], bool]) -> None:
+    """Refuse to replace a file that ``program`` has not written.
+
+    Args:
+        own: whether an object of JSON is what the program writes.
+
+    Raises:
+        ArgumentError: there is something else in ``file``.
+    """
+    with told(program, argument, "a file that can be read", file):
+        text = file.read_bytes() if file.is_file() else b""
+    try:
+        content = json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError):
+        content = text
+    if content is not None and not (isinstance(content, dict) and own(content)):
+        expected = "a new file, or one that this program has written"
+        raise ArgumentError(program, argument, expected, file, "It would be replaced: choose another name.")
+
+
+def write_all(program: str, argument: str, texts: Mapping[Path, str]) -> None:
     """Put texts into files. None is replaced before all texts are on the disk, so that one that cannot be written
     leaves all as they were.
 
@@ -53,16 +82,16 @@ def write_all(argument: str, texts: Mapping[Path, str]) -> None:
     with ExitStack() as prepared:
         ready = []
         for file, text in texts.items():
-            with _told_of_writing(argument, file):
+            with _told_of_writing(program, argument, file):
                 target = Path(os.path.realpath(file))
                 ready.append((file, target, prepared.enter_context(_beside(target, _encoded(text)))))
         for file, target, unfinished in ready:
-            with _told_of_writing(argument, file):
+            with _told_of_writing(program, argument, file):
                 unfinished.replace(target)
 
 
-def _told_of_writing(argument: str, file: Path) -> AbstractContextManager[None]:
-    return told(argument, "a file that can be written", file)
+def _told_of_writing(program: str, argument: str, file: Path) -> AbstractContextManager[None]:
+    return told(program, argument, "a file that can be written", file)
 
 
 def _encoded(text: str) -> bytes:
