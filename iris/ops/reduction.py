@@ -331,8 +331,8 @@ class SumCall(OpCall):
             mine = owned(rank, len(chunks) - 1)
             self.sum(incoming, landing=landings[-1], everywhere=everywhere, rows=mine)
 
-        # A peer whose part has come has entered the call: its output may be written. Sums that are copied to peers must be
-        # there before any rank leaves.
+        # A peer whose part has come has entered the call: its output may be written. Sums that are copied to peers must
+        # be there before any rank leaves.
         behind = everywhere and len(chunks) > 1
         with engine.running(last=finish if behind else None):
             for chunk in range(len(chunks)):
