@@ -152,10 +152,11 @@ def _reduce_copied(call: Call) -> float:
     return LAUNCH_S + max(copied, computed) + LAUNCH_S + MEET_S
 
 
-def _scatter_decomposed(call: Call) -> float:
-    """Chunk by chunk: the library's matmul for each owner, a copy behind each; sums beside the next chunk's, the last
-    ones by a kernel behind all."""
-    world, summing = call.world, 0.0
+def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, float]:
+    """Chunk by chunk: the library's matmul for each owner, a copy behind each; sums, and with ``everywhere`` copies of
+    these to all, beside the next chunk's. When all is computed, sent, and landed but for the last chunk's sums; and how
+    long these take."""
+    world, summing, spreading = call.world, 0.0, 0.0
     computed = sent = landed = 0.0
     for chunk, share in enumerate(call.shares(call.problem.m // world or 1)):
         part, before = share / world, landed
@@ -167,7 +168,15 @@ def _scatter_decomposed(call: Call) -> float:
                 landed = sent + landing_s(call)
             if chunk > 0 and step == (world + 1) // 2:  # the sums of the chunk before
                 computed = max(computed, before) + AWAITED_STEP_S + summing
+                sent = max(sent, computed) + (world - 1) * spreading
         summing = (world + 1) * part * call.output_nbytes / call.machine.memory_rate
+        spreading = _next_copy_s(call, share) if everywhere else 0.0
+    return computed, sent, landed, summing
+
+
+def _scatter_decomposed(call: Call) -> float:
+    """The last sums by a kernel behind all."""
+    computed, _, landed, summing = _decomposed(call, everywhere=False)
     return max(computed, landed) + LAUNCH_S + summing + MEET_S
 
 
@@ -195,25 +204,12 @@ def _ring(call: Call, *, everywhere: bool) -> float:
 
 
 def _reduce_decomposed(call: Call) -> float:
-    """Chunk by chunk: the library's matmul for each owner, a copy behind each; sums, and copies of these to all, beside
-    the next chunk's; the last ones stored by the kernel that sums."""
-    world, summing, spreading = call.world, 0.0, 0.0
-    computed = sent = landed = 0.0
-    for chunk, share in enumerate(call.shares(call.problem.m // world or 1)):
-        part, before = share / world, landed
-        computing = part * library_s(call, 1 / part) + STEP_S
-        for step in range(1, world + 1):
-            computed += computing
-            if step < world:
-                sent = max(sent, computed) + _next_copy_s(call, share) + flag_s(call)
-                landed = sent + landing_s(call)
-            if chunk > 0 and step == (world + 1) // 2:  # the sums of the chunk before
-                computed = max(computed, before) + summing
-                sent = max(sent, computed) + (world - 1) * spreading
-        summing = AWAITED_STEP_S + (world + 1) * part * call.output_nbytes / call.machine.memory_rate
-        spreading = _next_copy_s(call, share)
-    storing = call.machine.store_s((world - 1) * part * call.output_nbytes, call.programs(), world)
-    return 2 * LAUNCH_S + max(sent, max(computed, landed) + max(summing, storing)) + MEET_S
+    """The last sums stored at all ranks by the kernel that sums."""
+    computed, sent, landed, summing = _decomposed(call, everywhere=True)
+    *_, last = call.shares(call.problem.m // call.world or 1)
+    stored_nbytes = (call.world - 1) * last / call.world * call.output_nbytes
+    storing = call.machine.store_s(stored_nbytes, call.programs(), call.world)
+    return 2 * LAUNCH_S + max(sent, max(computed, landed) + max(AWAITED_STEP_S + summing, storing)) + MEET_S
 
 
 def _scatter_ring(call: Call) -> float:
