@@ -21,7 +21,7 @@ from iris import backends, ops
 from iris.bench.accuracy import relative_error, tolerance
 from iris.bench.cases.operands import Operands
 from iris.bench.driver import sheltered
-from iris.bench.options import DTYPES, STOPPED, add_num_ranks, folder_trouble, positive, seconds
+from iris.bench.options import DTYPES, add_num_ranks, folder_trouble, positive, seconds
 from iris.bench.progress import progress
 from iris.console import counted, print_table
 from iris.context import Iris, iris
@@ -119,7 +119,7 @@ def _stop() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the demo; returns the exit status: 0 if every result is right, 1 if not, 130 after Ctrl-C."""
+    """Run the demo; returns the exit status: 0 if every result is right, 1 if not."""
     options = _parser().parse_args(argv)
     if identity() is not None:
         raise LaunchError("iris demo starts its own ranks: run it without torchrun, mpirun or srun")
@@ -137,9 +137,6 @@ def main(argv: Sequence[str]) -> int:
         raise SystemExit(f"iris demo: M={shape[0]} and N={shape[1]} must be multiples of the {num_ranks} ranks")
     try:
         return _run(num_ranks, shape, options, choice.name)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return STOPPED
     except LaunchError as error:
         if isinstance(error.__cause__, IrisError):
             raise error.__cause__ from None  # says all, without a rank's traceback

@@ -34,9 +34,9 @@ from iris.bench.cases.fused import local_params
 from iris.bench.cases.operands import OPS, TRANSPOSED, Operands
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group
-from iris.bench.options import STOPPED
 from iris.bench.records import Record
 from iris.bench.state import Outcome, State
+from iris.console import STOPPED
 from iris.context import Iris
 from iris.errors import ArgumentError
 from iris.launch import RankPool

@@ -26,7 +26,7 @@ from test_model import problem_of
 
 from iris import cli
 from iris.bench.cases.operands import Operands
-from iris.bench.options import STOPPED
+from iris.console import STOPPED
 from iris.device import matmul as kernels
 from iris.engine import CopyEngine
 from iris.errors import ArgumentError, LaunchError, PeerDied

@@ -20,7 +20,6 @@ from iris.bench.driver import Group, grouped, label, live, measured
 from iris.bench.environment import here, versions
 from iris.bench.options import (
     DTYPES,
-    STOPPED,
     add_heap_size,
     add_num_ranks,
     not_negative,
@@ -32,7 +31,7 @@ from iris.bench.progress import progress
 from iris.bench.records import Record
 from iris.bench.session import FEWEST_CALLS, GPU_CALLS, GPU_WARMUP, SIM_CALLS, Settings
 from iris.bench.tables import FORMATS
-from iris.console import counted
+from iris.console import STOPPED, counted
 from iris.errors import ArgumentError, IrisError
 
 _AXIS = "axis_"
@@ -131,24 +130,22 @@ def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse
     done = _before(groups, given, num_ranks)  # first: a file that is missing is not made
     settings = Settings(given.timeout_s, given.heap_size, given.warmup, given.repeat, given.commit)
     keys = [key for group in groups for key in group.keys(num_ranks)]
+    ended: KeyboardInterrupt | IrisError | None = None
     with records.appending(out) if out is not None else nullcontext(_nowhere) as append:
         try:
             for found in _found(_todo(groups, done, num_ranks), num_ranks, settings):
                 done |= records.newest(found)
                 append(found)
-            stopped, failure = False, None
-        except KeyboardInterrupt:
-            stopped, failure = True, None
-        except IrisError as error:  # what there is is shown nevertheless
-            stopped, failure = False, error
+        except (KeyboardInterrupt, IrisError) as error:  # what there is is shown nevertheless
+            ended = error
     results: list[Record] = [done[key] for key in keys if key in done]
     if sys.stdout.seekable():
         sys.stdout.seek(0, os.SEEK_END)  # behind the records, if out is /dev/stdout
     FORMATS[given.benchmark_format](results, known, sys.stdout)
     sys.stdout.flush()
-    if failure is not None:
-        raise failure
-    if stopped:
+    if isinstance(ended, IrisError):
+        raise ended
+    if ended is not None:
         how = f"; --resume {out} goes on" if out is not None else ""
         print(f"stopped after {len(results)} of {len(keys)} points{how}", file=sys.stderr)
         return STOPPED

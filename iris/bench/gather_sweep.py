@@ -21,10 +21,11 @@ from iris.bench.cases.operands import Operands
 from iris.bench.cases.ways import Way, way
 from iris.bench.environment import dated, environment
 from iris.bench.gather_options import OP, Options
-from iris.bench.options import DTYPES, STOPPED
+from iris.bench.options import DTYPES
 from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, State
+from iris.console import STOPPED
 from iris.context import Iris, iris
 from iris.launch import launch
 from iris.ops import FusedConfig, Problem, pick_config

@@ -39,8 +39,9 @@ from iris.bench.gemm_options import (
     parse,
     shared_extent,
 )
-from iris.bench.options import STOPPED, ranks_to_start
+from iris.bench.options import ranks_to_start
 from iris.bench.timing import median_seconds, slowest
+from iris.console import STOPPED
 from iris.context import Iris, iris
 from iris.device.matmul import matmul_kernel
 from iris.errors import ArgumentError, IrisError

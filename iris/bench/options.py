@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from iris import backends
-from iris.console import STOPPED as STOPPED
 from iris.context import LEAST_HEAP_BYTES, MAX_RANKS
 from iris.identity import identity
 

@@ -22,7 +22,7 @@ import triton.language as tl
 from iris import backends, files
 from iris.bench.driver import sheltered
 from iris.bench.matrix import random_bits, require, same_bits
-from iris.bench.options import STOPPED, add_num_ranks, output_file, positive, ranks_to_start
+from iris.bench.options import add_num_ranks, output_file, positive, ranks_to_start
 from iris.bench.timing import median_seconds, slowest
 from iris.context import Iris, iris
 from iris.device import peer as peers
@@ -130,12 +130,8 @@ def main(argv: Sequence[str]) -> int:
         raise LaunchError("iris bench starts its own ranks: run it without torchrun, mpirun or srun")
     if options.output is not None:
         files.require_own("bench rma", "--output", Path(options.output), lambda found: found.get("case") == CASE)
-    try:
-        with sheltered(num_ranks) as pool:
-            rows: list[Row] = pool.run(measure, (nbytes,))[0]
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return STOPPED
+    with sheltered(num_ranks) as pool:
+        rows: list[Row] = pool.run(measure, (nbytes,))[0]
     print(f"{num_ranks} ranks in a ring, {nbytes / 2**20:g} MiB each, GB/s per rank and direction")
     for row in rows:
         print(f"{row.way:<16} {row.direction}  {row.gb_per_s:8.4g}  {row.share_of_copy_engine:6.1%} of the copy engine")

@@ -56,6 +56,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -230,12 +231,12 @@ class _Call(OpCall):
     def decomposed(self) -> None:
         own, parts = row_major(self.workspace, self.a), self.decomposition()
         chunks = self.chunks(own.shape[0])
-        landings = [] if self.by_rows else parts.landings(len(chunks))
+        if self.by_rows:
+            multiply = partial(self._multiply_rows_by_rank, own, parts, chunks)
+        else:
+            multiply = partial(self._multiply_gathered_rows, own, chunks, parts.landings(len(chunks)))
         with parts.engine.running(lanes_for(own.dtype), last=lambda: parts.leave(meet=True)):
-            if self.by_rows:
-                self._multiply_rows_by_rank(own, parts, chunks)
-            else:
-                self._multiply_gathered_rows(own, chunks, landings)
+            multiply()
 
     def _multiply_rows_by_rank(self, own: torch.Tensor, parts: Decomposition, chunks: list[Rows]) -> None:
         """Rank by rank; the part that comes last by ``chunks``: behind each other there is the next one's to

@@ -178,8 +178,7 @@ _ONLY_MEASURED: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul_reduce_scatter": {
         "low_latency": _OWN,
         "decomposed": tuple(
-            {"num_chunks": count, "chunk_growth": growth, "comm_block_m": 32, "comm_block_n": 64}
-            for count, growth in ((2, 1.0), (2, 0.5), (4, 0.5))
+            {**fields, "comm_block_m": 32, "comm_block_n": 64} for fields in _growing((2, 1.0), (2, 0.5), (4, 0.5))
         ),
     },
     "matmul_all_reduce": {"low_latency": _OWN, "low_latency_two_shot": _OWN},

@@ -320,9 +320,10 @@ class SumCall(OpCall):
         def finish_chunk(chunk: int) -> None:
             those = owned(rank, chunk)
             landings[chunk].wait()
-            if those.count > 0:
-                self.sum_chunk(incoming, those, whole=everywhere)
-            if those.count > 0 and everywhere:
+            if those.count <= 0:
+                return
+            self.sum_chunk(incoming, those, whole=everywhere)
+            if everywhere:
                 engine.follow()
                 for step in range(1, world):
                     engine.put(those.of(self.output), those.of(self.output), (rank + step) % world)

@@ -43,7 +43,7 @@ def _speedups(chart: Chart, study: Study, palette: Palette) -> Figure:
     sizes = sorted({problem.world_size for problem in chart.problems})
     found = {name: _ratios(chart.problems, study, name) for name in OPPONENTS}
     drawn = {name: by_size for name, by_size in found.items() if by_size}
-    legend = [_ranks(size) for size in sizes]
+    legend = [counted(size, "rank") for size in sizes]
     figure, plots = _figure(chart, [_PLOT] * len(drawn), _AXIS + 0.12, legend, palette)
     for axes, (name, by_size) in zip(plots, drawn.items(), strict=True):
         for place, (size, points) in enumerate(sorted(by_size.items())):
@@ -318,10 +318,6 @@ def _dot(line: Line2D, colour: str, marker: str) -> None:
     line.set_markersize(5.5)
     line.set_markeredgecolor(PAPER.light)
     line.set_markeredgewidth(0.5)
-
-
-def _ranks(world_size: int) -> str:
-    return counted(world_size, "rank")
 
 
 def _label(algorithm: str) -> str:

@@ -17,7 +17,8 @@ from iris import ops
 from iris.bench.cases.operands import B_LAYOUTS, GATHER, ROW_MAJOR
 from iris.bench.dataset import Dataset
 from iris.bench.driver import sheltered
-from iris.bench.options import DTYPES, STOPPED, add_heap_size, add_num_ranks, positive, ranks_to_start, seconds
+from iris.bench.options import DTYPES, add_heap_size, add_num_ranks, positive, ranks_to_start, seconds
+from iris.console import STOPPED
 from iris.errors import ArgumentError, LaunchError
 from iris.identity import identity
 from iris.launch import RankPool
@@ -101,7 +102,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     trials = Trials(options.out)
     with trials.own():
-        trials.fates()  # of these, too
         try:
             findings, stopped = session.run(options) if who is not None else _supervised(num_ranks, options)
         except KeyboardInterrupt:  # before there were ranks to be told, or once more

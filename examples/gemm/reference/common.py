@@ -26,7 +26,8 @@ from iris import backends
 from iris.bench.accuracy import relative_error, tolerance
 from iris.bench.gemm_cli import NOT_OVER, write_failure, write_result
 from iris.bench.gemm_options import DATATYPES
-from iris.bench.options import STOPPED, output_file, positive, rank_parser, ranks_to_start
+from iris.bench.options import output_file, positive, rank_parser, ranks_to_start
+from iris.console import STOPPED
 from iris.errors import ArgumentError, IrisError
 from iris.identity import Identity, identity
 from iris.mesh import Mesh

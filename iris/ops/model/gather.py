@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from iris.ops.deal import Call, Deal, library_s
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
-from iris.ops.model.parts import SOONER_S, STEP_S, exchange_s, flag_s, landing_s, multiplied_s
+from iris.ops.model.parts import STEP_S, exchange_s, flag_s, landing_s, multiplied_s, next_copy_s
 from iris.ops.rows import abreast
 
 _GATHERED_S = 3e-6
@@ -181,7 +181,7 @@ def _decomposed(call: Call) -> float:
             end = max(end, step * each + FLAG_S) + STEP_S + part
     for share in call.shares(call.problem.m if by_columns else call.problem.m // world or 1):
         if by_columns:
-            ready += (world - 1) * (call.machine.copy_s(share * call.part_nbytes) - SOONER_S + flag_s(call))
+            ready += (world - 1) * (next_copy_s(call, share * call.part_nbytes) + flag_s(call))
             kept = end + share * _keep_own_s(call) + LAUNCH_S
             end = max(kept, ready + landing_s(call)) + STEP_S + _chunk_s(call, share)
         else:

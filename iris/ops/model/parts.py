@@ -19,7 +19,7 @@ KEEP_S = 4.5e-6
 """A tile stored for the copy engine, and counted."""
 STEP_S, AWAITED_STEP_S = 1.5e-6, 3e-6
 """From one matmul of the library's to the next; and with a kernel that waits between them, on the same lane."""
-SOONER_S = 2.2e-6
+_SOONER_S = 2.2e-6
 """``decomposed``: how much less than another a copy takes that follows one to another peer."""
 _TOLD_S = 6e-6
 """From the last copy of several until all ranks know, where copies have no flags (2 × H100 that stand for 8,
@@ -41,6 +41,11 @@ def exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, hops: int = 1
     crossing = hops * call.machine.store_s(carried_nbytes, call.programs(), call.world)
     moved_nbytes = (1.0 if words else exposed) * (2 * inboxes * carried_nbytes + kept_nbytes)
     return _EXCHANGE_S + waiting + crossing + moved_nbytes / call.machine.memory_rate
+
+
+def next_copy_s(call: Call, nbytes: float) -> float:
+    """``decomposed``: a copy, where one to another peer has just gone before."""
+    return call.machine.copy_s(nbytes) - _SOONER_S
 
 
 def flag_s(call: Call) -> float:

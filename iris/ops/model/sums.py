@@ -10,13 +10,13 @@ from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
 from iris.ops.model.parts import (
     AWAITED_STEP_S,
     KEEP_S,
-    SOONER_S,
     STEP_S,
     beside_s,
     exchange_s,
     flag_s,
     landing_s,
     multiplied_s,
+    next_copy_s,
 )
 from iris.ops.problem import output_dtype
 
@@ -52,7 +52,7 @@ def _owner_copy_s(call: Call, share: float = 1.0) -> float:
 
 def _next_copy_s(call: Call, share: float = 1.0) -> float:
     """The same, where a copy to another peer has just gone before."""
-    return _owner_copy_s(call, share) - SOONER_S
+    return next_copy_s(call, share * call.output_nbytes / call.world)
 
 
 def _collect_s(call: Call) -> float:
