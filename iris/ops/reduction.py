@@ -335,11 +335,13 @@ class SumCall(OpCall):
         # A peer whose part has come has entered the call: its output may be written. Sums that are copied to peers must
         # be there before any rank leaves.
         behind = everywhere and len(chunks) > 1
+        # Beside the sums of a chunk the copies of the next one's parts run; sums that are copied on are better early.
+        summing_step = (world + 1) // 2 if everywhere else world
         with engine.running(last=finish if behind else None):
             for chunk in range(len(chunks)):
                 for step in range(1, world + 1):
                     compute((rank + step) % world, chunk)
-                    if chunk > 0 and step == (world + 1) // 2:  # by now all has come
+                    if chunk > 0 and step == summing_step:
                         finish_chunk(chunk - 1)
                 landings[chunk].copied_all()
             if not behind:

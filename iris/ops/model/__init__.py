@@ -17,15 +17,15 @@ problems of dataset/llm.json (1 to 16384 rows, results/) it is 5 % off in the me
 
 Nobody has measured 8 ranks beside it, or AMD GPUs. Beside 683 calls as one of 8 or 4 ranks for which two H200s
 stand (tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py) it is 5 % off in the median,
-nine of ten are within 0.90 and 1.27, and of the configs of 174 shapes the one that it prefers took 0.5 % more than the
+nine of ten are within 0.91 and 1.26, and of the configs of 174 shapes the one that it prefers took 0.5 % more than the
 fastest on average, and 20 % at worst. The sums of tiles among them are of when programs waited for each part that they
 add up; they now load the next ones ahead, and take up to 5 % less, which the model counts. Sums and gathers of columns
 by ``decomposed`` of 8 ranks, whose copies have no flags any more, are not among them. What is furthest off is slow:
 ``one_shot`` of wide matrices, and many chunks.
 
-Of H100 it has only what data sheets say. Beside 1148 calls on two H100s that stand for 8, 4 or 2 ranks
-(tests/data/h100_mirrored.json, 2026-11-24 and 25) it is 4 % off in the median, and nine of ten are within 0.89 and
-1.12; of the configs of 236 shapes the one that it prefers took 2 % more than the fastest on average, 13 in 100 more
+Of H100 it has only what data sheets say. Beside 1573 calls on two H100s that stand for 8, 4 or 2 ranks
+(tests/data/h100_mirrored.json, 2026-11-24 and 25) it is 4 % off in the median, and nine of ten are within 0.90 and
+1.12; of the configs of 288 shapes the one that it prefers took 2 % more than the fastest on average, one in eight more
 than 5 %, and one 81 %: where the library takes twice as long for 512×2304×16384 as for others of this size.
 """
 

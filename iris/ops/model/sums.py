@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from iris.ops.config import tiles_in_words
 from iris.ops.deal import Call, Deal, library_s
@@ -79,11 +80,13 @@ def _sum_pushed(call: Call, tiles: int, returned_nbytes: float, item: float = 1.
     deal = call.deal(tiles, tile_s=_SEND_S, passes=passes)
     nbytes = item * _sent_nbytes(call) + returned_nbytes
     storing = call.machine.store_s(nbytes, call.programs(), call.world)
-    waiting, collecting = (rounds - 1) * _ROUND_TILES * deal.tile_s, _own_waves(call, deal) * _collect_s(call)
+    waiting, own_waves = (rounds - 1) * _ROUND_TILES * deal.tile_s, _own_waves(call, deal)
     if returned_nbytes:  # sums of own tiles are sent while others are still added up
-        waiting, collecting = waiting + collecting, 0.0
+        waiting, own_waves = waiting + own_waves * _collect_s(call), 0
+    elif storing > deal.total_s:  # sums of one round are added up while the next ones' tiles are sent
+        own_waves = -(-own_waves // rounds)
     moving = beside_s(deal, storing, _ROUNDS_APART * gained, waiting)
-    return LAUNCH_S + moving + collecting + MEET_S + 2 * FLAG_S
+    return LAUNCH_S + moving + own_waves * _collect_s(call) + MEET_S + 2 * FLAG_S
 
 
 def _scatter_pushed(call: Call) -> float:
@@ -152,21 +155,31 @@ def _reduce_copied(call: Call) -> float:
     return LAUNCH_S + max(copied, computed) + LAUNCH_S + MEET_S
 
 
+def _beside_copies(call: Call) -> Call:
+    """``call``, whose matmul shares the memory with copies, which read and write as much as the links carry: this was
+    only seen where the links are the longer part."""
+    rates = call.machine
+    if _sent_nbytes(call) / rates.copy_rate < library_s(call):
+        return call
+    return replace(call, machine=replace(rates, memory_rate=rates.memory_rate - 2 * rates.copy_rate))
+
+
 def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, float]:
     """Chunk by chunk: the library's matmul for each owner, a copy behind each; sums, and with ``everywhere`` copies of
     these to all, beside the next chunk's. When all is computed, sent, and landed but for the last chunk's sums; and how
     long these take."""
     world, summing, spreading = call.world, 0.0, 0.0
     computed = sent = landed = 0.0
+    summing_step, crowded = (world + 1) // 2 if everywhere else world, _beside_copies(call)
     for chunk, share in enumerate(call.shares(call.problem.m // world or 1)):
         part, before = share / world, landed
-        computing = part * library_s(call, 1 / part) + STEP_S
+        computing = part * library_s(crowded, 1 / part) + STEP_S
         for step in range(1, world + 1):
             computed += computing
             if step < world:
                 sent = max(sent, computed) + _next_copy_s(call, share) + flag_s(call)
                 landed = sent + landing_s(call)
-            if chunk > 0 and step == (world + 1) // 2:  # the sums of the chunk before
+            if chunk > 0 and step == summing_step:  # the sums of the chunk before
                 computed = max(computed, before) + AWAITED_STEP_S + summing
                 sent = max(sent, computed) + (world - 1) * spreading
         summing = (world + 1) * part * call.output_nbytes / call.machine.memory_rate
