@@ -278,7 +278,8 @@ def make_parser(
         for axis in case.axes:
             for name in axis.names:
                 listed = ", ".join(dict.fromkeys(map(str, axis.values_of(name))))
-                others = f"; also: {', '.join(map(str, axis.also))}" if axis.also else ""
+                more = [str(value) for value in axis.also if value not in axis.values_of(name)]
+                others = f"; also: {', '.join(more)}" if more else ""
                 shown.setdefault(name, f"{listed}{others}" if cases else "")
     for name, listed in shown.items():
         flags = dict.fromkeys((f"--{_AXIS}{name}", f"--{_AXIS}{name.lower()}"))

@@ -249,7 +249,10 @@ def atomic_sub(
     scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
-    """Subtract ``value`` from ``to_rank``'s memory, as an add of ``-value``; returns what was there."""
+    """Subtract ``value`` from ``to_rank``'s memory, as an add of ``-value``; returns what was there.
+
+    Arguments as for :func:`atomic_add`.
+    """
     value = tl.cast(value, ptr.dtype.scalar.element_ty)  # before it is negated: a narrow unsigned value would wrap
     return atomic_add(ptr, -value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
@@ -266,7 +269,10 @@ def atomic_xchg(
     scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
-    """Exchange ``to_rank``'s memory for ``value``; returns what was there."""
+    """Exchange ``to_rank``'s memory for ``value``; returns what was there.
+
+    Arguments as for :func:`atomic_add`.
+    """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_xchg(remote, value, mask=mask, sem=sem, scope=scope)
@@ -296,7 +302,8 @@ def atomic_cas(
     scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
-    """Put ``value`` into ``to_rank``'s memory where it equals ``cmp``; returns what was there."""
+    """Put ``value`` into ``to_rank``'s memory where it equals ``cmp``; returns what was there. Without a mask, as
+    ``tl.atomic_cas``, whose other arguments it has."""
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_cas(remote, _as_there(cmp, ptr), _as_there(value, ptr), sem=sem, scope=scope)
@@ -316,7 +323,10 @@ def atomic_and(
     scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
-    """Bitwise and of ``value`` into ``to_rank``'s memory; returns what was there."""
+    """Bitwise and of ``value`` into ``to_rank``'s memory; returns what was there.
+
+    Arguments as for :func:`atomic_add`.
+    """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_and(remote, value, mask=mask, sem=sem, scope=scope)
@@ -336,7 +346,10 @@ def atomic_or(
     scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
-    """Bitwise or of ``value`` into ``to_rank``'s memory; returns what was there."""
+    """Bitwise or of ``value`` into ``to_rank``'s memory; returns what was there.
+
+    Arguments as for :func:`atomic_add`.
+    """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_or(remote, value, mask=mask, sem=sem, scope=scope)
@@ -356,7 +369,10 @@ def atomic_xor(
     scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
-    """Bitwise exclusive or of ``value`` into ``to_rank``'s memory; returns what was there."""
+    """Bitwise exclusive or of ``value`` into ``to_rank``'s memory; returns what was there.
+
+    Arguments as for :func:`atomic_add`.
+    """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_xor(remote, value, mask=mask, sem=sem, scope=scope)
@@ -376,7 +392,10 @@ def atomic_min(
     scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
-    """Minimum of ``value`` and ``to_rank``'s memory, kept there; returns what was there."""
+    """Minimum of ``value`` and ``to_rank``'s memory, kept there; returns what was there.
+
+    Arguments as for :func:`atomic_add`.
+    """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_min(remote, value, mask=mask, sem=sem, scope=scope)
@@ -396,7 +415,10 @@ def atomic_max(
     scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
-    """Maximum of ``value`` and ``to_rank``'s memory, kept there; returns what was there."""
+    """Maximum of ``value`` and ``to_rank``'s memory, kept there; returns what was there.
+
+    Arguments as for :func:`atomic_add`.
+    """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_max(remote, value, mask=mask, sem=sem, scope=scope)

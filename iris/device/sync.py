@@ -234,7 +234,9 @@ def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_
 def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_USER):
     """Wait until the first of several flags is reached; returns how many of the leading ones are, int32.
 
-    Arguments as for :func:`wait_all`; the first lane is valid. Acquires for all that are counted.
+    Arguments as for :func:`wait_all`; the first lane is valid.
+
+    Sync: acquires for all that are counted. Bounded: as :func:`wait`.
     """
     _require_row(flag_ptrs)
     lanes = tl.arange(0, valid.shape[0])

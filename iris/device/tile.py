@@ -20,6 +20,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from iris.device.handle import rank, world_size
+from iris.device.peer import translate
+
 BIAS_NONE: tl.constexpr = tl.constexpr(0)
 BIAS_ROW: tl.constexpr = tl.constexpr(1)
 BIAS_COLUMN: tl.constexpr = tl.constexpr(2)
@@ -108,3 +111,13 @@ def local_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.con
     """The tile is stored in this rank's own output."""
     value = finished(acc, bias_ptr, tile, c.ptr.dtype.element_ty, BIAS)
     tl.store(tile_pointers(c, c.ptr, tile.rows, tile.cols), value, mask=tile_mask(tile))
+
+
+@triton.jit
+def store_everywhere(handle, c, value, tile):
+    """Store a finished tile into every rank's output, this rank's own first."""
+    me, world = rank(handle), world_size(handle)
+    mask = tile_mask(tile)
+    for step in range(world):
+        there = translate(handle, c.ptr, (me + step) % world)
+        tl.store(tile_pointers(c, there, tile.rows, tile.cols), value, mask=mask)

@@ -7,7 +7,7 @@ import triton.language as tl
 CAPACITY: tl.constexpr = tl.constexpr(1024)
 """Events that each program can record; later ones are counted, not kept."""
 FIELDS: tl.constexpr = tl.constexpr(4)
-WORDS_PER_PROGRAM: tl.constexpr = tl.constexpr((1024 + 1) * 4)
+WORDS_PER_PROGRAM: tl.constexpr = tl.constexpr((CAPACITY.value + 1) * FIELDS.value)
 
 KINDS = {0: "wg_gemm", 1: "wg_gemm_wait", 2: "wg_fetch"}
 GEMM: tl.constexpr = tl.constexpr(0)

@@ -27,7 +27,7 @@ rows on 2 and 4.
 
 **hbm_buffer**: some programs only fetch: they load the other parts into this rank's staging memory, group by group of
 K, and flag each; the others compute as groups arrive. Every remote byte crosses the link once. When it wins: where the
-copy engines are busy with other work.
+copy engines are busy with other work; on 8 ranks, some gathers.
 
 **copy_engine**: every rank's copy engine puts its part into the staging memory of all peers, previous rank first, in
 ``num_chunks`` chunks, and behind each chunk the call's epoch into a flag. The matmul reads its own part in place, then
@@ -132,6 +132,7 @@ def all_gather_matmul(
 
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
+        ContextError: the context is closed, belongs to a parent process, or a call on it broke off.
         RankMismatch: in a call that is new to all ranks, these differ in problem, config, workspace, or place of an
             operand that peers touch.
         HeapError, CaptureError: the call needs new memory, which the heap lacks, or which no capture may make.

@@ -153,8 +153,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "push": _rounds(1, 2, 4),
         "copy_engine": _chunks(1, 2, 4),
         "decomposed": tuple(
-            {**fields, "comm_block_m": 32, "comm_block_n": 64}
-            for fields in _growing((1, 1.0), (2, 0.5), (4, 0.5))
+            {**fields, "comm_block_m": 32, "comm_block_n": 64} for fields in _growing((1, 1.0), (2, 0.5), (4, 0.5))
         ),
         "ring": _chunks(2),
         "low_latency": ({},),

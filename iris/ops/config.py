@@ -79,7 +79,7 @@ class FusedConfig:
         group_size_m: rows of tiles computed together, for L2 reuse; at most 4096.
         num_sms: programs launched; at most the device's SMs, since waiting programs must all be resident.
             None takes all.
-        num_chunks: chunks in which a rank's part of A, or of the output, travels.
+        num_chunks: chunks in which a rank's part of A, or of the output, travels; more than 64 count as 64.
         chunk_growth: with ``decomposed``, each chunk is so many times as long as the one before, from 1/16 to 16. Above
             1 the first is short, for where what travels takes longer than the matmul; below 1 the last.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
@@ -87,11 +87,12 @@ class FusedConfig:
             one.
         own_matmul: with ``low_latency`` and ``low_latency_two_shot``, the matmul by Iris's kernel, with this config's
             tile, not by ``torch.matmul``.
-        num_rounds: where ranks take turns in a tile order, as in gathers of rows, ``push`` of a reduce-scatter and
+        num_rounds: where ranks take turns in a tile order, as in gathers of rows, ``push`` and ``atomic`` of sums, and
             ``two_shot``: rounds in which each rank's tiles are divided.
         comm_sms: programs that only move data, where the algorithm has such. None: the algorithm picks a number; for a
             gather's ``push``, no program only moves data.
-        comm_block_m, comm_block_n: the tile that those programs move at a time.
+        comm_block_m, comm_block_n: the tile that programs which move data move at a time, and that kernels which sum,
+            as in ``decomposed``, sum at a time.
         k_per_flag: blocks of K that one ready flag announces, where programs only move parts of A.
         staged_a_layout: how ``hbm_buffer`` stages A: ``"k_contiguous"`` (row by row) or ``"m_contiguous"``.
         num_fetch_stages: stages, of equal size, in which the programs that only move parts of A do so.

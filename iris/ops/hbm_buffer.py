@@ -101,6 +101,8 @@ def all_gather_matmul_hbm_buffer_preamble(
     Raises:
         ContextError: the context is closed, or belongs to a parent process.
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is made.
+        HeapError, CaptureError: the heap has no room for it, or a capture is under way.
+        RankMismatch, WaitTimeout, PeerDied: ranks ask for different sizes, or one does not come.
     """
     ctx.check("all_gather_matmul_hbm_buffer_preamble")  # first: in a forked child nothing can be asked of CUDA
     made = output_dtype(A_sharded.dtype) if isinstance(A_sharded, torch.Tensor) else torch.float32

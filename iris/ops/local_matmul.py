@@ -55,7 +55,9 @@ def matmul(
 
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
+        ContextError: the context is closed, belongs to a parent process, or a call on it broke off.
         CaptureError: the call needs new memory, which no capture may make.
+        WaitTimeout, PeerDied: from an earlier kernel of this context.
 
     Sync: on the current stream; no other rank takes part.
     """

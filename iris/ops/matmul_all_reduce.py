@@ -65,7 +65,7 @@ from iris.device import schedule
 from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, SITE_MATMUL_ALL_REDUCE, signal_all, store_words, wait_all, wait_words
-from iris.device.tile import finished, local_sink, slot_pointers, tile_mask, tile_pointers
+from iris.device.tile import finished, local_sink, slot_pointers, store_everywhere
 from iris.errors import ShapeError
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
@@ -102,16 +102,6 @@ ALGORITHMS = (
 )
 _ROW_BY_ROW = ("copy_engine", "decomposed", "ring")
 """Algorithms that need an output whose rows are contiguous."""
-
-
-@triton.jit
-def store_everywhere(handle, c, value, tile):
-    """Store a finished tile into every rank's output, this rank's own first."""
-    me, world = handles.rank(handle), handles.world_size(handle)
-    mask = tile_mask(tile)
-    for step in range(world):
-        there = translate(handle, c.ptr, (me + step) % world)
-        tl.store(tile_pointers(c, there, tile.rows, tile.cols), value, mask=mask)
 
 
 @triton.jit
@@ -233,6 +223,7 @@ def matmul_all_reduce(
 
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
+        ContextError: the context is closed, belongs to a parent process, or a call on it broke off.
         RankMismatch: in a call that is new to all ranks, these differ in problem, config, workspace, or place of an
             operand that peers touch.
         HeapError, CaptureError: the call needs new memory, which the heap lacks, or which no capture may make.

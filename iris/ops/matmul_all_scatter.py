@@ -49,7 +49,7 @@ from iris.device.chunk import chunk_after
 from iris.device.matmul import Crew
 from iris.device.peer import translate
 from iris.device.sync import SITE_MATMUL_ALL_SCATTER, enter, leave, wait, wait_all_entered
-from iris.device.tile import Flags, Matrix, finished, tile_mask, tile_pointers
+from iris.device.tile import Flags, Matrix, finished, store_everywhere, tile_pointers
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
@@ -72,12 +72,7 @@ _ROW_BY_ROW = ("copy_engine", "decomposed")
 @triton.jit
 def push_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
     """The tile is stored into every rank's output, this rank's own first."""
-    value = finished(acc, bias_ptr, tile, c.ptr.dtype.element_ty, BIAS)
-    mask = tile_mask(tile)
-    me, world = handles.rank(handle), handles.world_size(handle)
-    for step in range(world):
-        peer = (me + step) % world
-        tl.store(tile_pointers(c, translate(handle, c.ptr, peer), tile.rows, tile.cols), value, mask=mask)
+    store_everywhere(handle, c, finished(acc, bias_ptr, tile, c.ptr.dtype.element_ty, BIAS), tile)
 
 
 @triton.jit
@@ -156,6 +151,7 @@ def matmul_all_scatter(
 
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
+        ContextError: the context is closed, belongs to a parent process, or a call on it broke off.
         RankMismatch: in a call that is new to all ranks, these differ in problem, config, workspace, or place of an
             operand that peers touch.
         HeapError, CaptureError: the call needs new memory, which the heap lacks, or which no capture may make.

@@ -26,8 +26,8 @@ enough. The own part, too, is rounded before the sum.
 
 **ring**: the library's matmul, once per chunk of an owner's rows, each adding to the sum that has come from the rank
 before and goes to the next one; the copy engine carries it (:mod:`iris.ops.decomposed`). A sum is rounded at each rank.
-When it wins: where the links are the longer part. ``num_chunks=2`` lets one chunk travel while the other is computed;
-with 1 nothing runs beside anything.
+When it wins: where the links are the longer part, and chunks of ``decomposed`` would be too small. ``num_chunks=2``
+lets one chunk travel while the other is computed; with 1 nothing runs beside anything.
 
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes and sums
 (:mod:`iris.ops.exchange`). When it wins: few rows, as in decoding.
@@ -139,6 +139,7 @@ def matmul_reduce_scatter(
 
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
+        ContextError: the context is closed, belongs to a parent process, or a call on it broke off.
         RankMismatch: in a call that is new to all ranks, these differ in problem, config, workspace, or place of an
             operand that peers touch.
         HeapError, CaptureError: the call needs new memory, which the heap lacks, or which no capture may make.

@@ -48,7 +48,7 @@ from iris.ops.local_matmul import add_product
 from iris.ops.matmul import Plan, accumulator_of
 from iris.ops.problem import output_dtype
 from iris.ops.room import tiles_sent
-from iris.ops.rows import Rows, chunks_of
+from iris.ops.rows import Rows, chunks_of, summing_step
 
 _SUM_PROGRAMS = 4
 """Programs per SM of a kernel that only sums: enough loads at a time to keep the memory busy."""
@@ -236,11 +236,8 @@ class SumCall(OpCall):
         summing, copying = self.config.algorithm == "atomic", self.config.algorithm == "copy_engine"
         dtype = accumulator_of(self.problem.dtype) if summing else output_dtype(self.problem.dtype)
         slots, tiles = tiles_sent(self.problem, self.config)
-        count, chunks, ours = (
-            slots * tiles * self.config.tile_elements,
-            -(-per_shard // tiles_per_chunk),
-            self.workspace,
-        )
+        count, chunks = slots * tiles * self.config.tile_elements, -(-per_shard // tiles_per_chunk)
+        ours = self.workspace
         incoming = ours.staging[: count * dtype.itemsize].view(dtype)
         outgoing = ours.scratch("outgoing", count, dtype) if copying else None
         done = ours.scratch("done", world * chunks, torch.int32) if copying else None
@@ -335,13 +332,12 @@ class SumCall(OpCall):
         # A peer whose part has come has entered the call: its output may be written. Sums that are copied to peers must
         # be there before any rank leaves.
         behind = everywhere and len(chunks) > 1
-        # Beside the sums of a chunk the copies of the next one's parts run; sums that are copied on are better early.
-        summing_step = (world + 1) // 2 if everywhere else world
+        summed_at = summing_step(world, everywhere=everywhere)
         with engine.running(last=finish if behind else None):
             for chunk in range(len(chunks)):
                 for step in range(1, world + 1):
                     compute((rank + step) % world, chunk)
-                    if chunk > 0 and step == summing_step:
+                    if chunk > 0 and step == summed_at:
                         finish_chunk(chunk - 1)
                 landings[chunk].copied_all()
             if not behind:

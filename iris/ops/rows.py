@@ -36,6 +36,12 @@ def chunks_of(rows: int, wanted: int, block: int, growth: float = 1.0) -> list[R
     return chunks
 
 
+def summing_step(world_size: int, *, everywhere: bool) -> int:
+    """Behind which of a chunk's ``world_size`` matmuls the chunk before is summed: behind the last, as the copies of
+    the chunk's parts run beside that; halfway if the sums have to go on ``everywhere``, for which early is better."""
+    return (world_size + 1) // 2 if everywhere else world_size
+
+
 def abreast(chunks: int, tiles: int, workers: int, columns: int, rounds: int, group_size_m: int) -> int:
     """How many of ``chunks`` chunks of rows are carried side by side to ``workers`` that multiply: all, if they begin
     with all ``tiles`` at once; else about half of the rows of tiles that they begin with, ``columns`` in each, shared

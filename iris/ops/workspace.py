@@ -209,11 +209,16 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
     when the calls that use it are done on all ranks, behind a barrier, and the graphs that you captured with it are
     not replayed any more. An op of your own may have any name that is none of Iris's, and algorithms as you name them.
 
+    Args:
+        staging_nbytes, num_flags: of its staging memory, and of its flags, for ops of your own, or where you know what
+            a call needs; Iris's ops say so if these are too few.
+
     Raises:
         ArgumentError: a name that is no string, an algorithm that the op does not have, or a size that is no number of
             bytes, or of flags.
         ContextError: the context is closed, or belongs to a parent process.
-        HeapError: the heap has no room for it.
+        HeapError, CaptureError: the heap has no room for it, or a capture is under way.
+        RankMismatch, WaitTimeout, PeerDied: ranks ask for different sizes, or one does not come.
     """
     ctx.check("new_workspace")
     for name, given in {"op": op, "algorithm": algorithm}.items():

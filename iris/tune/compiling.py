@@ -7,7 +7,7 @@ Kernels are the same on all ranks, so Triton's cache on disk then has them for e
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from iris.ops.matmul import start_kernel
 
 
 class _IdleEngine:
-    """A copy engine that has kernels launched, and copies nothing."""
+    """What algorithms of Iris's own kernel ask of a copy engine: has kernels launched, and copies nothing."""
 
     def beside(
         self, kernel: Callable[[], None], copies: Callable[[], None], last: Callable[[], None] | None = None
@@ -28,15 +28,10 @@ class _IdleEngine:
             kernel()
 
     @contextmanager
-    def running(self, lanes: int = 1, last: Callable[[], None] | None = None) -> Iterator[None]:
+    def running(self, last: Callable[[], None] | None = None) -> Iterator[None]:
         yield
         if last is not None:
             last()
-
-    def lane(self, number: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def follow(self) -> None: ...
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int) -> None: ...
 

@@ -20,6 +20,7 @@ from iris.ops.model.parts import (
     next_copy_s,
 )
 from iris.ops.problem import output_dtype
+from iris.ops.rows import summing_step
 
 _ROUNDS_APART, _ROUND_TILES = 0.25, 0.05
 """How far many rounds let programs drift apart, as they wait at different times; and what each round costs, in tiles,
@@ -170,7 +171,7 @@ def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, f
     long these take."""
     world, summing, spreading = call.world, 0.0, 0.0
     computed = sent = landed = 0.0
-    summing_step, crowded = (world + 1) // 2 if everywhere else world, _beside_copies(call)
+    summed_at, crowded = summing_step(world, everywhere=everywhere), _beside_copies(call)
     for chunk, share in enumerate(call.shares(call.problem.m // world or 1)):
         part, before = share / world, landed
         computing = part * library_s(crowded, 1 / part) + STEP_S
@@ -179,7 +180,7 @@ def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, f
             if step < world:
                 sent = max(sent, computed) + _next_copy_s(call, share) + flag_s(call)
                 landed = sent + landing_s(call)
-            if chunk > 0 and step == summing_step:  # the sums of the chunk before
+            if chunk > 0 and step == summed_at:  # the sums of the chunk before
                 computed = max(computed, before) + AWAITED_STEP_S + summing
                 sent = max(sent, computed) + (world - 1) * spreading
         summing = (world + 1) * part * call.output_nbytes / call.machine.memory_rate
