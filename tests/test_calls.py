@@ -615,3 +615,27 @@ def test_of_too_many_calls_the_oldest_are_forgotten() -> None:
         assert list(replays._calls) == [*range(8)]
         replays.run("one more", lambda: None)
         assert synchronize.call_count == 1 and list(replays._calls) == [4, 5, 6, 7, "one more"]
+
+
+def first_call_with_late_zeros(way: Way, seed: int) -> float:
+    """The last rank zeroes each part of a new workspace late."""
+    with fresh(1 << 21) as ctx:
+        one = trial(ctx, way, (16, 16, 32), torch.float32, seed)
+        allocate = iris.Iris._allocate
+
+        def late(ctx, *of):
+            memory = allocate(ctx, *of)
+            time.sleep(0.05 * (ctx.rank == ctx.world_size - 1))
+            return memory
+
+        with mock.patch.object(iris.Iris, "_allocate", late):
+            one.run(SMALL)
+        return one.excess()
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize(
+    "way", [one for one in ways() if one.algorithm in ("low_latency", "push", "copy_engine")], ids=str
+)
+def test_nobody_writes_into_a_workspace_before_it_is_zeroed(ranks: Ranks, way: Way, seed: int) -> None:
+    assert max(ranks.run(first_call_with_late_zeros, way, seed)) <= 1

@@ -287,3 +287,39 @@ def gather_dims(seed: int) -> list[float]:
 def test_gather_dim_is_told_from_the_shapes(ranks: Ranks, seed: int) -> None:
     for excesses in ranks.run(gather_dims, seed):
         assert max(excesses) <= 1
+
+
+def large_whole_sums(way: Way, by_flags: bool) -> list[int]:
+    """Sums of int8 products that float32 does not hold: odd, and more than 2**24 on each rank."""
+    ctx = context()
+    rows = 4 * ctx.world_size
+    a, b = (torch.full(shape, 127, dtype=torch.int8, device=ctx.device) for shape in ((rows, 1041), (1041, 16)))
+    output = ctx.zeros(4 if way.op == REDUCE_SCATTER else rows, 16, dtype=torch.int32)
+    workspace = iris.ops.new_workspace(ctx, way.op, way.algorithm, 1 << 17, FLAGS) if by_flags else None
+    getattr(iris.ops, way.op)(ctx, output, a, b, config=replace(SMALL, algorithm=way.algorithm), workspace=workspace)
+    ctx.barrier()
+    return [int(one) for one in output.unique()]
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("by_flags", (False, True))
+@pytest.mark.parametrize("way", ways(REDUCE_SCATTER, ALL_REDUCE), ids=str)
+def test_int8_sums_are_exact(ranks: Ranks, way: Way, by_flags: bool) -> None:
+    assert ranks.run(large_whole_sums, way, by_flags) == [[127 * 127 * 1041 * ranks.world_size]] * ranks.world_size
+
+
+def abreast_left(gather_dim: int, seed: int) -> list[float]:
+    """Chunks carried side by side, of which the last ones are fewer."""
+    ctx, found = context(), []
+    for algorithm in ("hbm_buffer", "push"):
+        one = trial(ctx, Way(GATHER, algorithm, gather_dim), (88, 40, 70), torch.float32, seed)
+        one.run(replace(SMALL, comm_sms=1, k_per_flag=1))
+        found.append(one.excess())
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
+@pytest.mark.parametrize("gather_dim", (0, 1))
+def test_the_last_chunks_side_by_side_are_fewer(ranks: Ranks, gather_dim: int, seed: int) -> None:
+    for found in ranks.run(abreast_left, gather_dim, seed):
+        assert max(found) <= 1

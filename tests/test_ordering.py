@@ -94,6 +94,7 @@ def unordered(way: Way, num_flags: int, flaw: Flaw, seed: int, calls: tuple[Call
         trials = [trial(ctx, way, shape, torch.float32, seed + turn) for turn, (shape, _) in enumerate(calls)]
         with Watch(ctx, notes) as watch, flaw(), mock.patch("iris.ops.exchange.LOADED_NBYTES", LOADED_NBYTES):
             for one, (_, config) in zip(trials, calls, strict=True):
+                one.output.fill_(float("nan"))  # peers may write there only when this rank has come
                 one.run(config, workspace)
                 one.a.fill_(float("nan"))
                 one.output.clone()

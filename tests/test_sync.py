@@ -511,3 +511,26 @@ def test_several_flags_are_a_row(ranks: Ranks, kind: str) -> None:
             assert failure.kind == "nothing"
         else:
             assert "flags are a block of one dimension" in failure.message
+
+
+@triton.jit
+def following_kernel(words):
+    tl.store(words + 1, sync._following(tl.load(words)))
+
+
+def epochs_after(epochs: tuple[int, ...]) -> list[int]:
+    words, found = context().zeros(2, dtype=torch.int32), []
+    for epoch in epochs:
+        words[0] = epoch
+        following_kernel[(1,)](words)
+        found.append(int(words[1]))
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_halves_take_turns_also_where_the_count_wraps(ranks: Ranks) -> None:
+    """Behind -1, which is odd, comes an even epoch, and not 0."""
+    before = (0, 1, (1 << 31) - 1, -2, -1)
+    (after,) = ranks.run(epochs_after, before)
+    assert 0 not in after
+    assert all((one ^ other) & 1 for one, other in zip(before, after, strict=True)), after
