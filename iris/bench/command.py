@@ -277,8 +277,9 @@ def make_parser(
     for case in cases or known.values():
         for axis in case.axes:
             for name in axis.names:
-                listed = ", ".join(dict.fromkeys(map(str, axis.values_of(name))))
-                more = [str(value) for value in axis.also if value not in axis.values_of(name)]
+                values = axis.values_of(name)
+                listed = ", ".join(dict.fromkeys(map(str, values)))
+                more = [str(value) for value in axis.also if value not in values]
                 others = f"; also: {', '.join(more)}" if more else ""
                 shown.setdefault(name, f"{listed}{others}" if cases else "")
     for name, listed in shown.items():

@@ -79,7 +79,8 @@ class FusedConfig:
         group_size_m: rows of tiles computed together, for L2 reuse; at most 4096.
         num_sms: programs launched; at most the device's SMs, since waiting programs must all be resident.
             None takes all.
-        num_chunks: chunks in which a rank's part of A, or of the output, travels; more than 64 count as 64.
+        num_chunks: chunks in which a rank's part of A, or of the output, travels; with ``decomposed`` and ``ring``, and
+            in gathers, more than 64 count as 64.
         chunk_growth: with ``decomposed``, each chunk is so many times as long as the one before, from 1/16 to 16. Above
             1 the first is short, for where what travels takes longer than the matmul; below 1 the last.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).

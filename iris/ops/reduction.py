@@ -40,7 +40,16 @@ from iris.device.sync import (
     wait_all,
     wait_all_entered,
 )
-from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers, within_shard
+from iris.device.tile import (
+    Matrix,
+    Tile,
+    finished,
+    slot_pointers,
+    store_everywhere,
+    tile_mask,
+    tile_pointers,
+    within_shard,
+)
 from iris.ops.call import OpCall
 from iris.ops.decomposed import Landing, bias_of, reduce_in_ring, wait_landed
 from iris.ops.exchange import exchange
@@ -177,9 +186,10 @@ def _sum_rows(
         if not WHOLE:
             tile = within_shard(tile)
         value = finished(acc, bias_ptr, tile, output.ptr.dtype.element_ty, BIAS)
-        for step in range(world if EVERYWHERE else 1):
-            there = translate(handle, output.ptr, (me + step) % world) if EVERYWHERE else output.ptr
-            tl.store(tile_pointers(output, there, tile.rows, cols), value, mask=tile_mask(tile))
+        if EVERYWHERE:
+            store_everywhere(handle, output, value, tile)
+        else:
+            tl.store(tile_pointers(output, output.ptr, tile.rows, cols), value, mask=tile_mask(tile))
 
 
 @triton.jit(do_not_specialize=["chunk", "first", "row_end"])
