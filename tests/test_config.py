@@ -133,7 +133,7 @@ def test_every_field_reaches_the_launch(ranks: Ranks, field: str) -> None:
 
 
 def test_no_field_is_left_out() -> None:
-    others = {"algorithm", "chunk_growth"}  # the library's matmul: tests/test_rows.py
+    others = {"algorithm", "chunk_growth", "owners_per_matmul"}  # the library's matmul: tests/test_rows.py
     assert {field.name for field in fields(FusedConfig)} == {*CHANGES, *others}
     assert all(getattr(SMALL, field) != value for field, (_, value) in CHANGES.items())
 

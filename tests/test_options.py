@@ -36,6 +36,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"num_chunks": 100},
         {"num_chunks": 3, "chunk_growth": 0.25},
         {"num_chunks": 2, "chunk_growth": 2.0},
+        {"owners_per_matmul": 2},
+        {"owners_per_matmul": 3, "num_chunks": 2},
+        {"owners_per_matmul": 100},
     ],
     "ring": [{"num_chunks": 2}, {"num_chunks": 100}, {"num_chunks": 2, "chunk_growth": 3}],
     "push": [

@@ -127,6 +127,13 @@ def test_a_missing_wait_for_parts_is_found(ranks: Ranks, seed: int) -> None:
     assert any(ranks.run(unordered, Way(LOCAL, "local"), 0, no_wait_for_parts, seed, SPLIT))
 
 
+@pytest.mark.parametrize("way", [Way(REDUCE_SCATTER, "decomposed"), Way(ALL_REDUCE, "decomposed")], ids=str)
+def test_products_for_several_owners_are_ordered(ranks: Ranks, way: Way, seed: int) -> None:
+    calls = tuple((shape, replace(SMALL, owners_per_matmul=2)) for shape in SHAPES)
+    assert ranks.run(unordered, way, numbers_of_flags(way)[0], nullcontext, seed, calls) == [[]] * ranks.world_size
+    assert any(ranks.run(unordered, way, numbers_of_flags(way)[0], no_follow, seed, calls))
+
+
 def one_word() -> AbstractContextManager[Any]:
     """As of many ranks: no flag behind each copy, but one word behind all."""
     return mock.patch("iris.ops.config.FLAGGED_RANKS", 1)

@@ -13,7 +13,7 @@ from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, 
 from ranks import Ranks, context, worlds
 
 from iris.ops.call import OpCall
-from iris.ops.rows import MAX_CHUNKS, Rows, chunks_of
+from iris.ops.rows import MAX_CHUNKS, Rows, chunks_of, owner_groups
 
 ROWS, WANTED, BLOCKS = (1, 15, 16, 17, 100, 1000, 8192, 29568), (1, 2, 3, 4, 7, 64, 100), (16, 128)
 GROWTH = (1 / 16, 1 / 3, 0.5, 0.9, 1.0, 1.1, 2.0, 16.0)
@@ -41,16 +41,16 @@ def test_equal_chunks_are_rounded_up_to_blocks() -> None:
     assert chunks_of(5 * 16, 4, 16) == [Rows(0, 32), Rows(32, 32), Rows(64, 16)]
 
 
-def multiplied(way: Way, growth: float, seed: int) -> tuple[list[int], float]:
+def multiplied(way: Way, options: dict[str, Any], m: int, seed: int) -> tuple[list[int], float]:
     """The rows of each product of the library's, in order, and how wrong the result is."""
-    one, found, multiply = trial(context(), way, (96, 16, 32), torch.float16, seed), [], OpCall.multiply
+    one, found, multiply = trial(context(), way, (m, 16, 32), torch.float16, seed), [], OpCall.multiply
 
     def multiplies(call: OpCall, product: torch.Tensor, a: torch.Tensor, *rest: Any) -> None:
         found.append(a.shape[0])
         multiply(call, product, a, *rest)
 
     with mock.patch.object(OpCall, "multiply", multiplies):
-        one.run(replace(SMALL, num_chunks=2, chunk_growth=growth))
+        one.run(replace(SMALL, **options))
     return found, one.excess()
 
 
@@ -67,6 +67,44 @@ def multiplied(way: Way, growth: float, seed: int) -> tuple[list[int], float]:
     ],
 )
 def test_chunk_growth(ranks: Ranks, way: Way, growth: float, counts: list[int], seed: int) -> None:
-    for found, excess in ranks.run(multiplied, way, growth, seed):
+    for found, excess in ranks.run(multiplied, way, {"num_chunks": 2, "chunk_growth": growth}, 96, seed):
         assert found == counts
         assert excess <= 1
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+@pytest.mark.parametrize("size", range(1, 10))
+def test_owners_are_computed_together(world_size: int, size: int) -> None:
+    """Each once, neighbours, the own group last and in it the own rank; where groups are alike, no two ranks send to
+    the same one at the same place in their order."""
+    orders = [owner_groups(rank, world_size, size) for rank in range(world_size)]
+    for rank, groups in enumerate(orders):
+        assert sorted(itertools.chain(*groups)) == list(range(world_size))
+        assert all(max(group) - min(group) + 1 == len(group) <= size for group in groups)
+        assert groups[-1][-1] == rank
+    assert [owner_groups(rank, world_size, 1) for rank in range(world_size)] == [
+        [[(rank + step) % world_size] for step in range(1, world_size + 1)] for rank in range(world_size)
+    ]
+    if world_size % size == 0:
+        for at_once in zip(*(itertools.chain(*groups) for groups in orders), strict=True):
+            assert sorted(at_once) == list(range(world_size))
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 4), indirect=True)
+@pytest.mark.parametrize("way", [Way(ALL_REDUCE, "decomposed"), Way(REDUCE_SCATTER, "decomposed")], ids=str)
+def test_a_matmul_for_several_owners(ranks: Ranks, way: Way, seed: int) -> None:
+    """Their rows are multiplied at once, fewer for the last ranks, which may have none; in several chunks they are not."""
+    scattered = way.op == REDUCE_SCATTER
+    world, found = ranks.world_size, {}
+    for m, options in ((40, {"owners_per_matmul": 2}), (1, {"owners_per_matmul": 2})):
+        per_rank = m if scattered else -(-m // world)
+        owned = [per_rank if scattered else max(0, min(per_rank, m - rank * per_rank)) for rank in range(world)]
+        for rank, (counts, excess) in enumerate(ranks.run(multiplied, way, options, m, seed)):
+            assert excess <= 1
+            groups = owner_groups(rank, world, 2)
+            together = [sum(owned[owner] for owner in group) for group in groups]
+            assert counts == [count for count in together if count > 0]
+            found[rank, m] = counts
+    assert any(len(counts) < world for counts in found.values())
+    chunked = ranks.run(multiplied, way, {"owners_per_matmul": 2, "num_chunks": 2}, 160, seed)
+    assert all(excess <= 1 and len(counts) == 2 * world for counts, excess in chunked)

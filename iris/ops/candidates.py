@@ -126,6 +126,7 @@ def _moving(*programs: int) -> tuple[dict[str, Any], ...]:
     return tuple({"comm_sms": count, "comm_block_n": 256} for count in programs)
 
 
+_OWNERS: tuple[Fields, ...] = ({"owners_per_matmul": 2}, {"owners_per_matmul": 4})
 ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul": {"local": ({},)},
     "all_gather_matmul": {
@@ -153,7 +154,8 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "push": _rounds(1, 2, 4),
         "copy_engine": _chunks(1, 2, 4),
         "decomposed": tuple(
-            {**fields, "comm_block_m": 32, "comm_block_n": 64} for fields in _growing((1, 1.0), (2, 0.5), (4, 0.5))
+            {**fields, "comm_block_m": 32, "comm_block_n": 64}
+            for fields in (*_growing((1, 1.0), (2, 0.5), (4, 0.5)), *_OWNERS)
         ),
         "ring": _chunks(2),
         "low_latency": ({},),
@@ -161,7 +163,9 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     },
     "matmul_all_reduce": {
         "two_shot": _rounds(1, 2, 4, 8),
-        "decomposed": tuple({"num_chunks": count, "comm_block_m": 32, "comm_block_n": 128} for count in (1, 2, 4)),
+        "decomposed": tuple(
+            {**fields, "comm_block_m": 32, "comm_block_n": 128} for fields in (*_chunks(1, 2, 4), *_OWNERS)
+        ),
         "ring": _chunks(2),
         "copy_engine": _chunks(1, 2, 4),
         "one_shot": ({},),
@@ -214,6 +218,7 @@ _SUM_VARIATIONS: dict[str, tuple[Any, ...]] = {
 }
 _CHUNK_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_chunks": (1, 2, 3, 4, 6, 8, 12, 16)}
 _ROUND_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_rounds": (1, 2, 4, 8, 16)}
+_OWNER_VARIATIONS: dict[str, tuple[Any, ...]] = {"owners_per_matmul": (1, 2, 4)}
 _GROWTH_VARIATIONS = _CHUNK_VARIATIONS | {"chunk_growth": (0.5, 1.0, 2.0)}
 _PUT_VARIATIONS = _MOVING_VARIATIONS | _ROUND_VARIATIONS | {"k_per_flag": (4, 8, 16, 32)}
 _FETCH_VARIATIONS = _PUT_VARIATIONS | {
@@ -230,9 +235,9 @@ _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("matmul_all_scatter", "split"): _MOVING_VARIATIONS,
     ("matmul_all_scatter", "streams"): _MOVING_VARIATIONS,
     ("matmul_reduce_scatter", "copy_engine"): _CHUNK_VARIATIONS,
-    ("matmul_reduce_scatter", "decomposed"): _GROWTH_VARIATIONS | _SUM_VARIATIONS,
+    ("matmul_reduce_scatter", "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS | _SUM_VARIATIONS,
     ("matmul_reduce_scatter", "ring"): _CHUNK_VARIATIONS,
-    ("matmul_all_reduce", "decomposed"): _GROWTH_VARIATIONS | _SUM_VARIATIONS,
+    ("matmul_all_reduce", "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS | _SUM_VARIATIONS,
     ("matmul_all_reduce", "ring"): _CHUNK_VARIATIONS,
     ("matmul_all_reduce", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_reduce_scatter", "push"): _ROUND_VARIATIONS,
@@ -329,6 +334,8 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         and (problem.gather_dim == 1 or problem.world_size < 3)
     ):
         return f"{config.num_rounds} rounds, where no two other ranks' rows take turns"
+    if config.owners_per_matmul > 1 and (config.num_chunks > 1 or config.owners_per_matmul >= problem.world_size):
+        return f"rows of {config.owners_per_matmul} of {problem.world_size} ranks in {config.num_chunks} chunks"
     if problem.op == "matmul_all_reduce" and algorithm == "copy_engine" and problem.m % problem.world_size:
         return f"{problem.m} rows cannot be shared evenly by {problem.world_size} ranks"
     return None if has_no_tile(config) else _too_large(problem.dtype, config, target)

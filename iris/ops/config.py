@@ -83,6 +83,8 @@ class FusedConfig:
             in gathers, more than 64 count as 64.
         chunk_growth: with ``decomposed``, each chunk is so many times as long as the one before, from 1/16 to 16. Above
             1 the first is short, for where what travels takes longer than the matmul; below 1 the last.
+        owners_per_matmul: with ``decomposed`` of sums, in one chunk: of how many ranks one matmul computes the rows.
+            More than 1 is for where those of one rank fill the device badly; it sends later.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
         two_tiles: with ``stream_k``, split one to two tiles' worth per program. False, mostly faster, splits less than
             one.
@@ -111,6 +113,7 @@ class FusedConfig:
     num_sms: int | None = None
     num_chunks: int = 1
     chunk_growth: float = 1.0
+    owners_per_matmul: int = 1
     stream_k: bool = False
     two_tiles: bool = False
     own_matmul: bool = False

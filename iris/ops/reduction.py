@@ -57,7 +57,7 @@ from iris.ops.local_matmul import add_product
 from iris.ops.matmul import Plan, accumulator_of
 from iris.ops.problem import output_dtype
 from iris.ops.room import tiles_sent
-from iris.ops.rows import Rows, chunks_of, summing_step
+from iris.ops.rows import Rows, chunks_of, owner_groups, summing_step
 
 _SUM_PROGRAMS = 4
 """Programs per SM of a kernel that only sums: enough loads at a time to keep the memory busy."""
@@ -161,7 +161,7 @@ class Reduction:
 
 @triton.jit
 def _sum_rows(
-    handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, LANDED: tl.constexpr,
+    handle, own, partial, output, bias_ptr, first, row_end, N, rows_per_rank, LANDED: tl.constexpr,
     EVERYWHERE: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -174,9 +174,9 @@ def _sum_rows(
         rows = first + block // across * BLOCK_M + tl.arange(0, BLOCK_M)
         cols = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
         tile = Tile(me, block, 0, top, rows, cols, rows < row_end, cols < N)
-        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
+        acc = tl.load(tile_pointers(own, own.ptr, rows, cols), mask=tile_mask(tile), other=0).to(ACC_DTYPE)
         stages: tl.constexpr = min(copy_stages(partial.ptr.dtype.element_ty, BLOCK_M * BLOCK_N), _SUM_STAGES)
-        for step in tl.range(world, num_stages=stages):
+        for step in tl.range(1, world, num_stages=stages):
             source = (me + step) % world  # no two ranks load from the same one at the same time
             if LANDED:
                 part = tile_pointers(partial, partial.ptr, rows - top + source * rows_per_rank, cols)
@@ -194,16 +194,16 @@ def _sum_rows(
 
 @triton.jit(do_not_specialize=["chunk", "first", "row_end"])
 def sum_kernel(
-    handle, turnstile, ready, sent, chunk, partial, output, bias_ptr, first, row_end, N, rows_per_rank,
+    handle, turnstile, ready, sent, chunk, own, partial, output, bias_ptr, first, row_end, N, rows_per_rank,
     SITE: tl.constexpr, LANDED: tl.constexpr, EVERYWHERE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows ``first`` to ``row_end``, of the ``rows_per_rank`` that this rank owns, of the sum of all ranks' products,
     in rank order from the own one on.
 
-    ``partial`` is every rank's own product, or, once they have ``LANDED``, the parts for this rank, one below the
-    other, as ``chunk``; see :func:`wait_landed`. ``EVERYWHERE``: the sum is stored into every rank's output, at the
-    same rows, else into the own.
+    ``own`` is this rank's product of all rows, ``partial`` every rank's, or, once they have ``LANDED``, the others'
+    parts for this rank, one below the other, as ``chunk``; see :func:`wait_landed`. ``EVERYWHERE``: the sum is stored
+    into every rank's output, at the same rows, else into the own.
     """
     if LANDED:
         epoch = coming_epoch(turnstile)
@@ -212,7 +212,7 @@ def sum_kernel(
         epoch = enter(turnstile, handle)
         wait_all_entered(turnstile, epoch, handle, SITE)
     _sum_rows(
-        handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, LANDED, EVERYWHERE, EVERYWHERE, BIAS,
+        handle, own, partial, output, bias_ptr, first, row_end, N, rows_per_rank, LANDED, EVERYWHERE, EVERYWHERE, BIAS,
         ACC_DTYPE, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     leave(turnstile, epoch, handle, SITE)
@@ -220,12 +220,12 @@ def sum_kernel(
 
 @triton.jit(do_not_specialize=["first", "row_end"])
 def sum_chunk_kernel(
-    handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, WHOLE: tl.constexpr, BIAS: tl.constexpr,
+    handle, own, partial, output, bias_ptr, first, row_end, N, rows_per_rank, WHOLE: tl.constexpr, BIAS: tl.constexpr,
     ACC_DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What :func:`sum_kernel` sums of parts that have landed before it runs, into the own output."""
     _sum_rows(
-        handle, partial, output, bias_ptr, first, row_end, N, rows_per_rank, True, False, WHOLE, BIAS, ACC_DTYPE,
+        handle, own, partial, output, bias_ptr, first, row_end, N, rows_per_rank, True, False, WHOLE, BIAS, ACC_DTYPE,
         BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
@@ -300,36 +300,41 @@ class SumCall(OpCall):
 
     def sum_by_chunks(self, chunks: list[Rows], *, everywhere: bool) -> None:
         """The product by ``chunks`` of each rank's rows, put to the rank that owns them, which sums what has come
-        beside the copies of the next chunk. ``everywhere``: sums go to all ranks, too."""
+        beside the copies of the next chunk. One chunk alone is computed for ``owners_per_matmul`` ranks at a time.
+        ``everywhere``: sums go to all ranks, too."""
         m, n, rank, world, rows = self.problem.m, self.problem.n, self.ctx.rank, self.ctx.world_size, self.rows_per_rank
         engine, parts = self.workspace.engine, self.decomposition()
         landings = parts.landings(len(chunks))
         incoming = self.workspace.staged(world * rows, n, self.output.dtype)
-        outgoing = self.workspace.scratch("outgoing", m * n, self.output.dtype)[: m * n].view(m, n)
+        product = self.workspace.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
+        groups = owner_groups(rank, world, self.config.owners_per_matmul if len(chunks) == 1 else 1)
 
         def owned(owner: int, chunk: int) -> Rows:
             """The rows of a chunk, of which the last ranks may have fewer, or none."""
             first = owner * rows + chunks[chunk].first
             return Rows(first, min(chunks[chunk].count, m - first))
 
-        def compute(owner: int, chunk: int) -> None:
-            those, top = owned(owner, chunk), rank * rows + chunks[chunk].first
-            here = Rows(top, those.count).of(incoming)
-            if those.count > 0 and owner == rank:
-                self.multiply(here, those.of(self.a))
-            elif those.count > 0:
-                self.multiply(those.of(outgoing), those.of(self.a))
+        def compute(group: list[int], chunk: int) -> None:
+            parts = [owned(owner, chunk) for owner in group]
+            first = min(those.first for those in parts)
+            together = Rows(first, sum(max(0, those.count) for those in parts))
+            if together.count > 0:
+                self.multiply(together.of(product), together.of(self.a))
                 engine.follow()
-                engine.put(those.of(outgoing), here, owner)
-            if owner != rank:  # who waits for all ranks, rows or not
-                landings[chunk].copied(owner)
+            for owner, those in zip(group, parts, strict=True):
+                if owner == rank:
+                    continue
+                if those.count > 0:
+                    top = rank * rows + chunks[chunk].first
+                    engine.put(those.of(product), Rows(top, those.count).of(incoming), owner)
+                landings[chunk].copied(owner)  # who waits for all ranks, rows or not
 
         def finish_chunk(chunk: int) -> None:
             those = owned(rank, chunk)
             landings[chunk].wait()
             if those.count <= 0:
                 return
-            self.sum_chunk(incoming, those, whole=everywhere)
+            self.sum_chunk(product, incoming, those, whole=everywhere)
             if everywhere:
                 engine.follow()
                 for step in range(1, world):
@@ -337,7 +342,7 @@ class SumCall(OpCall):
 
         def finish() -> None:
             mine = owned(rank, len(chunks) - 1)
-            self.sum(incoming, landing=landings[-1], everywhere=everywhere, rows=mine)
+            self.sum(product, incoming, landing=landings[-1], everywhere=everywhere, rows=mine)
 
         # A peer whose part has come has entered the call: its output may be written. Sums that are copied to peers must
         # be there before any rank leaves.
@@ -345,8 +350,8 @@ class SumCall(OpCall):
         summed_at = summing_step(world, everywhere=everywhere)
         with engine.running(last=finish if behind else None):
             for chunk in range(len(chunks)):
-                for step in range(1, world + 1):
-                    compute((rank + step) % world, chunk)
+                for step, group in enumerate(groups, 1):
+                    compute(group, chunk)
                     if chunk > 0 and step == summed_at:
                         finish_chunk(chunk - 1)
                 landings[chunk].copied_all()
@@ -371,34 +376,35 @@ class SumCall(OpCall):
         """The product, then the collective: what the fused algorithms are measured against."""
         product = self.workspace.staged(self.problem.m, self.problem.n, self.output.dtype)
         self.multiply(product, self.a)
-        self.sum(product, everywhere=everywhere)
+        self.sum(product, product, everywhere=everywhere)
 
     def sum(
         self,
+        own: torch.Tensor,
         partial: torch.Tensor,
         *,
         landing: Landing | None = None,
         everywhere: bool = False,
         rows: Rows | None = None,
     ) -> None:
-        """``partial``, symmetric, summed over ranks into the output: all rows of this rank's, or only ``rows``; with
-        ``landing``, what lands in ``partial``; see :func:`sum_kernel`."""
+        """This rank's product, ``own``, and the others', ``partial``, symmetric, summed into the output: all rows of
+        this rank's, or only ``rows``; with ``landing``, what lands in ``partial``; see :func:`sum_kernel`."""
         top, per_rank = self.ctx.rank * self.rows_per_rank, self.rows_per_rank
         rows = rows or Rows(top, min(per_rank, self.problem.m - top))
         sum_kernel[(self._summing(rows),)](
             self.ctx.handle, self.workspace.turnstile, self.workspace.ready, landing and landing.sent,
-            landing.chunk if landing else 0, Matrix(partial, *partial.stride()),
+            landing.chunk if landing else 0, Matrix(own, *own.stride()), Matrix(partial, *partial.stride()),
             Matrix(self.output, *self.output.stride()), self.bias, rows.first, rows.first + rows.count, self.problem.n,
             per_rank, SITE=self.site, LANDED=landing is not None, EVERYWHERE=everywhere, **self._sum_options(),
         )  # fmt: skip
 
-    def sum_chunk(self, partial: torch.Tensor, rows: Rows, *, whole: bool) -> None:
-        """``rows`` of this rank's, of parts that have landed in ``partial``, summed into its output; ``whole``: which
-        has the rows of all."""
+    def sum_chunk(self, own: torch.Tensor, partial: torch.Tensor, rows: Rows, *, whole: bool) -> None:
+        """``rows`` of this rank's, of its product and of parts that have landed in ``partial``, summed into its output;
+        ``whole``: which has the rows of all."""
         sum_chunk_kernel[(self._summing(rows),)](
-            self.ctx.handle, Matrix(partial, *partial.stride()), Matrix(self.output, *self.output.stride()), self.bias,
-            rows.first, rows.first + rows.count, self.problem.n, self.rows_per_rank, WHOLE=whole,
-            **self._sum_options(),
+            self.ctx.handle, Matrix(own, *own.stride()), Matrix(partial, *partial.stride()),
+            Matrix(self.output, *self.output.stride()), self.bias, rows.first, rows.first + rows.count, self.problem.n,
+            self.rows_per_rank, WHOLE=whole, **self._sum_options(),
         )  # fmt: skip
 
     def _summing(self, rows: Rows) -> int:

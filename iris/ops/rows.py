@@ -36,6 +36,20 @@ def chunks_of(rows: int, wanted: int, block: int, growth: float = 1.0) -> list[R
     return chunks
 
 
+def owner_groups(rank: int, world_size: int, size: int) -> list[list[int]]:
+    """All ranks in groups of ``size`` neighbours, in the order in which ``rank`` computes what they own: the next group
+    first, the own one last, and itself at its end. Others begin with the rank that has the same place in its group, so
+    that no two of one group send to the same rank at the same time."""
+    groups, mine, place = -(-world_size // size), rank // size, rank % size
+    ordered = []
+    for step in range(1, groups + 1):
+        first = (mine + step) % groups * size
+        members = range(first, min(first + size, world_size))
+        at = place + (1 if step == groups else 0)
+        ordered.append([members[(at + index) % len(members)] for index in range(len(members))])
+    return ordered
+
+
 def summing_step(world_size: int, *, everywhere: bool) -> int:
     """Behind which of a chunk's ``world_size`` matmuls the chunk before is summed: behind the last, as the copies of
     the chunk's parts run beside that; halfway if the sums have to go on ``everywhere``, for which early is better."""

@@ -360,11 +360,12 @@ def gather_arguments() -> Any:
 
 
 def sum_arguments() -> Any:
-    return *landing_arguments(), half_matrix(), half_matrix(), tensor(torch.float16), 512, 1024, 4096, 512
+    matrices = half_matrix(), half_matrix(), half_matrix()
+    return *landing_arguments(), *matrices, tensor(torch.float16), 512, 1024, 4096, 512
 
 
 def chunk_arguments() -> Any:
-    return handle(), half_matrix(), half_matrix(), tensor(torch.float16), 512, 768, 4096, 1024
+    return handle(), half_matrix(), half_matrix(), half_matrix(), tensor(torch.float16), 512, 768, 4096, 1024
 
 
 def send_arguments() -> Any:

@@ -20,7 +20,7 @@ from iris.ops.model.parts import (
     next_copy_s,
 )
 from iris.ops.problem import output_dtype
-from iris.ops.rows import summing_step
+from iris.ops.rows import owner_groups, summing_step
 
 _ROUNDS_APART, _ROUND_TILES = 0.25, 0.05
 """How far many rounds let programs drift apart, as they wait at different times; and what each round costs, in tiles,
@@ -166,18 +166,20 @@ def _beside_copies(call: Call) -> Call:
 
 
 def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, float]:
-    """Chunk by chunk: the library's matmul for each owner, a copy behind each; sums, and with ``everywhere`` copies of
-    these to all, beside the next chunk's. When all is computed, sent, and landed but for the last chunk's sums; and how
-    long these take."""
+    """Chunk by chunk: the library's matmul for each owner, or for some at a time, a copy to each behind; sums, and with
+    ``everywhere`` copies of these to all, beside the next chunk's. When all is computed, sent, and landed but for the
+    last chunk's sums; and how long these take."""
     world, summing, spreading = call.world, 0.0, 0.0
     computed = sent = landed = 0.0
     summed_at, crowded = summing_step(world, everywhere=everywhere), _beside_copies(call)
-    for chunk, share in enumerate(call.shares(call.problem.m // world or 1)):
+    shares = call.shares(call.problem.m // world or 1)
+    groups = owner_groups(0, world, call.config.owners_per_matmul if len(shares) == 1 else 1)
+    for chunk, share in enumerate(shares):
         part, before = share / world, landed
-        computing = part * library_s(crowded, 1 / part) + STEP_S
-        for step in range(1, world + 1):
-            computed += computing
-            if step < world:
+        for step, group in enumerate(groups, 1):
+            together = len(group) * part
+            computed += together * library_s(crowded, 1 / together) + STEP_S
+            for _ in range(len(group) - (step == len(groups))):
                 sent = max(sent, computed) + _next_copy_s(call, share) + flag_s(call)
                 landed = sent + landing_s(call)
             if chunk > 0 and step == summed_at:  # the sums of the chunk before
