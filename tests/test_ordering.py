@@ -57,6 +57,11 @@ def no_wait_for_copies() -> AbstractContextManager[Any]:
     return mock.patch.object(Landing, "wait")
 
 
+def no_wait_for_arrivals() -> AbstractContextManager[Any]:
+    """Ranks compute with a part before it has come."""
+    return mock.patch.object(Decomposition, "wait_arrival")
+
+
 def no_meeting() -> AbstractContextManager[Any]:
     """Ranks leave while others may still read what copies of the next call overwrite."""
     leave = Decomposition.leave
@@ -127,11 +132,19 @@ def test_a_missing_wait_for_parts_is_found(ranks: Ranks, seed: int) -> None:
     assert any(ranks.run(unordered, Way(LOCAL, "local"), 0, no_wait_for_parts, seed, SPLIT))
 
 
-@pytest.mark.parametrize("way", [Way(REDUCE_SCATTER, "decomposed"), Way(ALL_REDUCE, "decomposed")], ids=str)
-def test_products_for_several_owners_are_ordered(ranks: Ranks, way: Way, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("way", "flaw"),
+    [
+        (Way(REDUCE_SCATTER, "decomposed"), no_follow),
+        (Way(ALL_REDUCE, "decomposed"), no_follow),
+        (Way(GATHER, "decomposed"), no_wait_for_arrivals),
+    ],
+    ids=["reduce_scatter", "all_reduce", "gather"],
+)
+def test_matmuls_for_several_ranks_are_ordered(ranks: Ranks, way: Way, flaw: Flaw, seed: int) -> None:
     calls = tuple((shape, replace(SMALL, owners_per_matmul=2)) for shape in SHAPES)
     assert ranks.run(unordered, way, numbers_of_flags(way)[0], nullcontext, seed, calls) == [[]] * ranks.world_size
-    assert any(ranks.run(unordered, way, numbers_of_flags(way)[0], no_follow, seed, calls))
+    assert any(ranks.run(unordered, way, numbers_of_flags(way)[0], flaw, seed, calls))
 
 
 def one_word() -> AbstractContextManager[Any]:

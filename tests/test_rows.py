@@ -13,7 +13,7 @@ from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, 
 from ranks import Ranks, context, worlds
 
 from iris.ops.call import OpCall
-from iris.ops.rows import MAX_CHUNKS, Rows, chunks_of, owner_groups
+from iris.ops.rows import MAX_CHUNKS, Rows, arriving_groups, chunks_of, owner_groups
 
 ROWS, WANTED, BLOCKS = (1, 15, 16, 17, 100, 1000, 8192, 29568), (1, 2, 3, 4, 7, 64, 100), (16, 128)
 GROWTH = (1 / 16, 1 / 3, 0.5, 0.9, 1.0, 1.1, 2.0, 16.0)
@@ -90,10 +90,34 @@ def test_owners_are_computed_together(world_size: int, size: int) -> None:
             assert sorted(at_once) == list(range(world_size))
 
 
+@pytest.mark.parametrize("world_size", range(1, 9))
+@pytest.mark.parametrize("size", range(1, 10))
+def test_parts_that_have_come_are_computed_together(world_size: int, size: int) -> None:
+    """Those of all others once, in the order in which they come; together only neighbours."""
+    for rank in range(world_size):
+        groups = arriving_groups(rank, world_size, size)
+        assert list(itertools.chain(*groups)) == [(rank + step) % world_size for step in range(1, world_size)]
+        assert all(group == list(range(group[0], group[0] + len(group))) for group in groups)
+        assert all(0 < len(group) <= size for group in groups)
+        assert len(groups) <= -(-(world_size - 1) // size) + 1
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 4), indirect=True)
+def test_a_matmul_for_the_rows_of_several_ranks(ranks: Ranks, seed: int) -> None:
+    """The own rows, then those of two ranks at a time, but for the last rank's and the first's; by chunks, one's."""
+    way, world = Way(GATHER, "decomposed", 0), ranks.world_size
+    for rank, (counts, excess) in enumerate(ranks.run(multiplied, way, {"owners_per_matmul": 2}, 20, seed)):
+        assert excess <= 1
+        assert counts == [20, *(20 * len(group) for group in arriving_groups(rank, world, 2))]
+    for counts, excess in ranks.run(multiplied, way, {"owners_per_matmul": 2, "num_chunks": 2}, 20, seed):
+        assert excess <= 1
+        assert counts == [*[20] * (world - 1), 16, 4]
+
+
 @pytest.mark.parametrize("ranks", worlds(3, 4), indirect=True)
 @pytest.mark.parametrize("way", [Way(ALL_REDUCE, "decomposed"), Way(REDUCE_SCATTER, "decomposed")], ids=str)
 def test_a_matmul_for_several_owners(ranks: Ranks, way: Way, seed: int) -> None:
-    """Their rows are multiplied at once, fewer for the last ranks, which may have none; in several chunks they are not."""
+    """Their rows are multiplied at once, fewer for the last ranks, which may have none; by chunks, they are not."""
     scattered = way.op == REDUCE_SCATTER
     world, found = ranks.world_size, {}
     for m, options in ((40, {"owners_per_matmul": 2}), (1, {"owners_per_matmul": 2})):

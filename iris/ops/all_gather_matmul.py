@@ -87,7 +87,7 @@ from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, memory_of
 from iris.ops.row_major import row_major
-from iris.ops.rows import MAX_CHUNKS, Rows, abreast, chunks_of
+from iris.ops.rows import MAX_CHUNKS, Rows, abreast, arriving_groups, chunks_of
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -240,20 +240,21 @@ class _Call(OpCall):
             multiply()
 
     def _multiply_rows_by_rank(self, own: torch.Tensor, parts: Decomposition, chunks: list[Rows]) -> None:
-        """Rank by rank; the part that comes last by ``chunks``: behind each other there is the next one's to
-        compute."""
+        """Rank by rank, or for some ranks at a time; the part that comes last by ``chunks``: behind each other there is
+        the next one's to compute."""
         rank, world, rows, staged = self.ctx.rank, self.ctx.world_size, own.shape[0], self._staged()
         lane = itertools.count()
         with parts.engine.lane(next(lane)):  # first: the GPU then computes while the host is still asking for copies
             self._multiply_rows(own, Rows(rank * rows, rows))
         cuts = [[Rows(0, rows)]] * (world - 1) + [chunks]
         self._put(own, cuts)
-        for step in range(1, world):
-            owner = (rank + step) % world  # who sends to this rank at this step
-            for chunk, part in enumerate(cuts[step]):
+        for group in arriving_groups(rank, world, self.config.owners_per_matmul if len(chunks) == 1 else 1):
+            last = group[-1] == (rank - 1) % world
+            for chunk, part in enumerate(chunks if last else [Rows(0, rows)]):
                 with parts.engine.lane(next(lane)):
-                    parts.wait_arrival(owner * len(chunks) + chunk, owner)
-                    those = Rows(owner * rows + part.first, part.count)
+                    for owner in group:
+                        parts.wait_arrival(owner * len(chunks) + chunk, owner)
+                    those = Rows(group[0] * rows + part.first, (len(group) - 1) * rows + part.count)
                     self._multiply_rows(those.of(staged), those)
 
     def _multiply_gathered_rows(self, own: torch.Tensor, chunks: list[Rows], landings: list[Landing]) -> None:

@@ -118,6 +118,10 @@ def _rounds(*counts: int) -> tuple[Fields, ...]:
     return tuple({"num_rounds": count} for count in counts)
 
 
+def _owners(*counts: int) -> tuple[Fields, ...]:
+    return tuple({"owners_per_matmul": count} for count in counts)
+
+
 def _growing(*choices: tuple[int, float]) -> tuple[Fields, ...]:
     return tuple({"num_chunks": count, "chunk_growth": growth} for count, growth in choices)
 
@@ -126,12 +130,11 @@ def _moving(*programs: int) -> tuple[dict[str, Any], ...]:
     return tuple({"comm_sms": count, "comm_block_n": 256} for count in programs)
 
 
-_OWNERS: tuple[Fields, ...] = ({"owners_per_matmul": 2}, {"owners_per_matmul": 4})
 ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul": {"local": ({},)},
     "all_gather_matmul": {
         "copy_engine": _chunks(1, 2, 4, 8),
-        "decomposed": _chunks(1, 2, 4),
+        "decomposed": (*_chunks(1, 2, 4), *_owners(2, 3)),
         "push": (
             {},
             *(fields | {"k_per_flag": blocks} for blocks in (8, 16) for fields in _moving(16, 32, 64)),
@@ -155,7 +158,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "copy_engine": _chunks(1, 2, 4),
         "decomposed": tuple(
             {**fields, "comm_block_m": 32, "comm_block_n": 64}
-            for fields in (*_growing((1, 1.0), (2, 0.5), (4, 0.5)), *_OWNERS)
+            for fields in (*_growing((1, 1.0), (2, 0.5), (4, 0.5)), *_owners(2, 4))
         ),
         "ring": _chunks(2),
         "low_latency": ({},),
@@ -164,7 +167,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul_all_reduce": {
         "two_shot": _rounds(1, 2, 4, 8),
         "decomposed": tuple(
-            {**fields, "comm_block_m": 32, "comm_block_n": 128} for fields in (*_chunks(1, 2, 4), *_OWNERS)
+            {**fields, "comm_block_m": 32, "comm_block_n": 128} for fields in (*_chunks(1, 2, 4), *_owners(2, 4))
         ),
         "ring": _chunks(2),
         "copy_engine": _chunks(1, 2, 4),
@@ -218,7 +221,7 @@ _SUM_VARIATIONS: dict[str, tuple[Any, ...]] = {
 }
 _CHUNK_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_chunks": (1, 2, 3, 4, 6, 8, 12, 16)}
 _ROUND_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_rounds": (1, 2, 4, 8, 16)}
-_OWNER_VARIATIONS: dict[str, tuple[Any, ...]] = {"owners_per_matmul": (1, 2, 4)}
+_OWNER_VARIATIONS: dict[str, tuple[Any, ...]] = {"owners_per_matmul": (1, 2, 3, 4)}
 _GROWTH_VARIATIONS = _CHUNK_VARIATIONS | {"chunk_growth": (0.5, 1.0, 2.0)}
 _PUT_VARIATIONS = _MOVING_VARIATIONS | _ROUND_VARIATIONS | {"k_per_flag": (4, 8, 16, 32)}
 _FETCH_VARIATIONS = _PUT_VARIATIONS | {
@@ -228,7 +231,7 @@ _FETCH_VARIATIONS = _PUT_VARIATIONS | {
 _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("all_gather_matmul", "push"): _COURIER_VARIATIONS,
     ("all_gather_matmul", "copy_engine"): _CHUNK_VARIATIONS | _ROUND_VARIATIONS,
-    ("all_gather_matmul", "decomposed"): _GROWTH_VARIATIONS,
+    ("all_gather_matmul", "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS,
     ("all_gather_matmul", "hbm_buffer"): _FETCH_VARIATIONS,
     ("matmul_all_scatter", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_all_scatter", "decomposed"): _GROWTH_VARIATIONS,
@@ -336,6 +339,8 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         return f"{config.num_rounds} rounds, where no two other ranks' rows take turns"
     if config.owners_per_matmul > 1 and (config.num_chunks > 1 or config.owners_per_matmul >= problem.world_size):
         return f"rows of {config.owners_per_matmul} of {problem.world_size} ranks in {config.num_chunks} chunks"
+    if problem.op == "all_gather_matmul" and config.owners_per_matmul > 1 and problem.gather_dim == 1:
+        return f"rows of {config.owners_per_matmul} ranks, where each has columns"
     if problem.op == "matmul_all_reduce" and algorithm == "copy_engine" and problem.m % problem.world_size:
         return f"{problem.m} rows cannot be shared evenly by {problem.world_size} ranks"
     return None if has_no_tile(config) else _too_large(problem.dtype, config, target)

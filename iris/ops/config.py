@@ -83,8 +83,9 @@ class FusedConfig:
             in gathers, more than 64 count as 64.
         chunk_growth: with ``decomposed``, each chunk is so many times as long as the one before, from 1/16 to 16. Above
             1 the first is short, for where what travels takes longer than the matmul; below 1 the last.
-        owners_per_matmul: with ``decomposed`` of sums, in one chunk: of how many ranks one matmul computes the rows.
-            More than 1 is for where those of one rank fill the device badly; it sends later.
+        owners_per_matmul: with ``decomposed`` of sums and of gathers of rows, in one chunk: of how many ranks one
+            matmul computes the rows. More than 1 is for where those of one fill the device badly; a sum then sends
+            later, a gather waits for more.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
         two_tiles: with ``stream_k``, split one to two tiles' worth per program. False, mostly faster, splits less than
             one.

@@ -50,6 +50,14 @@ def owner_groups(rank: int, world_size: int, size: int) -> list[list[int]]:
     return ordered
 
 
+def arriving_groups(rank: int, world_size: int, size: int) -> list[list[int]]:
+    """The other ranks in the order in which their parts come to ``rank``, in groups of ``size`` neighbours at most."""
+    groups = []
+    for ranks in (range(rank + 1, world_size), range(rank)):
+        groups += [list(ranks[first : first + size]) for first in range(0, len(ranks), size)]
+    return groups
+
+
 def summing_step(world_size: int, *, everywhere: bool) -> int:
     """Behind which of a chunk's ``world_size`` matmuls the chunk before is summed: behind the last, as the copies of
     the chunk's parts run beside that; halfway if the sums have to go on ``everywhere``, for which early is better."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from iris.ops.deal import Call, Deal, library_s
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
 from iris.ops.model.parts import STEP_S, exchange_s, flag_s, landing_s, multiplied_s, next_copy_s
-from iris.ops.rows import abreast
+from iris.ops.rows import abreast, arriving_groups
 
 _GATHERED_S = 3e-6
 """A tile of a gather's takes this much longer than one of a matmul alone."""
@@ -170,24 +170,34 @@ def _chunk_s(call: Call, share: float) -> float:
 
 
 def _decomposed(call: Call) -> float:
-    """The library's matmul of each chunk when it has come; of rows the own ones first, and only the last part in
-    chunks."""
-    world, by_columns = call.world, _by_columns(call)
+    """The library's matmul of each chunk when it has come."""
+    return LAUNCH_S + (_by_chunks_s(call) if _by_columns(call) else _by_rank_s(call)) + MEET_S
+
+
+def _by_rank_s(call: Call) -> float:
+    """The own rows first, then those of a rank, or of some at a time, when they have come; the last part in chunks. Of
+    the slowest rank, as not all have as many neighbours among those that come next."""
+    shares = call.shares(call.problem.m // call.world or 1)
+    size = call.config.owners_per_matmul if len(shares) == 1 else 1
+    slowest = 0.0
+    for sizes in {tuple(map(len, arriving_groups(rank, call.world, size))) for rank in range(call.world)}:
+        end, ready = _chunk_s(call, 1 / call.world), 0.0
+        for place, ranks in enumerate(sizes, 1):
+            for share in shares if place == len(sizes) else [1.0]:
+                ready += (ranks - 1) * _sending_s(call) + _sending_s(call, share)
+                end = max(end, ready + FLAG_S) + STEP_S + _chunk_s(call, (ranks - 1 + share) / call.world)
+        slowest = max(slowest, end)
+    return slowest
+
+
+def _by_chunks_s(call: Call) -> float:
+    """Chunks of all rows, of which the columns of all ranks are needed."""
     end = ready = 0.0
-    if not by_columns:
-        part, each = _chunk_s(call, 1 / world), _sending_s(call)
-        end, ready = part, (world - 2) * each
-        for step in range(1, world - 1):
-            end = max(end, step * each + FLAG_S) + STEP_S + part
-    for share in call.shares(call.problem.m if by_columns else call.problem.m // world or 1):
-        if by_columns:
-            ready += (world - 1) * (next_copy_s(call, share * call.part_nbytes) + flag_s(call))
-            kept = end + share * _keep_own_s(call) + LAUNCH_S
-            end = max(kept, ready + landing_s(call)) + STEP_S + _chunk_s(call, share)
-        else:
-            ready += _sending_s(call, share)
-            end = max(end, ready + FLAG_S) + STEP_S + _chunk_s(call, share / world)
-    return LAUNCH_S + end + MEET_S
+    for share in call.shares(call.problem.m):
+        ready += (call.world - 1) * (next_copy_s(call, share * call.part_nbytes) + flag_s(call))
+        kept = end + share * _keep_own_s(call) + LAUNCH_S
+        end = max(kept, ready + landing_s(call)) + STEP_S + _chunk_s(call, share)
+    return end
 
 
 def _sending_s(call: Call, share: float = 1.0) -> float:
