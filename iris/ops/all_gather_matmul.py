@@ -36,8 +36,9 @@ tiles do not fill the device with.
 
 **decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk, on two lanes in turns,
 each behind a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). Of rows only the part that
-comes last is cut into ``num_chunks``: while an earlier one is computed, the next is on its way. When it wins: mostly,
-from 1024 rows on (4096 on 8 ranks), where the library's matmul is faster than this one.
+comes last is cut into ``num_chunks``: while an earlier one is computed, the next is on its way. With
+``owners_per_matmul`` the next ranks' rows are computed together. When it wins: mostly, from 1024 rows on (2048 on 8
+ranks), where the library's matmul is faster than this one.
 
 **low_latency**: a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`), then ``torch.matmul``.
 When it wins: few rows, as in decoding, where flags and launches count and bytes do not.

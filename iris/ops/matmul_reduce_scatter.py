@@ -20,9 +20,10 @@ rank: no SM waits for the link. When it wins: outputs of a few MiB per rank and 
 **decomposed**: the library's matmul (``torch.matmul``), once per owner of rows, next rank's first; behind each, the
 copy engine hands the product over. A kernel of its own adds up the own rows, once all have come. With ``num_chunks``
 every owner's rows come in so many chunks, each of which is added up beside the copies of the next. When it wins: where
-the library's matmul is faster than this one, and one rank's rows are enough to fill the device; in chunks, of which
-the later ones are smaller with ``chunk_growth``, where the links are the longer part and a chunk's rows are still
-enough. The own part, too, is rounded before the sum.
+the library's matmul is faster than this one, and one rank's rows are enough to fill the device, or, with
+``owners_per_matmul``, a few ranks' rows, computed at once; in chunks, of which the later ones are smaller with
+``chunk_growth``, where the links are the longer part and a chunk's rows are still enough. The own part, too, is rounded
+before the sum.
 
 **ring**: the library's matmul, once per chunk of an owner's rows, each adding to the sum that has come from the rank
 before and goes to the next one; the copy engine carries it (:mod:`iris.ops.decomposed`). A sum is rounded at each rank.

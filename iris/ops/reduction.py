@@ -315,13 +315,13 @@ class SumCall(OpCall):
             return Rows(first, min(chunks[chunk].count, m - first))
 
         def compute(group: list[int], chunk: int) -> None:
-            parts = [owned(owner, chunk) for owner in group]
-            first = min(those.first for those in parts)
-            together = Rows(first, sum(max(0, those.count) for those in parts))
+            each = [owned(owner, chunk) for owner in group]
+            first = min(those.first for those in each)
+            together = Rows(first, sum(max(0, those.count) for those in each))
             if together.count > 0:
                 self.multiply(together.of(product), together.of(self.a))
                 engine.follow()
-            for owner, those in zip(group, parts, strict=True):
+            for owner, those in zip(group, each, strict=True):
                 if owner == rank:
                     continue
                 if those.count > 0:
