@@ -8,7 +8,7 @@ import pickle
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -571,6 +571,44 @@ def test_a_view_that_negates_is_another_call() -> None:
     one = torch.zeros(3, dtype=torch.complex64)
     plain, negated = one.imag, one.conj().imag
     assert plain.data_ptr() == negated.data_ptr() and _identity(plain) != _identity(negated)
+
+
+def test_memory_that_is_read_otherwise_is_another_call() -> None:
+    """In another shape, with other strides, as another dtype, or for a gradient."""
+    one = torch.zeros(4, 4)
+    views = [one, one.T, one[:2], one.view(torch.int32), one.detach().requires_grad_()]
+    assert {view.data_ptr() for view in views} == {one.data_ptr()}
+    assert len({_identity(view) for view in views}) == len(views)
+
+
+def keys_of_calls() -> list[object]:
+    """What the same call is known by on one stream, on another, without gradients, and in inference mode."""
+    ctx, keys = context(), []
+    recorder = mock.Mock(run=lambda key, call: keys.append(key))
+    one = trial(ctx, Way(GATHER, "push"), (16, 16, 16), torch.float32, 1)
+    with (
+        mock.patch("iris.ops.replay._applies", return_value=True),
+        mock.patch.object(ctx, "kept", return_value=recorder),
+        mock.patch("torch.cuda.current_stream") as stream,
+    ):
+        for number, mode in ((1, nullcontext()), (1, nullcontext()), (2, nullcontext()), (1, torch.no_grad())):
+            stream.return_value = mock.Mock(cuda_stream=number)
+            with mode:
+                iris.ops.all_gather_matmul(ctx, one.output, one.a, one.b, gather_dim=0, config=SMALL)
+    return keys
+
+
+def numbers_of_different_calls() -> list[int]:
+    keys = keys_of_calls()
+    return [list(dict.fromkeys(keys)).index(key) for key in keys]
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="needs no GPU")
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_call_on_another_stream_or_in_another_mode_is_another_one(ranks: Ranks) -> None:
+    """Of which only the first two are the same."""
+    for same in ranks.run(numbers_of_different_calls):
+        assert same == [0, 0, 1, 2]
 
 
 def test_a_tensor_with_a_tangent_is_another_call() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -119,6 +120,20 @@ def by_its_own_name(gather_dim: int, seed: int) -> tuple[float, float, bool]:
     free = ctx.heap_free_bytes
     ctx.ops.all_gather_matmul_hbm_buffer(one.output, one.a, one.b, config=SMALL, gather_dim=gather_dim)
     return first, one.excess(), ctx.heap_free_bytes == free
+
+
+def test_the_names_of_hbm_buffers_options() -> None:
+    """Each is a field of the config."""
+    with mock.patch("iris.ops.hbm_buffer.all_gather_matmul") as called:
+        iris.ops.all_gather_matmul_hbm_buffer(
+            mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock(), config=SMALL, num_fetch_sms=1, k_per_flag=2,
+            fetch_block_m=16, fetch_block_k=32, staged_a_layout="m_contiguous", num_fetch_stages=3,
+            first_stage_fetch_sms=4, num_warps=2, num_stages=5,
+        )  # fmt: skip
+    assert called.call_args.kwargs["config"] == replace(
+        SMALL, algorithm="hbm_buffer", comm_sms=1, k_per_flag=2, comm_block_m=16, comm_block_n=32,
+        staged_a_layout="m_contiguous", num_fetch_stages=3, first_stage_fetch_sms=4, num_warps=2, num_stages=5,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("gather_dim", [0, 1])

@@ -13,6 +13,8 @@ from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, 
 from ranks import Ranks, context, worlds
 
 from iris.ops.call import OpCall
+from iris.ops.decomposed import lanes_for
+from iris.ops.problem import DTYPES
 from iris.ops.rows import MAX_CHUNKS, Rows, arriving_groups, chunks_of, owner_groups
 
 ROWS, WANTED, BLOCKS = (1, 15, 16, 17, 100, 1000, 8192, 29568), (1, 2, 3, 4, 7, 64, 100), (16, 128)
@@ -88,6 +90,12 @@ def test_owners_are_computed_together(world_size: int, size: int) -> None:
     if world_size % size == 0:
         for at_once in zip(*(itertools.chain(*groups) for groups in orders), strict=True):
             assert sorted(at_once) == list(range(world_size))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_matmuls_of_int8_take_one_lane(dtype: torch.dtype) -> None:
+    """As they share one set of flags."""
+    assert lanes_for(dtype) == (1 if dtype == torch.int8 else 2)
 
 
 @pytest.mark.parametrize("world_size", range(1, 9))

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from ranks import Ranks, context, worlds
 
-from iris.device import schedule
+from iris.device import schedule, split, tile
 from iris.ops.config import FusedConfig
 from iris.ops.split import sharers_of, split_tiles
 
@@ -48,6 +48,17 @@ def parts_kernel(starts, owners, workers, tiles, per_tile, BLOCK: tl.constexpr):
 def whole_kernel(out, tiles, workers):
     tl.store(out, schedule.whole_tiles(tiles, workers, True, False))
     tl.store(out + 1, schedule.whole_tiles(tiles, workers, True, True))
+
+
+@triton.jit
+def slots_kernel(out, base, source, index, per_shard, workers, BLOCK: tl.constexpr):
+    """How many elements behind ``base`` a slot begins, and the part of a split tile that the last worker leaves."""
+    lanes = tl.arange(0, BLOCK)
+    place = tile.Tile(source, index, per_shard, 0, lanes, lanes, lanes >= 0, lanes >= 0)
+    slot = tile.slot_pointers(base, source, place, BLOCK, BLOCK)
+    part = split._partial_pointers(base, workers, BLOCK, BLOCK)
+    tl.store(out, (tl.min(slot.to(tl.int64)) - base.to(tl.int64)) // 4)
+    tl.store(out + 1, (tl.min(part.to(tl.int64)) - base.to(tl.int64)) // 4)
 
 
 def order(
@@ -158,3 +169,15 @@ def test_parts_of_split_tiles_follow_each_other(ranks: Ranks) -> None:
             shares = [owners[at : at + per_tile] for at in range(0, len(owners), per_tile)]
             assert not any(set(one) & set(other) for one, other in itertools.pairwise(shares))
             assert len({len(set(share)) for share in shares}) == 1
+
+
+def places_of_slots() -> list[int]:
+    ctx = context()
+    out = torch.zeros(2, dtype=torch.int64, device=ctx.device)
+    slots_kernel[(1,)](out, torch.zeros(1, dtype=torch.float32, device=ctx.device), 3, 5, 1 << 23, 1 << 24, BLOCK=16)
+    return [int(place) for place in out.cpu()]
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_slots_lie_further_than_32_bits_count(ranks: Ranks) -> None:
+    assert ranks.run(places_of_slots) == [[(3 * (1 << 23) + 5) * 256, (1 << 24) * 256]]

@@ -63,6 +63,8 @@ _SUM_PROGRAMS = 4
 """Programs per SM of a kernel that only sums: enough loads at a time to keep the memory busy."""
 _SUM_STAGES: tl.constexpr = tl.constexpr(3)
 """Of its loop over the parts: more would take the shared memory that so many programs per SM share."""
+_ADDED: tl.constexpr = tl.constexpr(2)
+"""What each tile that is added counts: to wait for 1 is bounded as the first use of a flag is, and these wait again."""
 
 
 class Slots(NamedTuple):
@@ -135,14 +137,14 @@ def deliver_add(handle, slots, acc, tile):
 def added_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.constexpr):
     """Count a tile that was added to the sum at its owner."""
     if shard != handles.rank(handle):
-        signal_add(flags.ready + index, 1, shard, handle)
+        signal_add(flags.ready + index, _ADDED, shard, handle)
 
 
 @triton.jit
 def collected_sum(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
     """``acc`` plus the sum that the others have left for a tile of this rank's; zero is left in its place."""
     me, world = handles.rank(handle), handles.world_size(handle)
-    wait(flags.ready + tile.index, world - 1, (me + 1) % world, handle, SITE)
+    wait(flags.ready + tile.index, (world - 1) * _ADDED, (me + 1) % world, handle, SITE)
     pointers = slot_pointers(slots.incoming, 0, tile, acc.shape[0], acc.shape[1])
     total = acc + tl.load(pointers)
     tl.debug_barrier()
