@@ -6,8 +6,8 @@ import atexit
 import copy
 import os
 import sys
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ from iris.live import Live
 from iris.log import RankLogger
 from iris.membership import Group, global_ranks, identify, members, number
 from iris.mesh import Mesh, require_linux
-from iris.status import CODES, expired_wait, record_of
+from iris.status import CODES, expired_wait, gave_up, record_of
 from iris.tensors import SymmetricTensors
 from iris.watcher import Watcher
 from iris.wire import pack, unpack
@@ -96,7 +96,8 @@ def iris(
     for name, seconds in (("timeout_s", steady), ("first_timeout_s", first)):
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_S:
             fix = "It is an argument, or IRIS_TIMEOUT_S in the environment."
-            raise ArgumentError("iris", name, f"more than 0 seconds, and at most {_LONGEST_S}", seconds, fix)
+            expected = f"a number of seconds, more than 0 and at most {_LONGEST_S}"
+            raise ArgumentError("iris", name, expected, repr(seconds), fix)
     for switch in (backends.oversubscribed, backends.replays):
         switch()  # an error if its variable is neither 0 nor 1, whatever the backend
     return Iris(heap_size, group, backend, device, steady, first, log_level)
@@ -109,7 +110,7 @@ def _seconds(variable: str) -> float | None:
     try:
         return float(text)
     except ValueError as error:
-        raise ArgumentError("iris", variable, "a number of seconds", text) from error
+        raise ArgumentError("iris", variable, "a number of seconds", repr(text)) from error
 
 
 class Iris(Live, SymmetricTensors, RankLogger):
@@ -451,7 +452,9 @@ class Iris(Live, SymmetricTensors, RankLogger):
             return self._mesh.exchange(tag, payload, ranks)
         except RankMismatch:
             raise  # every rank has heard all others
-        except (PeerDied, WaitTimeout) as error:
+        except WaitTimeout as error:
+            raise self._failed(self._said_by_kernels(error)) from None
+        except PeerDied as error:
             raise self._failed(error) from None
         except BaseException as error:  # Ctrl-C: what peers have sent, or still send, would answer a later call
             self.broke_off(error)
@@ -490,16 +493,28 @@ class Iris(Live, SymmetricTensors, RankLogger):
             self._failed(ContextError(f"an earlier call broke off half way: {cause}. Make a new context."))
 
     def _describe_status(self) -> IrisError:
-        """Why a kernel stopped: what a peer that is gone said last, if there is one, else what the kernel recorded. Its
-        own record is taken, too, if both say that the same rank was waited for: it has more detail."""
+        """Why a kernel stopped: what a peer that is gone said last, if there is one, else what the kernel recorded.
+        What a wait of its own recorded has more detail: it is taken, too, if both say that the same rank was waited
+        for, else added."""
         record = record_of(self._status_view)
         own = expired_wait(record, self.rank, self.heap_size)
         dead = self._mesh.dead_ranks() or self._mesh.ending(own.ranks)
         if not dead:
             return own
         said = self._mesh.death(min(dead), "kernel")
-        firsthand = record[sync.STATUS_CODE] == sync.CODE_EXPIRED.value
-        return own if firsthand and isinstance(said, WaitTimeout) and said.ranks == own.ranks else said
+        if record[sync.STATUS_CODE] != sync.CODE_EXPIRED.value or not isinstance(said, PeerDied | WaitTimeout):
+            return said
+        if isinstance(said, WaitTimeout) and said.ranks == own.ranks:
+            return own
+        return type(said)(f"{said} On this rank: {own}", said.ranks)
+
+    def _said_by_kernels(self, late: WaitTimeout) -> WaitTimeout:
+        """``late``, or what a kernel of any rank has told this one's before."""
+        try:
+            told = self._backend.peek(self._control.offset + sync.ABORT_WORD.value)
+        except RuntimeError:  # CUDA has failed
+            return late
+        return gave_up(told, late) if told else late
 
     def _require_open(self, op: str) -> None:
         if self._pid != os.getpid():
@@ -588,6 +603,18 @@ def _choice(backend: str | None) -> backends.Choice:
     if backend not in backends.NAMES:
         raise ArgumentError("iris", "backend", f"one of {', '.join(backends.NAMES)}", repr(backend))
     return backends.Choice(backend, "asked for by the caller")
+
+
+def open_contexts() -> set[Iris]:
+    """This process's."""
+    return set(_open_contexts)
+
+
+def abandon(contexts: Iterable[Iris], error: BaseException) -> None:
+    """Give up ``contexts`` that a function left open when it raised, as ``with`` would, and tell the peers."""
+    for context in contexts:
+        with suppress(Exception):  # what counts is the error that there is
+            context._release(error)
 
 
 def _leave_all() -> None:

@@ -81,7 +81,7 @@ class HeapTable:
         raise HeapError(
             f"{what}: symmetric heap exhausted: requested {format_bytes(wanted)} ({wanted} bytes), "
             f"free {format_bytes(self.free_bytes)} of {format_bytes(self.size)}, "
-            f"largest free block {format_bytes(self.largest_free)}. "
+            f"largest free block {format_bytes(self.largest_free)} ({self.largest_free} bytes). "
             f"Free tensors you no longer need, or create the context with heap_size={would_do}."
         )
 

@@ -39,6 +39,9 @@ from iris.worker import FAREWELL, INTERPRET, described, serve
 _RANK_NAME = "iris-rank-"
 _LONGEST_WAIT_S = 3600.0
 """What the operating system is asked to wait at once: it cannot wait for more than 24 days."""
+_GRACE_S = 30.0
+"""How long ranks may go on when one has failed. Those that wait for it are told at once; what others do may be worth
+finishing, or may never end."""
 _NO_GUARD = 93
 """Exit code of a rank whose script would start ranks while it is imported."""
 _GUARD = (
@@ -62,6 +65,9 @@ def launch(
         args: passed to every rank; must be picklable. Ranks have this process's environment; see :class:`RankPool`.
         timeout_s: end the ranks and raise if they take longer; None waits as long as it takes.
 
+    Where ``fn`` raises and leaves a context open, the peers that share it are told. Ranks that are not done 30 s after
+    one has failed are ended.
+
     Raises:
         LaunchError: a rank failed, with the traceback of the first to fail and its error as ``__cause__``; or time ran
             out; or no ranks can be started like this.
@@ -73,7 +79,7 @@ def launch(
     if identity() is not None:
         return [fn(*args)]
     with RankPool(num_ranks) as pool:
-        return pool.run(fn, args, timeout_s=timeout_s)
+        return _results(pool.outcomes(fn, args, timeout_s=timeout_s, grace_s=_GRACE_S))
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,26 @@ class _Outcome:
     error: BaseException | None = None
     trace: str = ""
     at: float = 0.0
+
+
+def _failure(outcomes: Iterable[_Outcome], late: str = "") -> LaunchError | None:
+    """The error that says which ranks failed, the first one's traceback, and who was late; None if none failed."""
+    failed = [one for one in outcomes if one.error is not None]
+    failed.sort(key=lambda one: (isinstance(one.error, PeerDied | WaitTimeout), one.at))  # these are consequences
+    if not failed:
+        return None
+    first, *others = failed
+    also = f" (also failed: {', '.join(str(one.rank) for one in others)})" if others else ""
+    error = LaunchError(f"rank {first.rank} failed{also}{f'; {late}' if late else ''}\n{first.trace}")
+    error.__cause__ = first.error
+    return error
+
+
+def _results(outcomes: list[_Outcome]) -> list[Any]:
+    """What the ranks returned. Raises if one failed."""
+    if error := _failure(outcomes):
+        raise error
+    return [one.value for one in outcomes]
 
 
 class RankPool:
@@ -135,21 +161,18 @@ class RankPool:
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), *, timeout_s: float | None = None) -> list[Any]:
         """Run ``fn(*args)`` on every rank; results in rank order. Errors as for :func:`launch`."""
-        outcomes = self.outcomes(fn, args, timeout_s=timeout_s)
-        consequences = (PeerDied, WaitTimeout)
-        failed = [one for one in outcomes if one.error is not None]
-        failed.sort(key=lambda one: (isinstance(one.error, consequences), one.at))
-        if failed:
-            first = failed[0]
-            assert first.error is not None
-            others = f" (also failed: {', '.join(str(one.rank) for one in failed[1:])})" if failed[1:] else ""
-            raise LaunchError(f"rank {first.rank} failed{others}\n{first.trace}") from first.error
-        return [one.value for one in outcomes]
+        return _results(self.outcomes(fn, args, timeout_s=timeout_s))
 
     def outcomes(
-        self, fn: Callable[..., Any], args: Sequence[Any] = (), *, timeout_s: float | None = None
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        *,
+        timeout_s: float | None = None,
+        grace_s: float = math.inf,
     ) -> list[_Outcome]:
-        """As :meth:`run`, but every rank's outcome, error or not."""
+        """As :meth:`run`, but every rank's outcome, error or not. ``grace_s``: how long the others may go on when one
+        has failed."""
         _check_args("run", args)
         _check_timeout("run", timeout_s)
         _check_importable(fn)
@@ -159,30 +182,35 @@ class RankPool:
             # One each: the handle by which a tensor's memory is sent can be used once.
             calls = [_packed(fn, args) for _ in self._pipes]
             try:
-                return self._exchange(calls, timeout_s)
+                return self._exchange(calls, timeout_s, grace_s)
             except BaseException as error:
                 # Ranks may be busy yet, and would answer the next call with this one's value.
                 self._over = f"they were ended when a call broke off ({described(error)})"
                 self.kill()
                 raise
 
-    def _exchange(self, calls: list[bytes], timeout_s: float | None) -> list[_Outcome]:
+    def _exchange(self, calls: list[bytes], timeout_s: float | None, grace_s: float) -> list[_Outcome]:
         """Send every rank its call, and collect all outcomes."""
         for pipe, call in zip(self._pipes, calls, strict=True):
             with contextlib.suppress(OSError):  # of a rank that died: what it answers says so
                 pipe.send_bytes(call)
         limit_s = min(math.inf if timeout_s is None else timeout_s, threading.TIMEOUT_MAX)
         deadline = time.monotonic() + limit_s
+        since = ""
         pending = dict(enumerate(self._pipes))
         outcomes: dict[int, _Outcome] = {}
         while pending:
             left = max(0.0, deadline - time.monotonic())
             ready = multiprocessing.connection.wait(list(pending.values()), min(left, _LONGEST_WAIT_S))
             if not ready and left <= _LONGEST_WAIT_S:
-                raise LaunchError(f"ranks {sorted(pending)} did not finish within {limit_s:g} s and were ended")
+                late = f"ranks {sorted(pending)} did not finish within {limit_s:g} s{since} and were ended"
+                raise _failure(outcomes.values(), late) or LaunchError(late)
             for rank in [rank for rank, pipe in pending.items() if pipe in ready]:
                 outcomes[rank] = self._collect(rank)
                 del pending[rank]
+                if outcomes[rank].error is not None and deadline - time.monotonic() > grace_s:
+                    limit_s, since = grace_s, f" of the failure of rank {rank}"
+                    deadline = time.monotonic() + grace_s
         return [outcomes[rank] for rank in range(self.num_ranks)]
 
     def _collect(self, rank: int) -> _Outcome:

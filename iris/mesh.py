@@ -36,6 +36,9 @@ _ERRORS: dict[str, Callable[[str, Sequence[int]], IrisError]] = {
     "RankMismatch": lambda message, _: RankMismatch(message),
 }
 _LATE_S = 1.0
+_AFTER_KERNELS_S = 1.0
+"""How much longer than a kernel a host waits for its peers, or a quarter: a kernel that has waited as long knows better
+what for."""
 _FLAGS_FIELD, _EXITING = 6, 0x4
 """Of ``/proc/<pid>/stat``, counted behind the name, and Linux's PF_EXITING in it."""
 _LONG = 200
@@ -289,7 +292,7 @@ class Mesh:
         rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         outgoing = {peer: memoryview(frame) for peer in sorted(group) if peer != self.rank}
         tags, payloads = {self.rank: tag}, {self.rank: payload}
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout + min(_AFTER_KERNELS_S, timeout / 4)
         with selectors.DefaultSelector() as selector:
             for peer in outgoing:
                 selector.register(self._socket(peer), selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
@@ -307,7 +310,8 @@ class Mesh:
                         raise self.death(peer, tag)
                     raise WaitTimeout(
                         f"{tag.split('(')[0]}: rank {self.rank} waited {timeout:g} s for {ranks_text(late)}, which "
-                        "did not make the call. Is it in other work, or stuck before this point?",
+                        "did not make the call. Is it in other work, stuck before this point, or does a kernel of its "
+                        "wait for a signal?",
                         late,
                     )
                 for selected, mask in events:

@@ -19,6 +19,15 @@ def record_of(status: Iterable[SupportsInt]) -> list[int]:
     return words[:_TOLD] if words[CODES[0]] else words[_TOLD:]
 
 
+def gave_up(told: int, late: WaitTimeout) -> WaitTimeout:
+    """The error of a host that waited too long, ``late``, where the abort word of its heap says that a kernel did
+    before (:func:`iris.device.sync.abort_code`)."""
+    rank, peer = told >> 8 & 255, told & 255
+    if late.ranks == (peer,):  # says so already
+        return late
+    return WaitTimeout(f"a kernel of rank {rank} gave up waiting for rank {peer}, so all ranks stopped. {late}", [peer])
+
+
 def expired_wait(words: Sequence[int], own_rank: int, heap_size: int) -> WaitTimeout:
     """The error that a record of ``own_rank`` stands for: who waited for whom, how long, for which flag."""
     site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
@@ -40,12 +49,14 @@ def expired_wait(words: Sequence[int], own_rank: int, heap_size: int) -> WaitTim
                 "when a tensor of its calls is gone writes into whatever has the memory now.",
                 [peer],
             )
+    first = words[sync.STATUS_CODE] != sync.CODE_RELAYED.value and words[sync.STATUS_WANTED] in (0, 1)
+    limit = "first_timeout_s" if first else "timeout_s"
     if rank == peer:
         return WaitTimeout(
-            f"{message}. It waits for work of its own: does anything else on this GPU hold that up? A larger timeout_s "
+            f"{message}. It waits for work of its own: does anything else on this GPU hold that up? A larger {limit} "
             "waits longer.",
             [peer],
         )
     return WaitTimeout(
-        f"{message}. Did rank {peer} make the same call? A slow but healthy peer needs a larger timeout_s.", [peer]
+        f"{message}. Did rank {peer} make the same call? A slow but healthy peer needs a larger {limit}.", [peer]
     )

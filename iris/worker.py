@@ -11,6 +11,7 @@ import threading
 import traceback
 from multiprocessing.reduction import ForkingPickler
 
+from iris.context import abandon, open_contexts
 from iris.errors import LaunchError
 
 INTERPRET = "TRITON_INTERPRET"
@@ -79,14 +80,18 @@ def _answer(call: bytes) -> tuple[str, bytes]:
     except Exception as error:  # noqa: BLE001 (unpickling runs any code)
         text = _NOT_HERE.format(described(error))
         return f"{traceback.format_exc()}{text}", pickle.dumps(LaunchError(text))
+    before = open_contexts()
     try:
         value = fn(*args)
     except SystemExit as left:  # as a script that returns from its end, and under torchrun
         if left.code not in (None, 0):
+            abandon(open_contexts() - before, left)
             raise
         value = None
     except Exception as error:  # noqa: BLE001 (whatever a rank raises is sent back)
-        return traceback.format_exc(), _portable(error)
+        trace, sent = traceback.format_exc(), _portable(error)
+        abandon(open_contexts() - before, error)
+        return trace, sent
     try:
         return "", pickle.dumps(value)  # ForkingPickler would move a tensor that the rank keeps into other memory
     except Exception as error:  # noqa: BLE001 (pickling runs any code)

@@ -465,3 +465,32 @@ def test_one_script_runs_under_every_launcher(env: pytest.MonkeyPatch, source: s
     for rank in range(2):
         told = json.loads((tmp_path / f"{rank}.json").read_text())
         assert told == {"rank": rank, "size": 2, "by": source, "seen": [10, 11], "said": {"from": 1}}
+
+
+def stuck_behind_a_failure(seconds: float) -> None:
+    """Rank 0 raises with its context open; rank 1 waits for it, and is then busy for a long time."""
+    ctx = iris.iris(1 << 20, timeout_s=30)
+    ctx.zeros(4)
+    ctx.barrier()
+    if ctx.rank == 0:
+        raise ValueError("boom")
+    try:
+        ctx.barrier()
+    except iris.PeerDied:
+        time.sleep(seconds)
+        raise
+
+
+def test_peers_of_a_rank_that_raised_with_an_open_context_are_told(env: pytest.MonkeyPatch) -> None:
+    started = time.monotonic()
+    with pytest.raises(iris.LaunchError, match=r"rank 0 failed \(also failed: 1\)\n(.|\n)*ValueError: boom"):
+        iris.launch(stuck_behind_a_failure, 2, (0.0,))
+    assert time.monotonic() - started < 25
+
+
+def test_ranks_that_go_on_for_long_behind_a_failure_are_ended(env: pytest.MonkeyPatch) -> None:
+    env.setattr(sys.modules["iris.launch"], "_GRACE_S", 1.0)
+    late = r"rank 0 failed; ranks \[1\] did not finish within 1 s of the failure of rank 0 and were ended\n"
+    with pytest.raises(iris.LaunchError, match=rf"{late}(.|\n)*ValueError: boom") as raised:
+        iris.launch(stuck_behind_a_failure, 2, (600.0,))
+    assert isinstance(raised.value.__cause__, ValueError)

@@ -31,7 +31,8 @@ from ranks import Failure, Ranks, context, failure_of, fresh, worlds
 from torch.autograd import forward_ad
 
 import iris
-from iris.ops import ALGORITHMS, FusedConfig, new_workspace
+from iris.ops import ALGORITHMS, FusedConfig, Problem, new_workspace
+from iris.ops.matmul import Plan, run
 from iris.ops.operands import _share_memory
 from iris.ops.room import GATHER_FLAGS
 
@@ -604,3 +605,52 @@ def test_an_op_needs_a_context(op: str) -> None:
         iris.ArgumentError, match=f"{op}: ctx: expected a context, as iris.iris.. returns it, got nothing"
     ):
         getattr(iris.ops, op)(None, torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2))
+
+
+def mistakes_of_an_own_op() -> list[Failure]:
+    """An op of the user's is given what does not belong together, and at last what does."""
+    ctx = context()
+    problem = Problem("mine", 24, 16, 32, torch.float32, ctx.world_size, 0)
+    right: dict[str, Any] = {
+        "problem": problem, "plan": Plan(0, meet=False, alone=True), "output": torch.empty(24, 16, device=ctx.device),
+        "own": torch.ones(24, 32, device=ctx.device), "b": torch.ones(32, 16, device=ctx.device), "bias": None,
+        "bias_is": 0, "config": SMALL, "workspace": new_workspace(ctx, "mine", "local"), "trace": None,
+    }  # fmt: skip
+    wrong: list[dict[str, Any]] = [
+        {"problem": replace(problem, m=99)},
+        {"problem": replace(problem, k=64)},
+        {"problem": replace(problem, dtype=torch.float16)},
+        {"output": torch.empty(3, 16, device=ctx.device)},
+        {"b": torch.ones(16, 32, device=ctx.device)},
+        {"own": torch.ones(24, 32, device=ctx.device, requires_grad=True)},
+        {"bias": torch.ones(5, device=ctx.device), "bias_is": 2},
+        {"bias_is": 1},
+        {"bias_is": 3},
+        {"config": "pull"},
+        {"config": replace(SMALL, num_sms=1 << 20)},
+        {"workspace": None},
+        {},
+    ]
+    return [failure_of(lambda given=given: run(ctx, **{**right, **given})) for given in wrong]
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_an_own_op_that_is_given_what_does_not_belong_together(ranks: Ranks) -> None:
+    expected = [
+        ("ShapeError", "mine: own: expected (99, 32)"),
+        ("ShapeError", "mine: own: expected (24, 64)"),
+        ("DTypeError", "mine: own: expected torch.float16, as problem says, got torch.float32"),
+        ("ShapeError", "mine: output: expected (24, 16)"),
+        ("ShapeError", "mine: b: expected (32, 16)"),
+        ("ArgumentError", "mine: own: expected a tensor that needs no gradient"),
+        ("ShapeError", "mine: bias: expected 16 numbers, as bias_is = 2, got 5"),
+        ("ShapeError", "mine: bias: expected 24 numbers, as bias_is = 1, got None"),
+        ("ArgumentError", "mine: bias_is: expected 0, 1 or 2, got 3"),
+        ("ArgumentError", "mine: config: expected a FusedConfig, got 'pull'"),
+        ("ArgumentError", "mine: config.num_sms: expected at most"),
+        ("ArgumentError", "mine: workspace: expected a FusedWorkspace, got None"),
+        ("nothing", ""),
+    ]
+    for failures in ranks.run(mistakes_of_an_own_op):
+        for failure, (kind, words) in zip(failures, expected, strict=True):
+            assert failure.kind == kind and failure.message.startswith(words), failure

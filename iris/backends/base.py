@@ -49,6 +49,10 @@ class Backend(ABC):
         """Write an int64 into the own heap, while kernels run; from any thread."""
 
     @abstractmethod
+    def peek(self, offset: int) -> int:
+        """The int64 at ``offset`` of the own heap, while kernels run."""
+
+    @abstractmethod
     def side_stream(self) -> Any:
         """A stream beside the current one, for copies."""
 

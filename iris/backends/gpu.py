@@ -145,6 +145,10 @@ class GpuBackend(Backend):
                 torch.tensor([value], device="cpu"), non_blocking=True
             )
 
+    def peek(self, offset: int) -> int:
+        with torch.cuda.device(self.device), torch.cuda.stream(self._poke_stream):
+            return int(self.bytes_at(offset, 8, None).view(torch.int64).item())
+
     def side_stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.device)
 

@@ -225,7 +225,7 @@ def _taken(kernel: Any, name: str, value: Any) -> Any:
         try:
             triton.runtime.jit.mangle_type(value)
         except TypeError as error:
-            hint = ". Of a context pass ctx.handle" if hasattr(value, "handle") else ""
+            hint = ". Of a context pass ctx.handle, or as heap_bases ctx.heap_bases" if hasattr(value, "handle") else ""
             raise TypeError(f"{kernel.__name__}: argument {name}: {error}{hint}") from None
     return converted
 

@@ -108,6 +108,9 @@ class SimBackend(Backend):
     def poke(self, offset: int, value: int) -> None:
         self.bytes_at(offset, 8, None).view(torch.int64)[0] = value
 
+    def peek(self, offset: int) -> int:
+        return int(self.bytes_at(offset, 8, None).view(torch.int64)[0])
+
     def side_stream(self) -> SideStream:
         return SideStream()
 

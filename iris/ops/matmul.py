@@ -14,9 +14,11 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device import matmul as kernels
 from iris.device import schedule, sync, tile
-from iris.device.tile import Flags, Matrix
+from iris.device.tile import BIAS_COLUMN, BIAS_NONE, BIAS_ROW, Flags, Matrix
+from iris.errors import ArgumentError, DTypeError, ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.hardware import allows_tf32
+from iris.ops.operands import check_no_gradient, check_shape
 from iris.ops.problem import Problem
 from iris.ops.row_major import row_major
 from iris.ops.split import strip_stages, strips_of
@@ -134,7 +136,14 @@ def run(
         trace: records into it what the programs do.
         gathered: where all of A is once it has arrived, with both halves if there are two; None: the source finds it.
         slots: what ``sink`` and ``after`` are given under this name.
+
+    Raises:
+        ShapeError, DTypeError, ArgumentError: of an op of your own (``plan.site`` is 0), what does not agree with
+            ``problem``, or a ``config`` that cannot run. Where a sink of your own writes nobody checks.
+        CaptureError: the call needs new memory, which no capture may make.
     """
+    if plan.site == 0:
+        _check(ctx, problem, plan, output, own, b, bias, bias_is, config, workspace)
     target = target_of(ctx)
     if plan.source is kernels.local_source:
         own = row_major(workspace, own)
@@ -236,6 +245,40 @@ def run(
         TRACE=trace is not None,
         **config.launch_options(target),
     )
+
+
+def _check(
+    ctx: Iris,
+    problem: Problem,
+    plan: Plan,
+    output: torch.Tensor,
+    own: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    bias_is: int,
+    config: FusedConfig,
+    workspace: FusedWorkspace,
+) -> None:
+    """Raise if a user's op gives what does not belong together; the ops of Iris have checked theirs."""
+    op = problem.op
+    for name, value, kind in (("config", config, FusedConfig), ("workspace", workspace, FusedWorkspace)):
+        if not isinstance(value, kind):
+            raise ArgumentError(op, name, f"a {kind.__name__}", repr(value))
+    config.check(op, (config.algorithm,), ctx.num_sms, problem.dtype)
+    check_shape(op, "own", own, (plan.rows(problem), problem.k // plan.segments), "this rank's part of A, by problem")
+    check_shape(op, "b", b, (problem.k, problem.n), "by problem")
+    if plan.sink is tile.local_sink:
+        check_shape(op, "output", output, (problem.m, problem.n), "by problem")
+    for name, tensor in (("own", own), ("b", b)):
+        if tensor.dtype != problem.dtype:
+            raise DTypeError(op, name, f"{problem.dtype}, as problem says", tensor.dtype)
+        check_no_gradient(op, name, tensor)
+    expected = {BIAS_NONE.value: None, BIAS_ROW.value: problem.m, BIAS_COLUMN.value: problem.n}
+    if bias_is not in expected:
+        raise ArgumentError(op, "bias_is", "0, 1 or 2", repr(bias_is))
+    numbers = None if bias is None else bias.numel()
+    if expected[bias_is] is not None and numbers != expected[bias_is]:
+        raise ShapeError(op, "bias", f"{expected[bias_is]} numbers, as bias_is = {bias_is}", numbers)
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:

@@ -40,7 +40,7 @@ def check_operands(
             raise PlacementError(op, argument, f"a tensor on {ctx.device}", matrix.device)
         _check_memory(op, argument, matrix)
         _check_bits(op, argument, matrix)
-        _check_no_gradient(op, argument, matrix)
+        check_no_gradient(op, argument, matrix)
     if tensor.dtype not in DTYPES:
         raise DTypeError(op, name, f"one of {', '.join(map(str, DTYPES))}", tensor.dtype)
     if b.dtype != tensor.dtype:
@@ -59,7 +59,7 @@ def check_operands(
             raise ShapeError(op, "bias", "a contiguous tensor", f"strides {bias.stride()}", "Pass bias.contiguous().")
         _check_memory(op, "bias", bias)
         _check_bits(op, "bias", bias)
-        _check_no_gradient(op, "bias", bias)
+        check_no_gradient(op, "bias", bias)
     _check_writable(op, output, {name: tensor, "B": b} | ({} if bias is None else {"bias": bias}))
 
 
@@ -129,7 +129,8 @@ def _check_bits(op: str, argument: str, tensor: torch.Tensor) -> None:
         )  # fmt: skip
 
 
-def _check_no_gradient(op: str, argument: str, tensor: torch.Tensor) -> None:
+def check_no_gradient(op: str, argument: str, tensor: torch.Tensor) -> None:
+    """Raise ArgumentError for a tensor of which gradients or tangents are recorded."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(
             op, argument, "a tensor that needs no gradient", "one with requires_grad=True",
