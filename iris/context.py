@@ -509,12 +509,12 @@ class Iris(Live, SymmetricTensors, RankLogger):
         return type(said)(f"{said} On this rank: {own}", said.ranks)
 
     def _said_by_kernels(self, late: WaitTimeout) -> WaitTimeout:
-        """``late``, or what a kernel of any rank has told this one's before."""
+        """``late``, or what a kernel of another rank has told this one's before."""
         try:
             told = self._backend.peek(self._control.offset + sync.ABORT_WORD.value)
         except RuntimeError:  # CUDA has failed
             return late
-        return gave_up(told, late) if told else late
+        return gave_up(told, late, self.rank)
 
     def _require_open(self, op: str) -> None:
         if self._pid != os.getpid():

@@ -19,11 +19,12 @@ def record_of(status: Iterable[SupportsInt]) -> list[int]:
     return words[:_TOLD] if words[CODES[0]] else words[_TOLD:]
 
 
-def gave_up(told: int, late: WaitTimeout) -> WaitTimeout:
-    """The error of a host that waited too long, ``late``, where the abort word of its heap says that a kernel did
-    before (:func:`iris.device.sync.abort_code`)."""
+def gave_up(told: int, late: WaitTimeout, own_rank: int) -> WaitTimeout:
+    """The error of a host that waited too long, ``late``, or if the abort word of its heap says so
+    (:func:`iris.device.sync.abort_code`), that a kernel of another rank did before. Its own says why it did; and the
+    host itself sets the word when a peer is gone."""
     rank, peer = told >> 8 & 255, told & 255
-    if late.ranks == (peer,):  # says so already
+    if not told or rank == own_rank or late.ranks == (peer,):
         return late
     return WaitTimeout(f"a kernel of rank {rank} gave up waiting for rank {peer}, so all ranks stopped. {late}", [peer])
 

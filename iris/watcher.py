@@ -28,8 +28,16 @@ class Watcher:
             if dead:
                 self.saw_death = True
                 code = sync.abort_code(self._mesh.rank, min(dead))
-                self._backend.poke(self._control + sync.ABORT_WORD.value, code)
+                if not self._told():  # what a kernel has said is kept: it may be why the peer has gone
+                    self._backend.poke(self._control + sync.ABORT_WORD.value, code)
                 return
+
+    def _told(self) -> bool:
+        """Whether kernels have been told to stop already."""
+        try:
+            return bool(self._backend.peek(self._control + sync.ABORT_WORD.value))
+        except RuntimeError:  # CUDA has failed
+            return False
 
     def stop(self) -> None:
         self._stop.set()

@@ -12,10 +12,12 @@ from unittest import mock
 
 import pytest
 import torch
+import triton
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris import errors
+from iris.device.sync import ABORT_WORD
 from iris.mesh import ranks_text
 from iris.trace import Event, draw, trace_of
 
@@ -422,6 +424,43 @@ def late_to_an_op() -> Failure:
             ctx.ops.matmul_all_reduce(output, a.to(ctx.device), b.to(ctx.device))
 
     return failure_of(work)
+
+
+@triton.jit
+def unanswered_kernel(handle, flag):
+    iris.wait(flag, 2, 1, handle)
+
+
+def late_signal() -> Failure:
+    """A kernel of rank 0 waits for what rank 1 never signals, and rank 0's host is busy; the others wait for it."""
+
+    def work() -> None:
+        with fresh(timeout_s=0.5) as ctx:
+            flag = ctx.zeros(1, dtype=torch.int32)
+            ctx.barrier()
+            if ctx.rank == 0:
+                unanswered_kernel[(1,)](ctx.handle, flag)
+                time.sleep(2.5)
+            elif BACKEND == "sim":
+                while not ctx._backend.peek(ctx._control.offset + ABORT_WORD.value):
+                    time.sleep(0.01)
+            else:
+                time.sleep(1)
+            ctx.barrier()
+
+    return failure_of(work)
+
+
+@TWO_OR_MORE
+def test_a_kernel_that_waits_in_vain_is_named_on_all_ranks(ranks: Ranks) -> None:
+    """Though it is hosts that wait for its rank, and give up first."""
+    first, *others = ranks.run(late_signal)
+    assert re.search(r"a user kernel: rank 0 waited \d\.\d s for rank 1: flag at heap offset", first.message), first
+    for failure in others:
+        assert failure.kind == "WaitTimeout" and failure.ranks == (1,), failure
+        assert failure.message.startswith(
+            "a kernel of rank 0 gave up waiting for rank 1, so all ranks stopped. barrier: "
+        )
 
 
 @TWO_OR_MORE

@@ -16,7 +16,7 @@ from ranks import BACKEND, Ranks
 import iris
 from iris.device import sync
 from iris.device.arch import clock_ns
-from iris.status import expired_wait
+from iris.status import expired_wait, gave_up
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -91,3 +91,20 @@ def test_a_flag_that_holds_no_epoch_was_written_over(site: int, wanted: int, see
     assert f"should reach {wanted}, holds {seen}" in message
     assert ("something else has written there" in message) == spoilt
     assert ("make the same call?" in message) != spoilt
+
+
+@pytest.mark.parametrize(("wanted", "limit"), [(0, "first_timeout_s"), (1, "first_timeout_s"), (2, "timeout_s")])
+def test_the_limit_that_a_slow_peer_needs_is_named(wanted: int, limit: str) -> None:
+    words = [sync.CODE_EXPIRED.value, sync.SITE_USER.value, 1, 0, 16, wanted, -1, 10**9]
+    assert str(expired_wait(words, 1, 1 << 16)).endswith(f" needs a larger {limit}.")
+
+
+def test_what_a_kernel_of_another_rank_said_comes_first() -> None:
+    """Not what the host itself has written when a peer was gone, nor what the error says already."""
+    late = iris.WaitTimeout("barrier: rank 2 waited 3 s for rank 0", [0])
+    assert gave_up(0, late, 2) is late
+    assert gave_up(sync.abort_code(2, 1), late, 2) is late
+    assert gave_up(sync.abort_code(1, 0), late, 2) is late
+    said = gave_up(sync.abort_code(0, 1), late, 2)
+    assert said.ranks == (1,)
+    assert str(said).startswith("a kernel of rank 0 gave up waiting for rank 1, so all ranks stopped. barrier: ")
