@@ -338,6 +338,10 @@ class Iris(Live, SymmetricTensors, RankLogger):
             self._exchange(f"{op}({what})")
             self._agreed.add(key)
 
+    def collect(self, op: str) -> None:
+        """Free what all ranks have let go of on the heap, for ``op``. Collective."""
+        self._leases.collect(f"{op}(frees memory)", self._exchange)
+
     def has_workspace(self, key: Hashable) -> bool:
         """Whether :meth:`workspace` has made what ``key`` stands for; the same on all ranks."""
         return key in self._workspaces
@@ -538,12 +542,12 @@ class Iris(Live, SymmetricTensors, RankLogger):
         """
         if not self._open or self._pid != os.getpid():
             return
-        error: IrisError | None = self._failure
+        error: BaseException | None = self._failure
         try:
             if error is None:
                 self.synchronize()
                 self._exchange("close")
-        except IrisError as raised:
+        except BaseException as raised:  # Ctrl-C, too: peers are told, and nothing more is waited for
             error = raised
             raise
         finally:
@@ -552,13 +556,15 @@ class Iris(Live, SymmetricTensors, RankLogger):
     def _release(self, error: BaseException | None) -> None:
         self._open = False
         _open_contexts.pop(self, None)
-        if error is not None:  # before the device is waited for: its kernels may be waiting for peers
-            self._mesh.say_why(error)
-            self._backend.poke(self._control.offset + sync.ABORT_WORD.value, sync.abort_code(self.rank, self.rank))
-        self._watcher.stop()
-        self._workspaces.clear()
-        self._group_tensors.clear()
         try:
+            if error is not None:  # before the device is waited for: its kernels may be waiting for peers
+                self._mesh.say_why(error)
+                code = sync.abort_code(self.rank, self.rank)
+                with suppress(RuntimeError):  # CUDA has failed: then there are none
+                    self._backend.poke(self._control.offset + sync.ABORT_WORD.value, code)
+            self._watcher.stop()
+            self._workspaces.clear()
+            self._group_tensors.clear()
             self._backend.close()
             if error is None:
                 self._mesh.exchange("released")  # memory is free once no peer maps it

@@ -16,7 +16,7 @@ which they are asked for. The current stream goes on when both are done.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -134,20 +134,11 @@ class CopyEngine:
     def then(self, producer: Callable[[], None], consumer: Callable[[], None]) -> None:
         """Run the kernels that ``producer`` launches on the current stream, and beside them, on this engine's stream,
         those that ``consumer`` launches. The consumer's kernels wait for flags that the producer's set."""
-        stream = self._apart_from_current()
-        with self._unbroken():
-            if not isinstance(stream, torch.cuda.Stream):
-                producer()
-                self._begun = True
-                consumer()
-                return
-            current = torch.cuda.current_stream(self._ctx.device)
-            stream.wait_stream(current)
+        with self.running():
             producer()
             self._begun = True
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(self._stream) if self._on_gpu else nullcontext():
                 consumer()
-            current.wait_stream(stream)
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int) -> None:
         """Copy ``source`` to the place of ``target``, symmetric, on rank ``peer``: both of the same shape, of one

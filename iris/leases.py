@@ -56,11 +56,15 @@ class Leases:
         try:
             block = self._table.allocate(nbytes, op)
         except HeapError:
-            gc.collect()
-            self._free_what_all_released(f"{tag} again", exchange)
+            self.collect(f"{tag} again", exchange)
             block = self._table.allocate(nbytes, op)
         lease = self._leases[block.offset] = Lease(block.offset, self._released)
         return lease
+
+    def collect(self, tag: str, exchange: Exchange) -> None:
+        """Free what all ranks have let go of, Python's garbage included. Collective, as :meth:`take`."""
+        gc.collect()
+        self._free_what_all_released(tag, exchange)
 
     def at(self, offset: int) -> Lease | None:
         """The lease of the block that begins at ``offset``, if this rank holds it."""

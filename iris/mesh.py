@@ -303,8 +303,8 @@ class Mesh:
                         tags[peer], payloads[peer] = taken
                 if not group - tags.keys() and not outgoing:
                     break
-                events = selector.select(max(0.0, deadline - time.monotonic()))
-                if not events and time.monotonic() >= deadline:
+                left = deadline - time.monotonic()
+                if left <= 0:  # whatever there is to read: a peer may send, and not read
                     late = sorted(group - tags.keys() | outgoing.keys())
                     for peer in self.ending(late):
                         raise self.death(peer, tag)
@@ -314,12 +314,12 @@ class Mesh:
                         "wait for a signal?",
                         late,
                     )
-                for selected, mask in events:
+                for selected, mask in selector.select(left):
                     peer = selected.data
                     if mask & selectors.EVENT_WRITE and peer in outgoing:
                         data = outgoing[peer]
                         outgoing[peer] = self._send_some(peer, data, rights if len(data) == len(frame) else [], tag)
-                    if mask & selectors.EVENT_READ and peer not in tags:
+                    if mask & selectors.EVENT_READ and (peer not in tags or peer in outgoing):
                         self._receive_some(peer, tag)
                     if peer in outgoing and not outgoing[peer]:
                         del outgoing[peer]

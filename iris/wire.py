@@ -32,7 +32,8 @@ def _packed(value: Any) -> bytes:
     if isinstance(value, torch.Tensor):
         flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         head = {"tensor": str(flat.dtype).removeprefix("torch."), "shape": list(flat.shape)}
-        return json.dumps(head).encode() + b"\n" + flat.view(-1).view(torch.uint8).numpy().tobytes()
+        numbers = flat.as_strided((flat.numel(),), (1,))  # one element may keep odd strides
+        return json.dumps(head).encode() + b"\n" + numbers.view(torch.uint8).numpy().tobytes()
     if isinstance(value, bytes):
         return b'{"bytes": true}\n' + value
     return json.dumps({"json": value}).encode() + b"\n"

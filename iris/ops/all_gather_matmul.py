@@ -178,7 +178,7 @@ class _Call(OpCall):
 
     def local(self) -> None:
         """One rank: nothing to gather."""
-        self.launch(Plan(self.site, meet=False, alone=True))
+        self.launch(Plan(self.site, alone=True))
 
     def pull(self) -> None:
         self.launch(self._plan(pull_source))
@@ -224,7 +224,7 @@ class _Call(OpCall):
         own = row_major(self.workspace, self.a)
         plan = replace(
             self._plan(arrived_source, self.config.num_chunks), courier=None if self.by_rows else keep_courier,
-            couriers=self.config.num_sms or self.ctx.num_sms,
+            couriers=0 if self.by_rows else self.config.num_sms or self.ctx.num_sms,
         )  # fmt: skip
         with self.workspace.engine.running():
             self._put(own, [chunks_of(own.shape[0], plan.chunks, self.config.block_size_m)] * self.ctx.world_size)

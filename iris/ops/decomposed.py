@@ -209,8 +209,8 @@ def reduce_in_ring(
     engine, rank, world = parts.engine, parts.ctx.rank, parts.ctx.world_size
     following, before = (rank + 1) % world, (rank - 1) % world
     asked = world == 1
-    parts.enter()
     with engine.running(last=lambda: parts.leave(meet=everywhere), announced=world > 1):
+        parts.enter()
         for step, chunk in itertools.product(range(world), range(len(chunks))):
             owner, last = (rank - 1 - step) % world, step == world - 1
             rows = Rows(owner * rows_per_rank + chunks[chunk].first, chunks[chunk].count)

@@ -83,7 +83,7 @@ def _multiply(
     bias_is = bias_kind(OP, bias, m, n)
     problem = Problem(OP, m, n, k, A.dtype, 1, 0, transposed_b=not has_whole_rows(B))
     chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace)
-    plan = Plan(SITE_MATMUL.value, meet=False, alone=True)
+    plan = Plan(SITE_MATMUL.value, alone=True)
     if workspace is None:
         flags = ctx.kept((OP, chosen.algorithm), lambda: local_workspace(ctx))
     else:

@@ -63,7 +63,7 @@ class Plan:
         couriers, dedicated, first_units, abreast: as in :class:`iris.device.matmul.Crew`.
         half_rows, half_flags: where A arrives in two halves of its memory by turns: rows, and flags, from the first to
             the second; 0: there is one.
-        counts: counters that ``after`` needs beside those of the couriers' chunks.
+        counts: counters that ``after`` needs; a courier that counts has the first ``chunks`` of the same.
         rounds: rounds in which each shard's tiles are divided, where shards take turns.
         per_round: tiles of each shard in a round, where not all rounds are alike but the last; None: as ``rounds``
             divide them.

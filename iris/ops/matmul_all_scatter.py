@@ -226,8 +226,8 @@ class _Call(OpCall):
     def decomposed(self) -> None:
         rank, world, engine, parts = self.ctx.rank, self.ctx.world_size, self.workspace.engine, self.decomposition()
         *others, last = self.chunks(self.problem.m)
-        parts.enter()
         with engine.running(last=lambda: self._send_all(last.first), announced=world > 1):
+            parts.enter()
             for rows in (*others, last):
                 columns = rows.of(self.output)
                 self.multiply(columns, rows.of(self.a), bias_of(rows, self.bias, self.bias_is))

@@ -244,11 +244,11 @@ class SumCall(OpCall):
 
     def reduction(self, plan: Plan, tiles_per_chunk: int = 1) -> Reduction:
         """Room for the tiles that others send and, for ``copy_engine``, for those that wait to be sent."""
-        world, per_shard = self.ctx.world_size, plan.tiles_per_shard(self.problem, self.config)
+        world = self.ctx.world_size
         summing, copying = self.config.algorithm == "atomic", self.config.algorithm == "copy_engine"
         dtype = accumulator_of(self.problem.dtype) if summing else output_dtype(self.problem.dtype)
         slots, tiles = tiles_sent(self.problem, self.config)
-        count, chunks = slots * tiles * self.config.tile_elements, -(-per_shard // tiles_per_chunk)
+        count, chunks = slots * tiles * self.config.tile_elements, -(-tiles // tiles_per_chunk)
         ours = self.workspace
         incoming = ours.staging[: count * dtype.itemsize].view(dtype)
         outgoing = ours.scratch("outgoing", count, dtype) if copying else None

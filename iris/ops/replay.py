@@ -143,7 +143,7 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         replays = ctx.kept(Replays, lambda: Replays(ctx.device))
         rounding = _rounding(getattr(output, "dtype", None))
         stream = torch.cuda.current_stream(ctx.device).cuda_stream
-        mode = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        mode = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _library()
         replays.run((stream, rounding, mode, key), lambda: op(*args, **kwargs))
         return cast("torch.Tensor", output)
 
@@ -158,6 +158,12 @@ def _applies(ctx: Iris) -> bool:
         and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
         and not torch.cuda.is_current_stream_capturing()
     )
+
+
+def _library() -> Hashable:
+    """Which of its libraries PyTorch is told to multiply with."""
+    preferred = getattr(torch.backends.cuda, "preferred_blas_library", None)
+    return None if preferred is None else preferred()
 
 
 def _rounding(dtype: torch.dtype | None) -> Hashable:
