@@ -7,17 +7,22 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, Way, trial, ways
-from ranks import BACKEND, Failure, Ranks, failure_of, fresh, worlds
+from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, trial, ways
+from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris.engine import CopyEngine
+from iris.mesh import _DATA, _frame
+from iris.ops import Problem, pick_config
+from iris.ops.choice import _settled
 from iris.ops.matmul_all_scatter import _Call
+from iris.ops.target import target_of
 
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 
@@ -211,3 +216,85 @@ def test_a_gpu_kernel_that_waits_for_copies_nobody_asks_for_any_more_ends_the_co
     ):
         engine.beside(kernel, copies)
     assert ctx.broke_off.called is copies.called is launched
+
+
+def interrupted_close() -> Failure:
+    """Rank 1 comes late to the end of the context, and rank 0, which waits there, gives up."""
+    ctx = iris.iris(1 << 20, timeout_s=20)
+    ctx.barrier()
+    if ctx.rank == 1:
+        time.sleep(1)
+        return failure_of(ctx.close)
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        return failure_of(ctx.close)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@TWO
+def test_an_interrupted_close_ends_at_once_and_tells_why(ranks: Ranks) -> None:
+    first, second = ranks.run(interrupted_close)
+    assert first.kind == "Late" and first.took_s < 0.9
+    assert second.kind == "PeerDied" and "rank 0 left with Late" in second.message
+
+
+def sends_and_does_not_read() -> Failure:
+    """Rank 1 sends its part of an exchange, and why it leaves, but takes nothing of what rank 0 sends."""
+    with fresh(timeout_s=1) as ctx:
+        mesh = ctx._mesh
+        failure = Failure()
+        if ctx.rank == 0:
+            failure = failure_of(lambda: mesh.exchange("late", bytes(64 << 20)))
+        else:
+            mesh.peers[0].setblocking(True)
+            mesh.peers[0].sendall(_frame(_DATA, "late", b""))
+            time.sleep(0.3)
+            mesh.say_why(ValueError("said"))
+            time.sleep(3)
+        ctx.broke_off(Late())
+    return failure
+
+
+@TWO
+def test_an_exchange_is_bounded_whatever_the_peer_sends(ranks: Ranks) -> None:
+    first, _ = ranks.run(sends_and_does_not_read)
+    assert first.kind in ("WaitTimeout", "PeerDied") and first.took_s < 2.5, first
+
+
+def auto_behind_a_full_heap() -> tuple[str, str]:
+    """What "auto" takes where all have just let go of most of the heap, and where they hold it."""
+    with fresh(4 << 20) as ctx:
+        output, a, b = ctx.empty(512, 64), torch.ones(512, 16), torch.ones(16, 64)
+        operands = output, a.to(ctx.device), b.to(ctx.device)
+        problem = Problem(ALL_REDUCE, 512, 64, 16, torch.float32, ctx.world_size, 2 * 512 * 64 * 4)
+        best = pick_config(problem, target_of(ctx)).algorithm
+        hold = ctx.empty(ctx.heap_largest_free_bytes - (16 << 10), dtype=torch.uint8)
+        del hold
+        ctx.ops.matmul_all_reduce(*operands)
+        return best, next(iter(_settled(ctx).values())).algorithm
+
+
+@TWO
+def test_auto_sees_memory_that_all_have_let_go_of(ranks: Ranks) -> None:
+    for best, taken in ranks.run(auto_behind_a_full_heap):
+        assert best == taken != "ring"
+
+
+def auto_of_one_program() -> float:
+    """The best algorithm needs two programs, and the caller has one."""
+    ctx = context()
+    one = trial(ctx, Way(SCATTER, "push"), (32, 16, 24), torch.float32, 3)
+
+    def picks(problem: Problem, target: Any, *named: str) -> Any:
+        return pick_config(problem, target, *(named or (() if "streams" in target.excluded else ("streams",))))
+
+    with mock.patch("iris.ops.choice.pick_config", picks):
+        ctx.ops.matmul_all_scatter(one.output, one.a, one.b, config=replace(SMALL, algorithm="auto", num_sms=1))
+    return one.excess()
+
+
+@TWO
+def test_auto_takes_what_the_given_programs_can_run(ranks: Ranks) -> None:
+    assert max(ranks.run(auto_of_one_program)) <= 1

@@ -24,6 +24,7 @@ import iris
 from iris import backends
 from iris.backends import gpu
 from iris.identity import identity
+from iris.membership import _index
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -494,3 +495,13 @@ def test_ranks_that_go_on_for_long_behind_a_failure_are_ended(env: pytest.Monkey
     with pytest.raises(iris.LaunchError, match=rf"{late}(.|\n)*ValueError: boom") as raised:
         iris.launch(stuck_behind_a_failure, 2, (600.0,))
     assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_a_device_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    found = [_index(device) for device in (2, "cuda:1", torch.device("cuda", 4), "cuda")]
+    assert found == [2, 1, 4, 3]
+    for device in ("cpu", "meta", "gpu", 1.5):
+        with pytest.raises(iris.ArgumentError, match=r"device: expected a GPU: its number, name or torch\.device"):
+            _index(device)

@@ -382,6 +382,7 @@ def tensors_to_send(seed: int) -> list[torch.Tensor]:
     dtypes = (torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.bool)
     complex_one = torch.complex(drawn, drawn + 1)
     odd = [drawn.t(), drawn[:, 1:4], torch.tensor(3.5), torch.zeros(0, 4), complex_one, complex_one.conj()]
+    odd += [drawn[:1, :1].expand(1, 1).T, torch.tensor(1.0).expand(1, 1)]
     return [drawn, *odd, complex_one.conj().imag, *(drawn.to(d) for d in dtypes)]
 
 
