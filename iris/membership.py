@@ -117,14 +117,17 @@ def number(rank: object) -> int:
 
 def _index(device: Any) -> int:
     """The number of a device, given as a number, a name or a torch.device: without one, the current GPU."""
-    expected, there = "a GPU: its number, name or torch.device", torch.cuda.is_available()
+    expected = "a GPU: its number, name or torch.device"
     try:
         found = torch.device("cuda", device) if type(device) is int else torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ArgumentError("iris", "device", expected, repr(device)) from error
+    if found.type == "cuda" and found.index is not None:
+        return found.index
+    there = found.type in ("cuda", "cpu") and torch.cuda.is_available()
     if found.type != "cuda" and (there or found.type != "cpu"):
         raise ArgumentError("iris", "device", expected, repr(device))
-    return found.index if found.index is not None else torch.cuda.current_device() if there else 0
+    return torch.cuda.current_device() if there else 0
 
 
 def _host() -> str:

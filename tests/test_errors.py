@@ -436,7 +436,9 @@ def late_signal() -> Failure:
 
     def work() -> None:
         with fresh(timeout_s=0.5) as ctx:
-            flag = ctx.zeros(1, dtype=torch.int32)
+            flag = ctx.full((1,), 2, dtype=torch.int32)
+            unanswered_kernel[(1,)](ctx.handle, flag)  # compiles
+            flag.zero_()
             ctx.barrier()
             if ctx.rank == 0:
                 unanswered_kernel[(1,)](ctx.handle, flag)
