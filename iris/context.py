@@ -6,7 +6,7 @@ import atexit
 import copy
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ from iris.errors import (
 from iris.heap import HeapTable, format_bytes
 from iris.identity import Identity
 from iris.leases import Lease, Leases
-from iris.live import Live
+from iris.live import OPEN, Live
 from iris.log import RankLogger
 from iris.membership import Group, global_ranks, identify, members, number
 from iris.mesh import Mesh, require_linux
@@ -50,9 +50,6 @@ LEAST_HEAP_BYTES = 1 << 16
 _LARGEST = 1 << 46
 """Bytes of a heap: more than any address space has for all ranks'."""
 MAX_RANKS = sync.MAX_RANKS.value
-
-_open_contexts: dict[Iris, None] = {}
-"""In the order in which they were made, in which all ranks close those that the program forgot."""
 
 
 def iris(
@@ -157,7 +154,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
             self._mesh.leave(error)
             raise
         self._open = True
-        _open_contexts[self] = None
+        OPEN[self] = self._release
 
     def _start(
         self, choice: backends.Choice, who: Identity, heap_size: int, timeout_s: float, first_timeout_s: float
@@ -555,7 +552,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
     def _release(self, error: BaseException | None) -> None:
         self._open = False
-        _open_contexts.pop(self, None)
+        OPEN.pop(self, None)
         try:
             if error is not None:  # before the device is waited for: its kernels may be waiting for peers
                 self._mesh.say_why(error)
@@ -611,22 +608,15 @@ def _choice(backend: str | None) -> backends.Choice:
     return backends.Choice(backend, "asked for by the caller")
 
 
-def open_contexts() -> set[Iris]:
-    """This process's."""
-    return set(_open_contexts)
-
-
-def abandon(contexts: Iterable[Iris], error: BaseException) -> None:
-    """Give up ``contexts`` that a function left open when it raised, as ``with`` would, and tell the peers."""
-    for context in contexts:
-        with suppress(Exception):  # what counts is the error that there is
-            context._release(error)
+def _open_contexts() -> list[Iris]:
+    """In the order in which they were made, in which all ranks close those that the program forgot."""
+    return [one for one in OPEN if isinstance(one, Iris)]
 
 
 def _leave_all() -> None:
     """At interpreter exit: close what the program forgot, telling the peers if it ends on an error."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    for context in list(_open_contexts):
+    for context in _open_contexts():
         if error is not None or context._failure is not None:
             context._release(error or context._failure)
             continue
@@ -639,9 +629,9 @@ def _leave_all() -> None:
 
 def _abandon_all() -> None:
     """In a forked child: close inherited sockets, so that the parent's death stays visible to its peers."""
-    for context in list(_open_contexts):
+    for context in _open_contexts():
         context._mesh.abandon()
-    _open_contexts.clear()
+    OPEN.clear()
 
 
 atexit.register(_leave_all)

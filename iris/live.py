@@ -1,7 +1,9 @@
-"""Objects that cannot be duplicated, as the context and what belongs to it."""
+"""Objects that cannot be duplicated, as the context and what belongs to it; and which of these are open."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from iris.errors import ContextError
@@ -24,3 +26,14 @@ class Live:
             f"an {type(self).__name__} cannot be pickled: its memory and peers are those of this process. Save a "
             "module's state_dict(), not the module."
         )
+
+
+OPEN: dict[Live, Callable[[BaseException], None]] = {}
+"""What is open in this process, and how to give it up for an error, of which the peers are told."""
+
+
+def give_up(before: set[Live], error: BaseException) -> None:
+    """Give up what a function has opened since ``before``, and left open when it raised, as ``with`` would."""
+    for one in OPEN.keys() - before:
+        with suppress(Exception):  # what counts is the error that there is
+            OPEN[one](error)

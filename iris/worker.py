@@ -11,8 +11,8 @@ import threading
 import traceback
 from multiprocessing.reduction import ForkingPickler
 
-from iris.context import abandon, open_contexts
 from iris.errors import LaunchError
+from iris.live import OPEN, give_up
 
 INTERPRET = "TRITON_INTERPRET"
 FAREWELL = b""
@@ -80,17 +80,17 @@ def _answer(call: bytes) -> tuple[str, bytes]:
     except Exception as error:  # noqa: BLE001 (unpickling runs any code)
         text = _NOT_HERE.format(described(error))
         return f"{traceback.format_exc()}{text}", pickle.dumps(LaunchError(text))
-    before = open_contexts()
+    before = set(OPEN)
     try:
         value = fn(*args)
     except SystemExit as left:  # as a script that returns from its end, and under torchrun
         if left.code not in (None, 0):
-            abandon(open_contexts() - before, left)
+            give_up(before, left)
             raise
         value = None
     except Exception as error:  # noqa: BLE001 (whatever a rank raises is sent back)
         trace, sent = traceback.format_exc(), _portable(error)
-        abandon(open_contexts() - before, error)
+        give_up(before, error)
         return trace, sent
     try:
         return "", pickle.dumps(value)  # ForkingPickler would move a tensor that the rank keeps into other memory

@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": {"errors"},
     "leases": {"errors", "heap"},
     "mesh": {"errors"},
-    "worker": {"errors"},
+    "worker": {"errors", "live"},
     "identity": {"errors"},
     "launch": {"errors", "identity", "worker"},
     "membership": {"errors", "identity"},
