@@ -16,6 +16,8 @@ Tests that run on GPUs carry the marker ``gpu`` there.
 from __future__ import annotations
 
 import os
+import random
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -167,3 +169,16 @@ def iris_sockets() -> set[str]:
     """Names of abstract sockets of Iris that some process has bound."""
     names = (line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     return {name for name in names if name.startswith("@iris-")}
+
+
+def free_port() -> int:
+    """One that neither another worker of pytest's takes, nor the system for a connection, before it is used."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    for port in random.sample(range(10000 + 1000 * worker, 11000 + 1000 * worker), 1000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no port is free")

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, cast
 import pytest
 import torch
 from doc_scripts import run_together
-from ranks import NAMES_SHARED_MEMORY
+from ranks import NAMES_SHARED_MEMORY, free_port
 
 import iris
 from iris.bench.cases.operands import problem_of
@@ -257,9 +256,7 @@ def test_a_whole_script_runs(text: str, tmp_path: Path) -> None:
 
 def run_under_torchrun(script: Path, num_ranks: int) -> list[tuple[int, str]]:
     """Run ``script`` as each of some simulated ranks, with the variables that torchrun sets. Exit codes and output."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     env = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")} | address
     env |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "CUDA_VISIBLE_DEVICES": ""}
     env |= {"IRIS_BACKEND": "sim", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
@@ -283,9 +280,7 @@ def test_a_page_runs_under_mpirun_as_it_says(tmp_path: Path) -> None:
         pytest.skip("mpirun.openmpi is not installed")
     (command,) = re.findall(r"^```sh\n(.*?mpirun.*?)^```", SERVING, re.DOTALL | re.MULTILINE)
     command = command.replace("mpirun", "mpirun.openmpi --allow-run-as-root --oversubscribe")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        command = command.replace("29500", str(free.getsockname()[1]))
+    command = command.replace("29500", str(free_port()))
     (tmp_path / "serve.py").write_text("\n\n".join(python_blocks(ROOT / "docs" / "serving.md")))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -8,7 +8,6 @@ import os
 import re
 import runpy
 import shutil
-import socket
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -20,7 +19,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ranks import BACKEND, NAMES_SHARED_MEMORY, Ranks, worlds
+from ranks import BACKEND, NAMES_SHARED_MEMORY, Ranks, free_port, worlds
 
 import iris
 from iris import ops
@@ -550,12 +549,6 @@ def assert_reference(printed: str, file: Path) -> None:
     record = json.loads(file.read_text())
     assert record["success"] is True and record["world_size"] == 2
     assert all(record[part]["ms"] > 0 for part in ("matmul", "communication", "total"))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)

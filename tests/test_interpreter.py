@@ -133,7 +133,7 @@ def test_an_argument_that_no_compiler_takes_is_refused_as_on_a_gpu(ranks: Ranks)
         assert failure.kind == "TypeError" and total == 0
         assert re.search(rf"failed to specialize argument of type: ([\w.]+\.)?{kind}\b", failure.message)
     assert outcomes[-1][0].message.startswith("taking_a_handle_kernel: argument handle: ")
-    assert outcomes[-1][0].message.endswith("Of a context pass ctx.handle")
+    assert outcomes[-1][0].message.endswith("Of a context pass ctx.handle, or as heap_bases ctx.heap_bases")
 
 
 @ONE
@@ -404,13 +404,17 @@ def causes() -> list[str]:
                 words = [code.value, 0, 0, 1, 0, 4, 2, 10**9] + [0] * 8
                 mesh = SimpleNamespace(dead_ranks=lambda: {2}, death=lambda rank, tag, said=said: said)
                 with mock.patch.multiple(ctx, _status_view=words, _mesh=mesh):
-                    found.append(str(ctx._describe_status()).partition(":")[2][:18] or str(said))
+                    found.append(str(ctx._describe_status()))
     return found
 
 
 @ONE
 def test_what_a_rank_has_seen_itself_counts_more_than_the_same_from_another(ranks: Ranks) -> None:
-    assert ranks.run(causes) == [[" rank 0 waited 1.0", "said of 2", "dead", "said of 1", "said of 2", "dead"]]
+    """And is added to what tells of others."""
+    ((same, other, dead, *relayed),) = ranks.run(causes)
+    assert same.startswith("a user kernel: rank 0 waited 1.0 s for rank 1: ")
+    assert other == f"said of 2 On this rank: {same}" and dead == f"dead On this rank: {same}"
+    assert relayed == ["said of 1", "said of 2", "dead"]
 
 
 # -- threads ------------------------------------------------------------------------------------------------
