@@ -454,7 +454,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         except RankMismatch:
             raise  # every rank has heard all others
         except WaitTimeout as error:
-            raise self._failed(self._said_by_kernels(error)) from None
+            raise self._failed(gave_up(self._watcher.told(), error, self.rank)) from None
         except PeerDied as error:
             raise self._failed(error) from None
         except BaseException as error:  # Ctrl-C: what peers have sent, or still send, would answer a later call
@@ -509,14 +509,6 @@ class Iris(Live, SymmetricTensors, RankLogger):
             return own
         return type(said)(f"{said} On this rank: {own}", said.ranks)
 
-    def _said_by_kernels(self, late: WaitTimeout) -> WaitTimeout:
-        """``late``, or what a kernel of another rank has told this one's before."""
-        try:
-            told = self._backend.peek(self._control.offset + sync.ABORT_WORD.value)
-        except RuntimeError:  # CUDA has failed
-            return late
-        return gave_up(told, late, self.rank)
-
     def _require_open(self, op: str) -> None:
         if self._pid != os.getpid():
             raise ContextError(
@@ -556,9 +548,8 @@ class Iris(Live, SymmetricTensors, RankLogger):
         try:
             if error is not None:  # before the device is waited for: its kernels may be waiting for peers
                 self._mesh.say_why(error)
-                code = sync.abort_code(self.rank, self.rank)
                 with suppress(RuntimeError):  # CUDA has failed: then there are none
-                    self._backend.poke(self._control.offset + sync.ABORT_WORD.value, code)
+                    self._watcher.tell(self.rank)
             self._watcher.stop()
             self._workspaces.clear()
             self._group_tensors.clear()

@@ -124,10 +124,11 @@ def _index(device: Any) -> int:
         raise ArgumentError("iris", "device", expected, repr(device)) from error
     if found.type == "cuda" and found.index is not None:
         return found.index
-    there = found.type in ("cuda", "cpu") and torch.cuda.is_available()
-    if found.type != "cuda" and (there or found.type != "cpu"):
+    if found.type == "cuda" and torch.cuda.is_available():
+        return torch.cuda.current_device()
+    if found.type != "cuda" and (found.type != "cpu" or torch.cuda.is_available()):
         raise ArgumentError("iris", "device", expected, repr(device))
-    return torch.cuda.current_device() if there else 0
+    return 0  # simulated
 
 
 def _host() -> str:

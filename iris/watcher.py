@@ -27,17 +27,20 @@ class Watcher:
             dead = self._mesh.dead_ranks()
             if dead:
                 self.saw_death = True
-                code = sync.abort_code(self._mesh.rank, min(dead))
-                if not self._told():  # what a kernel has said is kept: it may be why the peer has gone
-                    self._backend.poke(self._control + sync.ABORT_WORD.value, code)
+                if not self.told():  # what a kernel has said is kept: it may be why the peer has gone
+                    self.tell(min(dead))
                 return
 
-    def _told(self) -> bool:
-        """Whether kernels have been told to stop already."""
+    def tell(self, peer: int) -> None:
+        """Have this rank's kernels that wait give up, because of ``peer``."""
+        self._backend.poke(self._control + sync.ABORT_WORD.value, sync.abort_code(self._mesh.rank, peer))
+
+    def told(self) -> int:
+        """What has this rank's kernels give up (:func:`iris.device.sync.abort_code`); 0 if nothing has."""
         try:
-            return bool(self._backend.peek(self._control + sync.ABORT_WORD.value))
+            return self._backend.peek(self._control + sync.ABORT_WORD.value)
         except RuntimeError:  # CUDA has failed
-            return False
+            return 0
 
     def stop(self) -> None:
         self._stop.set()

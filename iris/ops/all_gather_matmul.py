@@ -249,9 +249,8 @@ class _Call(OpCall):
             self._multiply_rows(own, Rows(rank * rows, rows))
         cuts = [[Rows(0, rows)]] * (world - 1) + [chunks]
         self._put(own, cuts)
-        for group in arriving_groups(rank, world, self.config.owners_per_matmul if len(chunks) == 1 else 1):
-            last = group[-1] == (rank - 1) % world
-            for chunk, part in enumerate(chunks if last else [Rows(0, rows)]):
+        for group in arriving_groups(rank, world, self.config.owners(len(chunks))):
+            for chunk, part in enumerate(cuts[(group[-1] - rank) % world]):
                 with parts.engine.lane(next(lane)):
                     for owner in group:
                         parts.wait_arrival(owner * len(chunks) + chunk, owner)

@@ -190,8 +190,6 @@ _ONLY_MEASURED: dict[str, dict[str, tuple[Fields, ...]]] = {
 """What only a measurement chooses. The library's matmul is mostly as fast as Iris's, but with few rows it takes up to
 1.9 times as long where it takes the wrong tile, which no figure of the hardware's tells."""
 
-MOVING = ("hbm_buffer", "split", "streams")
-"""Algorithms some of whose programs only move data, so that there are two at least."""
 LIBRARY = ("decomposed", "ring", "low_latency", "low_latency_two_shot", "baseline")
 """Algorithms whose matmul is the library's, unless ``own_matmul`` is set."""
 
@@ -286,6 +284,11 @@ def candidates(
             yield plain
 
 
+def only_moving(config: FusedConfig) -> int:
+    """How many programs, at least, only move data."""
+    return config.comm_sms or (1 if config.algorithm in ("hbm_buffer", "split", "streams") else 0)
+
+
 def has_no_tile(config: FusedConfig) -> bool:
     """Whether the tile plays no part, as the matmul is the library's."""
     return config.algorithm in LIBRARY and not config.own_matmul
@@ -323,7 +326,7 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         return f"{algorithm} is excluded"
     if programs > target.num_sms:
         return f"{programs} programs on {target.num_sms} SMs"
-    moving = config.comm_sms or (1 if algorithm in MOVING else 0)
+    moving = only_moving(config)
     if moving >= programs:
         return f"{moving} of {programs} programs would only move data"
     if (config.first_stage_fetch_sms or 0) > programs:

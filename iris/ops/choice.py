@@ -11,7 +11,7 @@ import torch
 
 from iris.context import Iris
 from iris.errors import ArgumentError
-from iris.ops.candidates import LIBRARY, MOVING, has_no_tile, obstacle
+from iris.ops.candidates import LIBRARY, has_no_tile, obstacle, only_moving
 from iris.ops.config import FusedConfig
 from iris.ops.operands import BIAS_KINDS, place_of
 from iris.ops.pick import can_run, pick_config
@@ -179,19 +179,17 @@ def _that_fits(
     def completed(picked: FusedConfig) -> FusedConfig:
         return picked if given is None else replace(given, algorithm=picked.algorithm)
 
-    def has_programs(config: FusedConfig) -> bool:
-        return config.algorithm not in MOVING or (config.num_sms or ctx.num_sms) > 1
-
     picked, too_large = first, None
     excluded: tuple[str, ...] = ()
     while problem.world_size > 1:
-        if picked.algorithm in may and has_programs(completed(picked)):
-            if has_memory(ctx, problem, completed(picked), workspace):
+        config = completed(picked)
+        if picked.algorithm in may and only_moving(config) < (config.num_sms or ctx.num_sms):
+            fits = has_memory(ctx, problem, config, workspace)
+            if not fits and too_large is None and workspace is None:
+                ctx.collect(problem.op)  # what all have let go of since may be enough
+                fits = has_memory(ctx, problem, config, workspace)
+            if fits:
                 break
-            if too_large is None and workspace is None:  # what all have let go of since may be enough
-                ctx.collect(problem.op)
-                if has_memory(ctx, problem, completed(picked), workspace):
-                    break
             too_large = too_large or picked
         excluded += (picked.algorithm,)
         if not can_run(problem, target_of(ctx, excluded)):

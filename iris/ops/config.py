@@ -203,6 +203,10 @@ class FusedConfig:
                 given_up["first_stage_fetch_sms"] = None
         return replace(self, **{**given_up, **values})
 
+    def owners(self, chunks: int) -> int:
+        """Of how many ranks one matmul computes the rows, where each rank's are cut in so many chunks."""
+        return self.owners_per_matmul if chunks == 1 else 1
+
     def movers(self, op: str, num_sms: int) -> int:
         """Programs that only move data, for an algorithm that has such: ``comm_sms``, or few of all that are launched.
 

@@ -309,7 +309,7 @@ class SumCall(OpCall):
         landings = parts.landings(len(chunks))
         incoming = self.workspace.staged(world * rows, n, self.output.dtype)
         product = self.workspace.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
-        groups = owner_groups(rank, world, self.config.owners_per_matmul if len(chunks) == 1 else 1)
+        groups = owner_groups(rank, world, self.config.owners(len(chunks)))
 
         def owned(owner: int, chunk: int) -> Rows:
             """The rows of a chunk, of which the last ranks may have fewer, or none."""

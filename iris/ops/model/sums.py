@@ -173,7 +173,7 @@ def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, f
     computed = sent = landed = 0.0
     summed_at, crowded = summing_step(world, everywhere=everywhere), _beside_copies(call)
     shares = call.shares(call.problem.m // world or 1)
-    groups = owner_groups(0, world, call.config.owners_per_matmul if len(shares) == 1 else 1)
+    groups = owner_groups(0, world, call.config.owners(len(shares)))
     for chunk, share in enumerate(shares):
         part, before = share / world, landed
         for step, group in enumerate(groups, 1):
