@@ -71,9 +71,10 @@ class Emulated(iris.Iris):
         self._kept: dict[Hashable, Any] = {}
 
     def turn(self, regions: Sequence[Region]) -> None:
-        """Take these ``regions`` from now on."""
+        """Take these ``regions`` from now on: the copy engine the first that it finds, kernels one of the last few."""
         self.regions = list(regions)
-        table = [self.world_size, *(number for one in regions for number in (*one.span, one.stride))]
+        known = regions[-_REGIONS.value :]
+        table = [self.world_size, *(number for one in known for number in (*one.span, one.stride))]
         self._heap_bases[_TABLE.value :][: len(table)] = torch.tensor(table)
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:

@@ -33,7 +33,7 @@ from iris.ops.config import EXCHANGING
 from iris.ops.hardware import floor_s, hardware
 from iris.ops.model import predict_ms
 from iris.ops.room import exchanged_blocks, memory_of, sent_in_words, tiles_sent
-from iris.ops.rows import MAX_CHUNKS, chunks_of
+from iris.ops.rows import MAX_CHUNKS, Rows, chunks_of
 from iris.ops.target import target_of
 from iris.ops.tuned import changed_fields
 from iris.ops.workspace import FusedWorkspace
@@ -52,10 +52,16 @@ mirror()
 
 class Mirrored(Operands):
     """Operands of rank 0 on both processes. Every rank's are the same; where its rows of a sum go to rank j,
-    ``turned``: rank r's A begins r parts further up."""
+    ``turned``: so many rows of each rank's lie together, and of these rank r's begin r ranks' further up."""
 
     def __init__(
-        self, ctx: Emulated, op: str, sizes: tuple[int, int, int], dtype: torch.dtype, gather_dim: int, turned: bool
+        self,
+        ctx: Emulated,
+        op: str,
+        sizes: tuple[int, int, int],
+        dtype: torch.dtype,
+        gather_dim: int,
+        turned: tuple[int, ...],
     ) -> None:
         self.turned = turned
         super().__init__(ctx, op, sizes, dtype, gather_dim)
@@ -63,7 +69,8 @@ class Mirrored(Operands):
     def _random(self, which: int, rank: int, decoy: bool = False) -> torch.Tensor:
         drawn = super()._random(which, 0, decoy)
         if which == 0 and self.turned:
-            return drawn.roll(rank * (self.m // self.ctx.world_size), dims=0)
+            parts = drawn.split([rows * self.ctx.world_size for rows in self.turned])
+            return torch.cat([part.roll(rank * rows, dims=0) for part, rows in zip(parts, self.turned, strict=True)])
         return drawn
 
 
@@ -72,8 +79,14 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
     problem, algorithm, world = operands.problem, config.algorithm, operands.problem.world_size
     m, n, k, item = problem.m, problem.n, problem.k, operands.output.element_size()
     rows = -(-m // world)
-    part, flags = Region(workspace.staging, rows * n * item), 0
+    part, flags, copied = Region(workspace.staging, rows * n * item), 0, list[Region]()
     output = Region(operands.output, rows * n * item if problem.op == ALL_REDUCE else 0)
+    if problem.op == ALL_REDUCE and algorithm == "decomposed":
+        chunks = owned_chunks(config, rows)
+        copied = [
+            Region(operands.output[world * one.first :][: world * one.count], one.count * n * item) for one in chunks
+        ]
+        output = Region(operands.output, chunks[-1].count * n * item)
     if problem.op == SCATTER:
         part, output = Region(workspace.staging, 0), Region(operands.output, n * item, n * world * item)
     if problem.op == GATHER:
@@ -81,7 +94,7 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
         by_rows = problem.gather_dim == 0
         part = Region(workspace.staging, rows * k * item if by_rows else k // world * item, 0 if by_rows else k * item)
         together = algorithm == "baseline" or (algorithm == "decomposed" and not by_rows)
-        flags = FLAG if together else FLAG * num_chunks(config, operands.a.shape[0])
+        flags = FLAG if together else FLAG * len(owned_chunks(config, operands.a.shape[0]))
         if algorithm == "push" and config.comm_sms is not None:
             flags = FLAG * num_pieces(config, *operands.a.shape)
     if algorithm in EXCHANGING:
@@ -106,18 +119,18 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
             if algorithm != "copy_engine":
                 output = Region(operands.output, 0)
         elif algorithm == "ring":
-            flags = FLAG * num_chunks(config, rows)
+            flags = FLAG * len(owned_chunks(config, rows))
         else:
             flags = FLAG
     turnstiles = workspace.turnstile.untyped_storage()
     both = torch.empty(0, dtype=torch.uint8, device=operands.output.device).set_(turnstiles)
-    return [part, output, Region(workspace.ready, flags), Region(both, FLAG)]
+    return [*copied, part, output, Region(workspace.ready, flags), Region(both, FLAG)]
 
 
-def num_chunks(config: FusedConfig, rows: int) -> int:
-    """Chunks in which ``rows`` travel, each with a flag."""
+def owned_chunks(config: FusedConfig, rows: int) -> list[Rows]:
+    """Chunks in which a rank's ``rows`` travel, each with a flag."""
     growth = config.chunk_growth if config.algorithm == "decomposed" else 1.0
-    return len(chunks_of(rows, config.num_chunks, config.block_size_m, growth))
+    return chunks_of(rows, config.num_chunks, config.block_size_m, growth)
 
 
 def num_pieces(config: FusedConfig, rows: int, cols: int) -> int:
@@ -157,7 +170,11 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
         state.skip(f"{op} has no algorithm {algorithm}")
     picked = pick_config(problem, target, None if algorithm in ("auto", MATMUL) else algorithm)
     config = with_options(op, picked, fields)
-    turned = op == REDUCE_SCATTER or (op == ALL_REDUCE and config.algorithm not in ONE_HOP)
+    turned: tuple[int, ...] = ()
+    if op == REDUCE_SCATTER or (op == ALL_REDUCE and config.algorithm not in ONE_HOP):
+        turned = (sizes[0] // world,)
+        if op == ALL_REDUCE and config.algorithm == "decomposed":
+            turned = tuple(chunk.count for chunk in owned_chunks(config, sizes[0] // world))
 
     bases = [ctx._backend.bases[ctx.rank], *[ctx._backend.bases[1 - ctx.rank]] * (world - 1)]
     plain, one = Emulated(ctx, bases), Emulated(ctx, bases)
@@ -172,7 +189,7 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
     if known is not None:
         state.set_predicted(predict_ms(problem, config, known) / 1e3)
     places = regions(operands, config, memory_of(one, problem, config, None), ctx.num_sms)
-    if any(place.stride % VECTOR for place in places[:2]):
+    if any(place.stride % VECTOR for place in places[:-2]):
         state.skip(f"ranks' places are no multiple of {VECTOR} bytes apart")
     one.turn(places)
     options: dict[str, Any] = {"gather_dim": gather_dim} if op == GATHER else {}

@@ -139,4 +139,22 @@ def test_a_matmul_for_several_owners(ranks: Ranks, way: Way, seed: int) -> None:
             found[rank, m] = counts
     assert any(len(counts) < world for counts in found.values())
     chunked = ranks.run(multiplied, way, {"owners_per_matmul": 2, "num_chunks": 2}, 160, seed)
-    assert all(excess <= 1 and len(counts) == 2 * world for counts, excess in chunked)
+    assert all(excess <= 1 for _, excess in chunked)
+    if scattered:  # 160 rows of each rank's, its chunks apart
+        assert all(len(counts) == 2 * world for counts, _ in chunked)
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 4), indirect=True)
+def test_a_matmul_for_several_owners_of_a_chunk(ranks: Ranks, seed: int) -> None:
+    """Of an all-reduce: the ranks' rows of a chunk lie together, and of a short one more ranks' are multiplied."""
+    world = ranks.world_size
+    rows, options = 96, {"owners_per_matmul": 2, "num_chunks": 2, "chunk_growth": 0.5, "block_size_m": 16}
+    first, last = (chunk.count for chunk in chunks_of(rows, 2, 16, 0.5))
+    assert first == 2 * last
+    m = rows * world - 1  # the last rank has one row less
+    for rank, (counts, excess) in enumerate(ranks.run(multiplied, Way(ALL_REDUCE, "decomposed"), options, m, seed)):
+        assert excess <= 1
+        groups = [owner_groups(rank, world, size) for size in (2, 4)]
+        lengths = [[count * len(group) for group in one] for count, one in zip((first, last), groups, strict=True)]
+        lengths[1] = [count - (world - 1 in group) for count, group in zip(lengths[1], groups[1], strict=True)]
+        assert counts == lengths[0] + lengths[1]

@@ -249,7 +249,7 @@ class _Call(OpCall):
             self._multiply_rows(own, Rows(rank * rows, rows))
         cuts = [[Rows(0, rows)]] * (world - 1) + [chunks]
         self._put(own, cuts)
-        for group in arriving_groups(rank, world, self.config.owners(len(chunks))):
+        for group in arriving_groups(rank, world, self.config.owners(chunks)):
             for chunk, part in enumerate(cuts[(group[-1] - rank) % world]):
                 with parts.engine.lane(next(lane)):
                     for owner in group:

@@ -167,7 +167,12 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul_all_reduce": {
         "two_shot": _rounds(1, 2, 4, 8),
         "decomposed": tuple(
-            {**fields, "comm_block_m": 32, "comm_block_n": 128} for fields in (*_chunks(1, 2, 4), *_owners(2, 4))
+            {**fields, "comm_block_m": 32, "comm_block_n": 128}
+            for fields in (
+                *_chunks(1, 2, 4),
+                *_owners(2, 4),
+                *({"num_chunks": count, "owners_per_matmul": 2} for count in (2, 4)),
+            )
         ),
         "ring": _chunks(2),
         "copy_engine": _chunks(1, 2, 4),
@@ -342,8 +347,10 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         and (problem.gather_dim == 1 or problem.world_size < 3)
     ):
         return f"{config.num_rounds} rounds, where no two other ranks' rows take turns"
-    if config.owners_per_matmul > 1 and (config.num_chunks > 1 or config.owners_per_matmul >= problem.world_size):
-        return f"rows of {config.owners_per_matmul} of {problem.world_size} ranks in {config.num_chunks} chunks"
+    if config.owners_per_matmul > 1 and config.num_chunks > 1 and problem.op != "matmul_all_reduce":
+        return f"rows of {config.owners_per_matmul} ranks in {config.num_chunks} chunks"
+    if config.owners_per_matmul > (problem.world_size if config.num_chunks > 1 else max(1, problem.world_size - 1)):
+        return f"rows of {config.owners_per_matmul} of {problem.world_size} ranks"
     if problem.op == "all_gather_matmul" and config.owners_per_matmul > 1 and problem.gather_dim == 1:
         return f"rows of {config.owners_per_matmul} ranks, where each has columns"
     if problem.op == "matmul_all_reduce" and algorithm == "copy_engine" and problem.m % problem.world_size:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
 from iris.errors import ArgumentError
+from iris.ops.rows import Rows
 
 LAYOUTS = ("k_contiguous", "m_contiguous")
 """How A is staged: row by row, or column by column."""
@@ -83,9 +84,9 @@ class FusedConfig:
             in gathers, more than 64 count as 64.
         chunk_growth: with ``decomposed``, each chunk is so many times as long as the one before, from 1/16 to 16. Above
             1 the first is short, for where what travels takes longer than the matmul; below 1 the last.
-        owners_per_matmul: with ``decomposed`` of sums and of gathers of rows, in one chunk: of how many ranks one
-            matmul computes the rows. More than 1 is for where those of one fill the device badly; a sum then sends
-            later, a gather waits for more.
+        owners_per_matmul: with ``decomposed`` of all-reduce, and in one chunk of reduce-scatter and of gathers of rows:
+            of how many ranks one matmul computes the rows; of shorter chunks than the first, of as many more. More
+            than 1 is for where those of one fill the device badly; a sum then sends later, a gather waits for more.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
         two_tiles: with ``stream_k``, split one to two tiles' worth per program. False, mostly faster, splits less than
             one.
@@ -203,9 +204,15 @@ class FusedConfig:
                 given_up["first_stage_fetch_sms"] = None
         return replace(self, **{**given_up, **values})
 
-    def owners(self, chunks: int) -> int:
-        """Of how many ranks one matmul computes the rows, where each rank's are cut in so many chunks."""
-        return self.owners_per_matmul if chunks == 1 else 1
+    def owners(self, chunks: Sequence[Rows], chunk: int = 0, *, everywhere: bool = False) -> int:
+        """Of how many ranks one matmul computes the rows of a chunk, ``chunks`` being each rank's. Of several chunks,
+        only those of sums that go ``everywhere`` have several ranks' rows side by side; those of shorter ones are of
+        more ranks, so that their matmuls are as long as the first chunk's."""
+        if len(chunks) == 1:
+            return self.owners_per_matmul
+        if not everywhere:
+            return 1
+        return -(-self.owners_per_matmul * chunks[0].count // chunks[chunk].count)
 
     def movers(self, op: str, num_sms: int) -> int:
         """Programs that only move data, for an algorithm that has such: ``comm_sms``, or few of all that are launched.

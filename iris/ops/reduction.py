@@ -57,7 +57,7 @@ from iris.ops.local_matmul import add_product
 from iris.ops.matmul import Plan, accumulator_of
 from iris.ops.problem import output_dtype
 from iris.ops.room import tiles_sent
-from iris.ops.rows import Rows, chunks_of, owner_groups, summing_step
+from iris.ops.rows import Rows, chunks_of, owned_from, owner_groups, summing_step
 
 _SUM_PROGRAMS = 4
 """Programs per SM of a kernel that only sums: enough loads at a time to keep the memory busy."""
@@ -163,14 +163,13 @@ class Reduction:
 
 @triton.jit
 def _sum_rows(
-    handle, own, partial, output, bias_ptr, first, row_end, N, rows_per_rank, LANDED: tl.constexpr,
+    handle, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank, LANDED: tl.constexpr,
     EVERYWHERE: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows ``first`` to ``row_end``, which this rank owns, of the sum of all ranks' products; see :func:`sum_kernel`.
     ``WHOLE``: the output has the rows of all ranks."""
     me, world = handles.rank(handle), handles.world_size(handle)
-    top = me * rows_per_rank
     across = tl.cdiv(N, BLOCK_N)
     for block in range(tl.program_id(0), tl.cdiv(max(row_end - first, 0), BLOCK_M) * across, tl.num_programs(0)):
         rows = first + block // across * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -194,9 +193,9 @@ def _sum_rows(
             tl.store(tile_pointers(output, output.ptr, tile.rows, cols), value, mask=tile_mask(tile))
 
 
-@triton.jit(do_not_specialize=["chunk", "first", "row_end"])
+@triton.jit(do_not_specialize=["chunk", "top", "first", "row_end"])
 def sum_kernel(
-    handle, turnstile, ready, sent, chunk, own, partial, output, bias_ptr, first, row_end, N, rows_per_rank,
+    handle, turnstile, ready, sent, chunk, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank,
     SITE: tl.constexpr, LANDED: tl.constexpr, EVERYWHERE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -204,8 +203,9 @@ def sum_kernel(
     in rank order from the own one on.
 
     ``own`` is this rank's product of all rows, ``partial`` every rank's, or, once they have ``LANDED``, the others'
-    parts for this rank, one below the other, as ``chunk``; see :func:`wait_landed`. ``EVERYWHERE``: the sum is stored
-    into every rank's output, at the same rows, else into the own.
+    parts for this rank, one below the other, as ``chunk``; see :func:`wait_landed`. ``top``: the row that such a part,
+    or an output that has no others, begins with. ``EVERYWHERE``: the sum is stored into every rank's output, at the
+    same rows, else into the own.
     """
     if LANDED:
         epoch = coming_epoch(turnstile)
@@ -214,21 +214,21 @@ def sum_kernel(
         epoch = enter(turnstile, handle)
         wait_all_entered(turnstile, epoch, handle, SITE)
     _sum_rows(
-        handle, own, partial, output, bias_ptr, first, row_end, N, rows_per_rank, LANDED, EVERYWHERE, EVERYWHERE, BIAS,
-        ACC_DTYPE, BLOCK_M, BLOCK_N,
+        handle, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank, LANDED, EVERYWHERE, EVERYWHERE,
+        BIAS, ACC_DTYPE, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     leave(turnstile, epoch, handle, SITE)
 
 
-@triton.jit(do_not_specialize=["first", "row_end"])
+@triton.jit(do_not_specialize=["top", "first", "row_end"])
 def sum_chunk_kernel(
-    handle, own, partial, output, bias_ptr, first, row_end, N, rows_per_rank, WHOLE: tl.constexpr, BIAS: tl.constexpr,
-    ACC_DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    handle, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank, WHOLE: tl.constexpr,
+    BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What :func:`sum_kernel` sums of parts that have landed before it runs, into the own output."""
     _sum_rows(
-        handle, own, partial, output, bias_ptr, first, row_end, N, rows_per_rank, True, False, WHOLE, BIAS, ACC_DTYPE,
-        BLOCK_M, BLOCK_N,
+        handle, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank, True, False, WHOLE, BIAS,
+        ACC_DTYPE, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
 
@@ -302,18 +302,17 @@ class SumCall(OpCall):
 
     def sum_by_chunks(self, chunks: list[Rows], *, everywhere: bool) -> None:
         """The product by ``chunks`` of each rank's rows, put to the rank that owns them, which sums what has come
-        beside the copies of the next chunk. One chunk alone is computed for ``owners_per_matmul`` ranks at a time.
-        ``everywhere``: sums go to all ranks, too."""
+        beside the copies of the next chunk. A matmul computes the rows of ``owners_per_matmul`` ranks, where these are
+        neighbours. ``everywhere``: sums go to all ranks, too, and so any rank may own any rows."""
         m, n, rank, world, rows = self.problem.m, self.problem.n, self.ctx.rank, self.ctx.world_size, self.rows_per_rank
         engine, parts = self.workspace.engine, self.decomposition()
         landings = parts.landings(len(chunks))
         incoming = self.workspace.staged(world * rows, n, self.output.dtype)
         product = self.workspace.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
-        groups = owner_groups(rank, world, self.config.owners(len(chunks)))
 
         def owned(owner: int, chunk: int) -> Rows:
             """The rows of a chunk, of which the last ranks may have fewer, or none."""
-            first = owner * rows + chunks[chunk].first
+            first = owned_from(chunks[chunk], owner, rows, world, everywhere=everywhere)
             return Rows(first, min(chunks[chunk].count, m - first))
 
         def compute(group: list[int], chunk: int) -> None:
@@ -336,7 +335,7 @@ class SumCall(OpCall):
             landings[chunk].wait()
             if those.count <= 0:
                 return
-            self.sum_chunk(product, incoming, those, whole=everywhere)
+            self.sum_chunk(product, incoming, those, those.first - chunks[chunk].first, whole=everywhere)
             if everywhere:
                 engine.follow()
                 for step in range(1, world):
@@ -344,17 +343,18 @@ class SumCall(OpCall):
 
         def finish() -> None:
             mine = owned(rank, len(chunks) - 1)
-            self.sum(product, incoming, landing=landings[-1], everywhere=everywhere, rows=mine)
+            top = mine.first - chunks[-1].first
+            self.sum(product, incoming, mine, top, landing=landings[-1], everywhere=everywhere)
 
         # A peer whose part has come has entered the call: its output may be written. Sums that are copied to peers must
         # be there before any rank leaves.
         behind = everywhere and len(chunks) > 1
-        summed_at = summing_step(world, everywhere=everywhere)
         with engine.running(last=finish if behind else None):
             for chunk in range(len(chunks)):
+                groups = owner_groups(rank, world, self.config.owners(chunks, chunk, everywhere=everywhere))
                 for step, group in enumerate(groups, 1):
                     compute(group, chunk)
-                    if chunk > 0 and step == summed_at:
+                    if chunk > 0 and step == summing_step(len(groups), everywhere=everywhere):
                         finish_chunk(chunk - 1)
                 landings[chunk].copied_all()
             if not behind:
@@ -378,35 +378,36 @@ class SumCall(OpCall):
         """The product, then the collective: what the fused algorithms are measured against."""
         product = self.workspace.staged(self.problem.m, self.problem.n, self.output.dtype)
         self.multiply(product, self.a)
-        self.sum(product, product, everywhere=everywhere)
+        top = self.ctx.rank * self.rows_per_rank
+        mine = Rows(top, min(self.rows_per_rank, self.problem.m - top))
+        self.sum(product, product, mine, top, everywhere=everywhere)
 
     def sum(
         self,
         own: torch.Tensor,
         partial: torch.Tensor,
+        rows: Rows,
+        top: int,
         *,
         landing: Landing | None = None,
         everywhere: bool = False,
-        rows: Rows | None = None,
     ) -> None:
-        """This rank's product, ``own``, and the others', ``partial``, symmetric, summed into the output: all rows of
-        this rank's, or only ``rows``; with ``landing``, what lands in ``partial``; see :func:`sum_kernel`."""
-        top, per_rank = self.ctx.rank * self.rows_per_rank, self.rows_per_rank
-        rows = rows or Rows(top, min(per_rank, self.problem.m - top))
+        """``rows`` of this rank's, of its product, ``own``, and the others', ``partial``, symmetric, or with
+        ``landing`` what lands there, summed into the output; see :func:`sum_kernel`."""
         sum_kernel[(self._summing(rows),)](
             self.ctx.handle, self.workspace.turnstile, self.workspace.ready, landing and landing.sent,
             landing.chunk if landing else 0, Matrix(own, *own.stride()), Matrix(partial, *partial.stride()),
-            Matrix(self.output, *self.output.stride()), self.bias, rows.first, rows.first + rows.count, self.problem.n,
-            per_rank, SITE=self.site, LANDED=landing is not None, EVERYWHERE=everywhere, **self._sum_options(),
+            Matrix(self.output, *self.output.stride()), self.bias, top, rows.first, rows.first + rows.count,
+            self.problem.n, self.rows_per_rank, SITE=self.site, LANDED=landing is not None, EVERYWHERE=everywhere,
+            **self._sum_options(),
         )  # fmt: skip
 
-    def sum_chunk(self, own: torch.Tensor, partial: torch.Tensor, rows: Rows, *, whole: bool) -> None:
-        """``rows`` of this rank's, of its product and of parts that have landed in ``partial``, summed into its output;
-        ``whole``: which has the rows of all."""
+    def sum_chunk(self, own: torch.Tensor, partial: torch.Tensor, rows: Rows, top: int, *, whole: bool) -> None:
+        """The same of parts that have landed, into this rank's output; ``whole``: which has the rows of all."""
         sum_chunk_kernel[(self._summing(rows),)](
             self.ctx.handle, Matrix(own, *own.stride()), Matrix(partial, *partial.stride()),
-            Matrix(self.output, *self.output.stride()), self.bias, rows.first, rows.first + rows.count, self.problem.n,
-            self.rows_per_rank, WHOLE=whole, **self._sum_options(),
+            Matrix(self.output, *self.output.stride()), self.bias, top, rows.first, rows.first + rows.count,
+            self.problem.n, self.rows_per_rank, WHOLE=whole, **self._sum_options(),
         )  # fmt: skip
 
     def _summing(self, rows: Rows) -> int:

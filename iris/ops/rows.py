@@ -58,10 +58,16 @@ def arriving_groups(rank: int, world_size: int, size: int) -> list[list[int]]:
     return groups
 
 
-def summing_step(world_size: int, *, everywhere: bool) -> int:
-    """Behind which of a chunk's ``world_size`` matmuls the chunk before is summed: behind the last, as the copies of
-    the chunk's parts run beside that; halfway if the sums have to go on ``everywhere``, for which early is better."""
-    return (world_size + 1) // 2 if everywhere else world_size
+def owned_from(chunk: Rows, owner: int, rows_per_rank: int, world_size: int, *, everywhere: bool) -> int:
+    """The first of all rows that rank ``owner`` has of a ``chunk`` of each rank's. Where sums go ``everywhere``, a
+    rank's chunk stands below that of the rank before, so that several can be computed at once."""
+    return world_size * chunk.first + owner * chunk.count if everywhere else owner * rows_per_rank + chunk.first
+
+
+def summing_step(matmuls: int, *, everywhere: bool) -> int:
+    """Behind which of a chunk's ``matmuls`` the chunk before is summed: behind the last, as the copies of the chunk's
+    parts run beside that; behind the first, if the sums have to go on ``everywhere``, for which early is better."""
+    return 1 if everywhere else matmuls
 
 
 def abreast(chunks: int, tiles: int, workers: int, columns: int, rounds: int, group_size_m: int) -> int:

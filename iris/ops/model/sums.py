@@ -171,18 +171,19 @@ def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, f
     last chunk's sums; and how long these take."""
     world, summing, spreading = call.world, 0.0, 0.0
     computed = sent = landed = 0.0
-    summed_at, crowded = summing_step(world, everywhere=everywhere), _beside_copies(call)
-    shares = call.shares(call.problem.m // world or 1)
-    groups = owner_groups(0, world, call.config.owners(len(shares)))
-    for chunk, share in enumerate(shares):
-        part, before = share / world, landed
+    crowded, rows = _beside_copies(call), call.problem.m // world or 1
+    chunks = call.cut(rows)
+    for chunk, those in enumerate(chunks):
+        share, before = those.count / rows, landed
+        part = share / world
+        groups = owner_groups(0, world, call.config.owners(chunks, chunk, everywhere=everywhere))
         for step, group in enumerate(groups, 1):
             together = len(group) * part
             computed += together * library_s(crowded, 1 / together) + STEP_S
             for _ in range(len(group) - (step == len(groups))):
                 sent = max(sent, computed) + _next_copy_s(call, share) + flag_s(call)
                 landed = sent + landing_s(call)
-            if chunk > 0 and step == summed_at:  # the sums of the chunk before
+            if chunk > 0 and step == summing_step(len(groups), everywhere=everywhere):  # the sums of the chunk before
                 computed = max(computed, before) + AWAITED_STEP_S + summing
                 sent = max(sent, computed) + (world - 1) * spreading
         summing = (world + 1) * part * call.output_nbytes / call.machine.memory_rate
@@ -225,7 +226,7 @@ def _reduce_decomposed(call: Call) -> float:
     *_, last = call.shares(call.problem.m // call.world or 1)
     stored_nbytes = (call.world - 1) * last / call.world * call.output_nbytes
     storing = call.machine.store_s(stored_nbytes, call.programs(), call.world)
-    return 2 * LAUNCH_S + max(sent, max(computed, landed) + max(AWAITED_STEP_S + summing, storing)) + MEET_S
+    return 2 * LAUNCH_S + max(sent, computed, landed) + max(AWAITED_STEP_S + summing, storing) + MEET_S
 
 
 def _scatter_ring(call: Call) -> float:
