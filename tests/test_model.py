@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from iris.bench.cases import operands
-from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, model
+from iris.ops import FusedConfig, Problem, Target, model
 from iris.ops.hardware import HARDWARE, Hardware, floor_s
 from iris.ops.machine import machine
 from iris.ops.model import OPS, algorithms, predict_ms
@@ -171,10 +171,6 @@ def local_config(m: int, n: int, k: int, warps: int, stages: int, split: bool) -
 
 
 # -- whatever the hardware ------------------------------------------------------------------------------------
-
-
-def test_every_algorithm_has_a_model() -> None:
-    assert {op: set(algorithms(op)) for op in OPS} == {op: set(names) for op, names in ALGORITHMS.items()}
 
 
 def test_an_unknown_algorithm_is_an_error() -> None:

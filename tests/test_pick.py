@@ -750,7 +750,7 @@ def test_options_that_are_given_replace_those_of_the_best_config(monkeypatch: py
 
     def chosen(**options: int | str) -> FusedConfig:
         wanted = choice.Adjusted("hbm_buffer", tuple(options.items()))
-        return choice._adjusted(ctx, problem, wanted, ALGORITHMS["all_gather_matmul"])
+        return choice._adjusted(ctx, problem, wanted)
 
     best = pick_config(problem, H200, "hbm_buffer")
     assert chosen() == best and (best.block_size_m, best.block_size_n) == (128, 256)

@@ -8,11 +8,6 @@ from functools import partial
 import torch
 
 from iris.context import Iris
-from iris.ops import all_gather_matmul as _gather
-from iris.ops import local_matmul as _local
-from iris.ops import matmul_all_reduce as _reduce
-from iris.ops import matmul_all_scatter as _scatter
-from iris.ops import matmul_reduce_scatter as _reduce_scatter
 from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.config import FusedConfig, Target
 from iris.ops.hbm_buffer import all_gather_matmul_hbm_buffer, all_gather_matmul_hbm_buffer_preamble
@@ -20,6 +15,7 @@ from iris.ops.local_matmul import matmul
 from iris.ops.matmul_all_reduce import matmul_all_reduce
 from iris.ops.matmul_all_scatter import matmul_all_scatter
 from iris.ops.matmul_reduce_scatter import matmul_reduce_scatter
+from iris.ops.model import OPS, algorithms
 from iris.ops.pick import pick_config
 from iris.ops.problem import Problem
 from iris.ops.workspace import FusedWorkspace, new_workspace
@@ -41,9 +37,7 @@ __all__ = [
     "pick_config",
 ]
 
-ALGORITHMS: dict[str, tuple[str, ...]] = {
-    module.OP: module.ALGORITHMS for module in (_gather, _scatter, _reduce_scatter, _reduce, _local)
-}
+ALGORITHMS: dict[str, tuple[str, ...]] = {op: algorithms(op) for op in OPS}
 """The algorithms of each op; ``"auto"`` is one more for all."""
 
 

@@ -93,7 +93,6 @@ from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "all_gather_matmul"
-ALGORITHMS = ("pull", "push", "hbm_buffer", "copy_engine", "decomposed", "low_latency", "baseline")
 _READ_BY_PEERS = ("pull", "hbm_buffer")
 """Algorithms that need A on the symmetric heap."""
 
@@ -156,7 +155,7 @@ def all_gather_matmul(
     problem = Problem(OP, m, n, k, A_sharded.dtype, world, received, dim, not has_whole_rows(B))
     symmetric = ctx.is_symmetric(A_sharded)
     takes = (lambda _: True) if symmetric else (lambda one: one not in _READ_BY_PEERS)
-    chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace, takes=takes)
+    chosen = resolve(ctx, problem, config, workspace, trace, takes=takes)
     if chosen.algorithm in _READ_BY_PEERS:
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)

@@ -13,6 +13,7 @@ from iris.context import Iris
 from iris.errors import ArgumentError
 from iris.ops.candidates import LIBRARY, has_no_tile, obstacle, only_moving
 from iris.ops.config import FusedConfig
+from iris.ops.model import algorithms
 from iris.ops.operands import BIAS_KINDS, place_of
 from iris.ops.pick import can_run, pick_config
 from iris.ops.problem import Problem
@@ -37,7 +38,6 @@ def resolve(
     ctx: Iris,
     problem: Problem,
     config: FusedConfig | Adjusted | str | None,
-    algorithms: tuple[str, ...],
     workspace: FusedWorkspace | None,
     trace: object,
     takes: Callable[[str], bool] = lambda _: True,
@@ -56,7 +56,7 @@ def resolve(
         RankMismatch: other ranks call the op with another problem, config, kind of bias, or workspace, or with
             ``shared`` operands of other strides or at another place of the heap. Found in the first call with these.
     """
-    chosen, key = _chosen(ctx, problem, config, algorithms, workspace, bool(trace), takes)
+    chosen, key = _chosen(ctx, problem, config, workspace, bool(trace), takes)
     if trace and config is not None and has_no_tile(chosen):
         expected = "none, or an algorithm that is not made of torch.matmul"
         raise ArgumentError(problem.op, "trace", expected, f"one of {chosen.algorithm}")
@@ -114,27 +114,26 @@ def _chosen(
     ctx: Iris,
     problem: Problem,
     config: FusedConfig | Adjusted | str | None,
-    algorithms: tuple[str, ...],
     workspace: FusedWorkspace | None,
     traced: bool,
     takes: Callable[[str], bool],
 ) -> tuple[FusedConfig, _Choice | None]:
     """The config, and, if it was picked by what fits, the key of the choice."""
-    given = config if isinstance(config, FusedConfig) else None
+    known, given = algorithms(problem.op), config if isinstance(config, FusedConfig) else None
     if given is not None:
-        given.check(problem.op, ("auto", *algorithms), ctx.num_sms, problem.dtype)
+        given.check(problem.op, ("auto", *known), ctx.num_sms, problem.dtype)
         if given.algorithm != "auto":
             return given, None
     elif isinstance(config, Adjusted):
-        return _adjusted(ctx, problem, config, algorithms), None
+        return _adjusted(ctx, problem, config), None
     elif isinstance(config, str) and config != "auto":
-        if config not in algorithms:
-            expected = f"a FusedConfig, or one of {', '.join(('auto', *algorithms))}"
+        if config not in known:
+            expected = f"a FusedConfig, or one of {', '.join(('auto', *known))}"
             raise ArgumentError(problem.op, "config", expected, repr(config))
         return pick_config(problem, target_of(ctx), config), None
     elif config is not None and config != "auto":
         raise ArgumentError(problem.op, "config", "a FusedConfig, an algorithm's name, or None", type(config).__name__)
-    may = tuple(one for one in algorithms if takes(one) and not (traced and one in LIBRARY))
+    may = tuple(one for one in known if takes(one) and not (traced and one in LIBRARY))
     if _blocking(ctx):
         may = tuple(one for one in may if (problem.op, one) not in _NEEDS_LAUNCHES_THAT_RETURN)
     first = pick_config(problem, target_of(ctx))
@@ -147,12 +146,12 @@ def _chosen(
     return _settled(ctx).get(key) or _that_fits(ctx, problem, workspace, first, given, may), key
 
 
-def _adjusted(ctx: Iris, problem: Problem, wanted: Adjusted, algorithms: tuple[str, ...]) -> FusedConfig:
+def _adjusted(ctx: Iris, problem: Problem, wanted: Adjusted) -> FusedConfig:
     """``wanted``, with the plain tile where the best one does not go with what is given."""
     target, options = target_of(ctx), dict(wanted.options)
     for base in (pick_config(problem, target, wanted.algorithm), FusedConfig(wanted.algorithm)):
         config = replace(base, **options)  # type: ignore[arg-type]
-        config.check(problem.op, algorithms, ctx.num_sms, problem.dtype)
+        config.check(problem.op, algorithms(problem.op), ctx.num_sms, problem.dtype)
         if obstacle(problem, config, target) is None:
             break
     return config

@@ -25,7 +25,6 @@ from iris.ops.workspace import FusedWorkspace, local_workspace, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "matmul"
-ALGORITHMS = ("local",)
 
 
 @replayed
@@ -82,7 +81,7 @@ def _multiply(
     check_shape(OP, "output", output, (m, n), "rows of A, columns of B")
     bias_is = bias_kind(OP, bias, m, n)
     problem = Problem(OP, m, n, k, A.dtype, 1, 0, transposed_b=not has_whole_rows(B))
-    chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace)
+    chosen = resolve(ctx, problem, config, workspace, trace)
     plan = Plan(SITE_MATMUL.value, alone=True)
     if workspace is None:
         flags = ctx.kept((OP, chosen.algorithm), lambda: local_workspace(ctx))
@@ -105,7 +104,7 @@ def plain_matmul(
     misshapen = bias is not None and bias.dim() == 1 and bias.shape[0] != b.shape[1]
     if config.own_matmul or a.dtype == torch.int8 or misshapen:
         as_given = config.own_matmul or config.num_sms is not None
-        own = replace(config, algorithm=ALGORITHMS[0], own_matmul=False) if as_given else None
+        own = replace(config, algorithm="local", own_matmul=False) if as_given else None
         _multiply(workspace.ctx, output, a, b, bias, own, workspace.for_matmul(), trace or False)
     elif bias is None:
         torch.matmul(_whole_rows(a), b, out=output)

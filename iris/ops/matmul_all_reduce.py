@@ -89,17 +89,6 @@ from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_reduce"
-ALGORITHMS = (
-    "atomic",
-    "one_shot",
-    "two_shot",
-    "copy_engine",
-    "decomposed",
-    "ring",
-    "low_latency",
-    "low_latency_two_shot",
-    "baseline",
-)
 _ROW_BY_ROW = ("copy_engine", "decomposed", "ring")
 """Algorithms that need an output whose rows are contiguous."""
 
@@ -243,8 +232,8 @@ def matmul_all_reduce(
     problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
     whole = has_whole_rows(output)
     chosen = resolve(
-        ctx, problem, config, ALGORITHMS, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
-        shared=(output,), bias_is=bias_is,
+        ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW, shared=(output,),
+        bias_is=bias_is,
     )  # fmt: skip
     if chosen.algorithm == "copy_engine" and m % world:
         raise ShapeError(

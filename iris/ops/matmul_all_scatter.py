@@ -64,7 +64,6 @@ from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_scatter"
-ALGORITHMS = ("push", "split", "streams", "copy_engine", "decomposed", "low_latency", "baseline")
 _ROW_BY_ROW = ("copy_engine", "decomposed")
 """Algorithms that need an output whose rows are contiguous."""
 
@@ -171,8 +170,7 @@ def matmul_all_scatter(
     problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
     whole = has_whole_rows(output)
     chosen = resolve(
-        ctx, problem, config, ALGORITHMS, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
-        shared=(output,),
+        ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW, shared=(output,)
     )  # fmt: skip
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
     if chosen.algorithm in _ROW_BY_ROW:

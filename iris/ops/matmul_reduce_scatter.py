@@ -76,7 +76,6 @@ from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "matmul_reduce_scatter"
-ALGORITHMS = ("push", "copy_engine", "decomposed", "ring", "low_latency", "atomic", "baseline")
 
 
 @triton.jit
@@ -158,7 +157,7 @@ def matmul_reduce_scatter(
     bias_is = bias_kind(OP, bias, m // world, n)
     received = (m - m // world) * n * output.element_size()
     problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
-    chosen = resolve(ctx, problem, config, ALGORITHMS, workspace, trace, bias_is=bias_is)
+    chosen = resolve(ctx, problem, config, workspace, trace, bias_is=bias_is)
     site, recorded = SITE_MATMUL_REDUCE_SCATTER.value, trace_of(ctx, OP, trace)
     ours = memory_of(ctx, problem, chosen, workspace)
     call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, recorded, ours)

@@ -268,8 +268,8 @@ SCATTERED: dict[str, Callable[[Call], float]] = {
     "copy_engine": _scatter_copied,
     "decomposed": _scatter_decomposed,
     "ring": _scatter_ring,
-    "atomic": _scatter_added,
     "low_latency": _scatter_exchanged,
+    "atomic": _scatter_added,
     "baseline": _scatter_then,
 }
 REDUCED: dict[str, Callable[[Call], float]] = {
