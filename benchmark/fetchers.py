@@ -98,10 +98,7 @@ def fetchers(state: bench.State, ctx: iris.Iris) -> None:
     problem = Problem("all_gather_matmul", m, n, k, operands.a.dtype, ranks, received, dim, False)
     emulated = Emulated(ctx, [ctx._backend.bases[0], *[operands.base] * (ranks - 1)])
     memory = memory_of(emulated, problem, config, None)
-    site = sync.SITE_ALL_GATHER_MATMUL.value
-    call = gather._Call(
-        emulated, problem, site, operands.output, operands.a, operands.b, None, 0, config, None, memory
-    )  # fmt: skip
+    call = gather._Call(emulated, problem, operands.output, operands.a, operands.b, None, 0, config, None, memory)
     peers, coming = memory.turnstile, sync.NEXT_EPOCH.value
 
     def before() -> None:

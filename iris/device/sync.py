@@ -78,11 +78,7 @@ SITES = {
 """What a wait belongs to, for the error message: pass the number as ``site``."""
 SITE_USER: tl.constexpr = tl.constexpr(0)
 SITE_BARRIER: tl.constexpr = tl.constexpr(1)
-SITE_ALL_GATHER_MATMUL: tl.constexpr = tl.constexpr(2)
-SITE_MATMUL_ALL_SCATTER: tl.constexpr = tl.constexpr(3)
 SITE_MATMUL: tl.constexpr = tl.constexpr(4)
-SITE_MATMUL_REDUCE_SCATTER: tl.constexpr = tl.constexpr(5)
-SITE_MATMUL_ALL_REDUCE: tl.constexpr = tl.constexpr(6)
 
 
 def abort_code(waiting: int, peer: int) -> int:

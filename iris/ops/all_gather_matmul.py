@@ -65,7 +65,6 @@ import torch
 from iris.context import Iris
 from iris.device import schedule
 from iris.device.matmul import Crew
-from iris.device.sync import SITE_ALL_GATHER_MATMUL
 from iris.device.tile import Flags, Matrix
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.call import OpCall
@@ -161,9 +160,8 @@ def all_gather_matmul(
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
         if world > 1:
             ctx.agree(OP, (problem, chosen, place_of(ctx, A_sharded)))
-    site, recorded = SITE_ALL_GATHER_MATMUL.value, trace_of(ctx, OP, trace)
-    ours = memory_of(ctx, problem, chosen, workspace)
-    call = _Call(ctx, problem, site, output, A_sharded, B, bias, bias_is, chosen, recorded, ours)
+    recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
+    call = _Call(ctx, problem, output, A_sharded, B, bias, bias_is, chosen, recorded, ours)
     getattr(call, chosen.algorithm if world > 1 else "local")()
     return output
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from iris.context import Iris
+from iris.device.sync import SITES
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition
 from iris.ops.exchange import Blocks
@@ -18,6 +19,8 @@ from iris.ops.rows import Rows, chunks_of
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
 
+_SITES = {op: site for site, op in SITES.items()}
+
 
 @dataclass(frozen=True)
 class OpCall:
@@ -25,7 +28,6 @@ class OpCall:
 
     Attributes:
         ctx, problem: where, and what is computed.
-        site: the op's number, for errors of waits (:mod:`iris.device.sync`).
         output: what this rank's matmul fills.
         a, b, bias, bias_is: this rank's operands, and the kind of the bias.
         config: the options, with the algorithm that runs.
@@ -35,7 +37,6 @@ class OpCall:
 
     ctx: Iris
     problem: Problem
-    site: int
     output: torch.Tensor
     a: torch.Tensor
     b: torch.Tensor
@@ -44,6 +45,11 @@ class OpCall:
     config: FusedConfig
     trace: Trace | None
     workspace: FusedWorkspace
+
+    @property
+    def site(self) -> int:
+        """The op's number, for errors of waits."""
+        return _SITES[self.problem.op]
 
     def launch(
         self,

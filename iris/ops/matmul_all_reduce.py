@@ -64,7 +64,7 @@ from iris.device import handle as handles
 from iris.device import schedule
 from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
-from iris.device.sync import MAX_RANKS, SITE_MATMUL_ALL_REDUCE, signal_all, store_words, wait_all, wait_words
+from iris.device.sync import MAX_RANKS, signal_all, store_words, wait_all, wait_words
 from iris.device.tile import finished, local_sink, slot_pointers, store_everywhere
 from iris.errors import ShapeError
 from iris.ops.choice import resolve
@@ -242,9 +242,8 @@ def matmul_all_reduce(
         )  # fmt: skip
     if chosen.algorithm in _ROW_BY_ROW:
         check_rows(OP, chosen.algorithm, output)
-    site, recorded = SITE_MATMUL_ALL_REDUCE.value, trace_of(ctx, OP, trace)
-    ours = memory_of(ctx, problem, chosen, workspace)
-    call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, recorded, ours)
+    recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
+    call = _Call(ctx, problem, output, A, B, bias, bias_is, chosen, recorded, ours)
     getattr(call, chosen.algorithm)()
     return output
 

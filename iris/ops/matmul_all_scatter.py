@@ -48,7 +48,7 @@ from iris.device import handle as handles
 from iris.device.chunk import chunk_after
 from iris.device.matmul import Crew
 from iris.device.peer import translate
-from iris.device.sync import SITE_MATMUL_ALL_SCATTER, enter, leave, wait, wait_all_entered
+from iris.device.sync import enter, leave, wait, wait_all_entered
 from iris.device.tile import Flags, Matrix, finished, store_everywhere, tile_pointers
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
@@ -175,9 +175,8 @@ def matmul_all_scatter(
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
     if chosen.algorithm in _ROW_BY_ROW:
         check_rows(OP, chosen.algorithm, columns)
-    site, recorded = SITE_MATMUL_ALL_SCATTER.value, trace_of(ctx, OP, trace)
-    ours = memory_of(ctx, problem, chosen, workspace)
-    call = _Call(ctx, problem, site, columns, A, B, bias, bias_is, chosen, recorded, ours, output)
+    recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
+    call = _Call(ctx, problem, columns, A, B, bias, bias_is, chosen, recorded, ours, output)
     getattr(call, chosen.algorithm)()
     return output
 

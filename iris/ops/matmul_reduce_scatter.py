@@ -51,7 +51,6 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device import handle as handles
 from iris.device import schedule
-from iris.device.sync import SITE_MATMUL_REDUCE_SCATTER
 from iris.device.tile import local_sink, within_shard
 from iris.errors import ShapeError
 from iris.ops.choice import resolve
@@ -158,9 +157,8 @@ def matmul_reduce_scatter(
     received = (m - m // world) * n * output.element_size()
     problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
     chosen = resolve(ctx, problem, config, workspace, trace, bias_is=bias_is)
-    site, recorded = SITE_MATMUL_REDUCE_SCATTER.value, trace_of(ctx, OP, trace)
-    ours = memory_of(ctx, problem, chosen, workspace)
-    call = _Call(ctx, problem, site, output, A, B, bias, bias_is, chosen, recorded, ours)
+    recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
+    call = _Call(ctx, problem, output, A, B, bias, bias_is, chosen, recorded, ours)
     getattr(call, chosen.algorithm)()
     return output
 
