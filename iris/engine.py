@@ -157,6 +157,11 @@ class CopyEngine:
             pitches = target.stride(0) * item, source.stride(0) * item
             self._backend.copy_rows(address, source.data_ptr(), pitches, width, rows, self._stream)
 
+    def put_to_all(self, part: torch.Tensor) -> None:
+        """Copy ``part``, symmetric, to its place on all other ranks, the next one first."""
+        for step in range(1, self._ctx.world_size):
+            self.put(part, part, (self._ctx.rank + step) % self._ctx.world_size)
+
     def wait(self, word: torch.Tensor) -> None:
         """Later copies wait until the int32 ``word`` of this rank is not zero; see :meth:`clear`."""
         self._backend.wait_word(word.data_ptr(), self._stream)

@@ -228,5 +228,4 @@ def reduce_in_ring(
                 engine.put(moving, moving, following)
                 parts.flag(slot, following)
             elif everywhere:
-                for away in range(1, world):
-                    engine.put(moving, moving, (rank + away) % world)
+                engine.put_to_all(moving)

@@ -283,10 +283,8 @@ class _Call(SumCall):
 
         def spread(chunk: int) -> None:
             done = sums.slots.done[rank * sums.plan.chunks + chunk :][:1]
-            finished_rows = mine[chunk * chunk_rows :][:chunk_rows]
             engine.wait(done)
-            for step in range(1, world):
-                engine.put(finished_rows, finished_rows, (rank + step) % world)
+            engine.put_to_all(mine[chunk * chunk_rows :][:chunk_rows])
             engine.clear(done)
 
         def copies() -> None:

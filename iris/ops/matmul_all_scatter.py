@@ -207,15 +207,13 @@ class _Call(OpCall):
 
     def copy_engine(self) -> None:
         plan = replace(self._plan(self.config.num_chunks), meet=False)  # ranks meet behind the copies
-        engine, world = self.workspace.engine, self.ctx.world_size
+        engine = self.workspace.engine
         done = self.workspace.scratch("done", plan.chunks, torch.int32)
 
         def copies() -> None:
             for chunk in range(plan.chunks):
-                rows = self.output[chunk * plan.chunk_rows :][: plan.chunk_rows]
                 engine.wait(done[chunk:][:1])
-                for step in range(1, world):
-                    engine.put(rows, rows, (self.ctx.rank + step) % world)
+                engine.put_to_all(self.output[chunk * plan.chunk_rows :][: plan.chunk_rows])
                 engine.clear(done[chunk:][:1])
 
         engine.beside(lambda: self.launch(plan, slots=done), copies, self.decomposition().meet)
@@ -233,8 +231,7 @@ class _Call(OpCall):
                 if rows.first == 0:
                     parts.wait_entered(rank + 1, world - 1)
                 engine.follow()
-                for step in range(1, world):
-                    engine.put(columns, columns, (rank + step) % world)
+                engine.put_to_all(columns)
 
     def low_latency(self) -> None:
         self.multiply(self.output, self.a, self.bias)

@@ -338,8 +338,7 @@ class SumCall(OpCall):
             self.sum_chunk(product, incoming, those, those.first - chunks[chunk].first, whole=everywhere)
             if everywhere:
                 engine.follow()
-                for step in range(1, world):
-                    engine.put(those.of(self.output), those.of(self.output), (rank + step) % world)
+                engine.put_to_all(those.of(self.output))
 
         def finish() -> None:
             mine = owned(rank, len(chunks) - 1)
