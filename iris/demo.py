@@ -42,14 +42,13 @@ class _Case:
 
     def __init__(self, ctx: Iris, op: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
         m, n, k = shape
-        self.ctx, self.op = ctx, op
+        self.ctx = ctx
         self.operands = Operands(ctx, op, (m, n // ctx.world_size, k), dtype, gather_dim=0)
         self.operands.fill()
         self.operands.spoil()
 
     def call(self, trace: Trace | bool = False) -> None:
-        operands = self.operands
-        getattr(self.ctx.ops, self.op)(operands.output, operands.a, operands.b, trace=trace)
+        self.operands.call(trace=trace)
 
     def algorithm(self, *, traced: bool) -> str:
         """What "auto" comes to; for a call with a trace it takes none that is made of torch's matmul."""

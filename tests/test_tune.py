@@ -255,10 +255,9 @@ def failed(trials: Trials) -> dict[Place, str]:
 
 
 def bench_for(op: str) -> Bench:
-    shape = Shape(op, 32, 16, 32, "fp32", 0 if op == "all_gather_matmul" else None)
     sizes = {"matmul": (32, 16, 32), "all_gather_matmul": (32, 8, 32), "matmul_all_scatter": (32, 8, 32)}
     ctx = context()
-    return Bench(ctx, Operands(ctx, op, sizes.get(op, (32, 16, 16)), torch.float32, 0), shape)
+    return Bench(ctx, Operands(ctx, op, sizes.get(op, (32, 16, 16)), torch.float32, 0))
 
 
 def verdicts(op: str) -> list[str | None]:
@@ -268,16 +267,17 @@ def verdicts(op: str) -> list[str | None]:
     found = [bench.take(Step("check", (small,))), bench.take(Step("check", (replace(small, block_size_m=17),)))]
     times = bench.take(Step("time", (small,), 2))
     assert len(times) == 2 and all(0 < ms < 60e3 for ms in times)
-    real, kept = bench._op, list[Any]()
+    operands, kept = bench.operands, list[torch.Tensor]()
+    real = operands.call
 
-    def lazy(ctx: Any, output: torch.Tensor, *operands: Any, **options: Any) -> None:
+    def lazy(config: FusedConfig) -> None:
         if not kept:
-            real(ctx, output, *operands, **options)
-            kept.append(output.clone())
-        output.copy_(kept[0])
+            real(config)
+            kept.append(operands.output.clone())
+        operands.output.copy_(kept[0])
 
-    for wrong in (lambda *operands, **options: None, lazy):
-        bench._op = wrong
+    for wrong in (lambda config: None, lazy):
+        operands.call = wrong
         found.append(bench.take(Step("check", (small,))))
     return found
 

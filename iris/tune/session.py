@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from triton.errors import TritonError
 
-from iris import ops
 from iris.bench.cases.fused import local_params, obstacle
-from iris.bench.cases.operands import CUT, GATHER, LOCAL, ROW_MAJOR, Operands
+from iris.bench.cases.operands import LOCAL, ROW_MAJOR, Operands
 from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
 from iris.bench.options import DTYPES
@@ -167,7 +166,7 @@ def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop
     try:
         dtype = DTYPES[shape.dtype]
         operands = Operands(ctx, shape.op, sizes, dtype, shape.gather_dim or 0, shape.b_layout)
-        bench = Bench(ctx, operands, shape)
+        bench = Bench(ctx, operands)
     except FATAL:
         raise
     except _DROPPED_FOR as error:  # no memory, or sizes that none can have
@@ -186,12 +185,8 @@ def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop
 class Bench:
     """One problem on one rank: takes the steps of a :class:`Search`."""
 
-    def __init__(self, ctx: Iris, operands: Operands, shape: Shape) -> None:
-        self.ctx, self.operands, self.target = ctx, operands, target_of(ctx)
-        self.problem: Problem = replace(operands.problem, gather_dim=shape.gather_dim)
-        if shape.op == LOCAL:
-            self.problem = replace(self.problem, world_size=1)
-        self._op = getattr(ops, shape.op)
+    def __init__(self, ctx: Iris, operands: Operands) -> None:
+        self.ctx, self.operands, self.problem, self.target = ctx, operands, operands.problem, target_of(ctx)
 
     def take(self, step: Step) -> Any:
         """Collective; the same on all ranks."""
@@ -201,14 +196,9 @@ class Bench:
             of = self.operands
             return self._time(partial(torch.matmul, of.a, of.b, out=of.local_output), step.calls)
         (config,) = step.configs
-        return self._check(config) if step.kind == "check" else self._time(partial(self._call, config), step.calls)
-
-    def _call(self, config: FusedConfig, ctx: Any = None) -> None:
-        operands, here = self.operands, ctx or self.ctx
-        if self.problem.op == GATHER:
-            self._op(here, operands.output, operands.a, operands.b, gather_dim=operands.gather_dim, config=config)
-        else:
-            self._op(here, operands.output, operands.a, operands.b, config=config)
+        if step.kind == "check":
+            return self._check(config)
+        return self._time(partial(self.operands.call, config), step.calls)
 
     def _compile(self, configs: Sequence[FusedConfig]) -> list[str | None]:
         """Each rank compiles its share."""
@@ -218,7 +208,7 @@ class Bench:
             if not has_no_tile(config):
                 try:
                     mine = number % self.ctx.world_size == self.ctx.rank
-                    compile_only(self.ctx, partial(self._call, config), mine)
+                    compile_only(self.ctx, partial(self.operands.call, config), mine)
                 except FATAL:
                     raise
                 except _DROPPED_FOR as error:
@@ -231,12 +221,11 @@ class Bench:
         operands, complaint = self.operands, ""
         try:
             operands.fill(decoy=True)
-            self._call(config)
+            operands.call(config)
             operands.fill()
             operands.spoil()
-            self._call(config)
-            rounded = 2 + (self.ctx.world_size if CUT[self.problem.op] == "k" else 0)
-            complaint = operands.complaint(operands.output, rounded)
+            operands.call(config)
+            complaint = operands.complaint(operands.output, operands.roundings)
         except FATAL:
             raise
         except _DROPPED_FOR as error:

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from iris import ops
 from iris.context import MAX_RANKS, Iris
-from iris.ops import Problem
+from iris.ops import FusedConfig, Problem
 from iris.ops.problem import output_dtype
 
 GATHER, SCATTER, REDUCE_SCATTER, ALL_REDUCE, LOCAL = OPS = (
@@ -27,6 +28,8 @@ GATHER, SCATTER, REDUCE_SCATTER, ALL_REDUCE, LOCAL = OPS = (
 ROW_MAJOR, TRANSPOSED = B_LAYOUTS = "row_major", "transposed"
 CUT = {GATHER: "n", SCATTER: "n", REDUCE_SCATTER: "k", ALL_REDUCE: "k", LOCAL: ""}
 """The size of B that each op shares out among ranks."""
+ROUNDINGS_OF_A_MATMUL = 2
+"""cuBLAS may split a sum over K and round the parts."""
 _ROWS_AT_A_TIME = 1024
 _A, _B = 0, 1
 
@@ -98,6 +101,17 @@ class Operands:
         if self.op != GATHER:
             return self.a
         return self._keep("gathered", lambda: torch.cat(list(self._parts_of_a()), dim=self.gather_dim))
+
+    @property
+    def roundings(self) -> int:
+        """How often the op may round: a sum as its matmul does, every rank's part of it on its way, and all of it."""
+        return ROUNDINGS_OF_A_MATMUL + (self.ctx.world_size if CUT[self.op] == "k" else 0)
+
+    def call(self, config: FusedConfig | None = None, ctx: Any = None, **options: Any) -> None:
+        """The op; ``ctx`` is given in place of the context."""
+        if self.op == GATHER:
+            options["gather_dim"] = self.gather_dim
+        getattr(ops, self.op)(ctx or self.ctx, self.output, self.a, self.b, config=config, **options)
 
     def fill(self, *, decoy: bool = False) -> None:
         """Draw A and B; as a decoy, numbers that the result must not be made of. Collective."""

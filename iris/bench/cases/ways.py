@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,15 @@ import torch.distributed as dist
 
 from iris import ops
 from iris.bench.axes import parse_values
-from iris.bench.cases.operands import ALL_REDUCE, CUT, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, Operands
+from iris.bench.cases.operands import (
+    ALL_REDUCE,
+    GATHER,
+    LOCAL,
+    REDUCE_SCATTER,
+    ROUNDINGS_OF_A_MATMUL,
+    SCATTER,
+    Operands,
+)
 from iris.bench.distributed import all_gather, process_group, reduce_scatter
 from iris.bench.state import State
 from iris.context import Iris
@@ -35,8 +44,6 @@ NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
 AUTO = "auto"
 STREAM_K = {"stream_k_one_tile": False, "stream_k_two_tiles": True}
 """The local matmul with Stream-K, beside the same without: whether it splits up to two tiles per program."""
-_ROUNDINGS_OF_A_MATMUL = 2
-"""cuBLAS may split a sum over K and round the parts."""
 _ONE_SHOT_NBYTES = 128 << 10
 """The most that PyTorch sums in one shot: ``one_shot_all_reduce_threshold_bytes`` of ``torch._inductor.config``."""
 
@@ -113,21 +120,13 @@ def way(state: State, operands: Operands, name: str) -> Way:
 
 
 def _iris(state: State, operands: Operands, name: str) -> Way:
-    op = getattr(operands.ctx.ops, operands.op)
     config = None if name == AUTO else _config(operands, name)
     if config is not None:
         config.check(operands.op, ops.ALGORITHMS[operands.op], operands.ctx.num_sms, operands.dtype)
     if config is not None and (reason := obstacle(operands.problem, config, target_of(operands.ctx))) is not None:
         state.skip(f"{name}: {reason}")
-
-    def call() -> None:
-        if operands.op == GATHER:
-            op(operands.output, operands.a, operands.b, gather_dim=operands.gather_dim, config=config)
-        else:
-            op(operands.output, operands.a, operands.b, config=config)
-
     used = config or pick_config(operands.problem, target_of(operands.ctx))
-    return Way(call, lambda: operands.output, _roundings(operands), config=used)
+    return Way(partial(operands.call, config), lambda: operands.output, operands.roundings, config=used)
 
 
 def _config(operands: Operands, name: str) -> FusedConfig:
@@ -142,14 +141,9 @@ def _config(operands: Operands, name: str) -> FusedConfig:
     return with_options(operands.op, replace(picked, **split), options)
 
 
-def _roundings(operands: Operands) -> int:
-    """Every rank's part of a sum may be rounded on its way, and the sum again."""
-    return _ROUNDINGS_OF_A_MATMUL + (operands.ctx.world_size if CUT[operands.op] == "k" else 0)
-
-
 def _matmul(operands: Operands) -> Way:
     a, b, out = operands.gathered(), operands.b, operands.local_output
-    return Way(lambda: torch.matmul(a, b, out=out), lambda: out, _ROUNDINGS_OF_A_MATMUL, local=True)
+    return Way(lambda: torch.matmul(a, b, out=out), lambda: out, ROUNDINGS_OF_A_MATMUL, local=True)
 
 
 def _nccl(operands: Operands) -> Way:
@@ -160,7 +154,7 @@ def _nccl(operands: Operands) -> Way:
         REDUCE_SCATTER: _nccl_reduce_scatter,
         ALL_REDUCE: _nccl_all_reduce,
     }
-    return Way(calls[operands.op](operands), lambda: operands.output, _roundings(operands))
+    return Way(calls[operands.op](operands), lambda: operands.output, operands.roundings)
 
 
 def _nccl_gather(operands: Operands) -> Callable[[], None]:
@@ -224,13 +218,13 @@ def _symm_mem(state: State, operands: Operands) -> Way:
             fused = torch.ops.symm_mem.fused_all_gather_matmul
             made[:] = fused(a, [operands.b], operands.gather_dim, group)[1]
 
-        return Way(gather, lambda: made[0], _roundings(operands), refresh=lambda: a.copy_(operands.a))
+        return Way(gather, lambda: made[0], operands.roundings, refresh=lambda: a.copy_(operands.a))
     if operands.op == REDUCE_SCATTER:
 
         def reduce_scatter() -> None:
             made[:] = [torch.ops.symm_mem.fused_matmul_reduce_scatter(operands.a, operands.b, "sum", 0, group)]
 
-        return Way(reduce_scatter, lambda: made[0], _roundings(operands))
+        return Way(reduce_scatter, lambda: made[0], operands.roundings)
     total = _symmetric(operands.ctx, (operands.m, operands.n), operands.dtype)
     one_shot = total.nbytes <= _ONE_SHOT_NBYTES
 
@@ -241,7 +235,7 @@ def _symm_mem(state: State, operands: Operands) -> Way:
         else:
             torch.ops.symm_mem.two_shot_all_reduce_(total, "sum", group)
 
-    return Way(all_reduce, lambda: operands.output if one_shot else total, _roundings(operands))
+    return Way(all_reduce, lambda: operands.output if one_shot else total, operands.roundings)
 
 
 _buffers: dict[int, torch.Tensor] = {}
