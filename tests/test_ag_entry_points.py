@@ -23,9 +23,11 @@ from ranks import BACKEND, Failure, Ranks, context, failure_of, worlds
 
 from iris import ops
 from iris.bench import gather_sweep
+from iris.bench.cases import fused, ways
 from iris.bench.cases.ways import Way, way
 from iris.bench.dataset import Dataset
 from iris.bench.gather_options import OP, SIM_SHRINK, Options, parse_options
+from iris.ops.hardware import HARDWARE, floor_s
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = {name: f"examples/14_all_gather_gemm/example_run_{name}.py" for name in ("pull", "push")}
@@ -259,7 +261,7 @@ def sweep_gone_wrong(folder: Path) -> int:
         return Way(call, chosen.result, chosen.roundings)
 
     shape: dict[str, Any] = {"M": 16, "N": 32, "K": 64, "dtype": "bf16", "gather_dim": 1}
-    with mock.patch.object(gather_sweep, "way", wrong), redirect_stdout(io.StringIO()):
+    with mock.patch.object(fused, "way", wrong), redirect_stdout(io.StringIO()):
         return gather_sweep.sweep(Options("nccl", 2, True, [shape], folder, None, {}))
 
 
@@ -371,16 +373,16 @@ def test_a_folder_that_cannot_be_made_is_named_before_ranks_start(path: str, tmp
     assert not launch.called
 
 
-def test_a_sweep_records_what_the_model_expects_here_and_of_an_mi300x() -> None:
-    state, problem = mock.Mock(), ops.Problem("all_gather_matmul", 8192, 1024, 8192, torch.bfloat16, 8, 117 << 20, 0)
-    gather_sweep._expect(state, problem, ops.FusedConfig("pull"), "NVIDIA H200")
-    (floor,), (predicted,) = state.set_floor.call_args.args, state.set_predicted.call_args.args
-    assert 0 < floor < predicted < 0.1
+def test_a_record_has_what_the_model_expects_here_and_of_an_mi300x() -> None:
+    ctx, known = mock.Mock(num_sms=132), HARDWARE["H200 SXM"]
+    problem = ops.Problem("all_gather_matmul", 8192, 1024, 8192, torch.bfloat16, 8, 117 << 20, 0)
+    fused._tell(state := mock.Mock(), ctx, problem, ops.FusedConfig("pull"), known)
+    floor, (predicted,) = floor_s(problem, known), state.set_predicted.call_args.args
+    assert floor is not None and 0 < floor < predicted < 0.1
     (name, expected) = state.add_counter.call_args.args
     assert name == "mi300x_predicted_ms" and 0.01 < expected < 100
-    for config, device in ((None, "NVIDIA H200"), (ops.FusedConfig("pull"), "unheard of")):
-        gather_sweep._expect(state := mock.Mock(), problem, config, device)
-        assert not state.set_predicted.called and not state.add_counter.called
+    fused._tell(state := mock.Mock(), ctx, problem, ops.FusedConfig("pull"), None)
+    assert not state.set_predicted.called and not state.add_counter.called
 
 
 @pytest.mark.parametrize("gather_dim", [0, 1])
@@ -394,9 +396,9 @@ def test_a_sweep_takes_the_algorithms_own_best_options(algorithm: str, gather_di
             m, n, k = (int(shape[name]) for name in ("M", "N", "K"))
             received = m * k // ranks * (ranks - 1) * 2
             problem = ops.Problem(OP, m, n // ranks, k, torch.bfloat16, ranks, received, gather_dim)
-            operands: Any = SimpleNamespace(problem=problem, ctx=None)
-            with mock.patch.object(gather_sweep, "target_of", return_value=h200):
-                config = gather_sweep._config(operands, options)
+            operands: Any = SimpleNamespace(op=OP, problem=problem, ctx=None)
+            with mock.patch.object(ways, "target_of", return_value=h200):
+                config = ways._config(operands, gather_sweep._way(options))
             config.check(OP, (algorithm,), h200.num_sms, torch.bfloat16)
             assert config == ops.pick_config(problem, h200, algorithm)
 

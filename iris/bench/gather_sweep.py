@@ -11,28 +11,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-import torch
-
 from iris import ops
 from iris.bench import records, session
 from iris.bench.axes import Params
-from iris.bench.cases.fused import local_params, obstacle
-from iris.bench.cases.operands import Operands
-from iris.bench.cases.ways import Way, way
+from iris.bench.cases import fused
 from iris.bench.environment import dated, environment
 from iris.bench.gather_options import OP, Options
-from iris.bench.options import DTYPES
 from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, State
 from iris.console import STOPPED
 from iris.context import Iris, iris
 from iris.launch import launch
-from iris.ops import FusedConfig, Problem, pick_config
-from iris.ops.hardware import HARDWARE, floor_s, hardware
-from iris.ops.model import predict_ms
-from iris.ops.pick import expected_ms
-from iris.ops.target import target_of
+from iris.ops import FusedConfig
 
 LIMIT_S = 120.0
 """The most that a configuration may take."""
@@ -59,7 +50,7 @@ def sweep(options: Options) -> int:
             print(f"{OP} by {options.algorithm}, {ctx.world_size} ranks, {known['hardware']}, configurations: {total}")
         right = wrong = 0
         for number, shape in enumerate(options.shapes, 1):
-            params = local_params({"algorithm": options.algorithm, **shape}, ctx.world_size, op=OP)
+            params = fused.local_params({"algorithm": options.algorithm, **shape}, ctx.world_size, op=OP)
             if first:
                 title = f"{params['shape']} {params['dtype']} gather_dim {params['gather_dim']}"
                 print(f"[{number}/{total}] {title}: ", end="", flush=True)
@@ -77,36 +68,17 @@ def sweep(options: Options) -> int:
 
 def _record(ctx: Iris, params: Params, options: Options, known: Mapping[str, str | int | None]) -> Record:
     """Measure one configuration; the record of what all ranks saw, on every rank. Collective."""
-    configs: list[FusedConfig] = []
 
     def case(state: State, inner: Iris) -> None:
-        reason = obstacle(OP, state["shape"], state["gather_dim"], inner.world_size)
-        if reason is not None:
-            state.skip(reason)
-        sizes = (state["m"], state["n"], state["k"])
-        operands = Operands(inner, OP, sizes, DTYPES[state["dtype"]], state["gather_dim"])
-        state.set_flops(operands.problem.flops)
-        state.set_bytes(operands.problem.received_bytes)
-        chosen = way(state, operands, options.algorithm)
-        if options.algorithm in ops.ALGORITHMS[OP]:
-            configs.append(_config(operands, options))
-            chosen = _with_config(chosen, operands, configs[0])
-        if inner.backend_name != "sim":
-            config = configs[0] if configs else None
-            _expect(state, operands.problem, config, torch.cuda.get_device_name(inner.device))
-        operands.fill(decoy=True)
-        chosen.call()
-        operands.fill()
-        operands.spoil()
-        state.exec(chosen.call, validate_fn=lambda: operands.complaint(chosen.result(), chosen.roundings))
+        fused.run(state, inner, OP, state["gather_dim"])
         if not options.benchmark:
             state.call = _nothing  # is timed instead
 
-    (mine,) = session.measure(case, [params], Settings(LIMIT_S, options.heap_size))
+    (mine,) = session.measure(case, [{**params, "algorithm": _way(options)}], Settings(LIMIT_S, options.heap_size))
     if not options.benchmark:
         mine = replace(mine, seconds=[], back_to_back_s=None, host_s=None)
     outcomes = [Outcome(**ctx.broadcast(asdict(mine), rank)) for rank in range(ctx.world_size)]
-    config = asdict(configs[0]) if configs else None
+    config = asdict(FusedConfig(**mine.config)) if mine.config is not None else None
     return records.record(OP, params, outcomes, known, ctx.world_size) | {"config": config}
 
 
@@ -114,28 +86,10 @@ def _nothing() -> None:
     pass
 
 
-def _expect(state: State, problem: Problem, config: FusedConfig | None, device_name: str) -> None:
-    """The least time on the device, and what the model expects of ``config`` there and of a good one on an MI300X."""
-    known = hardware(device_name)
-    state.set_floor(floor_s(problem, known))
-    if config is not None and known is not None:
-        state.set_predicted(predict_ms(problem, config, known) / 1e3)
-        state.add_counter("mi300x_predicted_ms", expected_ms(problem, HARDWARE["MI300X"]))
-
-
-def _config(operands: Operands, options: Options) -> FusedConfig:
-    """The best that is known of the algorithm, but for the fields that the options name."""
-    picked = pick_config(operands.problem, target_of(operands.ctx), options.algorithm)
-    return picked.with_fields(options.fields)
-
-
-def _with_config(chosen: Way, operands: Operands, config: FusedConfig) -> Way:
-    def call() -> None:
-        operands.ctx.ops.all_gather_matmul(
-            operands.output, operands.a, operands.b, gather_dim=operands.gather_dim, config=config
-        )
-
-    return replace(chosen, call=call)
+def _way(options: Options) -> str:
+    """The algorithm with the fields that the options name, the others being the best known for it."""
+    fields = options.fields if options.algorithm in ops.ALGORITHMS[OP] else {}
+    return "+".join([options.algorithm, *(f"{name}={value}" for name, value in fields.items())])
 
 
 def _file_name(record: Record) -> str:

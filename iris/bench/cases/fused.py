@@ -91,12 +91,9 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     state.set_flops(problem.flops)
     state.set_bytes(problem.received_bytes)
     known = None if ctx.backend_name == "sim" else hardware(torch.cuda.get_device_name(ctx.device))
-    if ctx.backend_name != "sim":
-        state.set_floor(floor_s(problem, known))
+    state.set_floor(floor_s(problem, known))
     if chosen.config is not None:
         _tell(state, ctx, problem, chosen.config, known)
-        if known is not None:
-            state.add_counter("mi300x_predicted_ms", expected_ms(problem, HARDWARE["MI300X"]))
     # What is kept from a call on other numbers must not be taken for this call's.
     operands.fill(decoy=True)
     chosen.refresh()
@@ -127,6 +124,7 @@ def _tell(state: State, ctx: Iris, problem: Problem, config: FusedConfig, known:
         state.add_counter("waves", tiles / ctx.num_sms)
     if known is not None:
         state.set_predicted(predict_ms(problem, config, known) / 1e3)
+        state.add_counter("mi300x_predicted_ms", expected_ms(problem, HARDWARE["MI300X"]))
 
 
 # -- the cases ----------------------------------------------------------------------------------------------
