@@ -8,21 +8,15 @@ from iris.device.sync import arrive, signal
 
 
 @triton.jit
-def count_tile(handle, done, shard, index, per_shard, flags, epoch):
-    """Count a tile that this program has stored. With the last one of its chunk, the chunk's word in ``done`` takes the
-    epoch.
+def counted_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.constexpr):
+    """Count a tile that this program has stored in its rank's memory. With the last one of its chunk, the chunk's word
+    in ``slots.done`` takes the epoch.
 
     A chunk is ``flags.blocks_per_chunk`` tiles of one shard that follow each other; ``flags.counters`` has a counter
-    and ``done`` a word for each of the ``flags.chunks`` chunks of each shard.
+    and ``slots.done`` a word for each of the ``flags.chunks`` chunks of each shard.
     """
     chunk = index // flags.blocks_per_chunk
     tiles = min(per_shard - chunk * flags.blocks_per_chunk, flags.blocks_per_chunk)
     which = shard * flags.chunks + chunk
     if arrive(flags.counters + which, tiles):
-        signal(done + which, epoch, rank(handle), handle)
-
-
-@triton.jit
-def chunk_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.constexpr):
-    """``AFTER`` for sinks that store every tile in this rank's memory; ``slots`` are the words of complete chunks."""
-    count_tile(handle, slots, shard, index, per_shard, flags, epoch)
+        signal(slots.done + which, epoch, rank(handle), handle)

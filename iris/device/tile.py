@@ -70,6 +70,16 @@ class Flags(NamedTuple):
     piece_k: Any
 
 
+class Slots(NamedTuple):
+    """Room for tiles on their way between ranks. ``incoming``: at the owner, per source and tile, or one sum per tile;
+    ``outgoing``: per owner and tile; ``done``: words that hold the epoch when a chunk of outgoing or finished tiles is
+    complete."""
+
+    incoming: Any = None
+    outgoing: Any = None
+    done: Any = None
+
+
 @triton.jit
 def tile_pointers(matrix, ptr, rows, cols):
     """Pointers to the elements at ``rows`` × ``cols`` of a matrix that starts at ``ptr``."""

@@ -62,6 +62,7 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device import handle as handles
 from iris.device import schedule
+from iris.device.chunk import counted_after
 from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, signal_all, store_words, wait_all, wait_words
@@ -77,7 +78,6 @@ from iris.ops.reduction import (
     added_after,
     collected,
     collected_sum,
-    counted_after,
     deliver,
     deliver_add,
     delivered_after,

@@ -45,11 +45,11 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
-from iris.device.chunk import chunk_after
+from iris.device.chunk import counted_after
 from iris.device.matmul import Crew
 from iris.device.peer import translate
 from iris.device.sync import enter, leave, wait, wait_all_entered
-from iris.device.tile import Flags, Matrix, finished, store_everywhere, tile_pointers
+from iris.device.tile import Flags, Matrix, Slots, finished, store_everywhere, tile_pointers
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
@@ -193,14 +193,14 @@ class _Call(OpCall):
     def split(self) -> None:
         senders = self.config.movers(OP, self.ctx.num_sms)
         plan = replace(self._plan(), courier=send_courier, couriers=senders, dedicated=senders)
-        self.launch(plan, slots=self.workspace.ready)
+        self.launch(plan, slots=Slots(done=self.workspace.ready))
 
     def streams(self) -> None:
         senders = self.config.movers(OP, self.ctx.num_sms)
         plan = replace(self._plan(), meet=False)
         computing = replace(self.config, num_sms=(self.config.num_sms or self.ctx.num_sms) - senders)
         self.workspace.engine.then(
-            lambda: self.launch(plan, slots=self.workspace.ready, config=computing),
+            lambda: self.launch(plan, slots=Slots(done=self.workspace.ready), config=computing),
             # The second kernel has a turnstile of its own, which counts the same calls.
             lambda: self._send(self.workspace.second_turnstile, senders, chunk_rows=plan.chunk_rows),
         )
@@ -216,7 +216,7 @@ class _Call(OpCall):
                 engine.put_to_all(self.output[chunk * plan.chunk_rows :][: plan.chunk_rows])
                 engine.clear(done[chunk:][:1])
 
-        engine.beside(lambda: self.launch(plan, slots=done), copies, self.decomposition().meet)
+        engine.beside(lambda: self.launch(plan, slots=Slots(done=done)), copies, self.decomposition().meet)
 
     def decomposed(self) -> None:
         rank, world, engine, parts = self.ctx.rank, self.ctx.world_size, self.workspace.engine, self.decomposition()
@@ -250,7 +250,7 @@ class _Call(OpCall):
         tiles = per_chunk * config.group_size_m * -(-self.problem.n // config.block_size_n)
         count = -(-groups // per_chunk)
         return Plan(
-            self.site, after=chunk_after, eager=True, gate=True, chunks=count, blocks_per_chunk=tiles, counts=count,
+            self.site, after=counted_after, eager=True, gate=True, chunks=count, blocks_per_chunk=tiles, counts=count,
             chunk_rows=per_chunk * config.group_size_m * config.block_size_m,
         )  # fmt: skip
 

@@ -19,7 +19,7 @@ of the sources that have added to it, which the owner sets back to zero, and the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -27,7 +27,7 @@ import triton.language as tl
 
 from iris.device import handle as handles
 from iris.device.arch import copy_stages
-from iris.device.chunk import count_tile
+from iris.device.chunk import counted_after
 from iris.device.peer import translate
 from iris.device.sync import (
     MAX_RANKS,
@@ -42,6 +42,7 @@ from iris.device.sync import (
 )
 from iris.device.tile import (
     Matrix,
+    Slots,
     Tile,
     finished,
     slot_pointers,
@@ -65,15 +66,6 @@ _SUM_STAGES: tl.constexpr = tl.constexpr(3)
 """Of its loop over the parts: more would take the shared memory that so many programs per SM share."""
 _ADDED: tl.constexpr = tl.constexpr(2)
 """What each tile that is added counts: to wait for 1 is bounded as the first use of a flag is, and these wait again."""
-
-
-class Slots(NamedTuple):
-    """Room for tiles on their way. ``incoming``: at the owner, per source and tile, or one sum per tile; ``outgoing``:
-    per owner and tile; ``done``: words that hold the epoch when a chunk of outgoing or finished tiles is complete."""
-
-    incoming: Any
-    outgoing: Any
-    done: Any
 
 
 @triton.jit
@@ -101,13 +93,7 @@ def keep(handle, slots, value, tile):
 def kept_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.constexpr):
     """Count a tile of another owner's that was left for the copy engine."""
     if shard != handles.rank(handle):
-        count_tile(handle, slots.done, shard, index, per_shard, flags, epoch)
-
-
-@triton.jit
-def counted_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.constexpr):
-    """Count any tile for the copy engine: those of other owners, and finished ones."""
-    count_tile(handle, slots.done, shard, index, per_shard, flags, epoch)
+        counted_after(handle, slots, shard, index, per_shard, flags, epoch, SITE)
 
 
 @triton.jit

@@ -45,7 +45,7 @@ PARTS = {"": (16, 4096, 64, 128), "_of_one": (1, 1, 1, 1)}
 to see whether it can, one target is enough."""
 OLD = int(VERSION < (3, 9))
 """Whether this is not the newest Triton; scripts/assembly runs two."""
-COUNTING = (chunk.chunk_after, reduction.kept_after, reduction.counted_after)
+COUNTING = (chunk.counted_after, reduction.kept_after)
 """Those that count tiles."""
 
 OPS: dict[str, dict[str, Any]] = {
@@ -75,8 +75,8 @@ OPS: dict[str, dict[str, Any]] = {
         "SOURCE": arrived_source, "COURIER": fetch_courier, "SEGMENTS": 8, "PIECEWISE": True,
     },
     "all_scatter": {"SINK": push_sink, "GATE": True},
-    "send_columns": {"AFTER": chunk.chunk_after, "EAGER": True, "GATE": True, "COURIER": send_courier},
-    "copy_columns": {"AFTER": chunk.chunk_after, "EAGER": True, "GATE": True},
+    "send_columns": {"AFTER": chunk.counted_after, "EAGER": True, "GATE": True, "COURIER": send_courier},
+    "copy_columns": {"AFTER": chunk.counted_after, "EAGER": True, "GATE": True},
     "scatter_rows": ROWS | {"SINK": scatter_rows_sink, "AFTER": reduction.delivered_after},
     "keep_rows": ROWS | {"SINK": keep_rows_sink, "AFTER": reduction.kept_after, "EAGER": True},
     "add_rows": ROWS | {"SINK": add_rows_sink, "AFTER": reduction.added_after},
@@ -84,7 +84,7 @@ OPS: dict[str, dict[str, Any]] = {
     "one_shot_words": {"SINK": one_shot_words_sink, "EPOCHS": 148},
     "two_shot": DEALT | {"SINK": two_shot_sink, "AFTER": reduction.delivered_after},
     "atomic": DEALT | {"SINK": atomic_sink, "AFTER": reduction.added_after, "EAGER": True},
-    "copied": ROWS | {"SINK": copied_sink, "AFTER": reduction.counted_after, "EAGER": True},
+    "copied": ROWS | {"SINK": copied_sink, "AFTER": chunk.counted_after, "EAGER": True},
     "both": {"SOURCE": pull_source, "SINK": push_sink, "GATE": True, "SHARDS": 8, "SHARDED": True},
 }  # fmt: skip
 """What each op passes to the kernel, where it differs from :data:`PLAIN`; ``both`` is what a user's own op could be.
@@ -176,14 +176,12 @@ def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias:
 
 def _slots(constants: dict[str, Any], out: torch.dtype, total: torch.dtype) -> Any:
     """What the op's sink and what announces its tiles take as ``slots``."""
-    if constants["AFTER"] is chunk.chunk_after:
-        return tensor(torch.int32)
     if constants["SINK"] is one_shot_words_sink:
         return Inbox(tensor(torch.int64), 1 << 20)
     if constants["AFTER"] is None and constants["SINK"] is not one_shot_sink:
         return None
     copied = constants["AFTER"] in COUNTING
-    return reduction.Slots(
+    return tile.Slots(
         tensor(total if constants["AFTER"] is reduction.added_after else out),
         tensor(out) if copied else None,
         tensor(torch.int32) if copied else None,
