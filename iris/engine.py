@@ -29,11 +29,11 @@ _STREAMS = 32
 """PyTorch makes this many streams, and hands them out by turns."""
 
 
-def stream_apart(make: Callable[[], Any], *others: Any) -> Any:
-    """A stream that ``make`` returns and that is none of ``others``, if there is one: of many that a program asks for,
-    two may be the same."""
+def stream_apart(make: Callable[[], Any], other: Any) -> Any:
+    """A stream that ``make`` returns and that is not ``other``, if there is one: of many that a program asks for, two
+    may be the same."""
     for _ in range(_STREAMS):
-        if (stream := make()) not in others:
+        if (stream := make()) != other:
             break
     return stream
 
