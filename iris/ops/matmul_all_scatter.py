@@ -46,7 +46,6 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device import handle as handles
 from iris.device.chunk import counted_after
-from iris.device.matmul import Crew
 from iris.device.peer import translate
 from iris.device.sync import enter, leave, wait, wait_all_entered
 from iris.device.tile import Flags, Matrix, Slots, finished, store_everywhere, tile_pointers
@@ -80,19 +79,29 @@ def send_courier(
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
     """Store chunk after chunk of the own columns into all peers' outputs, each when it is complete."""
+    _send_chunks(handle, c, flags, epoch, program, crew.couriers, M, N, chunk_rows, SITE, COURIER_M, COURIER_N)
+
+
+@triton.jit
+def _send_chunks(
+    handle, c, flags, epoch, program, senders, M, N, chunk_rows,
+    SITE: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+):  # fmt: skip
+    """This program's share, as one of ``senders``, of all chunks of the own columns."""
     # A chunk is complete only after this, too; but here the wait names the peer that is missing.
     wait_all_entered(flags.turnstile, epoch, handle, SITE)
     for chunk in range(tl.cdiv(M, chunk_rows)):
         wait(flags.ready + chunk, epoch, handles.rank(handle), handle, SITE)
-        _send(handle, c, program, crew, chunk * chunk_rows, min((chunk + 1) * chunk_rows, M), N, COURIER_M, COURIER_N)
+        first = chunk * chunk_rows
+        _send(handle, c, program, senders, first, min(first + chunk_rows, M), N, COURIER_M, COURIER_N)
 
 
 @triton.jit
-def _send(handle, c, program, crew, row_begin, row_end, N, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr):
-    """This program's share of some rows of the own columns, into all peers' outputs."""
+def _send(handle, c, program, senders, row_begin, row_end, N, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr):
+    """The same of some rows."""
     me, world = handles.rank(handle), handles.world_size(handle)
     across = tl.cdiv(N, COURIER_N)
-    for block in range(program, tl.cdiv(row_end - row_begin, COURIER_M) * across, crew.couriers):
+    for block in range(program, tl.cdiv(row_end - row_begin, COURIER_M) * across, senders):
         rows = row_begin + block // across * COURIER_M + tl.arange(0, COURIER_M)
         cols = block % across * COURIER_N + tl.arange(0, COURIER_N)
         mask = (rows < row_end)[:, None] & (cols < N)[None, :]
@@ -104,20 +113,18 @@ def _send(handle, c, program, crew, row_begin, row_end, N, COURIER_M: tl.constex
 
 @triton.jit(do_not_specialize=["first"])
 def send_kernel(
-    handle, flags, c, first, M, N, crew, chunk_rows,
+    handle, flags, c, first, M, N, chunk_rows,
     SITE: tl.constexpr, BESIDE: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
     """The collective alone, of the rows from ``first`` on. ``BESIDE``: beside the matmul, chunk by chunk; else all at
     once."""
     epoch = enter(flags.turnstile, handle)
-    program = tl.program_id(0)
+    program, senders = tl.program_id(0), tl.num_programs(0)
     if BESIDE:
-        send_courier(
-            handle, c, c, c, flags, epoch, program, crew, M, N, 0, chunk_rows, SITE, 1, COURIER_M, COURIER_N
-        )  # fmt: skip
+        _send_chunks(handle, c, flags, epoch, program, senders, M, N, chunk_rows, SITE, COURIER_M, COURIER_N)
     else:
         wait_all_entered(flags.turnstile, epoch, handle, SITE)
-        _send(handle, c, program, crew, first, M, N, COURIER_M, COURIER_N)
+        _send(handle, c, program, senders, first, M, N, COURIER_M, COURIER_N)
     leave(flags.turnstile, epoch, handle, SITE)
 
 
@@ -263,6 +270,6 @@ class _Call(OpCall):
         flags = Flags(turnstile, self.workspace.ready, None, None, 1, 1, 1, 1)
         send_kernel[(programs,)](
             self.ctx.handle, flags, Matrix(self.output, *self.output.stride()), first, self.problem.m, self.problem.n,
-            Crew(programs, programs, 0, 1), chunk_rows or self.problem.m, SITE=self.site, BESIDE=chunk_rows is not None,
+            chunk_rows or self.problem.m, SITE=self.site, BESIDE=chunk_rows is not None,
             COURIER_M=self.config.comm_block_m, COURIER_N=self.config.comm_block_n, num_warps=8,
         )  # fmt: skip

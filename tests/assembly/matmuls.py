@@ -368,7 +368,7 @@ def chunk_arguments() -> Any:
 
 def send_arguments() -> Any:
     flags = tile.Flags(tensor(torch.int32), tensor(torch.int32), None, None, 1, 1, 1, 1)
-    return handle(), flags, half_matrix(), 0, 1024, 4096, matmul.Crew(16, 16, 0, 2), 256
+    return handle(), flags, half_matrix(), 0, 1024, 4096, 256
 
 
 def half_matrix() -> tile.Matrix:
