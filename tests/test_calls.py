@@ -89,7 +89,7 @@ def all_workspaces(ctx: Any) -> Iterator[FusedWorkspace]:
     for one in (*ctx._workspaces.values(), *ctx._kept.values()):
         if isinstance(one, FusedWorkspace):
             yield one
-            yield from one.inner.values()
+            yield one.for_matmul
 
 
 def advance(workspaces: Iterable[FusedWorkspace], calls: int) -> None:
@@ -102,9 +102,10 @@ def advance(workspaces: Iterable[FusedWorkspace], calls: int) -> None:
 
     for one in workspaces:
         for turnstile in (one.turnstile, one.second_turnstile):
-            left = int(turnstile[sync._LEFT_COUNT.value])
+            left = turnstile[sync._LEFT_COUNT.value :][:1]  # of a matmul of one rank there is none
+            before = left.clone()
             on(turnstile)
-            turnstile[sync._LEFT_COUNT.value] = left
+            left.copy_(before)
         if one.algorithm != "atomic":
             on(one.ready)
         for key, memory in one.local.items():
@@ -148,7 +149,7 @@ def first_large_call(way: Way, seed: int) -> list[float]:
             one.run(SMALL, workspace=workspace)
             excesses.append(one.excess())
             ctx.barrier()
-            advance([workspace, *workspace.inner.values()], calls)
+            advance([workspace, workspace.for_matmul], calls)
             ctx.barrier()
         return excesses
 

@@ -105,7 +105,7 @@ def plain_matmul(
     if config.own_matmul or a.dtype == torch.int8 or misshapen:
         as_given = config.own_matmul or config.num_sms is not None
         own = replace(config, algorithm="local", own_matmul=False) if as_given else None
-        _multiply(workspace.ctx, output, a, b, bias, own, workspace.for_matmul(), trace or False)
+        _multiply(workspace.ctx, output, a, b, bias, own, workspace.for_matmul, trace or False)
     elif bias is None:
         torch.matmul(_whole_rows(a), b, out=output)
     else:

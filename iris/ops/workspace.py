@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -37,7 +38,6 @@ class FusedWorkspace(Live):
         staging: bytes on the symmetric heap that peers write into; empty where the algorithm needs none.
         engine: the copy engine's stream; the context's own workspaces share one.
         local: this rank's own memory, by what it is for, made when first needed.
-        inner: workspaces of ops that this one's calls call, by op.
     """
 
     op: str
@@ -49,7 +49,6 @@ class FusedWorkspace(Live):
     staging: torch.Tensor
     engine: CopyEngine
     local: dict[Hashable, torch.Tensor] = field(default_factory=dict)
-    inner: dict[str, FusedWorkspace] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         room = f"{format_bytes(self.staging.numel())} of staging memory, {self.ready.numel()} flags"
@@ -96,23 +95,18 @@ class FusedWorkspace(Live):
                 self.local[key] = torch.zeros(key[1], dtype=dtype, device=self.ctx.device)
         return self.local[key]
 
+    @cached_property
     def for_matmul(self) -> FusedWorkspace:
-        """Flags of the matmuls that this rank computes alone in this op's calls."""
-        if "matmul" not in self.inner:
-            self.inner["matmul"] = local_workspace(self.ctx)
-        return self.inner["matmul"]
+        """That of the matmuls that this rank computes alone in this op's calls."""
+        return local_workspace(self.ctx)
 
 
 def local_workspace(ctx: Iris) -> FusedWorkspace:
-    """Flags for matmuls of this rank alone, in ordinary memory: no other rank takes part in making them."""
+    """For matmuls of this rank alone: without what ranks share, so no other one takes part in making it."""
     _refuse_in_capture(ctx, "matmul")
-    with _outlasting_inference():
-        turnstiles = torch.zeros(2, sync.TURNSTILE_WORDS.value, dtype=torch.int32, device=ctx.device)
-        empty = torch.zeros(0, dtype=torch.uint8, device=ctx.device)
+    flags, staging = (torch.zeros(0, dtype=dtype, device=ctx.device) for dtype in (torch.int32, torch.uint8))
     engine = ctx.kept(CopyEngine, lambda: CopyEngine(ctx))
-    return FusedWorkspace(
-        "matmul", "local", ctx, turnstiles[0], turnstiles[1], empty.view(torch.int32), empty, engine
-    )  # fmt: skip
+    return FusedWorkspace("matmul", "local", ctx, flags, flags, flags, staging, engine)
 
 
 def _outlasting_inference() -> AbstractContextManager[object]:
