@@ -270,8 +270,7 @@ class _Call(OpCall):
                 self._multiply_rows(rows.of(staged), rows)
 
     def low_latency(self) -> None:
-        m, k = self.problem.m, self.problem.k
-        gathered = self.workspace.scratch("gathered", m * k, self.a.dtype)[: m * k].view(m, k)
+        gathered = self.workspace.scratch_matrix("gathered", self.problem.m, self.problem.k, self.a.dtype)
         exchange(self.ctx, self.workspace, self.blocks(), self.a, gathered, self.site, by_rows=self.by_rows)
         self.multiply(self.output, gathered, self.bias)
 

@@ -294,7 +294,7 @@ class SumCall(OpCall):
         engine, parts = self.workspace.engine, self.decomposition()
         landings = parts.landings(len(chunks))
         incoming = self.workspace.staged(world * rows, n, self.output.dtype)
-        product = self.workspace.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
+        product = self.workspace.scratch_matrix("product", m, n, self.output.dtype)
 
         def owned(owner: int, chunk: int) -> Rows:
             """The rows of a chunk, of which the last ranks may have fewer, or none."""
@@ -352,7 +352,7 @@ class SumCall(OpCall):
         if blocks.loaded:
             product = self.workspace.staged(m, n, self.output.dtype)
         else:
-            product = self.workspace.scratch("product", m * n, self.output.dtype)[: m * n].view(m, n)
+            product = self.workspace.scratch_matrix("product", m, n, self.output.dtype)
         self.multiply(product, self.a)
         exchange(
             self.ctx, self.workspace, blocks, product, self.output, self.site, split=split, total=True,

@@ -41,7 +41,7 @@ def row_major(workspace: FusedWorkspace, matrix: torch.Tensor) -> torch.Tensor:
         return matrix
     vector = _ALIGNMENT // matrix.element_size()
     pitch = -(-cols // vector) * vector
-    copy = workspace.scratch("rows", rows * pitch, matrix.dtype)[: rows * pitch].view(rows, pitch)[:, :cols]
+    copy = workspace.scratch_matrix("rows", rows, pitch, matrix.dtype)[:, :cols]
     blocks = -(-rows // _BLOCK) * -(-cols // _BLOCK)
     copy_kernel[(min(blocks, _PROGRAMS_PER_SM * workspace.ctx.num_sms),)](
         Matrix(matrix, *matrix.stride()), Matrix(copy, *copy.stride()), rows, cols, BLOCK=_BLOCK, num_warps=4

@@ -95,6 +95,10 @@ class FusedWorkspace(Live):
                 self.local[key] = torch.zeros(key[1], dtype=dtype, device=self.ctx.device)
         return self.local[key]
 
+    def scratch_matrix(self, name: str, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+        """The start of :meth:`scratch` memory as a matrix."""
+        return self.scratch(name, rows * cols, dtype)[: rows * cols].view(rows, cols)
+
     @cached_property
     def for_matmul(self) -> FusedWorkspace:
         """That of the matmuls that this rank computes alone in this op's calls."""
