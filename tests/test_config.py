@@ -151,12 +151,6 @@ def test_nonsense_is_refused_by_name(field: str) -> None:
         with_value(FusedConfig(), field, -1).check("some_op", ("auto",), 132)
 
 
-def test_floor_is_the_larger_term() -> None:
-    one = problem()
-    assert one.floor_s(1e12, 1e30) == one.flops / 1e12
-    assert one.floor_s(1e30, 1e9) == one.received_bytes / 1e9
-
-
 def test_waves_per_eu_may_be_0_and_not_less() -> None:
     FusedConfig(waves_per_eu=0).check("some_op", ("auto",), 132)
     with pytest.raises(ArgumentError, match=r"config\.waves_per_eu: expected a positive number or 0, got -1"):

@@ -49,7 +49,3 @@ class Problem:
         """Bytes that must pass this rank's memory: each input read once, the output written once."""
         item, out_item = self.dtype.itemsize, output_dtype(self.dtype).itemsize
         return (self.m * self.k + self.k * self.n) * item + self.m * self.n * out_item
-
-    def floor_s(self, flops_per_s: float, link_bytes_per_s: float) -> float:
-        """The time that no schedule beats: the larger of the matmul's and the transfer's, in seconds."""
-        return max(self.flops / flops_per_s, self.received_bytes / link_bytes_per_s)
