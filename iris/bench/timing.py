@@ -60,16 +60,9 @@ def call_seconds(
         lead_s = min(2 * lead_s, MOST_LEAD_S)
 
 
-def median_seconds(
-    ctx: Iris,
-    call: Callable[[], object],
-    *,
-    together: bool = False,
-    warmup: int | None = None,
-    iterations: int | None = None,
-) -> float:
+def median_seconds(ctx: Iris, call: Callable[[], object], *, together: bool = False) -> float:
     """The median of :func:`call_seconds`."""
-    return statistics.median(call_seconds(ctx, call, together=together, warmup=warmup, iterations=iterations))
+    return statistics.median(call_seconds(ctx, call, together=together))
 
 
 def back_to_back_seconds(ctx: Iris, call: Callable[[], object], calls: int) -> float:
