@@ -192,6 +192,14 @@ class Call:
         """These chunks as shares of all."""
         return [chunk.count / rows for chunk in self.cut(rows)]
 
+    def groups(self, rows: int) -> int:
+        """Groups of ``rows`` block rows."""
+        return -(-rows // self.config.group_size_m)
+
+    def chunks_of_groups(self, rows: int) -> int:
+        """How many chunks ``rows`` block rows travel in, where each is of whole groups."""
+        return self.chunks(self.config.num_chunks, self.groups(rows))[0]
+
     def first_tile(self, row: int) -> int:
         """Number of the first tile in block row ``row``, in grouped order."""
         group = row // self.config.group_size_m * self.config.group_size_m

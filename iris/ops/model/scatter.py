@@ -15,12 +15,6 @@ def _pushed(call: Call) -> float:
     return LAUNCH_S + beside_s(deal, storing) + MEET_S
 
 
-def _chunks(call: Call, wanted: int | None) -> tuple[int, int]:
-    """Chunks are whole groups of block rows: how many, and groups in each."""
-    groups = -(-call.rows // call.config.group_size_m)
-    return call.chunks(min(wanted or groups, groups), groups)
-
-
 def _behind(call: Call, deal: Deal, chunks: int, each_s: float) -> float:
     """Chunks of the output are sent as they are finished, each taking ``each_s``."""
     sent = 0.0
@@ -31,7 +25,7 @@ def _behind(call: Call, deal: Deal, chunks: int, each_s: float) -> float:
 
 def _copied(call: Call) -> float:
     deal = call.deal(call.rows * call.columns, tile_s=KEEP_S)
-    chunks, _ = _chunks(call, call.config.num_chunks)
+    chunks = call.chunks_of_groups(call.rows)
     each = (call.world - 1) * call.machine.copy_s(call.output_nbytes // chunks) + 2 * WORD_S
     return _behind(call, deal, chunks, each) + LAUNCH_S
 
@@ -39,7 +33,7 @@ def _copied(call: Call) -> float:
 def _split(call: Call) -> float:
     senders = call.config.comm_sms or max(1, call.programs() // 8)
     deal = call.deal(call.rows * call.columns, min(senders, call.programs() - 1), tile_s=KEEP_S)
-    chunks, _ = _chunks(call, None)
+    chunks = call.groups(call.rows)
     nbytes = (call.world - 1) * call.output_nbytes / chunks
     return _behind(call, deal, chunks, call.machine.store_s(nbytes, senders, call.world) + FLAG_S)
 

@@ -137,8 +137,7 @@ def _reduce_everywhere(call: Call) -> float:
 def _reduce_copied(call: Call) -> float:
     """In rounds: tiles to their owners, then sums to all, the sums of one round behind the tiles of the next."""
     shard, world = call.shard_rows * call.columns, call.world
-    groups = -(-call.shard_rows // call.config.group_size_m)
-    chunks, _ = call.chunks(call.config.num_chunks, groups)
+    chunks = call.chunks_of_groups(call.shard_rows)
     deal = call.deal(world * shard, tile_s=KEEP_S, passes=call.passes)
     spreading = _CROWDED * _owner_copy_s(call, 1 / chunks)
     each = spreading + 2 * WORD_S
