@@ -215,15 +215,9 @@ _VARIATIONS: dict[str, tuple[Any, ...]] = {
     "matrix_instr_nonkdim": (16, 32),
     "kpack": (1, 2),
 }
-_MOVING_VARIATIONS: dict[str, tuple[Any, ...]] = {
-    "comm_sms": (4, 8, 12, 16, 24, 32, 48, 64), "comm_block_m": (16, 32, 64, 128), "comm_block_n": (64, 128, 256),
-}  # fmt: skip
-_COURIER_VARIATIONS: dict[str, tuple[Any, ...]] = {
-    "comm_block_m": (16, 32, 64, 128), "comm_block_n": (64, 128, 256), "num_chunks": (1, 2, 4),
-}  # fmt: skip
-_SUM_VARIATIONS: dict[str, tuple[Any, ...]] = {
-    name: _MOVING_VARIATIONS[name] for name in ("comm_block_m", "comm_block_n")
-}
+_TILE_VARIATIONS: dict[str, tuple[Any, ...]] = {"comm_block_m": (16, 32, 64, 128), "comm_block_n": (64, 128, 256)}
+_MOVING_VARIATIONS: dict[str, tuple[Any, ...]] = {"comm_sms": (4, 8, 12, 16, 24, 32, 48, 64)} | _TILE_VARIATIONS
+_COURIER_VARIATIONS = _TILE_VARIATIONS | {"num_chunks": (1, 2, 4)}
 _CHUNK_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_chunks": (1, 2, 3, 4, 6, 8, 12, 16)}
 _ROUND_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_rounds": (1, 2, 4, 8, 16)}
 _OWNER_VARIATIONS: dict[str, tuple[Any, ...]] = {"owners_per_matmul": (1, 2, 3, 4)}
@@ -243,9 +237,9 @@ _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("matmul_all_scatter", "split"): _MOVING_VARIATIONS,
     ("matmul_all_scatter", "streams"): _MOVING_VARIATIONS,
     ("matmul_reduce_scatter", "copy_engine"): _CHUNK_VARIATIONS,
-    ("matmul_reduce_scatter", "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS | _SUM_VARIATIONS,
+    ("matmul_reduce_scatter", "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS | _TILE_VARIATIONS,
     ("matmul_reduce_scatter", "ring"): _CHUNK_VARIATIONS,
-    ("matmul_all_reduce", "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS | _SUM_VARIATIONS,
+    ("matmul_all_reduce", "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS | _TILE_VARIATIONS,
     ("matmul_all_reduce", "ring"): _CHUNK_VARIATIONS,
     ("matmul_all_reduce", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_reduce_scatter", "push"): _ROUND_VARIATIONS,
@@ -308,7 +302,7 @@ def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterato
     if has_no_tile(config):
         fields = dict(own)
         if config.algorithm == "baseline":
-            fields |= _SUM_VARIATIONS
+            fields |= _TILE_VARIATIONS
     for name, values in fields.items():
         if (name in _AMD_ONLY and target.backend != "hip") or (name == "two_tiles" and not config.stream_k):
             continue
