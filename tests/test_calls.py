@@ -417,7 +417,7 @@ def of_other_sizes() -> tuple[Failure, ...]:
 def test_ranks_that_disagree_are_told(ranks: Ranks) -> None:
     said = (
         ("m=34", "m=32"), ("num_rounds=1", "num_rounds=2"),
-        ("workspace='of the context'", "workspace='given at heap offset "),
+        ("workspace of the context", "workspace given at heap offset "),
         *[("bias per column", "no bias")] * 2,
     )  # fmt: skip
     for failures in ranks.run(of_other_sizes):

@@ -72,16 +72,11 @@ def resolve(
     return chosen
 
 
-class _Memory(NamedTuple):
+def _memory(ctx: Iris, workspace: FusedWorkspace | None) -> str:
     """Whose workspace a call has, and where it lies."""
-
-    workspace: str
-
-
-def _memory(ctx: Iris, workspace: FusedWorkspace | None) -> _Memory:
     if type(workspace) is not FusedWorkspace or workspace.ctx is not ctx:  # what is no workspace of it is refused later
-        return _Memory("of the context")
-    return _Memory(f"given at heap offset {place_of(ctx, workspace.turnstile).heap_offset}")
+        return "workspace of the context"
+    return f"workspace given at heap offset {place_of(ctx, workspace.turnstile).heap_offset}"
 
 
 class _Choice(NamedTuple):
