@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from iris.ops.config import tiles_in_words
 from iris.ops.deal import Call, Deal, library_s
@@ -71,8 +72,10 @@ def _own_waves(call: Call, deal: Deal) -> int:
     return -(-(deal.whole // call.world or 1) // deal.workers)
 
 
-def _sum_pushed(call: Call, tiles: int, returned_nbytes: float, item: float = 1.0) -> float:
-    """Tiles are stored to their owners, item times as large as the output's; sums are stored to all."""
+def _sum_pushed(call: Call, item: float = 1.0, *, everywhere: bool) -> float:
+    """Tiles are stored to their owners, item times as large as the output's; with ``everywhere`` sums to all."""
+    tiles = call.columns * (call.rows if everywhere else call.world * call.shard_rows)
+    returned_nbytes = _sent_nbytes(call) if everywhere else 0.0
     rounds = min(call.config.num_rounds, max(1, tiles // call.world))
     if returned_nbytes:  # each rank's tiles are a part of all columns, and the own ones come a round later
         passes, gained = 1.0, max(0.0, 1 - 2 / rounds)
@@ -88,14 +91,6 @@ def _sum_pushed(call: Call, tiles: int, returned_nbytes: float, item: float = 1.
         own_waves = -(-own_waves // rounds)
     moving = beside_s(deal, storing, _ROUNDS_APART * gained, waiting)
     return LAUNCH_S + moving + own_waves * _collect_s(call) + MEET_S + 2 * FLAG_S
-
-
-def _scatter_pushed(call: Call) -> float:
-    return _sum_pushed(call, call.world * call.shard_rows * call.columns, 0.0)
-
-
-def _scatter_added(call: Call) -> float:
-    return _sum_pushed(call, call.world * call.shard_rows * call.columns, 0.0, item=4.0)
 
 
 def _scatter_copied(call: Call) -> float:
@@ -115,12 +110,8 @@ def _scatter_copied(call: Call) -> float:
     return LAUNCH_S + deal.end_s(arrivals) + collecting + MEET_S
 
 
-def _reduce_pushed(call: Call) -> float:
-    return _sum_pushed(call, call.rows * call.columns, _sent_nbytes(call))
-
-
 def _reduce_added(call: Call) -> float:
-    return _sum_pushed(call, call.rows * call.columns, _sent_nbytes(call), item=4.0) + MEET_S
+    return _sum_pushed(call, 4.0, everywhere=True) + MEET_S
 
 
 def _reduce_everywhere(call: Call) -> float:
@@ -228,14 +219,6 @@ def _reduce_decomposed(call: Call) -> float:
     return 2 * LAUNCH_S + max(sent, computed, landed) + max(AWAITED_STEP_S + summing, storing) + MEET_S
 
 
-def _scatter_ring(call: Call) -> float:
-    return _ring(call, everywhere=False)
-
-
-def _reduce_ring(call: Call) -> float:
-    return _ring(call, everywhere=True)
-
-
 def _scatter_exchanged(call: Call) -> float:
     return multiplied_s(call) + exchange_s(
         call, _sent_nbytes(call), call.output_nbytes / call.world, exposed=_SUMMED_EXPOSED
@@ -263,21 +246,21 @@ def _reduce_exchanged_twice(call: Call) -> float:
 
 
 SCATTERED: dict[str, Callable[[Call], float]] = {
-    "push": _scatter_pushed,
+    "push": partial(_sum_pushed, everywhere=False),
     "copy_engine": _scatter_copied,
     "decomposed": _scatter_decomposed,
-    "ring": _scatter_ring,
+    "ring": partial(_ring, everywhere=False),
     "low_latency": _scatter_exchanged,
-    "atomic": _scatter_added,
+    "atomic": partial(_sum_pushed, item=4.0, everywhere=False),
     "baseline": _scatter_then,
 }
 REDUCED: dict[str, Callable[[Call], float]] = {
     "atomic": _reduce_added,
     "one_shot": _reduce_everywhere,
-    "two_shot": _reduce_pushed,
+    "two_shot": partial(_sum_pushed, everywhere=True),
     "copy_engine": _reduce_copied,
     "decomposed": _reduce_decomposed,
-    "ring": _reduce_ring,
+    "ring": partial(_ring, everywhere=True),
     "low_latency": _reduce_exchanged,
     "low_latency_two_shot": _reduce_exchanged_twice,
     "baseline": _reduce_then,
