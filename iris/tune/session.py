@@ -281,13 +281,10 @@ class Chief:
         """Write the row, if anything was measured; an unfinished one not in place of a finished one."""
         if self._kept is not None:
             return Finding(self._shape.name, self._kept)
-        for config, trial in self._search.trials.items():
-            if trial.times_ms:
-                self._trials.add(
-                    self._key, config, MEASURED, measured_ms=trial.median_ms, predicted_ms=self._ms(config)
-                )
+        timed = {config: trial.median_ms for config, trial in self._search.trials.items() if trial.times_ms}
+        for config, ms in timed.items():
+            self._trials.add(self._key, config, MEASURED, measured_ms=ms, predicted_ms=self._ms(config))
         best = self._search.best
-        timed = [config for config, trial in self._search.trials.items() if trial.times_ms]
         if best is None:
             return Finding(self._shape.name, why=self._why_nothing(), failed=True)
         row, finished = self._row(best), self._finished_row()
@@ -296,7 +293,7 @@ class Chief:
             self._trials.add(self._key, best, LEFT, measured_ms=row.measured_ms)
             why = f"{ended}, {row.measured_ms:.4g} ms so far: the finished row from before is kept"
             return Finding(self._shape.name, finished, why)
-        if row.unfinished and timed == [self._search.untuned]:
+        if row.unfinished and timed.keys() == {self._search.untuned}:
             why = f"{ended}: nothing timed but what is picked without rows"
             return Finding(self._shape.name, why=why, failed=True)
         tuned.write(self._options.out, [row])
