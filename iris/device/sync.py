@@ -32,7 +32,8 @@ _BARRIER_FLAGS: tl.constexpr = tl.constexpr(256)
 _BARRIER_EPOCHS: tl.constexpr = tl.constexpr(512)
 
 TURNSTILE_WORDS: tl.constexpr = tl.constexpr(256)
-"""int32 words of a turnstile, on the symmetric heap, zero when made: epoch, programs that left, flags."""
+"""int32 words of a turnstile, on the symmetric heap: epoch, programs that left, the coming epoch, flags. All but the
+coming epoch are zero when made."""
 _LEFT_COUNT: tl.constexpr = tl.constexpr(1)
 NEXT_EPOCH: tl.constexpr = tl.constexpr(2)
 """Word of a turnstile that holds the coming call's epoch, for the copy engine to flag arrivals with; 1 when made."""
