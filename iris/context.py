@@ -50,6 +50,8 @@ LEAST_HEAP_BYTES = 1 << 16
 _LARGEST = 1 << 46
 """Bytes of a heap: more than any address space has for all ranks'."""
 MAX_RANKS = sync.MAX_RANKS.value
+_OF_GROUP = "barrier("
+"""How calls begin that not all ranks take part in."""
 
 
 def iris(
@@ -451,8 +453,10 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self.check()
         try:
             return self._mesh.exchange(tag, payload, ranks)
-        except RankMismatch:
-            raise  # every rank has heard all others
+        except RankMismatch as error:
+            if _OF_GROUP in str(error):  # ranks outside have not heard: what they sent would answer a later call
+                raise self._failed(error) from None
+            raise
         except WaitTimeout as error:
             raise self._failed(gave_up(self._watcher.told(), error, self.rank)) from None
         except PeerDied as error:

@@ -76,7 +76,7 @@ class CopyEngine:
         An exception in here, once a copy has been asked for or a kernel waits for one, or if the call was ``announced``
         before, is the end of the context: peers have been told of a call that this rank does not finish."""
         stream = self._apart_from_current()
-        with self._unbroken(announced) as recorded:
+        with self.unbroken(announced) as recorded:
             if isinstance(stream, torch.cuda.Stream):
                 current = torch.cuda.current_stream(self._ctx.device)
                 self._lanes = [current]
@@ -96,10 +96,11 @@ class CopyEngine:
                 last()
 
     @contextmanager
-    def _unbroken(self, begun: bool = False) -> Iterator[bool]:
-        """Whatever ends the block once copies have been asked for, Ctrl-C included, ends the context. Yields whether
-        the block is only recorded, for a graph: then nothing has been done, and the context goes on."""
-        self._begun = begun
+    def unbroken(self, announced: bool = False) -> Iterator[bool]:
+        """Whatever ends the block once copies have been asked for, or if the call was ``announced`` before, Ctrl-C
+        included, ends the context. Yields whether the block is only recorded, for a graph: then nothing has been done,
+        and the context goes on."""
+        self._begun = announced
         recorded = self._on_gpu and torch.cuda.is_current_stream_capturing()
         try:
             yield recorded

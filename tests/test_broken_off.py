@@ -92,6 +92,21 @@ def broken_off(way: Way, number: int, error: type[BaseException], seed: int) -> 
         return first, second
 
 
+def mismatch_of_a_group() -> list[Failure]:
+    """Rank 0 calls for a barrier of two ranks, the others for one of all; then all for one of all."""
+    with iris.iris(1 << 20, timeout_s=20) as ctx:
+        first = failure_of(ctx.barrier, None, [0, 1] if ctx.rank == 0 else None)
+        return [first, failure_of(ctx.barrier)]
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True)
+def test_a_mismatch_that_not_all_have_heard_is_the_end(ranks: Ranks) -> None:
+    """What rank 2 has sent for the first barrier must not answer the second."""
+    for failures in ranks.run(mismatch_of_a_group):
+        assert [failure.kind for failure in failures] == ["RankMismatch"] * 2, failures
+        assert all("barrier(0, 1)" in failure.message for failure in failures), failures
+
+
 @TWO
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize(
@@ -104,6 +119,9 @@ def broken_off(way: Way, number: int, error: type[BaseException], seed: int) -> 
         (Way(REDUCE_SCATTER, "ring"), 1),
         (Way(ALL_REDUCE, "ring"), 1),
         (Way(ALL_REDUCE, "decomposed"), 2),
+        # Of these, peers have taken the part that this rank had to send.
+        (Way(GATHER, "low_latency"), 1),
+        (Way(GATHER, "baseline"), 1),
     ],
     ids=str,
 )

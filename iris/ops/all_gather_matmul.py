@@ -272,7 +272,8 @@ class _Call(OpCall):
     def low_latency(self) -> None:
         gathered = self.workspace.scratch_matrix("gathered", self.problem.m, self.problem.k, self.a.dtype)
         exchange(self.ctx, self.workspace, self.blocks(), self.a, gathered, self.site, by_rows=self.by_rows)
-        self.multiply(self.output, gathered, self.bias)
+        with self.workspace.engine.unbroken(announced=True):  # peers take their parts
+            self.multiply(self.output, gathered, self.bias)
 
     def baseline(self) -> None:
         (rows, cols), staged, config = self.a.shape, self._staged(), self.config
@@ -285,7 +286,8 @@ class _Call(OpCall):
             Crew(programs, 0, 0, 1), rows, SITE=self.site, SEGMENTS=1 if self.by_rows else self.ctx.world_size,
             COURIER_M=config.comm_block_m, COURIER_N=config.comm_block_n, num_warps=8,
         )  # fmt: skip
-        self.multiply(self.output, staged, self.bias)
+        with self.workspace.engine.unbroken(announced=True):
+            self.multiply(self.output, staged, self.bias)
 
     def _plan(self, source: Any, wanted_chunks: int = 0) -> Plan:
         """What the plans of all algorithms have in common. Parts arrive in as many chunks of rows, or fewer; 0: they do

@@ -12,10 +12,11 @@ Set IRIS_REPLAY=0 to launch every call anew; so are they where CUDA_DEVICE_MAX_C
 
 from __future__ import annotations
 
+import gc
 import os
 import weakref
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, ParamSpec, cast
 
@@ -85,7 +86,7 @@ class Replays:
         place = self._places[current]
         torch.cuda.current_blas_handle()  # cannot be made in a capture; each thread has its own
         place.stream.wait_stream(current)
-        with torch.cuda.stream(place.stream):
+        with torch.cuda.stream(place.stream), _no_collection():
             graph.capture_begin(pool=place.memory.pool(), capture_error_mode="thread_local")
             try:
                 call()
@@ -115,6 +116,19 @@ class Replays:
             torch.cuda.synchronize(self._device)
             for key in list(self._calls)[: -(-_KEPT // 2)]:  # the oldest
                 del self._calls[key]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing is destroyed in here that nobody refers to any more: some of it would synchronise, which no capture may,
+    as memory of PyTorch's that other GPUs see does, from a destructor that ends the process then."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
