@@ -171,12 +171,13 @@ def test_a_call_that_fails_before_it_has_begun_does_no_harm(ranks: Ranks, seed: 
 
 def leave_while_a_kernel_waits() -> tuple[Failure, float]:
     """Rank 0 leaves with an error; its device, which ``close`` waits for, is busy for a while."""
-    started, took = time.monotonic(), 0.0
+    took = 0.0
 
     def work() -> None:
         nonlocal took
         with iris.iris(1 << 20, timeout_s=20) as ctx:
             ctx.barrier()
+            started = time.monotonic()
             if ctx.rank == 0:
                 ctx._backend.close = lambda: time.sleep(1.5)  # type: ignore[method-assign]
                 raise ValueError("the real cause")

@@ -33,6 +33,10 @@ class _IdleEngine:
         if last is not None:
             last()
 
+    @contextmanager
+    def unbroken(self, announced: bool = False) -> Iterator[None]:
+        yield
+
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int) -> None: ...
 
     def then(self, producer: Callable[[], None], consumer: Callable[[], None]) -> None:
