@@ -23,12 +23,12 @@ add up; they now load the next ones ahead, and take up to 5 % less, which the mo
 by ``decomposed`` of 8 ranks, whose copies have no flags any more, are not among them. What is furthest off is slow:
 ``one_shot`` of wide matrices, and many chunks.
 
-Of H100 it has the rates that data sheets say; some constants are fitted to what follows. Beside 2197 calls on two H100s
+Of H100 it has the rates that data sheets say; some constants are fitted to what follows. Beside 2286 calls on two H100s
 that stand for 8, 4 or 2 ranks (tests/data/h100_mirrored.json, 2026-11-24 and 25) it is 3 % off in the median, and nine
-of ten are within 0.91 and 1.12; of the configs of 385 shapes the one that it prefers took 2 % more than the fastest on
+of ten are within 0.91 and 1.12; of the configs of 389 shapes the one that it prefers took 2 % more than the fastest on
 average, one in eight more than 5 %, and one 81 %: where the library takes twice as long for 512×2304×16384 as for
 others of this size. The calls of ``decomposed`` with several ranks' rows in one matmul among them were predicted before
-any of them had been measured; those of all-reduces in several chunks, but for 72, are of when a chunk was summed later.
+any of them had been measured; those of all-reduces in several chunks, but for about 100, are of when a chunk was summed later.
 """
 
 from __future__ import annotations
