@@ -28,7 +28,8 @@ that stand for 8, 4 or 2 ranks (tests/data/h100_mirrored.json, 2026-11-24 and 25
 of ten are within 0.91 and 1.12; of the configs of 389 shapes the one that it prefers took 2 % more than the fastest on
 average, one in eight more than 5 %, and one 81 %: where the library takes twice as long for 512×2304×16384 as for
 others of this size. The calls of ``decomposed`` with several ranks' rows in one matmul among them were predicted before
-any of them had been measured; those of all-reduces in several chunks, but for about 100, are of when a chunk was summed later.
+any of them had been measured; those of all-reduces in several chunks, but for about 100, are of when a chunk was summed
+later.
 """
 
 from __future__ import annotations
