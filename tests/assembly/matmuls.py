@@ -359,11 +359,11 @@ def gather_arguments() -> Any:
 
 def sum_arguments() -> Any:
     matrices = half_matrix(), half_matrix(), half_matrix()
-    return *landing_arguments(), *matrices, tensor(torch.float16), 512, 1024, 4096, 512
+    return *landing_arguments(), *matrices, tensor(torch.float16), 512, 512, 1024, 4096, 512
 
 
 def chunk_arguments() -> Any:
-    return handle(), half_matrix(), half_matrix(), half_matrix(), tensor(torch.float16), 512, 768, 4096, 1024
+    return handle(), half_matrix(), half_matrix(), half_matrix(), tensor(torch.float16), 256, 512, 768, 4096, 1024
 
 
 def send_arguments() -> Any:
