@@ -478,11 +478,11 @@ def test_rules_of_single_ops() -> None:
     gather, scatter = (problem_of(op, 4096, 4096, 4096, 8) for op in ("all_gather_matmul", "matmul_reduce_scatter"))
     for one in (gather, scatter):
         assert obstacle(one, two, H200) is None
-        assert "2 ranks in 2 chunks" in str(obstacle(one, replace(two, num_chunks=2), H200))
+        assert "2 of 8 ranks in 2 chunks" in str(obstacle(one, replace(two, num_chunks=2), H200))
     assert obstacle(reduce, replace(two, num_chunks=2, owners_per_matmul=8), H200) is None
-    assert "9 of 8 ranks" in str(obstacle(reduce, replace(two, num_chunks=2, owners_per_matmul=9), H200))
+    assert "9 of 8 ranks in 2 chunks" in str(obstacle(reduce, replace(two, num_chunks=2, owners_per_matmul=9), H200))
     assert "where each has columns" in str(obstacle(replace(gather, gather_dim=1), two, H200))
-    assert "8 of 8 ranks" in str(obstacle(reduce, replace(two, owners_per_matmul=8), H200))
+    assert "8 of 8 ranks in 1 chunks" in str(obstacle(reduce, replace(two, owners_per_matmul=8), H200))
     assert "3 chunks of 2 block rows" in str(obstacle(short, replace(PLAIN, num_chunks=3), H200))
 
 

@@ -229,7 +229,7 @@ class _Call(OpCall):
 
     def decomposed(self) -> None:
         own, parts = row_major(self.workspace, self.a), self.decomposition()
-        chunks = self.chunks(own.shape[0])
+        chunks = self.config.cut(own.shape[0])
         if self.by_rows:
             multiply = partial(self._multiply_rows_by_rank, own, parts, chunks)
         else:

@@ -15,7 +15,6 @@ from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, run
 from iris.ops.problem import Problem
 from iris.ops.room import exchanged_blocks
-from iris.ops.rows import Rows, chunks_of
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
 
@@ -69,11 +68,6 @@ class OpCall:
     def multiply(self, product: torch.Tensor, a: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """``product = a @ b + bias`` by the library's matmul."""
         plain_matmul(self.workspace, product, a, self.b, bias, self.config, self.trace)
-
-    def chunks(self, rows: int) -> list[Rows]:
-        """``rows`` as ``decomposed`` cuts them."""
-        config = self.config
-        return chunks_of(rows, config.num_chunks, config.block_size_m, config.chunk_growth)
 
     def decomposition(self) -> Decomposition:
         """The small kernels and copies of this call."""

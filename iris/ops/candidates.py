@@ -341,10 +341,11 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         and (problem.gather_dim == 1 or problem.world_size < 3)
     ):
         return f"{config.num_rounds} rounds, where no two other ranks' rows take turns"
-    if config.owners_per_matmul > 1 and config.num_chunks > 1 and problem.op != "matmul_all_reduce":
-        return f"rows of {config.owners_per_matmul} ranks in {config.num_chunks} chunks"
-    if config.owners_per_matmul > (problem.world_size if config.num_chunks > 1 else max(1, problem.world_size - 1)):
-        return f"rows of {config.owners_per_matmul} of {problem.world_size} ranks"
+    together = problem.world_size - 1  # in one chunk, all would leave nothing to run beside anything
+    if config.num_chunks > 1:
+        together = problem.world_size if problem.op == "matmul_all_reduce" else 1
+    if config.owners_per_matmul > max(1, together):
+        return f"rows of {config.owners_per_matmul} of {problem.world_size} ranks in {config.num_chunks} chunks"
     if problem.op == "all_gather_matmul" and config.owners_per_matmul > 1 and problem.gather_dim == 1:
         return f"rows of {config.owners_per_matmul} ranks, where each has columns"
     if problem.op == "matmul_all_reduce" and algorithm == "copy_engine" and problem.m % problem.world_size:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from iris.errors import ArgumentError
-from iris.ops.rows import Rows
+from iris.ops.rows import Rows, chunks_of
 
 LAYOUTS = ("k_contiguous", "m_contiguous")
 """How A is staged: row by row, or column by column."""
@@ -203,6 +203,10 @@ class FusedConfig:
             if (self.first_stage_fetch_sms or 0) > programs:
                 given_up["first_stage_fetch_sms"] = None
         return replace(self, **{**given_up, **values})
+
+    def cut(self, rows: int) -> list[Rows]:
+        """``rows`` in chunks, as ``decomposed`` cuts them."""
+        return chunks_of(rows, self.num_chunks, self.block_size_m, self.chunk_growth)
 
     def owners(self, chunks: Sequence[Rows], chunk: int = 0, *, everywhere: bool = False) -> int:
         """Of how many ranks one matmul computes the rows of a chunk, ``chunks`` being each rank's. Of several chunks,

@@ -12,7 +12,6 @@ from functools import cached_property, lru_cache
 from iris.ops.config import FusedConfig
 from iris.ops.machine import LAUNCH_S, Machine
 from iris.ops.problem import Problem, output_dtype
-from iris.ops.rows import Rows, chunks_of
 from iris.ops.split import sharers_of, split_tiles, strips_of
 
 _BURST_S, _BURST, _TIRED_S, _TIRED = 0.25e-3, 1.05, 1.2e-3, 0.91
@@ -183,14 +182,9 @@ class Call:
         per_chunk = -(-rows // min(wanted, rows))
         return -(-rows // per_chunk), per_chunk
 
-    def cut(self, rows: int) -> list[Rows]:
-        """``rows`` in chunks, as ``decomposed`` cuts them."""
-        config = self.config
-        return chunks_of(rows, config.num_chunks, config.block_size_m, config.chunk_growth)
-
     def shares(self, rows: int) -> list[float]:
-        """These chunks as shares of all."""
-        return [chunk.count / rows for chunk in self.cut(rows)]
+        """The chunks in which ``decomposed`` cuts ``rows``, as shares of all."""
+        return [chunk.count / rows for chunk in self.config.cut(rows)]
 
     def groups(self, rows: int) -> int:
         """Groups of ``rows`` block rows."""

@@ -299,7 +299,7 @@ class _Call(SumCall):
         engine.beside(lambda: self.launch(sums.plan, slots=sums.slots), copies, self.decomposition().meet)
 
     def decomposed(self) -> None:
-        self.sum_by_chunks(self.chunks(self.rows_per_rank), everywhere=True)
+        self.sum_by_chunks(self.config.cut(self.rows_per_rank), everywhere=True)
 
     def ring(self) -> None:
         self.sum_in_ring(self.output, everywhere=True)

@@ -227,7 +227,7 @@ class _Call(OpCall):
 
     def decomposed(self) -> None:
         rank, world, engine, parts = self.ctx.rank, self.ctx.world_size, self.workspace.engine, self.decomposition()
-        *others, last = self.chunks(self.problem.m)
+        *others, last = self.config.cut(self.problem.m)
         with engine.running(last=lambda: self._send_all(last.first), announced=world > 1):
             parts.enter()
             for rows in (*others, last):

@@ -185,7 +185,7 @@ class _Call(SumCall):
         self.workspace.engine.beside(lambda: self.launch(sums.plan, slots=sums.slots), copies)
 
     def decomposed(self) -> None:
-        self.sum_by_chunks(self.chunks(self.rows_per_rank), everywhere=False)
+        self.sum_by_chunks(self.config.cut(self.rows_per_rank), everywhere=False)
 
     def ring(self) -> None:
         self.sum_in_ring(self.workspace.staged(self.problem.m, self.problem.n, self.output.dtype), everywhere=False)

@@ -178,7 +178,7 @@ def _by_rank_s(call: Call) -> float:
     """The own rows first, then those of a rank, or of some at a time, when they have come; the last part in chunks. Of
     the slowest rank, as not all have as many neighbours among those that come next."""
     rows = call.problem.m // call.world or 1
-    shares, size = call.shares(rows), call.config.owners(call.cut(rows))
+    shares, size = call.shares(rows), call.config.owners(call.config.cut(rows))
     slowest = 0.0
     for sizes in {tuple(map(len, arriving_groups(rank, call.world, size))) for rank in range(call.world)}:
         end, ready = _chunk_s(call, 1 / call.world), 0.0

@@ -162,7 +162,7 @@ def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, f
     world, summing, spreading = call.world, 0.0, 0.0
     computed = sent = landed = 0.0
     crowded, rows = _beside_copies(call), call.problem.m // world or 1
-    chunks = call.cut(rows)
+    chunks = call.config.cut(rows)
     for chunk, those in enumerate(chunks):
         share, before = those.count / rows, landed
         part = share / world
