@@ -267,8 +267,8 @@ def verdicts(op: str) -> list[str | None]:
     found = [bench.take(Step("check", (small,))), bench.take(Step("check", (replace(small, block_size_m=17),)))]
     times = bench.take(Step("time", (small,), 2))
     assert len(times) == 2 and all(0 < ms < 60e3 for ms in times)
-    operands, kept = bench.operands, list[torch.Tensor]()
-    real = operands.call
+    operands: Any = bench.operands
+    real, kept = operands.call, list[torch.Tensor]()
 
     def lazy(config: FusedConfig) -> None:
         if not kept:
