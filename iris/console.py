@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from iris.errors import IrisError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -18,9 +22,12 @@ UNREAD = 141
 
 def exit_status(program: str, run: Callable[[], int]) -> int:
     """What ``run()`` returns. Without a traceback: 1 if it raises an Iris error, or if what it prints cannot be
-    written, and ``STOPPED`` after Ctrl-C, which is said; ``UNREAD`` if the reader of what it prints has gone."""
+    written, and ``STOPPED`` after Ctrl-C, which is said; ``UNREAD`` if the reader of what it prints has gone.
+    Characters that standard output has no code for are printed as question marks."""
     try:
         try:
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="replace")
             return run()
         except IrisError as error:
             print(f"{program}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -65,6 +72,21 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
+def console(file: TextIO) -> Console:
+    """rich's console, but where nobody reads on it raises what the stream does, for :func:`exit_status` to see.
+
+    Raises:
+        ImportError: rich is not installed.
+    """
+    from rich.console import Console
+
+    class Raising(Console):
+        def on_broken_pipe(self) -> NoReturn:
+            raise  # what rich has caught
+
+    return Raising(file=file)
+
+
 def print_table(
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],
@@ -89,9 +111,10 @@ def print_table(
     out = sys.stdout if file is None else file
     try:
         from rich import box
-        from rich.console import Console
         from rich.table import Table
         from rich.text import Text
+
+        paper = console(out)
     except ImportError:
         lines = [headings, *rows] if any(headings) else rows
         out.write("\n".join([*([title] if title else []), *aligned(lines, right), "", ""]))
@@ -102,13 +125,12 @@ def print_table(
         table.add_column(Text(heading), justify=justify, no_wrap=whole, overflow="fold")  # type: ignore[arg-type]
     for first, *others in rows:
         table.add_row(Text(first, style=(styles or {}).get(first, "")), *map(Text, others))
-    console = Console(file=out)
     if title:
-        console.print(Text(title, style="italic"), soft_wrap=True)
-    if whole or not console.is_terminal:
-        wide = console.options.update(max_width=1 << 16)
-        console.width = max(console.width, console.measure(table, options=wide).maximum)
-    console.print(table)
+        paper.print(Text(title, style="italic"), soft_wrap=True)
+    if whole or not paper.is_terminal:
+        wide = paper.options.update(max_width=1 << 16)
+        paper.width = max(paper.width, paper.measure(table, options=wide).maximum)
+    paper.print(table)
 
 
 def aligned(lines: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:

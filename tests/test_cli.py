@@ -123,7 +123,8 @@ OF_OWN_CASES = "from iris import bench; raise SystemExit(bench.main(['rma_matrix
 @pytest.mark.parametrize(
     ("words", "both"),
     [
-        (["-m", "iris", "bench", "--benchmark_list"], True), (["-m", "iris", "bench", "--help"], False),
+        (["-m", "iris", "info"], False), (["-m", "iris", "bench", "--benchmark_list"], True),
+        (["-m", "iris", "bench", "--help"], False),
         (["-m", "iris", "--help"], True), (["-c", OF_OWN_CASES], False), (["-c", OF_OWN_CASES], True),
     ],
 )  # fmt: skip
@@ -156,6 +157,17 @@ def test_output_that_cannot_be_written_is_an_error_that_says_so(words: list[str]
         )
     assert done.returncode == 1
     assert done.stderr == f"iris {words[2]}: standard output: No space left on device\n"
+
+
+def test_what_standard_output_has_no_code_for_is_a_question_mark() -> None:
+    script = "from iris import console; raise SystemExit(console.exit_status('iris', lambda: print('2 \\xd7 3')))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"2 ? 3\n", b"")
 
 
 def test_ctrl_c_is_said_without_a_traceback(

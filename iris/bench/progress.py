@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from iris.console import console
+
 Advance = Callable[[str, int], None]
 """Takes what comes next, in words, and how many points have just been finished."""
 
@@ -15,17 +17,17 @@ Advance = Callable[[str, int], None]
 def progress(total: int) -> Iterator[Advance]:
     """Show progress over ``total`` points while the block runs."""
     try:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        screen = console(sys.stderr)
     except ImportError:
         yield _lines(total)
         return
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not screen.is_terminal:
         yield _lines(total)
         return
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=screen, transient=True) as bar:
         task = bar.add_task("starting ranks", total=total)
 
         def advance(following: str, finished: int) -> None:
