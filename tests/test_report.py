@@ -363,6 +363,13 @@ def test_charts_show_times_shares_scaling_and_crossover(study: Study) -> None:
     assert all([p.shape and p.shape[0] for p in chart.problems] == list(SIZES_OF_SWEEP) for chart in swept)
 
 
+def test_what_nothing_has_solved_has_no_chart(tmp_path: Path) -> None:
+    solved = record("all_gather_matmul", "auto", LARGE[0], 4)
+    skipped = without_time(record("all_gather_matmul", "auto", LARGE[1], 4), skipped="too small")
+    both = charts(Study(read(write(tmp_path / "x.jsonl", [solved, skipped]))))
+    assert both.keys() == charts(Study(read(write(tmp_path / "y.jsonl", [solved])))).keys()
+
+
 def layers_by_m(folder: Path) -> Path:
     """Two layers, on 2 and on 4 ranks; Iris is 1.2 and 1.5 times as fast as NCCL, times as many as there are ranks."""
     lines = []
@@ -386,6 +393,14 @@ def test_the_speed_up_by_m_is_a_geometric_mean_over_layers(tmp_path: Path) -> No
         tone, _ = Palette([]).of_ranks(size)
         assert np.asarray(curves[tone.light]).tolist() == pytest.approx([size * math.sqrt(1.2 * 1.5)] * 4)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["2 ranks", "4 ranks"]
+
+
+def test_what_was_drawn_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, out = layers_by_m(tmp_path), tmp_path / "page.html"
+    assert report(results, "--out", out, "--svg_dir", tmp_path / "svg", "--charts", "speedups") == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines() == [f"1 chart: {tmp_path / 'svg'}", f"32 results, 1 chart: {out}"]
+    assert told.err == ""
 
 
 def test_charts_of_one_kind_only(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from iris import files
+from iris.console import console, counted
 from iris.errors import ArgumentError, BackendError
 from iris.report import comparison, markdown, page
 from iris.report.charts import KINDS, Chart, charts
@@ -49,7 +51,9 @@ def main(arguments: Sequence[str]) -> int:
         _draw(study, out, given.svg_dir, given.charts)
     if given.markdown is not None:
         gone = markdown.write(study, given.markdown)
-        print(f"tables of {len(study.results)} results: {given.markdown}, {markdown.folder_of(given.markdown)}")
+        print(
+            f"tables of {counted(len(study.results), 'result')}: {given.markdown}, {markdown.folder_of(given.markdown)}"
+        )
         for file in gone:
             print(f"{file} is removed: there is no table for it any more")
     return 0
@@ -94,11 +98,11 @@ def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[
             files.write("report", "--svg_dir", svg_dir / f"{name}.svg", text)
         pictures.append((chart, svg.inlined(text, chart.alt, palette.variables)))
     if svg_dir is not None:
-        print(f"{len(pictures)} charts: {svg_dir}")
+        print(f"{counted(len(pictures), 'chart')}: {svg_dir}")
     if out is not None:
         sections = grouped(pictures, lambda pair: pair[0].section.title)
         files.write("report", "--out", out, page.render(study, sections, palette))
-        print(f"{len(study.results)} results, {len(pictures)} charts: {out}")
+        print(f"{counted(len(study.results), 'result')}, {counted(len(pictures), 'chart')}: {out}")
 
 
 def _make(option: str, folder: Path) -> None:
@@ -109,11 +113,14 @@ def _make(option: str, folder: Path) -> None:
 def _tracked(items: Sequence[T]) -> Iterable[T]:
     """The items, with a progress bar on a terminal if rich is installed."""
     try:
-        from rich.console import Console
         from rich.progress import track
+
+        screen = console(sys.stderr)
     except ImportError:
         return _counted(items)
-    return track(items, description="drawing", console=Console(stderr=True), disable=len(items) < 20, transient=True)
+    if len(items) < 20 or not screen.is_interactive:
+        return items
+    return track(items, description="drawing", console=screen, transient=True)
 
 
 def _counted(items: Sequence[T]) -> Iterator[T]:

@@ -77,7 +77,8 @@ def _speedups(study: Study) -> Iterator[Chart]:
 
 def _times(study: Study) -> Iterator[Chart]:
     for problem in study.outstanding:
-        yield Chart("times", problem.label, _said(_ranks(problem), problem.setting, problem.names), [problem])
+        if problem.timed:
+            yield Chart("times", problem.label, _said(_ranks(problem), problem.setting, problem.names), [problem])
 
 
 def _shares(study: Study) -> Iterator[Chart]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Mapping, Sequence
 
+from iris.console import counted
 from iris.report import tables
 from iris.report.charts import KINDS, Chart
 from iris.report.palette import Palette
@@ -88,7 +89,7 @@ def _counted(results: Sequence[Result]) -> str:
     skipped = sum(result.skipped is not None for result in failures)
     counts = {"skipped": skipped, "failed": len(failures) - skipped - wrong, "wrong": wrong}
     rest = ", ".join(f"{count} {word}" for word, count in counts.items())
-    return f"{len(results)} results: {len(results) - len(failures)} timed, {rest}."
+    return f"{counted(len(results), 'result')}: {len(results) - len(failures)} timed, {rest}."
 
 
 def _section(
@@ -118,7 +119,7 @@ def _section(
         yield "<h4>All results</h4>"
         problems = study.of(section, case)
         for table in (*tables.measurements(study, problems), *tables.matrices(problems)):
-            yield f"<details open><summary>{_escaped(table.title)}<span>{len(table.rows)} rows</span></summary>"
+            yield f"<details open><summary>{_escaped(table.title)}<span>{counted(len(table.rows), 'row')}</span></summary>"
             yield f"<p class=note>{_escaped(table.note)}</p>" if table.note else ""
             yield f"{_table(table)}</details>"
         yield "</section>"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from iris.console import counted
 from iris.report.palette import Palette
 from iris.report.records import SERIES, Result, Value
 from iris.report.study import COMPARATORS, OPPONENTS, Mean, Problem, Section, Study, describe, grouped, time_of, verdict
@@ -205,7 +206,7 @@ def _overview(study: Study, palette: Palette, problems: Sequence[Problem]) -> Ta
         rows.append(cells)
     columns += [Column(name) for name, _ in figures]
     first = problems[0]
-    title = f"{first.case}, {first.world_size} rank{'s' if first.world_size > 1 else ''}"
+    title = f"{first.case}, {counted(first.world_size, 'rank')}"
     note = "" if many or not first.setting else f"All rows: {first.setting}."
     starts = [at for at, one in enumerate(problems) if at == 0 or one.names != problems[at - 1].names]
     return Table(title, note, columns, rows, starts)
@@ -246,7 +247,7 @@ def _measured(study: Study, palette: Palette, problems: Sequence[Problem]) -> Ta
         for row, result in zip(rows, results, strict=True):
             row.append(Cell(f"{result.counters[name]:g}" if name in result.counters else NOTHING))
     first = problems[0]
-    title = f"{first.case}, {first.world_size} rank{'s' if first.world_size > 1 else ''}"
+    title = f"{first.case}, {counted(first.world_size, 'rank')}"
     starts = [index for index, (problem, _) in enumerate(lines) if index == 0 or problem is not lines[index - 1][0]]
     return Table(title, f"All rows: {describe(fixed)}." if fixed else "", columns, rows, starts)
 
@@ -265,7 +266,7 @@ def matrices(problems: Sequence[Problem]) -> list[Table]:
             pairs = [(match, value) for name, value in result.counters.items() if (match := _PAIR.fullmatch(name))]
             for kind, cells in grouped(pairs, lambda pair: pair[0]["kind"]).items():
                 values = {(int(match["rank"]), int(match["peer"])): value for match, value in cells}
-                title = f"{problem.case}, {describe(result.params)}, {result.world_size} ranks: {kind}"
+                title = f"{problem.case}, {describe(result.params)}, {counted(result.world_size, 'rank')}: {kind}"
                 found.append(_matrix(title, values))
     return found
 
