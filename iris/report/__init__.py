@@ -51,9 +51,8 @@ def main(arguments: Sequence[str]) -> int:
         _draw(study, out, given.svg_dir, given.charts)
     if given.markdown is not None:
         gone = markdown.write(study, given.markdown)
-        print(
-            f"tables of {counted(len(study.results), 'result')}: {given.markdown}, {markdown.folder_of(given.markdown)}"
-        )
+        into = f"{given.markdown}, {markdown.folder_of(given.markdown)}"
+        print(f"tables of {counted(len(study.results), 'result')}: {into}")
         for file in gone:
             print(f"{file} is removed: there is no table for it any more")
     return 0

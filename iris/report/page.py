@@ -119,7 +119,8 @@ def _section(
         yield "<h4>All results</h4>"
         problems = study.of(section, case)
         for table in (*tables.measurements(study, problems), *tables.matrices(problems)):
-            yield f"<details open><summary>{_escaped(table.title)}<span>{counted(len(table.rows), 'row')}</span></summary>"
+            rows = counted(len(table.rows), "row")
+            yield f"<details open><summary>{_escaped(table.title)}<span>{rows}</span></summary>"
             yield f"<p class=note>{_escaped(table.note)}</p>" if table.note else ""
             yield f"{_table(table)}</details>"
         yield "</section>"
