@@ -33,7 +33,7 @@ from iris.identity import Identity
 from iris.leases import Lease, Leases
 from iris.live import OPEN, Live
 from iris.log import RankLogger
-from iris.membership import Group, global_ranks, identify, members, number
+from iris.membership import Group, global_names, global_ranks, identify, members, number
 from iris.mesh import Mesh, require_linux
 from iris.status import CODES, expired_wait, gave_up, record_of
 from iris.tensors import SymmetricTensors
@@ -487,8 +487,14 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
     def _failed(self, error: IrisError) -> IrisError:
         """Keep the first failure, without its traceback: that would keep the caller's tensors alive."""
-        self._failure = self._failure or copy.copy(error)
+        self._failure = self._failure or self._for_the_job(copy.copy(error))
         return copy.copy(self._failure)
+
+    def _for_the_job(self, error: IrisError) -> IrisError:
+        """``error``, which says what launchers call the ranks that it names: their output is found by that."""
+        if isinstance(error, PeerDied | WaitTimeout) and (names := global_names(error.ranks, self._global_ranks)):
+            return type(error)(f"{error} ({names})", error.ranks) if names not in str(error) else error
+        return error
 
     def broke_off(self, error: BaseException) -> None:
         """Note that a call of this rank ended half way, with ``error``, which may be Ctrl-C. Messages to and from peers
@@ -502,7 +508,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         What a wait of its own recorded has more detail: it is taken, too, if both say that the same rank was waited
         for, else added."""
         record = record_of(self._status_view)
-        own = expired_wait(record, self.rank, self.heap_size)
+        own = expired_wait(record, self.rank, self.world_size, self.heap_size)
         dead = self._mesh.dead_ranks() or self._mesh.ending(own.ranks)
         if not dead:
             return own

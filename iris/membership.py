@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -59,6 +60,12 @@ def global_ranks(group: Group) -> list[int]:
         expected = "a torch ProcessGroup, made with torch.distributed.new_group"
         raise ArgumentError("iris", "group", expected, type(group).__name__)
     return list(torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD))
+
+
+def global_names(ranks: Iterable[int], of_torch: list[int]) -> str:
+    """What ``torch.distributed`` calls ``ranks`` of a context, where it counts otherwise; ``of_torch``: all of its."""
+    others = [rank for rank in ranks if rank in range(len(of_torch)) and of_torch[rank] != rank]
+    return ", ".join(f"rank {rank} is rank {of_torch[rank]} of torch.distributed" for rank in others)
 
 
 def members(op: str, group: Group, rank: int, world_size: int, of_torch: list[int]) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ def gave_up(told: int, late: WaitTimeout, own_rank: int) -> WaitTimeout:
     return WaitTimeout(f"a kernel of rank {rank} gave up waiting for rank {peer}, so all ranks stopped. {late}", [peer])
 
 
-def expired_wait(words: Sequence[int], own_rank: int, heap_size: int) -> WaitTimeout:
+def expired_wait(words: Sequence[int], own_rank: int, world_size: int, heap_size: int) -> WaitTimeout:
     """The error that a record of ``own_rank`` stands for: who waited for whom, how long, for which flag."""
     site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
     rank, peer = words[sync.STATUS_RANK], words[sync.STATUS_PEER]
@@ -39,7 +39,8 @@ def expired_wait(words: Sequence[int], own_rank: int, heap_size: int) -> WaitTim
         message = f"{site}: rank {rank} gave up waiting for rank {peer}, so all ranks stopped"
     else:
         waited, offset = words[sync.STATUS_WAITED] / 1e9, words[sync.STATUS_FLAG]
-        flag = f"flag at heap offset {offset}" if 0 <= offset < heap_size else "a flag outside the heap"
+        on_heap = 0 <= offset < heap_size
+        flag = f"flag at heap offset {offset}" if on_heap else "a flag outside the heap"
         wanted, seen = words[sync.STATUS_WANTED], words[sync.STATUS_SEEN]
         message = (
             f"{site}: rank {rank} waited {waited:.1f} s for rank {peer}: {flag} should reach {wanted}, holds {seen}"
@@ -50,12 +51,18 @@ def expired_wait(words: Sequence[int], own_rank: int, heap_size: int) -> WaitTim
                 "when a tensor of its calls is gone writes into whatever has the memory now.",
                 [peer],
             )
+        if not 0 <= peer < world_size:
+            order = "the order is wait(flag_ptr, value, peer, handle)"
+            return WaitTimeout(f"{message}. There is no such rank, only 0 to {world_size - 1}: {order}.", [peer])
+        if not on_heap:
+            remedy = "no rank can set it. Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32)"
+            return WaitTimeout(f"{message}; {remedy}.", [peer])
     first = words[sync.STATUS_CODE] != sync.CODE_RELAYED.value and words[sync.STATUS_WANTED] in (0, 1)
     limit = "first_timeout_s" if first else "timeout_s"
     if rank == peer:
         return WaitTimeout(
-            f"{message}. It waits for work of its own: does anything else on this GPU hold that up? A larger {limit} "
-            "waits longer.",
+            f"{message}. It waits for work of its own: does anything else on this GPU hold that up? Simulated kernels "
+            f"of two threads run one after the other: put both into one. A larger {limit} waits longer.",
             [peer],
         )
     return WaitTimeout(

@@ -87,7 +87,7 @@ def test_one_program_writes_each_record(ranks: Ranks, grid: tuple[int, ...], see
 )  # fmt: skip
 def test_a_flag_that_holds_no_epoch_was_written_over(site: int, wanted: int, seen: int, spoilt: bool) -> None:
     words = [sync.CODE_EXPIRED.value, site, 1, 0, 16, wanted, seen, 10**9]
-    message = str(expired_wait(words, 1, 1 << 16))
+    message = str(expired_wait(words, 1, 2, 1 << 16))
     assert f"should reach {wanted}, holds {seen}" in message
     assert ("something else has written there" in message) == spoilt
     assert ("make the same call?" in message) != spoilt
@@ -96,7 +96,19 @@ def test_a_flag_that_holds_no_epoch_was_written_over(site: int, wanted: int, see
 @pytest.mark.parametrize(("wanted", "limit"), [(0, "first_timeout_s"), (1, "first_timeout_s"), (2, "timeout_s")])
 def test_the_limit_that_a_slow_peer_needs_is_named(wanted: int, limit: str) -> None:
     words = [sync.CODE_EXPIRED.value, sync.SITE_USER.value, 1, 0, 16, wanted, -1, 10**9]
-    assert str(expired_wait(words, 1, 1 << 16)).endswith(f" needs a larger {limit}.")
+    assert str(expired_wait(words, 1, 2, 1 << 16)).endswith(f" needs a larger {limit}.")
+
+
+@pytest.mark.parametrize(
+    ("peer", "offset", "remedy"),
+    [(2, 16, "There is no such rank, only 0 to 1: the order is wait(flag_ptr, value, peer, handle)."),
+     (0, -8, "Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32)."),
+     (0, 1 << 16, "Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32).")],
+)  # fmt: skip
+def test_a_wait_that_could_not_end_is_not_blamed_on_a_peer(peer: int, offset: int, remedy: str) -> None:
+    words = [sync.CODE_EXPIRED.value, sync.SITE_USER.value, 1, peer, offset, 5, 0, 10**9]
+    message = str(expired_wait(words, 1, 2, 1 << 16))
+    assert message.endswith(remedy) and "make the same call?" not in message
 
 
 def test_what_a_kernel_of_another_rank_said_comes_first() -> None:

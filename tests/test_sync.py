@@ -7,6 +7,7 @@ import math
 import os
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
+from mistakes import MISTAKES, mistaken_kernel
 from ranks import Failure, Ranks, context, failure_of, fresh, poison, worlds
 
 import iris
@@ -263,6 +265,24 @@ def run_process_groups(path: str) -> dict[str, Any]:
         dist.destroy_process_group()
 
 
+def run_a_wait_in_a_group(path: str) -> Failure:
+    """What the last rank but one says of the last, which does not make its call in a context of just the two."""
+    rank, size = context().rank, context().world_size
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
+    failure = Failure()
+    try:
+        group = dist.new_group([size - 2, size - 1])
+        if rank >= size - 2:
+            with suppress(iris.IrisError), iris.iris(1 << 20, group=group, timeout_s=0.2) as pair:
+                if rank == size - 2:
+                    failure = failure_of(pair.broadcast, None, 0)
+                dist.barrier(group)
+        dist.barrier()
+        return failure
+    finally:
+        dist.destroy_process_group()
+
+
 def meet_anew() -> None:
     with fresh(timeout_s=5) as ctx:
         ctx.barrier()
@@ -336,6 +356,13 @@ def test_process_groups(ranks: Ranks, tmp_path: Path) -> None:
         told = "iris: group: expected a group that this rank belongs to, got a group without this rank"
         assert rank == 0 or seen["strange"].message == told
     ranks.run(meet_anew)  # though some ranks were refused a context in between
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True)
+def test_a_rank_of_a_group_is_named_as_launchers_name_it(ranks: Ranks, tmp_path: Path) -> None:
+    failure = ranks.run(run_a_wait_in_a_group, str(tmp_path / "store"))[1]
+    assert failure.kind == "WaitTimeout" and failure.ranks == (1,)
+    assert failure.message.endswith("(rank 1 is rank 2 of torch.distributed)"), failure
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
@@ -462,6 +489,60 @@ def flags_of(dtype: torch.dtype) -> list[Failure]:
 def test_flags_are_int32(ranks: Ranks, dtype: torch.dtype) -> None:
     for failures in ranks.run(flags_of, dtype):
         assert all("a flag is int32" in failure.message for failure in failures), failures
+
+
+def mistakes_of(kinds: list[str]) -> list[Failure]:
+    ctx = context()
+    flag, data = ctx.zeros(2, dtype=torch.int32), ctx.zeros(1)
+    return [failure_of(lambda: mistaken_kernel[(1,)](flag, data, ctx.handle, KIND=kind)) for kind in kinds]  # noqa: B023
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_mistaken_arguments_are_refused_with_what_belongs_there(ranks: Ranks) -> None:
+    for failures in ranks.run(mistakes_of, list(MISTAKES)):
+        for failure, (kind, words) in zip(failures, MISTAKES.items(), strict=True):
+            assert words in failure.message, (kind, failure)
+
+
+@triton.jit
+def counted_kernel(flag, counts, seen, handle):
+    """Signals and waits for a count of 64 bits, and for a block of them."""
+    count = tl.load(counts)
+    iris.signal(flag, count, iris.rank(handle), handle)
+    tl.store(seen, iris.wait(flag, count, iris.rank(handle), handle))
+    lanes = tl.arange(0, 2)
+    peers = lanes * 0 + iris.rank(handle)
+    iris.signal_all(flag + lanes, tl.load(counts + lanes), peers, lanes < 2, handle)
+    iris.wait_all(flag + lanes, tl.load(counts + lanes), peers, lanes < 2, handle)
+    iris.signal_add(flag, tl.load(counts) + 1, iris.rank(handle), handle)
+
+
+@triton.jit
+def given_count_kernel(flag, count, seen, handle, COUNT: tl.constexpr):
+    iris.signal(flag, count, iris.rank(handle), handle)
+    tl.store(seen, iris.wait(flag, count, iris.rank(handle), handle))
+    iris.signal(flag, COUNT, iris.rank(handle), handle)
+    iris.wait(flag, COUNT, iris.rank(handle), handle)
+
+
+def run_counts(count: int) -> list[int]:
+    ctx = context()
+    flag, seen = ctx.zeros(2, dtype=torch.int32), ctx.zeros(2, dtype=torch.int32)
+    counts = ctx.full((2,), count, dtype=torch.int64)
+    counted_kernel[(1,)](flag, counts, seen, ctx.handle)
+    given_count_kernel[(1,)](flag[1:], count, seen[1:], ctx.handle, COUNT=count + 1)
+    ctx.synchronize()
+    return [*seen.tolist(), *flag.tolist()]
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+@pytest.mark.parametrize("count", [7, (1 << 31) - 1, 1 << 31, (1 << 31) + 5, (1 << 40) + 3])
+def test_counts_of_more_bits_wrap_as_flags_do(ranks: Ranks, count: int) -> None:
+    def wrapped(number: int) -> int:
+        return (number + (1 << 31)) % (1 << 32) - (1 << 31)
+
+    for found in ranks.run(run_counts, count):
+        assert found == [wrapped(count), wrapped(count), wrapped(2 * count + 1), wrapped(count + 1)]
 
 
 @triton.jit

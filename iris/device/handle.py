@@ -23,13 +23,29 @@ class Handle(NamedTuple):
     info: Any
 
 
+@triton.constexpr_function
+def is_handle(value: Any) -> bool:
+    """Whether an argument of a device function is a handle."""
+    return isinstance(value, tl.tuple | tuple)
+
+
+@triton.jit
+def _require_handle(handle):
+    tl.static_assert(
+        is_handle(handle),
+        "expected ctx.handle: the first argument of iris.peer's functions, the last of iris.signal, wait and barrier",
+    )
+
+
 @triton.jit
 def rank(handle):
     """This rank, int32."""
+    _require_handle(handle)
     return tl.load(handle.info + RANK).to(tl.int32)
 
 
 @triton.jit
 def world_size(handle):
     """The number of ranks, int32."""
+    _require_handle(handle)
     return tl.load(handle.info + WORLD_SIZE).to(tl.int32)

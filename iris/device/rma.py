@@ -25,6 +25,30 @@ ACQ_REL: tl.constexpr = tl.constexpr("acq_rel")
 SYS: tl.constexpr = tl.constexpr("sys")
 
 
+@triton.constexpr_function
+def points_to(pointer: Any, dtype: tl.dtype | None = None) -> bool:
+    """Whether an argument of a device function is a pointer, or a block of them; to ``dtype``, if that is given."""
+    if not isinstance(pointer, tl.tensor) or not pointer.dtype.is_ptr():
+        return False
+    return dtype is None or pointer.dtype.element_ty == dtype
+
+
+@triton.jit
+def _require_order(ptr, heap_bases):
+    """Refuse arguments in another order, or those of :mod:`iris.device.peer`."""
+    tl.static_assert(
+        points_to(ptr), "expected a pointer: the first argument; in iris.peer's functions the second, after the handle"
+    )
+    tl.static_assert(
+        points_to(heap_bases, tl.int64), "heap_bases: expected ctx.heap_bases, or handle.bases; behind all ranks"
+    )
+
+
+@triton.jit
+def _require_integers(ptr):
+    tl.static_assert(ptr.dtype.element_ty.is_int(), "bitwise atomics are of integers: of floats there are none")
+
+
 @triton.jit
 def translate(ptr, from_rank, to_rank, heap_bases):
     """``ptr``, in ``from_rank``'s heap, moved to the same offset of ``to_rank``'s heap: ptr - bases[from] + bases[to].
@@ -33,6 +57,7 @@ def translate(ptr, from_rank, to_rank, heap_bases):
     that Triton has proved for ``ptr``: translated accesses vectorise like local ones. (The product proves it; a
     ``tl.multiple_of`` on ``distance // ITEMSIZE`` is lost where ITEMSIZE is 1 and the division folds away.)
     """
+    _require_order(ptr, heap_bases)
     ITEMSIZE: tl.constexpr = (ptr.dtype.element_ty.primitive_bitwidth + 7) // 8
     return ptr + _distance(from_rank, to_rank, heap_bases) // HEAP_ALIGNMENT * (HEAP_ALIGNMENT // ITEMSIZE)
 
@@ -229,7 +254,10 @@ def atomic_add(
     scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
-    """Add ``value`` to ``to_rank``'s memory; returns what was there. Other arguments as for ``tl.atomic_add``."""
+    """Add ``value`` to ``to_rank``'s memory; returns what was there. Other arguments as for ``tl.atomic_add``.
+
+    dtypes: integers of 32 and 64 bits, float16, bfloat16, float32, float64.
+    """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_add(remote, value, mask=mask, sem=sem, scope=scope)
@@ -251,7 +279,7 @@ def atomic_sub(
 ):
     """Subtract ``value`` from ``to_rank``'s memory, as an add of ``-value``; returns what was there.
 
-    Arguments as for :func:`atomic_add`.
+    Arguments and dtypes as for :func:`atomic_add`.
     """
     value = tl.cast(value, ptr.dtype.scalar.element_ty)  # before it is negated: a narrow unsigned value would wrap
     return atomic_add(ptr, -value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
@@ -271,7 +299,7 @@ def atomic_xchg(
 ):
     """Exchange ``to_rank``'s memory for ``value``; returns what was there.
 
-    Arguments as for :func:`atomic_add`.
+    Arguments as for :func:`atomic_add`. dtypes: integers of 32 and 64 bits, float32, float64.
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
@@ -303,7 +331,10 @@ def atomic_cas(
     hint: tl.constexpr = None,
 ):
     """Put ``value`` into ``to_rank``'s memory where it equals ``cmp``; returns what was there. Without a mask, as
-    ``tl.atomic_cas``, whose other arguments it has."""
+    ``tl.atomic_cas``, whose other arguments it has.
+
+    dtypes: integers and floats of 16, 32 and 64 bits; floats on AMD from Triton 3.8 on.
+    """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     old = tl.atomic_cas(remote, _as_there(cmp, ptr), _as_there(value, ptr), sem=sem, scope=scope)
@@ -325,10 +356,11 @@ def atomic_and(
 ):
     """Bitwise and of ``value`` into ``to_rank``'s memory; returns what was there.
 
-    Arguments as for :func:`atomic_add`.
+    Arguments as for :func:`atomic_add`. dtypes: integers of 32 and 64 bits.
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
+    _require_integers(ptr)
     old = tl.atomic_and(remote, value, mask=mask, sem=sem, scope=scope)
     _consume_behind(sem)
     return old
@@ -348,10 +380,11 @@ def atomic_or(
 ):
     """Bitwise or of ``value`` into ``to_rank``'s memory; returns what was there.
 
-    Arguments as for :func:`atomic_add`.
+    Arguments as for :func:`atomic_add`. dtypes: integers of 32 and 64 bits.
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
+    _require_integers(ptr)
     old = tl.atomic_or(remote, value, mask=mask, sem=sem, scope=scope)
     _consume_behind(sem)
     return old
@@ -371,10 +404,11 @@ def atomic_xor(
 ):
     """Bitwise exclusive or of ``value`` into ``to_rank``'s memory; returns what was there.
 
-    Arguments as for :func:`atomic_add`.
+    Arguments as for :func:`atomic_add`. dtypes: integers of 32 and 64 bits.
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
+    _require_integers(ptr)
     old = tl.atomic_xor(remote, value, mask=mask, sem=sem, scope=scope)
     _consume_behind(sem)
     return old
@@ -394,7 +428,7 @@ def atomic_min(
 ):
     """Minimum of ``value`` and ``to_rank``'s memory, kept there; returns what was there.
 
-    Arguments as for :func:`atomic_add`.
+    Arguments as for :func:`atomic_add`. dtypes: integers of 32 and 64 bits, float32, float64.
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
@@ -417,7 +451,7 @@ def atomic_max(
 ):
     """Maximum of ``value`` and ``to_rank``'s memory, kept there; returns what was there.
 
-    Arguments as for :func:`atomic_add`.
+    Arguments as for :func:`atomic_add`. dtypes: integers of 32 and 64 bits, float32, float64.
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)

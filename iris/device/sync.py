@@ -14,12 +14,15 @@ whatever is in memory; the host raises ``WaitTimeout`` at its next look: ask the
 ``check``, the next op) before a result is used.
 """
 
+from numbers import Integral
+from typing import Any
+
 import triton
 import triton.language as tl
 
 from iris.device.arch import clock_ns, load_fresh, meet_to_publish, repeated
 from iris.device.handle import FIRST_TIMEOUT_NS, STATUS_ADDRESS, TIMEOUT_NS, rank, world_size
-from iris.device.rma import translate
+from iris.device.rma import points_to, translate
 
 MAX_RANKS: tl.constexpr = tl.constexpr(16)
 
@@ -120,12 +123,34 @@ def _status(handle):
 @triton.jit
 def _require_flag(flag_ptr):
     """Flags are int32, so that they may wrap around: of other dtypes a wait could end at once, or never."""
-    tl.static_assert(flag_ptr.dtype.scalar.element_ty == tl.int32, "a flag is int32: ctx.zeros(n, dtype=torch.int32)")
+    tl.static_assert(
+        points_to(flag_ptr),
+        "expected a pointer to a flag: the first argument, as in iris.signal(flag_ptr, value, peer, handle)",
+    )
+    tl.static_assert(points_to(flag_ptr, tl.int32), "a flag is int32: ctx.zeros(n, dtype=torch.int32)")
+
+
+@triton.constexpr_function
+def _is_whole(value: Any) -> bool:
+    return bool(value.dtype.is_int()) if isinstance(value, tl.tensor) else isinstance(value, Integral)
+
+
+@triton.jit
+def _as_epoch(value):
+    """``value`` as flags hold it: of a count in more bits, the low 32, which wrap around as flags do."""
+    tl.static_assert(_is_whole(value), "value: expected whole numbers, as flags are int32; in front of peer and handle")
+    return tl.cast(value, tl.int32)
+
+
+@triton.jit
+def _require_one(flag_ptr):
+    tl.static_assert(not flag_ptr.type.is_block(), "wait() takes one flag: for a block of them there is wait_all()")
 
 
 @triton.jit
 def _require_row(flag_ptrs):
     """Only of a block of one dimension can the late flag be picked out and named."""
+    _require_flag(flag_ptrs)
     tl.static_assert(len(flag_ptrs.shape) == 1, "flags are a block of one dimension: tl.ravel(block); or wait()")
 
 
@@ -139,7 +164,6 @@ def _require_warps(word_ptrs):
 @triton.jit
 def _poll(flag_ptr):
     """One look at a flag, with acquire at sys scope."""
-    _require_flag(flag_ptr)
     return tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
 
 
@@ -149,22 +173,24 @@ def signal(flag_ptr, value, peer, handle):
 
     Args:
         flag_ptr: int32 flag, as a pointer into this rank's heap.
-        value: the epoch to announce, int32.
+        value: the epoch to announce, int32; of a count in more bits the low 32.
         peer: whose flag to set; may be this rank.
 
     Sync: releases at sys scope all earlier stores of all threads of this program, to any rank.
     """
     _require_flag(flag_ptr)
+    epoch = _as_epoch(value)
     meet_to_publish()
-    tl.atomic_xchg(translate(flag_ptr, rank(handle), peer, handle.bases), value, sem="release", scope="sys")
+    tl.atomic_xchg(translate(flag_ptr, rank(handle), peer, handle.bases), epoch, sem="release", scope="sys")
 
 
 @triton.jit
 def signal_add(flag_ptr, value, peer, handle):
     """As :func:`signal`, but adds ``value``: for a flag that several programs or ranks count up together."""
     _require_flag(flag_ptr)
+    count = _as_epoch(value)
     meet_to_publish()
-    tl.atomic_add(translate(flag_ptr, rank(handle), peer, handle.bases), value, sem="release", scope="sys")
+    tl.atomic_add(translate(flag_ptr, rank(handle), peer, handle.bases), count, sem="release", scope="sys")
 
 
 @triton.jit
@@ -172,14 +198,17 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
     """Wait until this rank's flag at ``flag_ptr`` has reached ``value``. Returns what it holds, int32.
 
     Args:
-        flag_ptr: int32 flag in this rank's heap.
-        value: the epoch to wait for; reached when ``flag - value >= 0`` and, for an op's flags, less than 32.
+        flag_ptr: int32 flag in this rank's heap; one, not a block.
+        value: the epoch to wait for, int32, or the low 32 bits of a longer count; reached when ``flag - value >= 0`` and, for an op's flags, less than 32.
         peer: the rank expected to signal, named if the wait expires.
         site: what to call this wait in the error, a key of :data:`SITES`.
 
     Sync: acquires at sys scope, for all threads of this program, what the signaller released.
     Bounded: by the context's ``timeout_s``, or ``first_timeout_s`` where ``value`` is 0 or 1.
     """
+    _require_flag(flag_ptr)
+    _require_one(flag_ptr)
+    value = _as_epoch(value)
     seen = _poll(flag_ptr)
     if _ahead(seen, value, site) < 0:
         started = clock_ns()
@@ -201,7 +230,7 @@ def signal_all(flag_ptr, values, peers, valid, handle):
     _require_flag(flag_ptr)
     remote = translate(flag_ptr + peers * 0, rank(handle), peers, handle.bases)
     meet_to_publish()
-    tl.atomic_xchg(remote, values, mask=valid, sem="release", scope="sys")
+    tl.atomic_xchg(remote, _as_epoch(values), mask=valid, sem="release", scope="sys")
 
 
 @triton.jit
@@ -209,6 +238,7 @@ def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_
     """:func:`wait` for several flags at once: all arguments but the last two are blocks of one dimension, masked by
     ``valid``."""
     _require_row(flag_ptrs)
+    values = _as_epoch(values)
     ahead = _poll_all(flag_ptrs, values, valid, site)
     if tl.min(ahead) < 0:
         started = clock_ns()
@@ -236,6 +266,7 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
     Sync: acquires for all that are counted. Bounded: as :func:`wait`.
     """
     _require_row(flag_ptrs)
+    values = _as_epoch(values)
     lanes = tl.arange(0, valid.shape[0])
     leading = _leading(flag_ptrs, values, valid, lanes, site)
     if leading == 0:
@@ -333,7 +364,6 @@ def _leading(flag_ptrs, values, valid, lanes, site: tl.constexpr):
 @triton.jit
 def _poll_all(flag_ptrs, values, valid, site: tl.constexpr):
     """How far each flag is ahead of its value; negative where it must still be waited for."""
-    _require_flag(flag_ptrs)
     seen = tl.atomic_add(flag_ptrs, values * 0, mask=valid, sem="acquire", scope="sys")
     return tl.where(valid, _ahead(seen, values, site), 0)
 

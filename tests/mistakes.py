@@ -1,0 +1,69 @@
+"""Calls of device functions with the wrong arguments, and what of the refusal tells the caller so."""
+
+import triton
+import triton.language as tl
+
+import iris
+
+FIRST_A_FLAG = "expected a pointer to a flag: the first argument"
+FIRST_A_POINTER = "expected a pointer: the first argument; in iris.peer's functions the second, after the handle"
+NO_HANDLE = "expected ctx.handle: the first argument of iris.peer's functions, the last of iris.signal"
+NO_BASES = "heap_bases: expected ctx.heap_bases"
+NO_EPOCH = "value: expected whole numbers, as flags are int32"
+MISTAKES = {
+    "signal, handle first": FIRST_A_FLAG,
+    "wait, handle first": FIRST_A_FLAG,
+    "wait, value first": FIRST_A_FLAG,
+    "barrier, bases": NO_HANDLE,
+    "peer, handle last": NO_HANDLE,
+    "load, handle for bases": NO_BASES,
+    "store, bases first": NO_BASES,
+    "store, data for bases": NO_BASES,
+    "atomic, handle first": FIRST_A_POINTER,
+    "and of floats": "bitwise atomics are of integers",
+    "xor of floats": "bitwise atomics are of integers",
+    "signal of 1.5": NO_EPOCH,
+    "signal_add of a float": NO_EPOCH,
+    "wait for a float": NO_EPOCH,
+    "wait_all for floats": NO_EPOCH,
+    "wait for a block": "wait() takes one flag: for a block of them there is wait_all()",
+}
+
+
+@triton.jit
+def mistaken_kernel(flag, data, handle, KIND: tl.constexpr):
+    if KIND == "signal, handle first":
+        iris.signal(handle, flag, 1, 0)
+    elif KIND == "wait, handle first":
+        iris.wait(handle, flag, 1, 0)
+    elif KIND == "wait, value first":
+        iris.wait(1, flag, 0, handle)
+    elif KIND == "barrier, bases":
+        iris.barrier(handle.bases)
+    elif KIND == "peer, handle last":
+        iris.peer.store(data, 1.0, 0, handle)
+    elif KIND == "load, handle for bases":
+        tl.store(data, iris.load(data, 0, 0, handle))
+    elif KIND == "store, bases first":
+        iris.store(handle.bases, data, 1.0, 0, 0)
+    elif KIND == "store, data for bases":
+        iris.store(data, 1.0, 0, 0, data)
+    elif KIND == "atomic, handle first":
+        iris.atomic_add(handle, data, 1.0, 0, 0)
+    elif KIND == "and of floats":
+        iris.atomic_and(data, 1, 0, 0, handle.bases)
+    elif KIND == "xor of floats":
+        iris.peer.atomic_xor(handle, data, 1, 0)
+    elif KIND == "signal of 1.5":
+        iris.signal(flag, 1.5, 0, handle)
+    elif KIND == "signal_add of a float":
+        iris.signal_add(flag, tl.load(data), 0, handle)
+    elif KIND == "wait for a float":
+        iris.wait(flag, tl.load(data), 0, handle)
+    elif KIND == "wait_all for floats":
+        lanes = tl.arange(0, 2)
+        iris.wait_all(flag + lanes, lanes * 1.0, lanes * 0, lanes < 2, handle)
+    else:
+        tl.static_assert(KIND == "wait for a block")
+        lanes = tl.arange(0, 2)
+        iris.wait(flag + lanes, lanes + 1, 0, handle)
