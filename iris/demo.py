@@ -20,13 +20,12 @@ import torch
 from iris import backends
 from iris.bench.accuracy import relative_error, tolerance
 from iris.bench.cases.operands import Operands
-from iris.bench.driver import sheltered
-from iris.bench.options import DTYPES, add_num_ranks, folder_trouble, positive, seconds
+from iris.bench.driver import refuse_launcher, sheltered
+from iris.bench.options import DTYPES, add_num_ranks, folder_trouble, no_picture, positive, seconds
 from iris.bench.progress import progress
 from iris.console import counted, print_table
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
-from iris.identity import identity
 from iris.ops.choice import resolve
 from iris.trace import Event, Trace, draw
 
@@ -120,8 +119,7 @@ def _stop() -> None:
 def main(argv: Sequence[str]) -> int:
     """Run the demo; returns the exit status: 0 if every result is right, 1 if not."""
     options = _parser().parse_args(argv)
-    if identity() is not None:
-        raise LaunchError("iris demo starts its own ranks: run it without torchrun, mpirun or srun")
+    refuse_launcher("iris demo")
     choice = backends.detect()
     gpus = torch.cuda.device_count() if choice.name in backends.GPU_BACKENDS else 0
     num_ranks = options.num_ranks or (gpus if gpus > 1 else 4)
@@ -168,7 +166,7 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
             waited = _time_text(max(waited_s for waited_s, _ in traces)) + ("" if traced == timed else f" ({traced})")
             error = f"{worst:.1e}{'' if ok else ' WRONG'}"
             rows.append((op, timed, str(num_ranks), f"{m}×{n}×{k}", backend, error, _time_text(time_s), waited))
-            title = f"{op} by {traced}, {num_ranks} ranks, {backend}, {m}×{n}×{k} {options.dtype}"
+            title = f"{op} by {traced}, {counted(num_ranks, 'rank')}, {backend}, {m}×{n}×{k} {options.dtype}"
             notes.append(_picture(traces[0][1], options.picture_dir / f"demo-{op}.svg", title))
         pool.run(_stop, timeout_s=options.timeout_s)
     print(f"fresh random {options.dtype}, checked on every rank")
@@ -188,6 +186,8 @@ def _picture(events: list[Event], path: Path, title: str) -> str:
         return f"who computed and waited when: {draw(events, path, title)}"
     except BackendError as error:
         return f"no picture: {error}"
+    except OSError as error:
+        return no_picture(path, error)
 
 
 def _time_text(time_s: float) -> str:

@@ -351,6 +351,13 @@ def test_a_skipped_point_says_why(measured: Path) -> None:
     assert (skipped["skipped"], skipped["error"], skipped["validated"]) == ("nobody needs it", None, None)
 
 
+def test_a_run_in_which_all_was_skipped_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([*TWO, "--axis_way=skips"]) == 1
+    told = capsys.readouterr()
+    assert "nobody needs it" in told.out
+    assert told.err.splitlines()[-1] == "nothing was measured: 1 point skipped"
+
+
 def test_an_error_at_the_end_does_not_hide_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main([*TWO, "--axis_way=right", "--benchmark_format=json", "--benchmark_out=/dev/full"]) == 1
     told = capsys.readouterr()
@@ -392,6 +399,9 @@ def test_a_resumed_run_measures_what_is_missing(
     assert lines(out)[0] == first
     printed = capsys.readouterr().out
     assert all(f" {count} " in printed for count in (8, 16))
+    assert bench.main([*arguments, f"--resume={out}", "--benchmark_list"]) == 0
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "nothing is missing\n")
 
 
 def test_a_resumed_run_measures_a_group_in_turns_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -399,7 +409,7 @@ def test_a_resumed_run_measures_a_group_in_turns_as_a_whole(tmp_path: Path, caps
     assert bench.main([*TWO, "--axis_way=right", f"--benchmark_out={out}"]) == 0
     both = [*TWO, "--axis_way=right,skips", f"--resume={out}"]
     assert bench.main(both) == 0
-    assert "1 points are measured again, in turns with others of their problem" in capsys.readouterr().err
+    assert "measured again, in turns with others of their problem: 1 point\n" in capsys.readouterr().err
     old, *new = lines(out)
     assert [one["params"]["way"] for one in new] == ["right", "skips"]
     assert new[0]["batch"] == new[1]["batch"] != old["batch"]
@@ -426,10 +436,10 @@ def test_other_hardware_and_failures_are_measured_again(
     keys = list(map(records.key_of, known[:3]))
     groups = [[key] for key in keys]
     assert list(command._done(known, groups, "abc")) == keys[:2]
-    assert capsys.readouterr().err == "1 points that failed are measured again\n"
+    assert capsys.readouterr().err == "measured again after a failure: 1 point\n"
     monkeypatch.setattr(command, "here", lambda: ("NVIDIA B200", "cuda"))
     assert command._done(known, groups, "abc") == {}
-    assert "3 points were measured on other hardware than NVIDIA B200" in capsys.readouterr().err
+    assert "not counted, as measured on other hardware than NVIDIA B200: 3 points\n" in capsys.readouterr().err
 
 
 def test_points_of_another_commit_or_other_versions_are_kept_and_counted(
@@ -440,8 +450,8 @@ def test_points_of_another_commit_or_other_versions_are_kept_and_counted(
     keys = list(map(records.key_of, (found["right"], old)))
     assert list(command._done([found["right"], old], [keys], "def")) == keys
     assert capsys.readouterr().err.splitlines() == [
-        "1 points are kept that were measured with commit abc (now def)",
-        f"1 points are kept that were measured with triton 3.0 (now {triton.__version__}), commit unknown (now def)",
+        "kept, though measured with commit abc (now def): 1 point",
+        f"kept, though measured with triton 3.0 (now {triton.__version__}), commit unknown (now def): 1 point",
     ]
     assert list(command._done([found["right"]], [keys[:1]], "abc")) == keys[:1]
     assert capsys.readouterr().err == ""
@@ -938,11 +948,15 @@ def test_rma_is_run_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert "case: expected rma alone, as its options are its own, got 2 cases" in capsys.readouterr().err
 
 
-def test_rma_starts_its_own_ranks_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", [["rma"], TWO])
+def test_a_launcher_is_refused_at_once(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert bench.main(["rma"]) == 1
-    assert "iris bench starts its own ranks: run it without torchrun" in capsys.readouterr().err
+    assert bench.main(arguments) == 1
+    told = "iris bench: LaunchError: iris bench starts its own ranks: run it without torchrun, mpirun or srun\n"
+    assert capsys.readouterr() == ("", told)
 
 
 def test_ctrl_c_stops_rma(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

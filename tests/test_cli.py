@@ -408,6 +408,19 @@ def test_the_demo_tells_of_an_output_that_was_not_written(
 
 
 @SIM
+def test_the_demo_says_what_it_has_found_where_no_picture_can_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = [tmp_path / f"demo-{op}.svg" for op in demo.OPS]
+    for picture in pictures:
+        picture.symlink_to("/dev/full")
+    assert demo.main(["--num_ranks", "1", "--shape", "64", "64", "64", "--picture_dir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2:] == [f"no picture: {picture}: No space left on device" for picture in pictures]
+    assert all(any(line.split()[:1] == [op] for line in printed) for op in demo.OPS)
+
+
+@SIM
 def test_the_demo_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--num_ranks", "2", "--shape", "64", "64", "64", "--picture_dir", str(tmp_path)]) == 0
     assert "is from a call" not in capsys.readouterr().out

@@ -350,6 +350,16 @@ def test_print_matrix(missing: str | None, capsys: pytest.CaptureFixture[str]) -
     assert printed_matrix(printed) == [[2100, 330], [0.0123, 1.0]]
 
 
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_picture_that_cannot_be_written(tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / f"a.{suffix}"
+    picture.symlink_to("/dev/full")
+    report(mock.Mock(rank=0, world_size=1, backend_name="sim"), "load", [[1.0]], str(picture))
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert (first, last) == ("load, GB/s, 1 rank simulated", f"no picture: {picture}: No space left on device")
+
+
 def test_picture_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ctx = mock.Mock(rank=0, world_size=2, backend_name="sim")
     with mock.patch.dict(sys.modules, {"matplotlib.figure": None}):

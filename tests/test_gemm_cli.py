@@ -416,6 +416,16 @@ def test_debug_and_other_datatypes(ranks: Ranks, algorithm: str, datatype: str, 
     assert record["success"] is True and record["total"] is None
 
 
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_trace_that_cannot_be_drawn_costs_no_result(ranks: Ranks, tmp_path: Path) -> None:
+    picture, file = tmp_path / "trace.svg", tmp_path / "result.json"
+    picture.symlink_to("/dev/full")
+    arguments = ["--validate", "--trace", str(picture), "--output_file", str(file), *SMALL]
+    (status, printed, _), _ = ranks.run(run_example, "gemm", arguments)
+    assert status == 0 and f"no picture: {picture}: No space left on device" in printed
+    assert json.loads(file.read_text())["success"] is True
+
+
 def run_with_wrong_op(arguments: list[str]) -> tuple[int, str, str]:
     """One element of what the op returns is off, on rank 1 only."""
     right = ops.matmul_all_reduce

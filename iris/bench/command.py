@@ -16,7 +16,7 @@ from iris.bench import records
 from iris.bench.axes import Axis, Value, parse_values
 from iris.bench.case import SHAPE_AXIS, Case
 from iris.bench.dataset import Dataset
-from iris.bench.driver import Group, grouped, label, live, measured
+from iris.bench.driver import Group, grouped, label, live, measured, refuse_launcher
 from iris.bench.environment import here, versions
 from iris.bench.options import (
     DTYPES,
@@ -38,7 +38,8 @@ _AXIS = "axis_"
 
 
 def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[str], program: str | None = None) -> int:
-    """Measure ``cases`` as ``arguments`` say; returns the exit status: 0 if no result was wrong or failed.
+    """Measure ``cases`` as ``arguments`` say; returns the exit status: 0 if something was measured, and no result was
+    wrong or failed.
 
     Args:
         cases: those named on the command line; none takes those that ``--benchmark_filter`` leaves of all.
@@ -56,9 +57,12 @@ def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[st
     num_ranks = ranks_to_start(given.num_ranks)
     groups = _groups(cases or list(known.values()), bool(cases), given, num_ranks)
     if given.benchmark_list:
-        for group in _todo(groups, _before(groups, given, num_ranks), num_ranks):
+        todo = _todo(groups, _before(groups, given, num_ranks), num_ranks)
+        for group in todo:
             for params in group.variants:
                 print(label(group.case, params))
+        if given.resume is not None and not todo:
+            print("nothing is missing", file=sys.stderr)
         return 0
     if not groups:
         raise ArgumentError("bench", "--benchmark_filter", "what a point's name has", given.benchmark_filter.pattern,
@@ -126,6 +130,7 @@ def _check(name: str, values: Sequence[Value], axes: Sequence[Axis]) -> None:
 
 def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse.Namespace, num_ranks: int) -> int:
     """Measure what has no record yet, write each record as it comes, and show all."""
+    refuse_launcher("iris bench")
     out: Path | None = given.resume or given.benchmark_out
     done = _before(groups, given, num_ranks)  # first: a file that is missing is not made
     settings = Settings(given.timeout_s, given.heap_size, given.warmup, given.repeat, given.commit)
@@ -147,8 +152,11 @@ def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse
         raise ended
     if ended is not None:
         how = f"; --resume {out} goes on" if out is not None else ""
-        print(f"stopped after {len(results)} of {len(keys)} points{how}", file=sys.stderr)
+        print(f"stopped after {len(results)} of {counted(len(keys), 'point')}{how}", file=sys.stderr)
         return STOPPED
+    if all(one["skipped"] is not None for one in results):
+        print(f"nothing was measured: {counted(len(results), 'point')} skipped", file=sys.stderr)
+        return 1
     return 0 if all(map(records.succeeded, results)) else 1
 
 
@@ -198,17 +206,16 @@ def _done(before: Sequence[Record], groups: Sequence[Sequence[str]], commit: str
     done = {key: right[key] for keys in whole for key in keys}
     elsewhere = len(records.newest(asked).keys() - mine.keys())
     if elsewhere:
-        print(f"{elsewhere} points were measured on other hardware than {place[0]}, which does not count",
+        print(f"not counted, as measured on other hardware than {place[0]}: {counted(elsewhere, 'point')}",
               file=sys.stderr)  # fmt: skip
-    if len(right) < len(mine):
-        print(f"{len(mine) - len(right)} points that failed are measured again", file=sys.stderr)
-    if len(done) < len(right):
-        print(f"{len(right) - len(done)} points are measured again, in turns with others of their problem",
-              file=sys.stderr)  # fmt: skip
+    if failed := len(mine) - len(right):
+        print(f"measured again after a failure: {counted(failed, 'point')}", file=sys.stderr)
+    if apart := len(right) - len(done):
+        print(f"measured again, in turns with others of their problem: {counted(apart, 'point')}", file=sys.stderr)
     now = versions(place[1], commit)
     for difference, count in Counter(_difference(one["environment"], now) for one in done.values()).items():
         if difference:
-            print(f"{count} points are kept that were measured with {difference}", file=sys.stderr)
+            print(f"kept, though measured with {difference}: {counted(count, 'point')}", file=sys.stderr)
     return done
 
 
@@ -240,7 +247,7 @@ def make_parser(
         "--benchmark_format",
         choices=tuple(FORMATS),
         default="console",
-        help="what is printed at the end (default: %(default)s)",
+        help="what is printed at the end; json: an object per line (default: %(default)s)",
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument(

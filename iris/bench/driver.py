@@ -75,12 +75,20 @@ def sheltered(num_ranks: int) -> RankPool:
     return RankPool(num_ranks)
 
 
+def refuse_launcher(program: str) -> None:
+    """Refuse to start ranks where a launcher has: each of its processes would start as many.
+
+    Raises:
+        LaunchError: this process is one of a launcher's ranks.
+    """
+    if identity() is not None:
+        raise LaunchError(f"{program} starts its own ranks: run it without torchrun, mpirun or srun")
+
+
 class Ranks:
     """Live ranks with an open context, replaced when one has failed."""
 
     def __init__(self, num_ranks: int, settings: Settings) -> None:
-        if identity() is not None:
-            raise LaunchError("iris bench starts its own ranks: run it without torchrun, mpirun or srun")
         self.num_ranks, self.settings = num_ranks, settings
         self.environment: dict[str, str | int | None] = {}
         self._pool: RankPool | None = None

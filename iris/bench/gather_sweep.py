@@ -20,7 +20,7 @@ from iris.bench.gather_options import OP, Options
 from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, State
-from iris.console import STOPPED
+from iris.console import STOPPED, counted
 from iris.context import Iris, iris
 from iris.launch import launch
 from iris.ops import FusedConfig
@@ -47,7 +47,8 @@ def sweep(options: Options) -> int:
     with iris(_TALK_BYTES) as ctx:
         known, total, first = environment(ctx, None), len(options.shapes), ctx.rank == 0
         if first:
-            print(f"{OP} by {options.algorithm}, {ctx.world_size} ranks, {known['hardware']}, configurations: {total}")
+            ranks = counted(ctx.world_size, "rank")
+            print(f"{OP} by {options.algorithm}, {ranks}, {known['hardware']}, configurations: {total}")
         right = wrong = 0
         for number, shape in enumerate(options.shapes, 1):
             params = fused.local_params({"algorithm": options.algorithm, **shape}, ctx.world_size, op=OP)

@@ -39,9 +39,9 @@ from iris.bench.gemm_options import (
     parse,
     shared_extent,
 )
-from iris.bench.options import ranks_to_start
+from iris.bench.options import no_picture, ranks_to_start
 from iris.bench.timing import median_seconds, slowest
-from iris.console import STOPPED
+from iris.console import STOPPED, counted
 from iris.context import Iris, iris
 from iris.device.matmul import matmul_kernel
 from iris.errors import ArgumentError, IrisError
@@ -257,12 +257,16 @@ def _write(file: str, record: dict[str, Any]) -> None:
 
 
 def draw_trace(work: Work, path: str) -> None:
-    """Draw one call of the op, all ranks', into ``path``. Collective."""
+    """Draw one call of the op, all ranks', into ``path``; say why if that cannot be written. Collective."""
     trace = Trace()
     work.call(trace=trace)
     events = trace.gather(work.ctx)
     if work.ctx.rank == 0:
-        print(f"trace: {draw(events, path, f'{work.op}, {work.ctx.world_size} ranks, {work.ctx.backend_name}')}")
+        title = f"{work.op}, {counted(work.ctx.world_size, 'rank')}, {work.ctx.backend_name}"
+        try:
+            print(f"trace: {draw(events, path, title)}")
+        except OSError as error:
+            print(no_picture(path, error))
 
 
 # -- running ------------------------------------------------------------------------------------------------
@@ -280,7 +284,8 @@ def run(asked: Arguments, given: frozenset[str], stream_k: bool) -> int:
         work = Work(ctx, fitted, config_of(fitted, stream_k))
         where = environment(ctx, None)
         schedule = "Stream-K" if stream_k else "data-parallel"
-        say(ctx, f"{work.op} ({work.config.algorithm}, {schedule}), {ctx.world_size} ranks, {where['hardware']}: "
+        ranks = counted(ctx.world_size, "rank")
+        say(ctx, f"{work.op} ({work.config.algorithm}, {schedule}), {ranks}, {where['hardware']}: "
             f"M={fitted.m} N={fitted.n} K={fitted.k} {fitted.datatype}")  # fmt: skip
         if fitted.debug:
             show_details(work)

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from iris import backends
-from iris.bench.options import DTYPES, heap_bytes, picture, positive, rank_parser, ranks_to_start
+from iris.bench.options import DTYPES, heap_bytes, no_picture, picture, positive, rank_parser, ranks_to_start
 from iris.bench.timing import median_seconds
-from iris.console import print_table
+from iris.console import counted, print_table
 from iris.context import Iris
 from iris.errors import IrisError
 
@@ -146,14 +146,17 @@ def gather_rows(ctx: Iris, row: list[float]) -> Matrix:
 
 
 def report(ctx: Iris, title: str, matrix: Matrix, plot: str | None) -> None:
-    """On rank 0, print the matrix and draw it into the file ``plot``, if one is named."""
+    """On rank 0, print the matrix and draw it into the file ``plot``, if one is named; say why if that cannot be."""
     if ctx.rank != 0:
         return
     where = "simulated" if ctx.backend_name == "sim" else f"on {torch.cuda.get_device_name(ctx.device)}"
-    heading = f"{title}, GB/s, {ctx.world_size} rank{'s' if ctx.world_size > 1 else ''} {where}"
+    heading = f"{title}, GB/s, {counted(ctx.world_size, 'rank')} {where}"
     print_matrix(heading, matrix)
     if plot is not None:
-        print(f"picture: {plot}" if draw_matrix(heading, matrix, plot) else "no picture: pip install matplotlib")
+        try:
+            print(f"picture: {plot}" if draw_matrix(heading, matrix, plot) else "no picture: pip install matplotlib")
+        except OSError as error:
+            print(no_picture(plot, error))
 
 
 def format_rate(rate: float) -> str:

@@ -154,6 +154,11 @@ def picture(text: str) -> str:
     return output_file(text)
 
 
+def no_picture(file: str | Path, error: OSError) -> str:
+    """What is said instead of a picture that cannot be written; results count without one."""
+    return f"no picture: {file}: {error.strerror or error}"
+
+
 def folder_trouble(folder: Path) -> str:
     """Make ``folder``; says why no file can be written there, or nothing."""
     try:

@@ -20,14 +20,13 @@ import triton
 import triton.language as tl
 
 from iris import backends, files
-from iris.bench.driver import sheltered
+from iris.bench.driver import refuse_launcher, sheltered
 from iris.bench.matrix import random_bits, require, same_bits
 from iris.bench.options import add_num_ranks, output_file, positive, ranks_to_start
 from iris.bench.timing import median_seconds, slowest
+from iris.console import counted
 from iris.context import Iris, iris
 from iris.device import peer as peers
-from iris.errors import LaunchError
-from iris.identity import identity
 
 CASE = "rma"
 """What records of this program say that they are of."""
@@ -126,13 +125,12 @@ def main(argv: Sequence[str]) -> int:
     nbytes = options.buffer_size or (256 << 10 if simulated else 256 << 20)
     if nbytes % 4:
         parser.error(f"--buffer_size: {nbytes} is no multiple of the 4 bytes of an element")
-    if identity() is not None:
-        raise LaunchError("iris bench starts its own ranks: run it without torchrun, mpirun or srun")
+    refuse_launcher("iris bench")
     if options.output is not None:
         files.require_own("bench rma", "--output", Path(options.output), lambda found: found.get("case") == CASE)
     with sheltered(num_ranks) as pool:
         rows: list[Row] = pool.run(measure, (nbytes,))[0]
-    print(f"{num_ranks} ranks in a ring, {nbytes / 2**20:g} MiB each, GB/s per rank and direction")
+    print(f"{counted(num_ranks, 'rank')} in a ring, {nbytes / 2**20:g} MiB each, GB/s per rank and direction")
     for row in rows:
         print(f"{row.way:<16} {row.direction}  {row.gb_per_s:8.4g}  {row.share_of_copy_engine:6.1%} of the copy engine")
     if options.output is not None:
