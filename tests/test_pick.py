@@ -652,9 +652,16 @@ def test_a_broken_file_is_an_error_that_names_it(text: str, words: str) -> None:
     assert path.read_text() == text
 
 
-def test_a_folder_is_an_error_that_says_to_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IRIS_TUNED", str(tmp_path))
-    with pytest.raises(ArgumentError, match=r"expected a file, got a folder\. Have IRIS_TUNED name a file\.$"):
+@pytest.mark.parametrize(
+    ("name", "what"), [("", "a folder"), ("pipe", "a pipe or device"), ("/dev/zero", "a pipe or device")]
+)
+def test_what_is_no_file_is_not_read_and_an_error_that_says_to_name_one(
+    name: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv("IRIS_TUNED", str(tmp_path / name))
+    monkeypatch.setattr(Path, "read_text", None)
+    with pytest.raises(ArgumentError, match=rf"expected a file, got {what}\. Have IRIS_TUNED name a file\.$"):
         pick_config(GATHER, H200)
 
 

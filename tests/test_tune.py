@@ -502,6 +502,14 @@ def test_a_broken_file_is_put_right_by_the_option_that_names_it(
         assert capsys.readouterr().err.endswith(f"Delete it, or have {name} name another file.\n")
 
 
+def test_a_device_is_not_taken_for_a_file_of_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Path, "read_text", None)
+    assert cli.main(["tune", *TINY, "--out=/dev/zero"]) == 1
+    assert capsys.readouterr().err.endswith("expected a file, got a pipe or device. Have --out name a file.\n")
+
+
 @simulated_only
 @pytest.mark.parametrize("rows", [1 << 44, 10**20])
 def test_a_shape_too_large_for_memory_fails_alone(

@@ -242,14 +242,14 @@ def read(path: Path) -> list[Row]:
     Raises:
         ArgumentError: it cannot be read or is no file of rows; names file, row, field.
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # a device may have no end, and a pipe never begin
+        got = "a folder" if os.path.isdir(path) else "a pipe or device"
+        raise ArgumentError("tuned rows", str(path), "a file", got, f"Have {ENVIRONMENT_VARIABLE} name a file.")
     try:
         text = path.read_text()
         content = json.loads(text) if text.strip() else {"schema": SCHEMA, "rows": []}
     except FileNotFoundError:
         return []
-    except IsADirectoryError as error:
-        fix = f"Have {ENVIRONMENT_VARIABLE} name a file."
-        raise ArgumentError("tuned rows", str(path), "a file", "a folder", fix) from error
     except OSError as error:
         raise _wrong(path, "a file that can be read", error.strerror) from error
     except (ValueError, RecursionError) as error:

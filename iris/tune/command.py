@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ArgumentError as error:
         if given.out is None:
             raise
-        fix = "Delete it, or have --out name another file."
+        fix = error.fix.replace(tuned.ENVIRONMENT_VARIABLE, "--out")
         raise ArgumentError(error.op, error.argument, error.expected, error.got, fix) from error
     who, num_ranks = identity(), ranks_to_start(given.num_ranks)
     shapes = _shapes(parser, given, who.world_size if who is not None else num_ranks)
