@@ -17,7 +17,7 @@ from iris.ops.model import algorithms
 from iris.ops.operands import BIAS_KINDS, place_of
 from iris.ops.pick import can_run, pick_config
 from iris.ops.problem import Problem
-from iris.ops.room import has_memory
+from iris.ops.room import has_memory, needed_nbytes
 from iris.ops.target import target_of
 from iris.ops.workspace import FusedWorkspace
 
@@ -173,20 +173,30 @@ def _that_fits(
     def completed(picked: FusedConfig) -> FusedConfig:
         return picked if given is None else replace(given, algorithm=picked.algorithm)
 
-    picked, too_large = first, None
+    picked = first
+    too_large: list[FusedConfig] = []
     excluded: tuple[str, ...] = ()
     while problem.world_size > 1:
         config = completed(picked)
         if picked.algorithm in may and only_moving(config) < (config.num_sms or ctx.num_sms):
             fits = has_memory(ctx, problem, config, workspace)
-            if not fits and too_large is None and workspace is None:
+            if not fits and not too_large and workspace is None:
                 ctx.collect(problem.op)  # what all have let go of since may be enough
                 fits = has_memory(ctx, problem, config, workspace)
             if fits:
                 break
-            too_large = too_large or picked
+            too_large.append(picked)
         excluded += (picked.algorithm,)
         if not can_run(problem, target_of(ctx, excluded)):
-            return completed(too_large or first)  # to say what is missing
+            return _nearest(ctx, problem, [completed(one) for one in too_large or [first]], workspace)
         picked = pick_config(problem, target_of(ctx, excluded))
     return completed(picked)
+
+
+def _nearest(
+    ctx: Iris, problem: Problem, too_large: list[FusedConfig], workspace: FusedWorkspace | None
+) -> FusedConfig:
+    """The config whose call says what is missing: what needs least of the heap, or, of a workspace, the best one."""
+    if workspace is not None:
+        return too_large[0]
+    return min(too_large, key=lambda config: needed_nbytes(ctx, problem, config))

@@ -11,7 +11,15 @@ from iris.context import Iris
 from iris.ops.config import EXCHANGING, FusedConfig, tiles_in_words
 from iris.ops.exchange import Blocks, blocks_of
 from iris.ops.problem import Problem, output_dtype
-from iris.ops.workspace import MIN_FLAGS, FusedWorkspace, stacked_nbytes, staging_fits, workspace_for
+from iris.ops.workspace import (
+    MIN_FLAGS,
+    FusedWorkspace,
+    size_class,
+    stacked_nbytes,
+    staging_fits,
+    workspace_for,
+    workspace_nbytes,
+)
 
 GATHER_FLAGS = 1 << 16
 """Flags of a gather: one for each part of A that is announced apart."""
@@ -65,6 +73,11 @@ def has_memory(ctx: Iris, problem: Problem, config: FusedConfig, workspace: Fuse
     """Whether :func:`memory_of` would find or make it; the same on all ranks."""
     needed = room(problem, config, ctx.num_sms, _flagged(workspace))
     return staging_fits(ctx, problem.op, config.algorithm, workspace, *needed)
+
+
+def needed_nbytes(ctx: Iris, problem: Problem, config: FusedConfig) -> int:
+    """Bytes of the heap that a call without a workspace of its own needs."""
+    return workspace_nbytes(*size_class(*room(problem, config, ctx.num_sms)))
 
 
 def _flagged(workspace: FusedWorkspace | None) -> bool:

@@ -15,15 +15,14 @@ from iris.context import MAX_RANKS, Iris
 from iris.device import sync
 from iris.engine import CopyEngine
 from iris.errors import ArgumentError, CaptureError, HeapError
-from iris.heap import format_bytes
+from iris.heap import align_up, format_bytes
 from iris.live import Live
 from iris.ops.model import algorithms
 from iris.ops.rows import MAX_CHUNKS
 
 MIN_FLAGS = MAX_RANKS * MAX_CHUNKS
 """Flags of any workspace; those of one whose parts may travel as words are more if they travel behind flags."""
-_FLAGS_NBYTES = 16 << 10
-"""Room for a workspace's turnstiles and smallest flags, rounded up."""
+_TURNSTILES_NBYTES = 2 * 4 * sync.TURNSTILE_WORDS.value
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +146,7 @@ def workspace_for(
     """
     call = f'iris.ops.new_workspace(ctx, "{op}", "{algorithm}"'
     if workspace is None:
-        sizes = _size_class(staging_nbytes, num_flags)
+        sizes = size_class(staging_nbytes, num_flags)
         key = op, algorithm, *sizes
         if not ctx.has_workspace(key):
             _refuse_in_capture(ctx, op)
@@ -178,12 +177,23 @@ def staging_fits(
         if type(workspace) is not FusedWorkspace:
             return True  # to be refused by workspace_for
         return workspace.staging.numel() >= staging_nbytes and workspace.ready.numel() >= num_flags
-    size, flags = _size_class(staging_nbytes, num_flags)
-    needed = size + 4 * flags + _FLAGS_NBYTES
-    return ctx.has_workspace((op, algorithm, size, flags)) or ctx.heap_largest_free_bytes >= needed
+    size, flags = size_class(staging_nbytes, num_flags)
+    return ctx.has_workspace((op, algorithm, size, flags)) or ctx.heap_largest_free_bytes >= workspace_nbytes(
+        size, flags
+    )
 
 
-def _size_class(staging_nbytes: int, num_flags: int) -> tuple[int, int]:
+def workspace_nbytes(staging_nbytes: int, num_flags: int) -> int:
+    """Bytes of the heap that a workspace takes, in one piece."""
+    return _staging_offset(num_flags) + staging_nbytes
+
+
+def _staging_offset(num_flags: int) -> int:
+    """Where the staging memory begins in the workspace's piece of the heap: behind turnstiles and flags."""
+    return align_up(_TURNSTILES_NBYTES + 4 * max(num_flags, MIN_FLAGS))
+
+
+def size_class(staging_nbytes: int, num_flags: int) -> tuple[int, int]:
     """What is made for calls that need so much: powers of two."""
     return _power_of_two(staging_nbytes), max(MIN_FLAGS, _power_of_two(num_flags))
 
@@ -236,14 +246,16 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
 def _made(
     ctx: Iris, op: str, algorithm: str, staging_nbytes: int, num_flags: int, engine: CopyEngine
 ) -> FusedWorkspace:
+    num_flags = max(num_flags, MIN_FLAGS)
     try:
         with _outlasting_inference():
-            turnstiles = ctx.zeros(2, sync.TURNSTILE_WORDS.value, dtype=torch.int32)
+            memory = ctx.zeros(workspace_nbytes(staging_nbytes, num_flags), dtype=torch.uint8)
+            turnstiles = memory[:_TURNSTILES_NBYTES].view(torch.int32).view(2, -1)
             turnstiles[:, sync.NEXT_EPOCH.value] = 1
-            ready = ctx.zeros(max(num_flags, MIN_FLAGS), dtype=torch.int32)
-            staging = ctx.zeros(staging_nbytes, dtype=torch.uint8)
+            ready = memory[_TURNSTILES_NBYTES:][: 4 * num_flags].view(torch.int32)
+            staging = memory[_staging_offset(num_flags) :]
     except HeapError as error:
-        kept = f"{format_bytes(staging_nbytes)} for staging, {format_bytes(4 * max(num_flags, MIN_FLAGS))} for flags"
+        kept = f"{format_bytes(staging_nbytes)} for staging, {format_bytes(4 * num_flags)} for flags"
         raise HeapError(f"{op} by {algorithm} keeps {kept}. {error}") from error
     ctx.barrier()
     return FusedWorkspace(op, algorithm, ctx, turnstiles[0], turnstiles[1], ready, staging, engine)
