@@ -357,7 +357,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         rank = self._rank_of("peer_view", "rank", rank)
         if self._lease_of("peer_view", tensor) is None:
             expected = "a contiguous tensor on the symmetric heap"
-            raise PlacementError("peer_view", "tensor", expected, f"one on {tensor.device}")
+            raise PlacementError("peer_view", "tensor", expected, whereabouts(self, tensor))
         if not tensor.is_contiguous():
             got = f"one of shape {tuple(tensor.shape)} with strides {tensor.stride()}"
             raise PlacementError("peer_view", "tensor", "a contiguous tensor on the symmetric heap", got)
@@ -612,6 +612,13 @@ def _choice(backend: str | None) -> backends.Choice:
 def _open_contexts() -> list[Iris]:
     """In the order in which they were made, in which all ranks close those that the program forgot."""
     return [one for one in OPEN if isinstance(one, Iris)]
+
+
+def whereabouts(ctx: Iris, tensor: torch.Tensor) -> str:
+    """What to say of a ``tensor`` that is not on the heap of ``ctx``."""
+    others = (one for one in _open_contexts() if one is not ctx)
+    place = "on the heap of another context" if any(one.is_symmetric(tensor) for one in others) else "outside it"
+    return f"one on {tensor.device} {place}"
 
 
 def _leave_all() -> None:

@@ -421,17 +421,30 @@ def test_a_workspace_of_no_size_or_name(ranks: Ranks) -> None:
         assert failure.kind == "ArgumentError" and failure.message.startswith(f"new_workspace: {name}: "), failure
 
 
-def another_context() -> Failure:
+def another_context() -> tuple[Failure, Failure, Failure]:
+    """Its workspace, its output, and a view of its memory."""
     ctx = context()
-    one = trial(ctx, Way(LOCAL, "local"), (8, 8, 16), torch.float32, seed=0)
+    one, reduced = (
+        trial(ctx, way, (8, 8, 16), torch.float32, seed=0) for way in (Way(LOCAL, "local"), Way(ALL_REDUCE, "auto"))
+    )
     with fresh() as other:
-        return failure_of(one.run, SMALL, new_workspace(other, LOCAL, "local"))
+        reduced.output = other.empty(*reduced.output.shape)
+        workspace = new_workspace(other, LOCAL, "local")
+        return (
+            failure_of(one.run, SMALL, workspace),
+            failure_of(reduced.run),
+            failure_of(ctx.peer_view, reduced.output, 0),
+        )
 
 
 @pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
-def test_a_workspace_of_another_context(ranks: Ranks) -> None:
-    for failure in ranks.run(another_context):
-        assert failure.kind == "ArgumentError" and "on another context" in failure.message
+def test_what_belongs_to_another_context(ranks: Ranks) -> None:
+    for workspace, output, viewed in ranks.run(another_context):
+        assert workspace.kind == "ArgumentError" and "on another context" in workspace.message
+        for failure in (output, viewed):
+            assert failure.kind == "PlacementError", failure
+            assert "on the symmetric heap, got one on" in failure.message
+            assert "on the heap of another context" in failure.message
 
 
 def on_the_cpu() -> list[Failure]:
@@ -474,6 +487,27 @@ def test_a_heap_without_room_to_stage(ranks: Ranks, seed: int) -> None:
                 rf"{GATHER} by {name} keeps .*iB for staging, .*iB for flags\. zeros: .* heap_size=\d+", failure.message
             )
         assert excess <= 1
+
+
+def advised(algorithm: str, heap_size: int) -> str:
+    """What a gather of an A that is not on the heap says of a heap of this size; "" if it is enough."""
+    with fresh(heap_size) as ctx:
+        rows, k, n = 512, 512, 8
+        a, b = (torch.ones(shape, device=ctx.device) for shape in ((rows, k), (k, n)))
+        output = torch.zeros(rows * ctx.world_size, n, device=ctx.device)
+        failure = failure_of(lambda: ctx.ops.all_gather_matmul(output, a, b, config=algorithm))
+        assert failure.message or bool((output == k).all())
+        return failure.message
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("algorithm", ["auto", "low_latency", "push", "decomposed"])
+def test_the_heap_that_is_advised_is_large_enough(ranks: Ranks, algorithm: str) -> None:
+    """Also for "auto", which names the algorithm that needs least."""
+    said = ranks.run(advised, algorithm, 1 << 20)[0]
+    staging = {"auto": "2.0", "decomposed": "2.0"}.get(algorithm, "4.0")
+    assert f"keeps {staging} MiB for staging" in said and algorithm in (*said.split(), "auto")
+    assert ranks.run(advised, algorithm, int(said.rpartition("heap_size=")[2].rstrip("."))) == ["", ""]
 
 
 def test_columns_of_one_matrix_are_apart() -> None:
@@ -607,6 +641,10 @@ def test_an_op_needs_a_context(op: str) -> None:
         getattr(iris.ops, op)(None, torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2))
 
 
+def plain_sink(*_: object) -> None:
+    """A part that lacks its decorator."""
+
+
 def mistakes_of_an_own_op() -> list[Failure]:
     """An op of the user's is given what does not belong together, and at last what does."""
     ctx = context()
@@ -629,6 +667,9 @@ def mistakes_of_an_own_op() -> list[Failure]:
         {"config": "pull"},
         {"config": replace(SMALL, num_sms=1 << 20)},
         {"workspace": None},
+        {"plan": replace(right["plan"], sink=plain_sink)},
+        {"plan": replace(right["plan"], source="local_source")},
+        {"plan": replace(right["plan"], schedule=None)},
         {},
     ]
     return [failure_of(lambda given=given: run(ctx, **{**right, **given})) for given in wrong]
@@ -649,6 +690,9 @@ def test_an_own_op_that_is_given_what_does_not_belong_together(ranks: Ranks) -> 
         ("ArgumentError", "mine: config: expected a FusedConfig, got 'pull'"),
         ("ArgumentError", "mine: config.num_sms: expected at most"),
         ("ArgumentError", "mine: workspace: expected a FusedWorkspace, got None"),
+        ("ArgumentError", "mine: plan.sink: expected a @triton.jit function, got plain_sink"),
+        ("ArgumentError", "mine: plan.source: expected a @triton.jit function, got 'local_source'"),
+        ("ArgumentError", "mine: plan.schedule: expected a @triton.jit function, got None"),
         ("nothing", ""),
     ]
     for failures in ranks.run(mistakes_of_an_own_op):

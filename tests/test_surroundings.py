@@ -123,6 +123,20 @@ def test_compiled_code_breaks_at_ops(ranks: Ranks) -> None:
         assert (found == 8 * (1 + 2) + 4 * (1 + rank)).all()
 
 
+def compiled_whole() -> tuple[str, str]:
+    """An op inside of what must not break."""
+    with fresh(1 << 20) as ctx:
+        a = torch.ones(8, 8, device=ctx.device)
+        layer = torch.compile(lambda: ctx.ops.matmul(torch.empty_like(a), a, a), backend="eager", fullgraph=True)
+        return failure_of(layer).kind, failure_of(layer).message
+
+
+@TWO
+def test_what_must_not_break_says_why_it_does(ranks: Ranks) -> None:
+    for kind, message in ranks.run(compiled_whole):
+        assert kind == "Unsupported" and "leave out fullgraph=True" in message, message
+
+
 # -- streams ------------------------------------------------------------------------------------------------
 
 

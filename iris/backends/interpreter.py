@@ -275,7 +275,10 @@ def _waited_in_vain(launch: _Launch, program: Any, index: tuple[int, ...]) -> Wa
 def _call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces ``InterpretedFunction.__call__``: a ``@triton.jit`` function called from a kernel."""
     if _current is None:
-        raise InterpreterError(f"{self.fn.__name__} is a device function: call it from a kernel")
+        name = self.fn.__name__
+        raise InterpreterError(
+            f"{name}: call a device function from a kernel, and launch a kernel with a grid, {name}[grid](…)"
+        )
     _current.patch(self.fn)
     return self.rewrite()(*args, **kwargs)
 

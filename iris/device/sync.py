@@ -14,7 +14,6 @@ whatever is in memory; the host raises ``WaitTimeout`` at its next look: ask the
 ``check``, the next op) before a result is used.
 """
 
-from numbers import Integral
 from typing import Any
 
 import triton
@@ -132,7 +131,7 @@ def _require_flag(flag_ptr):
 
 @triton.constexpr_function
 def _is_whole(value: Any) -> bool:
-    return bool(value.dtype.is_int()) if isinstance(value, tl.tensor) else isinstance(value, Integral)
+    return bool(value.dtype.is_int()) if isinstance(value, tl.tensor) else isinstance(value, int)
 
 
 @triton.jit
@@ -199,7 +198,8 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
 
     Args:
         flag_ptr: int32 flag in this rank's heap; one, not a block.
-        value: the epoch to wait for, int32, or the low 32 bits of a longer count; reached when ``flag - value >= 0`` and, for an op's flags, less than 32.
+        value: the epoch to wait for, int32; of a count in more bits the low 32. Reached when ``flag - value >= 0`` and,
+            for an op's flags, less than 32.
         peer: the rank expected to signal, named if the wait expires.
         site: what to call this wait in the error, a key of :data:`SITES`.
 

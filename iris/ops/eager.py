@@ -11,6 +11,7 @@ import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_REASON = "Iris's ops are not traced: a graph breaks at them, so leave out fullgraph=True"
 
 
 def eager(function: Callable[P, T]) -> Callable[P, T]:
@@ -23,8 +24,8 @@ def eager(function: Callable[P, T]) -> Callable[P, T]:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
         if not disabled:
-            disabled.append(torch.compiler.disable(function))
+            disabled.append(torch.compiler.disable(function, reason=_REASON))
         return disabled[0](*args, **kwargs)
 
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_disable, call._torchdynamo_disable_msg = True, _REASON  # type: ignore[attr-defined]
     return call

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from triton import KernelInterface
 
 from iris.context import Iris
 from iris.device import matmul as kernels
@@ -34,6 +35,9 @@ start_kernel: ContextVar[Callable[[Any, tuple[int, ...]], Callable[..., object]]
     "start_kernel", default=operator.getitem
 )
 """How :func:`run` launches, given the kernel and its grid; ``iris tune`` has it compile, and launch nothing."""
+
+_PARTS = "schedule", "source", "sink", "after", "courier"
+_NEEDED = _PARTS[:3]
 
 
 @dataclass(frozen=True)
@@ -261,6 +265,10 @@ def _check(
 ) -> None:
     """Raise if a user's op gives what does not belong together; the ops of Iris have checked theirs."""
     op = problem.op
+    for name in _PARTS:
+        part = getattr(plan, name)
+        if not isinstance(part, KernelInterface) and (part is not None or name in _NEEDED):
+            raise ArgumentError(op, f"plan.{name}", "a @triton.jit function", getattr(part, "__name__", repr(part)))
     for name, value, kind in (("config", config, FusedConfig), ("workspace", workspace, FusedWorkspace)):
         if not isinstance(value, kind):
             raise ArgumentError(op, name, f"a {kind.__name__}", repr(value))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from iris.context import Iris
+from iris.context import Iris, whereabouts
 from iris.device import tile
 from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
 from iris.ops.problem import DTYPES, output_dtype
@@ -154,7 +154,7 @@ def check_shape(op: str, argument: str, tensor: torch.Tensor, expected: tuple[in
 def check_symmetric(ctx: Iris, op: str, argument: str, tensor: torch.Tensor, fix: str) -> None:
     """Raise PlacementError unless ``tensor`` is on the symmetric heap."""
     if not ctx.is_symmetric(tensor):
-        raise PlacementError(op, argument, "a tensor on the symmetric heap", f"one on {tensor.device} outside it", fix)
+        raise PlacementError(op, argument, "a tensor on the symmetric heap", whereabouts(ctx, tensor), fix)
 
 
 def has_whole_rows(matrix: torch.Tensor) -> bool:
