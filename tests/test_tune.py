@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -716,6 +718,45 @@ def test_why_there_is_no_row_is_told_as_it_was(out: Path) -> None:
     assert tune_alone(options_for(out), steps=1)[0].why == f"stopped: {rest}"
     assert tune_alone(options_for(out), left_s=0.0)[0].why == "no time left"
     assert tuned.read(out) == []
+
+
+@contextmanager
+def no_file_larger_than(nbytes: int) -> Iterator[None]:
+    """A disk that has no more room."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("nbytes", [0, 280], ids=["full at once", "full in the middle of a line"])
+def test_a_search_goes_on_where_trials_and_rows_cannot_be_written(
+    out: Path, nbytes: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = Trials(out)
+    with no_file_larger_than(nbytes):
+        finding, steps = tune_alone(options_for(out))
+    assert steps > 1 and finding.row is not None and finding.unwritten and not out.exists()
+    assert capsys.readouterr().err == f"trials are not kept, which --resume goes by: {earlier.path}: File too large\n"
+    assert (len(earlier.fates()) > 0) == (nbytes > 0)
+    assert earlier.path.read_bytes()[-1:] in (b"", b"\n")
+
+
+def test_rows_that_were_not_written_are_printed_before_they_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "rows.json"
+    monkeypatch.setattr(command, "_supervised", lambda *_: ([Finding("some", FINISHED, unwritten=True)], False))
+    with no_file_larger_than(0):
+        assert cli.main(["tune", *TINY, f"--out={out}"]) == 1
+    told = capsys.readouterr()
+    assert described_config(FINISHED.config) in told.out and "rows:" not in told.out
+    expected = f"{out}: expected a file that can be written, got File too large. Have --out name another file."
+    assert told.err == f"iris tune: ArgumentError: tuned rows: {expected}\n"
+    assert cli.main(["tune", *TINY, f"--out={out}"]) == 0
+    assert tuned.read(out) == [FINISHED]
 
 
 # -- trials ---------------------------------------------------------------------------------------------------

@@ -273,7 +273,8 @@ def write(path: Path, rows: Sequence[Row]) -> None:
         with _locked(folder):
             files.replace(path, _merged(read(path), rows))
     except OSError as error:
-        raise _wrong(path, "a file that can be written", error.strerror) from error
+        fix = f"Have {ENVIRONMENT_VARIABLE} name another file."
+        raise ArgumentError("tuned rows", str(path), "a file that can be written", error.strerror, fix) from error
 
 
 @contextmanager

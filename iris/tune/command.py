@@ -87,13 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--out: name a file: there is no home directory to keep one in")
     if given.out is not None and os.path.isdir(given.out):
         parser.error(f"--out: name a file: {given.out} is a folder")
-    try:
+    with _put_right_by(given.out):
         tuned.read(out)  # a broken file is better found before than after
-    except ArgumentError as error:
-        if given.out is None:
-            raise
-        fix = error.fix.replace(tuned.ENVIRONMENT_VARIABLE, "--out")
-        raise ArgumentError(error.op, error.argument, error.expected, error.got, fix) from error
     who, num_ranks = identity(), ranks_to_start(given.num_ranks)
     shapes = _shapes(parser, given, who.world_size if who is not None else num_ranks)
     options = Options(tuple(shapes), out.absolute(), given.budget_s, given.resume, given.heap_size)
@@ -112,6 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for finding, _ in found:
         if finding.why:
             print(f"{finding.name}: {finding.why}")
+    if unwritten := [row for finding, row in found if finding.unwritten]:
+        with _put_right_by(given.out):
+            tuned.write(options.out, unwritten)
     if found:
         print(f"rows: {options.out}")
     if any(row.unfinished or finding.why for finding, row in found) and not stopped:
@@ -120,6 +118,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped; --resume goes on", file=sys.stderr)
         return STOPPED
     return 0 if found and not any(finding.failed for finding in findings) else 1
+
+
+@contextmanager
+def _put_right_by(out: Path | None) -> Iterator[None]:
+    """Where ``--out`` names the file of rows, an error says that this is what to change."""
+    try:
+        yield
+    except ArgumentError as error:
+        fix = error.fix.replace(tuned.ENVIRONMENT_VARIABLE, "--out") if out is not None else error.fix
+        raise ArgumentError(error.op, error.argument, error.expected, error.got, fix) from error
 
 
 def _shapes(parser: argparse.ArgumentParser, given: argparse.Namespace, world_size: int) -> list[Shape]:

@@ -13,12 +13,13 @@ from iris.ops.tuned import Row, changed_fields
 @dataclass(frozen=True)
 class Finding:
     """A problem by name, and the row that it has now; or why it has none, and whether that is a failure. With a row
-    ``why`` says that it is from before, if the search ended early."""
+    ``why`` says that it is from before, if the search ended early; ``unwritten``: the file did not take it."""
 
     name: str
     row: Row | None = None
     why: str = ""
     failed: bool = False
+    unwritten: bool = False
 
 
 def described_config(config: FusedConfig) -> str:

@@ -25,8 +25,9 @@ from iris.bench.options import DTYPES
 from iris.bench.progress import Advance, progress
 from iris.bench.state import FATAL, agreed, described
 from iris.bench.timing import call_seconds
+from iris.console import counted
 from iris.context import Iris, iris
-from iris.errors import IrisError
+from iris.errors import ArgumentError, IrisError
 from iris.ops import FusedConfig, Problem, Target, tuned
 from iris.ops.candidates import candidates, has_no_tile, variations
 from iris.ops.pick import model_pick, pick_config, predictions
@@ -296,7 +297,10 @@ class Chief:
         if row.unfinished and timed.keys() == {self._search.untuned}:
             why = f"{ended}: nothing timed but what is picked without rows"
             return Finding(self._shape.name, why=why, failed=True)
-        tuned.write(self._options.out, [row])
+        try:
+            tuned.write(self._options.out, [row])
+        except ArgumentError:  # is raised where it is written again, behind the table
+            return Finding(self._shape.name, row, unwritten=True)
         return Finding(self._shape.name, row)
 
     def _new_search(self, problem: Problem, target: Target) -> Search:
@@ -363,7 +367,7 @@ class Chief:
             return "stopped: nothing measured"
         dropped = sum(trial.dropped is not None for trial in self._search.trials.values())
         if dropped:
-            return f"nothing measured: {dropped} candidates dropped"
+            return f"nothing measured: {counted(dropped, 'candidate')} dropped"
         return "no time left" if self._left_s() <= 0 else "all candidates failed before"
 
     def _ms(self, config: FusedConfig) -> float | None:

@@ -5,6 +5,8 @@ has ended its ranks, by a crash or by never coming back, is dropped by who start
 there when somebody killed the run, perhaps by no fault of its own: it is tried once more. The best of a search that
 ended early beside a finished row, which stays, is ``left``: ``--resume`` goes on with that problem, too.
 
+Where an event cannot be written, the search goes on without: what counts are rows.
+
 Events name their run. A run without ``--resume`` forgets a problem's events when it comes to that problem, unless they
 are its own, from before a candidate ended its ranks.
 """
@@ -13,9 +15,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +91,11 @@ class Trials:
     def forget(self, key: Sequence[Any]) -> None:
         """Forget the candidates of one problem."""
         mine = _BEGIN + f"{problem_name(key)}, ".encode()
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        self.path.write_bytes(b"".join(line for line in lines if not line.startswith(mine)))
+        with self._if_possible(), self.path.open("r+b") as file:
+            lines = file.readlines()
+            file.seek(0)
+            file.writelines(line for line in lines if not line.startswith(mine))
+            file.truncate()
 
     def add(
         self,
@@ -100,21 +107,29 @@ class Trials:
         measured_ms: float | None = None,
         predicted_ms: float | None = None,
     ) -> None:
-        """Write an event down.
-
-        Raises:
-            ArgumentError: the file cannot be written.
-        """
-        line = {
+        """Write an event down."""
+        event = {
             "key": list(key), "config": changed_fields(config), "state": state, "why": why,
             "measured_ms": measured_ms, "predicted_ms": predicted_ms, "run": self.run,
         }  # fmt: skip
-        try:
+        line = json.dumps(event, allow_nan=False).encode() + b"\n"
+        with self._if_possible():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
-                file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+                end = file.tell()
+                try:
+                    file.write(line[file.write(line) :])  # the rest, if there is one, fails with the reason
+                except OSError:
+                    file.truncate(end)  # the next line may not stand behind half a one
+                    raise
+
+    @contextmanager
+    def _if_possible(self) -> Iterator[None]:
+        """Go on if the block cannot write, and say so once."""
+        try:
+            yield
         except OSError as error:
-            raise ArgumentError("tune", "--out", "a place that can be written", error) from error
+            _say_once(f"trials are not kept, which --resume goes by: {self.path}: {error.strerror or error}")
 
     def fates(self) -> dict[Place, Fate]:
         """What became of every candidate.
@@ -141,6 +156,11 @@ class Trials:
             else:
                 found[place] = Fate(0, why if state == DROPPED else None, measured_ms, run, state == LEFT)
         return found
+
+
+@cache
+def _say_once(words: str) -> None:
+    print(words, file=sys.stderr)
 
 
 def _no_trial(where: str, line: bytes) -> ArgumentError:
