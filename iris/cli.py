@@ -12,10 +12,18 @@ import sys
 from collections.abc import Sequence
 
 import iris
-from iris.console import exit_status
+from iris.console import STOPPED, UNREAD, exit_status
 
 USAGE = 2
-"""Exit status where no command is named: as argparse has it."""
+"""Exit status after a command line that makes no sense: as argparse has it."""
+STATUSES = {
+    0: "all went well",
+    1: "an error, a result that is wrong or missing, or a regression that is to fail",
+    USAGE: "a command line that makes no sense",
+    STOPPED: "stopped by Ctrl-C",
+    UNREAD: "nobody reads on, such as behind `| head`",
+}
+"""What exit statuses mean."""
 COMMANDS = {
     "info": ("iris.info", "what Iris sees: GPUs, links, versions, the backend and why, what is missing"),
     "demo": ("iris.demo", "run two fused ops over several ranks, check them, draw who waited when"),
@@ -29,10 +37,11 @@ def parser() -> argparse.ArgumentParser:
     """The parser of everything up to the command's own arguments."""
     width = max(map(len, COMMANDS))
     listed = "\n".join(f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items())
+    statuses = "\n".join(f"  {status:<{width}}  {about}" for status, about in STATUSES.items())
     made = argparse.ArgumentParser(
         prog="iris",
         description="Triton kernels that read, write and signal the memory of every GPU of the job.",
-        epilog=f"commands:\n{listed}\n\n`iris COMMAND --help` says what a command takes.",
+        epilog=f"commands:\n{listed}\n\n`iris COMMAND --help` says what a command takes.\n\nexit status:\n{statuses}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--version", action="version", version=f"iris {iris.__version__}")

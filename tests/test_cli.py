@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_help_names_every_command() -> None:
     for name, (_, about) in cli.COMMANDS.items():
         assert f"{name} " in done.stdout
         assert about in done.stdout
+    assert re.findall(r"^  (\d+) ", done.stdout, re.MULTILINE) == ["0", "1", "2", "130", "141"]
 
 
 def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
