@@ -17,25 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
 
 from iris.capture import stream_beside
 from iris.context import Iris
 from iris.errors import CaptureError
-
-_STREAMS = 32
-"""PyTorch makes this many streams, and hands them out by turns."""
-
-
-def stream_apart(make: Callable[[], Any], other: Any) -> Any:
-    """A stream that ``make`` returns and that is not ``other``, if there is one: of many that a program asks for, two
-    may be the same."""
-    for _ in range(_STREAMS):
-        if (stream := make()) != other:
-            break
-    return stream
 
 
 class CopyEngine:
@@ -75,7 +62,7 @@ class CopyEngine:
 
         An exception in here, once a copy has been asked for or a kernel waits for one, or if the call was ``announced``
         before, is the end of the context: peers have been told of a call that this rank does not finish."""
-        stream = self._apart_from_current()
+        stream = self._stream
         with self.unbroken(announced) as recorded:
             if isinstance(stream, torch.cuda.Stream):
                 current = torch.cuda.current_stream(self._ctx.device)
@@ -108,12 +95,6 @@ class CopyEngine:
             if self._begun and not recorded and not isinstance(error, CaptureError):
                 self._ctx.broke_off(error)
             raise
-
-    def _apart_from_current(self) -> Any:
-        """The stream of the copies, another one from now on if it is the one that kernels are launched on."""
-        if self._on_gpu and self._stream == (current := torch.cuda.current_stream(self._ctx.device)):
-            self._stream = stream_apart(self._backend.side_stream, current)
-        return self._stream
 
     @contextmanager
     def lane(self, number: int) -> Iterator[None]:

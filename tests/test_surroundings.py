@@ -21,8 +21,8 @@ from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris import capture
+from iris.backends import gpu
 from iris.capture import Place
-from iris.engine import stream_apart
 from iris.ops.replay import Replays
 
 GPU = pytest.mark.gpu
@@ -140,10 +140,22 @@ def test_what_must_not_break_says_why_it_does(ranks: Ranks) -> None:
 # -- streams ------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_of_its_own() -> None:
-    streams = iter([1, 1, 2])
-    assert stream_apart(lambda: next(streams), 1) == 2
-    assert stream_apart(lambda: 1, 1) == 1  # better one that is shared than none
+def own_streams() -> tuple[list[int], list[int]]:
+    """Addresses of two streams, and of three that are made when the first of these is gone."""
+    device = context().device
+    first, second = gpu.new_stream(device), gpu.new_stream(device)
+    made = [first.cuda_stream, second.cuda_stream]
+    del first
+    return made, [gpu.new_stream(device).cuda_stream, *(one.cuda_stream for one in map(gpu.new_stream, [device] * 2))]
+
+
+@GPU
+@TWO
+def test_a_stream_of_its_own(ranks: Ranks) -> None:
+    """Each has another, and one that is gone leaves its own to the next."""
+    for (first, second), later in ranks.run(own_streams):
+        assert first != second
+        assert later[0] == first and second not in later
 
 
 GPU_0 = torch.device("cuda", 0)

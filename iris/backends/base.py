@@ -54,7 +54,7 @@ class Backend(ABC):
 
     @abstractmethod
     def side_stream(self) -> Any:
-        """A stream beside the current one, for copies."""
+        """A stream for copies, which nothing else uses."""
 
     @abstractmethod
     def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:

@@ -42,6 +42,9 @@ _NON_BLOCKING = 1
 """``cudaStreamNonBlocking`` and ``hipStreamNonBlocking``: does not wait for the legacy default stream, as nothing that
 is captured may."""
 
+_idle_streams: dict[torch.device, list[int]] = {}
+"""Addresses of the streams that :func:`new_stream` has made, and nobody has."""
+
 _WAIT_ANY_BIT, _ALL_BITS = 2, 0xFFFFFFFF
 """``CU_STREAM_WAIT_VALUE_AND`` and ``hipStreamWaitValueAnd``, and a mask."""
 
@@ -150,7 +153,7 @@ class GpuBackend(Backend):
             return int(self.bytes_at(offset, 8, None).view(torch.int64).item())
 
     def side_stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self.device)
+        return new_stream(self.device)
 
     def copy(self, target: int, source: int, nbytes: int, stream: torch.cuda.Stream) -> None:
         code = self._memcpy_async(target, source, nbytes, _MEMCPY_DEFAULT, stream.cuda_stream)
@@ -213,14 +216,31 @@ def gpu_of(rank: int, local_rank: int, count: int) -> int:
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream that is not one of the 32 that PyTorch hands out by turns; it stays as long as the process does."""
+    """A stream that nothing else uses: not one of the 32 that PyTorch hands out by turns. When the object is gone, a
+    later call may have the stream; it is never destroyed."""
+    idle = _idle_streams.setdefault(device, [])
+    try:
+        address = idle.pop()
+    except IndexError:
+        address = _make_stream(device)
+    return _OwnStream(address, device)  # type: ignore[no-untyped-call]
+
+
+class _OwnStream(torch.cuda.ExternalStream):
+    """Gives its stream back when it goes. (PyTorch clears weak references to streams without a call.)"""
+
+    def __del__(self, idle: dict[torch.device, list[int]] = _idle_streams) -> None:
+        idle[self.device].append(self.cuda_stream)
+
+
+def _make_stream(device: torch.device) -> int:
     name = "cuda" if torch.version.hip is None else "hip"
     stream = ctypes.c_void_p()
     with torch.cuda.device(device):
         code = _load_runtime(name)[f"{name}StreamCreateWithFlags"](ctypes.byref(stream), _NON_BLOCKING)
     if code or stream.value is None:
         raise BackendError(f"making a stream failed with {name} error {code}")
-    return torch.cuda.ExternalStream(stream.value, device)
+    return stream.value
 
 
 def _load_runtime(name: str) -> ctypes.CDLL:
