@@ -24,7 +24,7 @@ from result_lines import ALGORITHMS, LARGE, SIMULATED, SIZES_OF_SWEEP, Record, d
 
 import iris
 from iris import cli, files
-from iris.report import comparison, drawing, markdown, tables
+from iris.report import _tracked, comparison, drawing, markdown, tables
 from iris.report.charts import charts
 from iris.report.palette import PAPER, Palette
 from iris.report.records import read
@@ -400,7 +400,11 @@ def test_what_was_drawn_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture
     assert report(results, "--out", out, "--svg_dir", tmp_path / "svg", "--charts", "speedups") == 0
     told = capsys.readouterr()
     assert told.out.splitlines() == [f"1 chart: {tmp_path / 'svg'}", f"32 results, 1 chart: {out}"]
-    assert told.err == ""
+
+
+def test_progress_is_shown_on_a_terminal_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(_tracked(range(30))) == list(range(30))
+    assert capsys.readouterr() == ("", "")
 
 
 def test_charts_of_one_kind_only(tmp_path: Path) -> None:
