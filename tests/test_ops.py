@@ -323,3 +323,22 @@ def abreast_left(gather_dim: int, seed: int) -> list[float]:
 def test_the_last_chunks_side_by_side_are_fewer(ranks: Ranks, gather_dim: int, seed: int) -> None:
     for found in ranks.run(abreast_left, gather_dim, seed):
         assert max(found) <= 1
+
+
+def run_each_once(seed: int) -> dict[str, float]:
+    ctx, found = context(), {}
+    for turn, way in enumerate(ALL_WAYS):
+        one = trial(
+            ctx, way, ((1, 1, 1), (3, 5, 7))[turn % 2], DTYPES[turn % len(DTYPES)], seed + turn, BIASES[turn % 3]
+        )
+        one.run()
+        found[str(way)] = one.excess()
+    return found
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="there are never so many GPUs")
+@pytest.mark.parametrize("ranks", [7, 16], indirect=True)
+def test_as_many_ranks_as_there_can_be(ranks: Ranks, seed: int) -> None:
+    for found in ranks.run(run_each_once, seed):
+        assert max(found.values()) <= 1, found
+    ranks.end()

@@ -583,6 +583,8 @@ def test_no_file_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.delenv("IRIS_TUNED")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert tuned.user_path() == tmp_path / ".cache" / "iris" / "tuned.json"
+    monkeypatch.setenv("IRIS_TUNED", "/dev/null")
+    assert tuned.user_path() is None
     assert pick_config(GATHER, H200) == model_pick(GATHER, H200)
 
 

@@ -198,7 +198,7 @@ def _local(kind: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def user_path() -> Path | None:
-    """The user's file, whether it is there or not; None for a user without a home."""
+    """The user's file, whether it is there or not; None for a user without a home, or who names ``/dev/null``."""
     return _path(os.environ.get(ENVIRONMENT_VARIABLE), os.environ.get("HOME"))
 
 
@@ -206,7 +206,7 @@ def user_path() -> Path | None:
 def _path(named: str | None, home: str | None) -> Path | None:
     """:func:`user_path` for these variables: to find a home takes longer than all the rest of a pick."""
     if named:
-        return Path(named)
+        return None if named == os.devnull else Path(named)
     try:
         return Path.home() / ".cache" / "iris" / "tuned.json"
     except RuntimeError:

@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     out = given.out or tuned.user_path()
     if out is None:
-        parser.error("--out: name a file: there is no home directory to keep one in")
+        parser.error("--out: name a file: there is no home directory to keep one in, or IRIS_TUNED is /dev/null")
     if given.out is not None and os.path.isdir(given.out):
         parser.error(f"--out: name a file: {given.out} is a folder")
     with _put_right_by(given.out):
