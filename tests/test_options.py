@@ -14,7 +14,7 @@ from ranks import BACKEND, Ranks, context, poison, worlds
 import iris
 from iris.device.sync import NEXT_EPOCH
 from iris.ops import new_workspace
-from iris.ops.config import least_block_size_k
+from iris.ops.config import EXCHANGING, least_block_size_k
 from iris.ops.problem import DTYPES
 from iris.ops.room import GATHER_FLAGS
 
@@ -84,6 +84,19 @@ VARIANTS = [
 @pytest.mark.parametrize(("way", "options", "turn"), VARIANTS)
 def test_options(ranks: Ranks, way: Way, options: dict[str, Any], turn: int, seed: int) -> None:
     assert max(ranks.run(with_options, way, options, turn, seed)) <= 1
+
+
+def with_one_column(way: Way, seed: int) -> float:
+    one = trial(context(), way, (17, 33, 1), torch.float16, seed, "column")
+    one.run(replace(SMALL, stream_k=True, two_tiles=True, own_matmul=way.algorithm in EXCHANGING))
+    return one.excess()
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@each_way
+def test_stream_k_of_one_column(ranks: Ranks, way: Way, seed: int) -> None:
+    """Of which there is nothing to split; Triton 3.6 does not compile a loop that would."""
+    assert max(ranks.run(with_one_column, way, seed)) <= 1
 
 
 def chunks_that_arrived(num_chunks: int) -> tuple[int, bool]:
