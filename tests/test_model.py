@@ -82,7 +82,7 @@ def test_no_op_is_predicted_too_fast_or_too_slow_throughout(op: str) -> None:
 
 @pytest.mark.parametrize(
     ("known", "calls", "fewest", "on_average", "at_worst"),
-    [(H200, MEASURED, 100, 1.03, 1.21), (H200, MIRRORED, 150, 1.006, 1.2), (H100, MIRRORED_H100, 200, 1.025, 1.82)],
+    [(H200, MEASURED, 100, 1.03, 1.21), (H200, MIRRORED, 200, 1.015, 1.47), (H100, MIRRORED_H100, 200, 1.025, 1.82)],
 )
 def test_the_config_that_the_model_prefers_is_among_the_fastest_measured(
     known: Hardware, calls: list[dict[str, Any]], fewest: int, on_average: float, at_worst: float

@@ -223,7 +223,7 @@ def new_stream(device: torch.device) -> torch.cuda.Stream:
         address = idle.pop()
     except IndexError:
         address = _make_stream(device)
-    return _OwnStream(address, device)  # type: ignore[no-untyped-call]
+    return _OwnStream(address, device)
 
 
 class _OwnStream(torch.cuda.ExternalStream):

@@ -12,9 +12,7 @@ A file is a JSON object ``{"schema": 1, "rows": […]}``. A row has
 * ``library_ms``: in rows of ``matmul``: the time of ``torch.matmul``, measured beside;
 * ``unfinished``: true if the search was stopped early; ``--resume`` goes on with it. Such a row never replaces a
   finished one;
-* ``emulated``: true if two GPUs stood for all ranks (benchmark/mirrored.py);
-* ``measured_on``: the hardware whose times these are, where it is another that differs little: H100, for H200. Such a
-  row counts for its own shape only.
+* ``emulated``: true if two GPUs stood for all ranks (benchmark/mirrored.py).
 
 A row counts for shapes of which m, n and k are each within a factor √2 of its own, so that rows for powers of two count
 for everything between; one that gained less than 5 % over ``untuned_ms`` for its own shape only. Further off, the
@@ -64,8 +62,6 @@ OWN_GAINS = 1.03
 """What Iris's matmul must gain over the library's by itself to be taken beside an exchange."""
 REACH = math.log2(2) / 2
 """How far a row counts, in powers of two: √2."""
-_SELDOM = "library_ms", "unfinished", "emulated", "measured_on", "transposed_b"
-"""Fields that rows leave out where they say nothing."""
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "int8"}
 DTYPE_NAMES = {_NAMES[dtype]: dtype for dtype in DTYPES}
 """Dtypes, by what rows call them."""
@@ -99,7 +95,6 @@ class Row:
     date: str = ""
     unfinished: bool = False
     emulated: bool = False
-    measured_on: str = ""
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -134,7 +129,7 @@ class Row:
             return False
         if self.own or beside_another:
             return self.exact(replace(problem, m=self.m)) and self.m < 2 * problem.m <= 2 * self.m
-        return max(self.distances(problem)) <= (0 if self.measured_on else REACH)
+        return max(self.distances(problem)) <= REACH
 
     def block_rows(self, m: int) -> int:
         """Rows of tiles for ``m`` rows."""
@@ -148,7 +143,7 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name in _SELDOM:
+        for name in ("library_ms", "unfinished", "emulated", "transposed_b"):
             if not values[name]:
                 del values[name]  # files without such rows are as earlier versions read them
         return values | {"config": changed_fields(self.config), "versions": dict(self.versions)}
@@ -318,7 +313,6 @@ def is_time(value: object) -> bool:
 
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "hardware": ("the name of a device", lambda value: isinstance(value, str) and value != ""),
-    "measured_on": ("the name of a device", lambda value: isinstance(value, str)),
     "world_size": ("a positive whole number", _positive),
     "op": ("an op with algorithms", lambda value: isinstance(value, str) and value in OPS),
     "gather_dim": ("0, 1 or null", lambda value: value is None or (type(value) is int and value in (0, 1))),
@@ -340,7 +334,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 """Every field of a row: what is expected, and whether a value is that."""
 _MAY_LACK: dict[str, Any] = {
     "gather_dim": None, "predicted_ms": None, "untuned_ms": None, "library_ms": None, "versions": {}, "date": "",
-    "unfinished": False, "emulated": False, "measured_on": "", "transposed_b": False,
+    "unfinished": False, "emulated": False, "transposed_b": False,
 }  # fmt: skip
 
 
