@@ -54,7 +54,7 @@ def expired_wait(words: Sequence[int], own_rank: int, world_size: int, heap_size
         if not 0 <= peer < world_size:
             order = "the order is wait(flag_ptr, value, peer, handle)"
             return WaitTimeout(f"{message}. There is no such rank, only 0 to {world_size - 1}: {order}.", [peer])
-        if not on_heap:
+        if not on_heap and words[sync.STATUS_SITE] == sync.SITE_USER.value:  # ops have flags of this rank alone, too
             remedy = "no rank can set it. Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32)"
             return WaitTimeout(f"{message}; {remedy}.", [peer])
     first = words[sync.STATUS_CODE] != sync.CODE_RELAYED.value and words[sync.STATUS_WANTED] in (0, 1)

@@ -111,6 +111,13 @@ def test_a_wait_that_could_not_end_is_not_blamed_on_a_peer(peer: int, offset: in
     assert message.endswith(remedy) and "make the same call?" not in message
 
 
+def test_a_flag_of_this_rank_alone_is_anywhere() -> None:
+    """As those of Stream-K, by which programs of one kernel hand sums over."""
+    words = [sync.CODE_EXPIRED.value, sync.SITE_MATMUL.value, 1, 1, -8, 5, 4, 10**9]
+    message = str(expired_wait(words, 1, 2, 1 << 16))
+    assert "work of its own" in message and "symmetric heap" not in message
+
+
 def test_what_a_kernel_of_another_rank_said_comes_first() -> None:
     """Not what the host itself has written when a peer was gone, nor what the error says already."""
     late = iris.WaitTimeout("barrier: rank 2 waited 3 s for rank 0", [0])
