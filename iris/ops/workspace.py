@@ -178,9 +178,8 @@ def staging_fits(
             return True  # to be refused by workspace_for
         return workspace.staging.numel() >= staging_nbytes and workspace.ready.numel() >= num_flags
     size, flags = size_class(staging_nbytes, num_flags)
-    return ctx.has_workspace((op, algorithm, size, flags)) or ctx.heap_largest_free_bytes >= workspace_nbytes(
-        size, flags
-    )
+    there = ctx.has_workspace((op, algorithm, size, flags))
+    return there or ctx.heap_largest_free_bytes >= workspace_nbytes(size, flags)
 
 
 def workspace_nbytes(staging_nbytes: int, num_flags: int) -> int:
