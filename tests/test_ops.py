@@ -325,12 +325,14 @@ def test_the_last_chunks_side_by_side_are_fewer(ranks: Ranks, gather_dim: int, s
         assert max(found) <= 1
 
 
-def run_each_once(seed: int) -> dict[str, float]:
+def run_every_other(seed: int) -> dict[str, float]:
+    """Every other way, once: those that another number of ranks, odd or even, leaves out with this seed."""
     ctx, found = context(), {}
     for turn, way in enumerate(ALL_WAYS):
-        one = trial(
-            ctx, way, ((1, 1, 1), (3, 5, 7))[turn % 2], DTYPES[turn % len(DTYPES)], seed + turn, BIASES[turn % 3]
-        )
+        if (turn + seed + ctx.world_size) % 2:
+            continue
+        shape, dtype = ((1, 1, 1), (3, 5, 7))[turn // 2 % 2], DTYPES[turn // 2 % len(DTYPES)]
+        one = trial(ctx, way, shape, dtype, seed + turn, BIASES[turn % 3])
         one.run()
         found[str(way)] = one.excess()
     return found
@@ -339,6 +341,6 @@ def run_each_once(seed: int) -> dict[str, float]:
 @pytest.mark.skipif(BACKEND != "sim", reason="there are never so many GPUs")
 @pytest.mark.parametrize("ranks", [7, 16], indirect=True)
 def test_as_many_ranks_as_there_can_be(ranks: Ranks, seed: int) -> None:
-    for found in ranks.run(run_each_once, seed):
+    for found in ranks.run(run_every_other, seed):
         assert max(found.values()) <= 1, found
     ranks.end()
