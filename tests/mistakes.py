@@ -19,6 +19,7 @@ MISTAKES = {
     "load, handle for bases": NO_BASES,
     "store, bases first": NO_BASES,
     "store, data for bases": NO_BASES,
+    "hinted store, data for bases": NO_BASES,
     "atomic, handle first": FIRST_A_POINTER,
     "and of floats": "bitwise atomics are of integers",
     "xor of floats": "bitwise atomics are of integers",
@@ -48,6 +49,8 @@ def mistaken_kernel(flag, data, handle, KIND: tl.constexpr):
         iris.store(handle.bases, data, 1.0, 0, 0)
     elif KIND == "store, data for bases":
         iris.store(data, 1.0, 0, 0, data)
+    elif KIND == "hinted store, data for bases":
+        iris.store(data + tl.arange(0, 2), 1.0, 0, 0, data, hint=2)
     elif KIND == "atomic, handle first":
         iris.atomic_add(handle, data, 1.0, 0, 0)
     elif KIND == "and of floats":

@@ -24,7 +24,7 @@ class Handle(NamedTuple):
 
 
 @triton.constexpr_function
-def is_handle(value: Any) -> bool:
+def _is_handle(value: Any) -> bool:
     """Whether an argument of a device function is a handle."""
     return isinstance(value, tl.tuple | tuple)
 
@@ -32,7 +32,7 @@ def is_handle(value: Any) -> bool:
 @triton.jit
 def _require_handle(handle):
     tl.static_assert(
-        is_handle(handle),
+        _is_handle(handle),
         "expected ctx.handle: the first argument of iris.peer's functions, the last of iris.signal, wait and barrier",
     )
 

@@ -34,17 +34,6 @@ def points_to(pointer: Any, dtype: tl.dtype | None = None) -> bool:
 
 
 @triton.jit
-def _require_order(ptr, heap_bases):
-    """Refuse arguments in another order, or those of :mod:`iris.device.peer`."""
-    tl.static_assert(
-        points_to(ptr), "expected a pointer: the first argument; in iris.peer's functions the second, after the handle"
-    )
-    tl.static_assert(
-        points_to(heap_bases, tl.int64), "heap_bases: expected ctx.heap_bases, or handle.bases; behind all ranks"
-    )
-
-
-@triton.jit
 def _require_integers(ptr):
     tl.static_assert(ptr.dtype.element_ty.is_int(), "bitwise atomics are of integers: of floats there are none")
 
@@ -57,7 +46,9 @@ def translate(ptr, from_rank, to_rank, heap_bases):
     that Triton has proved for ``ptr``: translated accesses vectorise like local ones. (The product proves it; a
     ``tl.multiple_of`` on ``distance // ITEMSIZE`` is lost where ITEMSIZE is 1 and the division folds away.)
     """
-    _require_order(ptr, heap_bases)
+    tl.static_assert(
+        points_to(ptr), "expected a pointer: the first argument; in iris.peer's functions the second, after the handle"
+    )
     ITEMSIZE: tl.constexpr = (ptr.dtype.element_ty.primitive_bitwidth + 7) // 8
     return ptr + _distance(from_rank, to_rank, heap_bases) // HEAP_ALIGNMENT * (HEAP_ALIGNMENT // ITEMSIZE)
 
@@ -65,6 +56,9 @@ def translate(ptr, from_rank, to_rank, heap_bases):
 @triton.jit
 def _distance(from_rank, to_rank, heap_bases):
     """Bytes from ``from_rank``'s heap to ``to_rank``'s."""
+    tl.static_assert(
+        points_to(heap_bases, tl.int64), "heap_bases: expected ctx.heap_bases, or handle.bases; behind all ranks"
+    )
     from_base = tl.load(heap_bases + from_rank).to(tl.int64)
     return tl.load(heap_bases + to_rank).to(tl.int64) - from_base
 

@@ -183,13 +183,13 @@ def staging_fits(
 
 
 def workspace_nbytes(staging_nbytes: int, num_flags: int) -> int:
-    """Bytes of the heap that a workspace takes, in one piece."""
+    """Bytes of the heap that a workspace takes, in one piece; ``num_flags``: :data:`MIN_FLAGS` or more."""
     return _staging_offset(num_flags) + staging_nbytes
 
 
 def _staging_offset(num_flags: int) -> int:
     """Where the staging memory begins in the workspace's piece of the heap: behind turnstiles and flags."""
-    return align_up(_TURNSTILES_NBYTES + 4 * max(num_flags, MIN_FLAGS))
+    return align_up(_TURNSTILES_NBYTES + 4 * num_flags)
 
 
 def size_class(staging_nbytes: int, num_flags: int) -> tuple[int, int]:
