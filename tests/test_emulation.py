@@ -54,7 +54,7 @@ def test_one_rank_gathers_alone(num_ranks: int) -> None:
     assert all(one["validated"] and one["error"] is None for one in measured), measured
 
 
-@pytest.mark.parametrize(("script", "ranks"), [("mirrored", 1), ("mirrored", 17), ("fetchers", 0)])
+@pytest.mark.parametrize(("script", "ranks"), [("mirrored", 17), ("fetchers", 1)])
 def test_no_other_number_of_ranks_is_begun_with(script: str, ranks: int) -> None:
     """More than 16 would wait for each other in vain."""
     done = run(script, "--benchmark_list", f"--axis_ranks={ranks}")
@@ -68,7 +68,6 @@ def test_no_other_number_of_ranks_is_begun_with(script: str, ranks: int) -> None
     ("script", "words", "program"),
     [
         ("training_step", [], "training_step.py"),
-        ("fetchers", [], "fetchers.py"),
         ("mirrored", [], "mirrored.py [CASE …]"),
         ("mirrored", ["matmul_all_reduce_mirrored"], "mirrored.py matmul_all_reduce_mirrored"),
     ],

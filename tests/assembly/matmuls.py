@@ -109,8 +109,8 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("copied_rows", torch.float16, True, False, 0, True, False),
     ("copied_rows", torch.bfloat16, False, True, 1, False, False),
     ("copied_rows", torch.int8, True, True, 0, False, False),
-    ("copied_columns", torch.float16, False, False, 2, True, True),
     ("copied_columns", torch.bfloat16, True, True, 0, True, False),
+    ("copied_columns", torch.float16, False, False, 2, True, True),
     ("copied_columns", torch.float32, True, False, 1, False, False),
     ("push_rows", torch.bfloat16, True, False, 2, True, False),
     ("push_columns", torch.float16, True, True, 0, False, False),
@@ -121,13 +121,13 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("all_scatter", torch.float16, True, True, 0, True, False),
     ("all_scatter", torch.bfloat16, True, False, 2, True, False),
     ("all_scatter", torch.float32, False, True, 0, False, False),
-    ("send_columns", torch.bfloat16, True, True, 1, True, True),
     ("send_columns", torch.int8, False, False, 0, False, False),
+    ("send_columns", torch.bfloat16, True, True, 1, True, True),
     ("copy_columns", torch.float16, True, False, 2, False, False),
-    ("scatter_rows", torch.bfloat16, True, False, 2, True, True),
     ("scatter_rows", torch.int8, False, True, 0, False, False),
-    ("keep_rows", torch.bfloat16, True, True, 1, True, True),
+    ("scatter_rows", torch.bfloat16, True, False, 2, True, True),
     ("keep_rows", torch.float32, False, False, 0, False, False),
+    ("keep_rows", torch.bfloat16, True, True, 1, True, True),
     ("add_rows", torch.float16, True, False, 1, True, False),
     ("one_shot", torch.bfloat16, True, True, 2, True, False),
     ("one_shot_words", torch.bfloat16, True, False, 2, True, False),
@@ -142,7 +142,7 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
 )
 """Op, dtype, operands by TMA, traced, kind of bias, whole blocks of K, Stream-K. Every op, and every value of each
 of the others: what they add to each other is outside the waits. Stream-K, which doubles the time to compile, with every
-source and with all that announces a tile."""
+source and with all that announces a tile; mostly last, as what comes first is compiled by both Tritons."""
 
 
 def sliced(constants: dict[str, Any]) -> bool:
