@@ -325,11 +325,11 @@ def test_the_last_chunks_side_by_side_are_fewer(ranks: Ranks, gather_dim: int, s
         assert max(found) <= 1
 
 
-def run_every_other(seed: int) -> dict[str, float]:
-    """Every other way, once: those that another number of ranks, odd or even, leaves out with this seed."""
+def run_some_ways(seed: int) -> dict[str, float]:
+    """Every other way, once, of 16 ranks every fourth: those that another number of ranks, or seed, leaves out."""
     ctx, found = context(), {}
     for turn, way in enumerate(ALL_WAYS):
-        if (turn + seed + ctx.world_size) % 2:
+        if (turn + seed + ctx.world_size) % max(2, ctx.world_size // 4):
             continue
         shape, dtype = ((1, 1, 1), (3, 5, 7))[turn // 2 % 2], DTYPES[turn // 2 % len(DTYPES)]
         one = trial(ctx, way, shape, dtype, seed + turn, BIASES[turn % 3])
@@ -341,6 +341,6 @@ def run_every_other(seed: int) -> dict[str, float]:
 @pytest.mark.skipif(BACKEND != "sim", reason="there are never so many GPUs")
 @pytest.mark.parametrize("ranks", [7, 16], indirect=True)
 def test_as_many_ranks_as_there_can_be(ranks: Ranks, seed: int) -> None:
-    for found in ranks.run(run_every_other, seed):
+    for found in ranks.run(run_some_ways, seed):
         assert max(found.values()) <= 1, found
     ranks.end()
