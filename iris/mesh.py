@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from iris.errors import BackendError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, words_of
 
 _HELLO = struct.Struct("!II")  # rank, world size
-_HEADER = struct.Struct("!cHQ")
+_HEADER = struct.Struct("!cIQ")
 _DATA, _ABORT = b"D", b"A"
 _ERRORS: dict[str, Callable[[str, Sequence[int]], IrisError]] = {
     "PeerDied": PeerDied,

@@ -23,6 +23,8 @@ MISTAKES = {
     "atomic, handle first": FIRST_A_POINTER,
     "and of floats": "bitwise atomics are of integers",
     "xor of floats": "bitwise atomics are of integers",
+    "cas of 1.5": "atomic_cas of integers: expected whole numbers",
+    "cas of a float": "atomic_cas of integers: expected whole numbers",
     "signal of 1.5": NO_EPOCH,
     "signal_add of a float": NO_EPOCH,
     "wait for a float": NO_EPOCH,
@@ -57,6 +59,10 @@ def mistaken_kernel(flag, data, handle, KIND: tl.constexpr):
         iris.atomic_and(data, 1, 0, 0, handle.bases)
     elif KIND == "xor of floats":
         iris.peer.atomic_xor(handle, data, 1, 0)
+    elif KIND == "cas of 1.5":
+        iris.atomic_cas(flag, 1.5, 2, 0, 0, handle.bases)
+    elif KIND == "cas of a float":
+        iris.peer.atomic_cas(handle, flag, 1, tl.load(data), 0)
     elif KIND == "signal of 1.5":
         iris.signal(flag, 1.5, 0, handle)
     elif KIND == "signal_add of a float":

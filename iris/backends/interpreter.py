@@ -3,13 +3,13 @@
 What changes while Iris simulates:
 
 * **Co-residency.** The programs of a launch run as greenlets that switch at every atomic and every load that is
-  volatile or ``.cv``, so a consumer may precede its producer in program order, as on a GPU; and at every fiftieth other
-  load behind which there was nothing but loads, as that may be a poll, too. When every program of the launch only
-  polls, the process sleeps a moment and its core goes to the other ranks; when all have found the same for too long,
-  the launch ends.
+  volatile or ``.cv``, so a consumer may precede its producer in program order, as on a GPU; at every fiftieth other
+  load behind which there was nothing but loads, as that may be a poll, too; and at one of two thousand in any case.
+  When every program of the launch only polls, the process sleeps a moment and its core goes to the other ranks; when
+  all have found the same for too long, the launch ends.
 * **Threads.** Kernels that two threads of a process launch run one after the other.
 * **Narrow floats.** Triton computes on the bit patterns of bfloat16; see :mod:`iris.backends.floats`.
-* **Constants.** ``N.value`` of a constexpr argument is its value, as in compiled kernels, though here ``N`` is, too.
+* **Language.** ``and``, ``min``, ``libdevice`` and the like; see :mod:`iris.backends.language`.
 * **Addresses.** A load from where there is no memory is an error of the kernel's, not the end of the process.
 * **Refusals.** What Triton refuses on GPUs is refused here, too, where that can be told: keywords that no kernel or
   compiler knows, arguments that are neither tensors nor numbers, compare-and-swaps of mixed types.
@@ -22,7 +22,6 @@ What changes while Iris simulates:
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
 import inspect
@@ -45,7 +44,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction
 
-from iris.backends import floats, memos
+from iris.backends import floats, language, memos
 from iris.backends.memory import Memory
 from iris.errors import BackendError, DTypeError, IrisError, ShapeError, WaitTimeout
 
@@ -59,6 +58,8 @@ _Handle = upstream.TensorHandle
 _IDLE_SLEEP_S = 50e-6
 _LOADS_IN_A_ROW = 50
 """After so many loads, and no store or product, a program may be polling."""
+_LOADS_AT_MOST = 2000
+"""After so many in any case: it may count in memory how often it has polled."""
 _ROUNDS_IN_VAIN = 1000
 """At least so often all programs find the same before a launch ends: a wait of Iris's own looks elsewhere sooner."""
 _USUAL_LIMIT_S = 300.0
@@ -77,10 +78,9 @@ def install() -> None:
     upstream.interpreter_builder.options = replace(options, sanitize_overflow=options.debug)
     upstream._interpreter = Memory(upstream._interpreter, lambda: upstream.interpreter_builder.grid_idx)
     Autotuner.do_bench = staticmethod(_untimed)
-    upstream.FunctionRewriter.ast_transformer = _Rewriter()
-    upstream._unwrap_if_constexpr = tl.core._unwrap_if_constexpr  # for what the rewriter writes
     _install_switches()
     _install_refusals()
+    language.install()
     floats.install()
     memos.install()
 
@@ -90,27 +90,6 @@ def _untimed(call: Callable[[], object], quantiles: object = None) -> list[float
     nothing."""
     call()
     return [0.0, 0.0, 0.0]
-
-
-class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
-    """Also rewrites ``.value`` of names that are annotated as constexpr."""
-
-    _constants: frozenset[str] = frozenset()
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:  # noqa: N802
-        annotated = [one for one in ast.walk(node) if isinstance(one, ast.arg | ast.AnnAssign)]
-        self._constants = frozenset(
-            one.arg if isinstance(one, ast.arg) else ast.unparse(one.target)
-            for one in annotated
-            if one.annotation and ast.unparse(one.annotation).strip("'\"").endswith("constexpr")
-        )
-        return self.generic_visit(node)
-
-    def visit_Attribute(self, node: ast.Attribute) -> Any:  # noqa: N802
-        owner = node.value
-        if node.attr != "value" or not isinstance(owner, ast.Name) or owner.id not in self._constants:
-            return self.generic_visit(node)
-        return ast.copy_location(ast.Call(ast.Name("_unwrap_if_constexpr", ast.Load()), [owner], []), node)
 
 
 # -- co-resident programs -----------------------------------------------------------------------------------
@@ -125,7 +104,7 @@ class _Launch:
         self.patched: set[int] = set()
         self.found: dict[Any, tuple[bytes, bytes]] = {}
         self.worked = self.found_new = False
-        self.loads = 0
+        self.loads = self.all_loads = 0
 
     def patch(self, fn: Callable[..., Any]) -> None:
         """Redirect ``triton.language`` as ``fn`` sees it to the interpreter, once per launch and module."""
@@ -155,8 +134,8 @@ class _Launch:
 
     def may_poll(self) -> bool:
         """Count a load that does not say that others write there; whether the running program may wait for it."""
-        self.loads = (self.loads + 1) % _LOADS_IN_A_ROW
-        return not self.loads
+        self.loads, self.all_loads = (self.loads + 1) % _LOADS_IN_A_ROW, (self.all_loads + 1) % _LOADS_AT_MOST
+        return not (self.loads and self.all_loads)
 
     def restore(self) -> None:
         for scope in reversed(self.scopes):

@@ -302,9 +302,17 @@ def atomic_xchg(
     return old
 
 
+@triton.constexpr_function
+def is_whole(value: Any) -> bool:
+    """Whether ``value`` is made of integers."""
+    return bool(value.dtype.is_int()) if isinstance(value, tl.tensor) else isinstance(value, int)
+
+
 @triton.jit
 def _as_there(value, ptr):
     """``value`` in the dtype and the shape of what ``ptr`` points to; of compare-and-swaps Triton converts nothing."""
+    if ptr.dtype.scalar.element_ty.is_int():
+        tl.static_assert(is_whole(value), "atomic_cas of integers: expected whole numbers as cmp and value")
     element = tl.cast(value, ptr.dtype.scalar.element_ty)
     if ptr.type.is_block():
         return tl.broadcast_to(element, ptr.shape)

@@ -14,14 +14,12 @@ whatever is in memory; the host raises ``WaitTimeout`` at its next look: ask the
 ``check``, the next op) before a result is used.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from iris.device.arch import clock_ns, load_fresh, meet_to_publish, repeated
 from iris.device.handle import FIRST_TIMEOUT_NS, STATUS_ADDRESS, TIMEOUT_NS, rank, world_size
-from iris.device.rma import points_to, translate
+from iris.device.rma import is_whole, points_to, translate
 
 MAX_RANKS: tl.constexpr = tl.constexpr(16)
 
@@ -129,15 +127,10 @@ def _require_flag(flag_ptr):
     tl.static_assert(points_to(flag_ptr, tl.int32), "a flag is int32: ctx.zeros(n, dtype=torch.int32)")
 
 
-@triton.constexpr_function
-def _is_whole(value: Any) -> bool:
-    return bool(value.dtype.is_int()) if isinstance(value, tl.tensor) else isinstance(value, int)
-
-
 @triton.jit
 def _as_epoch(value):
     """``value`` as flags hold it: of a count in more bits, the low 32, which wrap around as flags do."""
-    tl.static_assert(_is_whole(value), "value: expected whole numbers, as flags are int32; in front of peer and handle")
+    tl.static_assert(is_whole(value), "value: expected whole numbers, as flags are int32; in front of peer and handle")
     return tl.cast(value, tl.int32)
 
 

@@ -4,6 +4,9 @@ kinds of events: a program computes, waits for data, or moves it."""
 import triton
 import triton.language as tl
 
+from iris.device.arch import clock_ns
+from iris.device.sync import barrier
+
 CAPACITY: tl.constexpr = tl.constexpr(1024)
 """Events that each program can record; later ones are counted, not kept."""
 FIELDS: tl.constexpr = tl.constexpr(4)
@@ -36,3 +39,11 @@ def record(trace_ptr, kind, start_ns, end_ns, detail):
     tl.debug_barrier()
     tl.store(mine, count + 1)
     tl.debug_barrier()
+
+
+@triton.jit
+def meeting_kernel(handle, times, MEETINGS: tl.constexpr):
+    """When this rank has met all others, again and again. Run by one program."""
+    for meeting in range(MEETINGS):
+        barrier(handle)
+        tl.store(times + meeting, clock_ns())

@@ -17,7 +17,7 @@ from compiler import VERSION, tensor
 from listing import Event
 
 from iris.bench import rma as bench
-from iris.device import arch, peer, rma, sync
+from iris.device import arch, peer, rma, sync, trace
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_TWO = frozenset({"argument 0", "argument 1"})
@@ -251,6 +251,13 @@ def _syncs() -> list[Case]:
             with_handle(flags, 8),
             one_warp,
             has=Event.ACQUIRE | Event.RELEASE | Event.CLOCK,
+        ),
+        Case(
+            "meeting",
+            trace.meeting_kernel,
+            lambda: (handle(), tensor(torch.int64)),
+            {"MEETINGS": 33},
+            has=WAITS | SIGNALS,
         ),
         Case(
             "bulk_signal",

@@ -1,0 +1,208 @@
+"""Triton's language, where its interpreter leaves to Python, or to nobody, what the compiler does itself.
+
+* **Truth.** ``and``, ``or`` and ``not`` of tensors are ``&``, ``|`` and ``~`` of each element, whatever comes first;
+  ``min`` and ``max`` are of each element, too. A block is neither true nor false.
+* **Conditions.** One number that is true or false, spread over a block, is a mask as any.
+* **Constants.** ``N.value`` of a constexpr argument is its value, as in compiled kernels, though here ``N`` is, too.
+* **Libraries.** Functions of ``libdevice`` that PyTorch has, too, are PyTorch's.
+* **Refusals.** What cannot be simulated says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.language.extra import cuda, hip, libdevice
+from triton.runtime import interpreter as upstream
+
+_Builder = upstream.InterpreterBuilder
+_Handle = upstream.TensorHandle
+
+_SAME_NAME = (
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "erf", "erfc",
+    "erfinv", "exp", "exp2", "expm1", "floor", "fmod", "hypot", "lgamma", "log", "log10", "log1p", "log2", "nextafter",
+    "pow", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+)  # fmt: skip
+_OTHER_NAME = {
+    "fabs": "abs", "rint": "round", "fmax": "fmax", "fmin": "fmin", "fast_expf": "exp", "fast_logf": "log",
+    "fast_sinf": "sin", "fast_cosf": "cos", "fast_tanf": "tan", "fast_tanhf": "tanh", "fast_powf": "pow",
+    "fast_log2f": "log2", "fast_log10f": "log10", "fast_dividef": "div",
+}  # fmt: skip
+_FLOATS = (tl.float32, tl.float64)
+"""What ``libdevice`` takes."""
+
+
+def install() -> None:
+    """Put the changes in place; once per process."""
+    upstream.FunctionRewriter.ast_transformer = _Rewriter()
+    # For what the rewriter writes:
+    upstream._unwrap_if_constexpr = tl.core._unwrap_if_constexpr
+    upstream._iris_logical, upstream._iris_not = _logical, _not
+    upstream._iris_condition, upstream._iris_call = _condition, _call
+    _install_masks()
+    _install_libraries()
+    _Builder.create_descriptor_reduce = _descriptor_reduce
+    _Builder.__getattr__ = _missing
+
+
+class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
+    """Rewrites what Python would do in its own way."""
+
+    _constants: frozenset[str] = frozenset()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:  # noqa: N802
+        annotated = [one for one in ast.walk(node) if isinstance(one, ast.arg | ast.AnnAssign)]
+        self._constants = frozenset(
+            one.arg if isinstance(one, ast.arg) else ast.unparse(one.target)
+            for one in annotated
+            if one.annotation and ast.unparse(one.annotation).strip("'\"").endswith("constexpr")
+        )
+        return self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:  # noqa: N802
+        owner = node.value
+        if node.attr != "value" or not isinstance(owner, ast.Name) or owner.id not in self._constants:
+            return self.generic_visit(node)
+        return _calling(node, "_unwrap_if_constexpr", owner)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+        both = ast.Constant(isinstance(node.op, ast.And))
+        return _calling(node, "_iris_logical", both, *(ast.Lambda(nothing, value) for value in node.values))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        return _calling(node, "_iris_not", node.operand) if isinstance(node.op, ast.Not) else node
+
+    def visit_If(self, node: ast.If | ast.IfExp | ast.While) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        node.test = _calling(node.test, "_iris_condition", node.test)
+        return node
+
+    visit_IfExp = visit_While = visit_If  # noqa: N815
+
+    def visit_Call(self, node: ast.Call) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
+            return ast.copy_location(
+                ast.Call(ast.Name("_iris_call", ast.Load()), [node.func, *node.args], node.keywords), node
+            )
+        return node
+
+
+def _calling(node: ast.AST, name: str, *arguments: ast.expr) -> ast.expr:
+    """A call of ``name`` in the place of ``node``."""
+    return ast.fix_missing_locations(ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [*arguments], []), node))
+
+
+def _logical(both: bool, *operands: Callable[[], Any]) -> Any:
+    """``and`` (``both``) or ``or`` as it is compiled: constants decide at once, tensors are all computed."""
+    value, tensors = None, []
+    for operand in operands:
+        value = operand()
+        if isinstance(value, tl.tensor):
+            tensors.append(value)
+        elif bool(value) != both:
+            return value
+    semantic = upstream.interpreter_semantic
+    combine = semantic.logical_and if both else semantic.logical_or
+    return functools.reduce(combine, tensors) if tensors else value
+
+
+def _not(value: Any) -> Any:
+    return upstream.interpreter_semantic.not_(value) if isinstance(value, tl.tensor) else not value
+
+
+def _condition(value: Any) -> Any:
+    """What an ``if`` asks for. Triton's interpreter takes all blocks to be true."""
+    if isinstance(value, tl.tensor) and value.handle.data.size != 1:
+        raise ValueError(
+            "a block is neither true nor false, so no condition for if or while. Use a mask, tl.where, or tl.max of it."
+        )
+    return value
+
+
+def _call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """``min`` or ``max``, if these names are Python's, and not the kernel's own."""
+    compiled = {builtins.min: tl.core.builtin_min, builtins.max: tl.core.builtin_max}
+    if function in compiled and any(isinstance(one, tl.tensor) for one in arguments):
+        return compiled[function](*arguments, _semantic=upstream.interpreter_semantic, **options)
+    return function(*arguments, **options)
+
+
+def _install_masks() -> None:
+    """Triton takes the result of a comparison to have the dtype of what was compared."""
+    splat = _Builder.create_splat
+
+    def create_splat(self: Any, ret_ty: Any, arg: Any) -> Any:
+        if arg.data.dtype == np.bool_:
+            return _Handle(np.full(ret_ty.shape, arg.data.reshape(-1)[0]), tl.int1)
+        return splat(self, ret_ty, arg)
+
+    _Builder.create_splat = create_splat
+
+
+def _descriptor_reduce(self: Any, kind: Any, desc: Any, value: Any, indices: Any) -> None:
+    """The atomics of tensor descriptors, which Triton's interpreter lacks, by pointers."""
+    pointers, mask = desc.materialize_pointers(indices)
+    dtype, operations = value.dtype.scalar, upstream._ir.ATOMIC_OP
+    name = str(kind).rpartition(".")[2]
+    if dtype.is_floating() and name != "ADD":
+        raise NotImplementedError(f"a descriptor's atomic_{name.lower()} of {dtype} cannot be simulated")
+    if name in ("MIN", "MAX") and dtype.is_int_unsigned():
+        name = f"U{name}"
+    operation = getattr(operations, "FADD" if dtype.is_floating() else name)
+    relaxed, device = upstream._ir.MEM_SEMANTIC.RELAXED, upstream._ir.MEM_SYNC_SCOPE.GPU
+    self.create_atomic_rmw(operation, pointers, value, mask, relaxed, device)
+
+
+def _missing(self: Any, name: str) -> Any:
+    """Instead of a missing method of the builder, of which nobody who writes kernels has heard."""
+    raise AttributeError(f"{name.removeprefix('create_')} cannot be simulated: Triton's interpreter has no {name}")
+
+
+# -- libraries ------------------------------------------------------------------------------------------------
+
+
+def _install_libraries() -> None:
+    """What the compiler finds in a vendor's library has no body, or one that only compiles."""
+    known = {name: name for name in _SAME_NAME} | _OTHER_NAME
+    for module in (libdevice, cuda.libdevice, hip.libdevice, cuda, hip):
+        for name, function in list(vars(module).items()):
+            public = callable(function) and not name.startswith("_")
+            if public and (module is libdevice or tl.core.is_builtin(function)):
+                replacement = _from_torch(name, known[name]) if name in known else _refused(module.__name__, name)
+                setattr(module, name, replacement)
+
+
+def _from_torch(name: str, of_torch: str) -> Callable[..., Any]:
+    """Such a function, computed by PyTorch's."""
+    function = getattr(torch, of_torch)
+
+    def simulated(*arguments: Any, _semantic: Any = None) -> Any:
+        tensors = [upstream.interpreter_semantic.to_tensor(one) for one in arguments]
+        first = tensors[0]
+        if first.dtype not in _FLOATS:
+            raise TypeError(f"libdevice.{name} takes float32 or float64, got {first.dtype}")
+        operands = np.broadcast_arrays(*(one.handle.data for one in tensors))
+        result = function(*(torch.from_numpy(np.ascontiguousarray(one)) for one in operands)).numpy()
+        block = next((one.type for one in tensors if one.type.is_block()), None)
+        kind = first.dtype if block is None else block.with_element_ty(first.dtype)
+        return tl.tensor(_Handle(result, first.dtype), kind)
+
+    return simulated
+
+
+def _refused(module: str, name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"{module.removeprefix('triton.language.')}.{name} cannot be simulated")
+
+    return refuse

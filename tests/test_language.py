@@ -1,0 +1,259 @@
+"""What the simulator does of Triton's language that Triton's interpreter leaves to Python, or to nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from ranks import BACKEND, Failure, Ranks, context, failure_of
+from triton.language.extra import libdevice
+
+pytestmark = [
+    pytest.mark.skipif(BACKEND != "sim", reason="tests the simulator"),
+    pytest.mark.filterwarnings("ignore:Logical operators|builtin m"),
+]
+ONE = pytest.mark.parametrize("ranks", [1], indirect=True)
+LANES, LIMIT = 16, 5
+AT = np.arange(LANES)
+LESS, MORE = AT < LIMIT, AT > 2
+
+
+@triton.jit
+def truth_kernel(found, limit, yes, no, KIND: tl.constexpr, LANES: tl.constexpr, SMALL: tl.constexpr):
+    at = tl.arange(0, LANES)
+    less, more, low = at < limit, at > 2, limit < 9
+    result = at * 0
+    if KIND == "block and block":
+        result += (less and more).to(tl.int32)
+    elif KIND == "block or block":
+        result += (at > limit or at < 2).to(tl.int32)
+    elif KIND == "not block":
+        result += (not less).to(tl.int32)
+    elif KIND == "and of three":
+        result += (less and more and low).to(tl.int32)
+    elif KIND == "constant and block":
+        result += (SMALL and less).to(tl.int32)
+    elif KIND == "constant or block":
+        result += 1 if SMALL or less else 0
+    elif KIND == "block & number":
+        result += (less & low).to(tl.int32)
+    elif KIND == "block & number of floats":
+        result += (less & (limit * 1.5 > 100.0)).to(tl.int32)
+    elif KIND == "block & loaded":
+        result += (less & tl.load(yes)).to(tl.int32) + (less & tl.load(no)).to(tl.int32)
+    elif KIND == "number as mask":
+        result += tl.load(found + at, mask=limit > 100, other=7)
+    elif KIND == "min and max":
+        result += min(at, limit) * 100 + max(at, limit)
+    elif KIND == "min and max of numbers":
+        result += min(limit, 3) * 100 + max(2, SMALL)
+    elif KIND == "if of numbers":
+        if low and limit > 2:
+            result += 3
+        while not (limit < 4):
+            limit -= 1
+            result += 1
+    tl.store(found + at, result)
+
+
+TRUTHS: dict[str, Any] = {
+    "block and block": LESS & MORE,
+    "block or block": (AT > LIMIT) | (AT < 2),
+    "not block": ~LESS,
+    "and of three": LESS & MORE,
+    "constant and block": LESS,
+    "constant or block": AT >= 0,
+    "block & number": LESS,
+    "block & number of floats": AT < 0,
+    "block & loaded": LESS,
+    "number as mask": AT * 0 + 7,
+    "min and max": np.minimum(AT, LIMIT) * 100 + np.maximum(AT, LIMIT),
+    "min and max of numbers": AT * 0 + 302,
+    "if of numbers": AT * 0 + 5,
+}
+
+
+def truths() -> dict[str, list[int]]:
+    ctx, found = context(), {}
+    yes, no = torch.tensor([True]), torch.tensor([False])
+    for kind in TRUTHS:
+        lanes = ctx.zeros(LANES, dtype=torch.int32)
+        truth_kernel[(1,)](lanes, LIMIT, yes, no, KIND=kind, LANES=LANES, SMALL=1)
+        found[kind] = lanes.tolist()
+    return found
+
+
+@ONE
+def test_truth_of_blocks(ranks: Ranks) -> None:
+    (found,) = ranks.run(truths)
+    assert found == {kind: np.asarray(right).astype(int).tolist() for kind, right in TRUTHS.items()}
+
+
+@triton.jit
+def no_condition_kernel(found, KIND: tl.constexpr):
+    at = tl.arange(0, 16)
+    if KIND == "if":
+        if at < 3:
+            tl.store(found + at, 1)
+    elif KIND == "while":
+        while at < 3:
+            at += 1
+    elif KIND == "choice":
+        tl.store(found + at, 1 if at < 3 else 2)
+
+
+def refused(kernel: Any, *arguments: Any, **options: Any) -> Failure:
+    return failure_of(lambda: kernel[(1,)](context().zeros(256), *arguments, **options))
+
+
+def conditions() -> list[Failure]:
+    return [refused(no_condition_kernel, KIND=kind) for kind in ("if", "while", "choice")]
+
+
+@ONE
+def test_a_block_is_no_condition(ranks: Ranks) -> None:
+    (found,) = ranks.run(conditions)
+    for one in found:
+        assert one.kind == "InterpreterError"
+        assert "a block is neither true nor false" in one.message
+
+
+# -- libraries ------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def library_kernel(x, y, found, LANES: tl.constexpr):
+    at = tl.arange(0, LANES)
+    a, b = tl.load(x + at), tl.load(y + at)
+    tl.store(found + at, libdevice.tanh(a))
+    tl.store(found + LANES + at, libdevice.atan2(a, b))
+    tl.store(found + 2 * LANES + at, libdevice.pow(b, 2.0))
+    tl.store(found + 3 * LANES + at, libdevice.fast_expf(a))
+    tl.store(found + 4 * LANES, libdevice.erf(tl.load(x)))
+
+
+@triton.jit
+def library_refused_kernel(found, KIND: tl.constexpr):
+    if KIND == "unknown":
+        tl.store(found, libdevice.cyl_bessel_i0(tl.load(found)))
+    elif KIND == "half":
+        tl.store(found, libdevice.tanh(tl.load(found).to(tl.float16)))
+    elif KIND == "register":
+        tl.store(found, tl.extra.cuda.smid())
+
+
+def libraries(dtype: torch.dtype) -> float:
+    ctx = context()
+    x, y = ctx.randn(LANES, dtype=dtype), ctx.rand(LANES, dtype=dtype)
+    found = ctx.zeros(5 * LANES, dtype=dtype)
+    library_kernel[(1,)](x, y, found, LANES=LANES)
+    right = torch.cat([x.tanh(), torch.atan2(x, y), y**2, x.exp(), x[:1].erf()])
+    return float((found[: len(right)] - right).abs().max())
+
+
+@ONE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_functions_of_libraries(ranks: Ranks, dtype: torch.dtype) -> None:
+    assert ranks.run(libraries, dtype)[0] <= 4 * torch.finfo(dtype).eps
+
+
+def libraries_refused() -> list[Failure]:
+    return [refused(library_refused_kernel, KIND=kind) for kind in ("unknown", "half", "register")]
+
+
+@ONE
+def test_functions_of_libraries_that_cannot_be_simulated_say_so(ranks: Ranks) -> None:
+    (found,) = ranks.run(libraries_refused)
+    said = [
+        "extra.libdevice.cyl_bessel_i0 cannot be simulated",
+        "libdevice.tanh takes float32 or float64, got fp16",
+        "extra.cuda.smid cannot be simulated",
+    ]
+    for one, words in zip(found, said, strict=True):
+        assert one.kind == "InterpreterError"
+        assert words in one.message
+
+
+# -- descriptors ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def reduced_kernel(found, value, KIND: tl.constexpr):
+    rows = tl.arange(0, 16)[:, None]
+    cols = tl.arange(0, 16)[None, :]
+    block = tl.make_tensor_descriptor(found, [10, 20], [20, 1], [16, 16])
+    values = tl.load(value + rows * 16 + cols)
+    if KIND == "add":
+        block.atomic_add([0, 8], values)
+    elif KIND == "max":
+        block.atomic_max([0, 8], values)
+    elif KIND == "min":
+        block.atomic_min([0, 8], values)
+    elif KIND == "xor":
+        block.atomic_xor([0, 8], values)
+
+
+COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": torch.add, "max": torch.maximum, "min": torch.minimum, "xor": torch.bitwise_xor,
+}  # fmt: skip
+
+
+def reduced(kind: str, dtype: torch.dtype) -> bool:
+    """Of a block that reaches beyond the matrix on two sides."""
+    ctx = context()
+    if dtype.is_floating_point:
+        found, value = ctx.randn(10, 20, dtype=dtype), ctx.randn(16, 16, dtype=dtype)
+    else:
+        found, value = (ctx.randint(0, 200, size, dtype=dtype) for size in ((10, 20), (16, 16)))
+    right = found.clone()
+    right[:, 8:] = COMBINE[kind](right[:, 8:], value[:10, :12])
+    reduced_kernel[(1,)](found, value, KIND=kind)
+    return torch.equal(found, right)
+
+
+@ONE
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("add", torch.float32), ("add", torch.int32), ("max", torch.int32), ("min", torch.int32), ("xor", torch.int32)],
+    ids=str,
+)
+def test_atomics_of_descriptors(ranks: Ranks, kind: str, dtype: torch.dtype) -> None:
+    assert ranks.run(reduced, kind, dtype)[0]
+
+
+def test_what_the_interpreter_lacks_says_so() -> None:
+    from triton.runtime.interpreter import interpreter_builder
+
+    with pytest.raises(AttributeError, match=r"^warp_dance cannot be simulated: Triton's interpreter has no create_"):
+        interpreter_builder.create_warp_dance()
+
+
+# -- polls ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def counting_poll_kernel(flag, polls):
+    if tl.program_id(0) == 0:
+        count = 0
+        while tl.load(flag) < 1:
+            count += 1
+            tl.store(polls, count)
+    else:
+        tl.atomic_xchg(flag, 1)
+
+
+def counted_polls() -> int:
+    ctx = context()
+    flag, polls = ctx.zeros(1, dtype=torch.int32), ctx.zeros(1, dtype=torch.int32)
+    counting_poll_kernel[(2,)](flag, polls)
+    return int(polls)
+
+
+@ONE
+def test_a_poll_that_counts_in_memory_lets_others_run(ranks: Ranks) -> None:
+    assert 0 < ranks.run(counted_polls)[0] < 10_000
