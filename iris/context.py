@@ -307,7 +307,8 @@ class Iris(Live, SymmetricTensors, RankLogger):
         return self._lease_of("is_symmetric", tensor) is not None
 
     def workspace(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make()`` returned the first time ``key`` was asked for. Collective on first use.
+        """What ``make()`` returned the first time ``key`` was asked for. Collective on first use: all ranks' keys must
+        be the same text, as numbers, names and tuples of these are.
 
         Ops keep their flags and staging buffers here: made once, reused, never zeroed again.
         """
@@ -511,7 +512,11 @@ class Iris(Live, SymmetricTensors, RankLogger):
         own = expired_wait(record, self.rank, self.world_size, self.heap_size)
         dead = self._mesh.dead_ranks() or self._mesh.ending(own.ranks)
         if not dead:
-            return own
+            others = [rank for rank in own.ranks if rank != self.rank and rank in self._mesh.peers]
+            calls = [
+                f"Rank {rank} is in another call: {call}." for rank in others if (call := self._mesh.call_of(rank))
+            ]
+            return type(own)(" ".join([str(own), *calls]), own.ranks)
         said = self._mesh.death(min(dead), "kernel")
         if record[sync.STATUS_CODE] != sync.CODE_EXPIRED.value or not isinstance(said, PeerDied | WaitTimeout):
             return said

@@ -57,7 +57,7 @@ def global_ranks(group: Group) -> list[int]:
     if group is torch.distributed.GroupMember.NON_GROUP_MEMBER:
         raise ArgumentError("iris", "group", "a group that this rank belongs to", "a group without this rank")
     if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
-        expected = "a torch ProcessGroup, made with torch.distributed.new_group"
+        expected = "a torch ProcessGroup, made with torch.distributed.new_group or mesh.get_group(dimension)"
         raise ArgumentError("iris", "group", expected, type(group).__name__)
     return list(torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD))
 

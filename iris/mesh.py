@@ -390,6 +390,19 @@ class Mesh:
             named,
         )
 
+    def call_of(self, peer: int) -> str:
+        """What call ``peer`` has made that this rank has not, as far as is known here; "" if none."""
+        try:
+            self._receive_some(peer, "look")
+        except IrisError:
+            return ""
+        buffer = self._received[peer]
+        if len(buffer) < _HEADER.size:
+            return ""
+        kind, tag_length, _ = _HEADER.unpack_from(buffer)
+        tag = bytes(buffer[_HEADER.size : _HEADER.size + tag_length]).decode(errors="replace")
+        return tag.split("(")[0] if kind == _DATA else ""
+
     def _take_frame(self, peer: int, only_abort: bool = False) -> tuple[str, bytes] | None:
         """The next whole frame from ``peer``, if it is here; an abort frame raises the peer's error."""
         buffer = self._received.get(peer, bytearray())

@@ -742,6 +742,7 @@ def test_llm_shapes_are_shared_evenly_and_have_sources() -> None:
         ('[{"m": 1, "n": 2, "k": 3, "dtype": "bf17"}]', "entry 1, field 'dtype': expected one of fp16"),
         ('[{"m": 1, "n": 2, "k": 3, "gather_dim": 2}]', "entry 1, field 'gather_dim': expected 0 or 1"),
         ('[{"m": 1, "n": 2, "k": 3, "op": [4]}]', "entry 1, field 'op': expected the name of an op"),
+        ('[{"m": 1, "n": 2, "k": 3, "op": "matmul_allreduce"}]', "entry 1, field 'op': expected matmul_all_reduce.?"),
         ('{"models": {"a": "b"}, "m": 1, "entries": [{"n": 2, "k": 3}]}', "entry 1, field 'model': expected one of a"),
     ],
 )

@@ -466,6 +466,32 @@ def test_a_kernel_that_waits_in_vain_is_named_on_all_ranks(ranks: Ranks) -> None
         )
 
 
+def another_call() -> Failure:
+    """A kernel of rank 0 waits for rank 1, which, as the others, makes a call that rank 0 does not."""
+
+    def work() -> None:
+        with fresh(timeout_s=0.5) as ctx:
+            flag = ctx.full((1,), 2, dtype=torch.int32)
+            unanswered_kernel[(1,)](ctx.handle, flag)  # compiles
+            flag.zero_()
+            ctx.barrier()
+            if ctx.rank == 0:
+                unanswered_kernel[(1,)](ctx.handle, flag)
+                ctx.synchronize()
+            else:
+                ctx.close()
+
+    return failure_of(work)
+
+
+@TWO_OR_MORE
+def test_a_rank_that_is_in_another_call_is_told(ranks: Ranks) -> None:
+    first, *_ = ranks.run(another_call)
+    assert re.search(
+        r"a user kernel: rank 0 waited \d\.\d s for rank 1: .* Rank 1 is in another call: close\.$", first.message
+    )
+
+
 @TWO_OR_MORE
 def test_a_rank_that_does_not_come_to_a_barrier_is_named(ranks: Ranks) -> None:
     for failure in on_time(ranks.run(late_to_a_barrier)):

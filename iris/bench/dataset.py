@@ -21,6 +21,7 @@ In results the whole problem is ``shape``; ``m``, ``n``, ``k`` there are sizes o
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,7 +31,10 @@ from typing import Any
 from iris.bench.axes import Params, Value
 from iris.bench.options import DTYPES
 from iris.errors import ArgumentError
+from iris.ops.model import OPS
 
+_ALIKE = 0.8
+"""How much of a name is that of an op which must have been meant."""
 _TEXTS = ("model", "layer", "source", "note", "dtype")
 _ENTRY = {"m", "n", "k", "op", "world_sizes", "gather_dim", *_TEXTS}
 _DATASET = {"entries", "description", "models", "m", "world_sizes"}
@@ -115,6 +119,10 @@ def _entry(fields: _Fields, whole: _Fields) -> Entry:
     ops = [ops] if isinstance(ops, str) else ops
     if not isinstance(ops, list) or not all(isinstance(op, str) for op in ops):
         raise fields.wrong("op", "the name of an op, or a list of names", ops)
+    for op in ops:
+        meant = difflib.get_close_matches(op, OPS, 1, _ALIKE)
+        if op not in OPS and meant:  # a case of one's own may be of another
+            raise fields.wrong("op", f"{meant[0]}?", op)
     for name in _TEXTS:
         if not isinstance(fields.get(name, ""), str):
             raise fields.wrong(name, "text", fields.get(name))

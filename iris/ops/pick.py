@@ -17,6 +17,9 @@ from iris.ops.model import algorithms, predicted_s
 from iris.ops.problem import DTYPES, Problem
 
 _BACKENDS = ("cuda", "hip", "sim")
+_REMEMBERED = 1 << 15
+"""Problems whose config is remembered: finding one takes the host milliseconds, and a server may see any number of rows
+with each of its layers."""
 _EQUAL = 1.01
 """Predictions this close are equal: the config that comes first among them is taken."""
 _SPLIT = 1.05
@@ -130,7 +133,7 @@ def model_pick(problem: Problem, target: Target, algorithm: str | None = None) -
     return next(config for config, cost in costs.items() if cost <= _EQUAL * cheapest)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_REMEMBERED)
 def _picked(problem: Problem, target: Target, algorithm: str | None, user_path: Path | None) -> FusedConfig:
     if algorithm is None and not can_run(problem, target):
         raise ArgumentError("pick_config", "target.excluded", "an algorithm left that can run", target.excluded)
