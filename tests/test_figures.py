@@ -111,7 +111,7 @@ def test_results_and_losses_are_counted(study: Study) -> None:
     assert f"Against PyTorch it is {torch} of {of_torch}" in words
 
 
-MIRRORED = "\n".join((ROOT / f"results/2026-11-{day}/mirrored-h200-x2.txt").read_text() for day in (23, 25))
+MIRRORED = "\n".join((ROOT / f"results/2026-11-{day}/mirrored-h200-x2.txt").read_text() for day in (23, 25, 26))
 SHORT = {
     "all-gather, rows": "ag-rows", "all-gather, columns": "ag-columns", "reduce-scatter": "rs", "all-reduce": "ar",
     "all-scatter": "as",
