@@ -432,15 +432,21 @@ def unanswered_kernel(handle, flag):
     iris.wait(flag, 2, 1, handle)
 
 
+def unset_flag(ctx: iris.Iris) -> torch.Tensor:
+    """What the kernel, compiled now, will wait for."""
+    flag = ctx.full((1,), 2, dtype=torch.int32)
+    unanswered_kernel[(1,)](ctx.handle, flag)
+    flag.zero_()
+    ctx.barrier()
+    return flag
+
+
 def late_signal() -> Failure:
     """A kernel of rank 0 waits for what rank 1 never signals, and rank 0's host is busy; the others wait for it."""
 
     def work() -> None:
         with fresh(timeout_s=0.5) as ctx:
-            flag = ctx.full((1,), 2, dtype=torch.int32)
-            unanswered_kernel[(1,)](ctx.handle, flag)  # compiles
-            flag.zero_()
-            ctx.barrier()
+            flag = unset_flag(ctx)
             if ctx.rank == 0:
                 unanswered_kernel[(1,)](ctx.handle, flag)
                 time.sleep(2.5)
@@ -471,10 +477,7 @@ def another_call() -> Failure:
 
     def work() -> None:
         with fresh(timeout_s=0.5) as ctx:
-            flag = ctx.full((1,), 2, dtype=torch.int32)
-            unanswered_kernel[(1,)](ctx.handle, flag)  # compiles
-            flag.zero_()
-            ctx.barrier()
+            flag = unset_flag(ctx)
             if ctx.rank == 0:
                 unanswered_kernel[(1,)](ctx.handle, flag)
                 ctx.synchronize()

@@ -33,7 +33,7 @@ def truth_kernel(found, limit, yes, no, KIND: tl.constexpr, LANES: tl.constexpr,
     elif KIND == "block or block":
         result += (at > limit or at < 2).to(tl.int32)
     elif KIND == "not block":
-        result += (not less).to(tl.int32)
+        result += tl.where(not less, 1, 0)
     elif KIND == "and of three":
         result += (less and more and low).to(tl.int32)
     elif KIND == "constant and block":
