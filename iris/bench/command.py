@@ -259,7 +259,7 @@ def make_parser(
         metavar="FILE",
         help="measure only problems that FILE has no results of by all variants in turns, and append them there",
     )
-    parser.add_argument("--dataset", type=Path, metavar="FILE", help="take the shapes from FILE (see dataset/)")
+    parser.add_argument("--dataset", type=Path, metavar="FILE", help="take shapes from FILE (see dataset/README.md)")
     parser.add_argument(
         "--timeout_s", type=seconds, default=60.0, help="most seconds for a point (default: %(default)s)"
     )

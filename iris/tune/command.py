@@ -53,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="iris tune", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("op", nargs="+", choices=tuple(ops.ALGORITHMS), metavar="OP", help=", ".join(ops.ALGORITHMS))
-    parser.add_argument("--dataset", type=Path, metavar="FILE", help="tune the shapes in FILE (see dataset/)")
+    parser.add_argument("--dataset", type=Path, metavar="FILE", help="tune the shapes in FILE (see dataset/README.md)")
     for name, about in (("m", "rows of A"), ("n", "columns of B"), ("k", "columns of A")):
         parser.add_argument(f"-{name}", type=positive, metavar=name.upper(), help=f"{about}, over all ranks")
     parser.add_argument(
