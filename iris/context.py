@@ -512,11 +512,9 @@ class Iris(Live, SymmetricTensors, RankLogger):
         own = expired_wait(record, self.rank, self.world_size, self.heap_size)
         dead = self._mesh.dead_ranks() or self._mesh.ending(own.ranks)
         if not dead:
-            others = [rank for rank in own.ranks if rank != self.rank and rank in self._mesh.peers]
-            calls = [
-                f"Rank {rank} is in another call: {call}." for rank in others if (call := self._mesh.call_of(rank))
-            ]
-            return type(own)(" ".join([str(own), *calls]), own.ranks)
+            calls = {rank: self._mesh.call_of(rank) for rank in own.ranks}
+            told = [f"Rank {rank} is in another call: {call}." for rank, call in calls.items() if call]
+            return WaitTimeout(" ".join([str(own), *told]), own.ranks)
         said = self._mesh.death(min(dead), "kernel")
         if record[sync.STATUS_CODE] != sync.CODE_EXPIRED.value or not isinstance(said, PeerDied | WaitTimeout):
             return said

@@ -392,33 +392,38 @@ class Mesh:
 
     def call_of(self, peer: int) -> str:
         """What call ``peer`` has made that this rank has not, as far as is known here; "" if none."""
+        if peer not in self.peers:
+            return ""
         try:
             self._receive_some(peer, "look")
         except IrisError:
             return ""
-        buffer = self._received[peer]
-        if len(buffer) < _HEADER.size:
-            return ""
-        kind, tag_length, _ = _HEADER.unpack_from(buffer)
-        tag = bytes(buffer[_HEADER.size : _HEADER.size + tag_length]).decode(errors="replace")
+        kind, tag, _ = self._next_frame(peer) or (_ABORT, "", slice(0))
         return tag.split("(")[0] if kind == _DATA else ""
 
     def _take_frame(self, peer: int, only_abort: bool = False) -> tuple[str, bytes] | None:
         """The next whole frame from ``peer``, if it is here; an abort frame raises the peer's error."""
-        buffer = self._received.get(peer, bytearray())
-        if len(buffer) < _HEADER.size:
+        frame = self._next_frame(peer)
+        if frame is None or (only_abort and frame[0] == _DATA):
             return None
-        kind, tag_length, length = _HEADER.unpack_from(buffer)
-        end = _HEADER.size + tag_length + length
-        if len(buffer) < end or (only_abort and kind == _DATA):
-            return None
-        tag = bytes(buffer[_HEADER.size : _HEADER.size + tag_length]).decode()
-        payload = bytes(buffer[_HEADER.size + tag_length : end])
-        del buffer[:end]
+        kind, tag, place = frame
+        payload = bytes(self._received[peer][place])
+        del self._received[peer][: place.stop]
         if kind == _ABORT:
             report = json.loads(payload)
             raise _ERRORS[report["error"]](report["message"], report["ranks"])
         return tag, payload
+
+    def _next_frame(self, peer: int) -> tuple[bytes, str, slice] | None:
+        """Of the next whole frame from ``peer``, if it is here, the kind, the tag, and where the payload is."""
+        buffer = self._received.get(peer, bytearray())
+        if len(buffer) < _HEADER.size:
+            return None
+        kind, tag_length, length = _HEADER.unpack_from(buffer)
+        place = slice(_HEADER.size + tag_length, _HEADER.size + tag_length + length)
+        if len(buffer) < place.stop:
+            return None
+        return kind, bytes(buffer[_HEADER.size : place.start]).decode(), place
 
     # -- life and death -----------------------------------------------------------------------------
 

@@ -83,17 +83,18 @@ class Trace:
         Ranks' clocks differ on GPUs. By how much is measured here, to some microseconds: all ranks leave a barrier at
         the same time, and the median of 33 counts. Times are by rank 0's clock.
         """
-        mine, meetings = self.events(ctx), _meetings(ctx)
+        mine = [[e.program, e.kind, e.start_ns, e.end_ns, e.detail] for e in self.events(ctx)]
+        meetings = _meetings(ctx)
         everyone: list[Event] = []
         first: list[int] = []
         for rank in range(ctx.world_size):
-            rows = [[e.program, e.kind, e.start_ns, e.end_ns, e.detail] for e in mine]
-            times, rows = ctx.broadcast([meetings, rows], source=rank)
+            times, rows = ctx.broadcast([meetings, mine], source=rank)
             first = first or times
-            ahead = (
-                statistics.median_low(there - here for there, here in zip(times, first, strict=True)) if times else 0
-            )
-            everyone += [Event(rank, row[0], row[1], row[2] - ahead, row[3] - ahead, row[4]) for row in rows]
+            ahead = statistics.median_low(there - here for there, here in zip(times, first, strict=True))
+            everyone += [
+                Event(rank, program, kind, start - ahead, end - ahead, detail)
+                for program, kind, start, end, detail in rows
+            ]
         return _from_zero(everyone)
 
     def waited_s(self, ctx: Iris) -> float:
@@ -130,9 +131,9 @@ def _decode(programs: torch.Tensor, rank: int) -> list[Event]:
 
 
 def _meetings(ctx: Iris) -> list[int]:
-    """When the ranks met, by this rank's clock; nothing in the simulator, where they have one clock."""
+    """When the ranks met, by this rank's clock; in the simulator, where they have one clock, the same for all."""
     if ctx.backend_name == "sim":
-        return []
+        return [0]
     times = torch.zeros(_MEETINGS, dtype=torch.int64, device=ctx.device)
     device_trace.meeting_kernel[(1,)](ctx.handle, times, MEETINGS=_MEETINGS, num_warps=1)
     ctx.synchronize()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,16 @@ _Handle = upstream.TensorHandle
 
 _SAME_NAME = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "erf", "erfc",
-    "erfinv", "exp", "exp2", "expm1", "floor", "fmod", "hypot", "lgamma", "log", "log10", "log1p", "log2", "nextafter",
-    "pow", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+    "erfinv", "exp", "exp2", "expm1", "floor", "fmax", "fmin", "fmod", "hypot", "lgamma", "log", "log10", "log1p",
+    "log2", "nextafter", "pow", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
 )  # fmt: skip
 _OTHER_NAME = {
-    "fabs": "abs", "rint": "round", "fmax": "fmax", "fmin": "fmin", "fast_expf": "exp", "fast_logf": "log",
+    "fabs": "abs", "rint": "round", "fast_expf": "exp", "fast_logf": "log",
     "fast_sinf": "sin", "fast_cosf": "cos", "fast_tanf": "tan", "fast_tanhf": "tanh", "fast_powf": "pow",
     "fast_log2f": "log2", "fast_log10f": "log10", "fast_dividef": "div",
 }  # fmt: skip
+_COMPILED = {builtins.min: tl.core.builtin_min, builtins.max: tl.core.builtin_max}
+"""What the compiler takes these functions for."""
 _FLOATS = (tl.float32, tl.float64)
 """What ``libdevice`` takes."""
 
@@ -92,15 +94,13 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
     def visit_Call(self, node: ast.Call) -> Any:  # noqa: N802
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
-            return ast.copy_location(
-                ast.Call(ast.Name("_iris_call", ast.Load()), [node.func, *node.args], node.keywords), node
-            )
+            return _calling(node, "_iris_call", node.func, *node.args, keywords=node.keywords)
         return node
 
 
-def _calling(node: ast.AST, name: str, *arguments: ast.expr) -> ast.expr:
+def _calling(node: ast.AST, name: str, *arguments: ast.expr, keywords: Sequence[ast.keyword] = ()) -> ast.expr:
     """A call of ``name`` in the place of ``node``."""
-    return ast.fix_missing_locations(ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [*arguments], []), node))
+    return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [*arguments], [*keywords]), node)
 
 
 def _logical(both: bool, *operands: Callable[[], Any]) -> Any:
@@ -132,9 +132,8 @@ def _condition(value: Any) -> Any:
 
 def _call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """``min`` or ``max``, if these names are Python's, and not the kernel's own."""
-    compiled = {builtins.min: tl.core.builtin_min, builtins.max: tl.core.builtin_max}
-    if function in compiled and any(isinstance(one, tl.tensor) for one in arguments):
-        return compiled[function](*arguments, _semantic=upstream.interpreter_semantic, **options)
+    if function in _COMPILED and any(isinstance(one, tl.tensor) for one in arguments):
+        return _COMPILED[function](*arguments, _semantic=upstream.interpreter_semantic, **options)
     return function(*arguments, **options)
 
 
