@@ -126,8 +126,17 @@ def local_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.con
 @triton.jit
 def store_everywhere(handle, c, value, tile):
     """Store a finished tile into every rank's output, this rank's own first."""
-    me, world = rank(handle), world_size(handle)
     mask = tile_mask(tile)
-    for step in range(world):
-        there = translate(handle, c.ptr, (me + step) % world)
+    tl.store(tile_pointers(c, c.ptr, tile.rows, tile.cols), value, mask=mask)
+    for step in range(1, world_size(handle)):
+        there = translate(handle, c.ptr, peer_at(handle, step, tile.index))
         tl.store(tile_pointers(c, there, tile.rows, tile.cols), value, mask=mask)
+
+
+@triton.jit
+def peer_at(handle, step, turn):
+    """The peer to send to at ``step``, from 1 on, of what is number ``turn`` of this rank's. Programs begin with
+    different peers. If all began with the next rank, ranks that are not level would meet at one peer, and share its
+    links, while another's are idle (8 × H200, 2026-11-26)."""
+    me, world = rank(handle), world_size(handle)
+    return (me + 1 + (step - 1 + turn) % (world - 1)) % world

@@ -48,7 +48,7 @@ from iris.device import handle as handles
 from iris.device.chunk import counted_after
 from iris.device.peer import translate
 from iris.device.sync import enter, leave, wait, wait_all_entered
-from iris.device.tile import Flags, Matrix, Slots, finished, store_everywhere, tile_pointers
+from iris.device.tile import Flags, Matrix, Slots, finished, peer_at, store_everywhere, tile_pointers
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
@@ -99,15 +99,14 @@ def _send_chunks(
 @triton.jit
 def _send(handle, c, program, senders, row_begin, row_end, N, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr):
     """The same of some rows."""
-    me, world = handles.rank(handle), handles.world_size(handle)
     across = tl.cdiv(N, COURIER_N)
     for block in range(program, tl.cdiv(row_end - row_begin, COURIER_M) * across, senders):
         rows = row_begin + block // across * COURIER_M + tl.arange(0, COURIER_M)
         cols = block % across * COURIER_N + tl.arange(0, COURIER_N)
         mask = (rows < row_end)[:, None] & (cols < N)[None, :]
         value = tl.load(tile_pointers(c, c.ptr, rows, cols), mask=mask)
-        for step in range(1, world):
-            there = translate(handle, c.ptr, (me + step) % world)
+        for step in range(1, handles.world_size(handle)):
+            there = translate(handle, c.ptr, peer_at(handle, step, block))
             tl.store(tile_pointers(c, there, rows, cols), value, mask=mask)
 
 
