@@ -71,7 +71,8 @@ class Machine:
     """Rates of one GPU for one dtype, per second; ``flops`` of one program with a tile of 128 × 256.
 
     ``copy_rate`` is to one peer at a time; ``store_rate`` and ``load_rate`` are to and from all peers together, by all
-    programs, for two ranks: ``links`` of the peers' ranks share them equally if it is not 0.
+    programs, for two ranks: ``links`` of the peers' ranks share them equally if it is not 0. ``meeting``: ranks that are
+    not level meet at one peer, and share its links, while another's are idle; not where two GPUs stand for all.
     """
 
     num_sms: int
@@ -83,10 +84,15 @@ class Machine:
     load_rate: float
     links: int
     warpgroups: bool
+    meeting: bool = True
 
     def copy_s(self, nbytes: float) -> float:
         """One copy of the copy engine's, among many."""
         return COPY_S + nbytes / self.copy_rate
+
+    def met(self, world_size: int, extra: float) -> float:
+        """How much longer takes what goes to one peer after the other, if it is 1 + ``extra`` times on 8 ranks."""
+        return 1 + extra * max(0, world_size - 2) / 6 if self.meeting else 1.0
 
     def store_s(self, nbytes: float, programs: int, world_size: int) -> float:
         """``nbytes`` in all, stored to all peers by ``programs``."""

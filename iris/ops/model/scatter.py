@@ -9,9 +9,21 @@ from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
 from iris.ops.model.parts import KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
 
 
+_MEETING = 0.12
+"""How much longer tiles take to all peers on 8 ranks, as ranks meet at a peer."""
+_CHUNKS_MEETING, _CHUNK_MEETING = 0.05, 0.06
+"""The same of copies to all peers, and for each more chunk, as nothing makes the ranks level again between them."""
+
+
+def _drifting(call: Call, chunks: int) -> float:
+    """How much longer the copies of so many chunks to all peers take."""
+    return call.machine.met(call.world, _CHUNKS_MEETING + max(0, chunks - 1) * _CHUNK_MEETING)
+
+
 def _pushed(call: Call) -> float:
     deal = call.deal(call.rows * call.columns, crowded=True)
     storing = call.machine.store_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
+    storing *= call.machine.met(call.world, _MEETING)
     return LAUNCH_S + beside_s(deal, storing) + MEET_S
 
 
@@ -26,7 +38,7 @@ def _behind(call: Call, deal: Deal, chunks: int, each_s: float) -> float:
 def _copied(call: Call) -> float:
     deal = call.deal(call.rows * call.columns, tile_s=KEEP_S)
     chunks = call.chunks_of_groups(call.rows)
-    each = (call.world - 1) * call.machine.copy_s(call.output_nbytes // chunks) + 2 * WORD_S
+    each = (call.world - 1) * call.machine.copy_s(call.output_nbytes // chunks) * _drifting(call, chunks) + 2 * WORD_S
     return _behind(call, deal, chunks, each) + LAUNCH_S
 
 
@@ -48,7 +60,8 @@ def _decomposed(call: Call) -> float:
     computed = sent = 0.0
     for share in shares:
         computed += share * library_s(call, 1 / share) + STEP_S
-        sent = max(sent, computed) + (call.world - 1) * call.machine.copy_s(share * call.output_nbytes)
+        each = call.machine.copy_s(share * call.output_nbytes) * _drifting(call, len(shares))
+        sent = max(sent, computed) + (call.world - 1) * each
     computed += last * library_s(call, 1 / last) + STEP_S
     storing = call.machine.store_s((call.world - 1) * last * call.output_nbytes, call.programs(), call.world)
     return 2 * LAUNCH_S + max(sent, computed) + storing + MEET_S

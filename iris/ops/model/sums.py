@@ -39,6 +39,9 @@ nobody has measured more than one."""
 _SUMMED_EXPOSED = 0.6
 """Of an exchange's traffic with the own memory, what comes behind the links' where a rank sums its rows, some of which
 arrive before others. Where the sums go on to all ranks, nothing is seen of it."""
+_TILES_MEETING, _COPIES_MEETING, _GROUPS_MEETING = 0.1, 0.08, 0.45
+"""How much longer tiles take to their owners on 8 ranks, as ranks meet at a peer; copies of rows; and copies of several
+owners' rows, which leave together, so that a rank that is late meets another at each."""
 _CROWDED = 1.15
 """How much longer copies take of what the matmul has just written, to where it will read."""
 
@@ -53,9 +56,10 @@ def _owner_copy_s(call: Call, share: float = 1.0) -> float:
     return call.machine.copy_s(share * call.output_nbytes / call.world)
 
 
-def _next_copy_s(call: Call, share: float = 1.0) -> float:
-    """The same, where a copy to another peer has just gone before."""
-    return next_copy_s(call, share * call.output_nbytes / call.world)
+def _next_copy_s(call: Call, share: float, owners: int) -> float:
+    """The same, where a copy to another peer has just gone before, and a matmul computes the rows of ``owners``."""
+    met = call.machine.met(call.world, _COPIES_MEETING if owners == 1 else _GROUPS_MEETING)
+    return next_copy_s(call, met * share * call.output_nbytes / call.world)
 
 
 def _collect_s(call: Call) -> float:
@@ -83,7 +87,7 @@ def _sum_pushed(call: Call, item: float = 1.0, *, everywhere: bool) -> float:
         passes, gained = call.passes_in(tiles / call.programs() / rounds), 1 - 1 / rounds
     deal = call.deal(tiles, tile_s=_SEND_S, passes=passes)
     nbytes = item * _sent_nbytes(call) + returned_nbytes
-    storing = call.machine.store_s(nbytes, call.programs(), call.world)
+    storing = call.machine.store_s(nbytes, call.programs(), call.world) * call.machine.met(call.world, _TILES_MEETING)
     waiting, own_waves = (rounds - 1) * _ROUND_TILES * deal.tile_s, _own_waves(call, deal)
     if returned_nbytes:  # sums of own tiles are sent while others are still added up
         waiting, own_waves = waiting + own_waves * _collect_s(call), 0
@@ -166,18 +170,19 @@ def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, f
     for chunk, those in enumerate(chunks):
         share, before = those.count / rows, landed
         part = share / world
-        groups = owner_groups(0, world, call.config.owners(chunks, chunk, everywhere=everywhere))
+        owners = call.config.owners(chunks, chunk, everywhere=everywhere)
+        groups = owner_groups(0, world, owners)
         for step, group in enumerate(groups, 1):
             together = len(group) * part
             computed += together * library_s(crowded, 1 / together) + STEP_S
             for _ in range(len(group) - (step == len(groups))):
-                sent = max(sent, computed) + _next_copy_s(call, share) + flag_s(call)
+                sent = max(sent, computed) + _next_copy_s(call, share, owners) + flag_s(call)
                 landed = sent + landing_s(call)
             if chunk > 0 and step == summing_step(len(groups), everywhere=everywhere):  # the sums of the chunk before
                 computed = max(computed, before) + AWAITED_STEP_S + summing
                 sent = max(sent, computed) + (world - 1) * spreading
         summing = (world + 1) * part * call.output_nbytes / call.machine.memory_rate
-        spreading = _next_copy_s(call, share) if everywhere else 0.0
+        spreading = _next_copy_s(call, share, owners) if everywhere else 0.0
     return computed, sent, landed, summing
 
 
