@@ -17,6 +17,7 @@ with others, as in ``ring+num_chunks=4``; ``matmul`` is the library's local matm
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,8 @@ from iris.bench.cases.ways import MATMUL, check_options, way, with_options
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
 from iris.ops.config import EXCHANGING
 from iris.ops.hardware import floor_s, hardware
-from iris.ops.model import predict_ms
+from iris.ops.machine import machine
+from iris.ops.model import predicted_s
 from iris.ops.room import exchanged_blocks, memory_of, sent_in_words, tiles_sent
 from iris.ops.rows import MAX_CHUNKS, Rows, chunks_of
 from iris.ops.target import target_of
@@ -186,7 +188,7 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
         return
     state.set_config(changed_fields(config))
     if known is not None:
-        state.set_predicted(predict_ms(problem, config, known) / 1e3)
+        state.set_predicted(predicted_s(problem, config, replace(machine(known, problem.dtype), meeting=False)))
     places = regions(operands, config, memory_of(one, problem, config, None), ctx.num_sms)
     if any(place.stride % VECTOR for place in places[:-2]):
         state.skip(f"ranks' places are no multiple of {VECTOR} bytes apart")

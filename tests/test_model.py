@@ -18,18 +18,18 @@ from iris.bench.cases import operands
 from iris.ops import FusedConfig, Problem, Target, model
 from iris.ops.hardware import HARDWARE, Hardware, floor_s
 from iris.ops.machine import machine
-from iris.ops.model import OPS, algorithms, predict_ms
+from iris.ops.model import OPS, algorithms, predict_ms, predicted_s
 from iris.ops.pick import model_pick
 from iris.ops.problem import DTYPES
 
 H100, H200, MI300X = HARDWARE["H100 SXM"], HARDWARE["H200 SXM"], HARDWARE["MI300X"]
 TARGET = Target("cuda", H200.num_sms, tma=True, hardware="NVIDIA H200")
-MEASURED, MIRRORED, LOCAL, LOCAL_INT8, MIRRORED_H100 = (
+MEASURED, EIGHT, MIRRORED, LOCAL, LOCAL_INT8, MIRRORED_H100 = (
     json.loads((Path(__file__).parent / "data" / f"{name}.json").read_text())["measurements"]
-    for name in ("h200_measured", "h200_mirrored", "h200_local", "h200_local_int8", "h100_mirrored")
+    for name in ("h200_measured", "h200_eight", "h200_mirrored", "h200_local", "h200_local_int8", "h100_mirrored")
 )
-"""On as many GPUs as ranks; on two that stand for 4 or 8; local matmuls of one; and on two of another kind that stand
-for more."""
+"""On as many GPUs as ranks, 1, 2 and 4, and 8; on two that stand for 4 or 8; local matmuls of one; and on two of another
+kind that stand for more."""
 EVERY = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
 TILE = FusedConfig(block_size_n=256, comm_block_n=256)
 
@@ -53,6 +53,12 @@ def measured(calls: list[dict[str, Any]] = MEASURED) -> list[tuple[Problem, Fuse
     ]
 
 
+def predicted(problem: Problem, config: FusedConfig, known: Hardware, calls: list[dict[str, Any]]) -> float:
+    """Milliseconds; where two GPUs stand for all ranks, of which none meet at a peer."""
+    meeting = calls not in (MIRRORED, MIRRORED_H100)
+    return 1e3 * predicted_s(problem, config, replace(machine(known, problem.dtype), meeting=meeting))
+
+
 # -- beside measurements --------------------------------------------------------------------------------------
 
 
@@ -65,7 +71,12 @@ def test_predictions_are_as_close_as_the_model_says() -> None:
 
 def test_the_model_says_how_many_calls_and_shapes_it_was_compared_with() -> None:
     text = " ".join((model.__doc__ or "").split())
-    kinds = (MEASURED, "calls measured on"), (MIRRORED, "calls as one of"), (MIRRORED_H100, "calls on two H100s")
+    kinds = (
+        (MEASURED, "calls measured on 1"),
+        (EIGHT, "calls measured on 8"),
+        (MIRRORED, "calls as one of"),
+        (MIRRORED_H100, "calls on two H100s"),
+    )
     for calls, kind in kinds:
         assert f"Beside {len(calls)} {kind}" in text or f"beside {len(calls)} {kind}" in text
         configs: dict[Problem, set[FusedConfig]] = defaultdict(set)
@@ -82,7 +93,12 @@ def test_no_op_is_predicted_too_fast_or_too_slow_throughout(op: str) -> None:
 
 @pytest.mark.parametrize(
     ("known", "calls", "fewest", "on_average", "at_worst"),
-    [(H200, MEASURED, 100, 1.03, 1.21), (H200, MIRRORED, 200, 1.015, 1.47), (H100, MIRRORED_H100, 200, 1.025, 1.82)],
+    [
+        (H200, MEASURED, 100, 1.03, 1.21),
+        (H200, EIGHT, 20, 1.01, 1.08),
+        (H200, MIRRORED, 200, 1.015, 1.47),
+        (H100, MIRRORED_H100, 200, 1.025, 1.82),
+    ],
 )
 def test_the_config_that_the_model_prefers_is_among_the_fastest_measured(
     known: Hardware, calls: list[dict[str, Any]], fewest: int, on_average: float, at_worst: float
@@ -94,15 +110,36 @@ def test_the_config_that_the_model_prefers_is_among_the_fastest_measured(
     for problem, times in by_problem.items():
         if len(times) < 2:
             continue
-        preferred = min(times, key=lambda config: predict_ms(problem, config, known))
+        preferred = min(times, key=lambda config: predicted(problem, config, known, calls))
         lost.append(times[preferred] / min(times.values()))
     assert len(lost) > fewest
     assert statistics.mean(lost) < on_average
     assert max(lost) < at_worst
 
 
+def test_of_8_ranks_predictions_are_as_close_as_the_model_says() -> None:
+    off = [math.log(predict_ms(problem, config, H200) / ms) for problem, config, ms in measured(EIGHT)]
+    assert {problem.world_size for problem, _, _ in measured(EIGHT)} == {8}
+    assert math.exp(statistics.median(map(abs, off))) < 1.045
+    first, *_, last = statistics.quantiles(off, n=20)
+    assert 0.87 < math.exp(first) < math.exp(last) < 1.09
+    assert 0.75 < math.exp(min(off)) < math.exp(max(off)) < 1.26
+
+
+def test_ranks_meet_at_a_peer_behind_a_switch_only() -> None:
+    problem, config = problem_of("matmul_all_reduce", 8192, 8192, 1024, 8), FusedConfig("decomposed", block_size_n=256)
+    for known, more in ((H200, True), (MI300X, False)):
+        alone, met = (
+            predicted_s(problem, config, replace(machine(known, problem.dtype), meeting=one)) for one in (False, True)
+        )
+        assert (met > alone) is more
+        assert predicted_s(replace(problem, world_size=2), config, machine(known, problem.dtype)) == predicted_s(
+            replace(problem, world_size=2), config, replace(machine(known, problem.dtype), meeting=False)
+        )
+
+
 def test_as_one_of_many_ranks_predictions_are_as_close_as_the_model_says() -> None:
-    off = [math.log(predict_ms(problem, config, H200) / ms) for problem, config, ms in measured(MIRRORED)]
+    off = [math.log(predicted(problem, config, H200, MIRRORED) / ms) for problem, config, ms in measured(MIRRORED)]
     assert {problem.world_size for problem, _, _ in measured(MIRRORED)} == {4, 8}
     assert math.exp(statistics.median(map(abs, off))) < 1.065
     first, *_, last = statistics.quantiles(off, n=20)
@@ -111,12 +148,12 @@ def test_as_one_of_many_ranks_predictions_are_as_close_as_the_model_says() -> No
 
 def test_of_hardware_that_is_known_from_data_sheets_predictions_are_as_close_as_the_model_says() -> None:
     assert not H100.sustained_flops
-    ratios = [predict_ms(problem, config, H100) / ms for problem, config, ms in measured(MIRRORED_H100)]
+    ratios = [predicted(*call, H100, MIRRORED_H100) / ms for *call, ms in measured(MIRRORED_H100)]
     assert {problem.world_size for problem, _, _ in measured(MIRRORED_H100)} == {2, 4, 8}
     assert math.exp(statistics.median(abs(math.log(ratio)) for ratio in ratios)) < 1.06
     assert 0.44 < min(ratios) < max(ratios) < 1.6
     sent = [
-        predict_ms(problem, config, H100) / ms
+        predicted(problem, config, H100, MIRRORED_H100) / ms
         for problem, config, ms in measured(MIRRORED_H100)
         if (problem.op, config.algorithm) == ("all_gather_matmul", "push")
     ]

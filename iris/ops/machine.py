@@ -71,8 +71,9 @@ class Machine:
     """Rates of one GPU for one dtype, per second; ``flops`` of one program with a tile of 128 × 256.
 
     ``copy_rate`` is to one peer at a time; ``store_rate`` and ``load_rate`` are to and from all peers together, by all
-    programs, for two ranks: ``links`` of the peers' ranks share them equally if it is not 0. ``meeting``: ranks that are
-    not level meet at one peer, and share its links, while another's are idle; not where two GPUs stand for all.
+    programs, for two ranks: ``links`` of the peers' ranks share them equally if it is not 0. ``meeting``: behind a
+    switch ranks that are not level meet at one peer, and share its links, while another's are idle; not where two GPUs
+    stand for all (benchmark/mirrored.py).
     """
 
     num_sms: int
@@ -92,7 +93,7 @@ class Machine:
 
     def met(self, world_size: int, extra: float) -> float:
         """How much longer takes what goes to one peer after the other, if it is 1 + ``extra`` times on 8 ranks."""
-        return 1 + extra * max(0, world_size - 2) / 6 if self.meeting else 1.0
+        return 1 + extra * max(0, world_size - 2) / 6 if self.meeting and not self.links else 1.0
 
     def store_s(self, nbytes: float, programs: int, world_size: int) -> float:
         """``nbytes`` in all, stored to all peers by ``programs``."""
