@@ -28,8 +28,8 @@ MEASURED, EIGHT, MIRRORED, LOCAL, LOCAL_INT8, MIRRORED_H100 = (
     json.loads((Path(__file__).parent / "data" / f"{name}.json").read_text())["measurements"]
     for name in ("h200_measured", "h200_eight", "h200_mirrored", "h200_local", "h200_local_int8", "h100_mirrored")
 )
-"""On as many GPUs as ranks, 1, 2 and 4, and 8; on two that stand for 4 or 8; local matmuls of one; and on two of another
-kind that stand for more."""
+"""On as many GPUs as ranks, 1 to 4, and 8; on two that stand for 4 or 8; local matmuls of one; and on two of another kind
+that stand for more."""
 EVERY = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
 TILE = FusedConfig(block_size_n=256, comm_block_n=256)
 
@@ -126,16 +126,12 @@ def test_of_8_ranks_predictions_are_as_close_as_the_model_says() -> None:
     assert 0.75 < math.exp(min(off)) < math.exp(max(off)) < 1.26
 
 
-def test_ranks_meet_at_a_peer_behind_a_switch_only() -> None:
-    problem, config = problem_of("matmul_all_reduce", 8192, 8192, 1024, 8), FusedConfig("decomposed", block_size_n=256)
-    for known, more in ((H200, True), (MI300X, False)):
-        alone, met = (
-            predicted_s(problem, config, replace(machine(known, problem.dtype), meeting=one)) for one in (False, True)
-        )
-        assert (met > alone) is more
-        assert predicted_s(replace(problem, world_size=2), config, machine(known, problem.dtype)) == predicted_s(
-            replace(problem, world_size=2), config, replace(machine(known, problem.dtype), meeting=False)
-        )
+@pytest.mark.parametrize(("known", "world_size", "met"), [(H200, 8, True), (H200, 2, False), (MI300X, 8, False)])
+def test_ranks_meet_at_a_peer_if_there_are_several_behind_a_switch(known: Hardware, world_size: int, met: bool) -> None:
+    problem = problem_of("matmul_all_reduce", 8192, 8192, 1024, world_size)
+    rates, config = machine(known, problem.dtype), FusedConfig("decomposed", block_size_n=256)
+    alone = predicted_s(problem, config, replace(rates, meeting=False))
+    assert (predicted_s(problem, config, rates) > alone) is met
 
 
 def test_as_one_of_many_ranks_predictions_are_as_close_as_the_model_says() -> None:
@@ -148,7 +144,8 @@ def test_as_one_of_many_ranks_predictions_are_as_close_as_the_model_says() -> No
 
 def test_of_hardware_that_is_known_from_data_sheets_predictions_are_as_close_as_the_model_says() -> None:
     assert not H100.sustained_flops
-    ratios = [predicted(*call, H100, MIRRORED_H100) / ms for *call, ms in measured(MIRRORED_H100)]
+    calls = measured(MIRRORED_H100)
+    ratios = [predicted(problem, config, H100, MIRRORED_H100) / ms for problem, config, ms in calls]
     assert {problem.world_size for problem, _, _ in measured(MIRRORED_H100)} == {2, 4, 8}
     assert math.exp(statistics.median(abs(math.log(ratio)) for ratio in ratios)) < 1.06
     assert 0.44 < min(ratios) < max(ratios) < 1.6

@@ -8,7 +8,6 @@ from iris.ops.deal import Call, Deal, library_s
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
 from iris.ops.model.parts import KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
 
-
 _MEETING = 0.12
 """How much longer tiles take to all peers on 8 ranks, as ranks meet at a peer."""
 _CHUNKS_MEETING, _CHUNK_MEETING = 0.05, 0.06
