@@ -28,8 +28,8 @@ MEASURED, EIGHT, MIRRORED, LOCAL, LOCAL_INT8, MIRRORED_H100 = (
     json.loads((Path(__file__).parent / "data" / f"{name}.json").read_text())["measurements"]
     for name in ("h200_measured", "h200_eight", "h200_mirrored", "h200_local", "h200_local_int8", "h100_mirrored")
 )
-"""On as many GPUs as ranks, 1 to 4, and 8; on two that stand for 4 or 8; local matmuls of one; and on two of another kind
-that stand for more."""
+"""On as many GPUs as ranks, up to 4, and 8; on two that stand for 4 or 8; local matmuls of one; and on two of another
+kind that stand for more."""
 EVERY = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
 TILE = FusedConfig(block_size_n=256, comm_block_n=256)
 
