@@ -6,9 +6,9 @@
 Both processes are rank 0 of ``ranks`` ranks, and each stands for all of the other's peers: what one sends to rank j it
 puts where the other expects what rank -j sends, who would do the same at the same time. So each GPU computes, sends,
 receives and waits as one of 8 does, at the full rate of its links. What is different: no two ranks ever send to the
-same one at a time, as of eight those do that are not level (docs/performance.md), there are fewer of which one may be
-late, what seven would read or write is the memory of one, and kernels take some tenths of a microsecond more to find a
-peer's memory. The prediction beside a result is of such ranks.
+same one at a time, as ranks of eight that are not level do (docs/performance.md); there are fewer ranks of which one
+may be late; what seven would read or write is the memory of one; and kernels take some tenths of a microsecond more to
+find a peer's memory. The prediction beside a result leaves the first out; ``auto`` picks as for eight.
 
 Numbers are drawn so that the result can be known: the ranks' parts of A (of B, for a scatter) are the same but for a
 rotation. ``M,N,K`` are those of the whole problem. ``way`` is ``auto``, an algorithm with the best options known, or

@@ -87,6 +87,7 @@ def test_the_readme_has_the_speed_ups_of_the_hardware_that_nothing_was_tuned_for
 def test_the_speed_ups_by_rows_are_those_of_the_results(study: Study, title: str, fewest: int, most: int) -> None:
     at = PERFORMANCE.index(f"\n| {title}")
     rows = re.findall(r"^\|[^|]*\| (\d \|.*) \|$", PERFORMANCE[at : at + 400], re.MULTILINE)
+    assert len(rows) >= len(COUNTS)
     for world_size, row in zip(COUNTS, rows, strict=False):
         mine = [one for one in layers(study, world_size) if one.shape and fewest <= one.shape[0] <= most]
         nccl, torch = cells(study, mine)

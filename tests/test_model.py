@@ -95,7 +95,7 @@ def test_no_op_is_predicted_too_fast_or_too_slow_throughout(op: str) -> None:
     ("known", "calls", "fewest", "on_average", "at_worst"),
     [
         (H200, MEASURED, 100, 1.03, 1.21),
-        (H200, EIGHT, 20, 1.01, 1.08),
+        (H200, EIGHT, 20, 1.006, 1.04),
         (H200, MIRRORED, 200, 1.015, 1.47),
         (H100, MIRRORED_H100, 200, 1.025, 1.82),
     ],
@@ -123,10 +123,12 @@ def test_of_8_ranks_predictions_are_as_close_as_the_model_says() -> None:
     assert math.exp(statistics.median(map(abs, off))) < 1.045
     first, *_, last = statistics.quantiles(off, n=20)
     assert 0.87 < math.exp(first) < math.exp(last) < 1.09
-    assert 0.75 < math.exp(min(off)) < math.exp(max(off)) < 1.26
+    assert 0.72 < math.exp(min(off)) < math.exp(max(off)) < 1.26
 
 
-@pytest.mark.parametrize(("known", "world_size", "met"), [(H200, 8, True), (H200, 2, False), (MI300X, 8, False)])
+@pytest.mark.parametrize(
+    ("known", "world_size", "met"), [(H200, 8, True), (H200, 4, True), (H200, 2, False), (MI300X, 8, False)]
+)
 def test_ranks_meet_at_a_peer_if_there_are_several_behind_a_switch(known: Hardware, world_size: int, met: bool) -> None:
     problem = problem_of("matmul_all_reduce", 8192, 8192, 1024, world_size)
     rates, config = machine(known, problem.dtype), FusedConfig("decomposed", block_size_n=256)

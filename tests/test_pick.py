@@ -541,7 +541,7 @@ def test_few_programs_send_where_many_ranks_gather_some_rows(gather_dim: int) ->
 @pytest.mark.parametrize(("n", "k", "chunked"), [(28672, 8192, True), (8192, 29568, False)])
 def test_large_sums_of_a_short_k_travel_in_chunks(n: int, k: int, chunked: bool) -> None:
     config = model_pick(problem_of("matmul_reduce_scatter", 16384, n, k // 8, 8), H200)
-    assert (config.num_chunks > 1) == chunked
+    assert config.algorithm in ("decomposed", "ring") and (config.num_chunks > 1) == chunked
 
 
 # -- files of rows --------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def _turn(item, per_shard, per_round, SHARDS: tl.constexpr):
 def own_first(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.constexpr, SHARDS: tl.constexpr):
     """Shards of rows: all of this rank's own first, which needs no transfer; then, in rounds, those of the next ranks.
 
-    No two ranks want the same peer's shard at the same time.
+    As long as ranks are level, no two want the same peer's shard at the same time.
     """
     if SHARDS == 1:
         turn, index = item * 0, item

@@ -135,8 +135,8 @@ def store_everywhere(handle, c, value, tile):
 
 @triton.jit
 def peer_at(handle, step, turn):
-    """The peer to send to at ``step``, from 1 on, of what is number ``turn`` of this rank's. Programs begin with
-    different peers. If all began with the next rank, ranks that are not level would meet at one peer, and share its
+    """The peer that comes at ``step``, 1 to world_size - 1, for the tile or block whose number is ``turn``: each begins
+    with another one. If all began with the next rank, ranks that are not level would meet at one peer, and share its
     links, while another's are idle (8 × H200, 2026-11-26)."""
     me, world = rank(handle), world_size(handle)
     return (me + 1 + (step - 1 + turn) % (world - 1)) % world

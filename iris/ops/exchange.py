@@ -193,7 +193,7 @@ def exchange_kernel(
                 below = _block_below(tile, me * rows, all_rows) if EVERYWHERE else tile
                 acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
                 for source in tl.static_range(WORLD):
-                    if LOADED:  # no two ranks load from the same one at the same time
+                    if LOADED:  # no two ranks that are level load from the same one
                         peer_ptr = translate(handle, mine.ptr, (me + source) % WORLD)
                         there = tile_pointers(mine, peer_ptr, below.rows, below.cols)
                         part = tl.load(there, mask=tile_mask(below), other=0)

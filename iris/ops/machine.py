@@ -91,8 +91,9 @@ class Machine:
         """One copy of the copy engine's, among many."""
         return COPY_S + nbytes / self.copy_rate
 
-    def met(self, world_size: int, extra: float) -> float:
-        """How much longer takes what goes to one peer after the other, if it is 1 + ``extra`` times on 8 ranks."""
+    def meeting_factor(self, world_size: int, extra: float) -> float:
+        """By how much what goes to one peer after the other takes longer as ranks meet: 1 + ``extra`` on 8 ranks; on
+        others by a straight line from 2 on, which was not fitted. 1 where links go to one peer each."""
         return 1 + extra * max(0, world_size - 2) / 6 if self.meeting and not self.links else 1.0
 
     def store_s(self, nbytes: float, programs: int, world_size: int) -> float:

@@ -43,8 +43,7 @@ When it wins: few rows, as in decoding.
 **low_latency_two_shot**: the same in two hops: each rank sums a part of the rows, and sends the sum to every rank.
 Each rank receives about twice the output, not (world_size - 1) times, and sums a part of the rows, not all. Sums of up
 to 4 MiB that are too large for words begin with each rank loading its part from the peers.
-When it wins: some hundred rows, fewer with more ranks; with more than four it has been measured on two GPUs that stand
-for eight alone (benchmark/mirrored.py).
+When it wins: some hundred rows, fewer with more ranks.
 
 **baseline**: ``torch.matmul``, then the collective.
 

@@ -23,7 +23,7 @@ outputs of a few MiB per rank and more.
 **decomposed**: the library's matmul (``torch.matmul``) of ``num_chunks`` chunks of rows, one after the other; behind
 each, the copy engine sends it (:mod:`iris.ops.decomposed`), but the last one, behind which no SM has anything else to
 do, is stored by a kernel. When it wins: where the library's matmul is faster than this one, and chunks are large enough
-to fill the device.
+to fill the device, and few, as nothing makes ranks level between them.
 
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`).
 When it wins: few rows, as in decoding.

@@ -27,8 +27,8 @@ before the sum.
 
 **ring**: the library's matmul, once per chunk of an owner's rows, each adding to the sum that has come from the rank
 before and goes to the next one; the copy engine carries it (:mod:`iris.ops.decomposed`). A sum is rounded at each rank.
-When it wins: where the links are the longer part, and chunks of ``decomposed`` would be too small. ``num_chunks=2``
-lets one chunk travel while the other is computed; with 1 nothing runs beside anything.
+When it wins: where the links are by far the longer part, or chunks of ``decomposed`` would be too small.
+``num_chunks=2`` lets one chunk travel while the other is computed; with 1 nothing runs beside anything.
 
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes and sums
 (:mod:`iris.ops.exchange`). When it wins: few rows, as in decoding.

@@ -164,7 +164,7 @@ def _sum_rows(
         acc = tl.load(tile_pointers(own, own.ptr, rows, cols), mask=tile_mask(tile), other=0).to(ACC_DTYPE)
         stages: tl.constexpr = min(copy_stages(partial.ptr.dtype.element_ty, BLOCK_M * BLOCK_N), _SUM_STAGES)
         for step in tl.range(1, world, num_stages=stages):
-            source = (me + step) % world  # no two ranks load from the same one at the same time
+            source = (me + step) % world  # no two ranks that are level load from the same one
             if LANDED:
                 part = tile_pointers(partial, partial.ptr, rows - top + source * rows_per_rank, cols)
             else:

@@ -11,13 +11,13 @@ measured for a shape, the one that it predicts to be fastest took 2 % more than 
 worst, over 161 shapes. Calls of ``hbm_buffer``, of all-scatters by ``decomposed`` and of ``two_shot`` in rounds are not
 among them, as these fetch, send and take turns otherwise since; gathers by ``push``, which no longer wait for peers to
 enter, are, and the model still counts that wait where all programs send. Beside the last result of each of 1390
-problems of dataset/llm.json (1 to 16384 rows, results/) it is 5 % off in the median, nine of ten are within 0.87 and
-1.13, and all within 0.70 and 1.25. With ``own_matmul`` it is less sure: 25 calls of 16 to 128 rows lie between 0.70 and
+problems of dataset/llm.json on 2 and 4 GPUs (1 to 16384 rows, results/) it is 5 % off in the median, nine of ten are
+within 0.87 and 1.13, and all within 0.70 and 1.25. With ``own_matmul`` it is less sure: 25 calls of 16 to 128 rows lie between 0.70 and
 1.40.
 
 Beside 634 calls measured on 8 × H200 (tests/data/h200_eight.json: all ops, 1 to 16384 rows, 2026-11-26), to which it
-was fitted then, it is 4 % off in the median, nine of ten are within 0.87 and 1.09, and all within 0.75 and 1.26; of the
-configs of 24 shapes the one that it prefers took 0.7 % more than the fastest on average, and 8 % at worst.
+was fitted then, it is 4 % off in the median, nine of ten are within 0.87 and 1.09, and all within 0.73 and 1.26; of the
+configs of 24 shapes the one that it prefers took 0.5 % more than the fastest on average, and 4 % at worst.
 
 Nobody has measured AMD GPUs beside it. Beside 878 calls as one of 8 or 4 ranks for which two H200s stand
 (tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py), where no ranks meet at a peer, which

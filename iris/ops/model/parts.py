@@ -22,8 +22,8 @@ STEP_S, AWAITED_STEP_S = 1.5e-6, 3e-6
 _SOONER_S = 2.2e-6
 """``decomposed``: how much less than another a copy takes that follows one to another peer."""
 _MEETING = 0.17
-"""How much longer an exchange takes to cross to 8 ranks, as programs all begin with the same peer, and ranks are not
-level (8 × H200, 2026-11-26, as all that is said of ranks that meet)."""
+"""How much longer an exchange takes to cross to 8 ranks, as ranks that are not level meet at a peer (8 × H200,
+2026-11-26, as all that is said of ranks that meet)."""
 _TOLD_S = 6e-6
 """From the last copy of several until all ranks know, where copies have no flags (2 × H100 that stand for 8,
 2026-11-25)."""
@@ -42,7 +42,7 @@ def exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, hops: int = 1
     carried_nbytes, inboxes = (2 * sent_nbytes, hops) if words else (sent_nbytes, 1)
     waiting = (0.0 if words else _FLAGGING_S) + (hops - 1) * _HOP_S
     crossing = hops * call.machine.store_s(carried_nbytes, call.programs(), call.world)
-    crossing *= call.machine.met(call.world, _MEETING)
+    crossing *= call.machine.meeting_factor(call.world, _MEETING)
     moved_nbytes = (1.0 if words else exposed) * (2 * inboxes * carried_nbytes + kept_nbytes)
     return _EXCHANGE_S + waiting + crossing + moved_nbytes / call.machine.memory_rate
 

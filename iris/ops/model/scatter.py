@@ -16,13 +16,13 @@ _CHUNKS_MEETING, _CHUNK_MEETING = 0.05, 0.06
 
 def _drifting(call: Call, chunks: int) -> float:
     """How much longer the copies of so many chunks to all peers take."""
-    return call.machine.met(call.world, _CHUNKS_MEETING + max(0, chunks - 1) * _CHUNK_MEETING)
+    return call.machine.meeting_factor(call.world, _CHUNKS_MEETING + (chunks - 1) * _CHUNK_MEETING)
 
 
 def _pushed(call: Call) -> float:
     deal = call.deal(call.rows * call.columns, crowded=True)
     storing = call.machine.store_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
-    storing *= call.machine.met(call.world, _MEETING)
+    storing *= call.machine.meeting_factor(call.world, _MEETING)
     return LAUNCH_S + beside_s(deal, storing) + MEET_S
 
 
@@ -37,7 +37,7 @@ def _behind(call: Call, deal: Deal, chunks: int, each_s: float) -> float:
 def _copied(call: Call) -> float:
     deal = call.deal(call.rows * call.columns, tile_s=KEEP_S)
     chunks = call.chunks_of_groups(call.rows)
-    each = (call.world - 1) * call.machine.copy_s(call.output_nbytes // chunks) * _drifting(call, chunks) + 2 * WORD_S
+    each = (call.world - 1) * call.machine.copy_s(_drifting(call, chunks) * call.output_nbytes / chunks) + 2 * WORD_S
     return _behind(call, deal, chunks, each) + LAUNCH_S
 
 
@@ -59,7 +59,7 @@ def _decomposed(call: Call) -> float:
     computed = sent = 0.0
     for share in shares:
         computed += share * library_s(call, 1 / share) + STEP_S
-        each = call.machine.copy_s(share * call.output_nbytes) * _drifting(call, len(shares))
+        each = call.machine.copy_s(_drifting(call, len(shares)) * share * call.output_nbytes)
         sent = max(sent, computed) + (call.world - 1) * each
     computed += last * library_s(call, 1 / last) + STEP_S
     storing = call.machine.store_s((call.world - 1) * last * call.output_nbytes, call.programs(), call.world)
