@@ -95,6 +95,12 @@ class Call:
     def world(self) -> int:
         return self.problem.world_size
 
+    def meeting(self, extra: float) -> float:
+        """How many times as long what goes to one peer after the other takes as ranks meet: 1 + ``extra`` on 8 ranks,
+        on others by a straight line from 2 on, which was not fitted; 1 where links go to one peer each."""
+        rates = self.machine
+        return 1 + extra * max(0, self.world - 2) / 6 if rates.meeting and not rates.links else 1.0
+
     @cached_property
     def columns(self) -> int:
         """Tiles side by side."""

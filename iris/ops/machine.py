@@ -91,11 +91,6 @@ class Machine:
         """One copy of the copy engine's, among many."""
         return COPY_S + nbytes / self.copy_rate
 
-    def meeting_factor(self, world_size: int, extra: float) -> float:
-        """By how much what goes to one peer after the other takes longer as ranks meet: 1 + ``extra`` on 8 ranks; on
-        others by a straight line from 2 on, which was not fitted. 1 where links go to one peer each."""
-        return 1 + extra * max(0, world_size - 2) / 6 if self.meeting and not self.links else 1.0
-
     def store_s(self, nbytes: float, programs: int, world_size: int) -> float:
         """``nbytes`` in all, stored to all peers by ``programs``."""
         most = self.store_rate * self._links_used(world_size) * programs / (programs + _STORE_HALF)

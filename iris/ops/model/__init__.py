@@ -12,8 +12,8 @@ worst, over 161 shapes. Calls of ``hbm_buffer``, of all-scatters by ``decomposed
 among them, as these fetch, send and take turns otherwise since; gathers by ``push``, which no longer wait for peers to
 enter, are, and the model still counts that wait where all programs send. Beside the last result of each of 1390
 problems of dataset/llm.json on 2 and 4 GPUs (1 to 16384 rows, results/) it is 5 % off in the median, nine of ten are
-within 0.87 and 1.13, and all within 0.70 and 1.25. With ``own_matmul`` it is less sure: 25 calls of 16 to 128 rows lie between 0.70 and
-1.40.
+within 0.87 and 1.13, and all within 0.70 and 1.25. With ``own_matmul`` it is less sure: 25 calls of 16 to 128 rows lie
+between 0.70 and 1.40.
 
 Beside 634 calls measured on 8 × H200 (tests/data/h200_eight.json: all ops, 1 to 16384 rows, 2026-11-26), to which it
 was fitted then, it is 4 % off in the median, nine of ten are within 0.87 and 1.09, and all within 0.73 and 1.26; of the
@@ -21,13 +21,12 @@ configs of 24 shapes the one that it prefers took 0.5 % more than the fastest on
 
 Nobody has measured AMD GPUs beside it. Beside 878 calls as one of 8 or 4 ranks for which two H200s stand
 (tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py), where no ranks meet at a peer, which
-the model is told (``Machine.meeting``), it is 4 % off in the median,
-nine of ten are within 0.91 and 1.23, and of the configs of 219 shapes the one that it prefers took 1.3 % more than the
-fastest on average, and 46 % at worst; 45 of the shapes were measured as H100s had said that it is wrong there. Most are
-of 2026-11-23: the sums of tiles of when programs waited for each part that they add up; they now load the next ones
-ahead, and take up to 5 % less, which the model counts. Of sums and gathers of columns by ``decomposed`` of 8 ranks,
-whose copies have no flags any more, there are those of two days later. What is furthest off is slow: ``one_shot`` of
-wide matrices, and many chunks.
+the model is told (``Machine.meeting``), it is 4 % off in the median, nine of ten are within 0.91 and 1.23, and of the
+configs of 219 shapes the one that it prefers took 1.3 % more than the fastest on average, and 46 % at worst; 45 of the
+shapes were measured as H100s had said that it is wrong there. Most are of 2026-11-23: the sums of tiles of when
+programs waited for each part that they add up; they now load the next ones ahead, and take up to 5 % less, which the
+model counts. Of sums and gathers of columns by ``decomposed`` of 8 ranks, whose copies have no flags any more, there
+are those of two days later. What is furthest off is slow: ``one_shot`` of wide matrices, and many chunks.
 
 Of H100 it has the rates that data sheets say; some constants are fitted to what follows. Beside 2286 calls on two H100s
 that stand for 8, 4 or 2 ranks (tests/data/h100_mirrored.json, 2026-11-24 and 25) it is 3 % off in the median, and nine

@@ -107,7 +107,7 @@ def _sent(call: Call, senders: int) -> float:
     tiles = (1 if by_columns else world) * rows * call.columns
     rounds = 1 if by_columns else config.num_rounds
     beside = max(1, abreast(chunks, tiles, deal.workers, call.columns, rounds, config.group_size_m))
-    crossing = call.machine.store_s((world - 1) * call.part_nbytes, senders, world) * call.machine.meeting_factor(world, _MEETING)
+    crossing = call.machine.store_s((world - 1) * call.part_nbytes, senders, world) * call.meeting(_MEETING)
     crossing *= 1 + (_SENT_BESIDE - 1) * min(1.0, deal.total_s / crossing) if crossing else 1.0
     each = max(call.machine.send_s(nbytes), crossing * senders / max(1, chunks * pieces))
 
@@ -196,7 +196,7 @@ def _by_chunks_s(call: Call) -> float:
     """Chunks of all rows, of which the columns of all ranks are needed."""
     end = ready = 0.0
     for share in call.shares(call.problem.m):
-        meeting = call.machine.meeting_factor(call.world, _CHUNKS_MEETING)
+        meeting = call.meeting(_CHUNKS_MEETING)
         ready += (call.world - 1) * (next_copy_s(call, meeting * share * call.part_nbytes) + flag_s(call))
         kept = end + share * _keep_own_s(call) + LAUNCH_S
         end = max(kept, ready + landing_s(call)) + STEP_S + _chunk_s(call, share)

@@ -42,7 +42,7 @@ def exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, hops: int = 1
     carried_nbytes, inboxes = (2 * sent_nbytes, hops) if words else (sent_nbytes, 1)
     waiting = (0.0 if words else _FLAGGING_S) + (hops - 1) * _HOP_S
     crossing = hops * call.machine.store_s(carried_nbytes, call.programs(), call.world)
-    crossing *= call.machine.meeting_factor(call.world, _MEETING)
+    crossing *= call.meeting(_MEETING)
     moved_nbytes = (1.0 if words else exposed) * (2 * inboxes * carried_nbytes + kept_nbytes)
     return _EXCHANGE_S + waiting + crossing + moved_nbytes / call.machine.memory_rate
 

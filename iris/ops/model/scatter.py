@@ -16,13 +16,13 @@ _CHUNKS_MEETING, _CHUNK_MEETING = 0.05, 0.06
 
 def _drifting(call: Call, chunks: int) -> float:
     """How much longer the copies of so many chunks to all peers take."""
-    return call.machine.meeting_factor(call.world, _CHUNKS_MEETING + (chunks - 1) * _CHUNK_MEETING)
+    return call.meeting(_CHUNKS_MEETING + (chunks - 1) * _CHUNK_MEETING)
 
 
 def _pushed(call: Call) -> float:
     deal = call.deal(call.rows * call.columns, crowded=True)
     storing = call.machine.store_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
-    storing *= call.machine.meeting_factor(call.world, _MEETING)
+    storing *= call.meeting(_MEETING)
     return LAUNCH_S + beside_s(deal, storing) + MEET_S
 
 

@@ -58,7 +58,7 @@ def _owner_copy_s(call: Call, share: float = 1.0) -> float:
 
 def _next_copy_s(call: Call, share: float, owners: int) -> float:
     """The same, where a copy to another peer has just gone before, and a matmul computes the rows of ``owners``."""
-    met = call.machine.meeting_factor(call.world, _COPIES_MEETING if owners == 1 else _GROUPS_MEETING)
+    met = call.meeting(_COPIES_MEETING if owners == 1 else _GROUPS_MEETING)
     return next_copy_s(call, met * share * call.output_nbytes / call.world)
 
 
@@ -87,7 +87,7 @@ def _sum_pushed(call: Call, item: float = 1.0, *, everywhere: bool) -> float:
         passes, gained = call.passes_in(tiles / call.programs() / rounds), 1 - 1 / rounds
     deal = call.deal(tiles, tile_s=_SEND_S, passes=passes)
     nbytes = item * _sent_nbytes(call) + returned_nbytes
-    storing = call.machine.store_s(nbytes, call.programs(), call.world) * call.machine.meeting_factor(call.world, _TILES_MEETING)
+    storing = call.machine.store_s(nbytes, call.programs(), call.world) * call.meeting(_TILES_MEETING)
     waiting, own_waves = (rounds - 1) * _ROUND_TILES * deal.tile_s, _own_waves(call, deal)
     if returned_nbytes:  # sums of own tiles are sent while others are still added up
         waiting, own_waves = waiting + own_waves * _collect_s(call), 0
