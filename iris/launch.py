@@ -106,6 +106,12 @@ def _failure(outcomes: Iterable[_Outcome], late: str = "") -> LaunchError | None
     return error
 
 
+def in_a_line(error: LaunchError) -> LaunchError:
+    """``error`` without the traceback of the rank that failed first, but with what that raised."""
+    text = str(error).split("\n", 1)[0]
+    return LaunchError(text if error.__cause__ is None else f"{text}: {described(error.__cause__)}")
+
+
 def _results(outcomes: list[_Outcome]) -> list[Any]:
     """What the ranks returned. Raises if one failed."""
     if error := _failure(outcomes):
@@ -129,6 +135,7 @@ class RankPool:
 
     def __init__(self, num_ranks: int, env: dict[str, str] | None = None) -> None:
         _check_number(num_ranks)
+        _check_env(env)
         _check_not_importing()
         _check_not_daemonic()
         context = start_server()
@@ -331,8 +338,16 @@ def _check_number(num_ranks: int) -> None:
         raise LaunchError(f"num_ranks must be a whole number, at least 1, got {num_ranks!r}")
 
 
+def _check_env(env: object) -> None:
+    if env is None:
+        return
+    whole = isinstance(env, dict) and all(isinstance(one, str) for pair in env.items() for one in pair)
+    if not whole:
+        raise ArgumentError("RankPool", "env", "a dict of texts", repr(env))
+
+
 def _check_args(op: str, args: object) -> None:
-    if not isinstance(args, Iterable) or isinstance(args, str | bytes):
+    if not isinstance(args, tuple | list):
         raise ArgumentError(op, "args", "a tuple or list", repr(args), "Of one argument pass (argument,).")
 
 

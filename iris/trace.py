@@ -57,7 +57,13 @@ class Trace:
 
     def begin(self, ctx: Iris, programs: int) -> None:
         """Make room for a call with ``programs`` programs, counted along the grid's first axis, and forget earlier
-        ones."""
+        ones.
+
+        Raises:
+            ArgumentError: ``programs`` is no positive number.
+        """
+        if type(programs) is not int or programs < 1:
+            raise ArgumentError("Trace.begin", "programs", "a positive number", programs)
         self.programs = programs
         words = programs * device_trace.WORDS_PER_PROGRAM.value
         self.buffer = torch.zeros(words, dtype=torch.int64, device=ctx.device)
@@ -152,7 +158,7 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
 
     Raises:
         BackendError: matplotlib is missing.
-        ArgumentError: ``path`` has no suffix, or one that is no format of matplotlib's.
+        ArgumentError: ``path`` has no suffix, or one that is no format of matplotlib's, or cannot be written.
     """
     try:
         import matplotlib
@@ -189,5 +195,8 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
         used = [kind for kind in COLORS if any(event.kind == kind for event in events)]
         patches = [Patch(color=COLORS[kind], label=LABELS[kind]) for kind in used]
         figure.legend(handles=patches, loc="outside lower center", ncols=len(used), frameon=False)
-        figure.savefig(path)
+        try:
+            figure.savefig(path)
+        except OSError as error:
+            raise ArgumentError("draw", "path", "a file that can be written", f"{path}: {error.strerror}") from error
     return Path(path)

@@ -150,6 +150,16 @@ def test_an_axis_without_values_is_refused() -> None:
         bench.axis("M,N", [(1, 2), (3,)])
 
 
+def test_two_axes_of_one_name_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"bench\.axis: x,y: expected a name that no other axis has, got x"):
+        bench.axis("x,y", [(1, 2)])(bench.axis("x", [3])(lambda state, ctx: None))
+
+
+def test_a_case_without_axes_has_no_parameters() -> None:
+    with pytest.raises(ArgumentError, match="state: 'x': expected nothing, as the case has no axes, got a name"):
+        State(mock.Mock(), {}, {})["x"]
+
+
 @pytest.mark.parametrize("value", [torch.float16, None, float("nan"), [1, 2]])
 def test_values_that_no_record_can_hold_are_refused(value: object) -> None:
     with pytest.raises(ArgumentError, match=r"^bench.axis: x: expected words or finite numbers, .* got "):
@@ -368,7 +378,7 @@ def test_an_error_at_the_end_does_not_hide_what_was_measured(capsys: pytest.Capt
 def test_a_rank_that_hangs_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main([*TWO, "--axis_way=hangs", "--timeout_s=1", "--benchmark_format=json"]) == 1
     (one,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert "did not finish within 1 s" in one["error"]
+    assert "did not finish within 1 s" in one["error"] and "Traceback" not in one["error"]
 
 
 def test_a_resumed_run_measures_what_is_missing(
@@ -743,6 +753,11 @@ def test_llm_shapes_are_shared_evenly_and_have_sources() -> None:
         ('[{"m": 1, "n": 2, "k": 3, "gather_dim": 2}]', "entry 1, field 'gather_dim': expected 0 or 1"),
         ('[{"m": 1, "n": 2, "k": 3, "op": [4]}]', "entry 1, field 'op': expected the name of an op"),
         ('[{"m": 1, "n": 2, "k": 3, "op": "matmul_allreduce"}]', "entry 1, field 'op': expected matmul_all_reduce.?"),
+        (
+            '[{"m": 1, "n": 2, "k": 3, "op": "gather"}]',
+            "entry 1, field 'op': expected one of .*all_gather_matmul, ",
+        ),
+        ('[{"m": 1, "n": 2, "k": 3, "op": []}]', "entry 1, field 'op': expected the name of an op"),
         ('{"models": {"a": "b"}, "m": 1, "entries": [{"n": 2, "k": 3}]}', "entry 1, field 'model': expected one of a"),
     ],
 )

@@ -213,11 +213,21 @@ def test_a_kill_by_another_thread_ends_the_call(pool: iris.RankPool) -> None:
         pool.run(sleep, (30,))
 
 
-@pytest.mark.parametrize("args", [3, None, "run.json", b"x"])
+@pytest.mark.parametrize(
+    "args",
+    [3, None, "run.json", b"x", {"x": 5}, {7}, (i for i in [7]), torch.ones(2)],
+    ids=lambda value: type(value).__name__,
+)
 def test_arguments_that_are_no_list(pool: iris.RankPool, args: Any) -> None:
     for call in (pool.run, pool.outcomes, partial(iris.launch, num_ranks=2)):
         with pytest.raises(iris.ArgumentError, match=r"args: expected a tuple or list, got .*\(argument,\)"):
             call(same, args=args)
+
+
+@pytest.mark.parametrize("env", [{"FOO": 5}, {5: "x"}, [1]])
+def test_variables_that_are_no_texts(env: Any) -> None:
+    with pytest.raises(iris.ArgumentError, match="RankPool: env: expected a dict of texts, got"):
+        iris.RankPool(1, env=env)
 
 
 # -- time ------------------------------------------------------------------------------------------------------

@@ -511,7 +511,15 @@ def test_candidates_can_run_and_differ(op: str, target: Target) -> None:
     assert all(obstacle(problem, config, target) is None for config in varied)
     for config in many[:5]:
         for changed in variations(problem, config, target):
-            assert sum(getattr(config, one.name) != getattr(changed, one.name) for one in fields(config)) == 1
+            names = {one.name for one in fields(config) if getattr(config, one.name) != getattr(changed, one.name)}
+            assert len(names - {"two_tiles"}) == 1 or names == {"two_tiles"}
+
+
+def test_what_counts_with_stream_k_only_goes_with_it() -> None:
+    problem = problem_of("matmul_all_scatter", 4096, 4096, 4096, 4)
+    varied = list(variations(problem, FusedConfig("push", stream_k=True, two_tiles=True), H200))
+    assert {one.stream_k for one in varied} == {True, False}
+    assert all(one.stream_k or not one.two_tiles for one in varied)
 
 
 def test_what_only_programs_that_send_use_varies_with_them_alone() -> None:

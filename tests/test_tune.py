@@ -744,6 +744,26 @@ def test_a_search_goes_on_where_trials_and_rows_cannot_be_written(
     assert earlier.path.read_bytes()[-1:] in (b"", b"\n")
 
 
+def test_broken_rows_of_the_users_are_found_before_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "tuned.json"
+    broken.write_text("{}")
+    monkeypatch.setenv(tuned.ENVIRONMENT_VARIABLE, str(broken))
+    monkeypatch.setattr(command, "_supervised", None)
+    assert cli.main(["tune", *TINY, f"--out={tmp_path / 'rows.json'}"]) == 1
+    assert capsys.readouterr().err.startswith(f"iris tune: ArgumentError: tuned rows: {broken}: expected an object")
+
+
+def test_an_error_of_one_rank_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("IRIS_LOG_LEVEL", "loud")
+    assert cli.main(["tune", *TINY, f"--out={tmp_path / 'rows.json'}"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("iris tune: LaunchError: rank ") and "ArgumentError: " in line and "loud" in line
+
+
 def test_rows_that_were_not_written_are_printed_before_they_are_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

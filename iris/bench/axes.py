@@ -105,6 +105,8 @@ def axis(
             )
 
     def add(fn: Function) -> Function:
+        if again := set(names) & {one for each in axes_of(fn) for one in each.names}:
+            raise ArgumentError("bench.axis", name, "a name that no other axis has", ", ".join(sorted(again)))
         setattr(fn, _ATTRIBUTE, [Axis(names, rows, variant, closed, tuple(also), extended), *axes_of(fn)])
         return fn
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from iris.bench.axes import Params, Value
+from iris.bench.case import registered
 from iris.bench.options import DTYPES
 from iris.errors import ArgumentError
 from iris.ops.model import OPS
@@ -117,12 +118,16 @@ def _entry(fields: _Fields, whole: _Fields) -> Entry:
     worlds = fields if "world_sizes" in fields.fields else whole
     ops = fields.get("op", [])
     ops = [ops] if isinstance(ops, str) else ops
-    if not isinstance(ops, list) or not all(isinstance(op, str) for op in ops):
+    if not isinstance(ops, list) or not all(isinstance(op, str) for op in ops) or ("op" in fields.fields and not ops):
         raise fields.wrong("op", "the name of an op, or a list of names", ops)
+    cases = registered()  # of one's own, too; none where there is nothing to measure them with
     for op in ops:
-        meant = difflib.get_close_matches(op, OPS, 1, _ALIKE)
-        if op not in OPS and meant:  # a case of one's own may be of another
+        if op in OPS or op in cases:
+            continue
+        if meant := difflib.get_close_matches(op, OPS, 1, _ALIKE):
             raise fields.wrong("op", f"{meant[0]}?", op)
+        if cases:
+            raise fields.wrong("op", f"one of {', '.join(sorted({*OPS, *cases}))}", op)
     for name in _TEXTS:
         if not isinstance(fields.get(name, ""), str):
             raise fields.wrong(name, "text", fields.get(name))

@@ -71,7 +71,8 @@ class State:
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.params:
-            raise ArgumentError("state", repr(name), f"one of {', '.join(self.params)}", "a name that is no axis")
+            known = f"one of {', '.join(self.params)}" if self.params else "nothing, as the case has no axes"
+            raise ArgumentError("state", repr(name), known, "a name that is no axis")
         return self.params[name]
 
     def skip(self, reason: str) -> NoReturn:

@@ -311,7 +311,8 @@ def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterato
         now = getattr(config, name)
         place = values.index(now) if now in values else 0
         for value in sorted((one for one in values if one != now), key=lambda one: abs(values.index(one) - place))[:2]:
-            changed = FusedConfig(**{**config.__dict__, name: value})
+            split = {"two_tiles": False} if name == "stream_k" and not value else {}
+            changed = FusedConfig(**{**config.__dict__, name: value, **split})
             if obstacle(problem, changed, target) is None:
                 yield changed
 

@@ -374,11 +374,15 @@ def config_of(where: str, op: str, content: Mapping[str, Any], dtype: torch.dtyp
     try:
         config.check(op, algorithms(op), sys.maxsize, dtype)
     except ArgumentError as error:
-        raise _wrong(f"{where}, {error.argument.removeprefix('config.')}", error.expected, error.got) from error
+        place = f"{where}, {error.argument.removeprefix('config.')}"
+        raise _refused(place, error.expected, str(error.got)) from error
     return config
 
 
 def _wrong(where: Path | str, expected: str, got: object) -> ArgumentError:
+    return _refused(where, expected, got if isinstance(got, str) and got == "nothing" else repr(got))
+
+
+def _refused(where: Path | str, expected: str, text: str) -> ArgumentError:
     fix = f"Delete it, or have {ENVIRONMENT_VARIABLE} name another file."
-    text = got if isinstance(got, str) and got == "nothing" else repr(got)
     return ArgumentError("tuned rows", str(where), expected, text if len(text) < 80 else f"{text[:79]}…", fix)

@@ -139,7 +139,7 @@ def unmeasured(study: Study, section: Section) -> Table:
     by_reason = grouped(skipped, lambda one: (one[1].case, one[1].world_size, one[1].skipped)).values()
     rows = [_alike(some) for some in (*bad, *by_reason)]
     columns = [*_PLACE, Column("results"), Column("why", False)]
-    return Table("Skipped, failed, wrong", f"{len(without)} results have no time.", columns, rows)
+    return Table("Skipped, failed, wrong", f"{counted(len(without), 'result')} without a time.", columns, rows)
 
 
 def _alike(some: Sequence[tuple[Problem, Result]]) -> list[Cell]:

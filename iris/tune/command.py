@@ -19,9 +19,9 @@ from iris.bench.dataset import Dataset
 from iris.bench.driver import sheltered
 from iris.bench.options import DTYPES, add_heap_size, add_num_ranks, positive, ranks_to_start, seconds
 from iris.console import STOPPED
-from iris.errors import ArgumentError, LaunchError
+from iris.errors import ArgumentError, IrisError, LaunchError
 from iris.identity import identity
-from iris.launch import RankPool
+from iris.launch import RankPool, in_a_line
 from iris.ops import tuned
 from iris.ops.problem import DTYPES as OP_DTYPES
 from iris.tune import session
@@ -89,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--out: name a file: {given.out} is a folder")
     with _put_right_by(given.out):
         tuned.read(out)  # a broken file is better found before than after
+    if (users := tuned.user_path()) is not None:
+        tuned.read(users)  # what is picked without a search comes from there, whatever --out says
     who, num_ranks = identity(), ranks_to_start(given.num_ranks)
     shapes = _shapes(parser, given, who.world_size if who is not None else num_ranks)
     options = Options(tuple(shapes), out.absolute(), given.budget_s, given.resume, given.heap_size)
@@ -173,6 +175,8 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
             for name, config in lost:
                 trials.add(json.loads(name), config, DROPPED, why=ENDED)
             if not lost or attempt == _RESTARTS:
+                if isinstance(error.__cause__, IrisError):
+                    raise in_a_line(error) from error.__cause__
                 raise
             print(
                 f"a candidate ended its ranks, and is left out from now on: {str(error).splitlines()[-1]}",

@@ -135,8 +135,10 @@ def run(options: Options) -> tuple[list[Finding], bool]:
                     break
                 findings.append(_uneven(ctx, shape) or _tune(ctx, shape, options, now + share, stop, advance))
                 advance("", 1)
-    finally:
-        ctx.close()
+    except BaseException as error:
+        ctx.__exit__(type(error), error, error.__traceback__)  # as ``with`` would: others may be in another call
+        raise
+    ctx.close()
     return findings, stop.asked
 
 
