@@ -158,7 +158,8 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
 
     Raises:
         BackendError: matplotlib is missing.
-        ArgumentError: ``path`` has no suffix, or one that is no format of matplotlib's, or cannot be written.
+        ArgumentError: ``path`` has no suffix, or one that is no format of matplotlib's.
+        OSError: it cannot be written.
     """
     try:
         import matplotlib
@@ -195,8 +196,5 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
         used = [kind for kind in COLORS if any(event.kind == kind for event in events)]
         patches = [Patch(color=COLORS[kind], label=LABELS[kind]) for kind in used]
         figure.legend(handles=patches, loc="outside lower center", ncols=len(used), frameon=False)
-        try:
-            figure.savefig(path)
-        except OSError as error:
-            raise ArgumentError("draw", "path", "a file that can be written", f"{path}: {error.strerror}") from error
+        figure.savefig(path)
     return Path(path)

@@ -518,11 +518,6 @@ def test_a_picture_of_no_known_format(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_picture_where_none_can_be(tmp_path: Path) -> None:
-    with pytest.raises(iris.ArgumentError, match=r"draw: path: expected a file that can be written, got .*No such"):
-        draw([], tmp_path / "nowhere" / "trace.svg")
-
-
 @pytest.mark.parametrize("programs", [0, -1, 2.5])
 def test_a_trace_of_no_programs(programs: Any) -> None:
     with pytest.raises(iris.ArgumentError, match=r"Trace.begin: programs: expected a positive number, got"):
