@@ -398,8 +398,8 @@ class Mesh:
             self._receive_some(peer, "look")
         except IrisError:
             return ""
-        kind, tag, _ = self._next_frame(peer) or (_ABORT, "", slice(0))
-        return tag.split("(")[0] if kind == _DATA else ""
+        frame = self._next_frame(peer)
+        return frame[1].split("(")[0] if frame is not None and frame[0] == _DATA else ""
 
     def _take_frame(self, peer: int, only_abort: bool = False) -> tuple[str, bytes] | None:
         """The next whole frame from ``peer``, if it is here; an abort frame raises the peer's error."""

@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--out: name a file: {given.out} is a folder")
     with _put_right_by(given.out):
         tuned.read(out)  # a broken file is better found before than after
-    if (users := tuned.user_path()) is not None:
+    if given.out is not None and (users := tuned.user_path()) is not None:
         tuned.read(users)  # what is picked without a search comes from there, whatever --out says
     who, num_ranks = identity(), ranks_to_start(given.num_ranks)
     shapes = _shapes(parser, given, who.world_size if who is not None else num_ranks)

@@ -195,8 +195,8 @@ def _by_rank_s(call: Call) -> float:
 def _by_chunks_s(call: Call) -> float:
     """Chunks of all rows, of which the columns of all ranks are needed."""
     end = ready = 0.0
+    meeting = call.meeting(_CHUNKS_MEETING)
     for share in call.shares(call.problem.m):
-        meeting = call.meeting(_CHUNKS_MEETING)
         ready += (call.world - 1) * (next_copy_s(call, meeting * share * call.part_nbytes) + flag_s(call))
         kept = end + share * _keep_own_s(call) + LAUNCH_S
         end = max(kept, ready + landing_s(call)) + STEP_S + _chunk_s(call, share)
