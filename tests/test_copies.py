@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SMALL, Way, trial
+from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, trial
 from ranks import Ranks, context, worlds
 
 from iris.ops.call import OpCall
@@ -20,7 +20,7 @@ LANDING = (Way(REDUCE_SCATTER, "decomposed"), Way(ALL_REDUCE, "decomposed"), Way
 """Whose parts are waited for all together."""
 
 
-def order(num_chunks: int, seed: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def order(way: Way, rows: int, num_chunks: int, seed: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """The flags that this rank sets, with the rank at which, and those it waits for, with the rank from which, in the
     order in which it asks for them."""
     sent, awaited = [], []
@@ -34,7 +34,7 @@ def order(num_chunks: int, seed: int) -> tuple[list[tuple[int, int]], list[tuple
         awaited.append((slot, first))
         wait_arrival(parts, slot, first, *rest, **given)
 
-    one = trial(context(), Way(GATHER, "decomposed"), (32, 16, 32), torch.float16, seed)
+    one = trial(context(), way, (rows, 16, 32), torch.float16, seed)
     with mock.patch.object(Decomposition, "flag", flags), mock.patch.object(Decomposition, "wait_arrival", waits):
         one.run(replace(SMALL, num_chunks=num_chunks))
     assert one.excess() <= 1
@@ -45,10 +45,26 @@ def order(num_chunks: int, seed: int) -> tuple[list[tuple[int, int]], list[tuple
 @pytest.mark.parametrize("num_chunks", [1, 2])
 def test_chunks_are_awaited_in_the_order_of_their_copies(ranks: Ranks, num_chunks: int, seed: int) -> None:
     """Copies to several ranks take turns: one that is sent last comes when all others have long been there."""
-    orders = ranks.run(order, num_chunks, seed)
+    orders = ranks.run(order, Way(GATHER, "decomposed"), 32, num_chunks, seed)
     for rank, (_, awaited) in enumerate(orders):
         turns = [orders[owner][0].index((slot, rank)) for slot, owner in awaited]
         assert turns == list(range(ranks.world_size - 2 + num_chunks))  # the part that comes last is cut
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 8), indirect=True)
+@pytest.mark.parametrize(
+    ("way", "times"), [(Way(SCATTER, "decomposed"), 2), (Way(ALL_REDUCE, "decomposed"), 3)], ids=str
+)
+def test_ranks_are_level_before_they_copy_to_all(ranks: Ranks, way: Way, times: int, seed: int) -> None:
+    """Each waits until the next one has come as far, but before its first copies; where there are but two, no other can
+    be met."""
+    world = ranks.world_size
+    orders = ranks.run(order, way, 64 * world, 4, seed)
+    for rank, (_, awaited) in enumerate(orders):
+        following = (rank + 1) % world
+        told = [slot for slot, peer in orders[following][0] if peer == rank and slot % world == rank]
+        assert awaited == [(slot, following) for slot in told]
+        assert len(awaited) == len(set(awaited)) == (times if world > 2 else 0)
 
 
 def results(way: Way, flagged_ranks: int, seed: int) -> list[float]:

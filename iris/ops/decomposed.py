@@ -145,6 +145,20 @@ class Decomposition:
         epoch = self.workspace.turnstile[NEXT_EPOCH.value :][:1]
         self.engine.put(epoch, self.workspace.ready[slot:][:1], peer)
 
+    def keep_level(self, chunk: int) -> None:
+        """Hold up the current lane, and what is copied behind it, until the next rank's copies have come as far as this
+        rank's. ``chunk``: another one each time.
+
+        Ranks that copy to one peer after the other, the next one first, take turns at each only if they are level: one
+        that is ahead reaches a peer that the next rank still sends to. They share its links then, and are late at all
+        that follow (4 and 8 × H200, 2026-11-26)."""
+        rank, world = self.ctx.rank, self.ctx.world_size
+        if world <= 2:  # there is no peer at which others are met
+            return
+        before = (rank - 1) % world
+        self.flag(chunk * world + before, before)  # in a slot where no part of a peer's arrives
+        self.wait_arrival(chunk * world + rank, (rank + 1) % world)
+
     def meet(self) -> None:
         """Behind a kernel that has left, and copies: wait until all ranks have come so far."""
         turnstile = self.workspace.second_turnstile

@@ -25,9 +25,9 @@ beside anything.
 
 **decomposed**: the library's matmul, once per chunk of an owner's rows, or, with ``owners_per_matmul``, once for those
 of so many owners, which lie together in a chunk. The copy engine carries each product to the owner, a kernel sums them
-there, behind the first matmul of the next chunk, and the copy engine carries the sum to all; the last one's sum is
-stored at all ranks by the kernel that sums. When it wins: the matmul is about as long as the transfer, or longer; in
-chunks, where one is enough to fill the device.
+there, behind the first matmul of the next chunk, and the copy engine carries the sum to all, before which ranks are
+made level; the last one's sum is stored at all ranks by the kernel that sums. When it wins: the matmul is about as long
+as the transfer, or longer; in chunks, where one is enough to fill the device.
 
 **one_shot**: the epilogue stores every finished tile into an inbox at every peer, as words, each of which says that it
 has come, and sums everybody's as they come: one kernel, and one trip over the link. When it wins: few rows, where the

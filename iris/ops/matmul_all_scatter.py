@@ -22,8 +22,8 @@ outputs of a few MiB per rank and more.
 
 **decomposed**: the library's matmul (``torch.matmul``) of ``num_chunks`` chunks of rows, one after the other; behind
 each, the copy engine sends it (:mod:`iris.ops.decomposed`), but the last one, behind which no SM has anything else to
-do, is stored by a kernel. When it wins: where the library's matmul is faster than this one, and chunks are large enough
-to fill the device, and few, as nothing makes ranks level between them.
+do, is stored by a kernel. Ranks are made level before each chunk but the first. When it wins: where the library's
+matmul is faster than this one, and chunks are large enough to fill the device.
 
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`).
 When it wins: few rows, as in decoding.
@@ -229,13 +229,15 @@ class _Call(OpCall):
         *others, last = self.config.cut(self.problem.m)
         with engine.running(last=lambda: self._send_all(last.first), announced=world > 1):
             parts.enter()
-            for rows in (*others, last):
+            for chunk, rows in enumerate((*others, last)):
                 columns = rows.of(self.output)
                 self.multiply(columns, rows.of(self.a), bias_of(rows, self.bias, self.bias_is))
                 if rows is last:
                     break
-                if rows.first == 0:
+                if chunk == 0:
                     parts.wait_entered(rank + 1, world - 1)
+                else:
+                    parts.keep_level(chunk)
                 engine.follow()
                 engine.put_to_all(columns)
 

@@ -319,12 +319,13 @@ class SumCall(OpCall):
         def finish_chunk(chunk: int) -> None:
             those = owned(rank, chunk)
             landings[chunk].wait()
-            if those.count <= 0:
-                return
-            self.sum_chunk(product, incoming, those, those.first - chunks[chunk].first, whole=everywhere)
+            if those.count > 0:
+                self.sum_chunk(product, incoming, those, those.first - chunks[chunk].first, whole=everywhere)
             if everywhere:
+                parts.keep_level(chunk)
                 engine.follow()
-                engine.put_to_all(those.of(self.output))
+                if those.count > 0:
+                    engine.put_to_all(those.of(self.output))
 
         def finish() -> None:
             mine = owned(rank, len(chunks) - 1)
