@@ -10,8 +10,8 @@ _EXCHANGE_S = 2.2e-6
 """From the library's matmul to the end of an exchange, or the other way round, beside bytes and flags."""
 _FLAGGING_S = 2e-6
 """The fence behind the data of the first hop, and the flag's way."""
-_HOP_S = 1.2e-6
-"""What a second hop takes beside its bytes."""
+_HOP_S, _FLAGGED_HOP_S = 1.2e-6, 4e-6
+"""What a second hop takes beside its bytes; where it has flags of its own (2, 4 and 8 × H200, 2026-11-26)."""
 _BESIDE, _BESIDE_WAVES = 0.6, 16
 """Where programs store to peers between their tiles: the share of the shorter of both that runs beside the other, after
 so many waves; before, programs compute and store all at the same time."""
@@ -21,9 +21,9 @@ STEP_S, AWAITED_STEP_S = 1.5e-6, 3e-6
 """From one matmul of the library's to the next; and with a kernel that waits between them, on the same lane."""
 _SOONER_S = 2.2e-6
 """``decomposed``: how much less than another a copy takes that follows one to another peer."""
-_MEETING = 0.17
-"""How much longer an exchange takes to cross to 8 ranks, as ranks that are not level meet at a peer (8 × H200,
-2026-11-26, as all that is said of ranks that meet)."""
+_MEETING, _LATE_S = 0.17, 7e-6
+"""How much longer an exchange takes to cross to 8 ranks, as ranks that are not level meet at a peer, and at most (8 ×
+H200, 2026-11-26, as all that is said of ranks that meet)."""
 _TOLD_S = 6e-6
 """From the last copy of several until all ranks know, where copies have no flags (2 × H100 that stand for 8,
 2026-11-25)."""
@@ -40,9 +40,9 @@ def exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, hops: int = 1
     ``exposed``: the share of the traffic with the own memory, if not by words, that the links do not hide."""
     words = in_words(sent_nbytes, call.world, hops)
     carried_nbytes, inboxes = (2 * sent_nbytes, hops) if words else (sent_nbytes, 1)
-    waiting = (0.0 if words else _FLAGGING_S) + (hops - 1) * _HOP_S
+    waiting = (hops - 1) * _HOP_S if words else _FLAGGING_S + (hops - 1) * _FLAGGED_HOP_S
     crossing = hops * call.machine.store_s(carried_nbytes, call.programs(), call.world)
-    crossing *= call.meeting(_MEETING)
+    crossing = min(crossing * call.meeting(_MEETING), crossing + _LATE_S)
     moved_nbytes = (1.0 if words else exposed) * (2 * inboxes * carried_nbytes + kept_nbytes)
     return _EXCHANGE_S + waiting + crossing + moved_nbytes / call.machine.memory_rate
 

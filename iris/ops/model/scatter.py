@@ -6,17 +6,14 @@ from collections.abc import Callable
 
 from iris.ops.deal import Call, Deal, library_s
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
-from iris.ops.model.parts import KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
+from iris.ops.model.parts import AWAITED_STEP_S, KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
 
 _MEETING = 0.12
 """How much longer tiles take to all peers on 8 ranks, as ranks meet at a peer."""
-_CHUNKS_MEETING, _CHUNK_MEETING = 0.05, 0.06
-"""The same of copies to all peers, and for each more chunk, as nothing makes the ranks level again between them."""
-
-
-def _drifting(call: Call, chunks: int) -> float:
-    """How much longer the copies of so many chunks to all peers take."""
-    return call.meeting(_CHUNKS_MEETING + (chunks - 1) * _CHUNK_MEETING)
+_COPIES_MEETING = 0.13
+"""The same of the copies of a chunk to all peers, before which ranks are made level."""
+_DRIFTING, _CHUNK_DRIFTING = 0.05, 0.06
+"""The same of copies, and for each more chunk, where nothing makes the ranks level again between them."""
 
 
 def _pushed(call: Call) -> float:
@@ -37,7 +34,8 @@ def _behind(call: Call, deal: Deal, chunks: int, each_s: float) -> float:
 def _copied(call: Call) -> float:
     deal = call.deal(call.rows * call.columns, tile_s=KEEP_S)
     chunks = call.chunks_of_groups(call.rows)
-    each = (call.world - 1) * call.machine.copy_s(_drifting(call, chunks) * call.output_nbytes / chunks) + 2 * WORD_S
+    drifting = call.meeting(_DRIFTING + (chunks - 1) * _CHUNK_DRIFTING)
+    each = (call.world - 1) * call.machine.copy_s(drifting * call.output_nbytes / chunks) + 2 * WORD_S
     return _behind(call, deal, chunks, each) + LAUNCH_S
 
 
@@ -56,11 +54,12 @@ def _streams(call: Call) -> float:
 def _decomposed(call: Call) -> float:
     """The library's matmul of each chunk of rows, copies to all peers behind it; the last one stored by a kernel."""
     *shares, last = call.shares(call.problem.m)
+    meeting = call.meeting(_COPIES_MEETING)
     computed = sent = 0.0
     for share in shares:
-        computed += share * library_s(call, 1 / share) + STEP_S
-        each = call.machine.copy_s(_drifting(call, len(shares)) * share * call.output_nbytes)
-        sent = max(sent, computed) + (call.world - 1) * each
+        computed += share * library_s(call, 1 / share) + AWAITED_STEP_S
+        each = call.machine.copy_s(meeting * share * call.output_nbytes)
+        sent = max(sent, computed) + (call.world - 1) * each + WORD_S
     computed += last * library_s(call, 1 / last) + STEP_S
     storing = call.machine.store_s((call.world - 1) * last * call.output_nbytes, call.programs(), call.world)
     return 2 * LAUNCH_S + max(sent, computed) + storing + MEET_S

@@ -26,6 +26,9 @@ from iris.ops.rows import owner_groups, summing_step
 _ROUNDS_APART, _ROUND_TILES = 0.25, 0.05
 """How far many rounds let programs drift apart, as they wait at different times; and what each round costs, in tiles,
 as they wait for each other's (2 × H100 that stand for 8, 4 and 2, 2026-11-25)."""
+_SUMS_APART = 0.12
+"""How far programs are apart that store sums to all, each of an own tile that it has waited for (2, 4 and 8 × H200,
+2026-11-26)."""
 _SEND_S = 1.5e-6
 """A tile stored at its owner, and flagged there."""
 _COLLECT_BYTES_PER_S, _COLLECT_S = 32e9, 1e-6
@@ -42,6 +45,9 @@ arrive before others. Where the sums go on to all ranks, nothing is seen of it."
 _TILES_MEETING, _COPIES_MEETING, _GROUPS_MEETING = 0.1, 0.08, 0.45
 """How much longer tiles take to their owners on 8 ranks, as ranks meet at a peer; copies of rows; and copies of several
 owners' rows, which leave together, so that a rank that is late meets another at each."""
+_TURNS_MEETING = 0.1
+"""The same of both parts and sums, for each chunk after the second, as these leave in turns (4 and 8 × H200,
+2026-11-26)."""
 _CROWDED = 1.15
 """How much longer copies take of what the matmul has just written, to where it will read."""
 
@@ -82,9 +88,9 @@ def _sum_pushed(call: Call, item: float = 1.0, *, everywhere: bool) -> float:
     returned_nbytes = _sent_nbytes(call) if everywhere else 0.0
     rounds = min(call.config.num_rounds, max(1, tiles // call.world))
     if returned_nbytes:  # each rank's tiles are a part of all columns, and the own ones come a round later
-        passes, gained = 1.0, max(0.0, 1 - 2 / rounds)
+        passes, apart = 1.0, _SUMS_APART + _ROUNDS_APART * max(0.0, 1 - 2 / rounds)
     else:
-        passes, gained = call.passes_in(tiles / call.programs() / rounds), 1 - 1 / rounds
+        passes, apart = call.passes_in(tiles / call.programs() / rounds), _ROUNDS_APART * (1 - 1 / rounds)
     deal = call.deal(tiles, tile_s=_SEND_S, passes=passes)
     nbytes = item * _sent_nbytes(call) + returned_nbytes
     storing = call.machine.store_s(nbytes, call.programs(), call.world) * call.meeting(_TILES_MEETING)
@@ -93,7 +99,7 @@ def _sum_pushed(call: Call, item: float = 1.0, *, everywhere: bool) -> float:
         waiting, own_waves = waiting + own_waves * _collect_s(call), 0
     elif storing > deal.total_s:  # sums of one round are added up while the next ones' tiles are sent
         own_waves = -(-own_waves // rounds)
-    moving = beside_s(deal, storing, _ROUNDS_APART * gained, waiting)
+    moving = beside_s(deal, storing, apart, waiting)
     return LAUNCH_S + moving + own_waves * _collect_s(call) + MEET_S + 2 * FLAG_S
 
 
@@ -167,22 +173,23 @@ def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, f
     computed = sent = landed = 0.0
     crowded, rows = _beside_copies(call), call.problem.m // world or 1
     chunks = call.config.cut(rows)
+    turns = call.meeting(_TURNS_MEETING * max(0, len(chunks) - 2)) if everywhere else 1.0
     for chunk, those in enumerate(chunks):
         share, before = those.count / rows, landed
-        part = share / world
+        part, copied = share / world, turns * share
         owners = call.config.owners(chunks, chunk, everywhere=everywhere)
         groups = owner_groups(0, world, owners)
         for step, group in enumerate(groups, 1):
             together = len(group) * part
             computed += together * library_s(crowded, 1 / together) + STEP_S
             for _ in range(len(group) - (step == len(groups))):
-                sent = max(sent, computed) + _next_copy_s(call, share, owners) + flag_s(call)
+                sent = max(sent, computed) + _next_copy_s(call, copied, owners) + flag_s(call)
                 landed = sent + landing_s(call)
             if chunk > 0 and step == summing_step(len(groups), everywhere=everywhere):  # the sums of the chunk before
                 computed = max(computed, before) + AWAITED_STEP_S + summing
                 sent = max(sent, computed) + (world - 1) * spreading
         summing = (world + 1) * part * call.output_nbytes / call.machine.memory_rate
-        spreading = _next_copy_s(call, share, 1) if everywhere else 0.0
+        spreading = _next_copy_s(call, copied, 1) if everywhere else 0.0
     return computed, sent, landed, summing
 
 
