@@ -1,4 +1,4 @@
-"""A first fused op: all-gather and matmul in one kernel.
+"""A first fused op: all-gather and matmul.
 
 A is too tall for one rank, so each holds some of its rows; B differs from rank to rank, as the columns of a
 layer's weight do under tensor parallelism. Every rank needs all of A times its own B. Unfused, in two steps:
@@ -6,8 +6,9 @@ layer's weight do under tensor parallelism. Every rank needs all of A times its 
     torch.distributed.all_gather_into_tensor(A, A_sharded)
     output = A @ B
 
-Fused, the matmul kernel reads the rows that it needs from the rank that has them, while it multiplies those
-that it has. All the caller does is to put A_sharded on the symmetric heap:
+Fused, each rank multiplies the rows that it has while others come. How they come is chosen by size, or named:
+config="pull" is one kernel, which reads the rows that it needs from the rank that has them. For that A_sharded
+lies on the symmetric heap:
 
     ctx.ops.all_gather_matmul(output, A_sharded, B)
 

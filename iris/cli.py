@@ -12,14 +12,12 @@ import sys
 from collections.abc import Sequence
 
 import iris
-from iris.console import STOPPED, UNREAD, exit_status
+from iris.console import STOPPED, UNREAD, USAGE, exit_status
 
-USAGE = 2
-"""Exit status after a command line that makes no sense: as argparse has it."""
 STATUSES = {
     0: "all went well",
     1: "an error, a result that is wrong or missing, or a regression that is to fail",
-    USAGE: "a command line that makes no sense",
+    USAGE: "a command line that makes no sense, or names a file that cannot be read or written",
     STOPPED: "stopped by Ctrl-C",
     UNREAD: "nobody reads on, such as behind `| head`",
 }

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from iris.errors import IrisError
+from iris.errors import ArgumentError, IrisError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+USAGE = 2
+"""Exit status after an argument that cannot work: as argparse has it."""
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""
 UNREAD = 141
@@ -21,9 +23,9 @@ UNREAD = 141
 
 
 def exit_status(program: str, run: Callable[[], int]) -> int:
-    """What ``run()`` returns. Without a traceback: 1 if it raises an Iris error, or if what it prints cannot be
-    written, and ``STOPPED`` after Ctrl-C, which is said; ``UNREAD`` if the reader of what it prints has gone.
-    Characters that standard output has no code for are printed as question marks."""
+    """What ``run()`` returns. Without a traceback: ``USAGE`` if it raises an ArgumentError, 1 if another Iris error, or
+    if what it prints cannot be written, and ``STOPPED`` after Ctrl-C, which is said; ``UNREAD`` if the reader of what
+    it prints has gone. Characters that standard output has no code for are printed as question marks."""
     try:
         try:
             if isinstance(sys.stdout, io.TextIOWrapper):
@@ -31,7 +33,7 @@ def exit_status(program: str, run: Callable[[], int]) -> int:
             return run()
         except IrisError as error:
             print(f"{program}: {type(error).__name__}: {error}", file=sys.stderr)
-            return 1
+            return USAGE if isinstance(error, ArgumentError) else 1
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)
             return STOPPED

@@ -17,6 +17,7 @@ from iris import backends
 from iris.backends.base import between_traps
 from iris.device import sync
 from iris.device.handle import Handle
+from iris.eager import eager
 from iris.errors import (
     ArgumentError,
     CaptureError,
@@ -86,10 +87,11 @@ def iris(
         BackendError: what the backend lacks, and how to get it.
         ArgumentError: an argument, or an environment variable, that cannot work.
     """
-    if isinstance(heap_size, bool) or not isinstance(heap_size, int) or not LEAST_HEAP_BYTES <= heap_size <= _LARGEST:
+    nbytes = number(heap_size)
+    if not LEAST_HEAP_BYTES <= nbytes <= _LARGEST:
         expected = f"a whole number of bytes from {LEAST_HEAP_BYTES} to {_LARGEST}"
         raise ArgumentError("iris", "heap_size", expected, repr(heap_size))
-    given = timeout_s if timeout_s is not None else _seconds("IRIS_TIMEOUT_S")
+    given = timeout_s if timeout_s is not None else timeout_set()
     steady = STEADY_TIMEOUT_S if given is None else given
     first = first_timeout_s if first_timeout_s is not None else (FIRST_TIMEOUT_S if given is None else given)
     for name, seconds in (("timeout_s", steady), ("first_timeout_s", first)):
@@ -99,17 +101,18 @@ def iris(
             raise ArgumentError("iris", name, expected, repr(seconds), fix)
     for switch in (backends.oversubscribed, backends.replays):
         switch()  # an error if its variable is neither 0 nor 1, whatever the backend
-    return Iris(heap_size, group, backend, device, steady, first, log_level)
+    return Iris(nbytes, group, backend, device, steady, first, log_level)
 
 
-def _seconds(variable: str) -> float | None:
-    text = os.environ.get(variable)
+def timeout_set() -> float | None:
+    """The seconds that IRIS_TIMEOUT_S says; None if it says nothing."""
+    text = os.environ.get("IRIS_TIMEOUT_S")
     if not text:
         return None
     try:
         return float(text)
     except ValueError as error:
-        raise ArgumentError("iris", variable, "a number of seconds", repr(text)) from error
+        raise ArgumentError("iris", "IRIS_TIMEOUT_S", "a number of seconds", repr(text)) from error
 
 
 class Iris(Live, SymmetricTensors, RankLogger):
@@ -246,11 +249,13 @@ class Iris(Live, SymmetricTensors, RankLogger):
     @property
     def heap_free_bytes(self) -> int:
         """Bytes of the symmetric heap that are free on all ranks as of the last allocation."""
+        self._require_open("heap_free_bytes")
         return self._table.free_bytes
 
     @property
     def heap_largest_free_bytes(self) -> int:
         """Bytes of the largest free block of the symmetric heap; the same on all ranks."""
+        self._require_open("heap_largest_free_bytes")
         return self._table.largest_free
 
     # -- memory -------------------------------------------------------------------------------------
@@ -268,6 +273,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         lease.storage = _storage_of(memory)
         return memory[:nbytes].view(dtype).view(shape)
 
+    @eager
     def free(self, tensor: torch.Tensor) -> None:
         """Let go of ``tensor``'s block now, rather than when its last reference goes.
 
@@ -301,6 +307,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
             return None
         return self._leases.at(start - self._backend.bases[self.rank])
 
+    @eager
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` lives on this context's symmetric heap, as a whole block or a view of one."""
         self._require_open("is_symmetric")
@@ -346,6 +353,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         """Whether :meth:`workspace` has made what ``key`` stands for; the same on all ranks."""
         return key in self._workspaces
 
+    @eager
     def peer_view(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """``tensor`` as ``rank`` holds it: a tensor over the same place of that rank's heap, for ``copy_``.
 
@@ -370,6 +378,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
     # -- synchronisation and small data -------------------------------------------------------------
 
+    @eager
     def barrier(self, stream: Any = None, group: Group = None) -> None:
         """Wait until this rank's ``stream`` is done and all ranks of ``group`` have come here.
 
@@ -389,6 +398,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self.synchronize(stream)
         self._exchange(f"barrier{ranks if group is not None else ''}", ranks=ranks)
 
+    @eager
     def device_barrier(self, group: Group = None) -> None:
         """A barrier of ``group`` on the current stream: the host does not wait, and it can be captured in a graph.
 
@@ -415,6 +425,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
     def _keep_group(self, ranks: tuple[int, ...]) -> None:
         self._group_tensors[ranks] = torch.tensor(ranks, dtype=torch.int32, device=self.device)
 
+    @eager
     def synchronize(self, stream: Any = None) -> None:
         """Wait for ``stream`` (default: the current one), noticing meanwhile when a peer dies or a wait expires."""
         self._require_open("synchronize")
@@ -424,6 +435,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         except IrisError as error:
             raise self._failed(error) from None
 
+    @eager
     def broadcast(self, value: Any, source: int) -> Any:
         """``value`` of rank ``source``, on every rank. Collective.
 
@@ -513,7 +525,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         dead = self._mesh.dead_ranks() or self._mesh.ending(own.ranks)
         if not dead:
             calls = {rank: self._mesh.call_of(rank) for rank in own.ranks}
-            told = [f"Rank {rank} is in another call: {call}." for rank, call in calls.items() if call]
+            told = [_other_call(rank, call, str(own)) for rank, call in calls.items() if call]
             return WaitTimeout(" ".join([str(own), *told]), own.ranks)
         said = self._mesh.death(min(dead), "kernel")
         if record[sync.STATUS_CODE] != sync.CODE_EXPIRED.value or not isinstance(said, PeerDied | WaitTimeout):
@@ -591,6 +603,16 @@ class Iris(Live, SymmetricTensors, RankLogger):
             f"Iris(rank={self.rank}, world_size={self.world_size}, device={self.device}, "
             f"heap={format_bytes(self.heap_size)}, {state})"
         )
+
+
+def _other_call(rank: int, call: str, own: str) -> str:
+    """That ``rank`` is in ``call``, for the words about this rank's ``own``."""
+    if own.startswith(f"{call}:"):
+        return (
+            f"Rank {rank} compares a new call of {call} with the other ranks: shapes, bias, config or workspace are "
+            "others there."
+        )
+    return f"Rank {rank} is in another call: {call}."
 
 
 def _storage_of(tensor: torch.Tensor) -> int:

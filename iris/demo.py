@@ -20,7 +20,7 @@ import torch
 from iris import backends
 from iris.bench.accuracy import relative_error, tolerance
 from iris.bench.cases.operands import Operands
-from iris.bench.driver import refuse_launcher, sheltered
+from iris.bench.driver import as_failure, refuse_launcher, sheltered
 from iris.bench.options import DTYPES, add_num_ranks, folder_trouble, no_picture, positive, seconds
 from iris.bench.progress import progress
 from iris.console import counted, print_table
@@ -118,7 +118,8 @@ def _stop() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the demo; returns the exit status: 0 if every result is right, 1 if not."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     refuse_launcher("iris demo")
     choice = backends.detect()
     gpus = torch.cuda.device_count() if choice.name in backends.GPU_BACKENDS else 0
@@ -127,16 +128,17 @@ def main(argv: Sequence[str]) -> int:
         os.environ["IRIS_BACKEND"] = "sim"
         os.execv(sys.executable, [sys.executable, "-m", "iris", "demo", *argv])
     if trouble := folder_trouble(options.picture_dir):
-        raise SystemExit(f"iris demo: --picture_dir {options.picture_dir}: {trouble}")
+        parser.error(f"--picture_dir {options.picture_dir}: {trouble}")
     usual = -(-(_SIM_SIZE if choice.name == "sim" else _GPU_SIZE) // num_ranks) * num_ranks
     shape = tuple(options.shape or (usual, usual, usual))
     if shape[0] % num_ranks or shape[1] % num_ranks:
-        raise SystemExit(f"iris demo: M={shape[0]} and N={shape[1]} must be multiples of the {num_ranks} ranks")
+        parser.error(f"--shape: M={shape[0]} and N={shape[1]} must be multiples of the {num_ranks} ranks")
     try:
         return _run(num_ranks, shape, options, choice.name)
     except LaunchError as error:
         if isinstance(error.__cause__, IrisError):
-            raise error.__cause__ from None  # says all, without a rank's traceback
+            with as_failure():
+                raise error.__cause__ from None  # says all, without a rank's traceback
         raise
 
 

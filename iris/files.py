@@ -31,6 +31,13 @@ def told(program: str, argument: str, expected: str, path: Path) -> Iterator[Non
         raise ArgumentError(program, argument, expected, f"{path}: {error.strerror or error}") from error
 
 
+def no_json(error: Exception) -> str:
+    """What there is in a file instead of JSON."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"no JSON (line {error.lineno}, column {error.colno}: {error.msg})"
+    return f"no JSON ({error})"
+
+
 def write(program: str, argument: str, file: Path, text: str) -> None:
     """Put ``text`` into ``file`` whole, or leave the file as it was. A link stays one: what it points to is replaced,
     and keeps its mode. A pipe or device is written to as it is.

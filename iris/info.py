@@ -13,13 +13,13 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 
 import iris
-from iris.backends import chosen
+from iris import backends, context
 from iris.console import counted, print_table
 from iris.errors import ArgumentError, BackendError, LaunchError
 from iris.heap import format_bytes
@@ -65,6 +65,7 @@ class Info:
     launcher: str
     launchers: dict[str, str | None]
     tuned_rows: str
+    variables: dict[str, str]
     missing: list[Missing]
 
 
@@ -76,7 +77,7 @@ def collect() -> Info:
     versions = {"python": platform.python_version(), "iris": iris.__version__, **library_versions(), **gpu_versions()}
     gpus, complaint = visible_gpus()
     try:
-        choice = chosen()
+        choice = backends.chosen()
         backend, reason = choice.name, choice.reason
     except BackendError as error:
         backend, reason = None, str(error)
@@ -97,6 +98,7 @@ def collect() -> Info:
         launcher=launcher,
         launchers=launchers,
         tuned_rows=tuned_rows(),
+        variables=variables(),
         missing=missing(versions, launchers, gpus, has_gpu_device(), complaint),
     )
 
@@ -113,6 +115,24 @@ def tuned_rows() -> str:
     yours = counted(len(rows), "row") if there else "no such file"
     named = f", named by {tuned.ENVIRONMENT_VARIABLE}" if os.environ.get(tuned.ENVIRONMENT_VARIABLE) else ""
     return f"{path}{named}: {yours}"
+
+
+def variables() -> dict[str, str]:
+    """Other variables of the environment that are set: their values, or what is wrong with them."""
+    found = {}
+    readers: dict[str, Callable[[], object]] = {
+        "IRIS_TIMEOUT_S": context.timeout_set,
+        "IRIS_REPLAY": backends.replays,
+        "IRIS_OVERSUBSCRIBE": backends.oversubscribed,
+    }
+    for name, reader in readers.items():
+        if value := os.environ.get(name):
+            try:
+                reader()
+            except ArgumentError as error:
+                value = str(error)
+            found[name] = value
+    return found
 
 
 def library_versions() -> dict[str, str | None]:
@@ -277,7 +297,7 @@ def tables(info: Info) -> list[Table]:
     """``info`` as people read it."""
     chosen_here = [
         ["backend", info.backend or "none"], ["why", info.backend_reason], ["started by", info.launcher],
-        ["tuned rows", info.tuned_rows],
+        ["tuned rows", info.tuned_rows], *map(list, info.variables.items()),
     ]  # fmt: skip
     shown = [Table("Iris", ["", ""], chosen_here)]
     if info.gpus:

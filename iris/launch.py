@@ -71,8 +71,9 @@ def launch(
     Raises:
         LaunchError: a rank failed, with the traceback of the first to fail and its error as ``__cause__``; or time ran
             out; or no ranks can be started like this.
-        ArgumentError: a ``timeout_s`` that is no time; ``args`` that are no tuple or list.
+        ArgumentError: ``fn`` is no function; a ``timeout_s`` that is no time; ``args`` that are no tuple or list.
     """
+    _check_function("launch", fn)
     _check_number(num_ranks)
     _check_args("launch", args)
     _check_timeout("launch", timeout_s)
@@ -180,10 +181,12 @@ class RankPool:
     ) -> list[_Outcome]:
         """As :meth:`run`, but every rank's outcome, error or not. ``grace_s``: how long the others may go on when one
         has failed."""
+        _check_function("run", fn)
         _check_args("run", args)
         _check_timeout("run", timeout_s)
         _check_importable(fn)
         with self._turn:
+            self._over = self._over or self._lost()
             if self._over:
                 raise LaunchError(f"this pool has no ranks any more: {self._over}. Make a new iris.RankPool.")
             # One each: the handle by which a tensor's memory is sent can be used once.
@@ -236,12 +239,20 @@ class RankPool:
     def _ended(self, rank: int) -> _Outcome:
         """The outcome of a rank whose process ended before it answered."""
         self.processes[rank].join(5)
-        code = self.processes[rank].exitcode
-        if code == _NO_GUARD:
+        if self.processes[rank].exitcode == _NO_GUARD:
             return _Outcome(rank, None, LaunchError(_GUARD), _GUARD, time.monotonic())
-        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        how = self._end_of(rank)
         error = LaunchError(f"rank {rank}'s process ended: {how}")
         return _Outcome(rank, None, error, f"process ended: {how}", time.monotonic())
+
+    def _end_of(self, rank: int) -> str:
+        code = self.processes[rank].exitcode
+        return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+    def _lost(self) -> str:
+        """Which rank's process has ended, in an earlier call or since; "" if all are running."""
+        ended = [rank for rank, process in enumerate(self.processes) if not process.is_alive()]
+        return f"rank {ended[0]}'s process ended: {self._end_of(ended[0])}" if ended else ""
 
     def kill(self) -> None:
         """End all ranks at once; a call in another thread then raises."""
@@ -344,6 +355,11 @@ def _check_env(env: object) -> None:
     whole = isinstance(env, dict) and all(isinstance(one, str) for pair in env.items() for one in pair)
     if not whole:
         raise ArgumentError("RankPool", "env", "a dict of texts", repr(env))
+
+
+def _check_function(op: str, fn: object) -> None:
+    if not callable(fn):
+        raise ArgumentError(op, "fn", "a function", repr(fn), "Pass the function itself, not what it returns.")
 
 
 def _check_args(op: str, args: object) -> None:

@@ -109,11 +109,12 @@ def _elements(op: str, group: Group) -> list[Any]:
     if not isinstance(group, str | bytes | torch.Tensor):
         with contextlib.suppress(TypeError):
             return list(group)
-    raise ArgumentError(op, "group", "a torch ProcessGroup, or a sequence of ranks", type(group).__name__)
+    expected = "a torch ProcessGroup, as mesh.get_group(dimension) gives it, or a sequence of ranks"
+    raise ArgumentError(op, "group", expected, type(group).__name__)
 
 
 def number(rank: object) -> int:
-    """A rank as a number, be it Python's or NumPy's; -1, which no rank has, for what is none."""
+    """A rank, or a count, as a number, be it Python's or NumPy's; -1, which none is, for what is no number."""
     if isinstance(rank, bool):
         return -1
     try:

@@ -310,8 +310,8 @@ class Mesh:
                         raise self.death(peer, tag)
                     raise WaitTimeout(
                         f"{tag.split('(')[0]}: rank {self.rank} waited {timeout:g} s for {ranks_text(late)}, which "
-                        "did not make the call. Is it in other work, stuck before this point, or does a kernel of its "
-                        "wait for a signal?",
+                        "did not make the call. Is it in other work, or stuck before this point? Or is one of its "
+                        "kernels waiting for a signal?",
                         late,
                     )
                 for selected, mask in selector.select(left):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from iris.eager import eager
 from iris.errors import ArgumentError, DTypeError, PlacementError, RankMismatch, ShapeError
 
 Size = int | Sequence[int] | torch.Size
@@ -216,6 +217,7 @@ class SymmetricTensors(ABC):
         if isinstance(wanted, torch.dtype) and not (wanted.is_floating_point or wanted.is_complex):
             raise DTypeError(op, "dtype", "a floating dtype", wanted)
 
+    @eager
     def empty(
         self,
         *sizes: Any,
@@ -228,6 +230,7 @@ class SymmetricTensors(ABC):
         """As :func:`torch.empty`, on the symmetric heap. Collective."""
         return self._make("empty", (_flat("empty", sizes, size),), out, dtype, device, requires_grad)
 
+    @eager
     def zeros(
         self,
         *sizes: Any,
@@ -240,6 +243,7 @@ class SymmetricTensors(ABC):
         """As :func:`torch.zeros`, on the symmetric heap. Collective."""
         return self._make("zeros", (_flat("zeros", sizes, size),), out, dtype, device, requires_grad)
 
+    @eager
     def ones(
         self,
         *sizes: Any,
@@ -252,6 +256,7 @@ class SymmetricTensors(ABC):
         """As :func:`torch.ones`, on the symmetric heap. Collective."""
         return self._make("ones", (_flat("ones", sizes, size),), out, dtype, device, requires_grad)
 
+    @eager
     def full(
         self,
         size: Size,
@@ -266,6 +271,7 @@ class SymmetricTensors(ABC):
         arguments = (_flat("full", (size,)), fill_value)
         return self._make("full", arguments, out, dtype, device, requires_grad)
 
+    @eager
     def rand(
         self,
         *sizes: Any,
@@ -280,6 +286,7 @@ class SymmetricTensors(ABC):
         self._check_floating("rand", dtype, out)
         return self._make("rand", (_flat("rand", sizes, size),), out, dtype, device, requires_grad, generator)
 
+    @eager
     def randn(
         self,
         *sizes: Any,
@@ -294,6 +301,7 @@ class SymmetricTensors(ABC):
         self._check_floating("randn", dtype, out)
         return self._make("randn", (_flat("randn", sizes, size),), out, dtype, device, requires_grad, generator)
 
+    @eager
     def randint(
         self,
         low: int | None = None,
@@ -315,6 +323,7 @@ class SymmetricTensors(ABC):
         wanted = torch.int64 if dtype is None and out is None else dtype
         return self._make("randint", arguments, out, wanted, device, requires_grad, generator)
 
+    @eager
     def uniform(
         self,
         size: Size,
@@ -338,6 +347,7 @@ class SymmetricTensors(ABC):
         arguments = (_flat("uniform", (size,)), low, high)
         return self._make("uniform", arguments, out, dtype, device, requires_grad, generator)
 
+    @eager
     def arange(
         self,
         start: float | None = None,
@@ -355,6 +365,7 @@ class SymmetricTensors(ABC):
         arguments = (0 if start is None else start, end, step)
         return self._make("arange", arguments, out, dtype, device, requires_grad)
 
+    @eager
     def linspace(
         self,
         start: float,
@@ -369,6 +380,7 @@ class SymmetricTensors(ABC):
         """As :func:`torch.linspace`, on the symmetric heap. Collective."""
         return self._make("linspace", (start, end, steps), out, dtype, device, requires_grad)
 
+    @eager
     def zeros_like(
         self,
         input: torch.Tensor,
@@ -383,6 +395,7 @@ class SymmetricTensors(ABC):
         check_dense("zeros_like", "input", input)
         return self._make("zeros_like", (tuple(input.shape),), None, dtype or input.dtype, device, requires_grad)
 
+    @eager
     def as_symmetric(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` itself if it is on the symmetric heap, else a contiguous copy that is. Collective.
 

@@ -158,7 +158,7 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
 
     Raises:
         BackendError: matplotlib is missing.
-        ArgumentError: ``path`` has no suffix, or one that is no format of matplotlib's.
+        ArgumentError: ``events`` are none; ``path`` has no suffix, or one that is no format of matplotlib's.
         OSError: it cannot be written.
     """
     try:
@@ -167,6 +167,8 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
         from matplotlib.patches import Patch
     except ImportError as error:
         raise BackendError("drawing needs matplotlib: pip install matplotlib") from error
+    if not isinstance(events, Sequence):
+        raise ArgumentError("draw", "events", "what trace.gather(ctx) returns", type(events).__name__)
     if Path(path).suffix[1:].lower() not in Figure().canvas.get_supported_filetypes():
         raise ArgumentError("draw", "path", "a file whose name ends in .svg or .png", repr(str(path)))
     lines = sorted({(event.rank, event.program) for event in events})

@@ -204,13 +204,14 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
     assert "unrecognized arguments: trial; cases come before all options" in capsys.readouterr().err
     with pytest.raises(ArgumentError, match="--dataset: expected a case with an axis M,N,K, got trial"):
         bench._run(["trial", f"--dataset={DATASETS[0]}"])
-    with pytest.raises(ArgumentError, match="--benchmark_filter: expected what a point's name has, got zzz"):
+    with pytest.raises(SystemExit, match="2"):
         bench._run([*TWO, "--benchmark_filter=zzz"])
+    assert "no point's name matches 'zzz'; --benchmark_list lists them" in capsys.readouterr().err
     for axis, complaint in (
         ("algorithm=pul", "--axis_algorithm: expected one of auto, .*pull.*, got pul"),
         ("algorithm=pul+num_sms=1", r"--axis_algorithm: expected one of auto, .*pull.*, got pul\+num_sms=1"),
         ("b_layout=transposed+k=1", r"--axis_b_layout: expected one of row_major, transposed, got transposed\+k=1"),
-        ("dtype=bf61", "--axis_dtype: expected one of fp16, bf16.*, got bf61"),
+        ("dtype=fp64", "--axis_dtype: expected one of bf16, fp16, fp32, int8, got fp64$"),
         ("m=12x", "--axis_M: expected whole numbers, got 12x"),
         ("n=1.5", "--axis_N: expected whole numbers, got 1.5"),
         ("k=-8", "--axis_K: expected positive numbers, got -8"),
@@ -227,11 +228,11 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
     ):
         with pytest.raises(ArgumentError, match=complaint):
             bench._run(["all_gather_matmul", "--num_ranks=2", f"--axis_{axis}", "--benchmark_list"])
-    with pytest.raises(ArgumentError, match="--resume: expected a file of results"):
+    with pytest.raises(ArgumentError, match=r"--resume: .* got .*none: there is no such file"):
         bench._run([*TWO, f"--resume={tmp_path / 'none'}"])
     with pytest.raises(ArgumentError, match="--resume: expected a file of results"):
         bench._run([*TWO, f"--resume={tmp_path / 'none'}", "--benchmark_list"])
-    with pytest.raises(ArgumentError, match=f"^bench: {tmp_path}: expected a file that can be written"):
+    with pytest.raises(ArgumentError, match=f"^bench: {tmp_path}: expected a file that can be written, got a folder$"):
         bench._run([*TWO, f"--benchmark_out={tmp_path}"])
     with pytest.raises(SystemExit, match="2"):
         bench.main(["rma", "--output=/nonexist/x.json"])
@@ -255,7 +256,7 @@ def test_a_mistake_is_one_line_in_a_script_of_ones_own(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["mine.py", *arguments])
-    assert bench.main() == 1
+    assert bench.main() == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("iris bench: ArgumentError: bench: ")
 
@@ -651,7 +652,7 @@ def test_table(
     printed = shown(measured, "console", capsys)
     assert f"trial: 2 × {device_name()}{', wall time' if SIMULATED else ''}, count=8" in printed
     assert "wrong: ERROR: wrong result: another vector (rank 0 of 2)" in printed
-    assert "skips: skipped: nobody needs it" in printed
+    assert "way=skips: skipped: nobody needs it" in printed
     rows = [line.split() for line in printed.splitlines()]
     verdicts = {row[0]: row[-1] for row in rows if row and row[0] in WAYS}
     expected = dict.fromkeys(("wrong", "drifts", "doubts", "says_yes"), "NO")
@@ -742,7 +743,7 @@ def test_llm_shapes_are_shared_evenly_and_have_sources() -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("{", "bad.json: expected JSON"),
+        ("x", r"bad.json: expected JSON, got no JSON \(line 1, column 1: Expecting value\)$"),
         ("[]", r"bad.json, field 'entries': expected a list of at least one entry"),
         ("7", "bad.json, top level: expected an object, got 7"),
         ('[{"m": 1, "n": 2}]', "bad.json, entry 1, field 'k': expected a positive whole number, got nothing"),
@@ -960,7 +961,7 @@ def test_fused_ops_are_checked_and_timed_beside_others(tmp_path: Path) -> None:
 
 
 def test_rma_is_run_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["rma", "matmul"]) == 1
+    assert bench.main(["rma", "matmul"]) == 2
     assert "case: expected rma alone, as its options are its own, got 2 cases" in capsys.readouterr().err
 
 

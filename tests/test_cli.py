@@ -119,6 +119,29 @@ def test_an_iris_error_is_printed_without_traceback(
     assert capsys.readouterr().err == "iris demo: BackendError: no such GPU: buy one\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["bench", "nosuch"], "case: expected one of "),
+        (["bench", "all_gather_matmul", "--axis_M=abc"], "--axis_M: expected whole numbers, got abc"),
+        (["bench", "all_gather_matmul", "--axis_dtype=fp8"], "--axis_dtype: expected one of bf16, "),
+        (["report", "nofolder"], "There is no nofolder"),
+    ],
+)
+def test_an_argument_that_cannot_work_exits_with_2(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == cli.USAGE
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backend", ["cuda", "nonsense"])
+@pytest.mark.parametrize("words", [["bench"], ["bench", "rma_matrix"], ["tune"]])
+def test_help_comes_without_the_backend_that_is_asked_for(words: list[str], backend: str) -> None:
+    done = run(*words, "--help", IRIS_BACKEND=backend)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: iris ")
+
+
 OF_OWN_CASES = "from iris import bench; raise SystemExit(bench.main(['rma_matrix', '--benchmark_list']))"
 
 
@@ -229,6 +252,16 @@ def test_info_reports_contradicting_launcher_variables() -> None:
     assert "rank 5 of 2 ranks" in json.loads(done.stdout)["launcher"]
 
 
+def test_info_tells_what_is_wrong_with_a_variable() -> None:
+    wrong = json.loads(run("info", "--json", IRIS_TIMEOUT_S="abc", IRIS_REPLAY="x").stdout)["variables"]
+    assert wrong == {
+        "IRIS_TIMEOUT_S": "iris: IRIS_TIMEOUT_S: expected a number of seconds, got 'abc'",
+        "IRIS_REPLAY": "iris: IRIS_REPLAY: expected 0 or 1, got 'x'",
+    }
+    done = run("info", IRIS_REPLAY="0")
+    assert ["IRIS_REPLAY", "0"] in [line.split() for line in done.stdout.splitlines()]
+
+
 def test_info_without_optional_libraries(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("greenlet", "rich", "matplotlib"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -304,6 +337,7 @@ def test_tables_show_gpus_and_links(
         backend_reason="PyTorch sees 2 GPUs",
         launcher="none",
         tuned_rows="none",
+        variables={},
         launchers={"srun": None},
         missing=[],
     )
@@ -336,11 +370,21 @@ def test_the_demo_refuses_bad_numbers(arguments: list[str], words: str, capsys: 
     assert words in capsys.readouterr().err
 
 
-def test_the_demo_looks_first_whether_it_can_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_looks_first_whether_it_can_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(demo, "sheltered", None)
-    with pytest.raises(SystemExit, match=r"iris demo: --picture_dir .*file: File exists"):
+    with pytest.raises(SystemExit, match="2"):
         demo.main(["--num_ranks", "1", "--picture_dir", str(tmp_path / "file")])
+    assert re.search(r"iris demo: error: --picture_dir .*file: File exists", capsys.readouterr().err)
+
+
+@SIM
+def test_the_demo_refuses_a_shape_that_ranks_cannot_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        demo.main(["--num_ranks", "4", "--shape", "7", "11", "13", "--picture_dir", str(tmp_path)])
+    assert "--shape: M=7 and N=11 must be multiples of the 4 ranks" in capsys.readouterr().err
 
 
 def test_the_demo_starts_its_own_ranks_only(tmp_path: Path) -> None:

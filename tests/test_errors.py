@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -17,6 +18,7 @@ from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris import errors
+from iris.context import _other_call
 from iris.device.sync import ABORT_WORD
 from iris.mesh import ranks_text
 from iris.trace import Event, draw, trace_of
@@ -153,6 +155,8 @@ def exhaust() -> tuple[Failure, str, list[float]]:
     with fresh(heap_size=int(advised)) as ctx:
         kept = ctx.zeros(100 << 10, dtype=torch.uint8)
         ctx.empty(1 << 20, dtype=torch.uint8)
+    with fresh(heap_size=np.int64(1 << 20)) as ctx:
+        assert ctx.heap_size == 1 << 20
     return failure, advised, after
 
 
@@ -511,11 +515,29 @@ def test_the_op_that_a_rank_does_not_come_to_is_named(ranks: Ranks) -> None:
         assert failure.message.startswith("matmul_all_reduce: rank ")
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("close", "Rank 0 is in another call: close."),
+        ("matmul_all_reduce", "Rank 0 compares a new call of matmul_all_reduce with the other ranks: shapes, bias, "),
+    ],
+)
+def test_another_call_may_be_of_the_same_op(call: str, told: str) -> None:
+    assert _other_call(0, call, "matmul_all_reduce: rank 1 waited 0.5 s for rank 0: …").startswith(told)
+
+
 @pytest.mark.parametrize("name", ["trace", "trace.xyz", ".svg"])
 def test_a_picture_of_no_known_format(name: str, tmp_path: Path) -> None:
     with pytest.raises(iris.ArgumentError, match=r"draw: path: expected a file whose name ends in \.svg or \.png, got"):
         draw([], tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_of_what_is_no_events(tmp_path: Path) -> None:
+    with pytest.raises(
+        iris.ArgumentError, match=r"draw: events: expected what trace\.gather\(ctx\) returns, got Trace"
+    ):
+        draw(iris.Trace(), tmp_path / "trace.svg")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("programs", [0, -1, 2.5])

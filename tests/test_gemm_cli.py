@@ -302,8 +302,14 @@ def test_every_argument_reaches_the_config() -> None:
     ],
 )
 def test_ignored_flags_are_named(device: Device, algorithm: str, stream_k: bool, expected: set[str]) -> None:
-    said = ignored(Arguments(algorithm=algorithm), device, stream_k)
+    said = ignored(Arguments(algorithm=algorithm), vars(Arguments()), device, stream_k)
     assert {name for line in said for name in re.split(" (?:is|are) ignored: ", line)[0].split(", ")} == expected
+
+
+def test_flags_that_were_not_given_are_not_told_of() -> None:
+    assert ignored(Arguments(), {"validate"}, H200, False) == []
+    (line,) = ignored(Arguments(), {"kpack", "gsize_m"}, H200, False)
+    assert line == "kpack is ignored: for AMD GPUs only, this is cuda"
 
 
 # -- parts of a run -----------------------------------------------------------------------------------------

@@ -213,6 +213,12 @@ def test_a_kill_by_another_thread_ends_the_call(pool: iris.RankPool) -> None:
         pool.run(sleep, (30,))
 
 
+def test_what_is_no_function_is_an_error(pool: iris.RankPool) -> None:
+    for call in (pool.run, partial(iris.launch, num_ranks=2)):
+        with pytest.raises(iris.ArgumentError, match=r"fn: expected a function, got None\. Pass the function itself"):
+            call(None)
+
+
 @pytest.mark.parametrize(
     "args",
     [3, None, "run.json", b"x", {"x": 5}, {7}, (i for i in [7]), torch.ones(2)],
@@ -350,6 +356,8 @@ def test_a_rank_that_dies_is_noticed_whatever_it_forked(pool: iris.RankPool) -> 
     with pytest.raises(iris.LaunchError, match="rank 1 failed\nprocess ended: killed by signal 9"):
         pool.run(fork_and_die)
     assert time.monotonic() - started < 10
+    with pytest.raises(iris.LaunchError, match="this pool has no ranks any more: rank 1's process ended: killed by"):
+        pool.run(start_method)
 
 
 def test_a_pool_closes_at_once_whatever_was_forked_meanwhile(pool: iris.RankPool) -> None:

@@ -181,6 +181,8 @@ def uses_of(ctx: iris.Iris, tensor: torch.Tensor) -> dict[str, Callable[[], obje
         "workspace": lambda: ctx.workspace("key", dict),
         "handle": lambda: ctx.handle,
         "heap_bases": lambda: ctx.heap_bases,
+        "heap_free_bytes": lambda: ctx.heap_free_bytes,
+        "heap_largest_free_bytes": lambda: ctx.heap_largest_free_bytes,
         "new_workspace": lambda: iris.ops.new_workspace(ctx, GATHER, "push"),
         "all_gather_matmul_hbm_buffer_preamble": lambda: ctx.ops.all_gather_matmul_hbm_buffer_preamble(tensor, tensor),
     }

@@ -122,7 +122,7 @@ MISTAKES = {
     "bias is a list": Mistake(ALL, lambda one: {"bias": [1.0]}, "DTypeError", "bias", "list"),
     "not a tensor": Mistake(ALL, lambda one: {"b": [[1.0]]}, "DTypeError", "B", "list"),
     "gather_dim": Mistake(
-        (Way(GATHER, "push"),), lambda _: {"gather_dim": 2}, "ArgumentError", "gather_dim", "0, 1 or None"
+        (Way(GATHER, "push"),), lambda _: {"gather_dim": "0"}, "ArgumentError", "gather_dim", "0, 1 or None, got '0'"
     ),
     "no gather_dim fits": Mistake(
         (Way(GATHER, "push"),), lambda one: {"gather_dim": None, "b": one.b[:-1]}, "ShapeError", "A_sharded",

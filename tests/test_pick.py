@@ -386,6 +386,8 @@ def test_an_op_or_algorithm_that_is_none_is_an_error() -> None:
         pick_config(problem, target, "rign")
     with pytest.raises(ArgumentError, match=r"pick_config: problem.op: expected one of matmul, .*, got 'mm'"):
         pick_config(replace(problem, op="mm"), target)
+    with pytest.raises(ArgumentError, match=r"pick_config: target: expected an iris\.ops\.Target, got None"):
+        pick_config(problem, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("backend", ["cuda", "hip", "sim"])
@@ -641,7 +643,7 @@ BROKEN: list[tuple[str, str, str]] = [
     (
         "depth",
         broken(lambda all: all["rows"][1].update(dtype="int8", config={"algorithm": "push", "block_size_k": 16})),
-        "row 2, config, block_size_k: expected at least 32 for torch.int8, as tl.dot needs, got 16. Delete it, or",
+        "row 2, config, block_size_k: expected at least 32 for torch.int8, as tl.dot needs, got 16. Have IRIS_",
     ),
     (
         "library",

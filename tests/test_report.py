@@ -115,7 +115,7 @@ def test_a_broken_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file.write_bytes(f"{good}\n\n{line}\n{good}\n".encode(errors="surrogateescape"))
     with pytest.raises(iris.ArgumentError, match=rf"^report: {re.escape(str(file))}:3: .*{words}"):
         read(tmp_path)
-    assert report(tmp_path) == 1
+    assert report(tmp_path) == 2
     assert f"{file}:3" in capsys.readouterr().err
 
 
@@ -425,7 +425,7 @@ def test_a_page_does_not_replace_its_results(of: str, tmp_path: Path, capsys: py
     results = write(tmp_path / "one.jsonl", [record("all_gather_matmul", "auto", LARGE[0], 4)])
     before = results.read_bytes()
     (tmp_path / "link").symlink_to(results)
-    assert report(tmp_path / of, "--out", tmp_path / "link") == 1
+    assert report(tmp_path / of, "--out", tmp_path / "link") == 2
     assert "--out: expected a file that no results are read from, got" in capsys.readouterr().err
     assert results.read_bytes() == before
 
@@ -433,7 +433,7 @@ def test_a_page_does_not_replace_its_results(of: str, tmp_path: Path, capsys: py
 def test_kinds_without_charts_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = write(tmp_path / "one.jsonl", [record("all_gather_matmul", "auto", LARGE[0], 4)])
     page = tmp_path / "page.html"
-    assert report(results, "--out", page, "--charts", "scaling", "--charts", "crossover") == 1
+    assert report(results, "--out", page, "--charts", "scaling", "--charts", "crossover") == 2
     expected = "--charts: expected a kind that there are charts of (times, shares), got scaling, crossover"
     assert expected in capsys.readouterr().err and not page.exists()
     assert report(results, "--out", page, "--charts", "scaling", "--charts", "times") == 0
@@ -755,7 +755,7 @@ def test_a_file_that_no_report_wrote_is_not_replaced(
     own.parent.mkdir()
     own.write_text(f"{first}\n")
     before = contents(page.parent)
-    assert report(folder, "--markdown", page) == 1
+    assert report(folder, "--markdown", page) == 2
     assert f"--markdown: expected no file of yours where measurements go, got {own}. Move" in capsys.readouterr().err
     assert contents(page.parent) == before
 
@@ -772,7 +772,7 @@ def test_measurements_whose_names_differ_in_signs_only_share_a_file(tmp_path: Pa
 @pytest.mark.parametrize("name", ["performance", ".md"])
 def test_a_page_whose_name_has_no_suffix_is_refused(page: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     other = page.rename(page.parent / name)
-    assert report(page.parent / "no-results", "--markdown", other) == 1
+    assert report(page.parent / "no-results", "--markdown", other) == 2
     assert f"--markdown: expected a name with a suffix, such as .md, got {other}. The folder" in capsys.readouterr().err
 
 
@@ -798,9 +798,9 @@ def test_a_file_without_its_two_markers_is_refused_and_kept(folder: Path, tmp_pa
     file.write_text(text)
     with pytest.raises(iris.ArgumentError, match=r"each marker once, in order.*Put the lines <!-- report:begin -->"):
         markdown.write(Study(read(folder)), file)
-    assert report(folder, "--markdown", file) == 1
+    assert report(folder, "--markdown", file) == 2
     assert file.read_text() == text
-    assert report(folder, "--markdown", tmp_path / "none.md") == 1
+    assert report(folder, "--markdown", tmp_path / "none.md") == 2
 
 
 @pytest.mark.parametrize("failing", ["write_bytes", "replace"])
@@ -816,7 +816,7 @@ def test_a_full_disk_leaves_the_file_as_it_was_and_nothing_beside_it(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, failing, full)
-    assert report(folder, "--markdown", page) == 1
+    assert report(folder, "--markdown", page) == 2
     first = page.parent / "page" / "all_gather_matmul-2-ranks-nvidia-h200.md"
     told = f"--markdown: expected a file that can be written, got {first}: No space left on device"
     assert told in capsys.readouterr().err
@@ -837,7 +837,7 @@ def test_if_one_file_cannot_be_written_all_stay_as_they_were(
         return write_bytes(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    assert report(folder, "--markdown", page) == 1
+    assert report(folder, "--markdown", page) == 2
     fourth = page.parent / "page" / "matmul_all_reduce-4-ranks-nvidia-h200.md"
     assert f"got {fourth}: No space left on device" in capsys.readouterr().err
     assert contents(page.parent) == before
@@ -894,7 +894,7 @@ def test_what_the_file_system_refuses_is_told_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, path: str, words: str
 ) -> None:
     results = write(tmp_path / "x.jsonl", [timed(1)])
-    assert report(results, option, path) == 1
+    assert report(results, option, path) == 2
     (told,) = capsys.readouterr().err.splitlines()
     assert told.startswith(f"iris report: ArgumentError: report: {option}: expected {words}")
 
@@ -985,7 +985,7 @@ def test_a_regression_fails_only_if_asked(tmp_path: Path) -> None:
 
 def test_sets_without_a_case_in_common_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = (write(tmp_path / f"{n}.jsonl", [timed(1, shape=LARGE[n])]) for n in (0, 1))
-    assert report("--compare", a, b) == 1
+    assert report("--compare", a, b) == 2
     assert "--compare: expected a case that is in both sets, got none" in capsys.readouterr().err
 
 
@@ -1020,12 +1020,12 @@ def test_what_moved_with_its_opponent_is_told(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "give one folder of results, or --compare A B"),
+        ([], "give one file or folder of results, or --compare A B"),
         (["results", "--threshold", "2"], "belong to --compare A B"),
         (["results", "--fail_on_regression"], "belong to --compare A B"),
         (["--compare", "a", "b", "--threshold", "nan"], "nan is not a number of percent, 0 or more"),
         (["--compare", "a", "b", "--threshold", "3%"], "3% is not a number of percent, 0 or more"),
-        (["results", "--compare", "a", "b"], "give one folder of results, or --compare A B"),
+        (["results", "--compare", "a", "b"], "give one file or folder of results, or --compare A B"),
         (["--compare", "a", "b", "--out", "x.html"], "--compare only prints"),
         (["results", "--markdown", "x.md", "--charts", "times"], "--charts needs --out or --svg_dir"),
         (["--compare", "a", "b", "--charts", "times"], "--compare only prints"),

@@ -123,6 +123,26 @@ def test_compiled_code_breaks_at_ops(ranks: Ranks) -> None:
         assert (found == 8 * (1 + 2) + 4 * (1 + rank)).all()
 
 
+def compiled_calls() -> list[float]:
+    """Calls of the context inside of what ``torch.compile`` compiles."""
+    with fresh(1 << 20) as ctx:
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            mine = ctx.full((4,), 2.0)
+            mine += x
+            ctx.device_barrier()
+            ctx.barrier()
+            return mine + ctx.zeros_like(mine)
+
+        step = torch.compile(step, backend="eager")
+        return [step(torch.full((4,), 1.0 + turn, device=ctx.device)).sum().item() for turn in range(2)]
+
+
+@TWO
+def test_compiled_code_breaks_at_calls_of_the_context(ranks: Ranks) -> None:
+    assert ranks.run(compiled_calls) == [[12, 16]] * 2
+
+
 def compiled_whole() -> tuple[str, str]:
     """An op inside of what must not break."""
     with fresh(1 << 20) as ctx:

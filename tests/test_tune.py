@@ -490,7 +490,7 @@ def test_a_gather_among_several_ops_may_have_its_dim() -> None:
 def test_a_broken_file_is_found_before_anything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, words in (("user.json.trials", "user.json.trials:1: expected a trial"), ("user.json", "an object with")):
         (tmp_path / name).write_text("{}\n")
-        assert cli.main(["tune", *TINY]) == 1
+        assert cli.main(["tune", *TINY]) == 2
         assert words in capsys.readouterr().err
         assert (tmp_path / name).read_text() == "{}\n"
 
@@ -500,15 +500,17 @@ def test_a_broken_file_is_put_right_by_the_option_that_names_it(
 ) -> None:
     (out := tmp_path / "user.json").write_text("[")
     for option, name in (([], "IRIS_TUNED"), ([f"--out={out}"], "--out")):
-        assert cli.main(["tune", *TINY, *option]) == 1
-        assert capsys.readouterr().err.endswith(f"Delete it, or have {name} name another file.\n")
+        assert cli.main(["tune", *TINY, *option]) == 2
+        assert capsys.readouterr().err.endswith(
+            f"Have {name} name another file, or delete this one if it is a damaged file of tuned rows.\n"
+        )
 
 
 def test_a_device_is_not_taken_for_a_file_of_rows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Path, "read_text", None)
-    assert cli.main(["tune", *TINY, "--out=/dev/zero"]) == 1
+    assert cli.main(["tune", *TINY, "--out=/dev/zero"]) == 2
     assert capsys.readouterr().err.endswith("expected a file, got a pipe or device. Have --out name a file.\n")
 
 
@@ -577,7 +579,7 @@ def test_two_runs_do_not_share_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     out = tmp_path / "rows.json"
     with Trials(out).own():
         Trials(out).add(["kept"], CONFIGS[0], STARTED)
-        assert cli.main(["tune", *TINY, "--out", str(out)]) == 1
+        assert cli.main(["tune", *TINY, "--out", str(out)]) == 2
     assert "--out: expected a file that no other run tunes into" in capsys.readouterr().err
     assert '"kept"' in Trials(out).path.read_text()
 
@@ -751,7 +753,7 @@ def test_broken_rows_of_the_users_are_found_before_ranks_start(
     broken.write_text("{}")
     monkeypatch.setenv(tuned.ENVIRONMENT_VARIABLE, str(broken))
     monkeypatch.setattr(command, "_supervised", None)
-    assert cli.main(["tune", *TINY, f"--out={tmp_path / 'rows.json'}"]) == 1
+    assert cli.main(["tune", *TINY, f"--out={tmp_path / 'rows.json'}"]) == 2
     assert capsys.readouterr().err.startswith(f"iris tune: ArgumentError: tuned rows: {broken}: expected an object")
 
 
@@ -774,7 +776,7 @@ def test_rows_that_were_not_written_are_printed_before_they_are_written_again(
     told = capsys.readouterr()
     assert described_config(FINISHED.config) in told.out and "rows:" not in told.out
     expected = f"{out}: expected a file that can be written, got File too large. Have --out name another file."
-    assert told.err == f"iris tune: ArgumentError: tuned rows: {expected}\n"
+    assert told.err == f"iris tune: IrisError: tuned rows: {expected}\n"
     assert cli.main(["tune", *TINY, f"--out={out}"]) == 0
     assert tuned.read(out) == [FINISHED]
 

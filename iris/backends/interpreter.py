@@ -195,6 +195,13 @@ def _require_known(keywords: Iterable[str], names: set[str]) -> None:
             raise KeyError(f"Keyword argument {keyword} was specified but unrecognised{hint}")
 
 
+_HINTS = {
+    "handle": ". Of a context pass ctx.handle, or as heap_bases ctx.heap_bases",
+    "buffer": ". Of a trace pass trace.buffer",
+}
+"""What to pass of an object that has such an attribute."""
+
+
 def _taken(kernel: Any, name: str, value: Any) -> Any:
     """``value`` as the interpreter has it. Raises what Triton raises on GPUs of what it cannot compile for."""
     if isinstance(value, bool):  # Triton 3.6 takes it for a number that does not fit its type
@@ -204,7 +211,7 @@ def _taken(kernel: Any, name: str, value: Any) -> Any:
         try:
             triton.runtime.jit.mangle_type(value)
         except TypeError as error:
-            hint = ". Of a context pass ctx.handle, or as heap_bases ctx.heap_bases" if hasattr(value, "handle") else ""
+            hint = next((text for name, text in _HINTS.items() if hasattr(value, name)), "")
             raise TypeError(f"{kernel.__name__}: argument {name}: {error}{hint}") from None
     return converted
 
@@ -256,7 +263,8 @@ def _call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:
     if _current is None:
         name = self.fn.__name__
         raise InterpreterError(
-            f"{name}: call a device function from a kernel, and launch a kernel with a grid, {name}[grid](…)"
+            f"{name}: launch a kernel with a grid, {name}[grid](…), and call a device function from a kernel; on the "
+            "host, ask the context: ctx.rank, ctx.barrier(), ctx.peer_view(…)"
         )
     _current.patch(self.fn)
     return self.rewrite()(*args, **kwargs)

@@ -69,8 +69,8 @@ class Memory:
             return
         wrong = int(outside.min())
         fix = (
-            "Is a mask missing, a tensor gone, one that peers should have not on the symmetric heap (ctx.empty), "
-            "or on that of another context, or are two ranks mixed up?"
+            "Usual causes: a missing mask; a tensor that was freed, or whose context is closed; one that is not on the "
+            "symmetric heap of this context (ctx.empty); ranks mixed up."
         )
         if NOWHERE // 2 < min(wrong, (1 << 64) - wrong) < 2 * NOWHERE:
             fix = "That is how a rank out of range comes out: ranks are counted from 0."

@@ -16,7 +16,7 @@ from iris.bench import records
 from iris.bench.axes import Axis, Value, parse_values
 from iris.bench.case import SHAPE_AXIS, Case
 from iris.bench.dataset import Dataset
-from iris.bench.driver import Group, grouped, label, live, measured, refuse_launcher
+from iris.bench.driver import Group, as_failure, grouped, label, live, measured, refuse_launcher
 from iris.bench.environment import here, versions
 from iris.bench.options import (
     DTYPES,
@@ -65,8 +65,7 @@ def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[st
             print("nothing is missing", file=sys.stderr)
         return 0
     if not groups:
-        raise ArgumentError("bench", "--benchmark_filter", "what a point's name has", given.benchmark_filter.pattern,
-                            "--benchmark_list lists the points.")  # fmt: skip
+        parser.error(f"no point's name matches {given.benchmark_filter.pattern!r}; --benchmark_list lists them")
     return _measure(groups, known, given, num_ranks)
 
 
@@ -149,7 +148,8 @@ def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse
     FORMATS[given.benchmark_format](results, known, sys.stdout)
     sys.stdout.flush()
     if isinstance(ended, IrisError):
-        raise ended
+        with as_failure():
+            raise ended
     if ended is not None:
         how = f"; --resume {out} goes on" if out is not None else ""
         print(f"stopped after {len(results)} of {counted(len(keys), 'point')}{how}", file=sys.stderr)
@@ -257,7 +257,7 @@ def make_parser(
         "--resume",
         type=Path,
         metavar="FILE",
-        help="measure only problems that FILE has no results of by all variants in turns, and append them there",
+        help="skip problems for which FILE has a result of every variant, measured in turns; append the others there",
     )
     parser.add_argument("--dataset", type=Path, metavar="FILE", help="take shapes from FILE (see dataset/README.md)")
     parser.add_argument(

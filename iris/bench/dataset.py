@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from iris import files
 from iris.bench.axes import Params, Value
 from iris.bench.case import registered
 from iris.bench.options import DTYPES
@@ -75,7 +76,7 @@ class Dataset:
         except OSError as error:
             raise ArgumentError("dataset", str(path), "a file that can be read", error.strerror) from error
         except (ValueError, RecursionError) as error:
-            raise ArgumentError("dataset", str(path), "JSON", str(error)) from error
+            raise ArgumentError("dataset", str(path), "JSON", files.no_json(error)) from error
         whole = _Fields(path, "", {"entries": content} if isinstance(content, list) else content, _DATASET)
         models = whole.get("models")
         if models is not None and not isinstance(models, dict):

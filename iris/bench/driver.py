@@ -20,7 +20,7 @@ from iris.bench.environment import dated
 from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, described
-from iris.errors import LaunchError, PeerDied, RankMismatch, WaitTimeout
+from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout
 from iris.identity import identity
 from iris.launch import RankPool, in_a_line, start_server
 
@@ -83,6 +83,15 @@ def refuse_launcher(program: str) -> None:
     """
     if identity() is not None:
         raise LaunchError(f"{program} starts its own ranks: run it without torchrun, mpirun or srun")
+
+
+@contextmanager
+def as_failure() -> Iterator[None]:
+    """What ranks have run for has failed, even if by an argument: such as a file that has become full."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise IrisError(str(error)) from error
 
 
 class Ranks:

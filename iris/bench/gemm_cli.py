@@ -277,7 +277,7 @@ def run(asked: Arguments, given: frozenset[str], stream_k: bool) -> int:
     with iris(PROBE_BYTES) as probe:
         device = device_of(probe)
     fitted, fits = fit(asked, given, device)
-    unused = ignored(fitted, device, stream_k)
+    unused = ignored(fitted, given, device, stream_k)
     with iris(fitted.heap_size) as ctx:
         for line in (*fits, *unused):
             say(ctx, line)

@@ -280,17 +280,20 @@ def shared_extent(arguments: Arguments) -> str:
     return "n" if arguments.algorithm == "all_scatter" else "k"
 
 
-def ignored(arguments: Arguments, device: Device, stream_k: bool) -> list[str]:
-    """Lines about the flags that have no effect on this run."""
-    lines = []
+def ignored(arguments: Arguments, given: Collection[str], device: Device, stream_k: bool) -> list[str]:
+    """Lines about the flags that were ``given`` and have no effect on this run."""
+    unused: dict[str, Sequence[str]] = {}
     if device.backend != "hip":
-        lines.append(f"{', '.join(AMD_ONLY)} are ignored: they are for AMD GPUs, this is {device.backend}")
-    unused = [] if arguments.split else ["COMMUNICATION_TILE_M", "COMMUNICATION_TILE_N", "total_sms"]
-    if unused:
-        lines.append(f"{', '.join(unused)} are ignored: no programs only communicate")
+        unused[f"for AMD GPUs only, this is {device.backend}"] = AMD_ONLY
+    if not arguments.split:
+        unused["no programs only communicate"] = ("COMMUNICATION_TILE_M", "COMMUNICATION_TILE_N", "total_sms")
     if not stream_k:
-        lines.append("two_tiles is ignored: it belongs to Stream-K (examples/stream-k/benchmark.py)")
-    lines.append("communication_block_size is ignored: the communication tile says what is moved at a time")
+        unused["it belongs to Stream-K (examples/stream-k/benchmark.py)"] = ("two_tiles",)
+    unused["the communication tile says what is moved at a time"] = ("communication_block_size",)
+    lines = []
+    for why, flags in unused.items():
+        if names := [flag for flag in flags if flag in given]:
+            lines.append(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} ignored: {why}")
     return lines
 
 

@@ -11,6 +11,7 @@ import torch
 
 from iris import backends
 from iris.context import LEAST_HEAP_BYTES, MAX_RANKS
+from iris.errors import BackendError
 from iris.identity import identity
 
 SIMULATED_RANKS = 4
@@ -69,6 +70,14 @@ def ranks_to_start(num_ranks: int | None) -> int:
     if gpus == 1 and identity() is None and not backends.oversubscribed():
         os.environ["IRIS_BACKEND"] = "sim"
     return SIMULATED_RANKS
+
+
+def several_gpus() -> bool:
+    """Whether there are GPUs to measure on, two or more. Not where the backend that is asked for is not there."""
+    try:
+        return backends.detect().name != "sim" and torch.cuda.device_count() > 1
+    except BackendError:
+        return False
 
 
 def share_evenly(parser: argparse.ArgumentParser, given: argparse.Namespace, names: str, num_ranks: int) -> None:

@@ -160,7 +160,8 @@ def appending(path: Path) -> Iterator[Callable[[Sequence[Record]], None]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     except OSError as error:
-        raise ArgumentError("bench", str(path), "a file that can be written", error) from error
+        got = "a folder" if path.is_dir() else error.strerror
+        raise ArgumentError("bench", str(path), "a file that can be written", got) from error
     try:
         if stat.S_ISREG(os.fstat(file).st_mode):
             if not sole(file):
@@ -222,7 +223,7 @@ def load(path: Path) -> list[Record]:
             line.
     """
     if not os.path.isfile(path):
-        got = f"{path}, which is none" if os.path.exists(path) else path
+        got = f"{path}, which is none" if os.path.exists(path) else f"{path}: there is no such file"
         raise ArgumentError("bench", "--resume", "a file of results", got, "Start a run with --benchmark_out first.")
     return _records(path, _read(path))
 

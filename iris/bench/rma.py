@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from iris import backends, files
-from iris.bench.driver import refuse_launcher, sheltered
+from iris.bench.driver import as_failure, refuse_launcher, sheltered
 from iris.bench.matrix import random_bits, require, same_bits
 from iris.bench.options import add_num_ranks, output_file, positive, ranks_to_start
 from iris.bench.timing import median_seconds, slowest
@@ -135,7 +135,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"{row.way:<16} {row.direction}  {row.gb_per_s:8.4g}  {row.share_of_copy_engine:6.1%} of the copy engine")
     if options.output is not None:
         text = json.dumps(_record(num_ranks, nbytes, rows), indent=1) + "\n"
-        files.write("bench rma", "--output", Path(options.output), text)
+        with as_failure():
+            files.write("bench rma", "--output", Path(options.output), text)
     return 0
 
 

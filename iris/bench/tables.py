@@ -79,7 +79,8 @@ def _remarks(results: Sequence[Record]) -> list[str]:
     for one in results:
         if one["skipped"] or one["error"]:
             why = f"skipped: {one['skipped']}" if one["skipped"] else f"ERROR: {one['error']}"
-            points.setdefault(why, []).append(" ".join(str(one["params"].get(name, "")) for name in _names(results)))
+            told = [f"{name}={one['params'][name]}" for name in _names(results) if name in one["params"]]
+            points.setdefault(why, []).append(" ".join(told))
     lines = [f"{_some(names)}: {why}\n" for why, names in points.items()]
     if any(_varies(one) for one in results):
         lines.append(f"{VARIES} right, but two calls may differ in their last bits: sums in the order of arrival\n")

@@ -332,7 +332,7 @@ class _Call(OpCall):
 
 def _gather_dim(a: torch.Tensor, b: torch.Tensor, world: int, given: int | None) -> int:
     if given is not None and (type(given) is not int or given not in (0, 1)):
-        raise ArgumentError(OP, "gather_dim", "0, 1 or None", given)
+        raise ArgumentError(OP, "gather_dim", "0, 1 or None", repr(given))
     if given is not None:
         return given
     if a.shape[1] == b.shape[0]:

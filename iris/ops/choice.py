@@ -58,8 +58,9 @@ def resolve(
     """
     chosen, key = _chosen(ctx, problem, config, workspace, bool(trace), takes)
     if trace and config is not None and has_no_tile(chosen):
-        expected = "none, or an algorithm that is not made of torch.matmul"
-        raise ArgumentError(problem.op, "trace", expected, f"one of {chosen.algorithm}")
+        traced = [name for name in algorithms(problem.op) if name not in LIBRARY]
+        expected = f"none of {chosen.algorithm}, whose matmul is torch.matmul's"
+        raise ArgumentError(problem.op, "trace", expected, "one", f"These have traces: {', '.join(traced)}.")
     if problem.world_size > 1:
         if (problem.op, chosen.algorithm) in _NEEDS_LAUNCHES_THAT_RETURN and (blocking := _blocking(ctx)):
             expected = f"an algorithm whose kernel waits for no copy, as {blocking} is set"

@@ -85,8 +85,9 @@ class FusedConfig:
         chunk_growth: with ``decomposed``, each chunk is so many times as long as the one before, from 1/16 to 16. Above
             1 the first is short, for where what travels takes longer than the matmul; below 1 the last.
         owners_per_matmul: with ``decomposed`` of all-reduce, and in one chunk of reduce-scatter and of gathers of rows:
-            of how many ranks one matmul computes the rows; of shorter chunks than the first, of as many more. More
-            than 1 is for where those of one fill the device badly; a sum then sends later, a gather waits for more.
+            how many ranks' rows one matmul computes. Of a chunk that is half as long as the first it is twice as many.
+            More than 1 is for where one rank's rows are too few to fill the device. A sum is then sent later, and a
+            gather waits for more rows before it computes.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
         two_tiles: with ``stream_k``, split one to two tiles' worth per program. False, mostly faster, splits less than
             one.

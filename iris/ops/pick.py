@@ -54,6 +54,9 @@ def pick_config(problem: Problem, target: Target, algorithm: str | None = None) 
         ArgumentError: there is no such op, dtype or backend, or no call of such sizes; the op has no such algorithm, or
             all are excluded and none is named; a file of rows is broken: names it, and what is wrong.
     """
+    for name, given, kind in (("problem", problem, Problem), ("target", target, Target)):
+        if not isinstance(given, kind):
+            raise ArgumentError("pick_config", name, f"an iris.ops.{kind.__name__}", repr(given))
     if problem.op not in ALGORITHMS:
         raise ArgumentError("pick_config", "problem.op", f"one of {', '.join(ALGORITHMS)}", repr(problem.op))
     if problem.dtype not in DTYPES:

@@ -25,8 +25,8 @@ import torch
 from iris import backends
 from iris.capture import Place, borrow_place, return_places
 from iris.context import Iris
+from iris.eager import eager
 from iris.errors import ArgumentError, CaptureError
-from iris.ops.eager import eager
 from iris.ops.hardware import allows_tf32
 from iris.ops.workspace import FusedWorkspace
 from iris.tensors import address_of, has_tangent

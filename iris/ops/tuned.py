@@ -253,7 +253,7 @@ def read(path: Path) -> list[Row]:
     except OSError as error:
         raise _wrong(path, "a file that can be read", error.strerror) from error
     except (ValueError, RecursionError) as error:
-        raise _wrong(path, "JSON", error) from error
+        raise _refused(path, "JSON", files.no_json(error)) from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA or not isinstance(content.get("rows"), list):
         raise _wrong(path, f'an object with "schema": {SCHEMA} and a list "rows"', content)
     return [_row(f"{path}, row {number}", one) for number, one in enumerate(content["rows"], 1)]
@@ -384,5 +384,5 @@ def _wrong(where: Path | str, expected: str, got: object) -> ArgumentError:
 
 
 def _refused(where: Path | str, expected: str, text: str) -> ArgumentError:
-    fix = f"Delete it, or have {ENVIRONMENT_VARIABLE} name another file."
+    fix = f"Have {ENVIRONMENT_VARIABLE} name another file, or delete this one if it is a damaged file of tuned rows."
     return ArgumentError("tuned rows", str(where), expected, text if len(text) < 80 else f"{text[:79]}…", fix)

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
     if (given.results is None) == (given.compare is None):
-        parser.error("give one folder of results, or --compare A B")
+        parser.error("give one file or folder of results, or --compare A B")
     if given.compare is not None and (given.out or given.svg_dir or given.markdown or given.charts):
         parser.error("--compare only prints: leave out --out, --svg_dir, --charts and --markdown")
     if given.charts and given.out is None and given.svg_dir is None and given.markdown is not None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from iris import ops
 from iris.bench.cases.operands import B_LAYOUTS, GATHER, ROW_MAJOR
 from iris.bench.dataset import Dataset
-from iris.bench.driver import sheltered
+from iris.bench.driver import as_failure, sheltered
 from iris.bench.options import DTYPES, add_heap_size, add_num_ranks, positive, ranks_to_start, seconds
 from iris.console import STOPPED
 from iris.errors import ArgumentError, IrisError, LaunchError
@@ -70,8 +70,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="leave out shapes that --out has a finished row for, unless a later search ended early, and candidates "
-        "that failed or were timed",
+        help="leave out shapes that --out has a finished row for. One whose later search ended early is gone on with. "
+        "Candidates that failed or were timed are not tried again",
     )
     add_heap_size(parser)
     return parser
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if finding.why:
             print(f"{finding.name}: {finding.why}")
     if unwritten := [row for finding, row in found if finding.unwritten]:
-        with _put_right_by(given.out):
+        with as_failure(), _put_right_by(given.out):
             tuned.write(options.out, unwritten)
     if found:
         print(f"rows: {options.out}")

@@ -75,7 +75,8 @@ class Trials:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = open(self.path, "ab")  # noqa: SIM115 (closed below)
         except OSError as error:
-            raise ArgumentError("tune", "--out", "a place that can be written", error) from error
+            got = f"{self.path}: {error.strerror}"
+            raise ArgumentError("tune", "--out", "a place that can be written", got) from error
         with file:
             if not sole(file.fileno()):
                 fix = "Wait for the other run, or give each its own --out."

@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 
-from iris import backends
 from iris.bench.axes import Params, axis
 from iris.bench.case import SHAPE_AXIS, register
 from iris.bench.cases.operands import (
@@ -21,7 +20,7 @@ from iris.bench.cases.operands import (
     Operands,
 )
 from iris.bench.cases.ways import AUTO, COMPARATORS, MATMUL, check_options, way, ways_of
-from iris.bench.options import DTYPES
+from iris.bench.options import DTYPES, several_gpus
 from iris.bench.state import State, described
 from iris.context import Iris
 from iris.ops import FusedConfig, Problem
@@ -30,7 +29,7 @@ from iris.ops.hardware import HARDWARE, Hardware, floor_s, hardware
 from iris.ops.model import predict_ms
 from iris.ops.pick import expected_ms
 from iris.ops.problem import DTYPES as OP_DTYPES
-from iris.ops.tuned import changed_fields
+from iris.ops.tuned import DTYPE_NAMES, changed_fields
 
 GPU_SHAPES = (
     (8192, 8192, 29568),
@@ -43,7 +42,7 @@ GPU_SHAPES = (
 UNORDERED = ("atomic",)
 """Algorithms that add floating-point numbers in the order in which they arrive."""
 SIM_SHAPES = ((128, 192, 256), (60, 84, 72))
-SHAPES = GPU_SHAPES if backends.detect().name != "sim" and torch.cuda.device_count() > 1 else SIM_SHAPES
+SHAPES = GPU_SHAPES if several_gpus() else SIM_SHAPES
 
 
 def local_params(params: Params, world_size: int, *, op: str) -> Params:
@@ -132,7 +131,7 @@ def _tell(state: State, ctx: Iris, problem: Problem, config: FusedConfig, known:
 
 @register(localize=partial(local_params, op=GATHER))
 @axis("M,N,K", SHAPES)
-@axis("dtype", ("bf16",))
+@axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
 @axis("gather_dim", (0, 1), closed=True)
 @axis("algorithm", ways_of(GATHER), variant=True, extended=check_options)
@@ -143,7 +142,7 @@ def all_gather_matmul(state: State, ctx: Iris) -> None:
 
 @register(localize=partial(local_params, op=SCATTER))
 @axis("M,N,K", SHAPES)
-@axis("dtype", ("bf16",))
+@axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
 @axis("algorithm", ways_of(SCATTER), variant=True, extended=check_options)
 def matmul_all_scatter(state: State, ctx: Iris) -> None:
@@ -153,7 +152,7 @@ def matmul_all_scatter(state: State, ctx: Iris) -> None:
 
 @register(localize=partial(local_params, op=REDUCE_SCATTER))
 @axis("M,N,K", SHAPES)
-@axis("dtype", ("bf16",))
+@axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
 @axis("algorithm", ways_of(REDUCE_SCATTER), variant=True, extended=check_options)
 def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
@@ -163,7 +162,7 @@ def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
 
 @register(localize=partial(local_params, op=ALL_REDUCE))
 @axis("M,N,K", SHAPES)
-@axis("dtype", ("bf16",))
+@axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
 @axis("algorithm", ways_of(ALL_REDUCE), variant=True, extended=check_options)
 def matmul_all_reduce(state: State, ctx: Iris) -> None:
@@ -173,7 +172,7 @@ def matmul_all_reduce(state: State, ctx: Iris) -> None:
 
 @register(localize=partial(local_params, op=LOCAL))
 @axis("M,N,K", SHAPES)
-@axis("dtype", ("bf16",))
+@axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
 @axis("algorithm", ways_of(LOCAL), variant=True, extended=check_options)
 def matmul(state: State, ctx: Iris) -> None:

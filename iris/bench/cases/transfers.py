@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from iris import backends
 from iris.bench.axes import axis
 from iris.bench.case import register
 from iris.bench.matrix import measure_pairs, print_matrix, random_bits, same_bits
+from iris.bench.options import several_gpus
 from iris.bench.rma import BLOCK, PROGRAMS_PER_SM, get_kernel, put_kernel
 from iris.bench.state import State
 from iris.context import Iris
 from iris.ops.hardware import hardware
 
-BUFFER_BYTES = 256 << 20 if backends.detect().name != "sim" and torch.cuda.device_count() > 1 else 64 << 10
+BUFFER_BYTES = 256 << 20 if several_gpus() else 64 << 10
 _PAIR = "GB/s rank {} peer {}"
 
 

@@ -1,4 +1,4 @@
-"""Ops under ``torch.compile``: they are not traced, a compiled graph breaks at them."""
+"""Calls under ``torch.compile``: they are not traced, a compiled graph breaks at them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_REASON = "Iris's ops are not traced: a graph breaks at them, so leave out fullgraph=True"
+_REASON = "Iris's calls are not traced: a graph breaks at them, so leave out fullgraph=True"
 
 
 def eager(function: Callable[P, T]) -> Callable[P, T]:
