@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -214,7 +214,8 @@ def test_a_kill_by_another_thread_ends_the_call(pool: iris.RankPool) -> None:
 
 
 def test_what_is_no_function_is_an_error(pool: iris.RankPool) -> None:
-    for call in (pool.run, partial(iris.launch, num_ranks=2)):
+    calls: tuple[Callable[[Any], object], ...] = pool.run, partial(iris.launch, num_ranks=2)
+    for call in calls:
         with pytest.raises(iris.ArgumentError, match=r"fn: expected a function, got None\. Pass the function itself"):
             call(None)
 
