@@ -699,6 +699,10 @@ def test_speed_up_is_over_nccl_on_the_same_shape_in_turns(capsys: pytest.Capture
     assert printed.count("yes*") == 1 and "* right, but two calls may differ" in printed
     assert "matmul_all_reduce: 8 × NVIDIA H200" in printed
     assert [word for word in printed.split() if word.endswith("×")] == ["×", "1.50×", "1.00×", "1.00×", "2.00×"]
+    assert "gloo" not in printed
+    simulated = [one | {"environment": {"hardware": "simulated", "backend": "sim"}} for one in made]
+    tables.FORMATS["console"](simulated, known, sys.stdout)
+    assert "nccl: gloo, in the simulator\n" in capsys.readouterr().out
 
 
 def test_times_are_of_the_slowest_rank_of_each_call() -> None:

@@ -303,8 +303,8 @@ def gpus() -> int:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="about GPUs")
 def test_ranks_see_the_gpus_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    all_gpus = torch.cuda.device_count()
-    for visible, count in ((None, all_gpus), ("0", 1), ("", 0), (None, all_gpus)):
+    here, all_gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()
+    for visible, count in ((here, all_gpus), ("0", 1), ("", 0), (here, all_gpus)):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import time
@@ -400,8 +401,12 @@ def test_what_cannot_be_picked_for_is_an_error(backend: str, world_size: int) ->
         pick_config(problem, replace(target, backend="rocm"))
     nothing: list[dict[str, Any]] = [{"m": 0}, {"n": 0}, {"k": 0}, {"world_size": 0}]
     for empty in nothing:
-        with pytest.raises(ArgumentError, match=f"pick_config: problem.{min(empty)}: expected at least 1, got 0"):
+        with pytest.raises(ArgumentError, match=f"problem.{min(empty)}: expected a whole number, at least 1, got 0"):
             pick_config(replace(problem, **empty), target)
+    with pytest.raises(ArgumentError, match=r"problem\.n: expected a whole number, at least 1, got nan"):
+        pick_config(replace(problem, n=math.nan), target)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"problem\.world_size: expected at most 16, got 32"):
+        pick_config(replace(problem, world_size=32), target)
     for op, shared, gather_dim in ((GATHER.op, "m", 0), (GATHER.op, "k", 1), ("matmul_reduce_scatter", "m", None)):
         sizes: dict[str, Any] = {shared: 4}
         ragged = replace(problem, op=op, world_size=8, gather_dim=gather_dim, **sizes)

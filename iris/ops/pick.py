@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from iris.context import MAX_RANKS
 from iris.errors import ArgumentError
 from iris.ops import tuned
 from iris.ops.candidates import ALGORITHMS, TILES, candidates, obstacle
@@ -73,8 +74,11 @@ def pick_config(problem: Problem, target: Target, algorithm: str | None = None) 
 def _check_sizes(problem: Problem) -> None:
     """Raise ArgumentError if no call can have these sizes."""
     for name in ("m", "n", "k", "world_size"):
-        if getattr(problem, name) < 1:
-            raise ArgumentError("pick_config", f"problem.{name}", "at least 1", getattr(problem, name))
+        size = getattr(problem, name)
+        if type(size) is not int or size < 1:
+            raise ArgumentError("pick_config", f"problem.{name}", "a whole number, at least 1", repr(size))
+    if problem.world_size > MAX_RANKS:
+        raise ArgumentError("pick_config", "problem.world_size", f"at most {MAX_RANKS}", problem.world_size)
     if problem.op in ("all_gather_matmul", "matmul_reduce_scatter"):
         shared = "k" if problem.gather_dim == 1 else "m"
         if getattr(problem, shared) % problem.world_size:
