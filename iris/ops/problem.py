@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -35,7 +35,7 @@ class Problem:
     k: int
     dtype: torch.dtype
     world_size: int
-    received_bytes: int
+    received_bytes: int = field(repr=False)  # follows from the others
     gather_dim: int | None = None
     transposed_b: bool = False
 
