@@ -92,6 +92,7 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
         output = Region(operands.output, chunks[-1].count * n * item)
     if problem.op == SCATTER:
         part, output = Region(workspace.staging, 0), Region(operands.output, n * item, n * world * item)
+        flags = FLAG if algorithm == "decomposed" else 0
     if problem.op == GATHER:
         output = Region(operands.output, 0)
         by_rows = problem.gather_dim == 0

@@ -95,10 +95,7 @@ def iris(
     steady = STEADY_TIMEOUT_S if given is None else given
     first = first_timeout_s if first_timeout_s is not None else (FIRST_TIMEOUT_S if given is None else given)
     for name, seconds in (("timeout_s", steady), ("first_timeout_s", first)):
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_S:
-            fix = "It is an argument, or IRIS_TIMEOUT_S in the environment."
-            expected = f"a number of seconds, more than 0 and at most {_LONGEST_S}"
-            raise ArgumentError("iris", name, expected, repr(seconds), fix)
+        _check_seconds(name, seconds)
     for switch in (backends.oversubscribed, backends.replays):
         switch()  # an error if its variable is neither 0 nor 1, whatever the backend
     return Iris(nbytes, group, backend, device, steady, first, log_level)
@@ -110,9 +107,17 @@ def timeout_set() -> float | None:
     if not text:
         return None
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError as error:
         raise ArgumentError("iris", "IRIS_TIMEOUT_S", "a number of seconds", repr(text)) from error
+    _check_seconds("IRIS_TIMEOUT_S", seconds)
+    return seconds
+
+
+def _check_seconds(name: str, seconds: object) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_S:
+        expected = f"a number of seconds, more than 0 and at most {_LONGEST_S}"
+        raise ArgumentError("iris", name, expected, repr(seconds))
 
 
 class Iris(Live, SymmetricTensors, RankLogger):
@@ -248,13 +253,15 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
     @property
     def heap_free_bytes(self) -> int:
-        """Bytes of the symmetric heap that are free on all ranks as of the last allocation."""
+        """Bytes of the symmetric heap that are free on all ranks as of the last allocation; ContextError if it is
+        closed."""
         self._require_open("heap_free_bytes")
         return self._table.free_bytes
 
     @property
     def heap_largest_free_bytes(self) -> int:
-        """Bytes of the largest free block of the symmetric heap; the same on all ranks."""
+        """Bytes of the largest free block of the symmetric heap; the same on all ranks. ContextError if it is
+        closed."""
         self._require_open("heap_largest_free_bytes")
         return self._table.largest_free
 

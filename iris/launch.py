@@ -186,18 +186,19 @@ class RankPool:
         _check_timeout("run", timeout_s)
         _check_importable(fn)
         with self._turn:
-            self._over = self._over or self._lost()
             if self._over:
                 raise LaunchError(f"this pool has no ranks any more: {self._over}. Make a new iris.RankPool.")
             # One each: the handle by which a tensor's memory is sent can be used once.
             calls = [_packed(fn, args) for _ in self._pipes]
             try:
-                return self._exchange(calls, timeout_s, grace_s)
+                outcomes = self._exchange(calls, timeout_s, grace_s)
             except BaseException as error:
                 # Ranks may be busy yet, and would answer the next call with this one's value.
                 self._over = f"they were ended when a call broke off ({described(error)})"
                 self.kill()
                 raise
+            self._over = self._lost()
+            return outcomes
 
     def _exchange(self, calls: list[bytes], timeout_s: float | None, grace_s: float) -> list[_Outcome]:
         """Send every rank its call, and collect all outcomes."""
@@ -250,7 +251,7 @@ class RankPool:
         return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
     def _lost(self) -> str:
-        """Which rank's process has ended, in an earlier call or since; "" if all are running."""
+        """Which rank's process has ended; "" if all are running."""
         ended = [rank for rank, process in enumerate(self.processes) if not process.is_alive()]
         return f"rank {ended[0]}'s process ended: {self._end_of(ended[0])}" if ended else ""
 

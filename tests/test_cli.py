@@ -258,7 +258,8 @@ def test_info_tells_what_is_wrong_with_a_variable() -> None:
         "IRIS_TIMEOUT_S": "iris: IRIS_TIMEOUT_S: expected a number of seconds, got 'abc'",
         "IRIS_REPLAY": "iris: IRIS_REPLAY: expected 0 or 1, got 'x'",
     }
-    done = run("info", IRIS_REPLAY="0")
+    done = run("info", IRIS_TIMEOUT_S="-1", IRIS_REPLAY="0")
+    assert "IRIS_TIMEOUT_S: expected a number of seconds, more than 0" in done.stdout
     assert ["IRIS_REPLAY", "0"] in [line.split() for line in done.stdout.splitlines()]
 
 

@@ -27,7 +27,7 @@ def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def records(script: str, num_ranks: int, *options: str) -> list[dict[str, Any]]:
-    done = run(script, f"--num_ranks={num_ranks}", "--benchmark_format=json", *options)
+    done = run(script, *options, f"--num_ranks={num_ranks}", "--benchmark_format=json")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -44,6 +44,15 @@ def test_two_stand_for_four_in_every_way(num_ranks: int) -> None:
             assert len(found) == (2 if op == "all_gather_matmul" else 1), (op, algorithm)
             checked = None if op == "matmul_all_reduce" and algorithm in UNCHECKED else True
             assert [(one["validated"], one["error"]) for one in found] == [(checked, None)] * len(found), found
+
+
+@pytest.mark.parametrize("num_ranks", worlds(2, 2))
+def test_two_that_stand_for_four_are_made_level(num_ranks: int) -> None:
+    sizes = ("--axis_M=256", "--axis_N=64", "--axis_K=64", "--axis_ranks=4")
+    cases = ("matmul_all_scatter_mirrored", "matmul_all_reduce_mirrored")
+    way = "--axis_way=decomposed+num_chunks=4+block_size_m=16"
+    measured = records("mirrored", num_ranks, *cases, *sizes, way, "--repeat=1")
+    assert [(one["case"], one["validated"], one["error"]) for one in measured] == [(case, True, None) for case in cases]
 
 
 @pytest.mark.parametrize("num_ranks", worlds(1, 1))

@@ -87,7 +87,7 @@ def refuse_launcher(program: str) -> None:
 
 @contextmanager
 def as_failure() -> Iterator[None]:
-    """What ranks have run for has failed, even if by an argument: such as a file that has become full."""
+    """An ArgumentError in here is a failure, of exit status 1, as ranks have run: a file has become full, say."""
     try:
         yield
     except ArgumentError as error:
