@@ -17,19 +17,17 @@ from iris import ops
 from iris.bench.cases.operands import B_LAYOUTS, GATHER, ROW_MAJOR
 from iris.bench.dataset import Dataset
 from iris.bench.driver import as_failure, sheltered
-from iris.bench.options import DTYPES, add_heap_size, add_num_ranks, positive, ranks_to_start, seconds
+from iris.bench.options import add_heap_size, add_num_ranks, positive, ranks_to_start, seconds
 from iris.console import STOPPED
 from iris.errors import ArgumentError, IrisError, LaunchError
 from iris.identity import identity
 from iris.launch import RankPool, in_a_line
 from iris.ops import tuned
-from iris.ops.problem import DTYPES as OP_DTYPES
 from iris.tune import session
 from iris.tune.report import Finding, print_findings
 from iris.tune.session import Options, Shape
 from iris.tune.trials import DROPPED, ENDED, Trials
 
-_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype in OP_DTYPES)
 _START_S = 300.0
 """The most that ranks may take to start and to end, beside the budget."""
 _RESTARTS = 3
@@ -59,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--gather_dim", type=int, choices=(0, 1), help=f"for {GATHER}: A sharded by rows or by columns (default: both)"
     )
-    parser.add_argument("--dtype", choices=_DTYPES, help="of A and B (default: bf16)")
+    parser.add_argument("--dtype", choices=tuple(tuned.DTYPE_NAMES), help="of A and B (default: bf16)")
     parser.add_argument("--b_layout", choices=B_LAYOUTS, default=ROW_MAJOR, help="of B (default: %(default)s)")
     add_num_ranks(parser)
     parser.add_argument(
@@ -148,8 +146,8 @@ def _shapes(parser: argparse.ArgumentParser, given: argparse.Namespace, world_si
         for point in points:
             m, n, k = (int(point[name]) for name in ("M", "N", "K"))
             dtype = given.dtype or str(point.get("dtype", "bf16"))
-            if dtype not in _DTYPES:
-                raise ArgumentError("tune", f"{given.dataset}, dtype", f"one of {', '.join(_DTYPES)}", dtype)
+            if dtype not in tuned.DTYPE_NAMES:
+                raise ArgumentError("tune", f"{given.dataset}, dtype", f"one of {', '.join(tuned.DTYPE_NAMES)}", dtype)
             dims: tuple[int | None, ...] = (None,)
             if op == GATHER:
                 fixed = given.gather_dim if given.gather_dim is not None else point.get("gather_dim")
