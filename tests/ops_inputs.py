@@ -85,7 +85,7 @@ class Way(NamedTuple):
     @property
     def least_programs(self) -> int:
         """Programs that a launch must have: one that computes, and one more where some only move data."""
-        return 2 if self.algorithm in ("split", "streams", "hbm_buffer") else 1
+        return 2 if self.algorithm in ("split", "streams", "relay", "hbm_buffer") else 1
 
 
 def ways(*ops: str) -> list[Way]:

@@ -52,6 +52,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "split": [{"comm_sms": 1, "num_sms": 2}, {"comm_sms": 3}, {"group_size_m": 2, "comm_block_m": 32}],
     "streams": [{"comm_sms": 1, "num_sms": 2}, {"comm_sms": 3}, {"group_size_m": 2, "comm_block_n": 64}],
+    "relay": [{"comm_sms": 1, "num_sms": 2}, {"comm_sms": 3}, {"group_size_m": 2, "comm_block_m": 32}],
     "two_shot": [{"num_rounds": 2}, {"num_rounds": 3, "num_sms": 1}, {"num_rounds": 100, "group_size_m": 2}],
     "low_latency": [{"own_matmul": True, "num_sms": 3}, {"own_matmul": True, "stream_k": True, "num_sms": 3}],
     "low_latency_two_shot": [{}, {"own_matmul": True, "stream_k": True, "num_sms": 3}],

@@ -150,6 +150,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "copy_engine": _chunks(1, 2, 4, 8),
         "decomposed": (*_chunks(2, 4, 8), *_growing((4, 0.5), (4, 2.0), (6, 0.5), (6, 1.5))),
         "split": _moving(8, 16, 32),
+        "relay": tuple({**fields, "group_size_m": rows} for rows in (4, 2) for fields in _moving(16, 32)),
         "low_latency": ({},),
         "baseline": ({},),
     },
@@ -235,6 +236,7 @@ _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("matmul_all_scatter", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_all_scatter", "decomposed"): _GROWTH_VARIATIONS,
     ("matmul_all_scatter", "split"): _MOVING_VARIATIONS,
+    ("matmul_all_scatter", "relay"): _MOVING_VARIATIONS,
     ("matmul_all_scatter", "streams"): _MOVING_VARIATIONS,
     ("matmul_reduce_scatter", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_reduce_scatter", "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS | _TILE_VARIATIONS,
@@ -285,7 +287,7 @@ def candidates(
 
 def only_moving(config: FusedConfig) -> int:
     """How many programs, at least, only move data."""
-    return config.comm_sms or (1 if config.algorithm in ("hbm_buffer", "split", "streams") else 0)
+    return config.comm_sms or (1 if config.algorithm in ("hbm_buffer", "split", "streams", "relay") else 0)
 
 
 def has_no_tile(config: FusedConfig) -> bool:
@@ -326,6 +328,8 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         return f"{algorithm} is excluded"
     if programs > target.num_sms:
         return f"{programs} programs on {target.num_sms} SMs"
+    if algorithm == "relay" and problem.world_size < 3:
+        return "relay where nothing is passed on"
     moving = only_moving(config)
     if moving >= programs:
         return f"{moving} of {programs} programs would only move data"

@@ -96,6 +96,10 @@ class Machine:
         most = self.store_rate * self._links_used(world_size) * programs / (programs + _STORE_HALF)
         return nbytes / min(programs * _STORE_BYTES_PER_S, most)
 
+    def pass_s(self, nbytes: float, programs: int) -> float:
+        """``nbytes`` stored by ``programs`` at one peer, which is another one for each rank."""
+        return nbytes / min(programs * _STORE_BYTES_PER_S, self.store_rate * self._links_used(2))
+
     def load_s(self, nbytes: float, programs: int, world_size: int) -> float:
         """``nbytes`` in all, loaded from all peers by ``programs``."""
         most = self.load_rate * self._links_used(world_size) * programs / (programs + _LOAD_HALF)

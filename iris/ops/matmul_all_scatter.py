@@ -17,6 +17,10 @@ wins: outputs that take the links as long as the matmul takes the SMs (8192×295
 
 **streams**: as ``split``, but the senders are a kernel of their own on a second stream.
 
+**relay**: as ``split``, but round the ring: the senders store a chunk at the rank before only, which stores it at the
+next one in turn. So no two ranks ever send to the same one, while each sends at the full rate. When it wins: outputs
+that take the links longer than the matmul takes the SMs (8192×29568×4096 on 4 × H200, 2026-11-26).
+
 **copy_engine**: as ``split``, but the copy engine sends, in ``num_chunks`` chunks; all SMs compute. When it wins:
 outputs of a few MiB per rank and more.
 
@@ -45,13 +49,14 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
+from iris.device.arch import copy_stages
 from iris.device.chunk import counted_after
 from iris.device.peer import translate
-from iris.device.sync import enter, leave, wait, wait_all_entered
+from iris.device.sync import enter, leave, signal, wait, wait_all_entered
 from iris.device.tile import Flags, Matrix, Slots, finished, peer_at, store_everywhere, tile_pointers
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
-from iris.ops.config import FusedConfig
+from iris.ops.config import RELAY_TEAM, FusedConfig
 from iris.ops.decomposed import bias_of
 from iris.ops.exchange import exchange
 from iris.ops.matmul import Plan
@@ -63,6 +68,7 @@ from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_scatter"
+_TEAM: tl.constexpr = tl.constexpr(RELAY_TEAM)
 _ROW_BY_ROW = ("copy_engine", "decomposed")
 """Algorithms that need an output whose rows are contiguous."""
 
@@ -80,6 +86,49 @@ def send_courier(
 ):  # fmt: skip
     """Store chunk after chunk of the own columns into all peers' outputs, each when it is complete."""
     _send_chunks(handle, c, flags, epoch, program, crew.couriers, M, N, chunk_rows, SITE, COURIER_M, COURIER_N)
+
+
+@triton.jit
+def relay_courier(
+    handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
+):  # fmt: skip
+    """Store the own columns, chunk by chunk as they are complete, and those of the next ranks, as they come, into the
+    output of the rank before. Teams of programs take the chunks in turns, so that one has something to send while
+    another waits for the next rank.
+
+    ``flags.ready``: by owner, program and chunk, what has come; of the own columns, those of the first program, what is
+    complete.
+    """
+    me, world, chunks, senders = handles.rank(handle), handles.world_size(handle), tl.cdiv(M, chunk_rows), crew.couriers
+    before, following = (me + world - 1) % world, (me + 1) % world
+    teams = max(1, senders // _TEAM)
+    team, member = program % teams, program // teams
+    members = tl.cdiv(senders - team, teams)
+    across = tl.cdiv(N, COURIER_N)
+    stages: tl.constexpr = copy_stages(c.ptr.dtype.element_ty, COURIER_M * COURIER_N)
+    wait_all_entered(flags.turnstile, epoch, handle, SITE)
+    for chunk in range(team, chunks, teams):
+        wait(flags.ready + me * senders * chunks + chunk, epoch, me, handle, SITE)
+        first = chunk * chunk_rows
+        row_end = min(first + chunk_rows, M)
+        blocks = tl.cdiv(row_end - first, COURIER_M) * across
+        for away in range(world - 1):
+            owner = (me + away) % world
+            arrived = flags.ready + (owner * senders + program) * chunks + chunk
+            if away > 0:
+                wait(arrived, epoch, following, handle, SITE)
+            here = c.ptr + (owner - me) * N * c.col_stride
+            there = translate(handle, here, before)
+            for turn in tl.range(tl.cdiv(max(blocks - member, 0), members), num_stages=stages):
+                block = member + turn * members
+                rows = first + block // across * COURIER_M + tl.arange(0, COURIER_M)
+                cols = block % across * COURIER_N + tl.arange(0, COURIER_N)
+                mask = (rows < row_end)[:, None] & (cols < N)[None, :]
+                value = tl.load(tile_pointers(c, here, rows, cols), mask=mask)
+                tl.store(tile_pointers(c, there, rows, cols), value, mask=mask)
+            if away < world - 2:  # the last one to get it sends it no further
+                signal(arrived, epoch, before, handle)
 
 
 @triton.jit
@@ -200,6 +249,12 @@ class _Call(OpCall):
         senders = self.config.movers(OP, self.ctx.num_sms)
         plan = replace(self._plan(), courier=send_courier, couriers=senders, dedicated=senders)
         self.launch(plan, slots=Slots(done=self.workspace.ready))
+
+    def relay(self) -> None:
+        senders = self.config.movers(OP, self.ctx.num_sms)
+        plan = replace(self._plan(), courier=relay_courier, couriers=senders, dedicated=senders)
+        complete = self.workspace.ready[self.ctx.rank * senders * plan.chunks :]
+        self.launch(plan, slots=Slots(done=complete))
 
     def streams(self) -> None:
         senders = self.config.movers(OP, self.ctx.num_sms)

@@ -47,7 +47,10 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
     if problem.op == "all_gather_matmul":
         return Room(problem.m * problem.k * problem.dtype.itemsize, GATHER_FLAGS)
     if problem.op == "matmul_all_scatter":
-        return Room(0, problem.m)
+        if config.algorithm != "relay":
+            return Room(0, problem.m)
+        chunks = -(-problem.m // (config.block_size_m * config.group_size_m))
+        return Room(0, problem.world_size * config.movers(problem.op, num_sms) * chunks)
     if config.algorithm in _IN_TILES:
         slots, tiles = tiles_sent(problem, config)
         itemsize = 4 if config.algorithm == "atomic" else output_dtype(problem.dtype).itemsize

@@ -33,6 +33,7 @@ ALGORITHMS = (
     Tone("hbm_buffer", "#c4205f", "#f47aa8"),
     Tone("split", "#5a8600", "#a9d153"),
     Tone("streams", "#0a7ca6", "#5cc8ea"),
+    Tone("relay", "#00695c", "#4fd1b5"),
     Tone("atomic", "#c93a2e", "#fa8d7e"),
     Tone("one_shot", "#8f6a14", "#dcbb5f"),
     Tone("two_shot", "#2c7a4b", "#70d199"),

@@ -33,7 +33,7 @@ from iris.ops.matmul_all_reduce import (
     one_shot_words_sink,
     two_shot_sink,
 )
-from iris.ops.matmul_all_scatter import push_sink, send_courier, send_kernel
+from iris.ops.matmul_all_scatter import push_sink, relay_courier, send_courier, send_kernel
 from iris.ops.matmul_reduce_scatter import add_rows_sink, keep_rows_sink, scatter_rows_sink
 from iris.ops.row_major import copy_kernel
 
@@ -76,6 +76,7 @@ OPS: dict[str, dict[str, Any]] = {
     },
     "all_scatter": {"SINK": push_sink, "GATE": True},
     "send_columns": {"AFTER": chunk.counted_after, "EAGER": True, "GATE": True, "COURIER": send_courier},
+    "relay_columns": {"AFTER": chunk.counted_after, "EAGER": True, "GATE": True, "COURIER": relay_courier},
     "copy_columns": {"AFTER": chunk.counted_after, "EAGER": True, "GATE": True},
     "scatter_rows": ROWS | {"SINK": scatter_rows_sink, "AFTER": reduction.delivered_after},
     "keep_rows": ROWS | {"SINK": keep_rows_sink, "AFTER": reduction.kept_after, "EAGER": True},
@@ -123,6 +124,7 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("all_scatter", torch.float32, False, True, 0, False, False),
     ("send_columns", torch.int8, False, False, 0, False, False),
     ("send_columns", torch.bfloat16, True, True, 1, True, True),
+    ("relay_columns", torch.float16, True, False, 1, True, False),
     ("copy_columns", torch.float16, True, False, 2, False, False),
     ("scatter_rows", torch.int8, False, True, 0, False, False),
     ("scatter_rows", torch.bfloat16, True, False, 2, True, True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from iris.ops.config import RELAY_TEAM
 from iris.ops.deal import Call, Deal, library_s
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
 from iris.ops.model.parts import AWAITED_STEP_S, KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
@@ -14,6 +15,8 @@ _COPIES_MEETING = 0.13
 """The same of the copies of a chunk to all peers, before which ranks are made level."""
 _DRIFTING, _CHUNK_DRIFTING = 0.05, 0.06
 """The same of copies, and for each more chunk, where nothing makes the ranks level again between them."""
+_RELAYED_S = 2e-6
+"""A team's flag behind a chunk that it has passed on (4 × H200, and 2 that stand for 8, 2026-11-26)."""
 
 
 def _pushed(call: Call) -> float:
@@ -45,6 +48,18 @@ def _split(call: Call) -> float:
     chunks = call.groups(call.rows)
     nbytes = (call.world - 1) * call.output_nbytes / chunks
     return _behind(call, deal, chunks, call.machine.store_s(nbytes, senders, call.world) + FLAG_S)
+
+
+def _relayed(call: Call) -> float:
+    """Each chunk goes from neighbour to neighbour, by a team of the senders; the last one by a team alone."""
+    senders = max(1, min(call.config.comm_sms or call.programs() // 8, call.programs() - 1))
+    teams = max(1, senders // RELAY_TEAM)
+    deal = call.deal(call.rows * call.columns, senders, tile_s=KEEP_S)
+    chunks = call.groups(call.rows)
+    nbytes, hops = call.output_nbytes / chunks, call.world - 1
+    each = hops * (call.machine.pass_s(nbytes, senders) + _RELAYED_S / teams)
+    alone = hops * call.machine.send_s(nbytes * teams / senders)
+    return _behind(call, deal, chunks, each) + max(0.0, alone - each)
 
 
 def _streams(call: Call) -> float:
@@ -79,6 +94,7 @@ ALGORITHMS: dict[str, Callable[[Call], float]] = {
     "push": _pushed,
     "split": _split,
     "streams": _streams,
+    "relay": _relayed,
     "copy_engine": _copied,
     "decomposed": _decomposed,
     "low_latency": _exchanged,
