@@ -518,10 +518,12 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
     def broke_off(self, error: BaseException) -> None:
         """Note that a call of this rank ended half way, with ``error``, which may be Ctrl-C. Messages to and from peers
-        may now belong to that call, and be taken for those of a later one, so all later use raises."""
-        if not isinstance(error, IrisError) or self._failure is None:
+        may now belong to that call, and be taken for those of a later one, so all later use raises. Peers, who may wait
+        for what this rank does not do any more, are told at once."""
+        if self._failure is None:
             cause = ": ".join(filter(None, (type(error).__name__, words_of(error))))
             self._failed(ContextError(f"an earlier call broke off half way: {cause}. Make a new context."))
+            self._mesh.leave(error)
 
     def _describe_status(self) -> IrisError:
         """Why a kernel stopped: what a peer that is gone said last, if there is one, else what the kernel recorded.

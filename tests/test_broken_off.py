@@ -35,12 +35,6 @@ def ring(*_: object) -> None:
     raise Late
 
 
-def end_together(ctx: iris.Iris) -> None:
-    """Leave a context that has failed at the same time: a slow rank that saw its peer leave would tell of that."""
-    ctx.check = lambda *_: None  # type: ignore[method-assign]
-    ctx.barrier()
-
-
 def outcome(call: Callable[[], object]) -> Failure:
     """As :func:`failure_of`, of Ctrl-C as well."""
     try:
@@ -69,11 +63,21 @@ def test_after_an_interrupted_meeting_no_answer_is_taken_for_another(ranks: Rank
     interrupted, peer = ranks.run(interrupted_meeting)
     assert [failure.kind for failure in interrupted] == ["Late", "ContextError", "ContextError"]
     assert interrupted[1].message == "an earlier call broke off half way: Late. Make a new context."
-    assert peer[-1].kind == "PeerDied" and "rank 0 left with ContextError" in peer[-1].message
+    assert peer[-1].kind == "PeerDied" and "rank 0 left with Late" in peer[-1].message
+
+
+def assert_peers_were_told(peers: list[tuple[Failure, Failure]], error: str) -> None:
+    """Where an op's call needs nothing more of the rank that fails, it is the peer's next call that waits for it."""
+    for first, second in peers:
+        assert first.kind in ("PeerDied", "nothing"), first
+        assert second.kind == "PeerDied" and second.ranks == (0,) and second.took_s < 5, second
+        assert second.message == f"rank 0 left with {error}"
 
 
 def broken_off(way: Way, number: int, error: type[BaseException], seed: int) -> tuple[Failure, Failure]:
-    """What a call says whose matmul ``number`` fails after peers have been told of it, and what the next one says."""
+    """What a call says whose matmul ``number`` fails on rank 0 after peers have been told of it, and what the next one
+    says. Rank 0 stays until its peers have been told."""
+    shared = context()
     with fresh(1 << 21) as ctx, mock.patch.dict("os.environ", IRIS_REPLAY="0"):
         one = trial(ctx, way, (16, 16, 32), torch.float32, seed)
         one.run()
@@ -85,10 +89,10 @@ def broken_off(way: Way, number: int, error: type[BaseException], seed: int) -> 
                 raise error("out of memory")
             return matmul(*args, **kwargs)
 
-        with mock.patch("torch.matmul", fails_once):
-            first = outcome(one.run)
-        second = failure_of(one.run)
-        end_together(ctx)
+        with mock.patch("torch.matmul", fails_once) if ctx.rank == 0 else nullcontext():
+            first = outcome(lambda: (one.run(), ctx.synchronize()))
+        second = failure_of(lambda: (one.run(), ctx.synchronize()))
+        shared.barrier()
         return first, second
 
 
@@ -128,28 +132,32 @@ def test_a_mismatch_that_not_all_have_heard_is_the_end(ranks: Ranks) -> None:
 def test_after_a_call_that_broke_off_nothing_is_trusted(
     ranks: Ranks, way: Way, number: int, error: type[BaseException], seed: int
 ) -> None:
-    for first, second in ranks.run(broken_off, way, number, error, seed):
-        assert first.kind == error.__name__
-        assert second.kind == "ContextError" and f"broke off half way: {error.__name__}: out of" in second.message
+    (first, second), *peers = ranks.run(broken_off, way, number, error, seed)
+    assert first.kind == error.__name__
+    assert second.kind == "ContextError" and f"broke off half way: {error.__name__}: out of" in second.message
+    assert_peers_were_told(peers, f"{error.__name__}: out of memory")
 
 
 def without_senders(seed: int) -> tuple[Failure, Failure]:
-    """The second of the two kernels of ``streams`` cannot be launched."""
+    """The second of the two kernels of ``streams`` cannot be launched on rank 0."""
+    shared = context()
     with fresh(1 << 21) as ctx, mock.patch.dict("os.environ", IRIS_REPLAY="0"):
         one = trial(ctx, Way(SCATTER, "streams"), (16, 16, 32), torch.float32, seed)
         one.run()
-        with mock.patch.object(_Call, "_send", side_effect=RuntimeError("out of registers")):
-            first = failure_of(one.run)
-        second = failure_of(one.run)
-        end_together(ctx)
+        fails = mock.patch.object(_Call, "_send", side_effect=RuntimeError("out of registers"))
+        with fails if ctx.rank == 0 else nullcontext():
+            first = failure_of(lambda: (one.run(), ctx.synchronize()))
+        second = failure_of(lambda: (one.run(), ctx.synchronize()))
+        shared.barrier()
         return first, second
 
 
 @TWO
 def test_after_one_kernel_of_two_nothing_is_trusted(ranks: Ranks, seed: int) -> None:
-    for first, second in ranks.run(without_senders, seed):
-        assert first.kind == "RuntimeError"
-        assert second.kind == "ContextError" and "out of registers" in second.message
+    (first, second), *peers = ranks.run(without_senders, seed)
+    assert first.kind == "RuntimeError"
+    assert second.kind == "ContextError" and "out of registers" in second.message
+    assert_peers_were_told(peers, "RuntimeError: out of registers")
 
 
 def before_anything_is_asked_for(seed: int) -> list[str]:
