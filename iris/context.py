@@ -6,8 +6,8 @@ import atexit
 import copy
 import os
 import sys
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -165,6 +165,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
             raise
         self._open = True
         OPEN[self] = self._release
+        self._backend.surround_launches([self._heap_bases, self._alone.bases], self._simulated)
 
     def _start(
         self, choice: backends.Choice, who: Identity, heap_size: int, timeout_s: float, first_timeout_s: float
@@ -501,8 +502,29 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self._require_open(op)
         if self._failure is not None:
             raise copy.copy(self._failure)
-        own, told = CODES
-        if self._status_view[own] or self._status_view[told] or self._watcher.saw_death:
+        if self._recorded() or self._watcher.saw_death:
+            raise self._failed(self._describe_status())
+
+    def _recorded(self) -> bool:
+        """Whether a kernel of this rank has recorded that a wait expired, or was cut short."""
+        return any(self._status_view[code] for code in CODES)
+
+    @contextmanager
+    def _simulated(self) -> Iterator[None]:
+        """Surrounds a simulated kernel that was given :attr:`handle`. It has run when its launch returns: so the launch
+        raises if a wait in it expired, and an exception in it is that of a call that broke off, if there are peers who
+        may be waiting for it."""
+        if self._failure is not None:
+            raise copy.copy(self._failure)
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, Exception) and self._recorded():  # it went on with whatever was in memory
+                raise self._failed(self._describe_status()) from error
+            if self.world_size > 1:
+                self.broke_off(error)
+            raise
+        if self._recorded():
             raise self._failed(self._describe_status())
 
     def _failed(self, error: IrisError) -> IrisError:

@@ -3,6 +3,7 @@ them, as peers' answers would be those to another call."""
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from unittest import mock
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, trial, ways
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
@@ -25,6 +28,7 @@ from iris.ops.matmul_all_scatter import _Call
 from iris.ops.target import target_of
 
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+SIMULATED = pytest.mark.skipif(BACKEND != "sim", reason="there a launch returns before its kernel has run")
 
 
 class Late(Exception):
@@ -175,6 +179,112 @@ def before_anything_is_asked_for(seed: int) -> list[str]:
 @TWO
 def test_a_call_that_fails_before_it_has_begun_does_no_harm(ranks: Ranks, seed: int) -> None:
     assert ranks.run(before_anything_is_asked_for, seed) == [["RuntimeError", "nothing"]] * 2
+
+
+# -- simulated kernels -----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def waiting_kernel(flag, peer, handle, DEMANDS: tl.constexpr):
+    """What it waits for is 0 where the wait was given up."""
+    seen = iris.wait(flag, 2, peer, handle)
+    if DEMANDS:
+        tl.load(flag + (2 - tl.load(flag)) * (1 << 50))
+    tl.store(flag + 1, seen + 7)
+
+
+@triton.jit
+def failing_kernel(flag, peer, handle_or_bases, KIND: tl.constexpr):
+    tl.store(flag + 1, 1)
+    if KIND == "assertion":
+        tl.static_assert(flag.type.is_block(), "expected a block")
+    elif KIND == "address":
+        tl.load(flag + (1 << 50))
+    else:
+        tl.load(unknown)  # type: ignore[name-defined]  # noqa: F821
+
+
+def expired_launch(demands: bool) -> tuple[list[Failure], int]:
+    """A launch that waits in vain, what was left in memory, and what comes behind it."""
+    with fresh(timeout_s=0.4) as ctx:
+        flag = ctx.zeros(2, dtype=torch.int32)
+        calls = [
+            lambda: waiting_kernel[(1,)](flag, ctx.world_size - 1 - ctx.rank, ctx.handle, DEMANDS=demands),
+            ctx.check,
+        ]
+        return [failure_of(call) for call in (*calls, *calls)], int(flag[1])
+
+
+@SIMULATED
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+@pytest.mark.parametrize("demands", [False, True])
+def test_a_simulated_launch_raises_if_a_wait_in_it_expired(ranks: Ranks, demands: bool) -> None:
+    """Whatever becomes of a kernel that goes on with what is in memory."""
+    for failures, left in ranks.run(expired_launch, demands):
+        first = failures[0]
+        assert first.kind == "WaitTimeout" and first.took_s < 2 and left == (0 if demands else 7)
+        assert re.match(r"a user kernel: rank \d (waited|gave up waiting)", first.message), first
+        assert {(one.kind, one.message) for one in failures} == {(first.kind, first.message)}
+
+
+def failed_launch(kind: str, bases_alone: bool) -> list[Failure]:
+    """Rank 0's kernel fails, and its peer's waits for it."""
+    shared = context()
+    with fresh() as ctx:
+        flag = ctx.zeros(2, dtype=torch.int32)
+        given = ctx.heap_bases if bases_alone else ctx.handle
+        ctx.barrier()
+        if ctx.rank == 0:
+            launch = lambda: failing_kernel[(1,)](flag, 1, given, KIND=kind)  # noqa: E731
+        else:
+            launch = lambda: waiting_kernel[(1,)](flag, 0, ctx.handle, DEMANDS=False)  # noqa: E731
+        failures = [failure_of(call) for call in (launch, launch, ctx.check, ctx.close)]
+        shared.barrier()
+        return failures
+
+
+@SIMULATED
+@TWO
+@pytest.mark.parametrize("bases_alone", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("assertion", "InterpreterError", "AssertionError('expected a block')"),
+        ("address", "AddressError", "where this process has no memory"),
+        ("name", "InterpreterError", "name 'unknown' is not defined"),
+    ],
+)
+def test_an_exception_in_a_simulated_kernel_is_the_end_and_peers_are_told(
+    ranks: Ranks, kind: str, error: str, words: str, bases_alone: bool
+) -> None:
+    (first, *later, closed), (*told, peer_closed) = ranks.run(failed_launch, kind, bases_alone)
+    assert first.kind == error and words in first.message
+    for failure in later:
+        assert failure.kind == "ContextError" and f"broke off half way: {error}: " in failure.message, failure
+        assert words in failure.message
+    for failure in told:
+        assert failure.kind == "PeerDied" and failure.ranks == (0,) and failure.took_s < 5, failure
+        assert failure.message.startswith(f"rank 0 left with {error}: ") and words in failure.message
+    assert closed.kind == peer_closed.kind == "nothing"
+
+
+def failed_elsewhere() -> Failure:
+    """A kernel fails that has nothing to do with the context, and one that was given what it cannot take."""
+    with fresh() as ctx:
+        flag = ctx.zeros(2, dtype=torch.int32)
+        for given, peer in ((0, 1), (ctx.handle, ctx)):
+            failing = failure_of(lambda: failing_kernel[(1,)](flag, peer, given, KIND="name"))  # noqa: B023
+            assert failing.kind == ("TypeError" if peer is ctx else "InterpreterError"), failing
+        return failure_of(ctx.barrier)
+
+
+@SIMULATED
+@TWO
+def test_a_kernel_that_was_given_no_handle_or_never_ran_ends_nothing(ranks: Ranks) -> None:
+    assert [failure.kind for failure in ranks.run(failed_elsewhere)] == ["nothing"] * 2
+
+
+# -- the end ----------------------------------------------------------------------------------------------------
 
 
 def leave_while_a_kernel_waits() -> tuple[Failure, float]:
