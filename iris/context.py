@@ -36,6 +36,7 @@ from iris.live import OPEN, Live
 from iris.log import RankLogger
 from iris.membership import Group, global_names, global_ranks, identify, members, number
 from iris.mesh import Mesh, require_linux
+from iris.processes import let_culprits_go_first
 from iris.status import CODES, expired_wait, gave_up, record_of
 from iris.tensors import SymmetricTensors
 from iris.watcher import Watcher
@@ -678,7 +679,8 @@ def whereabouts(ctx: Iris, tensor: torch.Tensor) -> str:
 
 
 def _leave_all() -> None:
-    """At interpreter exit: close what the program forgot, telling the peers if it ends on an error."""
+    """At interpreter exit: close what the program forgot, telling the peers if it ends on an error. Those whose failure
+    that is, end first."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for context in _open_contexts():
         if error is not None or context._failure is not None:
@@ -689,6 +691,8 @@ def _leave_all() -> None:
             context.close()
         except IrisError as late:
             sys.stderr.write(f"iris: rank {context.rank} was not closed cleanly: {late}\n")
+    if error is not None:
+        let_culprits_go_first()
 
 
 def _abandon_all() -> None:
