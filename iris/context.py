@@ -546,7 +546,13 @@ class Iris(Live, SymmetricTensors, RankLogger):
         if self._failure is None:
             cause = ": ".join(filter(None, (type(error).__name__, words_of(error))))
             self._failed(ContextError(f"an earlier call broke off half way: {cause}. Make a new context."))
-            self._mesh.leave(error)
+            self._part(error)
+
+    def _part(self, error: BaseException) -> None:
+        """Leave the peers, who are told why, and have this rank's kernels wait for none of them any more."""
+        self._mesh.leave(error)
+        with suppress(RuntimeError):  # CUDA has failed: then there are none
+            self._watcher.tell(self.rank)
 
     def _describe_status(self) -> IrisError:
         """Why a kernel stopped: what a peer that is gone said last, if there is one, else what the kernel recorded.
@@ -604,9 +610,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         OPEN.pop(self, None)
         try:
             if error is not None:  # before the device is waited for: its kernels may be waiting for peers
-                self._mesh.say_why(error)
-                with suppress(RuntimeError):  # CUDA has failed: then there are none
-                    self._watcher.tell(self.rank)
+                self._part(error)
             self._watcher.stop()
             self._workspaces.clear()
             self._group_tensors.clear()
