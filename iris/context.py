@@ -6,8 +6,8 @@ import atexit
 import copy
 import os
 import sys
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ from iris.live import OPEN, Live
 from iris.log import RankLogger
 from iris.membership import Group, global_names, global_ranks, identify, members, number
 from iris.mesh import Mesh, require_linux
+from iris.processes import let_culprits_go_first
 from iris.status import CODES, expired_wait, gave_up, record_of
 from iris.tensors import SymmetricTensors
 from iris.watcher import Watcher
@@ -165,6 +166,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
             raise
         self._open = True
         OPEN[self] = self._release
+        self._backend.surround_launches([self._heap_bases, self._alone.bases], self._simulated)
 
     def _start(
         self, choice: backends.Choice, who: Identity, heap_size: int, timeout_s: float, first_timeout_s: float
@@ -501,8 +503,29 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self._require_open(op)
         if self._failure is not None:
             raise copy.copy(self._failure)
-        own, told = CODES
-        if self._status_view[own] or self._status_view[told] or self._watcher.saw_death:
+        if self._recorded() or self._watcher.saw_death:
+            raise self._failed(self._describe_status())
+
+    def _recorded(self) -> bool:
+        """Whether a kernel of this rank has recorded that a wait expired, or was cut short."""
+        return any(self._status_view[code] for code in CODES)
+
+    @contextmanager
+    def _simulated(self) -> Iterator[None]:
+        """Surrounds a simulated kernel that was given :attr:`handle`. It has run when its launch returns: so the launch
+        raises if a wait in it expired, and an exception in it is that of a call that broke off, if there are peers who
+        may be waiting for it."""
+        if self._failure is not None:
+            raise copy.copy(self._failure)
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, Exception) and self._recorded():  # it went on with whatever was in memory
+                raise self._failed(self._describe_status()) from error
+            if self.world_size > 1:
+                self.broke_off(error)
+            raise
+        if self._recorded():
             raise self._failed(self._describe_status())
 
     def _failed(self, error: IrisError) -> IrisError:
@@ -518,10 +541,18 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
     def broke_off(self, error: BaseException) -> None:
         """Note that a call of this rank ended half way, with ``error``, which may be Ctrl-C. Messages to and from peers
-        may now belong to that call, and be taken for those of a later one, so all later use raises."""
-        if not isinstance(error, IrisError) or self._failure is None:
+        may now belong to that call, and be taken for those of a later one, so all later use raises. Peers, who may wait
+        for what this rank does not do any more, are told at once."""
+        if self._failure is None:
             cause = ": ".join(filter(None, (type(error).__name__, words_of(error))))
             self._failed(ContextError(f"an earlier call broke off half way: {cause}. Make a new context."))
+            self._part(error)
+
+    def _part(self, error: BaseException) -> None:
+        """Leave the peers, who are told why, and have this rank's kernels wait for none of them any more."""
+        self._mesh.leave(error)
+        with suppress(RuntimeError):  # CUDA has failed: then there are none
+            self._watcher.tell(self.rank)
 
     def _describe_status(self) -> IrisError:
         """Why a kernel stopped: what a peer that is gone said last, if there is one, else what the kernel recorded.
@@ -579,9 +610,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         OPEN.pop(self, None)
         try:
             if error is not None:  # before the device is waited for: its kernels may be waiting for peers
-                self._mesh.say_why(error)
-                with suppress(RuntimeError):  # CUDA has failed: then there are none
-                    self._watcher.tell(self.rank)
+                self._part(error)
             self._watcher.stop()
             self._workspaces.clear()
             self._group_tensors.clear()
@@ -654,7 +683,8 @@ def whereabouts(ctx: Iris, tensor: torch.Tensor) -> str:
 
 
 def _leave_all() -> None:
-    """At interpreter exit: close what the program forgot, telling the peers if it ends on an error."""
+    """At interpreter exit: close what the program forgot, telling the peers if it ends on an error. Those whose failure
+    that is, end first."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for context in _open_contexts():
         if error is not None or context._failure is not None:
@@ -665,6 +695,8 @@ def _leave_all() -> None:
             context.close()
         except IrisError as late:
             sys.stderr.write(f"iris: rank {context.rank} was not closed cleanly: {late}\n")
+    if error is not None:
+        let_culprits_go_first()
 
 
 def _abandon_all() -> None:

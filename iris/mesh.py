@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from iris.errors import BackendError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, words_of
+from iris.processes import blame, is_ending
 
 _HELLO = struct.Struct("!II")  # rank, world size
 _HEADER = struct.Struct("!cIQ")
@@ -39,8 +40,6 @@ _LATE_S = 1.0
 _AFTER_KERNELS_S = 1.0
 """How much longer than a kernel a host waits for its peers, or a quarter: a kernel that has waited as long knows better
 what for."""
-_FLAGS_FIELD, _EXITING = 6, 0x4
-"""Of ``/proc/<pid>/stat``, counted behind the name, and Linux's PF_EXITING in it."""
 _LONG = 200
 """Characters of a call that is worth shortening."""
 _FIRST = 5
@@ -442,7 +441,7 @@ class Mesh:
     def ending(self, ranks: Iterable[int]) -> list[int]:
         """Those of ``ranks`` whose processes are gone, or going, whatever their connections say: these are closed
         late, where a driver first unmaps the memory of a process that was killed."""
-        return [rank for rank in sorted(ranks) if rank in self.peers and _is_ending(self.pids[rank])]
+        return [rank for rank in sorted(ranks) if rank in self.peers and is_ending(self.pids[rank])]
 
     def say_why(self, error: BaseException) -> None:
         """Tell the peers, once, why this rank ends, so that calls of theirs that wait for it can raise the same."""
@@ -469,6 +468,9 @@ class Mesh:
             return
         if error is not None:
             self.say_why(error)
+        if isinstance(error, PeerDied):
+            for rank in self.peers.keys() & error.ranks:
+                blame(self.pids[rank])
         self._closed = True
         for connection in self.peers.values():
             connection.close()
@@ -483,20 +485,6 @@ class Mesh:
         for connection in self.peers.values():
             os.close(connection.detach())
         self.peers.clear()
-
-
-def _is_ending(pid: int) -> bool:
-    if pid == 0:  # of another namespace
-        return False
-    try:
-        os.kill(pid, 0)
-        with open(f"/proc/{pid}/stat") as file:
-            flags = int(file.read().rpartition(")")[2].split()[_FLAGS_FIELD])
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return bool(flags & _EXITING)
 
 
 def _frame(kind: bytes, tag: str, payload: bytes) -> bytes:

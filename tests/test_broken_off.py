@@ -3,6 +3,7 @@ them, as peers' answers would be those to another call."""
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from unittest import mock
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, trial, ways
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
@@ -25,6 +28,7 @@ from iris.ops.matmul_all_scatter import _Call
 from iris.ops.target import target_of
 
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+SIMULATED = pytest.mark.skipif(BACKEND != "sim", reason="there a launch returns before its kernel has run")
 
 
 class Late(Exception):
@@ -33,12 +37,6 @@ class Late(Exception):
 
 def ring(*_: object) -> None:
     raise Late
-
-
-def end_together(ctx: iris.Iris) -> None:
-    """Leave a context that has failed at the same time: a slow rank that saw its peer leave would tell of that."""
-    ctx.check = lambda *_: None  # type: ignore[method-assign]
-    ctx.barrier()
 
 
 def outcome(call: Callable[[], object]) -> Failure:
@@ -69,11 +67,21 @@ def test_after_an_interrupted_meeting_no_answer_is_taken_for_another(ranks: Rank
     interrupted, peer = ranks.run(interrupted_meeting)
     assert [failure.kind for failure in interrupted] == ["Late", "ContextError", "ContextError"]
     assert interrupted[1].message == "an earlier call broke off half way: Late. Make a new context."
-    assert peer[-1].kind == "PeerDied" and "rank 0 left with ContextError" in peer[-1].message
+    assert peer[-1].kind == "PeerDied" and "rank 0 left with Late" in peer[-1].message
+
+
+def assert_peers_were_told(peers: list[tuple[Failure, Failure]], error: str) -> None:
+    """Where an op's call needs nothing more of the rank that fails, it is the peer's next call that waits for it."""
+    for first, second in peers:
+        assert first.kind in ("PeerDied", "nothing"), first
+        assert second.kind == "PeerDied" and second.ranks == (0,) and second.took_s < 5, second
+        assert second.message == f"rank 0 left with {error}"
 
 
 def broken_off(way: Way, number: int, error: type[BaseException], seed: int) -> tuple[Failure, Failure]:
-    """What a call says whose matmul ``number`` fails after peers have been told of it, and what the next one says."""
+    """What a call says whose matmul ``number`` fails on rank 0 after peers have been told of it, and what the next one
+    says. Rank 0 stays until its peers have been told."""
+    shared = context()
     with fresh(1 << 21) as ctx, mock.patch.dict("os.environ", IRIS_REPLAY="0"):
         one = trial(ctx, way, (16, 16, 32), torch.float32, seed)
         one.run()
@@ -85,10 +93,11 @@ def broken_off(way: Way, number: int, error: type[BaseException], seed: int) -> 
                 raise error("out of memory")
             return matmul(*args, **kwargs)
 
-        with mock.patch("torch.matmul", fails_once):
-            first = outcome(one.run)
-        second = failure_of(one.run)
-        end_together(ctx)
+        with mock.patch("torch.matmul", fails_once) if ctx.rank == 0 else nullcontext():
+            first = outcome(lambda: (one.run(), ctx.synchronize()))
+        second = failure_of(lambda: (one.run(), ctx.synchronize()))
+        assert ctx.rank or ctx._watcher.told()  # a kernel of its own would wait for peers who do not come any more
+        shared.barrier()
         return first, second
 
 
@@ -128,28 +137,32 @@ def test_a_mismatch_that_not_all_have_heard_is_the_end(ranks: Ranks) -> None:
 def test_after_a_call_that_broke_off_nothing_is_trusted(
     ranks: Ranks, way: Way, number: int, error: type[BaseException], seed: int
 ) -> None:
-    for first, second in ranks.run(broken_off, way, number, error, seed):
-        assert first.kind == error.__name__
-        assert second.kind == "ContextError" and f"broke off half way: {error.__name__}: out of" in second.message
+    (first, second), *peers = ranks.run(broken_off, way, number, error, seed)
+    assert first.kind == error.__name__
+    assert second.kind == "ContextError" and f"broke off half way: {error.__name__}: out of" in second.message
+    assert_peers_were_told(peers, f"{error.__name__}: out of memory")
 
 
 def without_senders(seed: int) -> tuple[Failure, Failure]:
-    """The second of the two kernels of ``streams`` cannot be launched."""
+    """The second of the two kernels of ``streams`` cannot be launched on rank 0."""
+    shared = context()
     with fresh(1 << 21) as ctx, mock.patch.dict("os.environ", IRIS_REPLAY="0"):
         one = trial(ctx, Way(SCATTER, "streams"), (16, 16, 32), torch.float32, seed)
         one.run()
-        with mock.patch.object(_Call, "_send", side_effect=RuntimeError("out of registers")):
-            first = failure_of(one.run)
-        second = failure_of(one.run)
-        end_together(ctx)
+        fails = mock.patch.object(_Call, "_send", side_effect=RuntimeError("out of registers"))
+        with fails if ctx.rank == 0 else nullcontext():
+            first = failure_of(lambda: (one.run(), ctx.synchronize()))
+        second = failure_of(lambda: (one.run(), ctx.synchronize()))
+        shared.barrier()
         return first, second
 
 
 @TWO
 def test_after_one_kernel_of_two_nothing_is_trusted(ranks: Ranks, seed: int) -> None:
-    for first, second in ranks.run(without_senders, seed):
-        assert first.kind == "RuntimeError"
-        assert second.kind == "ContextError" and "out of registers" in second.message
+    (first, second), *peers = ranks.run(without_senders, seed)
+    assert first.kind == "RuntimeError"
+    assert second.kind == "ContextError" and "out of registers" in second.message
+    assert_peers_were_told(peers, "RuntimeError: out of registers")
 
 
 def before_anything_is_asked_for(seed: int) -> list[str]:
@@ -167,6 +180,112 @@ def before_anything_is_asked_for(seed: int) -> list[str]:
 @TWO
 def test_a_call_that_fails_before_it_has_begun_does_no_harm(ranks: Ranks, seed: int) -> None:
     assert ranks.run(before_anything_is_asked_for, seed) == [["RuntimeError", "nothing"]] * 2
+
+
+# -- simulated kernels -----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def waiting_kernel(flag, peer, handle, DEMANDS: tl.constexpr):
+    """What it waits for is 0 where the wait was given up."""
+    seen = iris.wait(flag, 2, peer, handle)
+    if DEMANDS:
+        tl.load(flag + (2 - tl.load(flag)) * (1 << 50))
+    tl.store(flag + 1, seen + 7)
+
+
+@triton.jit
+def failing_kernel(flag, peer, handle_or_bases, KIND: tl.constexpr):
+    tl.store(flag + 1, 1)
+    if KIND == "assertion":
+        tl.static_assert(flag.type.is_block(), "expected a block")
+    elif KIND == "address":
+        tl.load(flag + (1 << 50))
+    else:
+        tl.load(unknown)  # type: ignore[name-defined]  # noqa: F821
+
+
+def expired_launch(demands: bool) -> tuple[list[Failure], int]:
+    """A launch that waits in vain, what was left in memory, and what comes behind it."""
+    with fresh(timeout_s=0.4) as ctx:
+        flag = ctx.zeros(2, dtype=torch.int32)
+        calls = [
+            lambda: waiting_kernel[(1,)](flag, ctx.world_size - 1 - ctx.rank, ctx.handle, DEMANDS=demands),
+            ctx.check,
+        ]
+        return [failure_of(call) for call in (*calls, *calls)], int(flag[1])
+
+
+@SIMULATED
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+@pytest.mark.parametrize("demands", [False, True])
+def test_a_simulated_launch_raises_if_a_wait_in_it_expired(ranks: Ranks, demands: bool) -> None:
+    """Whatever becomes of a kernel that goes on with what is in memory."""
+    for failures, left in ranks.run(expired_launch, demands):
+        first = failures[0]
+        assert first.kind == "WaitTimeout" and first.took_s < 2 and left == (0 if demands else 7)
+        assert re.match(r"a user kernel: rank \d (waited|gave up waiting)", first.message), first
+        assert {(one.kind, one.message) for one in failures} == {(first.kind, first.message)}
+
+
+def failed_launch(kind: str, bases_alone: bool) -> list[Failure]:
+    """Rank 0's kernel fails, and its peer's waits for it."""
+    shared = context()
+    with fresh() as ctx:
+        flag = ctx.zeros(2, dtype=torch.int32)
+        given = ctx.heap_bases if bases_alone else ctx.handle
+        ctx.barrier()
+        if ctx.rank == 0:
+            launch = lambda: failing_kernel[(1,)](flag, 1, given, KIND=kind)  # noqa: E731
+        else:
+            launch = lambda: waiting_kernel[(1,)](flag, 0, ctx.handle, DEMANDS=False)  # noqa: E731
+        failures = [failure_of(call) for call in (launch, launch, ctx.check, ctx.close)]
+        shared.barrier()
+        return failures
+
+
+@SIMULATED
+@TWO
+@pytest.mark.parametrize("bases_alone", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("assertion", "InterpreterError", "AssertionError('expected a block')"),
+        ("address", "AddressError", "where this process has no memory"),
+        ("name", "InterpreterError", "name 'unknown' is not defined"),
+    ],
+)
+def test_an_exception_in_a_simulated_kernel_is_the_end_and_peers_are_told(
+    ranks: Ranks, kind: str, error: str, words: str, bases_alone: bool
+) -> None:
+    (first, *later, closed), (*told, peer_closed) = ranks.run(failed_launch, kind, bases_alone)
+    assert first.kind == error and words in first.message
+    for failure in later:
+        assert failure.kind == "ContextError" and f"broke off half way: {error}: " in failure.message, failure
+        assert words in failure.message
+    for failure in told:
+        assert failure.kind == "PeerDied" and failure.ranks == (0,) and failure.took_s < 5, failure
+        assert failure.message.startswith(f"rank 0 left with {error}: ") and words in failure.message
+    assert closed.kind == peer_closed.kind == "nothing"
+
+
+def failed_elsewhere() -> Failure:
+    """A kernel fails that has nothing to do with the context, and one that was given what it cannot take."""
+    with fresh() as ctx:
+        flag = ctx.zeros(2, dtype=torch.int32)
+        for given, peer in ((0, 1), (ctx.handle, ctx)):
+            failing = failure_of(lambda: failing_kernel[(1,)](flag, peer, given, KIND="name"))  # noqa: B023
+            assert failing.kind == ("TypeError" if peer is ctx else "InterpreterError"), failing
+        return failure_of(ctx.barrier)
+
+
+@SIMULATED
+@TWO
+def test_a_kernel_that_was_given_no_handle_or_never_ran_ends_nothing(ranks: Ranks) -> None:
+    assert [failure.kind for failure in ranks.run(failed_elsewhere)] == ["nothing"] * 2
+
+
+# -- the end ----------------------------------------------------------------------------------------------------
 
 
 def leave_while_a_kernel_waits() -> tuple[Failure, float]:

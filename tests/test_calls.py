@@ -167,6 +167,11 @@ def wait_kernel(handle, flag, value, SITE: tl.constexpr):
     sync.wait(flag, value, 0, handle, SITE)
 
 
+def wait_and_look(ctx: iris.Iris, flags: torch.Tensor, value: int, site: int) -> None:
+    wait_kernel[(1,)](ctx.handle, flags, value, SITE=site)
+    ctx.synchronize()
+
+
 def flag_of_long_ago() -> tuple[Failure, Failure]:
     """Waits of an op's and of a user's for 5 - 2³¹ on a flag that was never set."""
     found = []
@@ -174,8 +179,7 @@ def flag_of_long_ago() -> tuple[Failure, Failure]:
         made = iris.iris(1 << 20, timeout_s=0.4, first_timeout_s=TIMEOUT_S)
         with suppress(iris.PeerDied), made as ctx:  # a peer may have left when this rank does
             flags = ctx.zeros(16, dtype=torch.int32)
-            wait_kernel[(1,)](ctx.handle, flags, 5 - 2**31, SITE=site)
-            found.append(failure_of(ctx.synchronize))
+            found.append(failure_of(wait_and_look, ctx, flags, 5 - 2**31, site))
             ctx.check = lambda *_: None  # type: ignore[method-assign]
     return found[0], found[1]
 
@@ -199,8 +203,7 @@ def outrun_kernel(handle, SITE: tl.constexpr):
 def outrun() -> Failure:
     with suppress(iris.PeerDied), iris.iris(1 << 20, timeout_s=0.3) as ctx:
         ctx.barrier()
-        outrun_kernel[(2,)](ctx.handle, SITE=sync.SITE_USER.value)
-        failure = failure_of(ctx.synchronize)
+        failure = failure_of(lambda: (outrun_kernel[(2,)](ctx.handle, SITE=sync.SITE_USER.value), ctx.synchronize()))
         ctx.check = lambda *_: None  # type: ignore[method-assign]
     return failure
 
@@ -218,8 +221,7 @@ def waits_apart() -> Failure:
         flags = ctx.zeros(16, dtype=torch.int32)
         ctx.barrier()
         time.sleep(ctx.rank * 3 * LATE_S)
-        wait_kernel[(1,)](ctx.handle, flags, 5, SITE=sync.SITE_USER.value)
-        failure = failure_of(ctx.synchronize)
+        failure = failure_of(wait_and_look, ctx, flags, 5, sync.SITE_USER.value)
         time.sleep((1 - ctx.rank) * 4 * LATE_S)
     return failure
 

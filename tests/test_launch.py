@@ -468,6 +468,44 @@ def test_one_script_runs_under_every_launcher(env: pytest.MonkeyPatch, source: s
         assert told == {"rank": rank, "size": 2, "by": source, "seen": [10, 11], "said": {"from": 1}}
 
 
+FAILING = """
+    import atexit, os, sys, time
+    import iris
+
+    with iris.iris(1 << 20, timeout_s=30) as ctx:
+        ctx.barrier()
+        if ctx.rank == 1:
+            atexit.register(time.sleep, 1)
+            raise ValueError("the cause")
+        ctx.barrier()
+"""
+BLAMED = {
+    "torchrun": r"Root Cause \(first observed failure\):\s*\[\d\]:\s*time .*\s*host .*\s*rank +: (\d)",
+    "mpirun (Open MPI)": r"Process name: \[\[\d+,\d+\],(\d)\]",
+}
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="the same where there are GPUs")
+@NAMES_SHARED_MEMORY
+@pytest.mark.parametrize("source", BLAMED)
+def test_launchers_blame_the_rank_that_failed_though_its_process_ends_late(
+    env: pytest.MonkeyPatch, source: str, tmp_path: Path
+) -> None:
+    command = COMMANDS[source]
+    if shutil.which(command[0]) is None:
+        assert not os.environ.get("CI"), f"{command[0]} is missing here, where CI is set"
+        pytest.skip(f"{command[0]} is not installed")
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(FAILING))
+    environment = without_launcher(dict(os.environ)) | {"OMP_NUM_THREADS": "1", "OMPI_MCA_plm": "isolated"}
+    done = subprocess.run(
+        [*command, str(script)], env=environment, capture_output=True, text=True, timeout=90, check=False
+    )
+    blamed = re.search(BLAMED[source], done.stdout + done.stderr)
+    assert done.returncode == 1 and blamed is not None and blamed[1] == "1", done.stderr
+    assert "PeerDied: rank 1 left with ValueError: the cause" in done.stderr
+
+
 def stuck_behind_a_failure(seconds: float) -> None:
     """Rank 0 raises with its context open; rank 1 waits for it, and is then busy for a long time."""
     ctx = iris.iris(1 << 20, timeout_s=30)

@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 HOST = {
     "errors", "heap", "mesh", "identity", "launch", "membership", "backends", "tensors", "log", "wire", "live",
-    "watcher",
+    "watcher", "processes",
 }  # fmt: skip
 RUNTIME = {*HOST, "context", "trace"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -27,7 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "console": {"errors"},
     "files": {"errors"},
     "leases": {"errors", "heap"},
-    "mesh": {"errors"},
+    "processes": set(),
+    "mesh": {"errors", "processes"},
     "worker": {"errors", "live"},
     "identity": {"errors"},
     "launch": {"errors", "identity", "worker"},

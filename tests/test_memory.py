@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import resource
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -47,18 +48,28 @@ def assert_none_there(failure: Failure) -> None:
     assert failure.kind == "AddressError" and "where this process has no memory" in failure.message
 
 
+def failures_by_rank(launch: Callable[[iris.Iris, int], object], *more: int) -> list[Failure]:
+    """What becomes of ``launch(ctx, rank)`` for every other rank, and ``more``. Each is the end of a context."""
+    own, world_size, failures = context().rank, context().world_size, []
+    for rank in [*((own + step) % world_size for step in range(1, world_size)), *more]:
+        with fresh(HEAP) as ctx:
+            failures.append(failure_of(launch, ctx, rank))
+    return failures
+
+
 # -- beyond a heap ------------------------------------------------------------------------------------------
 
 
 def store_beyond(nbytes: int) -> list[Failure]:
     """To every rank, ``nbytes`` from the end of the heap, or before its start; the rank in between stays as it was."""
-    with fresh(HEAP) as ctx:
+
+    def store(ctx: iris.Iris, to: int) -> None:
         out = ctx.zeros(4, dtype=torch.int32)
         left = HEAP - (out.data_ptr() - ctx._backend.bases[ctx.rank])
         offset = (left + nbytes if nbytes >= 0 else left - HEAP + nbytes) // 4
-        return [
-            failure_of(lambda to=to: store_kernel[(1,)](out, offset, ctx.handle, TO=to)) for to in range(ctx.world_size)
-        ]
+        store_kernel[(1,)](out, offset, ctx.handle, TO=to)
+
+    return failures_by_rank(store, context().rank)
 
 
 @TWO
@@ -72,10 +83,8 @@ def test_what_runs_over_a_heap_finds_no_memory(ranks: Ranks, nbytes: int) -> Non
 
 
 def store_off_the_heap(size: int) -> list[Failure]:
-    with fresh(HEAP) as ctx:
-        own = torch.zeros(size, dtype=torch.int32)
-        others = [rank for rank in range(ctx.world_size) if rank != ctx.rank]
-        return [failure_of(lambda to=to: store_kernel[(1,)](own, 0, ctx.handle, TO=to)) for to in others]
+    own = torch.zeros(size, dtype=torch.int32)
+    return failures_by_rank(lambda ctx, to: store_kernel[(1,)](own, 0, ctx.handle, TO=to))
 
 
 @FOUR
@@ -94,10 +103,8 @@ def mixed_up_kernel(pointer, out, peer, handle):
 
 
 def load_with_ranks_mixed_up() -> list[Failure]:
-    with fresh(HEAP) as ctx:
-        values, out = ctx.zeros(4), torch.zeros(1)
-        others = [rank for rank in range(ctx.world_size) if rank != ctx.rank]
-        return [failure_of(lambda at=peer: mixed_up_kernel[(1,)](values, out, at, ctx.handle)) for peer in others]
+    out = torch.zeros(1)
+    return failures_by_rank(lambda ctx, peer: mixed_up_kernel[(1,)](ctx.zeros(4), out, peer, ctx.handle))
 
 
 @FOUR
@@ -110,10 +117,9 @@ def test_ranks_mixed_up_lead_to_no_third_rank(ranks: Ranks) -> None:
 
 
 def store_by_another_context() -> list[Failure]:
-    with fresh(HEAP) as ctx, fresh(HEAP) as another:
+    with fresh(HEAP) as another:
         own = another.zeros(4, dtype=torch.int32)
-        others = [rank for rank in range(ctx.world_size) if rank != ctx.rank]
-        return [failure_of(lambda to=to: store_kernel[(1,)](own, 0, ctx.handle, TO=to)) for to in others]
+        return failures_by_rank(lambda ctx, to: store_kernel[(1,)](own, 0, ctx.handle, TO=to))
 
 
 @FOUR

@@ -15,7 +15,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from ranks import Ranks, context, poison, worlds
+from ranks import Ranks, context, fresh, poison, worlds
 
 import iris
 
@@ -348,8 +348,8 @@ def run_hinted_rows(hint: Any, seed: int) -> None:
     hinted_rows_kernel[(1,)](source, target, places, peer, ctx.handle, rows, columns, hint)
     np.testing.assert_array_equal(values_of(target), matrices[peer][order])
     for wrong, words in (((1, 1, 4), "one number, or one for each of 2 axes, got 3"), (3, "powers of two, got 3")):
-        with pytest.raises(Exception) as caught:
-            hinted_rows_kernel[(1,)](source, target, places, peer, ctx.handle, rows, columns, wrong)
+        with fresh() as other, pytest.raises(Exception) as caught:  # where it is simulated that is the end of a context
+            hinted_rows_kernel[(1,)](source, target, places, peer, other.handle, rows, columns, wrong)
         error: BaseException | None = caught.value
         while error and f"hint: expected {words}" not in str(error):
             error = error.__cause__

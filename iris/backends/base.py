@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+
+Surroundings = Callable[[], AbstractContextManager[None]]
 
 NOWHERE = 1 << 62
 """Around this address no process has memory, and no GPU."""
@@ -79,6 +82,11 @@ class Backend(ABC):
     @abstractmethod
     def synchronize(self, stream: Any, check: Callable[[], None]) -> None:
         """Wait for ``stream`` (None: the current one), calling ``check`` again and again meanwhile."""
+
+    @abstractmethod
+    def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings) -> None:
+        """Where a kernel has run when its launch returns, as in the simulator, run every one that gets a tensor of
+        ``given`` inside of ``around()``, until :meth:`close`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -11,6 +11,8 @@ What changes while Iris simulates:
 * **Narrow floats.** Triton computes on the bit patterns of bfloat16; see :mod:`iris.backends.floats`.
 * **Language.** ``and``, ``min``, ``libdevice`` and the like; see :mod:`iris.backends.language`.
 * **Addresses.** A load from where there is no memory is an error of the kernel's, not the end of the process.
+* **Failures.** A launch that is given a context's handle runs inside of what the context has put into
+  :data:`surroundings`: it sees there how the kernel has ended.
 * **Refusals.** What Triton refuses on GPUs is refused here, too, where that can be told: keywords that no kernel or
   compiler knows, arguments that are neither tensors nor numbers, compare-and-swaps of mixed types.
 * **Tuning.** ``triton.autotune`` takes its first config, as simulated times say nothing.
@@ -32,6 +34,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -45,6 +48,7 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction
 
 from iris.backends import floats, language, memos
+from iris.backends.base import Surroundings
 from iris.backends.memory import Memory
 from iris.errors import BackendError, DTypeError, IrisError, ShapeError, WaitTimeout
 
@@ -65,6 +69,8 @@ _ROUNDS_IN_VAIN = 1000
 _USUAL_LIMIT_S = 300.0
 limits_s: WeakKeyDictionary[object, float] = WeakKeyDictionary()
 """How long a launch may poll in vain, by backend; the longest counts."""
+surroundings: dict[int, Surroundings] = {}
+"""What the programs of a launch run inside of, by the ``id`` of a tensor that the launch is given."""
 
 
 def install() -> None:
@@ -165,16 +171,26 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
             launch.patch(self.fn)
             bound = inspect.getcallargs(self.fn, *args, **kwargs)
             grid = self.grid(bound) if callable(self.grid) else self.grid  # given what the caller gave
+            around = _surroundings(bound.values())
             bound = {
                 name: value if name in self.constexprs else _taken(self.fn, name, value)
                 for name, value in bound.items()
             }
             grid = (*(int(size) for size in grid), 1, 1)[:3]
             upstream.interpreter_builder.set_grid_dim(*grid)
-            _run_programs(launch, lambda: self.fn(**bound), grid)
+            with ExitStack() as entered:
+                for one in around:
+                    entered.enter_context(one())
+                _run_programs(launch, lambda: self.fn(**bound), grid)
         finally:
             launch.restore()
             _current = outer
+
+
+def _surroundings(arguments: Iterable[object]) -> set[Surroundings]:
+    """What belongs around a launch with these ``arguments``, among which a handle is a tuple of tensors."""
+    each = itertools.chain.from_iterable(one if isinstance(one, tuple) else (one,) for one in arguments)
+    return {surroundings[id(one)] for one in each if id(one) in surroundings}
 
 
 @functools.cache

@@ -11,13 +11,13 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
-from iris.backends.base import Backend, call_on_release
+from iris.backends.base import Backend, Surroundings, call_on_release
 from iris.backends.mapping import map_apart
 from iris.errors import ArgumentError, BackendError
 from iris.mesh import Mesh
@@ -78,6 +78,7 @@ class SimBackend(Backend):
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // mesh.world_size))
         self.num_sms = _sms()
         self._heaps = self._map_heaps(mesh, heap_size)
+        self._surrounded: dict[int, Surroundings] = {}
         self._rank = mesh.rank
         self.bases = [heap.ctypes.data for heap in self._heaps]
 
@@ -138,7 +139,18 @@ class SimBackend(Backend):
     def synchronize(self, stream: Any, check: Callable[[], None]) -> None:
         check()
 
+    def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings) -> None:
+        from iris.backends import interpreter
+
+        self._surrounded = {id(one): around for one in given}
+        interpreter.surroundings |= self._surrounded
+
     def close(self) -> None:
+        from iris.backends import interpreter
+
+        for key in self._surrounded:
+            del interpreter.surroundings[key]
+        self._surrounded = {}
         self._heaps = []
 
 

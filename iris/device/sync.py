@@ -11,7 +11,7 @@ Consuming: acquire at ``sys`` scope → CTA barrier → loads (:func:`wait`).
 Every wait is bounded. When one expires, the kernel records who waited for whom in the status words that the
 host reads, raises the abort word on all ranks so that their kernels stop waiting too, and goes on with
 whatever is in memory; the host raises ``WaitTimeout`` at its next look: ask the context (``synchronize``,
-``check``, the next op) before a result is used.
+``check``, the next op) before a result is used. A simulated launch is such a look.
 """
 
 import triton
