@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"errors", "context", "capture"},
     "ops": {*RUNTIME, "eager", "capture", "engine", "device", "files"},
     "bench": {*RUNTIME, "console", "files", "device", "ops", "iris"},
-    "tune": {*RUNTIME, "console", "ops", "bench", "iris"},
+    "tune": {*RUNTIME, "console", "files", "ops", "bench", "iris"},
     "demo": {*RUNTIME, "console", "device", "ops", "bench", "iris"},
     "info": {*RUNTIME, "console", "ops", "iris"},
     "report": {"errors", "console", "files"},

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import GATHER, SMALL, Way, each_way, trial, ways
+from ops_inputs import GATHER, SCATTER, SMALL, Way, each_way, trial, ways
 from ranks import BACKEND, Ranks, context, poison, worlds
 
 import iris
@@ -98,6 +99,36 @@ def with_one_column(way: Way, seed: int) -> float:
 def test_stream_k_of_one_column(ranks: Ranks, way: Way, seed: int) -> None:
     """Of which there is nothing to split; Triton 3.6 does not compile a loop that would."""
     assert max(ranks.run(with_one_column, way, seed)) <= 1
+
+
+@pytest.fixture
+def many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    """Ranks that run twenty programs each, if they are simulated."""
+    monkeypatch.setenv("IRIS_SIM_SMS", "20")
+    ranks = Ranks(request.param)
+    yield ranks
+    ranks.end()
+
+
+def relayed(senders: int, seed: int) -> list[float]:
+    ctx, excesses = context(), []
+    for turn, shape in enumerate(((100, 40, 24), (3, 8, 16), (33, 130, 40))):
+        one = trial(ctx, Way(SCATTER, "relay"), shape, DTYPES[turn], seed + turn, "column")
+        config = replace(SMALL, comm_sms=senders, num_sms=senders + 2, group_size_m=1)
+        for _ in range(3):
+            poison(ctx)
+            one.spoil()
+            one.run(replace(config, block_size_k=least_block_size_k(DTYPES[turn])))
+            excesses.append(one.excess())
+    return excesses
+
+
+@pytest.mark.parametrize("senders", [8, 17], ids=["one team", "teams of nine and eight"])
+@pytest.mark.parametrize("many", worlds(2, 8), indirect=True)
+def test_teams_of_a_relay(many: Ranks, senders: int, seed: int) -> None:
+    """Seven chunks, one, and three, of which each goes round the ring by programs of one team."""
+    for excesses in many.run(relayed, senders, seed):
+        assert max(excesses) <= 1
 
 
 def chunks_that_arrived(num_chunks: int) -> tuple[int, bool]:

@@ -25,6 +25,7 @@ from typing import Any
 
 from iris.bench.records import sole
 from iris.errors import ArgumentError
+from iris.files import told
 from iris.ops import FusedConfig
 from iris.ops.tuned import changed_fields, config_of, is_time
 
@@ -71,12 +72,9 @@ class Trials:
         Raises:
             ArgumentError: another run tunes into the same file, or it cannot be written.
         """
-        try:
+        with told("tune", "--out", "a place that can be written", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = open(self.path, "ab")  # noqa: SIM115 (closed below)
-        except OSError as error:
-            got = f"{self.path}: {error.strerror}"
-            raise ArgumentError("tune", "--out", "a place that can be written", got) from error
         with file:
             if not sole(file.fileno()):
                 fix = "Wait for the other run, or give each its own --out."

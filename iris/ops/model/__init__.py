@@ -13,9 +13,9 @@ among them, as these fetch, send and take turns otherwise since; gathers by ``pu
 enter, are, and the model still counts that wait where all programs send. With ``own_matmul`` it is less sure: 25 calls
 of 16 to 128 rows lie between 0.70 and 1.40.
 
-Beside 1053 calls of later ops on 2 and 4 × H200 (tests/data/h200_again.json: all ops, 1 to 16384 rows, 2026-11-26), to
+Beside 1117 calls of later ops on 2 and 4 × H200 (tests/data/h200_again.json: all ops, 1 to 16384 rows, 2026-11-26), to
 some of which it was fitted, it is 4 % off in the median, and nine of ten are within 0.88 and 1.12; of the configs of
-231 shapes the one that it prefers took 0.8 % more than the fastest on average, and 17 % at worst. What is furthest off
+240 shapes the one that it prefers took 0.9 % more than the fastest on average, and 17 % at worst. What is furthest off
 is slow: ``two_shot`` with several tiles of 64 × 64 for each program takes twice as long as predicted.
 
 Beside 603 calls measured on 8 × H200 (tests/data/h200_eight.json: all ops, 1 to 16384 rows, 2026-11-26), to which it

@@ -69,12 +69,12 @@ def _streams(call: Call) -> float:
 def _decomposed(call: Call) -> float:
     """The library's matmul of each chunk of rows, copies to all peers behind it; the last one stored by a kernel."""
     *shares, last = call.shares(call.problem.m)
-    meeting = call.meeting(_COPIES_MEETING)
+    meeting, levelling = call.meeting(_COPIES_MEETING), WORD_S if call.world > 2 else 0.0
     computed = sent = 0.0
     for share in shares:
         computed += share * library_s(call, 1 / share) + AWAITED_STEP_S
         each = call.machine.copy_s(meeting * share * call.output_nbytes)
-        sent = max(sent, computed) + (call.world - 1) * each + WORD_S
+        sent = max(sent, computed) + (call.world - 1) * each + levelling
     computed += last * library_s(call, 1 / last) + STEP_S
     storing = call.machine.store_s((call.world - 1) * last * call.output_nbytes, call.programs(), call.world)
     return 2 * LAUNCH_S + max(sent, computed) + storing + MEET_S
