@@ -51,14 +51,15 @@ def _split(call: Call) -> float:
 
 
 def _relayed(call: Call) -> float:
-    """Each chunk goes from neighbour to neighbour, by a team of the senders; the last one by a team alone."""
+    """Each chunk goes from neighbour to neighbour, by a team of the senders, beside those of the other teams; the last
+    one alone."""
     senders = max(1, min(call.config.comm_sms or call.programs() // 8, call.programs() - 1))
     teams = max(1, senders // RELAY_TEAM)
     deal = call.deal(call.rows * call.columns, senders, tile_s=KEEP_S)
     chunks = call.groups(call.rows)
     nbytes, hops = call.output_nbytes / chunks, call.world - 1
-    each = hops * (call.machine.pass_s(nbytes, senders) + _RELAYED_S / teams)
     alone = hops * call.machine.send_s(nbytes * teams / senders)
+    each = max(hops * (call.machine.pass_s(nbytes, senders) + _RELAYED_S / teams), alone / teams)
     return _behind(call, deal, chunks, each) + max(0.0, alone - each)
 
 
