@@ -105,7 +105,7 @@ class Machine:
         most = self.load_rate * self._links_used(world_size) * programs / (programs + _LOAD_HALF)
         return nbytes / min(programs * _LOAD_BYTES_PER_S, most)
 
-    def send_s(self, nbytes: int) -> float:
+    def send_s(self, nbytes: float) -> float:
         """One program's time for one flagged piece, to a peer."""
         return _SEND_S + nbytes / _SEND_BYTES_PER_S
 
