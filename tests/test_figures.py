@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from iris.bench.dataset import Dataset
+from iris.ops import tuned
 from iris.report.records import read
 from iris.report.study import OPPONENTS, Problem, Study, verdict
 
@@ -213,3 +215,14 @@ def test_what_stream_k_gains_is_that_of_the_results() -> None:
         assert [cell.strip("*") for cell in told] == [f"{each:.3f}" for each in (whole, one, two, ms["matmul"])]
         assert (cost, gained) == (f"{waves:.3f}", f"{100 * (whole - min(one, two)) / waves:.0f} %")
         assert whole - min(one, two) >= waves / 2
+
+
+def test_the_readme_counts_tuned_rows() -> None:
+    files = (ROOT / "iris" / "ops" / "tuned").glob("*.json")
+    counts = Counter((row.hardware, row.world_size) for file in files for row in tuned.read(file))
+    eight, of_h100 = counts.pop(("H200 SXM", 8)), counts.pop(("H100 SXM", 8))
+    four = counts.pop(("H100 SXM", 4))
+    words = " ".join(README.split())
+    assert f"tuned rows beyond the {counts.total()} that come with it" in words
+    assert {hardware for hardware, _ in counts} == {"H200 SXM"} and {size for _, size in counts} == {1, 2, 4}
+    assert four == 9 and f"{eight} for H200, {of_h100} for H100, and for 4 of these nine" in words
