@@ -559,7 +559,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         What a wait of its own recorded has more detail: it is taken, too, if both say that the same rank was waited
         for, else added."""
         record = record_of(self._status_view)
-        own = expired_wait(record, self.rank, self.world_size, self.heap_size)
+        own = expired_wait(record, self.rank, self.world_size, self._table)
         dead = self._mesh.dead_ranks() or self._mesh.ending(own.ranks)
         if not dead:
             calls = {rank: self._mesh.call_of(rank) for rank in own.ranks}

@@ -85,6 +85,10 @@ class HeapTable:
             f"Free tensors you no longer need, or create the context with heap_size={would_do}."
         )
 
+    def holding(self, offset: int) -> Block | None:
+        """The block in use that ``offset`` lies in."""
+        return next((block for block in self._used.values() if block.offset <= offset < block.end), None)
+
     def free(self, offset: int) -> None:
         """Return the block at ``offset``; adjoining free blocks become one."""
         block = self._used.pop(offset, None)

@@ -7,6 +7,7 @@ from typing import SupportsInt
 
 from iris.device import sync
 from iris.errors import WaitTimeout
+from iris.heap import HeapTable
 
 _TOLD = sync.RECORD_WORDS.value
 CODES = sync.STATUS_CODE.value, _TOLD + sync.STATUS_CODE.value
@@ -29,8 +30,9 @@ def gave_up(told: int, late: WaitTimeout, own_rank: int) -> WaitTimeout:
     return WaitTimeout(f"a kernel of rank {rank} gave up waiting for rank {peer}, so all ranks stopped. {late}", [peer])
 
 
-def expired_wait(words: Sequence[int], own_rank: int, world_size: int, heap_size: int) -> WaitTimeout:
-    """The error that a record of ``own_rank`` stands for: who waited for whom, how long, for which flag."""
+def expired_wait(words: Sequence[int], own_rank: int, world_size: int, table: HeapTable) -> WaitTimeout:
+    """The error that a record of ``own_rank`` stands for: who waited for whom, how long, for which flag; ``table``: of
+    its heap."""
     site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
     rank, peer = words[sync.STATUS_RANK], words[sync.STATUS_PEER]
     if words[sync.STATUS_SITE] == sync.SITE_MATMUL.value:
@@ -39,8 +41,10 @@ def expired_wait(words: Sequence[int], own_rank: int, world_size: int, heap_size
         message = f"{site}: rank {rank} gave up waiting for rank {peer}, so all ranks stopped"
     else:
         waited, offset = words[sync.STATUS_WAITED] / 1e9, words[sync.STATUS_FLAG]
-        on_heap = 0 <= offset < heap_size
+        on_heap = 0 <= offset < table.size
         flag = f"flag at heap offset {offset}" if on_heap else "a flag outside the heap"
+        if on_heap and words[sync.STATUS_SITE] == sync.SITE_USER.value:
+            flag += f" ({_place(offset, table)})"
         wanted, seen = words[sync.STATUS_WANTED], words[sync.STATUS_SEEN]
         message = (
             f"{site}: rank {rank} waited {waited:.1f} s for rank {peer}: {flag} should reach {wanted}, holds {seen}"
@@ -68,3 +72,11 @@ def expired_wait(words: Sequence[int], own_rank: int, world_size: int, heap_size
     return WaitTimeout(
         f"{message}. Did rank {peer} make the same call? A slow but healthy peer needs a larger {limit}.", [peer]
     )
+
+
+def _place(offset: int, table: HeapTable) -> str:
+    """Which of whose flags lies there."""
+    block = table.holding(offset)
+    if block is None:
+        return "of no tensor: was it freed?"
+    return f"flag[{(offset - block.offset) // 4}] of the tensor at {block.offset}"

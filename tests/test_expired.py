@@ -17,6 +17,7 @@ from ranks import BACKEND, Ranks
 import iris
 from iris.device import sync
 from iris.device.arch import clock_ns
+from iris.heap import HeapTable
 from iris.status import expired_wait, gave_up
 
 pytestmark = pytest.mark.timeout(120)
@@ -89,7 +90,7 @@ def test_one_program_writes_each_record(ranks: Ranks, grid: tuple[int, ...], see
 )  # fmt: skip
 def test_a_flag_that_holds_no_epoch_was_written_over(site: int, wanted: int, seen: int, spoilt: bool) -> None:
     words = [sync.CODE_EXPIRED.value, site, 1, 0, 16, wanted, seen, 10**9]
-    message = str(expired_wait(words, 1, 2, 1 << 16))
+    message = str(expired_wait(words, 1, 2, HeapTable(1 << 16)))
     assert f"should reach {wanted}, holds {seen}" in message
     assert ("something else has written there" in message) == spoilt
     assert ("make the same call?" in message) != spoilt
@@ -98,7 +99,7 @@ def test_a_flag_that_holds_no_epoch_was_written_over(site: int, wanted: int, see
 @pytest.mark.parametrize(("wanted", "limit"), [(0, "first_timeout_s"), (1, "first_timeout_s"), (2, "timeout_s")])
 def test_the_limit_that_a_slow_peer_needs_is_named(wanted: int, limit: str) -> None:
     words = [sync.CODE_EXPIRED.value, sync.SITE_USER.value, 1, 0, 16, wanted, -1, 10**9]
-    assert str(expired_wait(words, 1, 2, 1 << 16)).endswith(f" needs a larger {limit}.")
+    assert str(expired_wait(words, 1, 2, HeapTable(1 << 16))).endswith(f" needs a larger {limit}.")
 
 
 @pytest.mark.parametrize(
@@ -109,14 +110,14 @@ def test_the_limit_that_a_slow_peer_needs_is_named(wanted: int, limit: str) -> N
 )  # fmt: skip
 def test_a_wait_that_could_not_end_is_not_blamed_on_a_peer(peer: int, offset: int, remedy: str) -> None:
     words = [sync.CODE_EXPIRED.value, sync.SITE_USER.value, 1, peer, offset, 5, 0, 10**9]
-    message = str(expired_wait(words, 1, 2, 1 << 16))
+    message = str(expired_wait(words, 1, 2, HeapTable(1 << 16)))
     assert message.endswith(remedy) and "make the same call?" not in message
 
 
 def test_a_flag_of_this_rank_alone_is_anywhere() -> None:
     """As those of Stream-K, by which programs of one kernel hand sums over."""
     words = [sync.CODE_EXPIRED.value, sync.SITE_MATMUL.value, 1, 1, -8, 5, 4, 10**9]
-    message = str(expired_wait(words, 1, 2, 1 << 16))
+    message = str(expired_wait(words, 1, 2, HeapTable(1 << 16)))
     assert "work of its own" in message and "symmetric heap" not in message
 
 

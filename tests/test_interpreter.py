@@ -388,7 +388,9 @@ def test_a_wait_for_what_never_comes_ends_on_every_rank_and_names_everything(ran
     if kind == "device_barrier":
         site, flag = "device_barrier", r"flag at heap offset \d+ should reach 2, holds 1"
     else:
-        site, flag = "a user kernel", f"flag at heap offset {outcomes[0][2] + 4} should reach 4, holds 2"
+        at = outcomes[0][2]
+        place = rf"heap offset {at + 4} \(flag\[1\] of the tensor at {at}\)"
+        site, flag = "a user kernel", f"flag at {place} should reach 4, holds 2"
     waiters = "0" if ranks.world_size == 2 else "(0|2)"
     # Where two wait, the first to give up tells the other, who may then have no record of its own.
     firsthand = rf"{site}: rank {waiters} waited (0\.[7-9]|1\.\d) s for rank 1: {flag}"

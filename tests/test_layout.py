@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "log": {"errors"},
     "wire": {"errors"},
     "live": {"errors"},
-    "status": {"errors", "device.sync"},
+    "status": {"errors", "heap", "device.sync"},
     "watcher": {"mesh", "backends", "device.sync"},
     "context": {*HOST, "eager", "leases", "status", "device.sync", "device.handle"},
     "trace": {"errors", "context", "device"},
