@@ -77,7 +77,8 @@ def _run(hint: Any, axis: int, pointers: Any) -> int:
 
 @triton.constexpr_function
 def _run_bytes(hint: Any, axis: int, pointers: Any) -> int:
-    """The same in bytes, as Triton counts what a pointer is a multiple of."""
+    """Bytes of one axis that ``hint`` calls contiguous and aligned together: Triton counts in bytes what a pointer is a
+    multiple of."""
     itemsize: int = (pointers.scalar.element_ty.primitive_bitwidth + 7) // 8
     return int(_run(hint, axis, pointers) * itemsize)
 

@@ -138,8 +138,8 @@ class Call:
         return 1 + _REREAD * (self.world - 1)
 
     def passes_in(self, waves: float) -> float:
-        """The same, where ranks take turns in rounds of so many ``waves``, each of which reads B once: its tiles share
-        columns."""
+        """How often B is read at least where ranks take turns in rounds of so many ``waves``, each of which reads it
+        once: its tiles share columns."""
         return min(self.passes, max(1.0, waves))
 
     def programs(self, reserved: int = 0) -> int:

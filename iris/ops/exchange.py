@@ -122,7 +122,7 @@ def _block(me, block, blocks, rows, cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.con
 
 @triton.jit
 def _block_below(tile, top, all_rows):
-    """The same block of a part that begins at row ``top``, as a tile of the whole."""
+    """The block ``tile`` of a part that begins at row ``top``, as a tile of the whole."""
     rows = tile.rows + top
     here = tile.row_mask & (rows < all_rows)
     return Tile(tile.shard, tile.index, tile.per_shard, 0, rows, tile.cols, here, tile.col_mask)

@@ -147,7 +147,7 @@ def _send_chunks(
 
 @triton.jit
 def _send(handle, c, program, senders, row_begin, row_end, N, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr):
-    """The same of some rows."""
+    """Store this program's share, as one of ``senders``, of some rows of the own columns into all peers' outputs."""
     across = tl.cdiv(N, COURIER_N)
     for block in range(program, tl.cdiv(row_end - row_begin, COURIER_M) * across, senders):
         rows = row_begin + block // across * COURIER_M + tl.arange(0, COURIER_M)

@@ -389,7 +389,8 @@ class SumCall(OpCall):
         )  # fmt: skip
 
     def sum_chunk(self, own: torch.Tensor, partial: torch.Tensor, rows: Rows, top: int, *, whole: bool) -> None:
-        """The same of parts that have landed, into this rank's output; ``whole``: which has the rows of all."""
+        """``rows`` of this rank's, of its product, ``own``, and of the others' parts, ``partial``, that have landed,
+        summed into this rank's output; ``whole``: which has the rows of all."""
         sum_chunk_kernel[(self._summing(rows),)](
             self.ctx.handle, Matrix(own, *own.stride()), Matrix(partial, *partial.stride()),
             Matrix(self.output, *self.output.stride()), self.bias, top, rows.first, rows.first + rows.count,

@@ -12,9 +12,10 @@ from iris.ops.model.parts import AWAITED_STEP_S, KEEP_S, STEP_S, beside_s, excha
 _MEETING = 0.12
 """How much longer tiles take to all peers on 8 ranks, as ranks meet at a peer."""
 _COPIES_MEETING = 0.13
-"""The same of the copies of a chunk to all peers, before which ranks are made level."""
+"""How much longer the copies of a chunk to all peers take on 8 ranks, before which ranks are made level."""
 _DRIFTING, _CHUNK_DRIFTING = 0.05, 0.06
-"""The same of copies, and for each more chunk, where nothing makes the ranks level again between them."""
+"""How much longer copies take on 8 ranks, and for each more chunk, where nothing makes the ranks level again between
+them."""
 _RELAYED_S = 2e-6
 """A team's flag behind a chunk that it has passed on (4 × H200, and 2 that stand for 8, 2026-11-26)."""
 
