@@ -93,8 +93,6 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
     if problem.op == SCATTER:
         part, output = Region(workspace.staging, 0), Region(operands.output, n * item, n * world * item)
         flags = FLAG if algorithm == "decomposed" else 0
-        if algorithm == "relay":
-            flags = FLAG * config.movers(SCATTER, num_sms) * -(-m // (config.block_size_m * config.group_size_m))
     if problem.op == GATHER:
         output = Region(operands.output, 0)
         by_rows = problem.gather_dim == 0

@@ -550,6 +550,9 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
     def _part(self, error: BaseException) -> None:
         """Leave the peers, who are told why, and have this rank's kernels wait for none of them any more."""
+        for failure in (error, self._failure):  # the program may have made another error of it
+            if isinstance(failure, PeerDied):
+                self._mesh.blame(failure.ranks)
         self._mesh.leave(error)
         with suppress(RuntimeError):  # CUDA has failed: then there are none
             self._watcher.tell(self.rank)
@@ -683,8 +686,8 @@ def whereabouts(ctx: Iris, tensor: torch.Tensor) -> str:
 
 
 def _leave_all() -> None:
-    """At interpreter exit: close what the program forgot, telling the peers if it ends on an error. Those whose failure
-    that is, end first."""
+    """At interpreter exit: close what the program forgot, telling the peers if it ends on an error. Processes that are
+    to blame for it end first."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for context in _open_contexts():
         if error is not None or context._failure is not None:

@@ -95,7 +95,7 @@ class WaitTimeout(IrisError, TimeoutError):
 
 class PeerDied(IrisError):
     """A peer's process ended without closing its context, or left it on an error, which the message then quotes.
-    ``ranks`` are the ranks that are gone."""
+    ``ranks`` are the ranks that have left."""
 
     def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
         super().__init__(message)

@@ -462,15 +462,17 @@ class Mesh:
             except OSError:
                 continue
 
+    def blame(self, ranks: Iterable[int]) -> None:
+        """Note that this process ends because those of ``ranks`` failed."""
+        for rank in self.peers.keys() & set(ranks):
+            blame(self.pids[rank])
+
     def leave(self, error: BaseException | None = None) -> None:
         """Close all connections; with ``error``, tell the peers first why."""
         if self._closed:
             return
         if error is not None:
             self.say_why(error)
-        if isinstance(error, PeerDied):
-            for rank in self.peers.keys() & error.ranks:
-                blame(self.pids[rank])
         self._closed = True
         for connection in self.peers.values():
             connection.close()

@@ -42,7 +42,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def blame(pid: int) -> None:
-    """Note that this process has left a job because another one failed."""
+    """Note that this process has left a job because the process ``pid`` failed."""
     _culprits.add(pid)
 
 

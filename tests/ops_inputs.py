@@ -177,7 +177,7 @@ class Trial:
         self.output.copy_(self._nothing.expand_as(self.output))
         untouched = torch.equal(_bits(self.frame), _bits(self._nothing.expand_as(self.frame)))
         self.output.copy_(result)
-        if not untouched:
+        if not untouched or math.isnan(error):  # which no comparison would find too large
             return math.inf
         return error / self.allowance if self.allowance else 0.0 if error == 0 else math.inf
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -226,6 +226,30 @@ def test_a_simulated_launch_raises_if_a_wait_in_it_expired(ranks: Ranks, demands
         assert first.kind == "WaitTimeout" and first.took_s < 2 and left == (0 if demands else 7)
         assert re.match(r"a user kernel: rank \d (waited|gave up waiting)", first.message), first
         assert {(one.kind, one.message) for one in failures} == {(first.kind, first.message)}
+
+
+class Given(NamedTuple):
+    """What a kernel may be given in one piece."""
+
+    flag: Any
+    handle: Any
+
+
+@triton.jit
+def given_kernel(given, peer):
+    waiting_kernel(given.flag, peer, given.handle, False)
+
+
+def expired_launch_of_a_tuple() -> Failure:
+    with fresh(timeout_s=0.4) as ctx:
+        given = Given(ctx.zeros(2, dtype=torch.int32), ctx.handle)
+        return failure_of(lambda: given_kernel[(1,)](given, ctx.world_size - 1 - ctx.rank))
+
+
+@SIMULATED
+@TWO
+def test_a_handle_in_a_tuple_is_one(ranks: Ranks) -> None:
+    assert [failure.kind for failure in ranks.run(expired_launch_of_a_tuple)] == ["WaitTimeout"] * 2
 
 
 def failed_launch(kind: str, bases_alone: bool) -> list[Failure]:

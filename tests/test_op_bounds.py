@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from ops_inputs import GATHER, LOCAL, REDUCE_SCATTER, SMALL, Way, each_way, trial
-from ranks import BACKEND, Ranks, context, worlds
+from ranks import BACKEND, Ranks, context, fresh, worlds
+
+from iris.ops import matmul_all_scatter
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PROT_NONE = 0
@@ -48,3 +50,23 @@ def before_a_fence(way: Way, seed: int) -> float:
 @each_way
 def test_nothing_beyond_the_operands(ranks: Ranks, way: Way, seed: int) -> None:
     assert max(ranks.run(before_a_fence, way, seed)) <= 1
+
+
+def relayed_far_apart() -> list[list[float]]:
+    """Columns of an output that lie 2 GiB apart, of three ranks."""
+    stride = (1 << 30) + 1024
+    with fresh(5 << 30) as ctx:
+        frame = ctx.empty(2 * stride + 1, dtype=torch.float16)
+        output = torch.as_strided(frame, (1, 3), (1, stride))
+        a, b = torch.ones(1, 16, dtype=torch.float16), torch.full((16, 1), ctx.rank + 1, dtype=torch.float16)
+        matmul_all_scatter(ctx, output, a, b, config=replace(SMALL, algorithm="relay", comm_sms=1))
+        ctx.synchronize()
+        found: list[list[float]] = output.tolist()
+        return found
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="simulated memory is promised, not taken")
+@pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True)
+def test_columns_may_lie_far_apart(ranks: Ranks) -> None:
+    """Further than 32 bits count."""
+    assert ranks.run(relayed_far_apart) == [[[16, 32, 48]]] * 3

@@ -3,15 +3,17 @@ each other. See :mod:`ordering`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SMALL, Shape, Way, trial, ways
+from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, SMALL, Shape, Way, trial, ways
 from ordering import Watch, notes_nbytes
 from ranks import BACKEND, Ranks, fresh, worlds
 
@@ -166,6 +168,19 @@ def test_copies_behind_which_there_is_one_word_are_ordered(ranks: Ranks, way: Wa
 def test_programs_that_only_send_are_ordered(ranks: Ranks, gather_dim: int, seed: int) -> None:
     calls = tuple((shape, SENT) for shape in SHAPES)
     found = ranks.run(unordered, Way(GATHER, "push", gather_dim), GATHER_FLAGS, nullcontext, seed, calls)
+    assert found == [[]] * ranks.world_size
+
+
+def teams_of(programs: int) -> AbstractContextManager[Any]:
+    """So many carry a chunk together."""
+    return mock.patch.object(sys.modules["iris.ops.matmul_all_scatter"], "_TEAM", programs)
+
+
+@pytest.mark.parametrize("team", [1, 2, 8], ids=lambda team: f"{team} in a team")
+def test_relays_of_several_senders_are_ordered(ranks: Ranks, team: int, seed: int) -> None:
+    relayed = replace(SMALL, comm_sms=3, group_size_m=1, comm_block_n=16)
+    calls = tuple((shape, relayed) for shape in ((60, 40, 17), (1, 3, 5), (50, 40, 17)))
+    found = ranks.run(unordered, Way(SCATTER, "relay"), GATHER_FLAGS, partial(teams_of, team), seed, calls)
     assert found == [[]] * ranks.world_size
 
 

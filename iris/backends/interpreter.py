@@ -188,9 +188,15 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _surroundings(arguments: Iterable[object]) -> set[Surroundings]:
-    """What belongs around a launch with these ``arguments``, among which a handle is a tuple of tensors."""
-    each = itertools.chain.from_iterable(one if isinstance(one, tuple) else (one,) for one in arguments)
-    return {surroundings[id(one)] for one in each if id(one) in surroundings}
+    """What belongs around a launch with these ``arguments``, among which a handle is a tuple of tensors, alone or in
+    another tuple."""
+    found: set[Surroundings] = set()
+    for one in arguments:
+        if isinstance(one, tuple):
+            found |= _surroundings(one)
+        elif id(one) in surroundings:
+            found.add(surroundings[id(one)])
+    return found
 
 
 @functools.cache

@@ -46,8 +46,8 @@ FLAGGED_RANKS = 4
 """Ranks that flag each copy. Of 8, one word behind all copies of a chunk is up to 10 µs faster, of 4 it is 1 to 3 µs
 slower (2 × H100 that stand for them, 2026-11-25)."""
 RELAY_TEAM = 8
-"""Programs that carry a chunk round the ring together: of 32 that send, teams of 8 were faster than all, or 16, as one
-(4 × H200, 2026-11-26)."""
+"""Programs that carry a chunk round the ring together: of 32 that send, teams of 8 were faster than one of all, or two
+of 16 (2 × H200 that stand for 8, 2026-11-26)."""
 
 
 def in_words(sent_nbytes: float, world_size: int, hops: int) -> bool:

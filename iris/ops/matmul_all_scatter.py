@@ -18,8 +18,8 @@ wins: outputs that take the links as long as the matmul takes the SMs (8192×295
 **streams**: as ``split``, but the senders are a kernel of their own on a second stream.
 
 **relay**: as ``split``, but round the ring: the senders store a chunk at the rank before only, which stores it at the
-next one in turn. So no two ranks ever send to the same one, while each sends at the full rate. When it wins: outputs
-that take the links longer than the matmul takes the SMs (8192×29568×4096 on 4 × H200, 2026-11-26).
+one before it, and so on. So no two ranks ever send to the same one. When it wins: outputs that take the links longer
+than the matmul takes the SMs (8192×29568×4096 on 4 × H200, 2026-11-26).
 
 **copy_engine**: as ``split``, but the copy engine sends, in ``num_chunks`` chunks; all SMs compute. When it wins:
 outputs of a few MiB per rank and more.
@@ -97,8 +97,8 @@ def relay_courier(
     output of the rank before. Teams of programs take the chunks in turns, so that one has something to send while
     another waits for the next rank.
 
-    ``flags.ready``: by owner, program and chunk, what has come; of the own columns, those of the first program, what is
-    complete.
+    ``flags.ready``: what has come, by how far away its owner is, program, and chunk; of the own columns, those of the
+    first program, what is complete.
     """
     me, world, chunks, senders = handles.rank(handle), handles.world_size(handle), tl.cdiv(M, chunk_rows), crew.couriers
     before, following = (me + world - 1) % world, (me + 1) % world
@@ -109,16 +109,15 @@ def relay_courier(
     stages: tl.constexpr = copy_stages(c.ptr.dtype.element_ty, COURIER_M * COURIER_N)
     wait_all_entered(flags.turnstile, epoch, handle, SITE)
     for chunk in range(team, chunks, teams):
-        wait(flags.ready + me * senders * chunks + chunk, epoch, me, handle, SITE)
+        wait(flags.ready + chunk, epoch, me, handle, SITE)
         first = chunk * chunk_rows
         row_end = min(first + chunk_rows, M)
         blocks = tl.cdiv(row_end - first, COURIER_M) * across
         for away in range(world - 1):
-            owner = (me + away) % world
-            arrived = flags.ready + (owner * senders + program) * chunks + chunk
+            arrived = flags.ready + (away * senders + program) * chunks + chunk
             if away > 0:
                 wait(arrived, epoch, following, handle, SITE)
-            here = c.ptr + (owner - me) * N * c.col_stride
+            here = c.ptr + ((me + away) % world - me).to(tl.int64) * N * c.col_stride
             there = translate(handle, here, before)
             for turn in tl.range(tl.cdiv(max(blocks - member, 0), members), num_stages=stages):
                 block = member + turn * members
@@ -128,7 +127,7 @@ def relay_courier(
                 value = tl.load(tile_pointers(c, here, rows, cols), mask=mask)
                 tl.store(tile_pointers(c, there, rows, cols), value, mask=mask)
             if away < world - 2:  # the last one to get it sends it no further
-                signal(arrived, epoch, before, handle)
+                signal(arrived + senders * chunks, epoch, before, handle)  # there the owner is one further away
 
 
 @triton.jit
@@ -253,8 +252,7 @@ class _Call(OpCall):
     def relay(self) -> None:
         senders = self.config.movers(OP, self.ctx.num_sms)
         plan = replace(self._plan(), courier=relay_courier, couriers=senders, dedicated=senders)
-        complete = self.workspace.ready[self.ctx.rank * senders * plan.chunks :]
-        self.launch(plan, slots=Slots(done=complete))
+        self.launch(plan, slots=Slots(done=self.workspace.ready))
 
     def streams(self) -> None:
         senders = self.config.movers(OP, self.ctx.num_sms)

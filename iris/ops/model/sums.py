@@ -34,8 +34,8 @@ _SEND_S = 1.5e-6
 _COLLECT_BYTES_PER_S, _COLLECT_S = 32e9, 1e-6
 """At which a program reads one peer's part of its tile, and the least that it takes for it."""
 _AHEAD_BYTES_PER_S, _AHEAD_S = 60e9, 0.7e-6
-"""At which it reads each other peer's part, and the least that that takes, as NVIDIA GPUs load while the one before is added (2 × H100 that stand for 8,
-2026-11-25)."""
+"""At which it reads each other peer's part, and the least that this takes: NVIDIA GPUs load it while the one before is
+added (2 × H100 that stand for 8, 2026-11-25)."""
 _TILE_WORDS_S = 2e-6
 """The last tile's words, beside their bytes, from when they are stored until they have been added up: of each peer, as
 nobody has measured more than one."""
@@ -46,8 +46,8 @@ _TILES_MEETING, _COPIES_MEETING, _GROUPS_MEETING = 0.1, 0.08, 0.45
 """How much longer tiles take to their owners on 8 ranks, as ranks meet at a peer; copies of rows; and copies of several
 owners' rows, which leave together, so that a rank that is late meets another at each."""
 _TURNS_MEETING = 0.1
-"""How much longer both parts and sums take on 8 ranks, for each chunk after the second, as these leave in turns (4 and 8 × H200,
-2026-11-26)."""
+"""How much longer both parts and sums take on 8 ranks, for each chunk after the second, as these leave in turns (4 and
+8 × H200, 2026-11-26)."""
 _CROWDED = 1.15
 """How much longer copies take of what the matmul has just written, to where it will read."""
 
