@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from iris.bench import records
-from iris.bench.case import Case
+from iris.bench.case import SIZES, Case
 from iris.bench.records import Record
 from iris.console import print_table
 from iris.ops.tuned import SIMULATED
@@ -20,7 +20,6 @@ FIGURES = ("flops", "nbytes", "back_to_back_ms", "host_us", "floor_ms", "floor_s
 TIMES = ("median", "min", "p10", "p90", "rank_skew", "calls")
 WHERE = ("hardware", "backend", "commit", "date")
 VARIES = "*"
-_SIZES = {"m", "n", "k"}
 _Common = tuple[str, str | None]
 
 
@@ -105,7 +104,7 @@ def _names(results: Sequence[Record]) -> list[str]:
     """Parameters that differ between ``results``; of a shape and its sizes only the shape."""
     names = list(dict.fromkeys(name for one in results for name in one["params"]))
     if "shape" in names:
-        names = [name for name in names if name not in _SIZES]
+        names = [name for name in names if name not in SIZES]
     several = [name for name in names if len({one["params"].get(name) for one in results}) > 1]
     return several or names
 
@@ -115,7 +114,7 @@ def _title(results: Sequence[Record]) -> str:
     fixed = [
         f"{name}={value}"
         for name, value in first["params"].items()
-        if name not in shown and not (name in _SIZES and "shape" in first["params"])
+        if name not in shown and not (name in SIZES and "shape" in first["params"])
     ]
     where = first["environment"].get("hardware") or "unknown hardware"
     clock = ", wall time" if where == SIMULATED else ""
