@@ -225,6 +225,11 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
         ),
         ("algorithm=push+algorithm=pull", "expected FIELD=VALUE, of FusedConfig, got algorithm=pull"),
         ("algorithm=push+comm_sms=few", "comm_sms: expected of type int, got 'few'"),
+        (
+            "algorithm=pull+num_rounds=2+k_per_flag=2",
+            "behind pull: expected what pull has a use for, got k_per_flag=2. It has block_size_m,.* num_rounds, num_w",
+        ),
+        ("algorithm=push+kpack=2,decomposed+num_warps=4", "behind decomposed: .* got num_warps=4. It has block_size_m"),
     ):
         with pytest.raises(ArgumentError, match=complaint):
             bench._run(["all_gather_matmul", "--num_ranks=2", f"--axis_{axis}", "--benchmark_list"])

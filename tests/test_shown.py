@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from iris.bench.axes import Params
 from iris.bench.case import Case
 from iris.bench.cases import fused
 from iris.bench.driver import Group
@@ -41,7 +42,7 @@ def test_a_narrow_terminal_shows_how_far_a_run_is(monkeypatch: pytest.MonkeyPatc
 
 def test_sizes_are_not_told_beside_the_shape_that_says_them() -> None:
     case = Case("matmul_all_reduce", fused.matmul_all_reduce)
-    params = {"shape": "64x96x128", "m": 64, "n": 96, "k": 64, "dtype": "bf16", "algorithm": "auto"}
+    params: Params = {"shape": "64x96x128", "m": 64, "n": 96, "k": 64, "dtype": "bf16", "algorithm": "auto"}
     assert Group(case, [params]).label == "matmul_all_reduce shape=64x96x128 dtype=bf16"
     others = {name: value for name, value in params.items() if name != "shape"}
     assert Group(case, [others]).label == "matmul_all_reduce m=64 n=96 k=64 dtype=bf16"

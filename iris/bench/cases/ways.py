@@ -6,7 +6,7 @@
 * ``matmul``: the local matmul alone, ``torch.matmul``, which moves nothing.
 
 An algorithm of Iris's runs with the best options known for it. Others are told behind it, by the fields of
-:class:`iris.ops.FusedConfig`: ``hbm_buffer+comm_sms=32+k_per_flag=8``.
+:class:`iris.ops.FusedConfig` that it has a use for: ``hbm_buffer+comm_sms=32+k_per_flag=8``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from iris.bench.state import State
 from iris.context import Iris
 from iris.errors import ArgumentError
 from iris.ops import FusedConfig, pick_config
-from iris.ops.candidates import obstacle
+from iris.ops.candidates import obstacle, options_of
 from iris.ops.target import target_of
 
 NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
@@ -79,27 +79,32 @@ def with_options(op: str, config: FusedConfig, options: str) -> FusedConfig:
     """``config`` with fields replaced as ``options`` says: ``comm_sms=32+k_per_flag=8``.
 
     Raises:
-        ArgumentError: it says something else.
+        ArgumentError: it says something else, or names a field that the config's algorithm has no use for: what it
+            would change is noise.
     """
     known = [field.name for field in fields(FusedConfig) if field.name != "algorithm"]
+    used = options_of(op, config.algorithm) if config.algorithm in ops.ALGORITHMS[op] else known
     given: dict[str, Any] = {}
     for option in filter(None, options.split("+")):
         name, _, text = option.partition("=")
         if name not in known or not text:
-            fix = f"FIELD is one of {', '.join(known)}."
+            fix = f"FIELD is one of {', '.join(used)}."
             raise ArgumentError(op, "options behind an algorithm", "FIELD=VALUE, of FusedConfig", option, fix)
+        if name not in used:
+            argument, fix = f"options behind {config.algorithm}", f"It has {', '.join(used)}."
+            raise ArgumentError(op, argument, f"what {config.algorithm} has a use for", option, fix)
         given[name] = None if text == "None" else parse_values(name, text)[0]
     return config.with_fields(given)
 
 
-def check_options(options: str) -> None:
-    """Refuse what no algorithm takes on any device.
+def check_options(name: str, options: str, *, op: str) -> None:
+    """Refuse what the algorithm ``name`` of ``op`` does not take on any device.
 
     Raises:
-        ArgumentError: a field or value that there is not.
+        ArgumentError: a field or value that there is not, or a field that the algorithm has no use for.
     """
-    config = with_options("bench", FusedConfig(), options)
-    config.check("bench", (config.algorithm,), sys.maxsize)
+    config = with_options(op, FusedConfig(ops.ALGORITHMS[LOCAL][0] if name in STREAM_K else name), options)
+    config.check(op, (config.algorithm,), sys.maxsize)
 
 
 def way(state: State, operands: Operands, name: str) -> Way:
