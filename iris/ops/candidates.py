@@ -26,9 +26,12 @@ _STREAM_K_FROM = 1.03
 """Splitting tiles is worth a try where whole waves take this much longer than the tiles themselves."""
 
 
+OF_TILE = ("block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages")
+"""Fields that each candidate has a value of its own for, whether its algorithm has a use for them or not."""
+
+
 def _tile(m: int, n: int, k: int, warps: int, stages: int) -> Fields:
-    names = ("block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages")
-    return dict(zip(names, (m, n, k, warps, stages), strict=True))
+    return dict(zip(OF_TILE, (m, n, k, warps, stages), strict=True))
 
 
 TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
