@@ -214,7 +214,7 @@ def localized(params: bench.axes.Params, num_ranks: int, *, op: str) -> bench.ax
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
 @bench.axis("gather_dim", (0, 1), closed=True)
-@bench.axis("way", ("auto", *ALGORITHMS[GATHER], MATMUL), variant=True, extended=check_options)
+@bench.axis("way", ("auto", *ALGORITHMS[GATHER], MATMUL), variant=True, extended=partial(check_options, op=GATHER))
 def all_gather_matmul_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """all_gather_matmul of one of 8 ranks."""
     run(state, ctx, GATHER)
@@ -223,7 +223,7 @@ def all_gather_matmul_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 @bench.register(localize=partial(localized, op=SCATTER))
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis("way", ("auto", *ALGORITHMS[SCATTER], MATMUL), variant=True, extended=check_options)
+@bench.axis("way", ("auto", *ALGORITHMS[SCATTER], MATMUL), variant=True, extended=partial(check_options, op=SCATTER))
 def matmul_all_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_all_scatter of one of 8 ranks."""
     run(state, ctx, SCATTER)
@@ -232,7 +232,12 @@ def matmul_all_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 @bench.register(localize=partial(localized, op=REDUCE_SCATTER))
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis("way", ("auto", *ALGORITHMS[REDUCE_SCATTER], MATMUL), variant=True, extended=check_options)
+@bench.axis(
+    "way",
+    ("auto", *ALGORITHMS[REDUCE_SCATTER], MATMUL),
+    variant=True,
+    extended=partial(check_options, op=REDUCE_SCATTER),
+)
 def matmul_reduce_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_reduce_scatter of one of 8 ranks."""
     run(state, ctx, REDUCE_SCATTER)
@@ -241,7 +246,9 @@ def matmul_reduce_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
 @bench.register(localize=partial(localized, op=ALL_REDUCE))
 @bench.axis("M,N,K", SHAPES)
 @bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis("way", ("auto", *ALGORITHMS[ALL_REDUCE], MATMUL), variant=True, extended=check_options)
+@bench.axis(
+    "way", ("auto", *ALGORITHMS[ALL_REDUCE], MATMUL), variant=True, extended=partial(check_options, op=ALL_REDUCE)
+)
 def matmul_all_reduce_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_all_reduce of one of 8 ranks."""
     run(state, ctx, ALL_REDUCE)

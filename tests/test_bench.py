@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -40,6 +41,7 @@ from iris.console import STOPPED
 from iris.context import Iris
 from iris.errors import ArgumentError
 from iris.launch import RankPool
+from iris.ops import FusedConfig
 from iris.ops.choice import settled
 from iris.report import records as report
 from iris.report.palette import ALGORITHMS as ALGORITHM_TONES
@@ -225,6 +227,11 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
         ),
         ("algorithm=push+algorithm=pull", "expected FIELD=VALUE, of FusedConfig, got algorithm=pull"),
         ("algorithm=push+comm_sms=few", "comm_sms: expected of type int, got 'few'"),
+        (
+            "algorithm=pull+num_rounds=2+k_per_flag=2",
+            "behind pull: expected what pull has a use for, got k_per_flag=2. It has block_size_m,.* num_rounds, num_w",
+        ),
+        ("algorithm=push+kpack=2,decomposed+num_sms=4", "behind decomposed: .* got num_sms=4. It has block_size_m"),
     ):
         with pytest.raises(ArgumentError, match=complaint):
             bench._run(["all_gather_matmul", "--num_ranks=2", f"--axis_{axis}", "--benchmark_list"])
@@ -911,6 +918,7 @@ def test_options_behind_an_algorithm(tmp_path: Path) -> None:
         f"push+comm_sms={programs}": f"comm_sms: expected less than the {programs} programs",
         "auto+num_sms=1": "auto has no options",
         "nccl+num_sms=1": "nccl has no options",
+        "decomposed+num_warps=16": "options behind decomposed: expected what decomposed has a use for, got num_war",
     }
     axes = ["M=32", "N=32", "K=64", "gather_dim=0", f"algorithm={','.join(ways)}"]
     arguments = ["all_gather_matmul", *ON_TWO, *(f"--axis_{one}" for one in axes), "--repeat=1"]
@@ -923,6 +931,16 @@ def test_options_behind_an_algorithm(tmp_path: Path) -> None:
         assert one["validated"] is (True if complaint is None else None)
     plain, told = found["push"]["config"], found["push+comm_sms=2+stream_k=True"]["config"]
     assert told == {**plain, "comm_sms": 2, "stream_k": True}
+
+
+def test_a_tile_that_has_no_use_may_be_told_as_it_is() -> None:
+    """As records tell it, for their configs to be given again."""
+    best = FusedConfig("decomposed", block_size_n=256, num_chunks=4)
+    told = "block_size_n=256+num_chunks=2"
+    ways.check_options("decomposed", told, op="matmul_all_reduce")
+    assert ways.with_options("matmul_all_reduce", best, told) == replace(best, num_chunks=2)
+    with pytest.raises(ArgumentError, match=r"behind decomposed: .* got block_size_n=64\. It has block_size_m,"):
+        ways.with_options("matmul_all_reduce", best, "block_size_n=64")
 
 
 def test_only_a_transposed_b_is_told(tmp_path: Path) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from dataclasses import fields, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, LOCAL, SCATTER, SMALL, Way, trial
-from ranks import Ranks, context, worlds
+from ops_inputs import ALL_REDUCE, GATHER, LOCAL, SCATTER, SMALL, Way, trial, ways
+from ranks import BACKEND, Ranks, context, worlds
 
 from iris.errors import ArgumentError
 from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, pick, pick_config
+from iris.ops.candidates import options_of
+from iris.ops.config import EXCHANGING
 
 H200 = Target("cuda", 132, tma=True)
 MI300X = Target("hip", 304)
@@ -136,6 +140,45 @@ def test_no_field_is_left_out() -> None:
     others = {"algorithm", "chunk_growth", "owners_per_matmul"}  # the library's matmul: tests/test_rows.py
     assert {field.name for field in fields(FusedConfig)} == {*CHANGES, *others}
     assert all(getattr(SMALL, field) != value for field, (_, value) in CHANGES.items())
+
+
+class Noting(FusedConfig):
+    """A config that notes which of its fields an op reads, to run; not those that it reads to check or to choose."""
+
+    noted: ClassVar[set[str]] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in FusedConfig.__dataclass_fields__:
+            reader = sys._getframe(1).f_code
+            of_ops = Path(reader.co_filename).parent.name == "ops" and reader.co_name != "check"
+            if of_ops and Path(reader.co_filename).name not in ("candidates.py", "choice.py"):
+                self.noted.add(name)
+        return super().__getattribute__(name)
+
+
+def fields_read(way: Way) -> set[str]:
+    """Those that one rank reads in a call of each kind that there is."""
+    base: dict[str, Any] = {**SMALL.__dict__, "stream_k": True}
+    kinds: list[dict[str, Any]] = [{}, {"comm_sms": 1}]
+    if way.algorithm in EXCHANGING:
+        kinds.append({"own_matmul": True})
+    one = trial(context(), way, (40, 40, 80), torch.float32, seed=0)
+    Noting.noted.clear()
+    for kind in kinds:
+        one.run(Noting(**base | kind))
+    return set(Noting.noted)
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="a replay of a call reads no config")
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize(("op", "algorithm"), sorted({(way.op, way.algorithm) for way in ways()}))
+def test_an_algorithm_reads_what_it_is_said_to_have_a_use_for(ranks: Ranks, op: str, algorithm: str) -> None:
+    read = set[str]().union(*(ranks.run(fields_read, way)[0] for way in ways(op) if way.algorithm == algorithm))
+    read -= {"algorithm"}
+    if algorithm not in EXCHANGING:
+        read -= {"own_matmul"}  # True is refused there
+    amd = {"waves_per_eu", "matrix_instr_nonkdim", "kpack"}
+    assert set(options_of(op, algorithm)) == read | amd
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)

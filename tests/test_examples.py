@@ -262,7 +262,7 @@ def test_ranks_to_start(backend: str, gpus: int, given: int | None, expected: in
 
 @pytest.mark.parametrize(("shared", "backend"), [("0", "sim"), ("1", "cuda")])
 def test_one_gpu_is_not_enough_unless_ranks_share_it(
-    monkeypatch: pytest.MonkeyPatch, shared: str, backend: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shared: str, backend: str
 ) -> None:
     monkeypatch.setenv("IRIS_BACKEND", "cuda")
     monkeypatch.setenv("IRIS_OVERSUBSCRIBE", shared)
@@ -272,7 +272,11 @@ def test_one_gpu_is_not_enough_unless_ranks_share_it(
     ):
         detect.return_value.name = "cuda"
         assert ranks_to_start(None) == 4
+        told = capsys.readouterr().err
+        assert ranks_to_start(1) == 1
     assert os.environ["IRIS_BACKEND"] == backend
+    assert ("4 are simulated; --num_ranks 1 takes the GPU\n" in told) == (backend == "sim")
+    assert capsys.readouterr().err == ""
 
 
 def random_bits_of_all_ranks() -> bool:

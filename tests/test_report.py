@@ -610,10 +610,24 @@ def test_counters_of_every_two_ranks_are_a_matrix(tmp_path: Path) -> None:
     assert "[rma_matrix, 2 ranks](x/rma_matrix-2-ranks-nvidia-h200.md): 1 row\n" in page.read_text()
 
 
-def test_times_of_simulated_ranks_are_not_compared(study: Study) -> None:
+def test_times_of_simulated_ranks_are_not_compared(study: Study, tmp_path: Path) -> None:
     titles = [table.title for table in tables.summary(study, SIM_SECTION)]
     assert titles == ["Skipped, failed, wrong"]
     assert len(tables.summary(study, H200_SECTION)) == 3
+    rates = {"× NCCL", "× torch", "of floor", "floor ms", "TFLOP/s", "GB/s"}
+    for section, shown in ((SIM_SECTION, set[str]()), (H200_SECTION, rates)):
+        problems = study.of(section, "all_gather_matmul")
+        (every, *_), (each, *_) = tables.measurements(study, problems), tables.overview(study, problems)
+        assert {column.name for column in every.columns} & rates == shown
+        assert {column.name for column in each.columns} & rates == shown & {"× NCCL", "× torch", "of floor"}
+        marks = {cell.mark for table in (every, each) for row in table.rows for cell in row}
+        assert bool(marks & {"best", "slower", "faster"}) == bool(shown)
+    (sim,) = study.of(SIM_SECTION, "all_gather_matmul")
+    assert sim.timed.keys() == {"push", "nccl"}
+    line = record("matmul_all_reduce", "one_shot", LARGE[0], 2) | {"counters": {"GB/s rank 0 peer 1": 1e-3, "tries": 3}}
+    write(tmp_path / "sim.jsonl", [line | {"environment": SIMULATED}])
+    (simulated,) = read(tmp_path / "sim.jsonl")
+    assert simulated.counters == {"tries": 3} and simulated.time is not None
 
 
 def test_without_matplotlib_the_message_says_how_to_get_it(

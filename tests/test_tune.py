@@ -864,6 +864,21 @@ def test_findings_as_plain_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert lines[2].split() == ["two", "no", "time", "left"]
 
 
+def test_times_have_a_unit_and_end_below_each_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        tuned.Row("H", 2, "matmul", None, "bf16", 8, 8, 8, False, CONFIGS[0], measured, predicted, untuned)
+        for measured, untuned, predicted in ((0.51234, 1024.0, 0.6), (12.0, 3.25, None))
+    ]
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    print_findings([Finding("one", row) for row in rows])
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.endswith("      ms  untuned ms  predicted ms")
+    assert lines[0].endswith("  0.5123        1024           0.6")
+    assert lines[1].endswith("      12        3.25")
+
+
 def test_findings_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """Not as rich's markup, which brackets in an error can be taken for."""
     print_findings([Finding("one", why="dropped: no kernel [/mnt/cache]")])

@@ -30,7 +30,8 @@ class Axis:
         variant: whether the values are ways of doing the same thing, which are timed in turns.
         closed: whether there are no other values.
         also: values that the command line may name, too.
-        extended: whether the command line may add to a word, behind a ``+``; or what raises an error of what is added.
+        extended: whether the command line may add to a word, behind a ``+``; or what raises an error of what is added
+            to which word.
     """
 
     names: tuple[str, ...]
@@ -38,7 +39,7 @@ class Axis:
     variant: bool = False
     closed: bool = False
     also: tuple[Value, ...] = ()
-    extended: bool | Callable[[str], object] = False
+    extended: bool | Callable[[str, str], object] = False
 
     def known(self, value: Value) -> Value:
         """What of a value on the command line the axis has to know: of an extended one what stands before ``+``."""
@@ -47,7 +48,8 @@ class Axis:
     def check(self, value: Value) -> None:
         """Refuse what a value on the command line adds to a word, if the case can say so."""
         if callable(self.extended) and isinstance(value, str) and "+" in value:
-            self.extended(value.partition("+")[2])
+            word, _, added = value.partition("+")
+            self.extended(word, added)
 
     def overridden(self, overrides: Mapping[str, Sequence[Value]]) -> Axis:
         """The axis with the values that ``overrides`` has for its names, and no point twice."""
@@ -77,7 +79,7 @@ def axis(
     variant: bool = False,
     closed: bool = False,
     also: Iterable[Value] = (),
-    extended: bool | Callable[[str], object] = False,
+    extended: bool | Callable[[str, str], object] = False,
 ) -> Callable[[Function], Function]:
     """A parameter of a case and its values; a decorator.
 
@@ -91,7 +93,7 @@ def axis(
         closed: the command line can name no other values, even if they are numbers.
         also: words that the command line can name beside ``values``.
         extended: the command line can add to a word, behind a ``+``, what the case makes sense of: ``push+num_sms=64``.
-            A function of what is added may raise an ``ArgumentError``, before anything runs.
+            A function of the word and what is added may raise an ``ArgumentError``, before anything runs.
     """
     names = tuple(part.strip() for part in name.split(","))
     rows: tuple[tuple[Any, ...], ...] = tuple(value if isinstance(value, tuple) else (value,) for value in values)

@@ -18,6 +18,8 @@ Show = Callable[[Sequence[Mapping[str, Any]]], None]
 
 SHAPE_AXIS = ("M", "N", "K")
 """The axis whose points a data set replaces."""
+SIZES = frozenset({"m", "n", "k"})
+"""Parameters that say less than a ``shape`` beside them."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from iris.bench import records, session
 from iris.bench.axes import Params
-from iris.bench.case import Case
+from iris.bench.case import SIZES, Case
 from iris.bench.environment import dated
 from iris.bench.records import Record
 from iris.bench.session import Settings
@@ -38,7 +38,9 @@ class Group:
 
     @property
     def label(self) -> str:
-        return label(self.case, self.variants[0], self.case.variant_names)
+        """One line for what the variants have in common. Of a shape and its sizes only the shape."""
+        sizes = SIZES if "shape" in self.variants[0] else frozenset()
+        return label(self.case, self.variants[0], sizes | self.case.variant_names)
 
     def keys(self, num_ranks: int) -> list[str]:
         """What the records of the variants are known by."""
@@ -46,7 +48,7 @@ class Group:
 
 
 def label(case: Case, params: Params, without: frozenset[str] | set[str] = frozenset()) -> str:
-    """One line for a point: what the filter matches and the progress bar shows."""
+    """One line for a point: what the filter matches."""
     parts = [f"{name}={value}" for name, value in params.items() if name not in without]
     return " ".join([case.name, *parts])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -58,7 +59,7 @@ def add_heap_size(parser: argparse.ArgumentParser) -> None:
 
 def ranks_to_start(num_ranks: int | None) -> int:
     """``num_ranks``, or if that is None, all GPUs where there are two or more, else 4 ranks, which are simulated unless
-    they may share a GPU that there is.
+    they may share a GPU that there is. Says so on stderr where there is one.
 
     Under torchrun, mpirun or srun the ranks are there already, and :func:`iris.launch` ignores the number.
     """
@@ -69,6 +70,8 @@ def ranks_to_start(num_ranks: int | None) -> int:
         return gpus
     if gpus == 1 and identity() is None and not backends.oversubscribed():
         os.environ["IRIS_BACKEND"] = "sim"
+        said = f"one GPU is too few for several ranks: {SIMULATED_RANKS} are simulated; --num_ranks 1 takes the GPU"
+        print(said, file=sys.stderr)
     return SIMULATED_RANKS
 
 

@@ -11,6 +11,8 @@ from iris.console import console
 
 Advance = Callable[[str, int], None]
 """Takes what comes next, in words, and how many points have just been finished."""
+_BAR_WIDTH = 20
+"""So that of 80 columns half are left to the words."""
 
 
 @contextmanager
@@ -18,6 +20,7 @@ def progress(total: int) -> Iterator[Advance]:
     """Show progress over ``total`` points while the block runs."""
     try:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
         screen = console(sys.stderr)
     except ImportError:
@@ -26,8 +29,13 @@ def progress(total: int) -> Iterator[Advance]:
     if not screen.is_terminal:
         yield _lines(total)
         return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=screen, transient=True) as bar:
+    columns = (  # the words take what the others leave, and end in an ellipsis where that is too little
+        BarColumn(_BAR_WIDTH, table_column=Column(no_wrap=True)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+    )
+    with Progress(*columns, console=screen, transient=True, expand=True) as bar:
         task = bar.add_task("starting ranks", total=total)
 
         def advance(following: str, finished: int) -> None:

@@ -117,6 +117,11 @@ def key_of(one: Record) -> str:
     return key(one["case"], one["params"], one["world_size"])
 
 
+def simulated(one: Mapping[str, Any]) -> bool:
+    """Whether a record is of simulated ranks: its times are wall time, and rates and speed-ups of them say nothing."""
+    return (one.get("environment") or {}).get("backend") == "sim"
+
+
 def place_of(one: Record) -> tuple[Any, Any]:
     """Hardware and backend that a record comes from."""
     environment = one.get("environment") or {}

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from iris.bench import records
-from iris.bench.case import Case
+from iris.bench.case import SIZES, Case
 from iris.bench.records import Record
 from iris.console import print_table
-from iris.ops.tuned import SIMULATED
 
 REFERENCE = "nccl"
 """The algorithm that speed-ups are given over."""
@@ -20,7 +19,6 @@ FIGURES = ("flops", "nbytes", "back_to_back_ms", "host_us", "floor_ms", "floor_s
 TIMES = ("median", "min", "p10", "p90", "rank_skew", "calls")
 WHERE = ("hardware", "backend", "commit", "date")
 VARIES = "*"
-_SIZES = {"m", "n", "k"}
 _Common = tuple[str, str | None]
 
 
@@ -84,7 +82,7 @@ def _remarks(results: Sequence[Record]) -> list[str]:
     lines = [f"{_some(names)}: {why}\n" for why, names in points.items()]
     if any(_varies(one) for one in results):
         lines.append(f"{VARIES} right, but two calls may differ in their last bits: sums in the order of arrival\n")
-    if any(one["params"].get("algorithm") == "nccl" and one["environment"].get("backend") == "sim" for one in results):
+    if any(one["params"].get("algorithm") == "nccl" and records.simulated(one) for one in results):
         lines.append("nccl: gloo, in the simulator\n")
     return lines
 
@@ -105,7 +103,7 @@ def _names(results: Sequence[Record]) -> list[str]:
     """Parameters that differ between ``results``; of a shape and its sizes only the shape."""
     names = list(dict.fromkeys(name for one in results for name in one["params"]))
     if "shape" in names:
-        names = [name for name in names if name not in _SIZES]
+        names = [name for name in names if name not in SIZES]
     several = [name for name in names if len({one["params"].get(name) for one in results}) > 1]
     return several or names
 
@@ -115,10 +113,10 @@ def _title(results: Sequence[Record]) -> str:
     fixed = [
         f"{name}={value}"
         for name, value in first["params"].items()
-        if name not in shown and not (name in _SIZES and "shape" in first["params"])
+        if name not in shown and not (name in SIZES and "shape" in first["params"])
     ]
     where = first["environment"].get("hardware") or "unknown hardware"
-    clock = ", wall time" if where == SIMULATED else ""
+    clock = ", wall time" if records.simulated(first) else ""
     return f"{first['case']}: {first['world_size']} × {where}{clock}{', ' if fixed else ''}{' '.join(fixed)}"
 
 
@@ -136,7 +134,8 @@ def _cells(
 ) -> list[str]:
     time = one["time_ms"]
     spread = f"{_short(time['p10'])}–{_short(time['p90'])}" if time else ""
-    speedup = _speedup(one, base, cases)
+    rated = not records.simulated(one)  # else what is made of a time says nothing
+    speedup = _speedup(one, base, cases) if rated else None
     verdict = {
         True: "yes",
         False: "NO",
@@ -149,10 +148,8 @@ def _cells(
         _short(time["rank_skew"] * 1e3) if time else "",
         _short(one["back_to_back_ms"]),
         _short(one["host_us"]),
-        _short(one["gbytes_per_s"]),
-        _short(one["tflops_per_gpu"]),
-        _short(one["floor_ms"]),
-        f"{one['floor_share']:.0%}" if one["floor_share"] is not None else "",
+        *(_short(one[name]) if rated else "" for name in ("gbytes_per_s", "tflops_per_gpu", "floor_ms")),
+        f"{one['floor_share']:.0%}" if rated and one["floor_share"] is not None else "",
         f"{speedup:.2f}×" if speedup is not None else "",
         *(_counter(one["counters"].get(name)) for name in counters),
         verdict[one["validated"]] + VARIES * _varies(one),

@@ -1,13 +1,14 @@
-"""Configs worth a try for a problem, and what rules a config out. Pure: no GPU."""
+"""Configs worth a try for a problem, what rules a config out, and which options each algorithm has. Pure: no GPU."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from iris.ops.config import IN_REGISTERS, FusedConfig, Target
+from iris.ops.config import EXCHANGING, IN_REGISTERS, FusedConfig, Target
 from iris.ops.model import algorithms
 from iris.ops.problem import Problem
 from iris.ops.rows import MAX_CHUNKS
@@ -25,9 +26,12 @@ _STREAM_K_FROM = 1.03
 """Splitting tiles is worth a try where whole waves take this much longer than the tiles themselves."""
 
 
+OF_TILE = ("block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages")
+"""Fields that each candidate has a value of its own for, whether its algorithm has a use for them or not."""
+
+
 def _tile(m: int, n: int, k: int, warps: int, stages: int) -> Fields:
-    names = ("block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages")
-    return dict(zip(names, (m, n, k, warps, stages), strict=True))
+    return dict(zip(OF_TILE, (m, n, k, warps, stages), strict=True))
 
 
 TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
@@ -250,8 +254,30 @@ _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("matmul_all_reduce", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_reduce_scatter", "push"): _ROUND_VARIATIONS,
     ("matmul_all_reduce", "two_shot"): _ROUND_VARIATIONS,
-}
+} | {(op, "baseline"): _TILE_VARIATIONS for op, options in ALGORITHMS.items() if "baseline" in options}
 _AMD_ONLY = {"waves_per_eu", "matrix_instr_nonkdim", "kpack"}
+_OF_KERNEL = {"block_size_m", "block_size_n", "block_size_k", "num_sms", *_VARIATIONS}
+_CARRYING = {"num_rounds", "comm_sms", "k_per_flag", "num_fetch_stages", "first_stage_fetch_sms"}
+_CUTTING = {"num_chunks", "block_size_m"}
+_SUMMING = {"num_sms", *_TILE_VARIATIONS}
+_UNVARIED: dict[tuple[str, str], set[str]] = {
+    ("all_gather_matmul", "push"): _CARRYING,
+    ("all_gather_matmul", "copy_engine"): set(_TILE_VARIATIONS),
+    ("all_gather_matmul", "pull"): {"num_rounds"},
+    ("all_gather_matmul", "decomposed"): _CUTTING,
+    ("all_gather_matmul", "baseline"): {"num_sms"},
+    ("matmul_all_scatter", "decomposed"): _CUTTING | _SUMMING,
+    ("matmul_all_scatter", "baseline"): {"num_sms"},
+    ("matmul_reduce_scatter", "atomic"): {"num_rounds"},
+    ("matmul_reduce_scatter", "decomposed"): _CUTTING | _SUMMING,
+    ("matmul_reduce_scatter", "ring"): _CUTTING,
+    ("matmul_reduce_scatter", "baseline"): {"num_sms"},
+    ("matmul_all_reduce", "atomic"): {"num_rounds"},
+    ("matmul_all_reduce", "decomposed"): _CUTTING | _SUMMING,
+    ("matmul_all_reduce", "ring"): _CUTTING,
+    ("matmul_all_reduce", "baseline"): {"num_sms"},
+}
+"""What an algorithm has a use for beside what is varied of it, and beside what the matmul kernel has."""
 
 
 def candidates(
@@ -299,17 +325,26 @@ def has_no_tile(config: FusedConfig) -> bool:
     return config.algorithm in LIBRARY and not config.own_matmul
 
 
+def options_of(op: str, algorithm: str) -> tuple[str, ...]:
+    """The fields of a config that ``algorithm`` of ``op`` has a use for, in some call; of others it runs as without
+    them. Those for AMD are among them. Left out is what only int8 has a use for, which the library does not multiply.
+    """
+    kind = op, algorithm
+    used = {*_AMD_ONLY, *_OF_ALGORITHM.get(kind, ()), *_UNVARIED.get(kind, ())}
+    if algorithm in EXCHANGING:
+        used.add("own_matmul")
+    if algorithm in EXCHANGING or algorithm not in LIBRARY:
+        used |= _OF_KERNEL
+    return tuple(field.name for field in dataclasses.fields(FusedConfig) if field.name in used)
+
+
 def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterator[FusedConfig]:
     """Configs that differ from ``config`` in one field that counts for its algorithm, the nearest values first."""
     kind = problem.op, config.algorithm
     only_send = kind == ("all_gather_matmul", "push") and config.comm_sms is not None
     own = _PUT_VARIATIONS if only_send else _OF_ALGORITHM.get(kind, {})
-    fields = _VARIATIONS | own
-    if has_no_tile(config):
-        fields = dict(own)
-        if config.algorithm == "baseline":
-            fields |= _TILE_VARIATIONS
-    for name, values in fields.items():
+    varied = own if has_no_tile(config) else _VARIATIONS | own
+    for name, values in varied.items():
         if (name in _AMD_ONLY and target.backend != "hip") or (name == "two_tiles" and not config.stream_k):
             continue
         if name in ("num_warps", "num_stages") and target.backend == "sim":

@@ -188,6 +188,7 @@ def run(
         split = workspace.scratch("split", 3 * programs, torch.int32)
     if trace is not None:
         trace.begin(ctx, programs)
+    courier_m, courier_n = (config.comm_block_m, config.comm_block_n) if plan.courier is not None else (0, 0)
     flags = Flags(
         turnstile, workspace.ready, split, counters,
         plan.chunks, plan.blocks_per_chunk, plan.pieces, plan.piece_k or k,
@@ -244,8 +245,8 @@ def run(
         TWO_TILES=config.two_tiles,
         STRIPS=strips,
         STRIP_STAGES=strip_stages(config, strips, target.backend),
-        COURIER_M=config.comm_block_m,
-        COURIER_N=config.comm_block_n,
+        COURIER_M=courier_m,
+        COURIER_N=courier_n,
         PRECISION=_precision(problem.dtype),
         ACC_DTYPE=tl.int32 if problem.dtype == torch.int8 else tl.float32,
         TRACE=trace is not None,

@@ -167,13 +167,13 @@ class _Call(SumCall):
     """A method per algorithm."""
 
     def push(self) -> None:
-        self.launch_reduction(self._plan(scatter_rows_sink, delivered_after))
+        self.launch_reduction(self._plan(scatter_rows_sink, delivered_after, self.config.num_rounds))
 
     def atomic(self) -> None:
-        self.launch_reduction(self._plan(add_rows_sink, added_after))
+        self.launch_reduction(self._plan(add_rows_sink, added_after, self.config.num_rounds))
 
     def copy_engine(self) -> None:
-        plan = replace(self._plan(keep_rows_sink, kept_after), eager=True, rounds=1)
+        plan = replace(self._plan(keep_rows_sink, kept_after, 1), eager=True)
         per_shard, rank, world = plan.tiles_per_shard(self.problem, self.config), self.ctx.rank, self.ctx.world_size
         sums = self.reduction(plan, -(-per_shard // min(self.config.num_chunks, per_shard)))
 
@@ -196,8 +196,8 @@ class _Call(SumCall):
     def baseline(self) -> None:
         self.summed(everywhere=False)
 
-    def _plan(self, sink: Any, after: Any) -> Plan:
+    def _plan(self, sink: Any, after: Any, rounds: int) -> Plan:
         return Plan(
             self.site, schedule.own_last, sink=sink, after=after, gate=True, shards=self.ctx.world_size, sharded=True,
-            meet=False, rounds=self.config.num_rounds,
+            meet=False, rounds=rounds,
         )  # fmt: skip

@@ -81,7 +81,6 @@ def _times(chart: Chart, study: Study, palette: Palette) -> Figure:
     timed = problem.timed
     floor = next((result.floor_ms for result in timed.values() if result.floor_ms is not None), None)
     longest = max([floor or 0.0, *map(time_of, timed.values())]) or 1.0
-    best = min(map(time_of, problem.complete.values()), default=0.0)
     for place, algorithm in enumerate(algorithms):
         result = problem.results[algorithm]
         if result.time is None:
@@ -89,7 +88,7 @@ def _times(chart: Chart, study: Study, palette: Palette) -> Figure:
             continue
         time = time_of(result)
         axes.barh(place, time, 0.66, color=palette.tones[algorithm].light)
-        weight = "bold" if time == best else "normal"
+        weight = "bold" if time == problem.best_ms else "normal"
         axes.text(time + 0.015 * longest, place, f"{time:.3f}", va="center", color=INK.light, weight=weight)
     axes.set_yticks(range(len(algorithms)), map(_label, algorithms))
     axes.set_ylim(len(algorithms) - 0.5, -1.1)
@@ -138,9 +137,9 @@ def _scaling(chart: Chart, study: Study, palette: Palette) -> Figure:
     def height(result: Result) -> float | None:
         return result.tflops_per_gpu if rates else time_of(result)
 
-    figure, (axes,) = _figure(chart, [_PLOT], _AXIS + 0.12, [*algorithms, "floor"], palette)
-    _curves(axes, problems, algorithms, palette, lambda problem: problem.world_size, height)
     floor = [point for problem in problems for point in _floor_point(problem, rates)]
+    figure, (axes,) = _figure(chart, [_PLOT], _AXIS + 0.12, [*algorithms, *(["floor"] if floor else [])], palette)
+    _curves(axes, problems, algorithms, palette, lambda problem: problem.world_size, height)
     axes.plot(*_columns(floor), color=INK.light, linestyle=(0, (3, 2)), linewidth=1)
     sizes = sorted({problem.world_size for problem in problems})
     axes.set_xscale("log", base=2)

@@ -21,7 +21,7 @@ _LONG = 150
 BEGIN, END = "<!-- report:begin -->", "<!-- report:end -->"
 MARK = "<!-- Written by python -m iris report, which replaces or removes this file when it writes again. -->"
 """The first line of a file of measurements."""
-_SIMULATED = "Simulated ranks show that results are right; their times say nothing about a GPU.\n"
+_SIMULATED = "Simulated ranks show that results are right; their times are wall time, and say nothing about a GPU.\n"
 
 
 @dataclass(frozen=True)

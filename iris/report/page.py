@@ -26,7 +26,7 @@ _EXPLAINED = {
 }
 _SIMULATED = (
     "Simulated ranks are processes on a CPU: their results are right or wrong as on GPUs, but their times say nothing "
-    "about a GPU. They are never in a chart with GPU results."
+    "about a GPU: they are wall time, and nothing else is made of them. They are never in a chart with GPU results."
 )
 
 

@@ -16,6 +16,8 @@ SCHEMA = 1
 _BEGIN = b'{"schema":'
 """What the line of a result begins with."""
 SIMULATOR = "sim"
+_RATE = "GB/s"
+"""What a counter's name begins with that is a rate."""
 SERIES = ("algorithm", "way")
 """Parameters that say how something was computed or moved, rather than what."""
 
@@ -39,7 +41,8 @@ class Time:
 
 @dataclass(frozen=True)
 class Result:
-    """One line. A result that is wrong, failed or was skipped has no time and no figure made from it.
+    """One line. A result that is wrong, failed or was skipped has no time and no figure made from it. One of simulated
+    ranks has its time, which is wall time, and no rate and no floor.
 
     Results of one ``batch`` were timed in turns; older lines have none.
     """
@@ -169,11 +172,14 @@ def _parse(line: _Fields, file: Path) -> Result:
     )
     counts = skipped is None and error is None and validated is not False
 
-    def figure(name: str) -> float | None:
+    on_gpus = environment.text("backend") != SIMULATOR
+
+    def figure(name: str, wanted: bool = counts) -> float | None:
         value = line.optional_number(name)
-        return value if counts else None
+        return value if wanted else None
 
     time = _time(line.inner("time_ms")) if line.fields.get("time_ms") is not None else None
+    counted = {name: counters.number(name, -MOST) for name in counters.fields} if counts else {}
     return Result(
         case=line.text("case"),
         params={name: _plain(value) for name, value in line.inner("params").fields.items()},
@@ -184,13 +190,13 @@ def _parse(line: _Fields, file: Path) -> Result:
         time=time if counts else None,
         back_to_back_ms=figure("back_to_back_ms"),
         host_us=figure("host_us"),
-        floor_ms=line.optional_number("floor_ms"),
-        floor_share=figure("floor_share"),
-        tflops_per_gpu=figure("tflops_per_gpu"),
-        gbytes_per_s=figure("gbytes_per_s"),
+        floor_ms=figure("floor_ms", on_gpus),
+        floor_share=figure("floor_share", counts and on_gpus),
+        tflops_per_gpu=figure("tflops_per_gpu", counts and on_gpus),
+        gbytes_per_s=figure("gbytes_per_s", counts and on_gpus),
         predicted_ms=line.optional_number("predicted_ms"),
         picked=line.inner("config", optional=True).optional_text("algorithm"),
-        counters={name: counters.number(name, -MOST) for name in counters.fields} if counts else {},
+        counters={name: value for name, value in counted.items() if on_gpus or not name.startswith(_RATE)},
         environment={name: str(value) for name, value in environment.fields.items() if value is not None},
         batch=line.optional_text("batch"),
         file=file,

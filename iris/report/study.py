@@ -69,6 +69,12 @@ class Problem:
         return {name: result for name, result in self.timed.items() if name != MATMUL or self.case == MATMUL}
 
     @property
+    def best_ms(self) -> float | None:
+        """The shortest of several such times; none of simulated ranks, whose times tell nothing of each other."""
+        times = [time_of(result) for result in self.complete.values()]
+        return min(times) if len(times) > 1 and not self.section.simulated else None
+
+    @property
     def representative(self) -> Result | None:
         """What Iris makes of the problem: ``auto``, where it was not measured the fastest algorithm of Iris."""
         ours = {algorithm: time_of(result) for algorithm, result in self.timed.items() if algorithm not in COMPARATORS}
@@ -104,8 +110,11 @@ class Study:
     def speedup(self, result: Result, opponent: str) -> float | None:
         """How many times as fast as ``opponent``, timed in turns with it: in the same file and batch.
 
-        In the case ``matmul``, which has no communication, PyTorch's opponent is torch.matmul.
+        In the case ``matmul``, which has no communication, PyTorch's opponent is torch.matmul. Of simulated ranks there
+        is no speed-up.
         """
+        if result.simulated:
+            return None
         rival = MATMUL if result.case == MATMUL and opponent == "torch_symm_mem" else opponent
         if result.time is None or result.algorithm in (rival, MATMUL) or "algorithm" not in result.params:
             return None

@@ -45,8 +45,8 @@ class Table:
 
 
 EXPLANATIONS = {
-    "ms": "median time of one call on the slowest rank, in milliseconds. Bold: the fastest of its problem, the "
-    "torch.matmul alone not counted.",
+    "ms": "median time of one call on the slowest rank, in milliseconds; of simulated ranks, wall time. Bold: the "
+    "fastest of its problem, the torch.matmul alone not counted.",
     "× NCCL, × torch": "speed-up over NCCL (RCCL, gloo) + torch.matmul and over torch.ops.symm_mem (of a matmul "
     "without communication: over torch.matmul), measured in the same run. ▲ faster, ▼ slower, by what two decimals "
     "show.",
@@ -190,8 +190,9 @@ def _overview(study: Study, palette: Palette, problems: Sequence[Problem]) -> Ta
     named, many = any(problem.names for problem in problems), len(settings) > 1
     shown = [Column(name, False) for name, wanted in (("model, layer", named), ("setting", many)) if wanted]
     columns = [Column("M×N×K", False), *shown, Column("Iris takes", False)]
-    columns += [*(Column(f"{way} ms") for way in ways), Column("× NCCL"), Column("× torch")]
-    figures = [(name, cell_of) for name, cell_of, _ in _FIGURES if name in _OF_IRIS]
+    columns += [Column(f"{way} ms") for way in ways]
+    shown_figures = () if problems[0].section.simulated else _OF_IRIS  # of simulated ranks there is none of these
+    figures = [(name, cell_of) for name, cell_of, _ in _FIGURES if name in shown_figures]
     rows = []
     for problem in problems:
         ours = problem.representative
@@ -201,7 +202,6 @@ def _overview(study: Study, palette: Palette, problems: Sequence[Problem]) -> Ta
         cells += [
             _time_cell(problem, problem.results[way]) if way in problem.results else Cell(NOTHING) for way in ways
         ]
-        cells += [_ratio(study.speedup(ours, opponent) if ours else None) for opponent in OPPONENTS]
         cells += [cell_of(study, ours) if ours else Cell(NOTHING) for _, cell_of in figures]
         rows.append(cells)
     columns += [Column(name) for name, _ in figures]
@@ -237,7 +237,7 @@ def _measured(study: Study, palette: Palette, problems: Sequence[Problem]) -> Ta
         row.append(_time_cell(problem, result))
     for name, cell_of, optional in _FIGURES:
         cells = [cell_of(study, result) for result in results]
-        if optional and all(cell.text == NOTHING for cell in cells):
+        if (optional or problems[0].section.simulated) and all(cell.text == NOTHING for cell in cells):
             continue
         columns.append(Column(name))
         for row, cell in zip(rows, cells, strict=True):
@@ -304,8 +304,7 @@ def _time_cell(problem: Problem, result: Result) -> Cell:
     if result.time is None:
         word = "wrong result" if result.wrong else "failed" if result.skipped is None else "skipped"
         return Cell(word, _wrong(result))
-    times = [time_of(other) for other in problem.complete.values()]
-    best = result.algorithm in problem.complete and len(times) > 1 and time_of(result) == min(times)
+    best = result.algorithm in problem.complete and time_of(result) == problem.best_ms
     return Cell(f"{time_of(result):.3f}", "best" if best else "")
 
 
@@ -365,7 +364,7 @@ _FIGURES: Sequence[tuple[str, Callable[[Study, Result], Cell], bool]] = (
     ("model ms", _number(lambda result: result.predicted_ms, "{:.3f}"), True),
 )
 """Columns of the measurements: heading, cell, and whether the column may go where it is empty."""
-_OF_IRIS = ("of floor", "in a row ms", "host µs")
+_OF_IRIS = ("× NCCL", "× torch", "of floor", "in a row ms", "host µs")
 """Those of Iris's own results that an overview shows."""
 
 

@@ -9,6 +9,10 @@ from iris.console import print_table
 from iris.ops import FusedConfig
 from iris.ops.tuned import Row, changed_fields
 
+_HEADINGS = ("problem", "config", "ms", "untuned ms", "predicted ms")
+_TIMES = (2, 3, 4)
+"""Columns of times, aligned to the right."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -32,7 +36,7 @@ def described_config(config: FusedConfig) -> str:
 
 def print_findings(findings: Sequence[Finding]) -> None:
     """A table with a row for each."""
-    print_table(("problem", "config", "ms", "untuned", "predicted"), [_line(finding) for finding in findings])
+    print_table(_HEADINGS, [_line(finding) for finding in findings], right=_TIMES)
 
 
 def _line(finding: Finding) -> tuple[str, ...]:

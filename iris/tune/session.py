@@ -348,7 +348,8 @@ class Chief:
         fastest = f", best {self._search.measured_ms(best):.4g} ms" if best is not None else ""
         doing = {"compile": "compiling", "check": "checking"}.get(step.kind, "timing")
         left = f"{max(0.0, self._left_s()):.0f} s left"
-        self._advance(f"{self._shape.name}: {doing}, {len(self._search.trials)} tried{fastest}, {left}", 0)
+        found = f"{doing}, {len(self._search.trials)} tried{fastest}, {left}"
+        self._advance(f"{found}: {self._shape.name}", 0)  # what changes comes first: a narrow terminal cuts the end
 
     def _own_fates(self) -> list[Fate]:
         """What this run has found before a candidate ended its ranks."""

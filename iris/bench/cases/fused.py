@@ -134,7 +134,7 @@ def _tell(state: State, ctx: Iris, problem: Problem, config: FusedConfig, known:
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
 @axis("gather_dim", (0, 1), closed=True)
-@axis("algorithm", ways_of(GATHER), variant=True, extended=check_options)
+@axis("algorithm", ways_of(GATHER), variant=True, extended=partial(check_options, op=GATHER))
 def all_gather_matmul(state: State, ctx: Iris) -> None:
     """A, sharded by rows (gather_dim 0) or columns (1), is gathered; every rank multiplies it with its columns of B."""
     run(state, ctx, GATHER, state["gather_dim"])
@@ -144,7 +144,7 @@ def all_gather_matmul(state: State, ctx: Iris) -> None:
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
-@axis("algorithm", ways_of(SCATTER), variant=True, extended=check_options)
+@axis("algorithm", ways_of(SCATTER), variant=True, extended=partial(check_options, op=SCATTER))
 def matmul_all_scatter(state: State, ctx: Iris) -> None:
     """Every rank computes its columns of A @ B; all ranks end with all columns."""
     run(state, ctx, SCATTER)
@@ -154,7 +154,7 @@ def matmul_all_scatter(state: State, ctx: Iris) -> None:
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
-@axis("algorithm", ways_of(REDUCE_SCATTER), variant=True, extended=check_options)
+@axis("algorithm", ways_of(REDUCE_SCATTER), variant=True, extended=partial(check_options, op=REDUCE_SCATTER))
 def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
     """A and B are sharded by K; the products are summed over ranks, and every rank ends with its rows of the sum."""
     run(state, ctx, REDUCE_SCATTER)
@@ -164,7 +164,7 @@ def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
-@axis("algorithm", ways_of(ALL_REDUCE), variant=True, extended=check_options)
+@axis("algorithm", ways_of(ALL_REDUCE), variant=True, extended=partial(check_options, op=ALL_REDUCE))
 def matmul_all_reduce(state: State, ctx: Iris) -> None:
     """A and B are sharded by K; the products are summed over ranks, and all ranks end with the sum."""
     run(state, ctx, ALL_REDUCE)
@@ -174,7 +174,7 @@ def matmul_all_reduce(state: State, ctx: Iris) -> None:
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
-@axis("algorithm", ways_of(LOCAL), variant=True, extended=check_options)
+@axis("algorithm", ways_of(LOCAL), variant=True, extended=partial(check_options, op=LOCAL))
 def matmul(state: State, ctx: Iris) -> None:
     """A @ B on every rank for itself, data-parallel over tiles and with Stream-K, beside torch.matmul."""
     run(state, ctx, LOCAL)

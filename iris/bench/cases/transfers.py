@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from iris.bench import records
 from iris.bench.axes import axis
 from iris.bench.case import register
 from iris.bench.matrix import measure_pairs, print_matrix, random_bits, same_bits
@@ -22,10 +23,10 @@ _PAIR = "GB/s rank {} peer {}"
 
 
 def show(results: Sequence[Mapping[str, Any]]) -> None:
-    """Print a rank × rank matrix for each record that has one."""
+    """Print a rank × rank matrix for each record that has one, unless its ranks were simulated."""
     for one in results:
         world, counters = range(one["world_size"]), one["counters"]
-        if counters:
+        if counters and not records.simulated(one):
             heading = " ".join(str(value) for value in one["params"].values())
             matrix = [[counters[_PAIR.format(rank, peer)] for peer in world] for rank in world]
             print_matrix(f"{heading}: GB/s of each pair while all others are idle", matrix)

@@ -6,14 +6,14 @@
 * ``matmul``: the local matmul alone, ``torch.matmul``, which moves nothing.
 
 An algorithm of Iris's runs with the best options known for it. Others are told behind it, by the fields of
-:class:`iris.ops.FusedConfig`: ``hbm_buffer+comm_sms=32+k_per_flag=8``.
+:class:`iris.ops.FusedConfig` that it has a use for: ``hbm_buffer+comm_sms=32+k_per_flag=8``.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -37,7 +37,7 @@ from iris.bench.state import State
 from iris.context import Iris
 from iris.errors import ArgumentError
 from iris.ops import FusedConfig, pick_config
-from iris.ops.candidates import obstacle
+from iris.ops.candidates import OF_TILE, obstacle, options_of
 from iris.ops.target import target_of
 
 NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
@@ -75,31 +75,38 @@ def ways_of(op: str) -> tuple[str, ...]:
     return (*own, *STREAM_K, MATMUL) if op == LOCAL else (*own, *COMPARATORS)
 
 
-def with_options(op: str, config: FusedConfig, options: str) -> FusedConfig:
+def with_options(op: str, config: FusedConfig, options: str, unsettled: Collection[str] = ()) -> FusedConfig:
     """``config`` with fields replaced as ``options`` says: ``comm_sms=32+k_per_flag=8``.
 
     Raises:
-        ArgumentError: it says something else.
+        ArgumentError: it says something else, or another value than the config's for a field that the algorithm has no
+            use for, and that is not ``unsettled`` yet: all that would change is noise.
     """
     known = [field.name for field in fields(FusedConfig) if field.name != "algorithm"]
+    used = options_of(op, config.algorithm) if config.algorithm in ops.ALGORITHMS[op] else known
     given: dict[str, Any] = {}
     for option in filter(None, options.split("+")):
         name, _, text = option.partition("=")
         if name not in known or not text:
-            fix = f"FIELD is one of {', '.join(known)}."
+            fix = f"FIELD is one of {', '.join(used)}."
             raise ArgumentError(op, "options behind an algorithm", "FIELD=VALUE, of FusedConfig", option, fix)
         given[name] = None if text == "None" else parse_values(name, text)[0]
+        if name not in (*used, *unsettled) and given[name] != getattr(config, name):
+            argument, fix = f"options behind {config.algorithm}", f"It has {', '.join(used)}."
+            raise ArgumentError(op, argument, f"what {config.algorithm} has a use for", option, fix)
     return config.with_fields(given)
 
 
-def check_options(options: str) -> None:
-    """Refuse what no algorithm takes on any device.
+def check_options(name: str, options: str, *, op: str) -> None:
+    """Refuse what the algorithm ``name`` of ``op`` does not take on any device.
 
     Raises:
-        ArgumentError: a field or value that there is not.
+        ArgumentError: a field or value that there is not, or a field that the algorithm has no use for; one of the
+            tile, which may be told as it is, is refused only where the best config is known.
     """
-    config = with_options("bench", FusedConfig(), options)
-    config.check("bench", (config.algorithm,), sys.maxsize)
+    plain = FusedConfig(ops.ALGORITHMS[LOCAL][0] if name in STREAM_K else name)
+    config = with_options(op, plain, options, OF_TILE)
+    config.check(op, (config.algorithm,), sys.maxsize)
 
 
 def way(state: State, operands: Operands, name: str) -> Way:

@@ -1,0 +1,79 @@
+"""What commands show while they measure, and behind it: no more than there is room for, or than it says anything."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+
+from iris.bench.axes import Params
+from iris.bench.case import Case
+from iris.bench.cases import fused, transfers
+from iris.bench.driver import Group
+from iris.bench.progress import progress
+from iris.bench.records import record
+from iris.bench.state import Outcome
+from iris.bench.tables import write_csv, write_table
+
+RATES = ["GB/s", "TFLOP/s", "floor ms", "of floor", "vs NCCL"]
+SIMULATED: dict[str, str | int | None] = {"hardware": "simulated", "backend": "sim", "date": "2026-11-26T12:00:00Z"}
+H200 = SIMULATED | {"hardware": "NVIDIA H200", "backend": "cuda"}
+
+
+class Terminal(io.StringIO):
+    """One that a program writes to."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def drawn(self) -> str:
+        """Without the codes that say where and in which colours."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.getvalue())
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_narrow_terminal_shows_how_far_a_run_is(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    words = "all_gather_matmul shape=8192x8192x29568 dtype=bf16 gather_dim=0 b_layout=transposed"
+    with progress(12) as advance:
+        advance("starting ranks", 3)
+        advance(words, 0)
+    shown = words if columns == 200 else r"all_gather_matmul shape=8192x8192x29568 \S*…"
+    assert re.search(rf"━  3/12 \S+ {shown}", terminal.drawn)
+
+
+def test_sizes_are_not_told_beside_the_shape_that_says_them() -> None:
+    case = Case("matmul_all_reduce", fused.matmul_all_reduce)
+    params: Params = {"shape": "64x96x128", "m": 64, "n": 96, "k": 64, "dtype": "bf16", "algorithm": "auto"}
+    assert Group(case, [params]).label == "matmul_all_reduce shape=64x96x128 dtype=bf16"
+    others = {name: value for name, value in params.items() if name != "shape"}
+    assert Group(case, [others]).label == "matmul_all_reduce m=64 n=96 k=64 dtype=bf16"
+
+
+@pytest.mark.parametrize(("environment", "rated"), [(H200, True), (SIMULATED, False)])
+def test_what_is_made_of_a_time_is_not_shown_of_simulated_ranks(
+    environment: dict[str, str | int | None], rated: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = Outcome(validated=True, flops=10**9, nbytes=10**6, floor_s=1e-4, seconds=[3e-3] * 3)
+    results = [
+        record("matmul_all_reduce", {"dtype": "bf16", "algorithm": name}, [outcome], environment, 2, "batch")
+        for name in ("auto", "nccl")
+    ]
+    write_table(results, {}, out := io.StringIO())
+    headings = next(line for line in out.getvalue().splitlines() if "algorithm" in line)
+    assert [rate for rate in RATES if rate in headings] == (RATES if rated else [])
+    assert out.getvalue().splitlines()[0].strip() == f"matmul_all_reduce: 2 × {environment['hardware']}" + (
+        ", dtype=bf16" if rated else ", wall time, dtype=bf16"
+    )
+    assert "3" in next(line.split() for line in out.getvalue().splitlines() if line.split()[:1] == ["auto"])
+    write_csv(results, {}, everything := io.StringIO())
+    assert ",1.0," in everything.getvalue()  # the speed-up
+    transfers.show(
+        [one | {"counters": {f"GB/s rank {i} peer {j}": 1.0 for i in (0, 1) for j in (0, 1)}} for one in results]
+    )
+    assert ("GB/s" in capsys.readouterr().out) == rated
