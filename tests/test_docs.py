@@ -14,7 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
 
 import pytest
 import torch
@@ -329,7 +328,7 @@ def exists(name: str) -> bool:
             owner = getattr(owner, part)
         return True
     if path[0] == "ops":
-        return hasattr(iris.ops.BoundOps(cast(Any, None)), path[1])
+        return hasattr(iris.ops.BoundOps, path[1])
     described = re.findall(r"^ {8}(\w+): ", iris.Iris.__doc__ or "", re.MULTILINE)
     return hasattr(iris.Iris, path[0]) or path[0] in described
 
