@@ -46,7 +46,7 @@ from iris.context import Iris, iris
 from iris.device.matmul import matmul_kernel
 from iris.errors import ArgumentError, IrisError
 from iris.identity import identity
-from iris.launch import launch
+from iris.launch import in_full, launch
 from iris.ops.config import FusedConfig
 from iris.ops.problem import output_dtype
 from iris.trace import Trace, draw
@@ -340,7 +340,8 @@ def main(doc: str | None, stream_k: bool, argv: Sequence[str] | None = None) -> 
         print("\nstopped", file=sys.stderr)
         return STOPPED
     except IrisError as error:
-        why = error.__cause__ if isinstance(error.__cause__, IrisError) else error  # a rank's error says it all
+        cause = error.__cause__
+        why = cause if isinstance(cause, IrisError) else in_full(error)  # a rank's error says it all
         said = f"{type(why).__name__}: {why}"
         print(f"benchmark{f', rank {who.rank}' if who else ''}: {said}", file=sys.stderr)
         if who is None or who.rank == 0:
