@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from iris.errors import ArgumentError, IrisError
+from iris.errors import ArgumentError, IrisError, LaunchError
+from iris.identity import identity
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,8 +75,21 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
+def _plain() -> bool:
+    """Whether what looks like a terminal gets plain text: where NO_COLOR is set, and on ranks that a launcher started,
+    unless FORCE_COLOR is. Open MPI gives each rank a terminal, whatever becomes of what they print."""
+    if os.environ.get("NO_COLOR"):
+        return True
+    try:
+        who = identity()
+    except LaunchError:  # which it is not for the console to say
+        return True
+    return who is not None and who.source != "iris.launch" and not os.environ.get("FORCE_COLOR")
+
+
 def console(file: TextIO) -> Console:
-    """rich's console, but where nobody reads on it raises what the stream does, for :func:`exit_status` to see.
+    """rich's console, but where nobody reads on it raises what the stream does, for :func:`exit_status` to see. No
+    file is a terminal to it where text is to be plain.
 
     Raises:
         ImportError: rich is not installed.
@@ -86,7 +100,7 @@ def console(file: TextIO) -> Console:
         def on_broken_pipe(self) -> NoReturn:
             raise  # what rich has caught
 
-    return Raising(file=file)
+    return Raising(file=file, force_terminal=False if _plain() else None)
 
 
 def print_table(

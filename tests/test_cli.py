@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -193,6 +194,33 @@ def test_what_standard_output_has_no_code_for_is_a_question_mark() -> None:
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"2 ? 3\n", b"")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "plain"),
+    [
+        ({}, False), ({"NO_COLOR": "1"}, True), ({"NO_COLOR": ""}, False),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True), (MPIRUN, True), ({**MPIRUN, "NO_COLOR": "1"}, True),
+        ({**MPIRUN, "FORCE_COLOR": "1"}, False),
+        ({"IRIS_RANK": "1", "IRIS_WORLD_SIZE": "2"}, False), ({"RANK": "no number", "WORLD_SIZE": "2"}, True),
+    ],
+)  # fmt: skip
+def test_text_is_plain_where_it_is_asked_for_and_on_ranks_of_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], plain: bool
+) -> None:
+    said = {"TERM": "xterm-256color"} | variables
+    monkeypatch.setattr(os, "environ", said)
+    file = Terminal()
+    console.print_table(("name", "value"), [("one", "1")], title="title", styles={"one": "bold red"}, file=file)
+    assert ("\x1b" not in file.getvalue()) == plain and "title" in file.getvalue()
 
 
 def test_ctrl_c_is_said_without_a_traceback(

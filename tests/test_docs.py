@@ -136,7 +136,7 @@ def test_every_environment_variable_is_described(maker: ModuleType) -> None:
     read = {
         variable
         for file in maker.PACKAGE.rglob("*.py")
-        for variable in re.findall(r"\bIRIS_[A-Z]+(?:_[A-Z]+)*\b", file.read_text())
+        for variable in re.findall(r"\b(?:IRIS(?:_[A-Z]+)+|(?:NO|FORCE)_COLOR)\b", file.read_text())
     }
     assert read == set(maker.ENVIRONMENT)
 

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "eager": set(),
     "heap": {"errors"},
-    "console": {"errors"},
+    "console": {"errors", "identity"},
     "files": {"errors"},
     "leases": {"errors", "heap"},
     "processes": set(),
