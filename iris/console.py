@@ -33,7 +33,7 @@ def exit_status(program: str, run: Callable[[], int]) -> int:
                 sys.stdout.reconfigure(errors="replace")
             return run()
         except IrisError as error:
-            print(f"{program}: {type(error).__name__}: {error}", file=sys.stderr)
+            print(error_line(program, error), file=sys.stderr)
             return USAGE if isinstance(error, ArgumentError) else 1
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)
@@ -54,6 +54,15 @@ def exit_status(program: str, run: Callable[[], int]) -> int:
             print(f"{program}: standard output: {error.strerror}", file=sys.stderr)
             return 1
         raise
+
+
+def error_line(program: str, error: IrisError) -> str:
+    """What ``program`` prints of ``error``: of an ArgumentError as argparse has it, without an op that is the program
+    itself; of others with their class, which tells what happened."""
+    if not isinstance(error, ArgumentError):
+        return f"{program}: {type(error).__name__}: {error}"
+    itself = program.partition(",")[0].split()[-1] == error.op
+    return f"{program}: error: {str(error).removeprefix(f'{error.op}: ' if itself else '')}"
 
 
 def _drop_what_is_left(*streams: TextIO) -> None:

@@ -123,17 +123,41 @@ def test_an_iris_error_is_printed_without_traceback(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["bench", "nosuch"], "case: expected one of "),
-        (["bench", "all_gather_matmul", "--axis_M=abc"], "--axis_M: expected whole numbers, got abc"),
-        (["bench", "all_gather_matmul", "--axis_dtype=fp8"], "--axis_dtype: expected one of bf16, "),
-        (["report", "nofolder"], "There is no nofolder"),
+        (["bench", "nosuch"], "iris bench: error: case: expected one of "),
+        (
+            ["bench", "all_gather_matmul", "--axis_M=abc"],
+            "iris bench: error: --axis_M: expected whole numbers, got abc",
+        ),
+        (["bench", "all_gather_matmul", "--axis_dtype=fp8"], "iris bench: error: --axis_dtype: expected one of bf16, "),
+        (["report", "nofolder"], "iris report: error: results: expected "),
     ],
 )
 def test_an_argument_that_cannot_work_exits_with_2(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(words) == 2
-    assert told in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("program", "error", "told"),
+    [
+        (
+            "iris bench",
+            iris.ArgumentError("bench", "case", "a, b", "c", "Fix."),
+            "error: case: expected a, b, got c. Fix.",
+        ),
+        ("mine.py", iris.ArgumentError("bench", "case", "a", "b"), "error: bench: case: expected a, got b"),
+        ("iris tune", iris.ShapeError("matmul", "A", "a", "b"), "error: matmul: A: expected a, got b"),
+        ("benchmark, rank 1", iris.ArgumentError("benchmark", "-k", "a", "b"), "error: -k: expected a, got b"),
+        ("iris bench", iris.PeerDied("rank 1 is gone"), "PeerDied: rank 1 is gone"),
+        ("iris bench", iris.WaitTimeout("rank 1 did not come"), "WaitTimeout: rank 1 did not come"),
+    ],
+)
+def test_a_wrong_argument_is_told_as_argparse_does_and_others_with_what_they_are(
+    program: str, error: iris.IrisError, told: str
+) -> None:
+    assert console.error_line(program, error) == f"{program}: {told}"
 
 
 @pytest.mark.parametrize("backend", ["cuda", "nonsense"])
