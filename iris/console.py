@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from iris.errors import ArgumentError, IrisError
+from iris.errors import ArgumentError, IrisError, LaunchError
+from iris.identity import identity
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +33,7 @@ def exit_status(program: str, run: Callable[[], int]) -> int:
                 sys.stdout.reconfigure(errors="replace")
             return run()
         except IrisError as error:
-            print(f"{program}: {type(error).__name__}: {error}", file=sys.stderr)
+            print(error_line(program, error), file=sys.stderr)
             return USAGE if isinstance(error, ArgumentError) else 1
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)
@@ -55,6 +56,15 @@ def exit_status(program: str, run: Callable[[], int]) -> int:
         raise
 
 
+def error_line(program: str, error: IrisError) -> str:
+    """What ``program`` prints of ``error``: of an ArgumentError as argparse has it, without an op that is the program
+    itself; of others with their class, which tells what happened."""
+    if not isinstance(error, ArgumentError):
+        return f"{program}: {type(error).__name__}: {error}"
+    itself = program.partition(",")[0].split()[-1] == error.op
+    return f"{program}: error: {str(error).removeprefix(f'{error.op}: ' if itself else '')}"
+
+
 def _drop_what_is_left(*streams: TextIO) -> None:
     """What the interpreter would write there when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -74,8 +84,21 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
+def _plain() -> bool:
+    """Whether what looks like a terminal gets plain text: where NO_COLOR is set, and on ranks that a launcher started,
+    unless FORCE_COLOR is. Open MPI gives each rank a terminal, whatever becomes of what they print."""
+    if os.environ.get("NO_COLOR"):
+        return True
+    try:
+        who = identity()
+    except LaunchError:  # which it is not for the console to say
+        return True
+    return who is not None and who.source != "iris.launch" and not os.environ.get("FORCE_COLOR")
+
+
 def console(file: TextIO) -> Console:
-    """rich's console, but where nobody reads on it raises what the stream does, for :func:`exit_status` to see.
+    """rich's console, but where nobody reads on it raises what the stream does, for :func:`exit_status` to see. No
+    file is a terminal to it where text is to be plain.
 
     Raises:
         ImportError: rich is not installed.
@@ -86,7 +109,7 @@ def console(file: TextIO) -> Console:
         def on_broken_pipe(self) -> NoReturn:
             raise  # what rich has caught
 
-    return Raising(file=file)
+    return Raising(file=file, force_terminal=False if _plain() else None)
 
 
 def print_table(

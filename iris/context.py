@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -41,6 +41,9 @@ from iris.status import CODES, expired_wait, gave_up, record_of
 from iris.tensors import SymmetricTensors
 from iris.watcher import Watcher
 from iris.wire import pack, unpack
+
+if TYPE_CHECKING:
+    from iris.ops import BoundOps
 
 T = TypeVar("T")
 
@@ -132,7 +135,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         backend_name: ``"cuda"``, ``"hip"`` or ``"sim"``.
     """
 
-    _ops_factory: Callable[[Iris], Any] | None = None
+    _ops_factory: Callable[[Iris], BoundOps] | None = None
     last_trace: Any = None
     """The Trace of the last op called with ``trace=True``."""
 
@@ -247,7 +250,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         return self.num_sms
 
     @property
-    def ops(self) -> Any:
+    def ops(self) -> BoundOps:
         """Every op of :mod:`iris.ops`, bound to this context: ``ctx.ops.all_gather_matmul(output, A, B)``."""
         if Iris._ops_factory is None:
             raise ContextError("iris.ops is not imported: import iris")

@@ -26,6 +26,7 @@ from iris.bench.progress import progress
 from iris.console import counted, print_table
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
+from iris.launch import in_full
 from iris.ops.choice import resolve
 from iris.trace import Event, Trace, draw
 
@@ -139,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
         if isinstance(error.__cause__, IrisError):
             with as_failure():
                 raise error.__cause__ from None  # says all, without a rank's traceback
-        raise
+        raise in_full(error) from error.__cause__
 
 
 def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, backend: str) -> int:

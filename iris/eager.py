@@ -27,5 +27,10 @@ def eager(function: Callable[P, T]) -> Callable[P, T]:
             disabled.append(torch.compiler.disable(function, reason=_REASON))
         return disabled[0](*args, **kwargs)
 
-    call._torchdynamo_disable, call._torchdynamo_disable_msg = True, _REASON  # type: ignore[attr-defined]
-    return call
+    return untraced(call)
+
+
+def untraced(function: Callable[P, T]) -> Callable[P, T]:
+    """``function``, marked for ``torch.compile`` to break a graph at it."""
+    function._torchdynamo_disable, function._torchdynamo_disable_msg = True, _REASON  # type: ignore[attr-defined]
+    return function

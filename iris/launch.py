@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from iris.errors import ArgumentError, LaunchError, PeerDied, WaitTimeout
+from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, WaitTimeout, words_of
 from iris.identity import identity
 from iris.worker import FAREWELL, INTERPRET, described, serve
 
@@ -69,8 +69,8 @@ def launch(
     one has failed are ended.
 
     Raises:
-        LaunchError: a rank failed, with the traceback of the first to fail and its error as ``__cause__``; or time ran
-            out; or no ranks can be started like this.
+        LaunchError: a rank failed; it names those that did and says what the first to fail raised, which is its
+            ``__cause__`` and has the rank's traceback; or time ran out; or no ranks can be started like this.
         ArgumentError: ``fn`` is no function; a ``timeout_s`` that is no time; ``args`` that are no tuple or list.
     """
     _check_function("launch", fn)
@@ -94,23 +94,34 @@ class _Outcome:
     at: float = 0.0
 
 
+class RankTraceback(Exception):
+    """Where a rank was when it raised: the cause of what it raised, as a traceback itself cannot be sent."""
+
+
 def _failure(outcomes: Iterable[_Outcome], late: str = "") -> LaunchError | None:
-    """The error that says which ranks failed, the first one's traceback, and who was late; None if none failed."""
+    """The error that says which ranks failed, what the first one raised, and who was late; None if none failed."""
     failed = [one for one in outcomes if one.error is not None]
     failed.sort(key=lambda one: (isinstance(one.error, PeerDied | WaitTimeout), one.at))  # these are consequences
     if not failed:
         return None
     first, *others = failed
+    assert first.error is not None
     also = f" (also failed: {', '.join(str(one.rank) for one in others)})" if others else ""
-    error = LaunchError(f"rank {first.rank} failed{also}{f'; {late}' if late else ''}\n{first.trace}")
+    ours = type(first.error) is LaunchError
+    what = words_of(first.error).removeprefix(f"rank {first.rank}'s ") if ours else described(first.error)
+    error = LaunchError("\n".join([f"rank {first.rank} failed{also}: {what}", *([late] if late else [])]))
     error.__cause__ = first.error
+    # Without what the error says, which is printed below it.
+    if trace := first.trace.strip().removesuffix(described(first.error)).removesuffix(what).rstrip():
+        cause = RankTraceback(f"rank {first.rank}:\n{trace}")
+        BaseException.__setattr__(first.error, "__cause__", cause)  # which a class of the user's may refuse
     return error
 
 
-def in_a_line(error: LaunchError) -> LaunchError:
-    """``error`` without the traceback of the rank that failed first, but with what that raised."""
-    text = str(error).split("\n", 1)[0]
-    return LaunchError(text if error.__cause__ is None else f"{text}: {described(error.__cause__)}")
+def in_full(error: IrisError) -> IrisError:
+    """``error`` with the traceback of the rank that failed first, if one did, for those who print no causes."""
+    trace = error.__cause__ and error.__cause__.__cause__
+    return LaunchError(f"{error}\n{trace}") if isinstance(trace, RankTraceback) else error
 
 
 def _results(outcomes: list[_Outcome]) -> list[Any]:
@@ -232,19 +243,18 @@ class RankPool:
         try:
             value = ForkingPickler.loads(pickled)
         except Exception as error:  # noqa: BLE001 (unpickling runs any code)
-            what = f"{trace}\nThe exception" if trace else "its result"
+            what = f"its exception ({trace.strip().splitlines()[-1]})" if trace else "its result"
             text = f"{what} cannot be unpickled where the rank was started: {described(error)}"
-            return _Outcome(rank, None, LaunchError(text), f"{text}\n{traceback.format_exc()}", time.monotonic())
+            return _Outcome(rank, None, LaunchError(text), f"{trace}\n{traceback.format_exc()}", time.monotonic())
         return _Outcome(rank, None if trace else value, value if trace else None, trace, time.monotonic())
 
     def _ended(self, rank: int) -> _Outcome:
         """The outcome of a rank whose process ended before it answered."""
         self.processes[rank].join(5)
         if self.processes[rank].exitcode == _NO_GUARD:
-            return _Outcome(rank, None, LaunchError(_GUARD), _GUARD, time.monotonic())
-        how = self._end_of(rank)
-        error = LaunchError(f"rank {rank}'s process ended: {how}")
-        return _Outcome(rank, None, error, f"process ended: {how}", time.monotonic())
+            return _Outcome(rank, None, LaunchError(_GUARD), at=time.monotonic())
+        error = LaunchError(f"rank {rank}'s process ended: {self._end_of(rank)}")
+        return _Outcome(rank, None, error, at=time.monotonic())
 
     def _end_of(self, rank: int) -> str:
         code = self.processes[rank].exitcode

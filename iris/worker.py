@@ -89,7 +89,8 @@ def _answer(call: bytes) -> tuple[str, bytes]:
             raise
         value = None
     except Exception as error:  # noqa: BLE001 (whatever a rank raises is sent back)
-        trace, sent = traceback.format_exc(), _portable(error)
+        below = error.__traceback__ and error.__traceback__.tb_next  # without this function
+        trace, sent = "".join(traceback.format_exception(type(error), error, below)), _portable(error)
         give_up(before, error)
         return trace, sent
     try:

@@ -265,7 +265,7 @@ def test_a_mistake_is_one_line_in_a_script_of_ones_own(
     monkeypatch.setattr(sys, "argv", ["mine.py", *arguments])
     assert bench.main() == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("iris bench: ArgumentError: bench: ")
+    assert line.startswith("iris bench: error: ")
 
 
 def test_a_data_set_leaves_out_cases_that_nobody_named_and_that_take_no_shapes(

@@ -4,13 +4,15 @@ memory of peers that have not come yet, chunks and rows that do not come out eve
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
+import pydoc
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -24,7 +26,7 @@ from torch.autograd import forward_ad
 import iris
 from iris.device import sync
 from iris.device.arch import clock_ns
-from iris.ops import ALGORITHMS, FusedConfig, new_workspace
+from iris.ops import ALGORITHMS, BoundOps, FusedConfig, new_workspace
 from iris.ops.candidates import LIBRARY
 from iris.ops.replay import Replays, _identity, _rounding
 from iris.ops.workspace import FusedWorkspace
@@ -384,7 +386,8 @@ def by_name(seed: int) -> tuple[list[float], Failure, Failure]:
             excesses.append(one.excess())
     one = trial(ctx, Way(GATHER, "push"), (16, 16, 32), torch.float16, seed)
     unknown = failure_of(lambda: ctx.ops.all_gather_matmul(one.output, one.a, one.b, config="magic"))
-    odd = failure_of(lambda: ctx.ops.all_gather_matmul(one.output, one.a, one.b, config={"num_chunks": 2}))
+    wrong = {"num_chunks": 2}
+    odd = failure_of(lambda: ctx.ops.all_gather_matmul(one.output, one.a, one.b, config=wrong))  # type: ignore[arg-type]
     return excesses, unknown, odd
 
 
@@ -394,6 +397,23 @@ def test_an_algorithm_by_its_name(ranks: Ranks, seed: int) -> None:
         assert max(excesses) <= 1
         assert unknown.kind == odd.kind == "ArgumentError"
         assert "'magic'" in unknown.message and "copy_engine" in unknown.message and "dict" in odd.message
+
+
+BOUND = [name for name in vars(BoundOps) if name[0] != "_"]
+
+
+def test_every_op_is_bound() -> None:
+    assert set(BOUND) > set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_a_bound_op_says_what_it_is(name: str) -> None:
+    op, bound = getattr(iris.ops, name), getattr(BoundOps(cast(Any, "a context")), name)
+    assert bound.__name__ == name and bound.__doc__ == op.__doc__
+    first, *others = inspect.signature(op).parameters.values()
+    assert first.name == "ctx" and list(inspect.signature(bound).parameters.values()) == others
+    told = pydoc.plain(pydoc.render_doc(bound))
+    assert f"{name}({others[0].name}: " in told and "Raises:" in told
 
 
 def of_other_sizes() -> tuple[Failure, ...]:

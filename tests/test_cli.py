@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -122,17 +123,41 @@ def test_an_iris_error_is_printed_without_traceback(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["bench", "nosuch"], "case: expected one of "),
-        (["bench", "all_gather_matmul", "--axis_M=abc"], "--axis_M: expected whole numbers, got abc"),
-        (["bench", "all_gather_matmul", "--axis_dtype=fp8"], "--axis_dtype: expected one of bf16, "),
-        (["report", "nofolder"], "There is no nofolder"),
+        (["bench", "nosuch"], "iris bench: error: case: expected one of "),
+        (
+            ["bench", "all_gather_matmul", "--axis_M=abc"],
+            "iris bench: error: --axis_M: expected whole numbers, got abc",
+        ),
+        (["bench", "all_gather_matmul", "--axis_dtype=fp8"], "iris bench: error: --axis_dtype: expected one of bf16, "),
+        (["report", "nofolder"], "iris report: error: results: expected "),
     ],
 )
 def test_an_argument_that_cannot_work_exits_with_2(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(words) == 2
-    assert told in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("program", "error", "told"),
+    [
+        (
+            "iris bench",
+            iris.ArgumentError("bench", "case", "a, b", "c", "Fix."),
+            "error: case: expected a, b, got c. Fix.",
+        ),
+        ("mine.py", iris.ArgumentError("bench", "case", "a", "b"), "error: bench: case: expected a, got b"),
+        ("iris tune", iris.ShapeError("matmul", "A", "a", "b"), "error: matmul: A: expected a, got b"),
+        ("benchmark, rank 1", iris.ArgumentError("benchmark", "-k", "a", "b"), "error: -k: expected a, got b"),
+        ("iris bench", iris.PeerDied("rank 1 is gone"), "PeerDied: rank 1 is gone"),
+        ("iris bench", iris.WaitTimeout("rank 1 did not come"), "WaitTimeout: rank 1 did not come"),
+    ],
+)
+def test_a_wrong_argument_is_told_as_argparse_does_and_others_with_what_they_are(
+    program: str, error: iris.IrisError, told: str
+) -> None:
+    assert console.error_line(program, error) == f"{program}: {told}"
 
 
 @pytest.mark.parametrize("backend", ["cuda", "nonsense"])
@@ -193,6 +218,33 @@ def test_what_standard_output_has_no_code_for_is_a_question_mark() -> None:
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"2 ? 3\n", b"")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "plain"),
+    [
+        ({}, False), ({"NO_COLOR": "1"}, True), ({"NO_COLOR": ""}, False),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True), (MPIRUN, True), ({**MPIRUN, "NO_COLOR": "1"}, True),
+        ({**MPIRUN, "FORCE_COLOR": "1"}, False),
+        ({"IRIS_RANK": "1", "IRIS_WORLD_SIZE": "2"}, False), ({"RANK": "no number", "WORLD_SIZE": "2"}, True),
+    ],
+)  # fmt: skip
+def test_text_is_plain_where_it_is_asked_for_and_on_ranks_of_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], plain: bool
+) -> None:
+    said = {"TERM": "xterm-256color"} | variables
+    monkeypatch.setattr(os, "environ", said)
+    file = Terminal()
+    console.print_table(("name", "value"), [("one", "1")], title="title", styles={"one": "bold red"}, file=file)
+    assert ("\x1b" not in file.getvalue()) == plain and "title" in file.getvalue()
 
 
 def test_ctrl_c_is_said_without_a_traceback(

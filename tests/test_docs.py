@@ -14,7 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
 
 import pytest
 import torch
@@ -137,7 +136,7 @@ def test_every_environment_variable_is_described(maker: ModuleType) -> None:
     read = {
         variable
         for file in maker.PACKAGE.rglob("*.py")
-        for variable in re.findall(r"\bIRIS_[A-Z]+(?:_[A-Z]+)*\b", file.read_text())
+        for variable in re.findall(r"\b(?:IRIS(?:_[A-Z]+)+|(?:NO|FORCE)_COLOR)\b", file.read_text())
     }
     assert read == set(maker.ENVIRONMENT)
 
@@ -329,7 +328,7 @@ def exists(name: str) -> bool:
             owner = getattr(owner, part)
         return True
     if path[0] == "ops":
-        return hasattr(iris.ops.BoundOps(cast(Any, None)), path[1])
+        return hasattr(iris.ops.BoundOps, path[1])
     described = re.findall(r"^ {8}(\w+): ", iris.Iris.__doc__ or "", re.MULTILINE)
     return hasattr(iris.Iris, path[0]) or path[0] in described
 

@@ -69,7 +69,7 @@ def test_no_other_number_of_ranks_is_begun_with(script: str, ranks: int) -> None
     done = run(script, "--benchmark_list", f"--axis_ranks={ranks}")
     assert done.returncode != 0
     assert done.stderr.startswith(f"{script}.py"), done
-    assert ": ArgumentError: bench: --axis_ranks: expected one of 8, 2, 3," in done.stderr, done
+    assert ": error: bench: --axis_ranks: expected one of 8, 2, 3," in done.stderr, done
     assert "Traceback" not in done.stderr
 
 

@@ -467,6 +467,7 @@ def test_a_run_that_fails_leaves_no_earlier_success(tmp_path: Path, capsys: pyte
         "success": False,
         "failure": "ArgumentError: benchmark: -k: expected a multiple of the 3 ranks, got 64",
     }
+    assert capsys.readouterr().err == "benchmark: error: -k: expected a multiple of the 3 ranks, got 64\n"
     file.write_text('{"success": true}')
     with mock.patch("iris.bench.gemm_cli.launch", side_effect=KeyboardInterrupt):
         assert main(None, stream_k=False, argv=["--validate", "--num_ranks", "2", "--output_file", str(file)]) == 130

@@ -12,6 +12,8 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +26,7 @@ import iris
 from iris import backends
 from iris.backends import gpu
 from iris.identity import identity
+from iris.launch import in_full
 from iris.membership import _index
 
 pytestmark = pytest.mark.timeout(120)
@@ -270,9 +273,54 @@ def test_launch_inside_a_rank_just_calls(env: pytest.MonkeyPatch) -> None:
 def test_launch_raises_with_the_ranks_traceback(env: pytest.MonkeyPatch) -> None:
     with pytest.raises(iris.LaunchError) as caught:
         iris.launch(fail_on, 2, (1, KeyError))
-    assert str(caught.value).startswith("rank 1 failed\nTraceback")
-    assert "in fail_on" in str(caught.value) and "rank 1 had enough" in str(caught.value)
+    assert str(caught.value) == "rank 1 failed: KeyError: 'rank 1 had enough'"
     assert isinstance(caught.value.__cause__, KeyError)
+    assert "in fail_on" in str(caught.value.__cause__.__cause__)
+    told = str(in_full(caught.value))
+    assert told.startswith(f"{caught.value}\nrank 1:\nTraceback") and "in fail_on" in told
+
+
+def test_what_a_rank_raised_is_printed_with_one_traceback_of_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    lines = ["import iris", "def main():", "    raise ValueError('too much')", "if __name__ == '__main__':"]
+    script.write_text("\n".join([*lines, "    iris.launch(main, 2)\n"]))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    told = done.stderr.splitlines()
+    assert done.returncode == 1 and len(told) < 30, done.stderr
+    assert told[0] in [f"iris.launch.RankTraceback: rank {rank}:" for rank in range(2)]
+    assert told[1] == "Traceback (most recent call last):" and told[2].endswith("line 3, in main")
+    assert sum(line.startswith("Traceback") for line in told) == 2 and "worker.py" not in done.stderr
+    assert re.fullmatch(
+        r"iris\.errors\.LaunchError: rank [01] failed \(also failed: [01]\): ValueError: too much", told[-1]
+    )
+    assert done.stderr.count("ValueError: too much") == 2
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """Refuses to be given a cause."""
+
+    words: str
+
+
+def test_an_error_that_is_frozen_has_its_traceback(env: pytest.MonkeyPatch) -> None:
+    with pytest.raises(iris.LaunchError, match=r"rank 0 failed: .*Frozen: rank 0 had enough") as caught:
+        iris.launch(fail_on, 1, (0, Frozen))
+    assert "in fail_on" in "".join(traceback.format_exception(caught.value))
+
+
+def nested() -> None:
+    with iris.RankPool(1, {"IRIS_RANK": ""}) as pool:
+        pool.run(fail_on, (0, KeyError))
+
+
+def test_what_a_rank_of_a_rank_raised_is_named_by_both(env: pytest.MonkeyPatch) -> None:
+    with pytest.raises(iris.LaunchError) as caught:
+        iris.launch(nested, 1)
+    assert str(caught.value) == "rank 0 failed: rank 0 failed: KeyError: 'rank 0 had enough'"
+    assert type(caught.value.__cause__) is iris.LaunchError
+    trace = str(caught.value.__cause__.__cause__)
+    assert "in fail_on" in trace and "in nested" in trace and trace.endswith("raise error")
 
 
 def test_ranks_share_gpus_only_if_asked(env: pytest.MonkeyPatch) -> None:
@@ -309,7 +357,7 @@ def test_a_rank_that_raised_lives_on(pool: iris.RankPool) -> None:
 
 
 def test_a_rank_whose_process_ends_is_named(pool: iris.RankPool) -> None:
-    with pytest.raises(iris.LaunchError, match="rank 1 failed\nprocess ended: exit code 3"):
+    with pytest.raises(iris.LaunchError, match=r"^rank 1 failed: process ended: exit code 3$"):
         pool.run(exit_on, (1,))
     assert not pool.alive
 
@@ -334,7 +382,7 @@ def test_what_cannot_be_sent_is_named(pool: iris.RankPool) -> None:
         iris.LaunchError, match=r"cannot be sent to ranks: .*Define what is sent at the top level of a module"
     ):
         pool.run(lambda: 1)
-    with pytest.raises(iris.LaunchError, match=r"rank \d failed.*\nits result cannot be sent back: "):
+    with pytest.raises(iris.LaunchError, match=r"rank \d failed.*: its result cannot be sent back: "):
         pool.run(unsendable)
     with pytest.raises(iris.LaunchError, match="Unpicklable: 1 and 2"):
         pool.run(raise_unpicklable)
@@ -378,7 +426,7 @@ def test_a_script_without_guard_is_told_so(env: pytest.MonkeyPatch, tmp_path: Pa
     script.write_text("import iris\niris.launch(print, 2)\n")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    said = r"LaunchError: rank [01] failed \(also failed: [01]\)\niris\.launch was called while a new rank"
+    said = r"LaunchError: rank [01] failed \(also failed: [01]\): iris\.launch was called while a new rank"
     assert re.search(said, done.stderr), done.stderr
     assert 'Call it under `if __name__ == "__main__":`' in done.stderr
     assert "bootstrapping" not in done.stderr
@@ -522,15 +570,15 @@ def stuck_behind_a_failure(seconds: float) -> None:
 
 def test_peers_of_a_rank_that_raised_with_an_open_context_are_told(env: pytest.MonkeyPatch) -> None:
     started = time.monotonic()
-    with pytest.raises(iris.LaunchError, match=r"rank 0 failed \(also failed: 1\)\n(.|\n)*ValueError: boom"):
+    with pytest.raises(iris.LaunchError, match=r"rank 0 failed \(also failed: 1\): ValueError: boom"):
         iris.launch(stuck_behind_a_failure, 2, (0.0,))
     assert time.monotonic() - started < 25
 
 
 def test_ranks_that_go_on_for_long_behind_a_failure_are_ended(env: pytest.MonkeyPatch) -> None:
     env.setattr(sys.modules["iris.launch"], "_GRACE_S", 1.0)
-    late = r"rank 0 failed; ranks \[1\] did not finish within 1 s of the failure of rank 0 and were ended\n"
-    with pytest.raises(iris.LaunchError, match=rf"{late}(.|\n)*ValueError: boom") as raised:
+    late = r"ranks \[1\] did not finish within 1 s of the failure of rank 0 and were ended"
+    with pytest.raises(iris.LaunchError, match=rf"^rank 0 failed: ValueError: boom\n{late}$") as raised:
         iris.launch(stuck_behind_a_failure, 2, (600.0,))
     assert isinstance(raised.value.__cause__, ValueError)
 

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -152,13 +153,15 @@ def test_what_cannot_be_unpickled_here_is_an_error_of_its_rank(pool: iris.RankPo
         pool.run(give_homesick, (raised,))
     said = str(caught.value)
     assert "cannot be unpickled where the rank was started: RuntimeError: this is no rank" in said
-    assert ("in give_homesick" in said and "Homesick: far away" in said) == raised
+    told = "".join(traceback.format_exception(caught.value))
+    assert ("in give_homesick" in told and "Homesick: far away" in said) == raised
     assert pool.run(same, (1,)) == [1, 1]
 
 
 def test_an_exception_without_words_is_reported(pool: iris.RankPool) -> None:
-    with pytest.raises(iris.LaunchError, match="in raise_flat"):
+    with pytest.raises(iris.LaunchError, match=r"^rank \d failed") as caught:
         pool.run(raise_flat)
+    assert "in raise_flat" in "".join(traceback.format_exception(caught.value))
     assert pool.alive and pool.run(same, (1,)) == [1, 1]
 
 
@@ -176,9 +179,8 @@ def test_what_a_rank_cannot_unpickle_comes_with_its_traceback(pool: iris.RankPoo
     with pytest.raises(iris.LaunchError) as caught:
         pool.run(same, (Nowhere(),))
     said = str(caught.value)
-    assert (
-        "in refuse_rank" in said and "a rank cannot unpickle the function, or its arguments: EOFError: no rank" in said
-    )
+    assert "a rank cannot unpickle the function, or its arguments: EOFError: no rank" in said
+    assert "in refuse_rank" in "".join(traceback.format_exception(caught.value))
     assert "Define them at the top level of a module" in said and isinstance(caught.value.__cause__, iris.LaunchError)
     assert pool.alive and pool.run(same, (1,)) == [1, 1]
 
@@ -354,7 +356,7 @@ def test_ranks_can_have_children(pool: iris.RankPool) -> None:
 
 def test_a_rank_that_dies_is_noticed_whatever_it_forked(pool: iris.RankPool) -> None:
     started = time.monotonic()
-    with pytest.raises(iris.LaunchError, match="rank 1 failed\nprocess ended: killed by signal 9"):
+    with pytest.raises(iris.LaunchError, match=r"^rank 1 failed: process ended: killed by signal 9$"):
         pool.run(fork_and_die)
     assert time.monotonic() - started < 10
     with pytest.raises(iris.LaunchError, match="this pool has no ranks any more: rank 1's process ended: killed by"):

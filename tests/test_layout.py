@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "eager": set(),
     "heap": {"errors"},
-    "console": {"errors"},
+    "console": {"errors", "identity"},
     "files": {"errors"},
     "leases": {"errors", "heap"},
     "processes": set(),
@@ -58,6 +58,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Each room of the house, and the rooms that it may import; ``iris`` is the package's own ``__init__``."""
 
+FOR_TYPES = {"context": {"ops"}}
+"""Rooms that a room may import besides, under ``if TYPE_CHECKING``: for annotations alone."""
+
 OF_DEVICE = {"triton", "__future__", "os", "time", "typing"}
 """What device code may import besides its own room."""
 
@@ -90,11 +93,22 @@ def imports(tree: ast.AST, package: str) -> Iterator[str]:
                 yield inner if base.split(".")[0] == "iris" and is_module(inner) else base
 
 
+def only_for_types(tree: ast.Module, package: str) -> set[str]:
+    """Those of the modules that ``tree`` imports that no run of it imports."""
+    held = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    for_types = {target for node in held for target in imports(node, package)}
+    run = ast.Module([node for node in tree.body if node not in held], [])
+    return for_types - set(imports(run, package))
+
+
 def wrong_arrows(source: str, module: str, package: str) -> list[str]:
     """Imports of ``module`` that its room does not allow."""
-    here = room(module)
+    here, tree = room(module), ast.parse(source)
+    for_types = only_for_types(tree, package)
     wrong = []
-    for target in imports(ast.parse(source), package):
+    for target in imports(tree, package):
+        if target in for_types and room(target) in FOR_TYPES.get(here, ()):
+            continue
         top = target.split(".")[0]
         if top != "iris":
             if here == "device" and top not in OF_DEVICE:
@@ -122,6 +136,7 @@ def test_imports_follow_the_drawing(file: Path) -> None:
         ("iris.heap", "from iris import context"),
         ("iris.mesh", "from iris.context import Iris"),
         ("iris.context", "from iris.ops import matmul"),
+        ("iris.context", "if TYPE_CHECKING:\n    from iris import bench"),
         ("iris.context", "from iris.device import rma"),
         ("iris.ops.matmul", "from iris import bench"),
         ("iris.backends.sim", "from .. import context"),
@@ -137,6 +152,13 @@ def test_a_wrong_arrow_is_found(module: str, source: str) -> None:
 def test_context_may_import_the_device_files_it_launches() -> None:
     source = "from iris.device import sync\nfrom iris.device.handle import Handle"
     assert wrong_arrows(source, "iris.context", "iris") == []
+
+
+def test_context_may_import_ops_for_types_alone() -> None:
+    for_types = "if TYPE_CHECKING:\n    from iris.ops import BoundOps\n"
+    assert wrong_arrows(for_types, "iris.context", "iris") == []
+    assert len(wrong_arrows(for_types + "import iris.ops", "iris.context", "iris")) == 2
+    assert len(wrong_arrows(for_types, "iris.heap", "iris")) == 1
 
 
 def test_no_module_is_reached_before_it_is_drawn() -> None:

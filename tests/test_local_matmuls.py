@@ -60,8 +60,8 @@ def test_int8_is_multiplied_beside_the_library_where_that_takes_it(tmp_path: Pat
 def test_what_cannot_be_read_or_written_is_told_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text("[]")
     for options, status, words in (
-        (["--dataset", tmp_path / "none.json"], 2, "local_matmuls: ArgumentError: dataset: "),
-        (["--rows_out", tmp_path / "rows.json"], 2, "local_matmuls: ArgumentError: tuned rows: "),
+        (["--dataset", tmp_path / "none.json"], 2, "local_matmuls: error: dataset: "),
+        (["--rows_out", tmp_path / "rows.json"], 2, "local_matmuls: error: tuned rows: "),
         (["--dtype", "fp64"], 2, "local_matmuls.py: error: argument --dtype: invalid choice: 'fp64'"),
     ):
         refused = script(*options, "--compilers", "1")

@@ -910,7 +910,7 @@ def test_what_the_file_system_refuses_is_told_in_one_line(
     results = write(tmp_path / "x.jsonl", [timed(1)])
     assert report(results, option, path) == 2
     (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith(f"iris report: ArgumentError: report: {option}: expected {words}")
+    assert told.startswith(f"iris report: error: {option}: expected {words}")
 
 
 def test_a_page_can_go_into_a_device_and_be_of_files_of_any_name(tmp_path: Path) -> None:

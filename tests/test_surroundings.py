@@ -106,13 +106,15 @@ def test_a_choice_stands(ranks: Ranks) -> None:
 
 
 def compiled() -> torch.Tensor:
-    """Ops inside of what ``torch.compile`` compiles: bound, and by their module."""
+    """Ops inside of what ``torch.compile`` compiles: bound there, by their module, and bound before."""
     with fresh(1 << 20) as ctx:
         output, b = ctx.empty(16, 16), torch.full((8, 16), 0.5, device=ctx.device)
+        matmul = ctx.ops.matmul
 
         def layer(a: torch.Tensor) -> torch.Tensor:
             ctx.ops.matmul_all_reduce(output, a * 2, b)
-            return output + iris.ops.matmul(ctx, torch.empty_like(output), a, b)
+            products = [torch.empty_like(output) for _ in range(2)]
+            return output + iris.ops.matmul(ctx, products[0], a, b) + matmul(products[1], a, b)
 
         return torch.compile(layer, backend="eager")(torch.full((16, 8), 1.0 + ctx.rank, device=ctx.device)).cpu()
 
@@ -120,7 +122,7 @@ def compiled() -> torch.Tensor:
 @TWO
 def test_compiled_code_breaks_at_ops(ranks: Ranks) -> None:
     for rank, found in enumerate(ranks.run(compiled)):
-        assert (found == 8 * (1 + 2) + 4 * (1 + rank)).all()
+        assert (found == 8 * (1 + 2) + 2 * 4 * (1 + rank)).all()
 
 
 def compiled_calls() -> list[float]:

@@ -754,7 +754,7 @@ def test_broken_rows_of_the_users_are_found_before_ranks_start(
     monkeypatch.setenv(tuned.ENVIRONMENT_VARIABLE, str(broken))
     monkeypatch.setattr(command, "_supervised", None)
     assert cli.main(["tune", *TINY, f"--out={tmp_path / 'rows.json'}"]) == 2
-    assert capsys.readouterr().err.startswith(f"iris tune: ArgumentError: tuned rows: {broken}: expected an object")
+    assert capsys.readouterr().err.startswith(f"iris tune: error: tuned rows: {broken}: expected an object")
 
 
 def test_an_error_of_one_rank_is_told_in_a_line(

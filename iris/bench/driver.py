@@ -22,7 +22,7 @@ from iris.bench.session import Settings
 from iris.bench.state import Outcome, described
 from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout
 from iris.identity import identity
-from iris.launch import RankPool, in_a_line, start_server
+from iris.launch import RankPool, start_server
 
 START_S = 300.0
 """The most that ranks may take to start: to import PyTorch, make heaps and meet."""
@@ -133,9 +133,9 @@ class Ranks:
         assert self._pool is not None
         try:
             outcomes = self._pool.outcomes(fn, args, timeout_s=timeout_s)
-        except LaunchError as error:
+        except LaunchError:
             self.kill()
-            raise in_a_line(error) from error.__cause__
+            raise
         failures = [one for one in outcomes if one.error is not None]
         if not failures:
             return [one.value for one in outcomes]

@@ -41,12 +41,12 @@ from iris.bench.gemm_options import (
 )
 from iris.bench.options import no_picture, ranks_to_start
 from iris.bench.timing import median_seconds, slowest
-from iris.console import STOPPED, counted
+from iris.console import STOPPED, counted, error_line
 from iris.context import Iris, iris
 from iris.device.matmul import matmul_kernel
 from iris.errors import ArgumentError, IrisError
 from iris.identity import identity
-from iris.launch import launch
+from iris.launch import in_full, launch
 from iris.ops.config import FusedConfig
 from iris.ops.problem import output_dtype
 from iris.trace import Trace, draw
@@ -340,10 +340,10 @@ def main(doc: str | None, stream_k: bool, argv: Sequence[str] | None = None) -> 
         print("\nstopped", file=sys.stderr)
         return STOPPED
     except IrisError as error:
-        why = error.__cause__ if isinstance(error.__cause__, IrisError) else error  # a rank's error says it all
-        said = f"{type(why).__name__}: {why}"
-        print(f"benchmark{f', rank {who.rank}' if who else ''}: {said}", file=sys.stderr)
+        cause = error.__cause__
+        why = cause if isinstance(cause, IrisError) else in_full(error)  # a rank's error says it all
+        print(error_line(f"benchmark{f', rank {who.rank}' if who else ''}", why), file=sys.stderr)
         if who is None or who.rank == 0:
             with suppress(ArgumentError):  # said above
-                write_failure(asked.output_file, said)
+                write_failure(asked.output_file, f"{type(why).__name__}: {why}")
         return 1

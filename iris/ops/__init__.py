@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-
-import torch
+from types import MethodType
+from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from iris.context import Iris
+from iris.eager import untraced
 from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.config import FusedConfig, Target
 from iris.ops.hbm_buffer import all_gather_matmul_hbm_buffer, all_gather_matmul_hbm_buffer_preamble
@@ -37,23 +37,47 @@ __all__ = [
     "pick_config",
 ]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 ALGORITHMS: dict[str, tuple[str, ...]] = {op: algorithms(op) for op in OPS}
 """The algorithms of each op; ``"auto"`` is one more for all."""
+
+
+class _Bound(Generic[P, T]):
+    """An op of :class:`BoundOps`, as a method of the context: with its name, docstring and signature, less ``ctx``."""
+
+    def __init__(self, op: Callable[Concatenate[Iris, P], T]) -> None:
+        self._op = op
+
+    def __set_name__(self, owner: type[BoundOps], name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, ops: None, owner: type[BoundOps]) -> Callable[Concatenate[Iris, P], T]: ...
+    @overload
+    def __get__(self, ops: BoundOps, owner: type[BoundOps]) -> Callable[P, T]: ...
+    @untraced
+    def __get__(self, ops: BoundOps | None, owner: type[BoundOps]) -> Callable[..., T]:
+        if ops is None:
+            return self._op
+        bound = vars(ops)[self._name] = MethodType(self._op, ops._ctx)  # found there the next time
+        return bound
 
 
 class BoundOps:
     """The ops with their context filled in."""
 
     def __init__(self, ctx: Iris) -> None:
-        self.all_gather_matmul: Callable[..., torch.Tensor] = partial(all_gather_matmul, ctx)
-        self.all_gather_matmul_hbm_buffer: Callable[..., torch.Tensor] = partial(all_gather_matmul_hbm_buffer, ctx)
-        self.all_gather_matmul_hbm_buffer_preamble: Callable[..., FusedWorkspace] = partial(
-            all_gather_matmul_hbm_buffer_preamble, ctx
-        )
-        self.matmul_all_scatter: Callable[..., torch.Tensor] = partial(matmul_all_scatter, ctx)
-        self.matmul_reduce_scatter: Callable[..., torch.Tensor] = partial(matmul_reduce_scatter, ctx)
-        self.matmul_all_reduce: Callable[..., torch.Tensor] = partial(matmul_all_reduce, ctx)
-        self.matmul: Callable[..., torch.Tensor] = partial(matmul, ctx)
+        self._ctx = ctx
+
+    all_gather_matmul = _Bound(all_gather_matmul)
+    all_gather_matmul_hbm_buffer = _Bound(all_gather_matmul_hbm_buffer)
+    all_gather_matmul_hbm_buffer_preamble = _Bound(all_gather_matmul_hbm_buffer_preamble)
+    matmul_all_scatter = _Bound(matmul_all_scatter)
+    matmul_reduce_scatter = _Bound(matmul_reduce_scatter)
+    matmul_all_reduce = _Bound(matmul_all_reduce)
+    matmul = _Bound(matmul)
 
 
 Iris._ops_factory = BoundOps

@@ -21,7 +21,7 @@ from iris.bench.options import add_heap_size, add_num_ranks, positive, ranks_to_
 from iris.console import STOPPED
 from iris.errors import ArgumentError, IrisError, LaunchError
 from iris.identity import identity
-from iris.launch import RankPool, in_a_line
+from iris.launch import RankPool, in_full
 from iris.ops import tuned
 from iris.tune import session
 from iris.tune.report import Finding, print_findings
@@ -174,12 +174,9 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
                 trials.add(json.loads(name), config, DROPPED, why=ENDED)
             if not lost or attempt == _RESTARTS:
                 if isinstance(error.__cause__, IrisError):
-                    raise in_a_line(error) from error.__cause__
-                raise
-            print(
-                f"a candidate ended its ranks, and is left out from now on: {str(error).splitlines()[-1]}",
-                file=sys.stderr,
-            )
+                    raise  # says all, without a rank's traceback
+                raise in_full(error) from error.__cause__
+            print(f"a candidate ended its ranks, and is left out from now on: {error}", file=sys.stderr)
             left_s = max(1.0, options.budget_s - (time.monotonic() - began))
             options = replace(options, budget_s=left_s)
         finally:
