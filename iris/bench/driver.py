@@ -15,7 +15,7 @@ from typing import Any
 
 from iris.bench import records, session
 from iris.bench.axes import Params
-from iris.bench.case import SIZES, Case
+from iris.bench.case import Case, without_sizes
 from iris.bench.environment import dated
 from iris.bench.records import Record
 from iris.bench.session import Settings
@@ -39,8 +39,9 @@ class Group:
     @property
     def label(self) -> str:
         """One line for what the variants have in common. Of a shape and its sizes only the shape."""
-        sizes = SIZES if "shape" in self.variants[0] else frozenset()
-        return label(self.case, self.variants[0], sizes | self.case.variant_names)
+        first = self.variants[0]
+        told = {name: first[name] for name in without_sizes(first)}
+        return label(self.case, told, self.case.variant_names)
 
     def keys(self, num_ranks: int) -> list[str]:
         """What the records of the variants are known by."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from iris.bench import records
-from iris.bench.case import SIZES, Case
+from iris.bench.case import Case, without_sizes
 from iris.bench.records import Record
 from iris.console import print_table
 
@@ -101,20 +101,14 @@ def _some(names: Sequence[str]) -> str:
 
 def _names(results: Sequence[Record]) -> list[str]:
     """Parameters that differ between ``results``; of a shape and its sizes only the shape."""
-    names = list(dict.fromkeys(name for one in results for name in one["params"]))
-    if "shape" in names:
-        names = [name for name in names if name not in SIZES]
+    names = without_sizes(dict.fromkeys(name for one in results for name in one["params"]))
     several = [name for name in names if len({one["params"].get(name) for one in results}) > 1]
     return several or names
 
 
 def _title(results: Sequence[Record]) -> str:
     first, shown = results[0], _names(results)
-    fixed = [
-        f"{name}={value}"
-        for name, value in first["params"].items()
-        if name not in shown and not (name in SIZES and "shape" in first["params"])
-    ]
+    fixed = [f"{name}={first['params'][name]}" for name in without_sizes(first["params"]) if name not in shown]
     where = first["environment"].get("hardware") or "unknown hardware"
     clock = ", wall time" if records.simulated(first) else ""
     return f"{first['case']}: {first['world_size']} × {where}{clock}{', ' if fixed else ''}{' '.join(fixed)}"

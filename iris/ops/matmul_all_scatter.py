@@ -42,6 +42,7 @@ peers write to an inbox, not to the output, and each rank waits for all parts (:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -245,14 +246,10 @@ class _Call(OpCall):
         self.launch(Plan(self.site, sink=push_sink, sliced=True, gate=True))
 
     def split(self) -> None:
-        senders = self.config.movers(OP, self.ctx.num_sms)
-        plan = replace(self._plan(), courier=send_courier, couriers=senders, dedicated=senders)
-        self.launch(plan, slots=Slots(done=self.workspace.ready))
+        self._launch_with(send_courier)
 
     def relay(self) -> None:
-        senders = self.config.movers(OP, self.ctx.num_sms)
-        plan = replace(self._plan(), courier=relay_courier, couriers=senders, dedicated=senders)
-        self.launch(plan, slots=Slots(done=self.workspace.ready))
+        self._launch_with(relay_courier)
 
     def streams(self) -> None:
         senders = self.config.movers(OP, self.ctx.num_sms)
@@ -301,6 +298,12 @@ class _Call(OpCall):
     def baseline(self) -> None:
         self.multiply(self.output, self.a, self.bias)
         self._send_all()
+
+    def _launch_with(self, courier: Any) -> None:
+        """Launch the matmul, some of whose programs only send, as ``courier`` does."""
+        senders = self.config.movers(OP, self.ctx.num_sms)
+        plan = replace(self._plan(), courier=courier, couriers=senders, dedicated=senders)
+        self.launch(plan, slots=Slots(done=self.workspace.ready))
 
     def _plan(self, wanted_chunks: int | None = None) -> Plan:
         """What the plans of all that send chunks have in common; None: as many as there can be. Chunks are whole groups

@@ -173,6 +173,7 @@ def _parse(line: _Fields, file: Path) -> Result:
     counts = skipped is None and error is None and validated is not False
 
     on_gpus = environment.text("backend") != SIMULATOR
+    rated = counts and on_gpus
 
     def figure(name: str, wanted: bool = counts) -> float | None:
         value = line.optional_number(name)
@@ -191,9 +192,9 @@ def _parse(line: _Fields, file: Path) -> Result:
         back_to_back_ms=figure("back_to_back_ms"),
         host_us=figure("host_us"),
         floor_ms=figure("floor_ms", on_gpus),
-        floor_share=figure("floor_share", counts and on_gpus),
-        tflops_per_gpu=figure("tflops_per_gpu", counts and on_gpus),
-        gbytes_per_s=figure("gbytes_per_s", counts and on_gpus),
+        floor_share=figure("floor_share", rated),
+        tflops_per_gpu=figure("tflops_per_gpu", rated),
+        gbytes_per_s=figure("gbytes_per_s", rated),
         predicted_ms=line.optional_number("predicted_ms"),
         picked=line.inner("config", optional=True).optional_text("algorithm"),
         counters={name: value for name, value in counted.items() if on_gpus or not name.startswith(_RATE)},

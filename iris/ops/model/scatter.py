@@ -43,10 +43,14 @@ def _copied(call: Call) -> float:
     return _behind(call, deal, chunks, each) + LAUNCH_S
 
 
+def _with_senders(call: Call) -> tuple[int, Deal, int]:
+    """How many programs only send, what the others compute, and in how many chunks that is sent."""
+    senders = max(1, min(call.config.comm_sms or call.programs() // 8, call.programs() - 1))
+    return senders, call.deal(call.rows * call.columns, senders, tile_s=KEEP_S), call.groups(call.rows)
+
+
 def _split(call: Call) -> float:
-    senders = call.config.comm_sms or max(1, call.programs() // 8)
-    deal = call.deal(call.rows * call.columns, min(senders, call.programs() - 1), tile_s=KEEP_S)
-    chunks = call.groups(call.rows)
+    senders, deal, chunks = _with_senders(call)
     nbytes = (call.world - 1) * call.output_nbytes / chunks
     return _behind(call, deal, chunks, call.machine.store_s(nbytes, senders, call.world) + FLAG_S)
 
@@ -54,10 +58,8 @@ def _split(call: Call) -> float:
 def _relayed(call: Call) -> float:
     """Each chunk goes from neighbour to neighbour, by a team of the senders, beside those of the other teams; the last
     one alone."""
-    senders = max(1, min(call.config.comm_sms or call.programs() // 8, call.programs() - 1))
+    senders, deal, chunks = _with_senders(call)
     teams = max(1, senders // RELAY_TEAM)
-    deal = call.deal(call.rows * call.columns, senders, tile_s=KEEP_S)
-    chunks = call.groups(call.rows)
     nbytes, hops = call.output_nbytes / chunks, call.world - 1
     alone = hops * call.machine.send_s(nbytes * teams / senders)
     each = max(hops * (call.machine.pass_s(nbytes, senders) + _RELAYED_S / teams), alone / teams)
