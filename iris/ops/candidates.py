@@ -154,6 +154,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "copy_engine": _chunks(1, 2, 4, 8),
         "decomposed": (*_chunks(2, 4, 8), *_growing((4, 0.5), (4, 2.0), (6, 0.5), (6, 1.5))),
         "split": _moving(8, 16, 32),
+        "relay": tuple({**fields, "group_size_m": 2} for fields in _moving(48, 32)),
         "low_latency": ({},),
         "baseline": ({},),
     },
@@ -194,7 +195,9 @@ _ONLY_MEASURED: dict[str, dict[str, tuple[Fields, ...]]] = {
     "all_gather_matmul": {"low_latency": _OWN},
     "matmul_all_scatter": {
         "streams": _moving(16),
-        "relay": tuple({**fields, "group_size_m": rows} for rows in (2, 4) for fields in _moving(32, 16)),
+        "relay": tuple(
+            {**fields, "group_size_m": rows} for rows, programs in ((2, (16,)), (4, (32, 16))) for fields in _moving(*programs)
+        ),
         "low_latency": _OWN,
     },
     "matmul_reduce_scatter": {"low_latency": _OWN},

@@ -11,6 +11,8 @@ from iris.ops.model.parts import AWAITED_STEP_S, KEEP_S, STEP_S, beside_s, excha
 
 _MEETING = 0.12
 """How much longer tiles take to all peers on 8 ranks, as ranks meet at a peer."""
+_BLOCKS_MEETING = 0.08
+"""How much longer blocks of what is finished take from programs that only send to all peers on 8 ranks."""
 _COPIES_MEETING = 0.13
 """How much longer the copies of a chunk to all peers take on 8 ranks, before which ranks are made level."""
 _DRIFTING, _CHUNK_DRIFTING = 0.05, 0.06
@@ -52,7 +54,8 @@ def _with_senders(call: Call) -> tuple[int, Deal, int]:
 def _split(call: Call) -> float:
     senders, deal, chunks = _with_senders(call)
     nbytes = (call.world - 1) * call.output_nbytes / chunks
-    return _behind(call, deal, chunks, call.machine.store_s(nbytes, senders, call.world) + FLAG_S)
+    storing = call.meeting(_BLOCKS_MEETING) * call.machine.store_s(nbytes, senders, call.world)
+    return _behind(call, deal, chunks, storing + FLAG_S)
 
 
 def _relayed(call: Call) -> float:
