@@ -12,7 +12,8 @@ from iris.ops.model.parts import AWAITED_STEP_S, KEEP_S, STEP_S, beside_s, excha
 _MEETING = 0.12
 """How much longer tiles take to all peers on 8 ranks, as ranks meet at a peer."""
 _BLOCKS_MEETING = 0.08
-"""How much longer blocks of what is finished take from programs that only send to all peers on 8 ranks."""
+"""How much longer blocks of what is finished take to all peers on 8 ranks from programs that only send, but those of a
+kernel of their own, of which it is not seen."""
 _COPIES_MEETING = 0.13
 """How much longer the copies of a chunk to all peers take on 8 ranks, before which ranks are made level."""
 _DRIFTING, _CHUNK_DRIFTING = 0.05, 0.06
@@ -51,10 +52,10 @@ def _with_senders(call: Call) -> tuple[int, Deal, int]:
     return senders, call.deal(call.rows * call.columns, senders, tile_s=KEEP_S), call.groups(call.rows)
 
 
-def _split(call: Call) -> float:
+def _split(call: Call, meeting: float = _BLOCKS_MEETING) -> float:
     senders, deal, chunks = _with_senders(call)
     nbytes = (call.world - 1) * call.output_nbytes / chunks
-    storing = call.meeting(_BLOCKS_MEETING) * call.machine.store_s(nbytes, senders, call.world)
+    storing = call.meeting(meeting) * call.machine.store_s(nbytes, senders, call.world)
     return _behind(call, deal, chunks, storing + FLAG_S)
 
 
@@ -70,7 +71,7 @@ def _relayed(call: Call) -> float:
 
 
 def _streams(call: Call) -> float:
-    return _split(call) + LAUNCH_S
+    return _split(call, meeting=0.0) + LAUNCH_S
 
 
 def _decomposed(call: Call) -> float:
