@@ -115,7 +115,9 @@ def test_results_and_losses_are_counted(study: Study) -> None:
     assert f"Against PyTorch it is {torch} of {of_torch}" in words
 
 
-WAYS = (ROOT / "results/2026-11-26/ways-h200-x8.txt").read_text()
+WAYS = "\n".join(
+    (ROOT / f"results/2026-11-26/ways-h200-x8{again}.txt").read_text().split("\nPart 6")[0] for again in ("", "-again")
+)  # of part 6 only what is in other parts, too, is in the code
 MIRRORED = "\n".join((ROOT / f"results/2026-11-{day}/mirrored-h200-x2.txt").read_text() for day in (23, 25, 26))
 SHORT = {
     "all-gather, rows": "ag-rows", "all-gather, columns": "ag-columns", "reduce-scatter": "rs", "all-reduce": "ar",
@@ -149,9 +151,9 @@ def on_8_gpus() -> dict[tuple[str, str], list[str]]:
 
 
 @cache
-def taken() -> dict[tuple[str, int | None, str, str], float]:
-    """What the run of dataset/ag_gemm.json took on 8 GPUs, by case, dimension, shape and way."""
-    records = map(json.loads, (ROOT / "results/2026-11-26/ops-h200-x8.jsonl").read_text().splitlines())
+def taken(run: str = "-again") -> dict[tuple[str, int | None, str, str], float]:
+    """What a run of dataset/ag_gemm.json took on 8 GPUs, the last one, by case, dimension, shape and way."""
+    records = map(json.loads, (ROOT / f"results/2026-11-26/ops-h200-x8{run}.jsonl").read_text().splitlines())
     return {
         (one["case"], told.get("gather_dim"), told["shape"], told["algorithm"]): one["time_ms"]["median"]
         for one in records
@@ -166,7 +168,7 @@ def fastest(op: str, shape: str) -> float:
     lines = re.findall(rf"^{case} {shape}{SHARDED[dim]}: (.*)", WAYS, re.MULTILINE)
     told = [pair for line in lines for pair in re.findall(r"(\S+) (\d+\.\d+) \(", line)]
     ways = [float(ms) for way, ms in told if way not in OTHERS and "kpack" not in way]
-    return min([taken()[case, dim, shape, "auto"], *ways])
+    return min([*(taken(run)[case, dim, shape, "auto"] for run in ("", "-again")), *ways])
 
 
 def fastest_by_two() -> dict[tuple[str, str], float]:

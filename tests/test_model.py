@@ -79,7 +79,7 @@ def test_predictions_are_as_close_as_the_model_says() -> None:
 
 @pytest.mark.parametrize(
     ("calls", "ranks", "most", "at_worst"),
-    [(AGAIN, {2, 4}, (0.875, 1.125), (0.45, 1.34)), (EIGHT, {8}, (0.87, 1.09), (0.72, 1.26))],
+    [(AGAIN, {2, 4}, (0.875, 1.125), (0.45, 1.34)), (EIGHT, {8}, (0.88, 1.10), (0.62, 1.26))],
     ids=["later ops", "8 ranks"],
 )
 def test_predictions_are_off_to_either_side_as_the_model_says(
@@ -121,7 +121,7 @@ def test_no_op_is_predicted_too_fast_or_too_slow_throughout(op: str) -> None:
     [
         (H200, MEASURED, 100, 1.03, 1.21),
         (H200, AGAIN, 200, 1.009, 1.18),
-        (H200, EIGHT, 20, 1.009, 1.11),
+        (H200, EIGHT, 80, 1.014, 1.11),
         (H200, MIRRORED, 200, 1.015, 1.47),
         (H100, MIRRORED_H100, 200, 1.025, 1.82),
     ],

@@ -196,15 +196,16 @@ _ONLY_MEASURED: dict[str, dict[str, tuple[Fields, ...]]] = {
     "matmul_all_scatter": {
         "streams": _moving(16),
         "relay": tuple(
-            {**fields, "group_size_m": rows} for rows, programs in ((2, (16,)), (4, (32, 16))) for fields in _moving(*programs)
+            {**fields, "group_size_m": rows}
+            for rows, programs in ((2, (16,)), (4, (32, 16)))
+            for fields in _moving(*programs)
         ),
         "low_latency": _OWN,
     },
     "matmul_reduce_scatter": {"low_latency": _OWN},
     "matmul_all_reduce": {"low_latency": _OWN, "low_latency_two_shot": _OWN},
 }
-"""What only a measurement chooses. A relay has been measured on 4 GPUs, and the model, which lets no ranks meet in it,
-prefers it on 8, too. The library's matmul is mostly as fast as Iris's, but with few rows it takes up to
+"""What only a measurement chooses. The library's matmul is mostly as fast as Iris's, but with few rows it takes up to
 1.9 times as long where it takes the wrong tile, which no figure of the hardware's tells."""
 
 LIBRARY = ("decomposed", "ring", "low_latency", "low_latency_two_shot", "baseline")

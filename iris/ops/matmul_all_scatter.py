@@ -19,7 +19,7 @@ wins: outputs that take the links as long as the matmul takes the SMs (8192×295
 
 **relay**: as ``split``, but round the ring: the senders store a chunk at the rank before only, which stores it at the
 one before it, and so on. So no two ranks ever send to the same one. When it wins: outputs that take the links longer
-than the matmul takes the SMs (8192×29568×4096 on 4 × H200, 2026-11-26).
+than the matmul takes the SMs (8192×29568×4096 on 4 × H200, 8192×29568×8192 on 8; 2026-11-26).
 
 **copy_engine**: as ``split``, but the copy engine sends, in ``num_chunks`` chunks; all SMs compute. When it wins:
 outputs of a few MiB per rank and more.

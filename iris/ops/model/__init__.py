@@ -18,11 +18,11 @@ some of which it was fitted, it is 4 % off in the median, and nine of ten are wi
 240 shapes the one that it prefers took 0.9 % more than the fastest on average, and 17 % at worst. What is furthest off
 is slow: ``two_shot`` with several tiles of 64 × 64 for each program takes twice as long as predicted.
 
-Beside 603 calls measured on 8 × H200 (tests/data/h200_eight.json: all ops, 1 to 16384 rows, 2026-11-26), to which it
-was fitted then, it is 4 % off in the median, nine of ten are within 0.88 and 1.09, and all within 0.75 and 1.26; of the
-configs of 23 shapes the one that it prefers took 0.9 % more than the fastest on average, and 10 % at worst.
-All-scatters and all-reduces by ``decomposed`` in several chunks are not among them, as ranks are made level for them
-since: of these it knows 4 ranks alone.
+Beside 812 calls measured on 8 × H200 (tests/data/h200_eight.json: all ops, 1 to 16384 rows, 2026-11-26) it is 4 % off
+in the median, nine of ten are within 0.88 and 1.10, and all but one within 0.75 and 1.26; of the configs of 81 shapes
+the one that it prefers took 1.4 % more than the fastest on average, and 11 % at worst. To the first 603 it was fitted;
+of the other 209, measured afterwards, it has learned that ranks meet at a peer in ``split``, too. What is furthest off
+is slow: ``push`` of an all-scatter with four tiles of 64 × 64 for each program takes 1.6 times as long as predicted.
 
 Nobody has measured AMD GPUs beside it. Beside 878 calls as one of 8 or 4 ranks for which two H200s stand
 (tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py), where no ranks meet at a peer, which
