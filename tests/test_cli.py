@@ -174,8 +174,7 @@ OF_OWN_CASES = "from iris import bench; raise SystemExit(bench.main(['rma_matrix
     ("words", "both"),
     [
         (["-m", "iris", "info"], False), (["-m", "iris", "bench", "--benchmark_list"], True),
-        (["-m", "iris", "bench", "--help"], False),
-        (["-m", "iris", "--help"], True), (["-c", OF_OWN_CASES], False), (["-c", OF_OWN_CASES], True),
+        (["-m", "iris", "--help"], True), (["-c", OF_OWN_CASES], False),
     ],
 )  # fmt: skip
 def test_a_reader_that_has_gone_ends_a_command_quietly(words: list[str], both: bool) -> None:

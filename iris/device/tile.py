@@ -93,6 +93,16 @@ def tile_mask(tile):
 
 
 @triton.jit
+def block_at(block, first, row_end, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where block number ``block`` lies of the rows from ``first`` to ``row_end`` of a matrix with ``N`` columns, those
+    of a row of blocks first: its rows and columns, and which of each are inside."""
+    across = tl.cdiv(N, BLOCK_N)
+    rows = first + block // across * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
+    return rows, cols, rows < row_end, cols < N
+
+
+@triton.jit
 def slot_pointers(slots, source, tile, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Pointers into the slot for ``tile`` of rank ``source``: tiles lie there whole, one behind the other."""
     slot = (source * tile.per_shard + tile.index).to(tl.int64) * (BLOCK_M * BLOCK_N)

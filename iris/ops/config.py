@@ -208,6 +208,10 @@ class FusedConfig:
                 given_up["first_stage_fetch_sms"] = None
         return replace(self, **{**given_up, **values})
 
+    def groups(self, rows: int) -> int:
+        """Groups of rows of tiles among so many rows."""
+        return -(-rows // (self.block_size_m * self.group_size_m))
+
     def cut(self, rows: int) -> list[Rows]:
         """``rows`` in chunks, as ``decomposed`` cuts them."""
         return chunks_of(rows, self.num_chunks, self.block_size_m, self.chunk_growth)

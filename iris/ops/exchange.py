@@ -37,7 +37,7 @@ from iris.device import handle as handles
 from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, end_own_epoch, own_epoch, signal_all, store_words, wait_all, wait_words
-from iris.device.tile import Matrix, Tile, finished, slot_pointers, tile_mask, tile_pointers
+from iris.device.tile import Matrix, Tile, block_at, finished, slot_pointers, tile_mask, tile_pointers
 from iris.ops.config import in_words
 from iris.ops.workspace import FusedWorkspace
 
@@ -114,10 +114,8 @@ def blocks_of(
 @triton.jit
 def _block(me, block, blocks, rows, cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Block number ``block`` of a part, as a tile."""
-    across = tl.cdiv(cols, BLOCK_N)
-    r = block // across * BLOCK_M + tl.arange(0, BLOCK_M)
-    c = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
-    return Tile(me, block, blocks, 0, r, c, r < rows, c < cols)
+    r, c, row_mask, col_mask = block_at(block, 0, rows, cols, BLOCK_M, BLOCK_N)
+    return Tile(me, block, blocks, 0, r, c, row_mask, col_mask)
 
 
 @triton.jit

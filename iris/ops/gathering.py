@@ -25,7 +25,7 @@ from iris.device.sync import (
     wait_entered,
     wait_leading,
 )
-from iris.device.tile import tile_pointers
+from iris.device.tile import block_at, tile_pointers
 
 
 @triton.jit
@@ -120,9 +120,8 @@ def _spread(
         blocks = tl.cdiv(row_end - row_begin, COURIER_M) * across
         # Chunks begin at different programs, so that chunks of few blocks keep all of them busy.
         for block in range((program + chunk * blocks) % crew.couriers, blocks, crew.couriers):
-            rows = row_begin + block // across * COURIER_M + tl.arange(0, COURIER_M)
-            cols = block % across * COURIER_N + tl.arange(0, COURIER_N)
-            mask = (rows < row_end)[:, None] & (cols < K)[None, :]
+            rows, cols, row_mask, col_mask = block_at(block, row_begin, row_end, K, COURIER_M, COURIER_N)
+            mask = row_mask[:, None] & col_mask[None, :]
             value = tl.load(tile_pointers(own, own.ptr, rows, cols), mask=mask)
             for step in range(first_step, last_step):
                 there = peers.translate(handle, a.ptr, (me + step) % world)

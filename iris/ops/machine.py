@@ -146,7 +146,7 @@ class Machine:
         and at least ``passes`` times."""
         item, out_item = problem.dtype.itemsize, output_dtype(problem.dtype).itemsize
         a, b, c = problem.m * problem.k * item, problem.k * problem.n * item, problem.m * problem.n * out_item
-        groups = -(-problem.m // (config.group_size_m * config.block_size_m))
+        groups = config.groups(problem.m)
         passes = 1.0 if b < self.l2_bytes // 2 else max(passes, groups)
         return (a + b * passes + c) / self.memory_rate
 

@@ -54,7 +54,7 @@ from iris.device.arch import copy_stages
 from iris.device.chunk import counted_after
 from iris.device.peer import translate
 from iris.device.sync import enter, leave, signal, wait, wait_all_entered
-from iris.device.tile import Flags, Matrix, Slots, finished, peer_at, store_everywhere, tile_pointers
+from iris.device.tile import Flags, Matrix, Slots, block_at, finished, peer_at, store_everywhere, tile_pointers
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import RELAY_TEAM, FusedConfig
@@ -122,9 +122,8 @@ def relay_courier(
             there = translate(handle, here, before)
             for turn in tl.range(tl.cdiv(max(blocks - member, 0), members), num_stages=stages):
                 block = member + turn * members
-                rows = first + block // across * COURIER_M + tl.arange(0, COURIER_M)
-                cols = block % across * COURIER_N + tl.arange(0, COURIER_N)
-                mask = (rows < row_end)[:, None] & (cols < N)[None, :]
+                rows, cols, row_mask, col_mask = block_at(block, first, row_end, N, COURIER_M, COURIER_N)
+                mask = row_mask[:, None] & col_mask[None, :]
                 value = tl.load(tile_pointers(c, here, rows, cols), mask=mask)
                 tl.store(tile_pointers(c, there, rows, cols), value, mask=mask)
             if away < world - 2:  # the last one to get it sends it no further
@@ -150,9 +149,8 @@ def _send(handle, c, program, senders, row_begin, row_end, N, COURIER_M: tl.cons
     """Store this program's share, as one of ``senders``, of some rows of the own columns into all peers' outputs."""
     across = tl.cdiv(N, COURIER_N)
     for block in range(program, tl.cdiv(row_end - row_begin, COURIER_M) * across, senders):
-        rows = row_begin + block // across * COURIER_M + tl.arange(0, COURIER_M)
-        cols = block % across * COURIER_N + tl.arange(0, COURIER_N)
-        mask = (rows < row_end)[:, None] & (cols < N)[None, :]
+        rows, cols, row_mask, col_mask = block_at(block, row_begin, row_end, N, COURIER_M, COURIER_N)
+        mask = row_mask[:, None] & col_mask[None, :]
         value = tl.load(tile_pointers(c, c.ptr, rows, cols), mask=mask)
         for step in range(1, handles.world_size(handle)):
             there = translate(handle, c.ptr, peer_at(handle, step, block))
@@ -309,7 +307,7 @@ class _Call(OpCall):
         """What the plans of all that send chunks have in common; None: as many as there can be. Chunks are whole groups
         of block rows, so that their tiles are consecutive ones and their rows complete."""
         config = self.config
-        groups = -(-self.problem.m // (config.block_size_m * config.group_size_m))
+        groups = config.groups(self.problem.m)
         per_chunk = -(-groups // min(wanted_chunks or groups, groups))
         tiles = per_chunk * config.group_size_m * -(-self.problem.n // config.block_size_n)
         count = -(-groups // per_chunk)

@@ -44,6 +44,7 @@ from iris.device.tile import (
     Matrix,
     Slots,
     Tile,
+    block_at,
     finished,
     slot_pointers,
     store_everywhere,
@@ -158,9 +159,8 @@ def _sum_rows(
     me, world = handles.rank(handle), handles.world_size(handle)
     across = tl.cdiv(N, BLOCK_N)
     for block in range(tl.program_id(0), tl.cdiv(max(row_end - first, 0), BLOCK_M) * across, tl.num_programs(0)):
-        rows = first + block // across * BLOCK_M + tl.arange(0, BLOCK_M)
-        cols = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
-        tile = Tile(me, block, 0, top, rows, cols, rows < row_end, cols < N)
+        rows, cols, row_mask, col_mask = block_at(block, first, row_end, N, BLOCK_M, BLOCK_N)
+        tile = Tile(me, block, 0, top, rows, cols, row_mask, col_mask)
         acc = tl.load(tile_pointers(own, own.ptr, rows, cols), mask=tile_mask(tile), other=0).to(ACC_DTYPE)
         stages: tl.constexpr = min(copy_stages(partial.ptr.dtype.element_ty, BLOCK_M * BLOCK_N), _SUM_STAGES)
         for step in tl.range(1, world, num_stages=stages):

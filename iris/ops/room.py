@@ -49,8 +49,8 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
     if problem.op == "matmul_all_scatter":
         if config.algorithm != "relay":
             return Room(0, problem.m)
-        chunks = -(-problem.m // (config.block_size_m * config.group_size_m))
-        return Room(0, max(1, problem.world_size - 1) * config.movers(problem.op, num_sms) * chunks)
+        senders = config.movers(problem.op, num_sms)
+        return Room(0, max(1, problem.world_size - 1) * senders * config.groups(problem.m))
     if config.algorithm in _IN_TILES:
         slots, tiles = tiles_sent(problem, config)
         itemsize = 4 if config.algorithm == "atomic" else output_dtype(problem.dtype).itemsize

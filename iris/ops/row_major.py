@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris.device.tile import Matrix, tile_pointers
+from iris.device.tile import Matrix, block_at, tile_pointers
 from iris.ops.workspace import FusedWorkspace
 
 _BLOCK, _PROGRAMS_PER_SM = 64, 4
@@ -24,9 +24,8 @@ def copy_kernel(source, target, rows, cols, BLOCK: tl.constexpr):
     """``target``'s elements from ``source``'s, square by square."""
     across = tl.cdiv(cols, BLOCK)
     for block in range(tl.program_id(0), tl.cdiv(rows, BLOCK) * across, tl.num_programs(0)):
-        r = block // across * BLOCK + tl.arange(0, BLOCK)
-        c = block % across * BLOCK + tl.arange(0, BLOCK)
-        mask = (r < rows)[:, None] & (c < cols)[None, :]
+        r, c, row_mask, col_mask = block_at(block, 0, rows, cols, BLOCK, BLOCK)
+        mask = row_mask[:, None] & col_mask[None, :]
         value = tl.load(tile_pointers(source, source.ptr, r, c), mask=mask)
         tl.store(tile_pointers(target, target.ptr, r, c), value, mask=mask)
 
