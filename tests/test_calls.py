@@ -496,9 +496,11 @@ class Counted(Replays):
     def _capture(self, call: Any) -> Any:
         self.captured += 1
         call()
-        graph = mock.Mock()
-        graph.replay.side_effect = lambda: setattr(self, "replayed", self.replayed + 1)
-        return graph
+        captured = mock.Mock()
+        captured.graph.replay.side_effect = lambda: setattr(self, "replayed", self.replayed + 1)
+        captured.stream.record_event.return_value.query.return_value = False
+        self.last = captured
+        return captured
 
 
 @contextmanager
@@ -667,15 +669,42 @@ def test_all_calls_of_a_large_model_are_replayed() -> None:
     assert (replays.captured, replays.replayed, len(calls)) == (640, 3 * 640, 2 * 640)
 
 
-def test_of_too_many_calls_the_oldest_are_forgotten() -> None:
+def test_of_too_many_calls_those_that_came_longest_ago_are_forgotten() -> None:
     with mock.patch("iris.ops.replay._KEPT", 8), mock.patch("torch.cuda.synchronize") as synchronize:
         replays = Counted()
         for _ in range(2):
             for layer in range(8):
                 replays.run(layer, lambda: None)
-        assert list(replays._calls) == [*range(8)]
+        replays.run(1, lambda: None)
         replays.run("one more", lambda: None)
-        assert synchronize.call_count == 1 and list(replays._calls) == [4, 5, 6, 7, "one more"]
+        assert list(replays._calls) == [5, 6, 7, 1, "one more"] and not synchronize.called
+
+
+def test_calls_that_came_once_are_forgotten_before_those_that_are_replayed() -> None:
+    with mock.patch("iris.ops.replay._KEPT", 8):
+        replays = Counted()
+        for _ in range(2):
+            for layer in range(3):
+                replays.run(layer, lambda: None)
+        for prompt in range(5):
+            replays.run(f"prompt {prompt}", lambda: None)
+        replays.run("one more", lambda: None)
+        assert list(replays._calls) == [0, 1, 2, "prompt 4", "one more"]
+
+
+def test_a_forgotten_graph_is_kept_while_its_stream_may_run_it() -> None:
+    with mock.patch("iris.ops.replay._KEPT", 1):
+        replays = Counted()
+        for _ in range(2):
+            replays.run("first", lambda: None)
+        running = replays.last.stream.record_event.return_value.query
+        replays.run("second", lambda: None)
+        assert len(replays._leaving) == 1
+        replays.run("third", lambda: None)
+        assert len(replays._leaving) == 1
+        running.return_value = True
+        replays.run("fourth", lambda: None)
+        assert replays._leaving == []
 
 
 def first_call_with_late_zeros(way: Way, seed: int) -> float:

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
-from typing import Any, ParamSpec, cast
+from typing import Any, NamedTuple, ParamSpec, cast
 
 import torch
 
@@ -45,6 +45,12 @@ _SWITCHES: dict[torch.dtype | None, tuple[str, ...]] = {
 """Of PyTorch, where a version has them: how matmuls that give a dtype may round."""
 
 
+class _Captured(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    stream: torch.cuda.Stream
+    """That it is replayed on."""
+
+
 class Replays:
     """The calls of one context: how often each was seen, or its graph.
 
@@ -53,8 +59,9 @@ class Replays:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._calls: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self._calls: dict[Hashable, _Captured | None] = {}
         self._places: dict[torch.cuda.Stream, Place] = {}
+        self._leaving: list[tuple[list[torch.cuda.Event], list[_Captured]]] = []
         weakref.finalize(self, lambda places: return_places(list(places.values())), self._places)
         self._device = device
 
@@ -70,16 +77,16 @@ class Replays:
             self._forget_if_full()
             self._calls[key] = None
             return
-        graph = self._calls[key]
-        if graph is None:
+        captured = self._calls[key] = self._calls.pop(key)  # the last to be forgotten now
+        if captured is None:
             try:
-                graph = self._calls[key] = self._capture(call)
+                captured = self._calls[key] = self._capture(call)
             except (CaptureError, torch.OutOfMemoryError):  # memory for a graph is not the memory that is cached
                 call()
                 return
-        graph.replay()
+        captured.graph.replay()
 
-    def _capture(self, call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    def _capture(self, call: Callable[[], object]) -> _Captured:
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         if current not in self._places:
             self._places[current] = borrow_place(self._device)
@@ -95,7 +102,7 @@ class Replays:
                     self._end(graph, current)
                 raise
             self._end(graph, current)
-        return graph
+        return _Captured(graph, current)
 
     def _end(self, graph: torch.cuda.CUDAGraph, current: torch.cuda.Stream) -> None:
         """End a capture. If that fails, no other is made in the same place: PyTorch takes it for one that goes on.
@@ -112,10 +119,14 @@ class Replays:
             raise CaptureError(f"a capture did not end: {error}") from error
 
     def _forget_if_full(self) -> None:
-        if len(self._calls) >= _KEPT:
-            torch.cuda.synchronize(self._device)
-            for key in list(self._calls)[: -(-_KEPT // 2)]:  # the oldest
-                del self._calls[key]
+        """Forget half of the calls: those that came only once first, as of each prompt's length, then those that have
+        not come for the longest time. Their graphs are let go when no stream runs them any more."""
+        self._leaving = [one for one in self._leaving if not all(event.query() for event in one[0])]
+        if len(self._calls) < _KEPT:
+            return
+        keys = sorted(self._calls, key=lambda key: self._calls[key] is not None)[: -(-_KEPT // 2)]
+        if gone := [captured for key in keys if (captured := self._calls.pop(key)) is not None]:
+            self._leaving.append(([stream.record_event() for stream in {one.stream for one in gone}], gone))
 
 
 @contextmanager
