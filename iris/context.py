@@ -593,7 +593,8 @@ class Iris(Live, SymmetricTensors, RankLogger):
     def close(self) -> None:
         """Wait for all ranks to be done, then give back all memory, sockets and threads. Collective.
 
-        Closing twice is harmless. After a failure nothing is waited for, and nothing is raised.
+        Closing twice is harmless. After a failure no peer is waited for, and nothing is raised; kernels that this
+        device still runs are, of which those that wait for peers as Iris's do end at once.
 
         Raises:
             PeerDied, WaitTimeout, RankMismatch: a peer did not come, or makes another call; everything of this rank is

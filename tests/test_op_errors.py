@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -376,6 +377,46 @@ def the_said_workspace_fits(seed: int) -> list[float]:
         one.run(SMALL, eval(call, {"iris": iris, "ctx": ctx}))
         excesses.append(one.excess())
     return excesses
+
+
+def captured_in_one_queue(seed: int) -> tuple[dict[str, str], float]:
+    """What is refused, and how far off what is taken instead is at worst, as in a capture for a single queue."""
+    ctx, refused, excesses = context(), {}, []
+    with mock.patch("iris.ops.choice._in_one_queue", return_value=True):
+        for way in ways():
+            one = trial(ctx, way, (64, 96, 64), torch.float32, seed)
+            failure = failure_of(one.run)
+            if failure.kind == "CaptureError":
+                refused[str(way)] = failure.message
+                one.run(None)
+            excesses.append(one.excess())
+    return refused, max(excesses)
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_copies_that_wait_for_a_kernel_are_not_captured_for_a_single_queue(ranks: Ranks, seed: int) -> None:
+    for refused, excess in ranks.run(captured_in_one_queue, seed):
+        assert set(refused) == {f"{op}-copy_engine" for op in (ALL_REDUCE, REDUCE_SCATTER, SCATTER)}
+        assert all("where CUDA_DEVICE_MAX_CONNECTIONS=1" in message for message in refused.values())
+        assert excess <= 1
+
+
+def said_of_halves(seed: int) -> tuple[str, float]:
+    """A gather's push takes halves of its staging memory in turns; in between two sizes that do, rows do not fit."""
+    ctx = context()
+    one = trial(ctx, Way(GATHER, "push", 0), (32, 16, 32), torch.float32, seed)
+    rows = 32 * ctx.world_size
+    failure = failure_of(one.run, SMALL, new_workspace(ctx, GATHER, "push", 2 * rows * 128 + 8, GATHER_FLAGS))
+    call = failure.message.partition("Make it with ")[2].removesuffix(".")
+    one.run(SMALL, eval(call, {"iris": iris, "ctx": ctx}))
+    return failure.message, one.excess()
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_the_error_says_how_to_make_two_halves(ranks: Ranks, seed: int) -> None:
+    for message, excess in ranks.run(said_of_halves, seed):
+        assert "expected 16.2 KiB of staging memory, got 16.0 KiB" in message
+        assert excess <= 1
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)

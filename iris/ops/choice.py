@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from iris.context import Iris
-from iris.errors import ArgumentError
+from iris.errors import ArgumentError, CaptureError
 from iris.ops.candidates import LIBRARY, has_no_tile, obstacle, only_moving
 from iris.ops.config import FusedConfig
 from iris.ops.model import algorithms
@@ -25,6 +25,9 @@ _BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNE
 """Variables for debugging, with which a launch returns when the kernel has run."""
 _NEEDS_LAUNCHES_THAT_RETURN = {("matmul_reduce_scatter", "copy_engine"), ("matmul_all_reduce", "copy_engine")}
 """Whose kernel waits for copies that peers ask for when their own kernel's launch has returned."""
+_STREAM_WAITS = {*_NEEDS_LAUNCHES_THAT_RETURN, ("matmul_all_scatter", "copy_engine")}
+"""Whose copies wait, on their stream, for a word that the kernel beside them writes. In a graph that runs in a single
+queue that wait could come first, and the kernel never."""
 
 
 class Adjusted(NamedTuple):
@@ -65,6 +68,11 @@ def resolve(
         if (problem.op, chosen.algorithm) in _NEEDS_LAUNCHES_THAT_RETURN and (blocking := _blocking(ctx)):
             expected = f"an algorithm whose kernel waits for no copy, as {blocking} is set"
             raise ArgumentError(problem.op, "config.algorithm", expected, chosen.algorithm, "Unset it, or take None.")
+        if (problem.op, chosen.algorithm) in _STREAM_WAITS and _in_one_queue(ctx):
+            raise CaptureError(
+                f"{problem.op} by {chosen.algorithm} cannot be captured where CUDA_DEVICE_MAX_CONNECTIONS=1: in one "
+                "queue its copies could wait in front of the kernel that they wait for. Unset it, or take config=None."
+            )
         bias = () if bias_is is None else (BIAS_KINDS[bias_is],)
         places = (place_of(ctx, tensor) for tensor in shared)
         ctx.agree(problem.op, (problem, chosen, *bias, *places, _memory(ctx, workspace)))
@@ -132,6 +140,10 @@ def _chosen(
     may = tuple(one for one in known if takes(one) and not (traced and one in LIBRARY))
     if _blocking(ctx):
         may = tuple(one for one in may if (problem.op, one) not in _NEEDS_LAUNCHES_THAT_RETURN)
+    if _in_one_queue(ctx):
+        may = tuple(one for one in may if (problem.op, one) not in _STREAM_WAITS)
+    if isinstance(workspace, FusedWorkspace) and workspace.op == problem.op:
+        may = tuple(one for one in may if one == workspace.algorithm)
     first = pick_config(problem, target_of(ctx))
     made = isinstance(workspace, FusedWorkspace) and (
         workspace.algorithm,
@@ -157,6 +169,12 @@ def _blocking(ctx: Iris) -> str:
     """The variable that has launches block on this GPU, if any."""
     set_ = (name for name in _BLOCKING if ctx.backend_name != "sim" and os.environ.get(name, "0") != "0")
     return next(set_, "")
+
+
+def _in_one_queue(ctx: Iris) -> bool:
+    """Whether a graph is captured that a GPU with a single queue shall run."""
+    single = ctx.backend_name != "sim" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
+    return single and torch.cuda.is_current_stream_capturing()
 
 
 def _that_fits(

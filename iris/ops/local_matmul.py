@@ -101,15 +101,15 @@ def plain_matmul(
 ) -> None:
     """``output = a @ b + bias`` as PyTorch does it. As Iris does, with flags that the call's ``workspace`` keeps, where
     ``config`` says so, and for int8, with a tile that is picked for this product."""
-    misshapen = bias is not None and bias.dim() == 1 and bias.shape[0] != b.shape[1]
-    if config.own_matmul or a.dtype == torch.int8 or misshapen:
+    if config.own_matmul or a.dtype == torch.int8:
         as_given = config.own_matmul or config.num_sms is not None
         own = replace(config, algorithm="local", own_matmul=False) if as_given else None
         _multiply(workspace.ctx, output, a, b, bias, own, workspace.for_matmul, trace or False)
     elif bias is None:
         torch.matmul(_whole_rows(a), b, out=output)
     else:
-        torch.addmm(bias, _whole_rows(a), b, out=output)
+        per_row = bias.dim() == 1 and bias.shape[0] != b.shape[1]
+        torch.addmm(bias.reshape(-1, 1) if per_row else bias, _whole_rows(a), b, out=output)
 
 
 def add_product(

@@ -73,8 +73,11 @@ class FusedWorkspace(Live):
         """
         second = -(-(self.staging.numel() // 2) // (cols * dtype.itemsize))
         if self.staging.numel() < (second + rows) * cols * dtype.itemsize:
-            least = format_bytes(2 * (rows + 1) * cols * dtype.itemsize)
-            raise ArgumentError(self.op, "workspace", f"{least} of staging memory", format_bytes(self.staging.numel()))
+            least = 2 * (rows + 1) * cols * dtype.itemsize
+            raise ArgumentError(
+                self.op, "workspace", f"{format_bytes(least)} of staging memory", format_bytes(self.staging.numel()),
+                f"Make it with {_call_for(self.op, self.algorithm)}, {least}, {self.ready.numel()}).",
+            )  # fmt: skip
         return self.staged(second + rows, cols, dtype), second
 
     def halves(self) -> tuple[torch.Tensor, int]:
@@ -144,7 +147,7 @@ def workspace_for(
         CaptureError: it would have to be made while a graph is captured.
         HeapError: there is no room for it.
     """
-    call = f'iris.ops.new_workspace(ctx, "{op}", "{algorithm}"'
+    call = _call_for(op, algorithm)
     if workspace is None:
         sizes = size_class(staging_nbytes, num_flags)
         key = op, algorithm, *sizes
@@ -167,6 +170,11 @@ def workspace_for(
             f"Make it with {call}, {staging_nbytes}, {num_flags}).",
         )  # fmt: skip
     return workspace
+
+
+def _call_for(op: str, algorithm: str) -> str:
+    """The start of the call that makes a workspace."""
+    return f'iris.ops.new_workspace(ctx, "{op}", "{algorithm}"'
 
 
 def staging_fits(
