@@ -529,6 +529,13 @@ def test_what_counts_with_stream_k_only_goes_with_it() -> None:
     assert all(one.stream_k or not one.two_tiles for one in varied)
 
 
+def test_fetch_stages_vary_only_where_the_first_has_programs_of_its_own() -> None:
+    problem = problem_of("all_gather_matmul", 16384, 3584, 8192, 8)
+    for first, counts in ((None, {4}), (32, {2, 4, 8})):
+        config = FusedConfig("hbm_buffer", comm_sms=12, num_fetch_stages=4, first_stage_fetch_sms=first)
+        assert {one.num_fetch_stages for one in variations(problem, config, H200)} == counts
+
+
 def test_what_only_programs_that_send_use_varies_with_them_alone() -> None:
     problem = problem_of("all_gather_matmul", 1024, 3584, 8192, 8)
     for senders, varied in ((None, {"num_chunks"}), (16, {"comm_sms", "k_per_flag"})):

@@ -50,9 +50,6 @@ class _Bound(Generic[P, T]):
     def __init__(self, op: Callable[Concatenate[Iris, P], T]) -> None:
         self._op = op
 
-    def __set_name__(self, owner: type[BoundOps], name: str) -> None:
-        self._name = name
-
     @overload
     def __get__(self, ops: None, owner: type[BoundOps]) -> Callable[Concatenate[Iris, P], T]: ...
     @overload
@@ -61,8 +58,7 @@ class _Bound(Generic[P, T]):
     def __get__(self, ops: BoundOps | None, owner: type[BoundOps]) -> Callable[..., T]:
         if ops is None:
             return self._op
-        bound = vars(ops)[self._name] = MethodType(self._op, ops._ctx)  # found there the next time
-        return bound
+        return MethodType(self._op, ops._ctx)
 
 
 class BoundOps:

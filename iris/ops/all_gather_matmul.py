@@ -87,7 +87,7 @@ from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, memory_of
 from iris.ops.row_major import row_major
-from iris.ops.rows import MAX_CHUNKS, Rows, abreast, arriving_groups, chunks_of
+from iris.ops.rows import MAX_CHUNKS, Rows, abreast, arriving_groups, chunks_of, evenly
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -293,12 +293,12 @@ class _Call(OpCall):
         """What the plans of all algorithms have in common. Parts arrive in as many chunks of rows, or fewer; 0: they do
         not arrive in chunks."""
         world, blocks = self.ctx.world_size, -(-self.a.shape[0] // self.config.block_size_m)
-        per_chunk = -(-blocks // min(wanted_chunks, blocks, MAX_CHUNKS)) if wanted_chunks else 1
+        chunks, per_chunk = evenly(blocks, min(wanted_chunks, MAX_CHUNKS)) if wanted_chunks else (1, 1)
         return Plan(
             self.site, schedule.own_first, source, shards=world if self.by_rows else 1, sharded=self.by_rows,
             segments=1 if self.by_rows else world, own=self.by_rows, piecewise=not self.by_rows,
-            chunks=-(-blocks // per_chunk) if wanted_chunks else 1, blocks_per_chunk=per_chunk,
-            chunk_rows=per_chunk * self.config.block_size_m, rounds=self.config.num_rounds if self.by_rows else 1,
+            chunks=chunks, blocks_per_chunk=per_chunk, chunk_rows=per_chunk * self.config.block_size_m,
+            rounds=self.config.num_rounds if self.by_rows else 1,
         )  # fmt: skip
 
     def _put(self, own: torch.Tensor, cuts: list[list[Rows]]) -> None:

@@ -353,6 +353,8 @@ def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterato
             continue
         if name in ("num_warps", "num_stages") and target.backend == "sim":
             continue
+        if name == "num_fetch_stages" and config.first_stage_fetch_sms is None:  # all stages are moved alike
+            continue
         now = getattr(config, name)
         place = values.index(now) if now in values else 0
         for value in sorted((one for one in values if one != now), key=lambda one: abs(values.index(one) - place))[:2]:

@@ -104,9 +104,9 @@ class FusedConfig:
             as in ``decomposed``, sum at a time.
         k_per_flag: blocks of K that one ready flag announces, where programs only move parts of A.
         staged_a_layout: how ``hbm_buffer`` stages A: ``"k_contiguous"`` (row by row) or ``"m_contiguous"``.
-        num_fetch_stages: stages, of equal size, in which the programs that only move parts of A do so.
-        first_stage_fetch_sms: programs that move the first stage, those beyond ``comm_sms`` then computing; None: the
-            same as later.
+        num_fetch_stages: the first of so many stages, of equal size, in which parts of A are moved, is moved by
+            ``first_stage_fetch_sms`` programs.
+        first_stage_fetch_sms: those of them beyond ``comm_sms`` compute afterwards; None: the same as later.
         num_warps, num_stages: as Triton has them.
         waves_per_eu, matrix_instr_nonkdim, kpack: AMD only, passed to the compiler there.
     """

@@ -12,6 +12,7 @@ from functools import cached_property, lru_cache
 from iris.ops.config import FusedConfig
 from iris.ops.machine import LAUNCH_S, Machine
 from iris.ops.problem import Problem, output_dtype
+from iris.ops.rows import evenly
 from iris.ops.split import sharers_of, split_tiles, strips_of
 
 _BURST_S, _BURST, _TIRED_S, _TIRED = 0.25e-3, 1.05, 1.2e-3, 0.91
@@ -185,8 +186,7 @@ class Call:
 
     def chunks(self, wanted: int, rows: int) -> tuple[int, int]:
         """How many chunks ``rows`` block rows travel in, and block rows in each."""
-        per_chunk = -(-rows // min(wanted, rows))
-        return -(-rows // per_chunk), per_chunk
+        return evenly(rows, wanted)
 
     def shares(self, rows: int) -> list[float]:
         """The chunks in which ``decomposed`` cuts ``rows``, as shares of all."""

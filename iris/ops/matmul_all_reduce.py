@@ -85,6 +85,7 @@ from iris.ops.reduction import (
 )
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of, sent_in_words
+from iris.ops.rows import evenly
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -270,8 +271,7 @@ class _Call(SumCall):
         rows = self.problem.m // world
         blocks, across = -(-rows // config.block_size_m), -(-self.problem.n // config.block_size_n)
         # A chunk is whole groups of block rows, so that its tiles are consecutive ones and its rows complete.
-        groups = -(-blocks // config.group_size_m)
-        chunk_blocks = -(-groups // min(config.num_chunks, groups)) * config.group_size_m
+        chunk_blocks = evenly(config.groups(rows), config.num_chunks)[1] * config.group_size_m
         chunk_rows = chunk_blocks * config.block_size_m
         # A round is a chunk: this rank's tiles of it wait for all of the peers' chunk, which they must compute first.
         chunk_tiles = min(chunk_blocks, blocks) * across

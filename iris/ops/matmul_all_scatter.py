@@ -65,6 +65,7 @@ from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
+from iris.ops.rows import evenly
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -308,9 +309,8 @@ class _Call(OpCall):
         of block rows, so that their tiles are consecutive ones and their rows complete."""
         config = self.config
         groups = config.groups(self.problem.m)
-        per_chunk = -(-groups // min(wanted_chunks or groups, groups))
+        count, per_chunk = evenly(groups, wanted_chunks or groups)
         tiles = per_chunk * config.group_size_m * -(-self.problem.n // config.block_size_n)
-        count = -(-groups // per_chunk)
         return Plan(
             self.site, after=counted_after, eager=True, gate=True, chunks=count, blocks_per_chunk=tiles, counts=count,
             chunk_rows=per_chunk * config.group_size_m * config.block_size_m,

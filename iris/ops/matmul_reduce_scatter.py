@@ -71,6 +71,7 @@ from iris.ops.reduction import (
 )
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
+from iris.ops.rows import evenly
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -175,7 +176,7 @@ class _Call(SumCall):
     def copy_engine(self) -> None:
         plan = replace(self._plan(keep_rows_sink, kept_after, 1), eager=True)
         per_shard, rank, world = plan.tiles_per_shard(self.problem, self.config), self.ctx.rank, self.ctx.world_size
-        sums = self.reduction(plan, -(-per_shard // min(self.config.num_chunks, per_shard)))
+        sums = self.reduction(plan, evenly(per_shard, self.config.num_chunks)[1])
 
         def copies() -> None:
             for step in range(1, world):

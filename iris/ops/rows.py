@@ -36,6 +36,13 @@ def chunks_of(rows: int, wanted: int, block: int, growth: float = 1.0) -> list[R
     return chunks
 
 
+def evenly(count: int, wanted: int) -> tuple[int, int]:
+    """In how many chunks, at most ``wanted``, so many tiles, or rows of tiles, are cut, all of one length but the last;
+    and that length."""
+    length = -(-count // min(wanted, count))
+    return -(-count // length), length
+
+
 def owner_groups(rank: int, world_size: int, size: int) -> list[list[int]]:
     """All ranks in groups of ``size`` neighbours, in the order in which ``rank`` computes what they own: the next group
     first, the own one last, and itself at its end. Others begin with the rank that has the same place in its group, so
