@@ -30,13 +30,13 @@ from iris import bench
 from iris.bench import cases, command, driver, records, tables
 from iris.bench.axes import Axis, axes_of, expand, parse_values
 from iris.bench.case import registered
-from iris.bench.cases import ways
+from iris.bench.cases import fused, ways
 from iris.bench.cases.fused import local_params
 from iris.bench.cases.operands import OPS, TRANSPOSED, Operands
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group
 from iris.bench.records import Record
-from iris.bench.state import Outcome, State
+from iris.bench.state import Outcome, Skipped, State
 from iris.console import STOPPED
 from iris.context import Iris
 from iris.errors import ArgumentError
@@ -897,6 +897,38 @@ def test_a_record_has_what_auto_took_where_the_heap_is_short(tmp_path: Path) -> 
     arguments = ["all_gather_matmul", "--num_ranks=2", *(f"--axis_{one}" for one in axes), "--repeat=1"]
     assert bench.main([*arguments, f"--heap_size={1 << 17}", f"--benchmark_out={out}"]) == 0
     assert [one["config"]["algorithm"] for one in lines(out)] == ["pull", "pull"]
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the heap that is too short is the simulator's")
+def test_a_variant_that_fails_leaves_the_others_their_numbers(tmp_path: Path) -> None:
+    """It fails in its call on decoys; the one before it is checked once more behind it."""
+    out = tmp_path / "results.jsonl"
+    axes = ["M=512", "N=512", "K=8", "algorithm=auto,two_shot"]
+    arguments = ["matmul_all_reduce", "--num_ranks=2", *(f"--axis_{one}" for one in axes), "--repeat=1"]
+    assert bench.main([*arguments, "--heap_size=600000", f"--benchmark_out={out}"]) == 1
+    auto, two_shot = lines(out)
+    assert "HeapError: matmul_all_reduce by two_shot keeps" in two_shot["error"]
+    assert (auto["validated"], auto["error"]) == (True, None)
+
+
+def skips_and_has_its_numbers() -> bool:
+    """Whether A is as it was drawn when PyTorch has refused the call on decoys."""
+
+    def refuses(*_: object) -> ways.Way:
+        return ways.Way(mock.Mock(side_effect=RuntimeError("not this one")), lambda: torch.empty(0), 1)
+
+    sizes = {"shape": "24x20x16", "m": 24, "n": 20, "k": 16, "dtype": "fp32"}
+    shared: dict[Any, Any] = {}
+    state = State(context(), {**sizes, "algorithm": "torch_symm_mem"}, shared)
+    with mock.patch.object(fused, "way", refuses), pytest.raises(Skipped, match=r"take this: .* not this one"):
+        fused.run(state, context(), "matmul_all_reduce")
+    operands = shared["operands"]
+    return torch.equal(operands.a, operands._random(0, context().rank))
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_variant_that_is_skipped_leaves_the_others_their_numbers(ranks: Ranks) -> None:
+    assert ranks.run(skips_and_has_its_numbers) == [True] * 2
 
 
 def test_what_an_algorithm_cannot_run_is_skipped(tmp_path: Path) -> None:
