@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +28,7 @@ from ranks import BACKEND, Ranks, context, fresh, worlds
 from trials import WAYS, ranges, trial
 
 from iris import bench
-from iris.bench import cases, command, driver, records, tables
+from iris.bench import cases, command, driver, news, records, tables
 from iris.bench.axes import Axis, axes_of, expand, parse_values
 from iris.bench.case import registered
 from iris.bench.cases import fused, ways
@@ -381,6 +382,34 @@ def test_an_error_at_the_end_does_not_hide_what_was_measured(capsys: pytest.Capt
     told = capsys.readouterr()
     assert json.loads(told.out)["validated"] is True
     assert "/dev/full: expected a file that can be written, got No space left on device" in told.err
+
+
+@pytest.mark.parametrize("redrawn", [True, False])
+def test_what_is_done_within_a_point_is_shown_where_it_is_redrawn(
+    monkeypatch: pytest.MonkeyPatch, redrawn: bool
+) -> None:
+    shown: list[str] = []
+    progress = contextmanager(lambda total: iter([lambda following, finished: shown.append(following)]))
+    monkeypatch.setattr(command, "progress", progress)
+    monkeypatch.setattr(command, "redrawn", lambda: redrawn)
+    assert bench.main([*TWO, "--axis_way=wrong,right", "--repeat=1"]) == 1
+    within = [
+        "checking wrong, 1 of 2: trial count=8",
+        "checking right, 2 of 2: trial count=8",
+        "timing right, round 5 of 5: trial count=8",
+    ]
+    assert shown == ["starting 2 ranks", "trial count=8", *(within if redrawn else []), ""]
+
+
+def test_news_that_nobody_hears_is_lost() -> None:
+    heard: list[str] = []
+    with news.heard(heard.append) as address, closing(news.Teller(address)) as tell:
+        tell("something")
+    with closing(tell):
+        tell("too late")
+    with closing(news.Teller(None)) as tell:
+        tell("to nobody")
+    assert heard == ["something"]
 
 
 def test_a_rank_that_hangs_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
