@@ -115,9 +115,13 @@ def _value(one: Record, name: str) -> str:
 def _title(results: Sequence[Record]) -> str:
     first, shown = results[0], _names(results)
     fixed = [f"{name}={_value(first, name)}" for name in without_sizes(first["params"]) if name not in shown]
-    where = first["environment"].get("hardware") or "unknown hardware"
-    clock = ", wall time" if records.simulated(first) else ""
-    return f"{first['case']}: {first['world_size']} × {where}{clock}{', ' if fixed else ''}{' '.join(fixed)}"
+    where = place(first["world_size"], first["environment"].get("hardware"), records.simulated(first))
+    return f"{first['case']}: {where}{', ' if fixed else ''}{' '.join(fixed)}"
+
+
+def place(world_size: int, hardware: str | None, simulated: bool) -> str:
+    """Where times come from, in the title of a table."""
+    return f"{world_size} × {hardware or 'unknown hardware'}{', wall time' if simulated else ''}"
 
 
 def _counters(results: Sequence[Record]) -> list[str]:
