@@ -37,7 +37,7 @@ from iris.log import RankLogger
 from iris.membership import Group, global_names, global_ranks, identify, members, number
 from iris.mesh import Mesh, require_linux
 from iris.processes import let_culprits_go_first
-from iris.status import CODES, expired_wait, gave_up, record_of
+from iris.status import CODES, GIVEN, Limits, expired_wait, gave_up, record_of
 from iris.tensors import SymmetricTensors
 from iris.watcher import Watcher
 from iris.wire import pack, unpack
@@ -49,6 +49,7 @@ T = TypeVar("T")
 
 DEFAULT_HEAP_SIZE = 1 << 30
 STEADY_TIMEOUT_S = 60.0
+TIMEOUT_VARIABLE = "IRIS_TIMEOUT_S"
 FIRST_TIMEOUT_S = 300.0
 _LONGEST_S = 365 * 24 * 3600
 LEAST_HEAP_BYTES = 1 << 16
@@ -102,19 +103,22 @@ def iris(
         _check_seconds(name, seconds)
     for switch in (backends.oversubscribed, backends.replays):
         switch()  # an error if its variable is neither 0 nor 1, whatever the backend
-    return Iris(nbytes, group, backend, device, steady, first, log_level)
+    ctx = Iris(nbytes, group, backend, device, steady, first, log_level)
+    if timeout_s is None and given is not None:  # by the variable
+        ctx._limits = TIMEOUT_VARIABLE if first_timeout_s is None else GIVEN[0], TIMEOUT_VARIABLE
+    return ctx
 
 
 def timeout_set() -> float | None:
     """The seconds that IRIS_TIMEOUT_S says; None if it says nothing."""
-    text = os.environ.get("IRIS_TIMEOUT_S")
+    text = os.environ.get(TIMEOUT_VARIABLE)
     if not text:
         return None
     try:
         seconds = float(text)
     except ValueError as error:
-        raise ArgumentError("iris", "IRIS_TIMEOUT_S", "a number of seconds", repr(text)) from error
-    _check_seconds("IRIS_TIMEOUT_S", seconds)
+        raise ArgumentError("iris", TIMEOUT_VARIABLE, "a number of seconds", repr(text)) from error
+    _check_seconds(TIMEOUT_VARIABLE, seconds)
     return seconds
 
 
@@ -136,6 +140,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
     """
 
     _ops_factory: Callable[[Iris], BoundOps] | None = None
+    _limits: Limits = GIVEN
     last_trace: Any = None
     """The Trace of the last op called with ``trace=True``."""
 
@@ -566,7 +571,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         What a wait of its own recorded has more detail: it is taken, too, if both say that the same rank was waited
         for, else added."""
         record = record_of(self._status_view)
-        own = expired_wait(record, self.rank, self.world_size, self._table)
+        own = expired_wait(record, self.rank, self.world_size, self._table, self._limits)
         dead = self._mesh.dead_ranks() or self._mesh.ending(own.ranks)
         if not dead:
             calls = {rank: self._mesh.call_of(rank) for rank in own.ranks}

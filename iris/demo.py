@@ -101,13 +101,17 @@ def _algorithms() -> tuple[str, str]:
     return _case.algorithm(traced=False), _case.algorithm(traced=True)
 
 
-def _trace() -> tuple[float, list[Event]]:
+def _trace() -> tuple[float, float, list[Event]]:
+    """Seconds of waiting in a traced call, seconds of that call, and all that it recorded."""
     assert _ctx is not None and _case is not None
     trace = Trace()
     _case.call(trace)
     _ctx.barrier()
+    started = time.perf_counter()
     _case.call(trace)
-    return trace.waited_s(_ctx), trace.gather(_ctx)
+    _ctx.synchronize()
+    taken_s = time.perf_counter() - started
+    return trace.waited_s(_ctx), taken_s, trace.gather(_ctx)
 
 
 def _stop() -> None:
@@ -166,16 +170,19 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
             timed, traced = pool.run(_algorithms, timeout_s=options.timeout_s)[0]
             ok = worst <= tolerance(DTYPES[options.dtype], k, roundings=2)
             right &= ok
-            waited = _time_text(max(waited_s for waited_s, _ in traces)) + ("" if traced == timed else f" ({traced})")
+            waited_s, of_s, _ = max(traces, key=lambda one: one[0])
+            waited = f"{_time_text(waited_s)} of {_time_text(of_s)}{'' if traced == timed else f' ({traced})'}"
             error = f"{worst:.1e}{'' if ok else ' WRONG'}"
             rows.append((op, timed, str(num_ranks), f"{m}×{n}×{k}", backend, error, _time_text(time_s), waited))
             title = f"{op} by {traced}, {counted(num_ranks, 'rank')}, {backend}, {m}×{n}×{k} {options.dtype}"
-            notes.append(_picture(traces[0][1], options.picture_dir / f"demo-{op}.svg", title))
+            notes.append(_picture(traces[0][2], options.picture_dir / f"demo-{op}.svg", title))
+        advance("ending ranks", 0)
         pool.run(_stop, timeout_s=options.timeout_s)
     print(f"fresh random {options.dtype}, checked on every rank")
     print_table(_HEADINGS, rows, whole=True)
     print("error: relative to a float64 reference, worst rank. time: median call, slowest rank.")
-    print("waited: for data of other ranks, mean over a rank's programs, slowest rank.")
+    print("waited: for data of other ranks, mean over the programs of the rank that waited longest, and of which time:")
+    print("that of one more call, which records a trace and is none of those timed.")
     if any("(" in row[-1] for row in rows):
         print("(algorithm): who waited is from a call by another algorithm, as torch's matmul records nothing.")
     for note in notes:

@@ -9,6 +9,9 @@ from iris.device import sync
 from iris.errors import WaitTimeout
 from iris.heap import HeapTable
 
+Limits = tuple[str, str]
+"""What sets the limit of waits: of first ones, and of others."""
+GIVEN: Limits = ("first_timeout_s", "timeout_s")
 _TOLD = sync.RECORD_WORDS.value
 CODES = sync.STATUS_CODE.value, _TOLD + sync.STATUS_CODE.value
 """The status words that are not zero once there is a record: of this rank's own wait; of what another rank said."""
@@ -30,9 +33,11 @@ def gave_up(told: int, late: WaitTimeout, own_rank: int) -> WaitTimeout:
     return WaitTimeout(f"a kernel of rank {rank} gave up waiting for rank {peer}, so all ranks stopped. {late}", [peer])
 
 
-def expired_wait(words: Sequence[int], own_rank: int, world_size: int, table: HeapTable) -> WaitTimeout:
+def expired_wait(
+    words: Sequence[int], own_rank: int, world_size: int, table: HeapTable, limits: Limits = GIVEN
+) -> WaitTimeout:
     """The error that a record of ``own_rank`` stands for: who waited for whom, how long, for which flag; ``table``: of
-    its heap."""
+    its heap; ``limits``: what to raise for longer waits."""
     site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
     rank, peer = words[sync.STATUS_RANK], words[sync.STATUS_PEER]
     if words[sync.STATUS_SITE] == sync.SITE_MATMUL.value:
@@ -62,7 +67,7 @@ def expired_wait(words: Sequence[int], own_rank: int, world_size: int, table: He
             remedy = "no rank can set it. Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32)"
             return WaitTimeout(f"{message}; {remedy}.", [peer])
     first = words[sync.STATUS_CODE] != sync.CODE_RELAYED.value and words[sync.STATUS_WANTED] in (0, 1)
-    limit = "first_timeout_s" if first else "timeout_s"
+    limit = limits[0 if first else 1]
     if rank == peer:
         return WaitTimeout(
             f"{message}. It waits for work of its own: does anything else on this GPU hold that up? Simulated kernels "

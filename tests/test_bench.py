@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -27,16 +28,16 @@ from ranks import BACKEND, Ranks, context, fresh, worlds
 from trials import WAYS, ranges, trial
 
 from iris import bench
-from iris.bench import cases, command, driver, records, tables
+from iris.bench import cases, command, driver, news, records, tables
 from iris.bench.axes import Axis, axes_of, expand, parse_values
 from iris.bench.case import registered
-from iris.bench.cases import ways
+from iris.bench.cases import fused, ways
 from iris.bench.cases.fused import local_params
 from iris.bench.cases.operands import OPS, TRANSPOSED, Operands
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group
 from iris.bench.records import Record
-from iris.bench.state import Outcome, State
+from iris.bench.state import Outcome, Skipped, State
 from iris.console import STOPPED
 from iris.context import Iris
 from iris.errors import ArgumentError
@@ -381,6 +382,34 @@ def test_an_error_at_the_end_does_not_hide_what_was_measured(capsys: pytest.Capt
     told = capsys.readouterr()
     assert json.loads(told.out)["validated"] is True
     assert "/dev/full: expected a file that can be written, got No space left on device" in told.err
+
+
+@pytest.mark.parametrize("redrawn", [True, False])
+def test_what_is_done_within_a_point_is_shown_where_it_is_redrawn(
+    monkeypatch: pytest.MonkeyPatch, redrawn: bool
+) -> None:
+    shown: list[str] = []
+    progress = contextmanager(lambda total: iter([lambda following, finished: shown.append(following)]))
+    monkeypatch.setattr(command, "progress", progress)
+    monkeypatch.setattr(command, "redrawn", lambda: redrawn)
+    assert bench.main([*TWO, "--axis_way=wrong,right", "--repeat=1"]) == 1
+    within = [
+        "checking wrong, 1 of 2: trial count=8",
+        "checking right, 2 of 2: trial count=8",
+        "timing right, round 5 of 5: trial count=8",
+    ]
+    assert shown == ["starting 2 ranks", "trial count=8", *(within if redrawn else []), ""]
+
+
+def test_news_that_nobody_hears_is_lost() -> None:
+    heard: list[str] = []
+    with news.heard(heard.append) as address, closing(news.Teller(address)) as tell:
+        tell("something")
+    with closing(tell):
+        tell("too late")
+    with closing(news.Teller(None)) as tell:
+        tell("to nobody")
+    assert heard == ["something"]
 
 
 def test_a_rank_that_hangs_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
@@ -897,6 +926,39 @@ def test_a_record_has_what_auto_took_where_the_heap_is_short(tmp_path: Path) -> 
     arguments = ["all_gather_matmul", "--num_ranks=2", *(f"--axis_{one}" for one in axes), "--repeat=1"]
     assert bench.main([*arguments, f"--heap_size={1 << 17}", f"--benchmark_out={out}"]) == 0
     assert [one["config"]["algorithm"] for one in lines(out)] == ["pull", "pull"]
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the heap that is too short is the simulator's")
+def test_a_variant_that_fails_leaves_the_others_their_numbers(tmp_path: Path) -> None:
+    """It fails in its call on decoys; the one before it is checked once more behind it."""
+    out = tmp_path / "results.jsonl"
+    axes = ["M=512", "N=512", "K=8", "algorithm=auto,two_shot"]
+    arguments = ["matmul_all_reduce", "--num_ranks=2", *(f"--axis_{one}" for one in axes), "--repeat=1"]
+    assert bench.main([*arguments, "--heap_size=600000", f"--benchmark_out={out}"]) == 1
+    auto, two_shot = lines(out)
+    assert "HeapError: matmul_all_reduce by two_shot keeps" in two_shot["error"]
+    assert "Free tensors you no longer need, or give --heap_size=2097152. (ranks 0, 1 of 2)" in two_shot["error"]
+    assert (auto["validated"], auto["error"]) == (True, None)
+
+
+def skips_and_has_its_numbers() -> bool:
+    """Whether A is as it was drawn when PyTorch has refused the call on decoys."""
+
+    def refuses(*_: object) -> ways.Way:
+        return ways.Way(mock.Mock(side_effect=RuntimeError("not this one")), lambda: torch.empty(0), 1)
+
+    sizes = {"shape": "24x20x16", "m": 24, "n": 20, "k": 16, "dtype": "fp32"}
+    shared: dict[Any, Any] = {}
+    state = State(context(), {**sizes, "algorithm": "torch_symm_mem"}, shared)
+    with mock.patch.object(fused, "way", refuses), pytest.raises(Skipped, match=r"take this: .* not this one"):
+        fused.run(state, context(), "matmul_all_reduce")
+    operands = shared["operands"]
+    return torch.equal(operands.a, operands._random(0, context().rank))
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_variant_that_is_skipped_leaves_the_others_their_numbers(ranks: Ranks) -> None:
+    assert ranks.run(skips_and_has_its_numbers) == [True] * 2
 
 
 def test_what_an_algorithm_cannot_run_is_skipped(tmp_path: Path) -> None:

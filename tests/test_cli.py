@@ -521,6 +521,13 @@ def test_the_demo_says_what_it_has_found_where_no_picture_can_be_written(
 @SIM
 def test_the_demo_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--num_ranks", "2", "--shape", "64", "64", "64", "--picture_dir", str(tmp_path)]) == 0
-    assert "is from a call" not in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "is from a call" not in told.out and "one more call, which records a trace" in told.out
+    assert re.fullmatch(r"\[9/9, 0 s left\] ending ranks", told.err.splitlines()[-1])
     for op in demo.OPS:
+        (row,) = (line for line in told.out.splitlines() if line.split()[:1] == [op])
+        found = re.search(r"([\d.]+) (m?s) of ([\d.]+) (m?s)$", row.strip())
+        assert found is not None, row
+        waited, taken = (float(found[i]) * (1e-3 if found[i + 1] == "ms" else 1) for i in (1, 3))
+        assert 0 < waited <= taken
         assert "waits for data" in (tmp_path / f"demo-{op}.svg").read_text()

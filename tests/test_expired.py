@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import re
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -100,6 +103,28 @@ def test_a_flag_that_holds_no_epoch_was_written_over(site: int, wanted: int, see
 def test_the_limit_that_a_slow_peer_needs_is_named(wanted: int, limit: str) -> None:
     words = [sync.CODE_EXPIRED.value, sync.SITE_USER.value, 1, 0, 16, wanted, -1, 10**9]
     assert str(expired_wait(words, 1, 2, HeapTable(1 << 16))).endswith(f" needs a larger {limit}.")
+
+
+def limits_named(variable: str, **given: float) -> list[str]:
+    """What a slow peer is said to need for the first use of a flag, and for others."""
+    with mock.patch.dict(os.environ, {"IRIS_TIMEOUT_S": variable}), iris.iris(1 << 20, **given) as ctx:  # type: ignore[arg-type]
+        found = []
+        for wanted in (1, 2):
+            words = [sync.CODE_EXPIRED.value, sync.SITE_USER.value, 0, 0, 16, wanted, -1, 10**9] + [0] * 8
+            with mock.patch.object(ctx, "_status_view", words):
+                found.append(re.findall(r"[Aa] larger (\w+)", str(ctx._describe_status()))[0])
+        return found
+
+
+@pytest.mark.parametrize("ranks", [1], indirect=True)
+def test_a_variable_that_sets_the_limit_is_named(ranks: Ranks) -> None:
+    def named(variable: str, **given: float) -> list[str]:
+        (found,) = ranks.run(partial(limits_named, variable, **given))
+        return found
+
+    assert named("5") == ["IRIS_TIMEOUT_S"] * 2
+    assert named("") == named("5", timeout_s=3.0) == ["first_timeout_s", "timeout_s"]
+    assert named("5", first_timeout_s=9.0) == ["first_timeout_s", "IRIS_TIMEOUT_S"]
 
 
 @pytest.mark.parametrize(

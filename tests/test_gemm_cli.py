@@ -507,7 +507,9 @@ def test_what_iris_refuses_on_a_rank_is_said_without_a_traceback(
     assert main(None, stream_k=False, argv=arguments) == 1
     said = capsys.readouterr().err
     assert said.startswith("benchmark: HeapError: empty: symmetric heap exhausted: ") and "Traceback" not in said
-    assert json.loads(file.read_text())["failure"].startswith("HeapError: ")
+    assert "or give --heap_size=" in said
+    failure = json.loads(file.read_text())["failure"]
+    assert failure.startswith("HeapError: ") and "or give --heap_size=" in failure
 
 
 def command(path: str, arguments: list[str], cwd: Path, *launcher: str) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import sys
@@ -53,6 +54,30 @@ def test_sizes_are_not_told_beside_the_shape_that_says_them() -> None:
     assert Group(case, [params]).label == "matmul_all_reduce shape=64x96x128 dtype=bf16"
     others = {name: value for name, value in params.items() if name != "shape"}
     assert Group(case, [others]).label == "matmul_all_reduce m=64 n=96 k=64 dtype=bf16"
+
+
+def test_what_auto_took_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    def measured(shape: str, algorithm: str, took: str | None) -> dict[str, object]:
+        config = {"algorithm": took} if took is not None else None
+        outcome = Outcome(validated=True, seconds=[3e-3], config=config)
+        return record("matmul_all_reduce", {"shape": shape, "algorithm": algorithm}, [outcome], H200, 2, "batch")
+
+    results = [measured("a", "auto", "two_shot"), measured("a", "push", "push"), measured("a", "nccl", None)]
+    write_table(results, {}, out := io.StringIO())
+    assert [line.split("  ")[0] for line in map(str.strip, out.getvalue().splitlines()) if line.endswith("yes")] == [
+        "auto: two_shot",
+        "push",
+        "nccl",
+    ]
+    write_csv(results, {}, everything := io.StringIO())
+    rows = csv.DictReader(everything.getvalue().splitlines())
+    assert [(row["algorithm"], row["picked"]) for row in rows] == [("auto", "two_shot"), ("push", ""), ("nccl", "")]
+    write_table([measured("a", "auto", "ring"), measured("b", "auto", "push")], {}, several := io.StringIO())
+    assert "auto: ring" in several.getvalue() and "auto: push" in several.getvalue()
+    write_table([measured("a", "auto", "ring"), measured("b", "auto", "ring")], {}, same := io.StringIO())
+    assert same.getvalue().splitlines()[0].strip().endswith(" algorithm=auto: ring")
+    write_table([measured("a", "auto", None)], {}, unknown := io.StringIO())
+    assert "auto:" not in unknown.getvalue()
 
 
 @pytest.mark.parametrize(("environment", "rated"), [(H200, True), (SIMULATED, False)])

@@ -421,6 +421,9 @@ def test_a_run_writes_a_row_that_auto_takes_and_resume_keeps(
         "matmul_reduce_scatter 32x16x32 fp32 b_layout=transposed" in told.out
         and described_config(row.config)[:4] in told.out
     )
+    assert told.out.splitlines()[0].strip() == "2 × simulated, wall time"
+    assert f"rows: {out}, which count for simulated ranks only\n" in told.out
+    assert "The best that progress tells before is of fewer calls" in told.out
 
     # Again: a row that is finished stays as it is.
     tuned.write(out, [replace(row, unfinished=False)])
@@ -883,6 +886,27 @@ def test_findings_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) ->
     """Not as rich's markup, which brackets in an error can be taken for."""
     print_findings([Finding("one", why="dropped: no kernel [/mnt/cache]")])
     assert "no kernel [/mnt/cache]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("hardware", ["simulated", "NVIDIA H200"])
+def test_where_rows_are_from_and_count_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hardware: str
+) -> None:
+    row = replace(FINISHED, hardware=hardware)
+    monkeypatch.setattr(command, "_supervised", lambda *_: ([Finding("some", row)], False))
+    assert command.main(TINY) == 0
+    told, simulated = capsys.readouterr().out.splitlines(), hardware == "simulated"
+    assert told[0].strip() == f"2 × {hardware}" + ", wall time" * simulated
+    assert told[-1] == f"rows: {tuned.user_path()}" + ", which count for simulated ranks only" * simulated
+
+
+def test_progress_tells_how_many_calls_the_best_had(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(session, "_NEWS_S", 0.0)
+    monkeypatch.setattr(session, "_quiet", lambda words, finished: told.append(words))
+    tune_alone(options_for(out))
+    bests = [words.split(", ")[2] for words in told if ", best " in words]
+    assert bests[0] == "best 1 ms in 1 call" and "best 1 ms in 2 calls" in bests, bests
 
 
 def test_an_untimed_trial_is_slower_than_any() -> None:

@@ -276,7 +276,8 @@ def _waited_in_vain(launch: _Launch, program: Any, index: tuple[int, ...]) -> Wa
     return WaitTimeout(
         f"program {index} polls address {address:#x} and finds the same, and no other program of the kernel goes on. "
         "Did the rank that should store there make the same call? A slow but healthy one needs a larger "
-        "first_timeout_s. On a GPU this polls for ever; iris.wait is bounded there, too."
+        "first_timeout_s, or IRIS_TIMEOUT_S if that sets it. On a GPU this polls for ever; iris.wait is bounded there, "
+        "too."
     )
 
 

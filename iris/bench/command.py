@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from iris.bench import records
@@ -18,6 +19,7 @@ from iris.bench.case import SHAPE_AXIS, Case
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group, as_failure, grouped, label, live, measured, refuse_launcher
 from iris.bench.environment import here, versions
+from iris.bench.news import heard
 from iris.bench.options import (
     DTYPES,
     add_heap_size,
@@ -27,7 +29,7 @@ from iris.bench.options import (
     ranks_to_start,
     seconds,
 )
-from iris.bench.progress import progress
+from iris.bench.progress import progress, redrawn
 from iris.bench.records import Record
 from iris.bench.session import FEWEST_CALLS, GPU_CALLS, GPU_WARMUP, SIM_CALLS, Settings
 from iris.bench.tables import FORMATS
@@ -165,8 +167,15 @@ def _found(todo: Sequence[Group], num_ranks: int, settings: Settings) -> Iterato
     if not todo:
         return
     with progress(sum(len(group.variants) for group in todo)) as advance:
+
+        def show(words: str) -> None:
+            advance(f"{words}: {group.label}", 0)  # what changes comes first: a narrow terminal cuts the end
+
         advance(f"starting {counted(num_ranks, 'rank')}", 0)
-        with live(num_ranks, settings) as ranks:
+        with (
+            heard(show) if redrawn() else nullcontext() as address,
+            live(num_ranks, replace(settings, news=address)) as ranks,
+        ):
             for group in todo:
                 advance(group.label, 0)
                 for found in measured(ranks, group):

@@ -43,6 +43,12 @@ class Group:
         told = {name: first[name] for name in without_sizes(first)}
         return label(self.case, told, self.case.variant_names)
 
+    @property
+    def names(self) -> list[str]:
+        """What each variant is called among the others."""
+        told = [[str(one[name]) for name in one if name in self.case.variant_names] for one in self.variants]
+        return [" ".join(values) for values in told]
+
     def keys(self, num_ranks: int) -> list[str]:
         """What the records of the variants are known by."""
         return [records.key(self.case.name, params, num_ranks) for params in self.variants]
@@ -126,7 +132,7 @@ class Ranks:
         self.start()
         timeout_s = self.settings.timeout_s * len(group.variants)
         outcomes: list[list[Outcome]] = self._run(
-            session.measure, (group.case.fn, group.variants, self.settings), timeout_s
+            session.measure, (group.case.fn, group.variants, self.settings, group.names), timeout_s
         )
         return outcomes
 

@@ -39,7 +39,7 @@ from iris.bench.gemm_options import (
     parse,
     shared_extent,
 )
-from iris.bench.options import no_picture, ranks_to_start
+from iris.bench.options import by_option, no_picture, ranks_to_start
 from iris.bench.timing import median_seconds, slowest
 from iris.console import STOPPED, counted, error_line
 from iris.context import Iris, iris
@@ -342,8 +342,8 @@ def main(doc: str | None, stream_k: bool, argv: Sequence[str] | None = None) -> 
     except IrisError as error:
         cause = error.__cause__
         why = cause if isinstance(cause, IrisError) else in_full(error)  # a rank's error says it all
-        print(error_line(f"benchmark{f', rank {who.rank}' if who else ''}", why), file=sys.stderr)
+        print(by_option(error_line(f"benchmark{f', rank {who.rank}' if who else ''}", why)), file=sys.stderr)
         if who is None or who.rank == 0:
             with suppress(ArgumentError):  # said above
-                write_failure(asked.output_file, f"{type(why).__name__}: {why}")
+                write_failure(asked.output_file, by_option(f"{type(why).__name__}: {why}"))
         return 1

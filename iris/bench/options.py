@@ -57,6 +57,11 @@ def add_heap_size(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def by_option(text: str) -> str:
+    """What an error says, for users of a program that makes the context: they have the option ``--heap_size``."""
+    return text.replace("create the context with heap_size=", "give --heap_size=")
+
+
 def ranks_to_start(num_ranks: int | None) -> int:
     """``num_ranks``, or if that is None, all GPUs where there are two or more, else 4 ranks, which are simulated unless
     they may share a GPU that there is. Says so on stderr where there is one.

@@ -15,27 +15,30 @@ _BAR_WIDTH = 20
 """So that of 80 columns half are left to the words."""
 
 
+def redrawn() -> bool:
+    """Whether it is a bar, whose words may change often, not lines."""
+    try:
+        return console(sys.stderr).is_terminal
+    except ImportError:
+        return False
+
+
 @contextmanager
 def progress(total: int) -> Iterator[Advance]:
     """Show progress over ``total`` points while the block runs."""
-    try:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-        from rich.table import Column
+    if not redrawn():
+        yield _lines(total)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
-        screen = console(sys.stderr)
-    except ImportError:
-        yield _lines(total)
-        return
-    if not screen.is_terminal:
-        yield _lines(total)
-        return
     columns = (  # the words take what the others leave, and end in an ellipsis where that is too little
         BarColumn(_BAR_WIDTH, table_column=Column(no_wrap=True)),
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
         TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=screen, transient=True, expand=True) as bar:
+    with Progress(*columns, console=console(sys.stderr), transient=True, expand=True) as bar:
         task = bar.add_task("starting ranks", total=total)
 
         def advance(following: str, finished: int) -> None:

@@ -128,6 +128,14 @@ def place_of(one: Record) -> tuple[Any, Any]:
     return environment.get("hardware"), environment.get("backend")
 
 
+def picked(one: Record) -> str | None:
+    """The algorithm that ``auto`` took, or was to take; None for other algorithms, and where nobody knows."""
+    config = one.get("config")
+    if one["params"].get("algorithm") != "auto" or not isinstance(config, dict) or "algorithm" not in config:
+        return None
+    return str(config["algorithm"])
+
+
 def _time_ms(seconds: Sequence[Sequence[float]]) -> dict[str, float | int] | None:
     """Times of the slowest rank from every rank's times of the same calls."""
     if not all(seconds):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from iris.bench.axes import Params
 from iris.bench.case import CaseFunction
 from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
+from iris.bench.news import Teller
 from iris.bench.state import FATAL, REPORTED, Call, Outcome, Skipped, State, agreed, described
 from iris.bench.timing import MOST_LEAD_S, back_to_back_seconds, call_seconds, host_seconds, slowest
 from iris.context import Iris, iris
@@ -34,6 +36,7 @@ class Settings:
         heap_size: bytes of symmetric heap; None takes a quarter of the GPU's memory, 32 GiB at most, simulated 256 MiB.
         warmup, repeat: calls, instead of what cases and the defaults say.
         commit: what records say was measured, where git cannot tell.
+        news: where rank 0 tells what it does; None if nobody is to hear it.
     """
 
     timeout_s: float
@@ -41,6 +44,7 @@ class Settings:
     warmup: int | None = None
     repeat: int | None = None
     commit: str | None = None
+    news: bytes | None = None
 
 
 _ctx: Iris | None = None
@@ -61,15 +65,28 @@ def close_rank() -> None:
     _ctx = None
 
 
-def measure(fn: CaseFunction, variants: Sequence[Params], settings: Settings) -> list[Outcome]:
-    """Set up and check every variant, then time those that are right in turns."""
+def measure(
+    fn: CaseFunction, variants: Sequence[Params], settings: Settings, names: Sequence[str] = ()
+) -> list[Outcome]:
+    """Set up and check every variant, then time those that are right in turns. News has the variants by ``names``."""
     ctx, shared = _context(settings), dict[Hashable, Any]()
     states = [State(ctx, params, shared) for params in variants]
-    for state in states:
-        _set_up(ctx, fn, state)
-    _time(ctx, [state for state in states if state.call is not None and state.outcome.error is None], settings)
+    called = dict(zip(states, names, strict=False))
+    with closing(Teller(settings.news if ctx.rank == 0 else None)) as tell:
+        for number, state in enumerate(states, 1):
+            tell(_news("checking", called.get(state), number, len(states)))
+            _set_up(ctx, fn, state)
+        right = [state for state in states if state.call is not None and state.outcome.error is None]
+        _time(
+            ctx, right, settings, lambda state, turn: tell(_news("timing", called.get(state), turn, ROUNDS, "round "))
+        )
     ctx.barrier()
     return [state.outcome for state in states]
+
+
+def _news(doing: str, name: str | None, number: int, of: int, what: str = "") -> str:
+    """``checking two_shot, 4 of 13``; what there is but one of is not counted."""
+    return f"{doing} {name or ''}".rstrip() + (f", {what}{number} of {of}" if of > 1 else "")
 
 
 def _context(settings: Settings) -> Iris:
@@ -111,8 +128,8 @@ class _Plan:
     host_s: float | None = None
 
 
-def _time(ctx: Iris, states: Sequence[State], settings: Settings) -> None:
-    """Fill in the times of all states, a few calls of each in turn.
+def _time(ctx: Iris, states: Sequence[State], settings: Settings, tell: Callable[[State, int], None]) -> None:
+    """Fill in the times of all states, a few calls of each in turn; ``tell`` hears of each turn, counted from 1.
 
     Each turn has an order of its own, the same on all ranks: what runs behind a variant that leaves the device hot must
     not do so every time.
@@ -123,6 +140,7 @@ def _time(ctx: Iris, states: Sequence[State], settings: Settings) -> None:
             assert state.call is not None
             calls = plan.calls // ROUNDS + (turn >= ROUNDS - plan.calls % ROUNDS)  # one at least in the last turn
             if calls:
+                tell(state, turn + 1)
                 state.outcome.seconds += call_seconds(
                     ctx,
                     state.call,

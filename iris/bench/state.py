@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from triton.errors import TritonError
 
 from iris.bench.axes import Value
+from iris.bench.options import by_option
 from iris.context import Iris
 from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout
 
@@ -224,5 +225,5 @@ def agreed(ctx: Iris, complaint: str) -> str | None:
 def described(error: BaseException) -> str:
     """An error on one line of bounded length."""
     kind = "" if isinstance(error, LaunchError) else f"{type(error).__name__}: "
-    text = f"{kind}{' '.join(str(error).split())}"
+    text = by_option(f"{kind}{' '.join(str(error).split())}")
     return text if len(text) <= LONGEST_ERROR else f"{text[: LONGEST_ERROR - 1]}…"

@@ -33,14 +33,14 @@ def write_csv(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO
     """One line per record under a line of names."""
     names = list(dict.fromkeys(name for one in results for name in one["params"]))
     counters = _counters(results)
-    head = ["case", *names, "world_size", "validated", "deterministic", "skipped", "error"]
+    head = ["case", *names, "picked", "world_size", "validated", "deterministic", "skipped", "error"]
     head += [*(f"time_ms_{name}" for name in TIMES)]
     out = csv.writer(file, lineterminator="\n")
     out.writerow([*head, *FIGURES, "speedup", *counters, *WHERE])
     base = _references(results, cases)
     for one in results:
         time = one["time_ms"] or {}
-        row = [one["case"], *(one["params"].get(name) for name in names), one["world_size"]]
+        row = [one["case"], *(one["params"].get(name) for name in names), records.picked(one), one["world_size"]]
         row += [one["validated"], one.get("deterministic"), one["skipped"], one["error"]]
         row += [time.get(name) for name in TIMES]
         row += [*(one[name] for name in FIGURES), _speedup(one, base, cases)]
@@ -102,16 +102,26 @@ def _some(names: Sequence[str]) -> str:
 def _names(results: Sequence[Record]) -> list[str]:
     """Parameters that differ between ``results``; of a shape and its sizes only the shape."""
     names = without_sizes(dict.fromkeys(name for one in results for name in one["params"]))
-    several = [name for name in names if len({one["params"].get(name) for one in results}) > 1]
+    several = [name for name in names if len({_value(one, name) for one in results}) > 1]
     return several or names
+
+
+def _value(one: Record, name: str) -> str:
+    """A parameter as it is shown: beside ``auto`` what that took, as reports have it."""
+    picked = records.picked(one) if name == "algorithm" else None
+    return str(one["params"].get(name, "")) + (f": {picked}" if picked is not None else "")
 
 
 def _title(results: Sequence[Record]) -> str:
     first, shown = results[0], _names(results)
-    fixed = [f"{name}={first['params'][name]}" for name in without_sizes(first["params"]) if name not in shown]
-    where = first["environment"].get("hardware") or "unknown hardware"
-    clock = ", wall time" if records.simulated(first) else ""
-    return f"{first['case']}: {first['world_size']} × {where}{clock}{', ' if fixed else ''}{' '.join(fixed)}"
+    fixed = [f"{name}={_value(first, name)}" for name in without_sizes(first["params"]) if name not in shown]
+    where = place(first["world_size"], first["environment"].get("hardware"), records.simulated(first))
+    return f"{first['case']}: {where}{', ' if fixed else ''}{' '.join(fixed)}"
+
+
+def place(world_size: int, hardware: str | None, simulated: bool) -> str:
+    """Where times come from, in the title of a table."""
+    return f"{world_size} × {hardware or 'unknown hardware'}{', wall time' if simulated else ''}"
 
 
 def _counters(results: Sequence[Record]) -> list[str]:
@@ -136,7 +146,7 @@ def _cells(
         None: "skipped" if one["skipped"] else "error" if one["error"] else "unchecked",
     }
     return [
-        *(str(one["params"].get(name, "")) for name in names),
+        *(_value(one, name) for name in names),
         _short(time["median"]) if time else "",
         spread,
         _short(time["rank_skew"] * 1e3) if time else "",

@@ -18,6 +18,7 @@ from iris.bench.cases.operands import B_LAYOUTS, GATHER, ROW_MAJOR
 from iris.bench.dataset import Dataset
 from iris.bench.driver import as_failure, sheltered
 from iris.bench.options import add_heap_size, add_num_ranks, positive, ranks_to_start, seconds
+from iris.bench.tables import place
 from iris.console import STOPPED
 from iris.errors import ArgumentError, IrisError, LaunchError
 from iris.identity import identity
@@ -30,6 +31,10 @@ from iris.tune.trials import DROPPED, ENDED, Trials
 
 _START_S = 300.0
 """The most that ranks may take to start and to end, beside the budget."""
+_TIMES = (
+    "ms, untuned ms: medians, timed anew in turns at the end of a search that has time for it. The best that progress "
+    "tells before is of fewer calls, and the luckiest of many."
+)
 _RESTARTS = 3
 """How many candidates may end their ranks in one run."""
 
@@ -101,9 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             findings, stopped = session.run(options) if who is not None else _supervised(num_ranks, options)
         except KeyboardInterrupt:  # before there were ranks to be told, or once more
             findings, stopped = [], True
-    if findings:
-        print_findings(findings)
     found = [(finding, finding.row) for finding in findings if finding.row is not None]
+    simulated = any(row.hardware == tuned.SIMULATED for _, row in found)
+    if findings:
+        world_size = who.world_size if who is not None else num_ranks
+        print_findings(findings, place(world_size, found[0][1].hardware, simulated) if found else "")
+    if found:
+        print(_TIMES)
     for finding, _ in found:
         if finding.why:
             print(f"{finding.name}: {finding.why}")
@@ -111,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with as_failure(), _put_right_by(given.out):
             tuned.write(options.out, unwritten)
     if found:
-        print(f"rows: {options.out}")
+        print(f"rows: {options.out}{', which count for simulated ranks only' if simulated else ''}")
     if any(row.unfinished or finding.why for finding, row in found) and not stopped:
         print("there was no time to try all: --resume goes on, with a new --budget_s", file=sys.stderr)
     if stopped:

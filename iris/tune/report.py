@@ -34,9 +34,9 @@ def described_config(config: FusedConfig) -> str:
     return " ".join([config.algorithm, tile, f"w{config.num_warps}", f"s{config.num_stages}", *rest])
 
 
-def print_findings(findings: Sequence[Finding]) -> None:
+def print_findings(findings: Sequence[Finding], title: str = "") -> None:
     """A table with a row for each."""
-    print_table(_HEADINGS, [_line(finding) for finding in findings], right=_TIMES)
+    print_table(_HEADINGS, [_line(finding) for finding in findings], title=title, right=_TIMES)
 
 
 def _line(finding: Finding) -> tuple[str, ...]:

@@ -125,8 +125,15 @@ class Search:
 
     def measured_ms(self, config: FusedConfig) -> float | None:
         """The median time of ``config``, of those measured side by side in the end if it is one of them."""
-        trial = self._final.get(config) or self.trials.get(config)
-        return trial.median_ms if trial is not None and trial.times_ms else None
+        trial = self._trial(config)
+        return trial.median_ms if trial.times_ms else None
+
+    def calls_of(self, config: FusedConfig) -> int:
+        """How many calls :meth:`measured_ms` is the median of."""
+        return len(self._trial(config).times_ms)
+
+    def _trial(self, config: FusedConfig) -> Trial:
+        return self._final.get(config) or self.trials.get(config) or Trial()
 
     @property
     def library_ms(self) -> float | None:

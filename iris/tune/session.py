@@ -345,7 +345,10 @@ class Chief:
             return
         self._said = time.monotonic()
         best = self._search.best
-        fastest = f", best {self._search.measured_ms(best):.4g} ms" if best is not None else ""
+        fastest = ""
+        if best is not None:
+            ms, calls = self._search.measured_ms(best), self._search.calls_of(best)
+            fastest = f", best {ms:.4g} ms in {counted(calls, 'call')}"
         doing = {"compile": "compiling", "check": "checking"}.get(step.kind, "timing")
         left = f"{max(0.0, self._left_s()):.0f} s left"
         found = f"{doing}, {len(self._search.trials)} tried{fastest}, {left}"

@@ -21,7 +21,7 @@ from iris.bench.cases.operands import (
 )
 from iris.bench.cases.ways import AUTO, COMPARATORS, MATMUL, check_options, way, ways_of
 from iris.bench.options import DTYPES, several_gpus
-from iris.bench.state import State, described
+from iris.bench.state import FATAL, State, described
 from iris.context import Iris
 from iris.ops import FusedConfig, Problem
 from iris.ops.choice import settled
@@ -98,8 +98,11 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     chosen.refresh()
     try:
         chosen.call()
-    except RuntimeError as error:
-        if state["algorithm"] not in COMPARATORS:
+    except FATAL:
+        raise
+    except Exception as error:
+        operands.fill()  # the other variants' too
+        if state["algorithm"] not in COMPARATORS or not isinstance(error, RuntimeError):
             raise
         state.skip(f"{state['algorithm']} does not take this: {described(error)}")
     ran = settled(ctx, problem) if state["algorithm"] == AUTO else None
