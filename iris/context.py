@@ -593,7 +593,8 @@ class Iris(Live, SymmetricTensors, RankLogger):
     def close(self) -> None:
         """Wait for all ranks to be done, then give back all memory, sockets and threads. Collective.
 
-        Closing twice is harmless. After a failure nothing is waited for, and nothing is raised.
+        Closing twice is harmless. After a failure nothing is waited for, and nothing is raised. A program that ends
+        without it closes then, and waits as long: up to ``timeout_s``, after which the job ends on all ranks.
 
         Raises:
             PeerDied, WaitTimeout, RankMismatch: a peer did not come, or makes another call; everything of this rank is
@@ -690,14 +691,13 @@ def whereabouts(ctx: Iris, tensor: torch.Tensor) -> str:
 
 
 def _leave_all() -> None:
-    """At interpreter exit: close what the program forgot, telling the peers if it ends on an error. Processes that are
-    to blame for it end first."""
+    """At interpreter exit: close what the program forgot, waiting for the peers as :meth:`Iris.close` does, or telling
+    them if it ends on an error. Processes that are to blame for it end first."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for context in _open_contexts():
         if error is not None or context._failure is not None:
             context._release(error or context._failure)
             continue
-        context._mesh.timeout_s = min(context._mesh.timeout_s, 5.0)
         try:
             context.close()
         except IrisError as late:
