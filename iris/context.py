@@ -100,7 +100,7 @@ def iris(
     first = first_timeout_s if first_timeout_s is not None else (FIRST_TIMEOUT_S if given is None else given)
     for name, seconds in (("timeout_s", steady), ("first_timeout_s", first)):
         _check_seconds(name, seconds)
-    for switch in (backends.oversubscribed, backends.replays):
+    for switch in (backends.oversubscribed, backends.replays, backends.compares_calls):
         switch()  # an error if its variable is neither 0 nor 1, whatever the backend
     return Iris(nbytes, group, backend, device, steady, first, log_level)
 
@@ -174,7 +174,8 @@ class Iris(Live, SymmetricTensors, RankLogger):
     def _start(
         self, choice: backends.Choice, who: Identity, heap_size: int, timeout_s: float, first_timeout_s: float
     ) -> None:
-        self._mesh.exchange(f"iris(heap_size={heap_size}, backend={choice.name})")
+        compared = ", IRIS_CHECK_CALLS=1" if backends.compares_calls() else ""
+        self._mesh.exchange(f"iris(heap_size={heap_size}, backend={choice.name}{compared})")
         self._table = HeapTable(heap_size)
         self._backend = backends.open_backend(choice, self._mesh, who.local_rank, self._table.size)
         self._mesh.timeout_s = timeout_s
@@ -183,6 +184,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self._workspaces: dict[Hashable, Any] = {}
         self._kept: dict[Hashable, Any] = {}
         self._agreed: set[Hashable] = set()
+        self._compares_calls = backends.compares_calls()
         self._group_tensors: dict[tuple[int, ...], torch.Tensor] = {}
         self._control = self._table.allocate(sync.CONTROL_BYTES.value, "control block")
         self._backend.bytes_at(self._control.offset, self._control.nbytes, None).zero_()
@@ -348,12 +350,13 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
     def agree(self, op: str, what: Hashable) -> None:
         """Make sure, the first time that ``op`` says ``what``, that all ranks say the same. Collective then.
+        ``IRIS_CHECK_CALLS=1`` makes every time the first.
 
         Raises:
             RankMismatch: they did not; says what each said.
         """
         key = op, what
-        if key not in self._agreed:
+        if self._compares_calls or key not in self._agreed:
             self._exchange(f"{op}({what})")
             self._agreed.add(key)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import pickle
 import pydoc
 import re
@@ -446,6 +447,55 @@ def test_ranks_that_disagree_are_told(ranks: Ranks) -> None:
         for failure, words in zip(failures, said, strict=True):
             assert failure.kind == "RankMismatch" and failure.took_s < 2, failure
             assert all(one in failure.message for one in words) and len(failure.message) < 300
+
+
+def known_calls_that_differ(op: str) -> tuple[Failure, float]:
+    """Rank 1 makes another call than rank 0, both being known, and both a right one behind it."""
+    with mock.patch.dict("os.environ", IRIS_CHECK_CALLS="1"), fresh(1 << 21) as ctx:
+        trials = [trial(ctx, Way(op, "auto"), (rows, 16, 32), torch.float32, seed=1) for rows in (16, 8)]
+        for one in (*trials, *trials):
+            one.run(None)
+        failure = failure_of(trials[ctx.rank].run, None)
+        trials[0].spoil()
+        trials[0].run(None)
+        return failure, trials[0].excess()
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize(("op", "said"), [(ALL_REDUCE, ("m=16", "m=8")), (GATHER, ("m=32", "m=16"))])
+def test_known_calls_that_differ_are_told_if_all_are_compared(ranks: Ranks, op: str, said: tuple[str, str]) -> None:
+    for failure, excess in ranks.run(known_calls_that_differ, op):
+        assert failure.kind == "RankMismatch" and all(one in failure.message for one in said)
+        assert excess <= 1
+
+
+def comparisons(compared: str) -> list[int]:
+    """How often ranks meet in the first call and in three more, the last of which is replayed on GPUs otherwise."""
+    with mock.patch.dict("os.environ", IRIS_CHECK_CALLS=compared), fresh(1 << 21) as ctx:
+        one, found = trial(ctx, Way(ALL_REDUCE, "two_shot"), (16, 16, 32), torch.float32, seed=1), []
+        for _ in range(4):
+            with mock.patch.object(ctx._mesh, "exchange", wraps=ctx._mesh.exchange) as met:
+                one.run()
+            found.append(len([None for call in met.call_args_list if call.args[0].startswith(ALL_REDUCE)]))
+        return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize(("compared", "met"), [("0", [1, 0, 0, 0]), ("1", [1, 1, 1, 1])])
+def test_known_calls_are_compared_only_if_asked_for(ranks: Ranks, compared: str, met: list[int]) -> None:
+    assert ranks.run(comparisons, compared) == [met] * 2
+
+
+def compared_by_one_rank() -> Failure:
+    with mock.patch.dict("os.environ", IRIS_CHECK_CALLS=os.environ["IRIS_RANK"]):
+        return failure_of(lambda: iris.iris(1 << 20, timeout_s=20))
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_all_ranks_compare_calls_or_none(ranks: Ranks) -> None:
+    for failure in ranks.run(compared_by_one_rank):
+        assert failure.kind == "RankMismatch"
+        assert re.search(r"rank 0: iris\([^;]*=\w+\); rank 1: iris\([^;]*, IRIS_CHECK_CALLS=1\)", failure.message)
 
 
 def traced_by_name() -> tuple[Failure, list[int]]:
