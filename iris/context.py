@@ -272,6 +272,10 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self._require_open("heap_largest_free_bytes")
         return self._table.largest_free
 
+    def heap_size_for(self, nbytes: int) -> int:
+        """The ``heap_size`` with which a block of ``nbytes`` had room beside what is in use now."""
+        return self._table.would_do(nbytes)
+
     # -- memory -------------------------------------------------------------------------------------
 
     def _allocate(self, op: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -318,6 +318,46 @@ def test_a_short_heap_has_auto_take_what_fits(ranks: Ranks, seed: int) -> None:
         assert max(excesses.values()) <= 1
 
 
+def choices_told(heap_size: int, filled: int) -> list[tuple[str, str]]:
+    """What is logged of calls by "auto", in the last two of which ``filled`` bytes of the heap are taken."""
+    log = mock.Mock()
+    with fresh(heap_size) as ctx, mock.patch.multiple(ctx, debug=log.debug, warning=log.warning):
+        output, a, b = ctx.empty(500, 201)[:, :200], torch.ones(500, 32), torch.ones(32, 200)
+        a, b = a.to(ctx.device), b.to(ctx.device)
+        for rows, config in ((16, None), (16, None), (16, "ring"), (17, FusedConfig(block_size_k=32))):
+            ctx.ops.matmul_all_reduce(output[:rows], a[:rows], b, config=config)
+        rings = [FusedConfig("ring"), FusedConfig("two_shot")]
+        with mock.patch("iris.ops.choice.pick_config", side_effect=rings):
+            ctx.ops.matmul_all_reduce(ctx.empty(200, 16).t(), a[:16], b)
+        filler = ctx.empty(filled, dtype=torch.uint8)
+        for rows in (499, 500):
+            ctx.ops.matmul_all_reduce(output[:rows], a[:rows], b)
+        ctx.synchronize()
+        ctx.free(filler)
+    return [(name, *args) for name, args, _ in log.mock_calls]
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_what_auto_takes_is_told_once(ranks: Ranks) -> None:
+    filled = 400 << 10
+    told, others = ranks.run(choices_told, 1 << 20, filled)
+    assert others == []
+    levels, lines = zip(*told, strict=True)
+    assert levels == ("debug", "debug", "debug", "warning", "debug")
+    expected = [
+        r"m=16, n=200, k=32, torch.float32: auto takes \w+(, tile \d+ x \d+ x \d+)?, by the (simulator's list|model)",
+        r"m=17, n=200, k=32, torch.float32: auto takes \w+(, tile 128 x 128 x 32)?, by what is given",
+        "m=16, n=200, k=32, torch.float32: auto takes two_shot, tile 128 x 128 x 64, "
+        "as this call's operands, or its trace, rule out ring",
+        *[rf"m={m}, .* takes \w+, as the heap has no room for (\w+): heap_size=(\d+) would have" for m in (499, 500)],
+    ]
+    found = [re.match(f"matmul_all_reduce: {one}", line) for one, line in zip(expected, lines, strict=True)]
+    assert all(found), lines
+    last = cast("re.Match[str]", found[-2])
+    enough, _ = ranks.run(choices_told, int(last[2]), filled)
+    assert f"auto takes {last[1]}" in enough[-2][1] and {level for level, _ in enough} == {"debug"}
+
+
 def after_a_call_of_some_ranks(seed: int) -> tuple[Failure, float]:
     """Rank 0's arguments are wrong in a call, and the heap is shorter when it makes the same call with right ones."""
     with fresh(1 << 20) as ctx:

@@ -15,7 +15,7 @@ from iris.ops.candidates import LIBRARY, has_no_tile, obstacle, only_moving
 from iris.ops.config import FusedConfig
 from iris.ops.model import algorithms
 from iris.ops.operands import BIAS_KINDS, place_of
-from iris.ops.pick import can_run, pick_config
+from iris.ops.pick import can_run, has_row, pick_config
 from iris.ops.problem import Problem
 from iris.ops.room import has_memory, needed_nbytes
 from iris.ops.target import target_of
@@ -68,9 +68,36 @@ def resolve(
         bias = () if bias_is is None else (BIAS_KINDS[bias_is],)
         places = (place_of(ctx, tensor) for tensor in shared)
         ctx.agree(problem.op, (problem, chosen, *bias, *places, _memory(ctx, workspace)))
-    if key is not None:  # only now: ranks that did not make this call would choose later, with another heap
-        _settled(ctx)[key] = chosen
+    if key is not None and key not in (known := _settled(ctx)):
+        known[key] = chosen  # only now: ranks that did not make this call would choose later, with another heap
+        if ctx.rank == 0:
+            _tell(ctx, problem, chosen, key, workspace)
     return chosen
+
+
+def _tell(ctx: Iris, problem: Problem, chosen: FusedConfig, key: _Choice, workspace: FusedWorkspace | None) -> None:
+    """Log what "auto" took for a new problem, and why: at level debug, but the first short heap of a context as a
+    warning."""
+    tile = f", tile {chosen.block_size_m} x {chosen.block_size_n} x {chosen.block_size_k}"
+    sizes = f"{problem.op}: m={problem.m}, n={problem.n}, k={problem.k}, {problem.dtype}"
+    taken = f"{sizes}: auto takes {chosen.algorithm}{'' if has_no_tile(chosen) else tile}"
+    best = key.first if key.given is None else replace(key.given, algorithm=key.first.algorithm)
+    if chosen.algorithm == best.algorithm:
+        measured = has_row(problem, target_of(ctx), chosen)
+        why = "a tuned row" if measured else "the simulator's list" if ctx.backend_name == "sim" else "the model"
+        ctx.debug(f"{taken}, by {why if key.given is None else 'what is given'}")
+    elif best.algorithm not in key.may:
+        ctx.debug(f"{taken}, as this call's operands, or its trace, rule out {best.algorithm}")
+    elif has_memory(ctx, problem, best, workspace):
+        ctx.debug(f"{taken}, as {best.algorithm} would leave no program to compute")
+    elif workspace is not None:
+        ctx.debug(f"{taken}, as the workspace has no room for {best.algorithm}")
+    elif has_memory(ctx, problem, chosen, workspace):  # else an error tells all of it
+        enough = ctx.heap_size_for(needed_nbytes(ctx, problem, best))
+        told = ctx.kept("short heaps", list[str])
+        log = ctx.debug if told else ctx.warning
+        told.append(sizes)
+        log(f"{taken}, as the heap has no room for {best.algorithm}: heap_size={enough} would have for this call")
 
 
 def _memory(ctx: Iris, workspace: FusedWorkspace | None) -> str:
