@@ -11,6 +11,7 @@ import torch
 
 from iris.context import Iris
 from iris.errors import ArgumentError
+from iris.ops import tuned
 from iris.ops.candidates import LIBRARY, has_no_tile, obstacle, only_moving
 from iris.ops.config import FusedConfig
 from iris.ops.model import algorithms
@@ -107,6 +108,14 @@ def _memory(ctx: Iris, workspace: FusedWorkspace | None) -> str:
     return f"workspace given at heap offset {place_of(ctx, workspace.turnstile).heap_offset}"
 
 
+def _tell_of_missing_rows(ctx: Iris) -> None:
+    if ctx.rank == 0 and (path := tuned.misnamed()) is not None:
+        ctx.warning(
+            f"{tuned.ENVIRONMENT_VARIABLE}: there is no file {path}, so no rows of yours are used. Name the one that "
+            "iris tune has written, or /dev/null for none."
+        )
+
+
 class _Choice(NamedTuple):
     """All that a choice of "auto" depends on, but for the room on the heap."""
 
@@ -143,6 +152,8 @@ def _chosen(
 ) -> tuple[FusedConfig, _Choice | None]:
     """The config, and, if it was picked by what fits, the key of the choice."""
     known, given = algorithms(problem.op), config if isinstance(config, FusedConfig) else None
+    if given is None or given.algorithm == "auto":
+        ctx.kept("a missing file was told of", lambda: _tell_of_missing_rows(ctx))
     if given is not None:
         given.check(problem.op, ("auto", *known), ctx.num_sms, problem.dtype)
         if given.algorithm != "auto":
