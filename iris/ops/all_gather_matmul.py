@@ -159,7 +159,7 @@ def all_gather_matmul(
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
         if world > 1:
-            ctx.agree(OP, (problem, chosen, place_of(ctx, A_sharded)))
+            ctx.agree(OP, (problem, chosen, place_of(ctx, "A_sharded", A_sharded)))
     recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
     call = _Call(ctx, problem, output, A_sharded, B, bias, bias_is, chosen, recorded, ours)
     getattr(call, chosen.algorithm if world > 1 else "local")()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -42,15 +43,15 @@ def resolve(
     workspace: FusedWorkspace | None,
     trace: object,
     takes: Callable[[str], bool] = lambda _: True,
-    shared: Sequence[torch.Tensor] = (),
+    shared: Mapping[str, torch.Tensor] = MappingProxyType({}),
     bias_is: int | None = None,
 ) -> FusedConfig:
     """The config to run with, its algorithm settled: the caller's, checked, or the picked one; the same on all ranks.
 
     "auto" leaves out algorithms that need more memory than there is, on the heap or in ``workspace``, those that do not
-    take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced. ``shared``: operands
-    that peers touch, which must lie alike on all ranks. ``bias_is``: the kind of a bias that is added to a sum over
-    ranks, by any of them.
+    take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced. ``shared``: the
+    operands, by name, that peers touch, which must lie alike on all ranks. ``bias_is``: the kind of a bias that is
+    added to a sum over ranks, by any of them.
 
     Raises:
         ArgumentError: ``config`` cannot run, or cannot be traced.
@@ -67,7 +68,7 @@ def resolve(
             expected = f"an algorithm whose kernel waits for no copy, as {blocking} is set"
             raise ArgumentError(problem.op, "config.algorithm", expected, chosen.algorithm, "Unset it, or take None.")
         bias = () if bias_is is None else (BIAS_KINDS[bias_is],)
-        places = (place_of(ctx, tensor) for tensor in shared)
+        places = (place_of(ctx, argument, tensor) for argument, tensor in shared.items())
         ctx.agree(problem.op, (problem, chosen, *bias, *places, _memory(ctx, workspace)))
     if key is not None and key not in (known := _settled(ctx)):
         known[key] = chosen  # only now: ranks that did not make this call would choose later, with another heap
@@ -105,7 +106,7 @@ def _memory(ctx: Iris, workspace: FusedWorkspace | None) -> str:
     """Whose workspace a call has, and where it lies."""
     if type(workspace) is not FusedWorkspace or workspace.ctx is not ctx:  # what is no workspace of it is refused later
         return "workspace of the context"
-    return f"workspace given at heap offset {place_of(ctx, workspace.turnstile).heap_offset}"
+    return f"workspace given at heap offset {place_of(ctx, 'workspace', workspace.turnstile).heap_offset}"
 
 
 def _tell_of_missing_rows(ctx: Iris) -> None:

@@ -232,8 +232,8 @@ def matmul_all_reduce(
     problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
     whole = has_whole_rows(output)
     chosen = resolve(
-        ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW, shared=(output,),
-        bias_is=bias_is,
+        ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
+        shared={"output": output}, bias_is=bias_is,
     )  # fmt: skip
     if chosen.algorithm == "copy_engine" and m % world:
         raise ShapeError(

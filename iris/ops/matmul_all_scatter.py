@@ -223,7 +223,8 @@ def matmul_all_scatter(
     problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
     whole = has_whole_rows(output)
     chosen = resolve(
-        ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW, shared=(output,)
+        ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
+        shared={"output": output},
     )  # fmt: skip
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
     if chosen.algorithm in _ROW_BY_ROW:

@@ -184,12 +184,17 @@ def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:
 
 
 class Place(NamedTuple):
-    """Where a symmetric tensor lies in the heap, in bytes, and its strides."""
+    """Where an operand lies in the heap, in bytes, and its strides."""
 
+    argument: str
     heap_offset: int
     strides: str
 
+    def __repr__(self) -> str:
+        """As :mod:`iris.mesh` tells ranks' calls apart: of what differs, each says whose it is."""
+        return f"{self.argument} at heap offset {self.heap_offset}, {self.argument} with strides {self.strides}"
 
-def place_of(ctx: Iris, tensor: torch.Tensor) -> Place:
-    """What must be the same on all ranks of a tensor that peers touch."""
-    return Place(tensor.data_ptr() - ctx._backend.bases[ctx.rank], "x".join(map(str, tensor.stride())))
+
+def place_of(ctx: Iris, argument: str, tensor: torch.Tensor) -> Place:
+    """What must be the same on all ranks of an operand that peers touch."""
+    return Place(argument, tensor.data_ptr() - ctx._backend.bases[ctx.rank], "x".join(map(str, tensor.stride())))
