@@ -582,6 +582,35 @@ def test_another_call_than_the_peers_is_told_in_short(ranks: Ranks, gather: bool
         assert calls + "Every rank must make the same Iris calls" in failure.message
 
 
+def untransposed_weight() -> list[Failure]:
+    """Weights as a Linear has them, where ``output`` tells how many columns B should have, and where it does not."""
+    ctx = context()
+    a, output, weight = (torch.zeros(shape, device=ctx.device) for shape in ((16, 32), (16, 48), (48, 32)))
+    wide, gathered = (torch.zeros(shape, device=ctx.device) for shape in ((16, 96), (32, 48)))
+    return [
+        failure_of(ctx.ops.matmul_all_reduce, output, a, weight),
+        failure_of(ctx.ops.matmul_all_scatter, wide, a, weight),
+        failure_of(lambda: ctx.ops.all_gather_matmul(gathered, a, weight, gather_dim=0)),
+        failure_of(ctx.ops.matmul_reduce_scatter, output[:8, :40], a, weight),
+        failure_of(ctx.ops.matmul_all_reduce, output, a, weight[:, :31].t()),
+    ]
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_shape_that_is_asked_for_would_do(ranks: Ranks) -> None:
+    fix = ". B is [K, N]: pass the weight of a torch.nn.Linear as weight.t()."
+    said = [
+        "(32, 48) (rows of B = columns of A), got (48, 32)" + fix,
+        "(32, 48) (rows of B = columns of A), got (48, 32)" + fix,
+        "(32, 48) (rows of B = columns of the gathered A), got (48, 32)" + fix,
+        "32 rows (rows of B = columns of A), got (48, 32)" + fix,
+        "32 rows (rows of B = columns of A), got (31, 48)",
+    ]
+    for failures in ranks.run(untransposed_weight):
+        for failure, words in zip(failures, said, strict=True):
+            assert failure.kind == "ShapeError" and failure.message.endswith(f": B: expected {words}"), failure
+
+
 def layouts_that_differ(way: Way, seed: int) -> Failure:
     """B has contiguous rows on rank 0 and contiguous columns on the others."""
     with fresh(1 << 20) as ctx:

@@ -146,9 +146,16 @@ def check_no_gradient(op: str, argument: str, tensor: torch.Tensor) -> None:
 def check_shape(op: str, argument: str, tensor: torch.Tensor, expected: tuple[int, ...], why: str) -> None:
     """Raise ShapeError unless ``tensor`` has the shape ``expected``."""
     if tuple(tensor.shape) != expected:
-        transposed = argument == "B" and tensor.shape[1] == expected[0]
-        fix = "B is [K, N]: pass the weight of a torch.nn.Linear as weight.t()." if transposed else ""
-        raise ShapeError(op, argument, f"{expected} ({why})", tuple(tensor.shape), fix)
+        raise ShapeError(op, argument, f"{expected} ({why})", tuple(tensor.shape))
+
+
+def check_rows_of_b(op: str, b: torch.Tensor, rows: int, cols: int, a: str = "A") -> None:
+    """Raise ShapeError unless B has as many rows as ``a`` has columns; ``cols``: how many columns ``output`` has for
+    it."""
+    if b.shape[0] != rows:
+        expected = f"{(rows, cols)}" if tuple(b.shape) == (cols, rows) else f"{rows} rows"
+        fix = "B is [K, N]: pass the weight of a torch.nn.Linear as weight.t()." if b.shape[1] == rows else ""
+        raise ShapeError(op, "B", f"{expected} (rows of B = columns of {a})", tuple(b.shape), fix)
 
 
 def check_symmetric(ctx: Iris, op: str, argument: str, tensor: torch.Tensor, fix: str) -> None:
