@@ -101,7 +101,7 @@ def iris(
     first = first_timeout_s if first_timeout_s is not None else (FIRST_TIMEOUT_S if given is None else given)
     for name, seconds in (("timeout_s", steady), ("first_timeout_s", first)):
         _check_seconds(name, seconds)
-    for switch in (backends.oversubscribed, backends.replays):
+    for switch in (backends.oversubscribed, backends.replays, backends.compares_calls):
         switch()  # an error if its variable is neither 0 nor 1, whatever the backend
     ctx = Iris(nbytes, group, backend, device, steady, first, log_level)
     if timeout_s is None and given is not None:  # by the variable
@@ -179,7 +179,8 @@ class Iris(Live, SymmetricTensors, RankLogger):
     def _start(
         self, choice: backends.Choice, who: Identity, heap_size: int, timeout_s: float, first_timeout_s: float
     ) -> None:
-        self._mesh.exchange(f"iris(heap_size={heap_size}, backend={choice.name})")
+        compared = ", IRIS_CHECK_CALLS=1" if backends.compares_calls() else ""
+        self._mesh.exchange(f"iris(heap_size={heap_size}, backend={choice.name}{compared})")
         self._table = HeapTable(heap_size)
         self._backend = backends.open_backend(choice, self._mesh, who.local_rank, self._table.size)
         self._mesh.timeout_s = timeout_s
@@ -188,6 +189,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self._workspaces: dict[Hashable, Any] = {}
         self._kept: dict[Hashable, Any] = {}
         self._agreed: set[Hashable] = set()
+        self._compares_calls = backends.compares_calls()
         self._group_tensors: dict[tuple[int, ...], torch.Tensor] = {}
         self._control = self._table.allocate(sync.CONTROL_BYTES.value, "control block")
         self._backend.bytes_at(self._control.offset, self._control.nbytes, None).zero_()
@@ -275,6 +277,10 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self._require_open("heap_largest_free_bytes")
         return self._table.largest_free
 
+    def heap_size_for(self, nbytes: int) -> int:
+        """The ``heap_size`` with which a block of ``nbytes`` had room beside what is in use now."""
+        return self._table.would_do(nbytes)
+
     # -- memory -------------------------------------------------------------------------------------
 
     def _allocate(self, op: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -353,12 +359,13 @@ class Iris(Live, SymmetricTensors, RankLogger):
 
     def agree(self, op: str, what: Hashable) -> None:
         """Make sure, the first time that ``op`` says ``what``, that all ranks say the same. Collective then.
+        ``IRIS_CHECK_CALLS=1`` makes every time the first.
 
         Raises:
             RankMismatch: they did not; says what each said.
         """
         key = op, what
-        if key not in self._agreed:
+        if self._compares_calls or key not in self._agreed:
             self._exchange(f"{op}({what})")
             self._agreed.add(key)
 
@@ -599,7 +606,8 @@ class Iris(Live, SymmetricTensors, RankLogger):
         """Wait for all ranks to be done, then give back all memory, sockets and threads. Collective.
 
         Closing twice is harmless. After a failure no peer is waited for, and nothing is raised; kernels that this
-        device still runs are, of which those that wait for peers as Iris's do end at once.
+        device still runs are, of which those that wait for peers as Iris's do end at once. A program that ends without
+        it closes then, and waits as long: up to ``timeout_s``, after which the job ends on all ranks.
 
         Raises:
             PeerDied, WaitTimeout, RankMismatch: a peer did not come, or makes another call; everything of this rank is
@@ -696,14 +704,13 @@ def whereabouts(ctx: Iris, tensor: torch.Tensor) -> str:
 
 
 def _leave_all() -> None:
-    """At interpreter exit: close what the program forgot, telling the peers if it ends on an error. Processes that are
-    to blame for it end first."""
+    """At interpreter exit: close what the program forgot, waiting for the peers as :meth:`Iris.close` does, or telling
+    them if it ends on an error. Processes that are to blame for it end first."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for context in _open_contexts():
         if error is not None or context._failure is not None:
             context._release(error or context._failure)
             continue
-        context._mesh.timeout_s = min(context._mesh.timeout_s, 5.0)
         try:
             context.close()
         except IrisError as late:

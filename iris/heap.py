@@ -75,15 +75,18 @@ class HeapTable:
                 self._free[index : index + 1] = [rest] if rest.nbytes else []
                 self._used[block.offset] = block
                 return block
-        would_do = align_up(self.used_bytes + wanted, 1 << 20)
-        if self.free_bytes >= wanted:
-            would_do = align_up(self.size + wanted, 1 << 20)
         raise HeapError(
             f"{what}: symmetric heap exhausted: requested {format_bytes(wanted)} ({wanted} bytes), "
             f"free {format_bytes(self.free_bytes)} of {format_bytes(self.size)}, "
             f"largest free block {format_bytes(self.largest_free)} ({self.largest_free} bytes). "
-            f"Free tensors you no longer need, or create the context with heap_size={would_do}."
+            f"Free tensors you no longer need, or create the context with heap_size={self.would_do(wanted)}."
         )
+
+    def would_do(self, nbytes: int) -> int:
+        """The size of a heap in which, beside what is in use here, a block of ``nbytes`` had room."""
+        wanted = align_up(nbytes)
+        used = self.size if self.free_bytes >= wanted else self.used_bytes  # what is free may be in pieces there, too
+        return align_up(used + wanted, 1 << 20)
 
     def holding(self, offset: int) -> Block | None:
         """The block in use that ``offset`` lies in."""

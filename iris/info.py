@@ -123,6 +123,7 @@ def variables() -> dict[str, str]:
     readers: dict[str, Callable[[], object]] = {
         "IRIS_TIMEOUT_S": context.timeout_set,
         "IRIS_REPLAY": backends.replays,
+        "IRIS_CHECK_CALLS": backends.compares_calls,
         "IRIS_OVERSUBSCRIBE": backends.oversubscribed,
     }
     for name, reader in readers.items():

@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import select
 import selectors
 import socket
@@ -42,6 +43,9 @@ _AFTER_KERNELS_S = 1.0
 what for."""
 _LONG = 200
 """Characters of a call that is worth shortening."""
+_ALIKE = "Every rank must make the same Iris calls, with the same sizes, in the same order."
+_PLACED = "Peers touch this operand: pass the same slice of the same ctx.empty on all ranks."
+_PLACES = re.compile(r"\(…(, \w+ (at heap offset|with strides) \w+)+\)$")
 _FIRST = 5
 """Arguments that tell such a call from others: of an op, its name, sizes and dtype."""
 
@@ -82,7 +86,13 @@ def _begun(call: str) -> str:
     """``call``; if it is long, only its first arguments."""
     if len(call) <= _LONG:
         return call
-    return f"{call.split('(')[0]}({', '.join(map(_of_its_own, call.split(', ')[:_FIRST]))}, …)"
+    name, first = call.split("(")[0], map(_of_its_own, call.split(", ")[:_FIRST])
+    return f"{name}({', '.join(one for one in first if one != f'op={name!r}')}, …)"
+
+
+def _differ_in_place(said: str) -> bool:
+    """Whether calls, told apart, are of one op and differ in nothing but where an operand lies."""
+    return all(_PLACES.search(one) for one in said.split("; "))
 
 
 def _of_its_own(argument: str) -> str:
@@ -326,10 +336,8 @@ class Mesh:
                     if peer in tags and peer not in outgoing:
                         selector.unregister(self._socket(peer))
         if len(set(tags.values())) > 1:
-            raise RankMismatch(
-                f"ranks made different calls: {_told_apart(tags)}. Every rank must make the same Iris calls, "
-                "with the same sizes, in the same order."
-            )
+            said = _told_apart(tags)
+            raise RankMismatch(f"ranks made different calls: {said}. {_PLACED if _differ_in_place(said) else _ALIKE}")
         return payloads
 
     def exchange_fd(self, tag: str, fd: int) -> dict[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import pickle
 import pydoc
 import re
@@ -317,6 +318,46 @@ def test_a_short_heap_has_auto_take_what_fits(ranks: Ranks, seed: int) -> None:
         assert max(excesses.values()) <= 1
 
 
+def choices_told(heap_size: int, filled: int) -> list[tuple[str, str]]:
+    """What is logged of calls by "auto", in the last two of which ``filled`` bytes of the heap are taken."""
+    log = mock.Mock()
+    with fresh(heap_size) as ctx, mock.patch.multiple(ctx, debug=log.debug, warning=log.warning):
+        output, a, b = ctx.empty(500, 201)[:, :200], torch.ones(500, 32), torch.ones(32, 200)
+        a, b = a.to(ctx.device), b.to(ctx.device)
+        for rows, config in ((16, None), (16, None), (16, "ring"), (17, FusedConfig(block_size_k=32))):
+            ctx.ops.matmul_all_reduce(output[:rows], a[:rows], b, config=config)
+        rings = [FusedConfig("ring"), FusedConfig("two_shot")]
+        with mock.patch("iris.ops.choice.pick_config", side_effect=rings):
+            ctx.ops.matmul_all_reduce(ctx.empty(200, 16).t(), a[:16], b)
+        filler = ctx.empty(filled, dtype=torch.uint8)
+        for rows in (499, 500):
+            ctx.ops.matmul_all_reduce(output[:rows], a[:rows], b)
+        ctx.synchronize()
+        ctx.free(filler)
+    return [(name, *args) for name, args, _ in log.mock_calls]
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_what_auto_takes_is_told_once(ranks: Ranks) -> None:
+    filled = 400 << 10
+    told, others = ranks.run(choices_told, 1 << 20, filled)
+    assert others == []
+    levels, lines = zip(*told, strict=True)
+    assert levels == ("debug", "debug", "debug", "warning", "debug")
+    expected = [
+        r"m=16, n=200, k=32, torch.float32: auto takes \w+(, tile \d+ x \d+ x \d+)?, by the (simulator's list|model)",
+        r"m=17, n=200, k=32, torch.float32: auto takes \w+(, tile 128 x 128 x 32)?, by what is given",
+        "m=16, n=200, k=32, torch.float32: auto takes two_shot, tile 128 x 128 x 64, "
+        "as this call's operands, or its trace, rule out ring",
+        *[rf"m={m}, .* takes \w+, as the heap has no room for (\w+): heap_size=(\d+) would have" for m in (499, 500)],
+    ]
+    found = [re.match(f"matmul_all_reduce: {one}", line) for one, line in zip(expected, lines, strict=True)]
+    assert all(found), lines
+    last = cast("re.Match[str]", found[-2])
+    enough, _ = ranks.run(choices_told, int(last[2]), filled)
+    assert f"auto takes {last[1]}" in enough[-2][1] and {level for level, _ in enough} == {"debug"}
+
+
 def after_a_call_of_some_ranks(seed: int) -> tuple[Failure, float]:
     """Rank 0's arguments are wrong in a call, and the heap is shorter when it makes the same call with right ones."""
     with fresh(1 << 20) as ctx:
@@ -446,6 +487,55 @@ def test_ranks_that_disagree_are_told(ranks: Ranks) -> None:
         for failure, words in zip(failures, said, strict=True):
             assert failure.kind == "RankMismatch" and failure.took_s < 2, failure
             assert all(one in failure.message for one in words) and len(failure.message) < 300
+
+
+def known_calls_that_differ(op: str) -> tuple[Failure, float]:
+    """Rank 1 makes another call than rank 0, both being known, and both a right one behind it."""
+    with mock.patch.dict("os.environ", IRIS_CHECK_CALLS="1"), fresh(1 << 21) as ctx:
+        trials = [trial(ctx, Way(op, "auto"), (rows, 16, 32), torch.float32, seed=1) for rows in (16, 8)]
+        for one in (*trials, *trials):
+            one.run(None)
+        failure = failure_of(trials[ctx.rank].run, None)
+        trials[0].spoil()
+        trials[0].run(None)
+        return failure, trials[0].excess()
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize(("op", "said"), [(ALL_REDUCE, ("m=16", "m=8")), (GATHER, ("m=32", "m=16"))])
+def test_known_calls_that_differ_are_told_if_all_are_compared(ranks: Ranks, op: str, said: tuple[str, str]) -> None:
+    for failure, excess in ranks.run(known_calls_that_differ, op):
+        assert failure.kind == "RankMismatch" and all(one in failure.message for one in said)
+        assert excess <= 1
+
+
+def comparisons(compared: str) -> list[int]:
+    """How often ranks meet in the first call and in three more, the last of which is replayed on GPUs otherwise."""
+    with mock.patch.dict("os.environ", IRIS_CHECK_CALLS=compared), fresh(1 << 21) as ctx:
+        one, found = trial(ctx, Way(ALL_REDUCE, "two_shot"), (16, 16, 32), torch.float32, seed=1), []
+        for _ in range(4):
+            with mock.patch.object(ctx._mesh, "exchange", wraps=ctx._mesh.exchange) as met:
+                one.run()
+            found.append(len([None for call in met.call_args_list if call.args[0].startswith(ALL_REDUCE)]))
+        return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize(("compared", "met"), [("0", [1, 0, 0, 0]), ("1", [1, 1, 1, 1])])
+def test_known_calls_are_compared_only_if_asked_for(ranks: Ranks, compared: str, met: list[int]) -> None:
+    assert ranks.run(comparisons, compared) == [met] * 2
+
+
+def compared_by_one_rank() -> Failure:
+    with mock.patch.dict("os.environ", IRIS_CHECK_CALLS=os.environ["IRIS_RANK"]):
+        return failure_of(lambda: iris.iris(1 << 20, timeout_s=20))
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_all_ranks_compare_calls_or_none(ranks: Ranks) -> None:
+    for failure in ranks.run(compared_by_one_rank):
+        assert failure.kind == "RankMismatch"
+        assert re.search(r"rank 0: iris\([^;]*=\w+\); rank 1: iris\([^;]*, IRIS_CHECK_CALLS=1\)", failure.message)
 
 
 def traced_by_name() -> tuple[Failure, list[int]]:

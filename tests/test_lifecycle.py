@@ -335,6 +335,20 @@ def test_a_forgotten_close_is_made_up_for_at_exit(tmp_path: Path) -> None:
     assert shared_memory_files() <= files
 
 
+def test_a_rank_that_has_ended_waits_for_a_slower_one(tmp_path: Path) -> None:
+    source = FORGOTTEN.format(last="time.sleep(6.5 * ctx.rank); ctx.check(); print('done')")
+    assert run_ranks(source, tmp_path) == [(0, "done\n", "")] * 2
+
+
+def test_a_rank_that_has_ended_waits_no_longer_than_the_limit(tmp_path: Path) -> None:
+    source = FORGOTTEN.format(last="time.sleep(3 * ctx.rank); ctx.check()").replace("timeout_s=10", "timeout_s=0.5")
+    (code, _, errors), (their_code, _, their_errors) = run_ranks(source, tmp_path)
+    assert (code, their_code) == (0, 1)
+    waited = "close: rank 0 waited 0.5 s for rank 1, which did not make the call."
+    assert errors.startswith(f"iris: rank 0 was not closed cleanly: {waited}")
+    assert f"iris.errors.WaitTimeout: {waited}" in their_errors
+
+
 SEVERAL_FORGOTTEN = """
     import iris
     contexts = [iris.iris(1 << 20, timeout_s=10) for _ in range(6)]

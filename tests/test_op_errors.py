@@ -594,8 +594,11 @@ def test_outputs_lie_alike_on_all_ranks(ranks: Ranks, stride: bool) -> None:
     for failures in ranks.run(places_that_differ, stride):
         for op, failure in zip((ALL_REDUCE, SCATTER), failures, strict=True):
             assert failure.kind == "RankMismatch" and failure.took_s < 2, failure
-            ours, other = ("strides='32x1'", "strides='64x1'") if stride else ("heap_offset=4096", "heap_offset=4224")
-            assert f": rank 0: {op}(…, {ours}); rank 1: {op}(…, {other}). " in failure.message
+            ours, other = (
+                ("with strides 32x1", "with strides 64x1") if stride else ("at heap offset 4096", "at heap offset 4224")
+            )
+            calls = f": rank 0: {op}(…, output {ours}); rank 1: {op}(…, output {other}). "
+            assert calls + "Peers touch this operand: pass the same slice of the same ctx.empty on" in failure.message
 
 
 def another_call_than_the_peers(gather: bool) -> Failure:
@@ -612,11 +615,41 @@ def another_call_than_the_peers(gather: bool) -> Failure:
 @pytest.mark.parametrize("gather", [False, True])
 def test_another_call_than_the_peers_is_told_in_short(ranks: Ranks, gather: bool) -> None:
     """The sizes say which call it is; two dozen fields of a config would hide that."""
-    reduced = "matmul_all_reduce(op='matmul_all_reduce', m=16, n=24, k=8, dtype=torch.float32, …)"
-    gathered = "all_gather_matmul(op='all_gather_matmul', m=32, n=24, k=8, dtype=torch.float32, …)"
+    reduced = "matmul_all_reduce(m=16, n=24, k=8, dtype=torch.float32, …)"
+    gathered = "all_gather_matmul(m=32, n=24, k=8, dtype=torch.float32, …)"
     for failure in ranks.run(another_call_than_the_peers, gather):
         assert failure.kind == "RankMismatch"
-        assert f": rank 0: {reduced}; rank 1: {gathered if gather else 'barrier'}. " in failure.message
+        calls = f": rank 0: {reduced}; rank 1: {gathered if gather else 'barrier'}. "
+        assert calls + "Every rank must make the same Iris calls" in failure.message
+
+
+def untransposed_weight() -> list[Failure]:
+    """Weights as a Linear has them, where ``output`` tells how many columns B should have, and where it does not."""
+    ctx = context()
+    a, output, weight = (torch.zeros(shape, device=ctx.device) for shape in ((16, 32), (16, 48), (48, 32)))
+    wide, gathered = (torch.zeros(shape, device=ctx.device) for shape in ((16, 96), (32, 48)))
+    return [
+        failure_of(ctx.ops.matmul_all_reduce, output, a, weight),
+        failure_of(ctx.ops.matmul_all_scatter, wide, a, weight),
+        failure_of(lambda: ctx.ops.all_gather_matmul(gathered, a, weight, gather_dim=0)),
+        failure_of(ctx.ops.matmul_reduce_scatter, output[:8, :40], a, weight),
+        failure_of(ctx.ops.matmul_all_reduce, output, a, weight[:, :31].t()),
+    ]
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_shape_that_is_asked_for_would_do(ranks: Ranks) -> None:
+    fix = ". B is [K, N]: pass the weight of a torch.nn.Linear as weight.t()."
+    said = [
+        "(32, 48) (rows of B = columns of A), got (48, 32)" + fix,
+        "(32, 48) (rows of B = columns of A), got (48, 32)" + fix,
+        "(32, 48) (rows of B = columns of the gathered A), got (48, 32)" + fix,
+        "32 rows (rows of B = columns of A), got (48, 32)" + fix,
+        "32 rows (rows of B = columns of A), got (31, 48)",
+    ]
+    for failures in ranks.run(untransposed_weight):
+        for failure, words in zip(failures, said, strict=True):
+            assert failure.kind == "ShapeError" and failure.message.endswith(f": B: expected {words}"), failure
 
 
 def layouts_that_differ(way: Way, seed: int) -> Failure:
@@ -653,7 +686,7 @@ def a_place_of_another_call() -> list[Failure]:
 def test_rows_that_peers_read_lie_alike_on_all_ranks(ranks: Ranks) -> None:
     for failures in ranks.run(a_place_of_another_call):
         assert [failure.kind for failure in failures] == ["nothing", "RankMismatch"] * 2, failures
-        assert all("heap_offset=" in failure.message for failure in failures[1::2])
+        assert all("(…, A_sharded at heap offset " in failure.message for failure in failures[1::2])
 
 
 def many_workspaces() -> int:

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -753,6 +754,32 @@ def algorithms_run(path: str) -> list[set[str]]:
     del os.environ["IRIS_TUNED"]
     pick.forget()
     return found
+
+
+def warned_of(file: str) -> list[str]:
+    """What a context warns of in calls while ``IRIS_TUNED`` names ``file``: one with a config, two without."""
+    said = mock.Mock()
+    with mock.patch.dict("os.environ", IRIS_TUNED=file), fresh() as ctx, mock.patch.object(ctx, "warning", said):
+        output, a, b = ctx.zeros(16, 16), torch.ones(16, 16, device=ctx.device), torch.ones(16, 16, device=ctx.device)
+        found = []
+        for config in (FusedConfig("one_shot", 16, 16, 16), None, "ring"):
+            ctx.ops.matmul_all_reduce(output, a, b, config=config)
+            found.append(said.call_count)
+        ctx.synchronize()
+    return [f"{found}", *(call.args[0] for call in said.call_args_list)]
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_file_of_rows_that_is_not_there_is_told_once(ranks: Ranks, tmp_path: Path) -> None:
+    missing, there = tmp_path / "missing.json", tmp_path / "there.json"
+    tuned.write(there, [])
+    first, *others = ranks.run(warned_of, str(missing))
+    said = (
+        f"IRIS_TUNED: there is no file {missing}, so no rows of yours are used. Name the one that iris tune has written"
+    )
+    assert first[0] == "[0, 1, 1]" and len(first) == 2 and first[1].startswith(said)
+    for silent in (*others, *ranks.run(warned_of, str(there)), *ranks.run(warned_of, "/dev/null")):
+        assert silent == ["[0, 0, 0]"]
 
 
 @pytest.mark.skipif(BACKEND != "sim", reason="the row is for the simulator")

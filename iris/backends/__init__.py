@@ -70,8 +70,13 @@ def oversubscribed() -> bool:
 
 
 def replays() -> bool:
-    """Whether calls that repeat may be replayed from a graph: not with ``IRIS_REPLAY=0``."""
-    return _switched_on("IRIS_REPLAY", True)
+    """Whether calls that repeat may be replayed from a graph: not with ``IRIS_REPLAY=0``, nor if each is compared."""
+    return _switched_on("IRIS_REPLAY", True) and not compares_calls()
+
+
+def compares_calls() -> bool:
+    """Whether ranks compare every call of an op, known or not, before it is launched (``IRIS_CHECK_CALLS=1``)."""
+    return _switched_on("IRIS_CHECK_CALLS", False)
 
 
 def _switched_on(variable: str, unset: bool) -> bool:

@@ -82,7 +82,15 @@ from iris.ops.gathering import (
     put_courier,
 )
 from iris.ops.matmul import Plan
-from iris.ops.operands import bias_kind, check_operands, check_shape, check_symmetric, has_whole_rows, place_of
+from iris.ops.operands import (
+    bias_kind,
+    check_operands,
+    check_rows_of_b,
+    check_shape,
+    check_symmetric,
+    has_whole_rows,
+    place_of,
+)
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, memory_of
@@ -146,7 +154,7 @@ def all_gather_matmul(
     by_rows = _gather_dim(A_sharded, B, world, gather_dim) == 0
     (rows, cols), (k, n) = A_sharded.shape, B.shape
     m = rows * world if by_rows else rows
-    check_shape(OP, "B", B, (cols if by_rows else cols * world, n), "rows of B = columns of the gathered A")
+    check_rows_of_b(OP, B, cols if by_rows else cols * world, output.shape[1], "the gathered A")
     check_shape(OP, "output", output, (m, n), "rows of the gathered A, columns of B")
     bias_is = bias_kind(OP, bias, m, n)
     received = rows * cols * A_sharded.element_size() * (world - 1)
@@ -159,7 +167,7 @@ def all_gather_matmul(
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
         if world > 1:
-            ctx.agree(OP, (problem, chosen, place_of(ctx, A_sharded)))
+            ctx.agree(OP, (problem, chosen, place_of(ctx, "A_sharded", A_sharded)))
     recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
     call = _Call(ctx, problem, output, A_sharded, B, bias, bias_is, chosen, recorded, ours)
     getattr(call, chosen.algorithm if world > 1 else "local")()

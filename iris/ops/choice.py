@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from iris.context import Iris
 from iris.errors import ArgumentError, CaptureError
+from iris.ops import tuned
 from iris.ops.candidates import LIBRARY, has_no_tile, obstacle, only_moving
 from iris.ops.config import FusedConfig
 from iris.ops.model import algorithms
 from iris.ops.operands import BIAS_KINDS, place_of
-from iris.ops.pick import can_run, pick_config
+from iris.ops.pick import can_run, has_row, pick_config
 from iris.ops.problem import Problem
 from iris.ops.room import has_memory, needed_nbytes
 from iris.ops.target import target_of
@@ -44,15 +46,15 @@ def resolve(
     workspace: FusedWorkspace | None,
     trace: object,
     takes: Callable[[str], bool] = lambda _: True,
-    shared: Sequence[torch.Tensor] = (),
+    shared: Mapping[str, torch.Tensor] = MappingProxyType({}),
     bias_is: int | None = None,
 ) -> FusedConfig:
     """The config to run with, its algorithm settled: the caller's, checked, or the picked one; the same on all ranks.
 
     "auto" leaves out algorithms that need more memory than there is, on the heap or in ``workspace``, those that do not
-    take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced. ``shared``: operands
-    that peers touch, which must lie alike on all ranks. ``bias_is``: the kind of a bias that is added to a sum over
-    ranks, by any of them.
+    take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced. ``shared``: the
+    operands, by name, that peers touch, which must lie alike on all ranks. ``bias_is``: the kind of a bias that is
+    added to a sum over ranks, by any of them.
 
     Raises:
         ArgumentError: ``config`` cannot run, or cannot be traced.
@@ -74,18 +76,53 @@ def resolve(
                 "queue its copies could wait in front of the kernel that they wait for. Unset it, or take config=None."
             )
         bias = () if bias_is is None else (BIAS_KINDS[bias_is],)
-        places = (place_of(ctx, tensor) for tensor in shared)
+        places = (place_of(ctx, argument, tensor) for argument, tensor in shared.items())
         ctx.agree(problem.op, (problem, chosen, *bias, *places, _memory(ctx, workspace)))
-    if key is not None:  # only now: ranks that did not make this call would choose later, with another heap
-        _settled(ctx)[key] = chosen
+    if key is not None and key not in (known := _settled(ctx)):
+        known[key] = chosen  # only now: ranks that did not make this call would choose later, with another heap
+        if ctx.rank == 0:
+            _tell(ctx, problem, chosen, key, workspace)
     return chosen
+
+
+def _tell(ctx: Iris, problem: Problem, chosen: FusedConfig, key: _Choice, workspace: FusedWorkspace | None) -> None:
+    """Log what "auto" took for a new problem, and why: at level debug, but the first short heap of a context as a
+    warning."""
+    tile = f", tile {chosen.block_size_m} x {chosen.block_size_n} x {chosen.block_size_k}"
+    sizes = f"{problem.op}: m={problem.m}, n={problem.n}, k={problem.k}, {problem.dtype}"
+    taken = f"{sizes}: auto takes {chosen.algorithm}{'' if has_no_tile(chosen) else tile}"
+    best = key.first if key.given is None else replace(key.given, algorithm=key.first.algorithm)
+    if chosen.algorithm == best.algorithm:
+        measured = has_row(problem, target_of(ctx), chosen)
+        why = "a tuned row" if measured else "the simulator's list" if ctx.backend_name == "sim" else "the model"
+        ctx.debug(f"{taken}, by {why if key.given is None else 'what is given'}")
+    elif best.algorithm not in key.may:
+        ctx.debug(f"{taken}, as this call's operands, or its trace, rule out {best.algorithm}")
+    elif has_memory(ctx, problem, best, workspace):
+        ctx.debug(f"{taken}, as {best.algorithm} would leave no program to compute")
+    elif workspace is not None:
+        ctx.debug(f"{taken}, as the workspace has no room for {best.algorithm}")
+    elif has_memory(ctx, problem, chosen, workspace):  # else an error tells all of it
+        enough = ctx.heap_size_for(needed_nbytes(ctx, problem, best))
+        told = ctx.kept("short heaps", list[str])
+        log = ctx.debug if told else ctx.warning
+        told.append(sizes)
+        log(f"{taken}, as the heap has no room for {best.algorithm}: heap_size={enough} would have for this call")
 
 
 def _memory(ctx: Iris, workspace: FusedWorkspace | None) -> str:
     """Whose workspace a call has, and where it lies."""
     if type(workspace) is not FusedWorkspace or workspace.ctx is not ctx:  # what is no workspace of it is refused later
         return "workspace of the context"
-    return f"workspace given at heap offset {place_of(ctx, workspace.turnstile).heap_offset}"
+    return f"workspace given at heap offset {place_of(ctx, 'workspace', workspace.turnstile).heap_offset}"
+
+
+def _tell_of_missing_rows(ctx: Iris) -> None:
+    if ctx.rank == 0 and (path := tuned.misnamed()) is not None:
+        ctx.warning(
+            f"{tuned.ENVIRONMENT_VARIABLE}: there is no file {path}, so no rows of yours are used. Name the one that "
+            "iris tune has written, or /dev/null for none."
+        )
 
 
 class _Choice(NamedTuple):
@@ -124,6 +161,8 @@ def _chosen(
 ) -> tuple[FusedConfig, _Choice | None]:
     """The config, and, if it was picked by what fits, the key of the choice."""
     known, given = algorithms(problem.op), config if isinstance(config, FusedConfig) else None
+    if given is None or given.algorithm == "auto":
+        ctx.kept("a missing file was told of", lambda: _tell_of_missing_rows(ctx))
     if given is not None:
         given.check(problem.op, ("auto", *known), ctx.num_sms, problem.dtype)
         if given.algorithm != "auto":

@@ -18,7 +18,7 @@ from iris.device.sync import SITE_MATMUL
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan, run
-from iris.ops.operands import bias_kind, check_operands, check_shape, has_whole_rows
+from iris.ops.operands import bias_kind, check_operands, check_rows_of_b, check_shape, has_whole_rows
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.workspace import FusedWorkspace, local_workspace, workspace_for
@@ -77,7 +77,7 @@ def _multiply(
     ctx.check(OP)
     check_operands(ctx, OP, output, ("A", A), B, bias)
     (m, k), n = A.shape, B.shape[1]
-    check_shape(OP, "B", B, (k, n), "rows of B = columns of A")
+    check_rows_of_b(OP, B, k, output.shape[1])
     check_shape(OP, "output", output, (m, n), "rows of A, columns of B")
     bias_is = bias_kind(OP, bias, m, n)
     problem = Problem(OP, m, n, k, A.dtype, 1, 0, transposed_b=not has_whole_rows(B))

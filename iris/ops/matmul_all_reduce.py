@@ -71,7 +71,15 @@ from iris.errors import ShapeError
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan
-from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape, check_symmetric, has_whole_rows
+from iris.ops.operands import (
+    bias_kind,
+    check_operands,
+    check_rows,
+    check_rows_of_b,
+    check_shape,
+    check_symmetric,
+    has_whole_rows,
+)
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
     SumCall,
@@ -225,7 +233,7 @@ def matmul_all_reduce(
     ctx.check(OP)
     check_operands(ctx, OP, output, ("A", A), B, bias)
     world, (m, k), n = ctx.world_size, A.shape, B.shape[1]
-    check_shape(OP, "B", B, (k, n), "rows of B = columns of A")
+    check_rows_of_b(OP, B, k, output.shape[1])
     check_shape(OP, "output", output, (m, n), "rows of A, columns of B")
     check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
     bias_is = bias_kind(OP, bias, m, n)
@@ -233,8 +241,8 @@ def matmul_all_reduce(
     problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
     whole = has_whole_rows(output)
     chosen = resolve(
-        ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW, shared=(output,),
-        bias_is=bias_is,
+        ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
+        shared={"output": output}, bias_is=bias_is,
     )  # fmt: skip
     if chosen.algorithm == "copy_engine" and m % world:
         raise ShapeError(

@@ -61,7 +61,15 @@ from iris.ops.config import RELAY_TEAM, FusedConfig
 from iris.ops.decomposed import bias_of
 from iris.ops.exchange import exchange
 from iris.ops.matmul import Plan
-from iris.ops.operands import bias_kind, check_operands, check_rows, check_shape, check_symmetric, has_whole_rows
+from iris.ops.operands import (
+    bias_kind,
+    check_operands,
+    check_rows,
+    check_rows_of_b,
+    check_shape,
+    check_symmetric,
+    has_whole_rows,
+)
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
@@ -216,7 +224,7 @@ def matmul_all_scatter(
     ctx.check(OP)
     check_operands(ctx, OP, output, ("A", A), B, bias)
     world, (m, k), n = ctx.world_size, A.shape, B.shape[1]
-    check_shape(OP, "B", B, (k, n), "rows of B = columns of A")
+    check_rows_of_b(OP, B, k, output.shape[1] // world)
     check_shape(OP, "output", output, (m, n * world), "rows of A, columns of B times the number of ranks")
     check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
     bias_is = bias_kind(OP, bias, m, n)
@@ -224,7 +232,8 @@ def matmul_all_scatter(
     problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
     whole = has_whole_rows(output)
     chosen = resolve(
-        ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW, shared=(output,)
+        ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
+        shared={"output": output},
     )  # fmt: skip
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
     if chosen.algorithm in _ROW_BY_ROW:

@@ -56,7 +56,7 @@ from iris.errors import ShapeError
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan
-from iris.ops.operands import bias_kind, check_operands, check_shape, has_whole_rows
+from iris.ops.operands import bias_kind, check_operands, check_rows_of_b, check_shape, has_whole_rows
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
     SumCall,
@@ -150,7 +150,7 @@ def matmul_reduce_scatter(
     ctx.check(OP)
     check_operands(ctx, OP, output, ("A", A), B, bias)
     world, (m, k), n = ctx.world_size, A.shape, B.shape[1]
-    check_shape(OP, "B", B, (k, n), "rows of B = columns of A")
+    check_rows_of_b(OP, B, k, output.shape[1])
     if m % world:
         raise ShapeError(OP, "A", f"rows that {world} ranks can share evenly", tuple(A.shape), "Pad A with zero rows.")
     check_shape(OP, "output", output, (m // world, n), "rows of A / number of ranks, columns of B")

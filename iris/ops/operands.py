@@ -146,9 +146,16 @@ def check_no_gradient(op: str, argument: str, tensor: torch.Tensor) -> None:
 def check_shape(op: str, argument: str, tensor: torch.Tensor, expected: tuple[int, ...], why: str) -> None:
     """Raise ShapeError unless ``tensor`` has the shape ``expected``."""
     if tuple(tensor.shape) != expected:
-        transposed = argument == "B" and tensor.shape[1] == expected[0]
-        fix = "B is [K, N]: pass the weight of a torch.nn.Linear as weight.t()." if transposed else ""
-        raise ShapeError(op, argument, f"{expected} ({why})", tuple(tensor.shape), fix)
+        raise ShapeError(op, argument, f"{expected} ({why})", tuple(tensor.shape))
+
+
+def check_rows_of_b(op: str, b: torch.Tensor, rows: int, cols: int, a: str = "A") -> None:
+    """Raise ShapeError unless B has as many rows as ``a`` has columns; ``cols``: how many columns ``output`` has for
+    it."""
+    if b.shape[0] != rows:
+        expected = f"{(rows, cols)}" if tuple(b.shape) == (cols, rows) else f"{rows} rows"
+        fix = "B is [K, N]: pass the weight of a torch.nn.Linear as weight.t()." if b.shape[1] == rows else ""
+        raise ShapeError(op, "B", f"{expected} (rows of B = columns of {a})", tuple(b.shape), fix)
 
 
 def check_symmetric(ctx: Iris, op: str, argument: str, tensor: torch.Tensor, fix: str) -> None:
@@ -184,12 +191,17 @@ def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:
 
 
 class Place(NamedTuple):
-    """Where a symmetric tensor lies in the heap, in bytes, and its strides."""
+    """Where an operand lies in the heap, in bytes, and its strides."""
 
+    argument: str
     heap_offset: int
     strides: str
 
+    def __repr__(self) -> str:
+        """As :mod:`iris.mesh` tells ranks' calls apart: of what differs, each says whose it is."""
+        return f"{self.argument} at heap offset {self.heap_offset}, {self.argument} with strides {self.strides}"
 
-def place_of(ctx: Iris, tensor: torch.Tensor) -> Place:
-    """What must be the same on all ranks of a tensor that peers touch."""
-    return Place(tensor.data_ptr() - ctx._backend.bases[ctx.rank], "x".join(map(str, tensor.stride())))
+
+def place_of(ctx: Iris, argument: str, tensor: torch.Tensor) -> Place:
+    """What must be the same on all ranks of an operand that peers touch."""
+    return Place(argument, tensor.data_ptr() - ctx._backend.bases[ctx.rank], "x".join(map(str, tensor.stride())))

@@ -86,6 +86,11 @@ def _check_sizes(problem: Problem) -> None:
             raise ArgumentError("pick_config", f"problem.{shared}", expected, getattr(problem, shared))
 
 
+def has_row(problem: Problem, target: Target, config: FusedConfig) -> bool:
+    """Whether ``config`` is that of a row that counts for ``problem``."""
+    return any(row.config == config for row in _near(problem, target, tuned.user_path()))
+
+
 def can_run(problem: Problem, target: Target) -> bool:
     """Whether any algorithm is left for "auto" that is not excluded."""
     return next(candidates(problem, target), None) is not None

@@ -213,6 +213,12 @@ def _path(named: str | None, home: str | None) -> Path | None:
         return None
 
 
+def misnamed() -> Path | None:
+    """The file that the user names, if it is not there: a mistake, but for those who are about to write it."""
+    path = user_path()
+    return path if path is not None and os.environ.get(ENVIRONMENT_VARIABLE) and not path.exists() else None
+
+
 @lru_cache(maxsize=8)
 def user_rows(path: Path | None) -> Rows:
     """The rows in ``path``, read once per process; none if there is no such file.
