@@ -348,7 +348,7 @@ def test_what_auto_takes_is_told_once(ranks: Ranks) -> None:
         r"m=16, n=200, k=32, torch.float32: auto takes \w+(, tile \d+ x \d+ x \d+)?, by the (simulator's list|model)",
         r"m=17, n=200, k=32, torch.float32: auto takes \w+(, tile 128 x 128 x 32)?, by what is given",
         "m=16, n=200, k=32, torch.float32: auto takes two_shot, tile 128 x 128 x 64, "
-        "as this call's operands, or its trace, rule out ring",
+        "as this call's operands, trace or workspace rule out ring",
         *[rf"m={m}, .* takes \w+, as the heap has no room for (\w+): heap_size=(\d+) would have" for m in (499, 500)],
     ]
     found = [re.match(f"matmul_all_reduce: {one}", line) for one, line in zip(expected, lines, strict=True)]

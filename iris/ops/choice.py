@@ -97,7 +97,7 @@ def _tell(ctx: Iris, problem: Problem, chosen: FusedConfig, key: _Choice, worksp
         why = "a tuned row" if measured else "the simulator's list" if ctx.backend_name == "sim" else "the model"
         ctx.debug(f"{taken}, by {why if key.given is None else 'what is given'}")
     elif best.algorithm not in key.may:
-        ctx.debug(f"{taken}, as this call's operands, or its trace, rule out {best.algorithm}")
+        ctx.debug(f"{taken}, as this call's operands, trace or workspace rule out {best.algorithm}")
     elif has_memory(ctx, problem, best, workspace):
         ctx.debug(f"{taken}, as {best.algorithm} would leave no program to compute")
     elif workspace is not None:
