@@ -7,7 +7,11 @@ Import Iris before decorating kernels: where there is no GPU, it makes Triton in
 :mod:`iris.backends`), and the same program then runs on any number of simulated ranks.
 """
 
-from iris.backends import choose as _choose
+from iris.starting import guard as _guard
+
+_guard()
+
+from iris.backends import choose as _choose  # noqa: E402
 
 _choose()
 

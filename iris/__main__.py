@@ -1,6 +1,8 @@
 """``python -m iris``; see :mod:`iris.cli`."""
 
 from iris.cli import main
+from iris.starting import started
 
 if __name__ == "__main__":
+    started()
     raise SystemExit(main())

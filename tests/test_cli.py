@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from interrupted import interrupted
 
 import iris
-from iris import backends, cli, console, demo, info, report
+from iris import backends, cli, console, demo, info, report, starting
 from iris.bench import cases, command
 from iris.bench.case import registered
 from iris.tune import command as tuning
@@ -399,6 +400,39 @@ def test_tables_show_gpus_and_links(
     assert ["GPU0", "self", "NV18"] in lines
     assert ["greenlet", "not", "found"] in lines
     assert ["Missing"] not in lines
+
+
+@pytest.mark.parametrize("module", ["torch.", "triton."])
+def test_ctrl_c_while_modules_are_imported_ends_quietly(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # a line on stderr for each
+    process, out, err = interrupted(["info"], module, 0)
+    told = [line for line in err.splitlines() if not line.startswith("import time:")]
+    assert (process.returncode, out, told) == (console.STOPPED, "", ["stopped"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "guarded"),
+    [
+        (["-m", "iris", "info"], "-m", True),
+        (["-X", "dev", "-m", "iris"], "-m", True),
+        (["-m", "other", "-m", "iris"], "-m", False),
+        (["-m", "iris", "info"], "/iris/__main__.py", False),
+        (["script.py", "-m", "iris"], "script.py", False),
+    ],
+)
+def test_only_the_command_ends_quietly_while_modules_are_imported(
+    arguments: list[str], name: str, guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", *arguments])
+    monkeypatch.setattr(sys, "argv", [name])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        starting.guard()
+        assert (signal.getsignal(signal.SIGINT) is starting._stop) == guarded
+        starting.started()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # -- the demo -----------------------------------------------------------------------------------------------
