@@ -94,7 +94,8 @@ class WaitTimeout(IrisError, TimeoutError):
 
 
 class PeerDied(IrisError):
-    """A peer's process ended without closing its context, or left it on an error, which the message then quotes.
+    """A peer's process ended without closing its context, or left it on an error, which the message then quotes, unless
+    it broke off within another one.
     ``ranks`` are the ranks that have left."""
 
     def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:

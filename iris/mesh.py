@@ -384,17 +384,22 @@ class Mesh:
             pass
 
     def death(self, peer: int, tag: str) -> IrisError:
-        """The error to raise because ``peer`` is gone: its own last word, if it left one."""
+        """The error to raise because ``peer`` has closed its connection: its own last word, if it left one."""
         named = sorted({peer} | self.dead_ranks())
         for rank in named:
             try:
                 self._drain(rank)
             except IrisError as error:
                 return error
+        ended = [rank for rank in named if is_ending(self.pids[rank])]
+        if ended:
+            how = f"{ranks_text(ended)} died (process {self.pids[ended[0]]} is gone)"
+        else:
+            inside = " in the middle of a message" if any(self._received.get(rank) for rank in named) else ""
+            how = f"{ranks_text(named)} closed {'its connection' if len(named) == 1 else 'their connections'}{inside}"
         return PeerDied(
-            f"{tag.split('(')[0]}: {ranks_text(named)} died (process {self.pids[peer]} is gone). "
-            "Look at that rank's output for the cause; this context can only be closed.",
-            named,
+            f"{tag.split('(')[0]}: {how}. Look at that rank's output for the cause; this context can only be closed.",
+            ended or named,
         )
 
     def call_of(self, peer: int) -> str:

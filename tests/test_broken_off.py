@@ -402,6 +402,30 @@ def test_an_interrupted_close_ends_at_once_and_tells_why(ranks: Ranks) -> None:
     assert second.kind == "PeerDied" and "rank 0 left with Late" in second.message
 
 
+def interrupted_message() -> Failure:
+    """Rank 1 is interrupted while it sends a large value, which rank 0 takes too late."""
+    ctx = iris.iris(1 << 20, timeout_s=20)
+    value = torch.zeros(32 << 20, dtype=torch.uint8) if ctx.rank == 1 else None
+    ctx.barrier()
+    if ctx.rank == 0:
+        time.sleep(1)
+        return failure_of(ctx.broadcast, value, 1)
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        return failure_of(ctx.broadcast, value, 1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        time.sleep(2)  # the process outlives its connection
+
+
+@TWO
+def test_a_message_that_broke_off_is_not_told_as_a_death(ranks: Ranks) -> None:
+    first, second = ranks.run(interrupted_message)
+    assert (second.kind, first.kind, first.ranks) == ("Late", "PeerDied", (1,))
+    assert ": rank 1 closed its connection in the middle of a message. Look at that rank's output" in first.message
+
+
 def sends_and_does_not_read() -> Failure:
     """Rank 1 sends its part of an exchange, and why it leaves, but takes nothing of what rank 0 sends."""
     with fresh(timeout_s=1) as ctx:

@@ -315,7 +315,7 @@ def test_survivors_name_the_killed_rank_in_time(point: Callable[[int], Work], do
         assert failure.ranks == (VICTIM,) and f"rank {VICTIM}" in failure.message, failure
         assert failure.took_s < TIMEOUT_S + 1, failure
         if point is not before_rendezvous:
-            assert failure.kind == "PeerDied"
+            assert failure.kind == "PeerDied" and "closed its connection" not in failure.message, failure
         # PyTorch keeps the descriptor that it exported a GPU's heap with, when its own rendezvous fails.
         kept = ["/dev/nvidiactl"] if BACKEND != "sim" and point is while_heaps_are_shared else []
         assert (fds, threads) == (kept, 0)

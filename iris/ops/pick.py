@@ -48,8 +48,9 @@ def pick_config(problem: Problem, target: Target, algorithm: str | None = None) 
     3. what :func:`iris.ops.model.predict_ms` expects to be fastest of all that can run.
 
     A row counts for its hardware, op, world size and dtype, and for shapes near its own; see :mod:`iris.ops.tuned`. In
-    the simulator, without a row, small tiles and quick algorithms. ``algorithm``: choose among configs of this one
-    only, even if it is excluded, or cannot run: the op then says why.
+    the simulator, where no model holds, what is taken without a row is one small tile and ``push``, or ``two_shot`` for
+    ``matmul_all_reduce``, whatever GPUs would take; another algorithm if that one cannot run. ``algorithm``: choose
+    among configs of this one only, even if it is excluded, or cannot run: the op then says why.
 
     Raises:
         ArgumentError: there is no such op, dtype or backend, or no call of such sizes; the op has no such algorithm, or
