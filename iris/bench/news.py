@@ -30,8 +30,10 @@ def heard(show: Callable[[str], None]) -> Iterator[bytes]:
             yield address
         finally:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
-                last.sendto(b"", address)
-            thread.join()
+                while thread.is_alive():  # the inbox may be full, or ``show`` have failed
+                    with suppress(BlockingIOError):
+                        last.sendto(b"", socket.MSG_DONTWAIT, address)
+                    thread.join(0.05)
 
 
 class Teller:
