@@ -70,8 +70,8 @@ def oversubscribed() -> bool:
 
 
 def replays() -> bool:
-    """Whether calls that repeat may be replayed from a graph: not with ``IRIS_REPLAY=0``, nor if each is compared."""
-    return _switched_on("IRIS_REPLAY", True) and not compares_calls()
+    """Whether calls that repeat may be replayed from a graph: not with ``IRIS_REPLAY=0``."""
+    return _switched_on("IRIS_REPLAY", True)
 
 
 def compares_calls() -> bool:
