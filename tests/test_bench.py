@@ -947,7 +947,7 @@ def skips_and_has_its_numbers() -> bool:
     def refuses(*_: object) -> ways.Way:
         return ways.Way(mock.Mock(side_effect=RuntimeError("not this one")), lambda: torch.empty(0), 1)
 
-    sizes = {"shape": "24x20x16", "m": 24, "n": 20, "k": 16, "dtype": "fp32"}
+    sizes: dict[str, Any] = {"shape": "24x20x16", "m": 24, "n": 20, "k": 16, "dtype": "fp32"}
     shared: dict[Any, Any] = {}
     state = State(context(), {**sizes, "algorithm": "torch_symm_mem"}, shared)
     with mock.patch.object(fused, "way", refuses), pytest.raises(Skipped, match=r"take this: .* not this one"):

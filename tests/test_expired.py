@@ -119,7 +119,7 @@ def limits_named(variable: str, **given: float) -> list[str]:
 @pytest.mark.parametrize("ranks", [1], indirect=True)
 def test_a_variable_that_sets_the_limit_is_named(ranks: Ranks) -> None:
     def named(variable: str, **given: float) -> list[str]:
-        (found,) = ranks.run(partial(limits_named, variable, **given))
+        found: list[str] = ranks.run(partial(limits_named, variable, **given))[0]
         return found
 
     assert named("5") == ["IRIS_TIMEOUT_S"] * 2
