@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from ranks import BACKEND
 from torch.autograd import forward_ad
 
 import iris
@@ -102,6 +103,8 @@ def ways(*ops: str) -> list[Way]:
 IN_WORDS = [way for way in ways() if way.algorithm in (*EXCHANGING, "one_shot")]
 """What sends little by words, each of which says that it has come, and more by flags."""
 each_way = pytest.mark.parametrize("way", ways(), ids=str)
+EVERY_OTHER = 2 if BACKEND == "sim" else 1
+"""The step through ways where some are enough for simulated ranks, which take a second each; GPUs run all."""
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 

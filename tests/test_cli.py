@@ -161,8 +161,9 @@ def test_a_wrong_argument_is_told_as_argparse_does_and_others_with_what_they_are
     assert console.error_line(program, error) == f"{program}: {told}"
 
 
-@pytest.mark.parametrize("backend", ["cuda", "nonsense"])
-@pytest.mark.parametrize("words", [["bench"], ["bench", "rma_matrix"], ["tune"]])
+@pytest.mark.parametrize(
+    ("words", "backend"), [(["bench"], "cuda"), (["bench", "rma_matrix"], "nonsense"), (["tune"], "nonsense")]
+)
 def test_help_comes_without_the_backend_that_is_asked_for(words: list[str], backend: str) -> None:
     done = run(*words, "--help", IRIS_BACKEND=backend)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: iris ")

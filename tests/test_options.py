@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import GATHER, SCATTER, SMALL, Way, each_way, trial, ways
+from ops_inputs import EVERY_OTHER, GATHER, SCATTER, SMALL, Way, each_way, trial, ways
 from ranks import BACKEND, Ranks, context, poison, worlds
 
 import iris
@@ -162,7 +162,9 @@ def of_rows_in_either_form(way: Way, seed: int) -> float:
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
-@pytest.mark.parametrize("way", [one for one in ways() if one.algorithm != "atomic"], ids=str)  # its sums differ
+@pytest.mark.parametrize(
+    "way", [one for one in ways() if one.algorithm in ("low_latency", "baseline", "push")], ids=str
+)
 def test_a_bias_per_row_may_have_one_dimension(ranks: Ranks, way: Way, seed: int) -> None:
     assert max(ranks.run(of_rows_in_either_form, way, seed)) == 0
 
@@ -240,7 +242,7 @@ def one_workspace(way: Way, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 4) if BACKEND != "sim" else worlds(2, 2), indirect=True)
-@each_way
+@pytest.mark.parametrize("way", ways()[::EVERY_OTHER], ids=str)
 def test_one_workspace_for_any_shape_and_dtype(ranks: Ranks, way: Way, seed: int) -> None:
     for excesses in ranks.run(one_workspace, way, seed):
         assert max(excesses) <= 1
