@@ -179,7 +179,8 @@ class Iris(Live, SymmetricTensors, RankLogger):
     def _start(
         self, choice: backends.Choice, who: Identity, heap_size: int, timeout_s: float, first_timeout_s: float
     ) -> None:
-        compared = ", IRIS_CHECK_CALLS=1" if backends.compares_calls() else ""
+        self._compares_calls = backends.compares_calls()
+        compared = ", IRIS_CHECK_CALLS=1" if self._compares_calls else ""
         self._mesh.exchange(f"iris(heap_size={heap_size}, backend={choice.name}{compared})")
         self._table = HeapTable(heap_size)
         self._backend = backends.open_backend(choice, self._mesh, who.local_rank, self._table.size)
@@ -189,7 +190,6 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self._workspaces: dict[Hashable, Any] = {}
         self._kept: dict[Hashable, Any] = {}
         self._agreed: set[Hashable] = set()
-        self._compares_calls = backends.compares_calls()
         self._group_tensors: dict[tuple[int, ...], torch.Tensor] = {}
         self._control = self._table.allocate(sync.CONTROL_BYTES.value, "control block")
         self._backend.bytes_at(self._control.offset, self._control.nbytes, None).zero_()
