@@ -27,7 +27,7 @@ from iris.bench.options import positive, rank_parser, ranks_to_start
 
 LENGTH = 1024
 LAUNCHES = 3
-SLOTS = tl.constexpr(2)
+SLOTS = tl.constexpr(2)  # a power of two, so that the count of messages may wrap around
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def produce(handle, outbox, slots, ready, done, sent, messages, LENGTH: tl.const
     before = tl.load(sent)
     for message in range(messages):
         epoch = before + message + 1
-        slot = epoch % SLOTS
+        slot = epoch & (SLOTS - 1)
         data = tl.load(outbox + message * LENGTH + offsets)
         iris.wait(done, epoch - SLOTS, peer, handle)
         iris.peer.store(handle, slots + slot * LENGTH + offsets, data, peer)
@@ -55,7 +55,7 @@ def consume(handle, inbox, slots, ready, done, received, messages, LENGTH: tl.co
     before = tl.load(received)
     for message in range(messages):
         epoch = before + message + 1
-        slot = epoch % SLOTS
+        slot = epoch & (SLOTS - 1)
         iris.wait(ready, epoch, peer, handle)
         tl.store(inbox + message * LENGTH + offsets, tl.load(slots + slot * LENGTH + offsets))
         iris.signal(done, epoch, peer, handle)

@@ -39,6 +39,7 @@ from iris.device.rma import (  # noqa: E402
 from iris.device.sync import (  # noqa: E402
     barrier,
     barrier_among,
+    reached,
     signal,
     signal_add,
     signal_all,
@@ -107,6 +108,7 @@ __all__ = [
     "peer",
     "put",
     "rank",
+    "reached",
     "signal",
     "signal_add",
     "signal_all",

@@ -84,15 +84,16 @@ class CopyEngine:
 
     @contextmanager
     def unbroken(self, announced: bool = False) -> Iterator[bool]:
-        """Whatever ends the block once copies have been asked for, or if the call was ``announced`` before, Ctrl-C
-        included, ends the context. Yields whether the block is only recorded, for a graph: then nothing has been done,
-        and the context goes on."""
+        """Whatever ends the block once copies have been asked for, or if the call was ``announced`` before, ends the
+        context; Ctrl-C does in any case, as it may come right behind a launch. Yields whether the block is only
+        recorded, for a graph: then nothing has been done, and the context goes on."""
         self._begun = announced
         recorded = self._on_gpu and torch.cuda.is_current_stream_capturing()
         try:
             yield recorded
         except BaseException as error:
-            if self._begun and not recorded and not isinstance(error, CaptureError):
+            begun = self._begun or not isinstance(error, Exception)
+            if begun and not recorded and not isinstance(error, CaptureError):
                 self._ctx.broke_off(error)
             raise
 

@@ -14,6 +14,7 @@ MISTAKES = {
     "signal, handle first": FIRST_A_FLAG,
     "wait, handle first": FIRST_A_FLAG,
     "wait, value first": FIRST_A_FLAG,
+    "reached, handle first": FIRST_A_FLAG,
     "barrier, bases": NO_HANDLE,
     "peer, handle last": NO_HANDLE,
     "load, handle for bases": NO_BASES,
@@ -41,6 +42,8 @@ def mistaken_kernel(flag, data, handle, KIND: tl.constexpr):
         iris.wait(handle, flag, 1, 0)
     elif KIND == "wait, value first":
         iris.wait(1, flag, 0, handle)
+    elif KIND == "reached, handle first":
+        tl.store(data, iris.reached(handle, 1).to(tl.float32))
     elif KIND == "barrier, bases":
         iris.barrier(handle.bases)
     elif KIND == "peer, handle last":

@@ -364,20 +364,25 @@ def with_launches_that_block(seed: int) -> tuple[dict[str, str], float]:
     return refused, max(excesses)
 
 
-@pytest.mark.parametrize("launched", [True, False])
-def test_a_gpu_kernel_that_waits_for_copies_nobody_asks_for_any_more_ends_the_context(launched: bool) -> None:
+@pytest.mark.parametrize(
+    ("launched", "error", "ended"), [(True, Late, True), (False, Late, False), (False, KeyboardInterrupt, True)]
+)
+def test_a_gpu_kernel_that_waits_for_copies_nobody_asks_for_any_more_ends_the_context(
+    launched: bool, error: type[BaseException], ended: bool
+) -> None:
+    """Ctrl-C that comes while the kernel is launched may have come behind the launch."""
     ctx = mock.MagicMock()
     ctx._backend.side_stream.return_value = nullcontext()
     engine = CopyEngine(ctx)
     engine._on_gpu = True
-    kernel, copies = mock.Mock(side_effect=None if launched else Late), mock.Mock(side_effect=Late)
+    kernel, copies = mock.Mock(side_effect=None if launched else error), mock.Mock(side_effect=error)
     with (
         mock.patch("torch.cuda.current_stream"),
         mock.patch("torch.cuda.is_current_stream_capturing", return_value=False),
-        pytest.raises(Late),
+        pytest.raises(error),
     ):
         engine.beside(kernel, copies)
-    assert ctx.broke_off.called is copies.called is launched
+    assert (ctx.broke_off.called, copies.called) == (ended, launched)
 
 
 def interrupted_close() -> Failure:

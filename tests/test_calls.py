@@ -318,43 +318,58 @@ def test_a_short_heap_has_auto_take_what_fits(ranks: Ranks, seed: int) -> None:
         assert max(excesses.values()) <= 1
 
 
-def choices_told(heap_size: int, filled: int) -> list[tuple[str, str]]:
-    """What is logged of calls by "auto", in the last two of which ``filled`` bytes of the heap are taken."""
+def ruled_out_told() -> list[tuple[str, str]]:
+    """What is logged of a call by "auto" whose output is not what the best algorithm takes."""
+    log, picks = mock.Mock(), [FusedConfig("ring"), FusedConfig("two_shot")]
+    with fresh(64 << 20) as ctx, mock.patch.multiple(ctx, debug=log.debug, warning=log.warning):
+        a, b = (torch.ones(shape, device=ctx.device) for shape in ((16, 32), (32, 200)))
+        with mock.patch("iris.ops.choice.pick_config", side_effect=picks):
+            ctx.ops.matmul_all_reduce(ctx.empty(200, 16).t(), a, b)
+        ctx.synchronize()
+    return [(name, *args) for name, args, _ in log.mock_calls]
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_what_rules_out_the_best_is_told(ranks: Ranks) -> None:
+    expected = (
+        "matmul_all_reduce: m=16, n=200, k=32, torch.float32: auto takes two_shot, tile 128 x 128 x 64, "
+        "as this call's operands, trace or workspace rule out ring"
+    )
+    assert ranks.run(ruled_out_told) == [[("debug", expected)], []]
+
+
+def choices_told(heap_size: int, filled: int | None = None) -> tuple[list[tuple[str, str]], int]:
+    """What is logged of calls by "auto", and the bytes of the heap that are taken in the last two: ``filled``, or all
+    but 100 KiB."""
     log = mock.Mock()
     with fresh(heap_size) as ctx, mock.patch.multiple(ctx, debug=log.debug, warning=log.warning):
         output, a, b = ctx.empty(500, 201)[:, :200], torch.ones(500, 32), torch.ones(32, 200)
         a, b = a.to(ctx.device), b.to(ctx.device)
         for rows, config in ((16, None), (16, None), (16, "ring"), (17, FusedConfig(block_size_k=32))):
             ctx.ops.matmul_all_reduce(output[:rows], a[:rows], b, config=config)
-        rings = [FusedConfig("ring"), FusedConfig("two_shot")]
-        with mock.patch("iris.ops.choice.pick_config", side_effect=rings):
-            ctx.ops.matmul_all_reduce(ctx.empty(200, 16).t(), a[:16], b)
-        filler = ctx.empty(filled, dtype=torch.uint8)
+        filler = ctx.empty(filled or ctx.heap_largest_free_bytes - (100 << 10), dtype=torch.uint8)
         for rows in (499, 500):
             ctx.ops.matmul_all_reduce(output[:rows], a[:rows], b)
         ctx.synchronize()
         ctx.free(filler)
-    return [(name, *args) for name, args, _ in log.mock_calls]
+        return [(name, *args) for name, args, _ in log.mock_calls], filler.numel()
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_what_auto_takes_is_told_once(ranks: Ranks) -> None:
-    filled = 400 << 10
-    told, others = ranks.run(choices_told, 1 << 20, filled)
+    (told, filled), (others, _) = ranks.run(choices_told, 1 << 20)
     assert others == []
     levels, lines = zip(*told, strict=True)
-    assert levels == ("debug", "debug", "debug", "warning", "debug")
+    assert levels == ("debug", "debug", "warning", "debug")
     expected = [
         r"m=16, n=200, k=32, torch.float32: auto takes \w+(, tile \d+ x \d+ x \d+)?, by the (simulator's list|model)",
         r"m=17, n=200, k=32, torch.float32: auto takes \w+(, tile 128 x 128 x 32)?, by what is given",
-        "m=16, n=200, k=32, torch.float32: auto takes two_shot, tile 128 x 128 x 64, "
-        "as this call's operands, trace or workspace rule out ring",
         *[rf"m={m}, .* takes \w+, as the heap has no room for (\w+): heap_size=(\d+) would have" for m in (499, 500)],
     ]
     found = [re.match(f"matmul_all_reduce: {one}", line) for one, line in zip(expected, lines, strict=True)]
     assert all(found), lines
     last = cast("re.Match[str]", found[-2])
-    enough, _ = ranks.run(choices_told, int(last[2]), filled)
+    (enough, _), _ = ranks.run(choices_told, int(last[2]), filled)
     assert f"auto takes {last[1]}" in enough[-2][1] and {level for level, _ in enough} == {"debug"}
 
 

@@ -339,9 +339,23 @@ def wait_kernel(flag, epoch, peer, handle):
 
 
 @triton.jit
-def wait_all_kernel(flags, epoch, handle, LANES: tl.constexpr):
+def wait_all_kernel(flags, epoch, came, handle, LANES: tl.constexpr):
     lanes = tl.arange(0, LANES)
-    iris.wait_all(flags + lanes, lanes * 0 + epoch, lanes, lanes < iris.world_size(handle), handle)
+    here = iris.wait_all(flags + lanes, lanes * 0 + epoch, lanes, lanes < iris.world_size(handle), handle)
+    tl.store(came, here.to(tl.int32))
+
+
+@triton.jit
+def wait_leading_kernel(flags, epoch, peer, handle, LANES: tl.constexpr):
+    lanes = tl.arange(0, LANES)
+    sync.wait_leading(flags + lanes, lanes * 0 + epoch, lanes + peer, lanes == 0, handle)
+
+
+@triton.jit
+def wait_words_kernel(words, epoch, handle, RANKS: tl.constexpr):
+    ranks = tl.arange(0, RANKS)
+    block = ranks[:, None, None] * 128 + tl.arange(0, 8)[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
+    sync.wait_words(words + block, tl.cast(epoch, tl.int32), ranks, ranks < iris.world_size(handle), handle)
 
 
 def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failure, Failure, int]:
@@ -350,7 +364,11 @@ def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failur
         flags = ctx.zeros(16, dtype=torch.int32)
         flags[: ctx.world_size] = 4
         flags[missing] = 2
-        offset = flags.data_ptr() - int(ctx.heap_bases[ctx.rank])
+        came = torch.zeros(1, dtype=torch.int32, device=ctx.device)
+        words = ctx.full((4, 128), 4 << 32, dtype=torch.int64)
+        words[missing] = 2 << 32
+        waited_for = words if kind == "wait_words" else flags
+        offset = waited_for.data_ptr() - int(ctx.heap_bases[ctx.rank])
         ctx.device_barrier()
         ctx.barrier()
 
@@ -360,7 +378,11 @@ def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failur
             elif kind.startswith("wait by"):
                 wait_kernel[(int(kind.split()[-1]),)](flags[missing:], 4, missing, ctx.handle)
             elif kind == "wait_all":
-                wait_all_kernel[(1,)](flags, 4, ctx.handle, 16)
+                wait_all_kernel[(1,)](flags, 4, came, ctx.handle, 16)
+            elif kind == "wait_leading":
+                wait_leading_kernel[(1,)](flags[missing:], 4, missing, ctx.handle, 8)
+            elif kind == "wait_words":
+                wait_words_kernel[(1,)](words, 4, ctx.handle, 4)
             else:
                 ctx.device_barrier()
             ctx.barrier()
@@ -369,12 +391,13 @@ def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failur
             time.sleep(timeout_s + 0.5)
         first = failure_of(work)
         again = failure_of(ctx.barrier)
+        assert came.item() == 0
         ctx.synchronize()
         pytest.fail("synchronize went on after a failure")
     return first, again, offset
 
 
-@pytest.mark.parametrize("kind", ["wait by 1", "wait by 4", "wait_all", "device_barrier"])
+@pytest.mark.parametrize("kind", ["wait by 1", "wait by 4", "wait_all", "wait_leading", "wait_words", "device_barrier"])
 @pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
 def test_a_wait_for_what_never_comes_ends_on_every_rank_and_names_everything(ranks: Ranks, kind: str) -> None:
     timeout_s = 0.7
@@ -388,8 +411,8 @@ def test_a_wait_for_what_never_comes_ends_on_every_rank_and_names_everything(ran
     if kind == "device_barrier":
         site, flag = "device_barrier", r"flag at heap offset \d+ should reach 2, holds 1"
     else:
-        at = outcomes[0][2]
-        place = rf"heap offset {at + 4} \(flag\[1\] of the tensor at {at}\)"
+        at, one = outcomes[0][2], 256 if kind == "wait_words" else 1
+        place = rf"heap offset {at + 4 * one} \(flag\[{one}\] of the tensor at {at}\)"
         site, flag = "a user kernel", f"flag at {place} should reach 4, holds 2"
     waiters = "0" if ranks.world_size == 2 else "(0|2)"
     # Where two wait, the first to give up tells the other, who may then have no record of its own.

@@ -744,6 +744,7 @@ def mistakes_of_an_own_op() -> list[Failure]:
         {"plan": replace(right["plan"], sink=plain_sink)},
         {"plan": replace(right["plan"], source="local_source")},
         {"plan": replace(right["plan"], schedule=None)},
+        {"plan": replace(right["plan"], own_epochs=True, gate=True)},
         {},
     ]
     return [failure_of(lambda given=given: run(ctx, **{**right, **given})) for given in wrong]
@@ -767,6 +768,7 @@ def test_an_own_op_that_is_given_what_does_not_belong_together(ranks: Ranks) -> 
         ("ArgumentError", "mine: plan.sink: expected a @triton.jit function, got plain_sink"),
         ("ArgumentError", "mine: plan.source: expected a @triton.jit function, got 'local_source'"),
         ("ArgumentError", "mine: plan.schedule: expected a @triton.jit function, got None"),
+        ("ArgumentError", "mine: plan.own_epochs: expected False with gate"),
         ("nothing", ""),
     ]
     for failures in ranks.run(mistakes_of_an_own_op):

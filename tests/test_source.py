@@ -12,11 +12,12 @@ import triton.language as tl
 from ranks import Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
-from iris.device.handle import TIMEOUT_NS
+from iris.device.handle import TIMEOUT_NS, rank, world_size
+from iris.device.sync import signal, wait
 from iris.device.tile import Flags, Matrix
 from iris.ops import FusedConfig, Problem, new_workspace
 from iris.ops.gathering import arrived_source, pull_source
-from iris.ops.matmul import Plan, run
+from iris.ops.matmul import DEFER_FROM_TILES, Plan, run
 
 EPOCH = 3
 CASES = [
@@ -154,3 +155,40 @@ def own_plan(seed: int) -> float:
 @pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
 def test_a_source_is_asked_until_k_is_through(ranks: Ranks, seed: int) -> None:
     assert max(ranks.run(own_plan, seed)) < 1e-4
+
+
+@triton.jit
+def behind_the_next_rank(
+    handle, a, flags, epoch, shard, block_m, k, M, K,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """A block of rows may be read when the next rank has announced the one before."""
+    if block_m > 0:
+        wait(flags.ready + block_m - 1, epoch, (rank(handle) + 1) % world_size(handle), handle, SITE)
+    return a.ptr, K
+
+
+@triton.jit
+def announced_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.constexpr):
+    """Tell the rank before that a tile is stored."""
+    signal(flags.ready + index, epoch, (rank(handle) + world_size(handle) - 1) % world_size(handle), handle)
+
+
+def tile_by_tile(tiles: int, seed: int) -> float:
+    """Ranks of one program that wait for each other's tiles, one after the other: how far off the result is at most."""
+    with fresh(1 << 22, timeout_s=5) as ctx:
+        generator = torch.Generator().manual_seed(seed)
+        a, b = torch.randn(16 * tiles, 32, generator=generator), torch.randn(32, 16, generator=generator)
+        output = torch.empty(16 * tiles, 16, device=ctx.device)
+        problem = Problem("mine", 16 * tiles, 16, 32, a.dtype, ctx.world_size, 0)
+        config = FusedConfig(block_size_m=16, block_size_n=16, block_size_k=32, num_sms=1, group_size_m=1)
+        plan = Plan(0, source=behind_the_next_rank, after=announced_after, piecewise=False)
+        workspace = new_workspace(ctx, "mine", "chained", num_flags=tiles)
+        run(ctx, problem, plan, output, a.to(ctx.device), b.to(ctx.device), None, 0, config, workspace, None)
+        ctx.synchronize()
+        return float((output.cpu().double() - a.double() @ b.double()).abs().max())
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_tiles_that_a_source_waits_for_are_announced_at_once(ranks: Ranks, seed: int) -> None:
+    assert max(ranks.run(tile_by_tile, DEFER_FROM_TILES + 1, seed)) < 1e-4

@@ -67,6 +67,21 @@ def count_kernel(counter, total, seen, handle, PROGRAMS: tl.constexpr):
 
 
 @triton.jit
+def look_kernel(inbox, flag, result, epoch, handle, BLOCK: tl.constexpr):
+    """Send a message to the next rank, then look for that of the one before, and count the looks."""
+    offsets = tl.arange(0, BLOCK)
+    peer = (iris.rank(handle) + 1) % iris.world_size(handle)
+    tl.store(result + BLOCK, iris.reached(flag, epoch).to(tl.int32))  # not yet: the host waits on all ranks first
+    iris.barrier(handle)
+    iris.peer.store(handle, inbox + offsets, epoch * 1000 + offsets, peer)
+    iris.signal(flag, epoch, peer, handle)
+    here = iris.reached(flag, epoch)
+    while here == 0:
+        here = iris.reached(flag, epoch)
+    tl.store(result + offsets, tl.load(inbox + offsets))
+
+
+@triton.jit
 def all_to_all_kernel(inbox, flags, result, epoch, handle, LANES: tl.constexpr):
     """Every rank writes one word to every rank, signals all at once, and waits for all at once."""
     me, size = iris.rank(handle), iris.world_size(handle)
@@ -75,8 +90,8 @@ def all_to_all_kernel(inbox, flags, result, epoch, handle, LANES: tl.constexpr):
     for peer in range(size):
         iris.peer.store(handle, inbox + me, epoch * 1000 + me * 10 + peer, peer)
     iris.signal_all(flags + me, lanes * 0 + epoch, lanes, valid, handle)
-    iris.wait_all(flags + lanes, lanes * 0 + epoch, lanes, valid, handle)
-    tl.store(result + lanes, tl.load(inbox + lanes, mask=valid, other=-1), mask=valid)
+    here = iris.wait_all(flags + lanes, epoch, lanes, valid, handle)
+    tl.store(result + lanes, tl.load(inbox + lanes, mask=valid & here, other=-1), mask=valid)
 
 
 @triton.jit
@@ -146,6 +161,17 @@ def run_all_to_all(epochs: int) -> list[list[int]]:
     return rows
 
 
+def run_looks(epochs: int) -> list[list[int]]:
+    ctx = context()
+    inbox, flag = ctx.zeros(64, dtype=torch.int32), ctx.zeros(1, dtype=torch.int32)
+    results = torch.zeros(epochs, 65, dtype=torch.int32, device=ctx.device)
+    for epoch in range(epochs):
+        ctx.barrier()
+        look_kernel[(1,)](inbox, flag, results[epoch], epoch + 1, ctx.handle, 64)
+    ctx.barrier()
+    return results.tolist()
+
+
 def run_wrap_around() -> list[int]:
     """A flag that has counted past the largest int32."""
     ctx = context()
@@ -171,6 +197,11 @@ def test_messages_arrive_when_one_rank_is_late(ranks: Ranks, late: int, seed: in
 def test_signal_add_counts_every_program_of_every_rank(ranks: Ranks) -> None:
     seen = ranks.run(run_count, 5)
     assert seen == [5 * ranks.world_size] + [0] * (ranks.world_size - 1)
+
+
+def test_a_look_tells_whether_a_message_is_there(ranks: Ranks) -> None:
+    for rows in ranks.run(run_looks, 4):
+        assert rows == [[epoch * 1000 + i for i in range(64)] + [0] for epoch in range(1, 5)]
 
 
 def test_signal_all_and_wait_all(ranks: Ranks) -> None:

@@ -6,7 +6,7 @@ import time
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer, num_warps
-from triton.language.target_info import is_hip
+from triton.language.target_info import cuda_capability_geq, is_hip
 
 
 def _host_clock_ns() -> int:
@@ -85,10 +85,10 @@ def wait_bulk_stores():
     """Wait until this thread's TMA stores are complete, not only read out of shared memory.
 
     Needed between a TMA store and the flag that announces it on Triton 3.7 and older, whose own wait is
-    ``.read`` only (PTX ISA, cp.async.bulk.wait_group). Harmless elsewhere.
+    ``.read`` only (PTX ISA, cp.async.bulk.wait_group). Nothing where there is no TMA.
     """
     if not SIMULATED:
-        if not is_hip():
+        if cuda_capability_geq(9):
             tl.inline_asm_elementwise(
                 "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
             )
@@ -98,10 +98,10 @@ def wait_bulk_stores():
 def fence_async_proxy():
     """Order this thread's earlier acquire before its later TMA loads of data that a peer stored.
 
-    Ordinary accesses and TMA go through different proxies (PTX ISA, fence.proxy.async).
+    Ordinary accesses and TMA go through different proxies (PTX ISA, fence.proxy.async). Nothing where there is no TMA.
     """
     if not SIMULATED:
-        if not is_hip():
+        if cuda_capability_geq(9):
             tl.inline_asm_elementwise(
                 "fence.proxy.async.global; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
             )

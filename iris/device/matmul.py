@@ -544,7 +544,7 @@ def matmul_kernel(
                 STRIPS if phase == 2 else 1, GROUP_M, EVEN_K, phase == 2, STRIP_STAGES if phase == 2 else None,
                 PRECISION, ACC_DTYPE, TRACE,
             )  # fmt: skip
-            if phase == 0:
+            if phase == 0:  # the program behind the one with the last own tile goes on first
                 worker = (worker + workers - per_shard % workers) % workers
     if EPOCHS == TURNSTILE:
         if TRACE:

@@ -72,9 +72,7 @@ def wait_parts(handle, flags, epoch, first, last, sharers, SITE: tl.constexpr):
     """Wait until the programs ``first``, …, ``last`` have left their parts of a tile."""
     lanes = tl.arange(0, _LANES)
     parts = tl.where(lanes == 0, sharers + first, first + lanes)
-    wait_all(
-        flags.split + parts, epoch + lanes * 0, rank(handle) + lanes * 0, first + lanes <= last, handle, SITE
-    )  # fmt: skip
+    wait_all(flags.split + parts, epoch, rank(handle), first + lanes <= last, handle, SITE)
 
 
 @triton.jit
@@ -119,6 +117,6 @@ def combined(
     if place == 0:
         lanes = tl.arange(0, _LANES)
         done = flags.split + 2 * sharers + first + lanes
-        wait_all(done, epoch + lanes * 0, rank(handle) + lanes * 0, lanes < adders, handle, SITE)
+        wait_all(done, epoch, rank(handle), lanes < adders, handle, SITE)
         acc = tl.load(_partial_pointers(partials, sharers + first, BLOCK_M, BLOCK_N))
     return acc

@@ -218,8 +218,24 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
 
 
 @triton.jit
+def reached(flag_ptr, value):
+    """Whether this rank's flag at ``flag_ptr`` has reached ``value`` by now: a look that does not wait, for programs
+    that have something else to do until then. Arguments as for :func:`wait`.
+
+    Sync: if so, acquires at sys scope, for all threads of this program, what the signaller released.
+    Bounded: a loop around it is not. Let the last thing that is left to do be a :func:`wait`.
+    """
+    _require_flag(flag_ptr)
+    _require_one(flag_ptr)
+    seen = _poll(flag_ptr)
+    tl.debug_barrier()
+    return _ahead(seen, _as_epoch(value), SITE_USER) >= 0
+
+
+@triton.jit
 def signal_all(flag_ptr, values, peers, valid, handle):
-    """:func:`signal` to several peers at once: ``values`` and ``peers`` are blocks, ``valid`` masks them."""
+    """:func:`signal` to several peers at once: ``peers`` is a block, masked by ``valid``; ``values`` is such a block,
+    too, or one epoch for all."""
     _require_flag(flag_ptr)
     remote = translate(flag_ptr + peers * 0, rank(handle), peers, handle.bases)
     meet_to_publish()
@@ -228,8 +244,9 @@ def signal_all(flag_ptr, values, peers, valid, handle):
 
 @triton.jit
 def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_USER):
-    """:func:`wait` for several flags at once: all arguments but the last two are blocks of one dimension, masked by
-    ``valid``."""
+    """:func:`wait` for several flags at once: ``flag_ptrs`` is a block of one dimension, masked by ``valid``;
+    ``values`` and ``peers`` are such blocks, too, or one for all. Returns whether all were reached: not, if the wait
+    expired."""
     _require_row(flag_ptrs)
     values = _as_epoch(values)
     ahead = _poll_all(flag_ptrs, values, valid, site)
@@ -241,13 +258,10 @@ def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_
             ahead = _poll_all(flag_ptrs, values, valid, site)
             polls += 1
             if polls % _POLLS_PER_CHECK == 0 and tl.min(ahead) < 0:
-                first = tl.arange(0, ahead.shape[0]) == tl.argmin(ahead, 0)
-                value = tl.sum(tl.where(first, values, 0))
-                seen = value + tl.min(ahead)
-                peer = tl.sum(tl.where(first, peers, 0))
-                offset = tl.sum(tl.where(first, flag_ptrs.to(tl.int64), 0)) - _own_base(handle)
-                stopped = _check_bounds(offset, value, seen, peer, started, handle, site)
+                late = tl.arange(0, ahead.shape[0]) == tl.argmin(ahead, 0)
+                stopped = _check_lane(late, flag_ptrs, values, peers, started, handle, site)
     tl.debug_barrier()
+    return tl.min(ahead) >= 0
 
 
 @triton.jit
@@ -263,10 +277,6 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
     lanes = tl.arange(0, valid.shape[0])
     leading = _leading(flag_ptrs, values, valid, lanes, site)
     if leading == 0:
-        first = lanes == 0
-        value = tl.sum(tl.where(first, values, 0))
-        peer = tl.sum(tl.where(first, peers, 0))
-        offset = tl.sum(tl.where(first, flag_ptrs.to(tl.int64), 0)) - _own_base(handle)
         started = clock_ns()
         stopped = 0
         polls = 0
@@ -274,7 +284,7 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
             leading = _leading(flag_ptrs, values, valid, lanes, site)
             polls += 1
             if polls % _POLLS_PER_CHECK == 0 and leading == 0:
-                stopped = _check_bounds(offset, value, value - 1, peer, started, handle, site)
+                stopped = _check_lane(lanes == 0, flag_ptrs, values, peers, started, handle, site)
         leading = max(leading, 1)
     tl.debug_barrier()
     return leading
@@ -322,7 +332,8 @@ def wait_words(word_ptrs, epoch, peers, valid, handle, site: tl.constexpr = SITE
                 late = _epochs_of(seen) != epoch
                 first = tl.min(tl.where(late, word_ptrs.to(tl.int64), 1 << 62))
                 peer = tl.min(tl.where(late, peers[:, None, None], MAX_RANKS))
-                stopped = _check_bounds(first - _own_base(handle), epoch, epoch - 1, peer, started, handle, site)
+                held = tl.min(tl.where(word_ptrs.to(tl.int64) == first, _epochs_of(seen), 0x7FFFFFFF))
+                stopped = _check_bounds(first - _own_base(handle), epoch, held, peer, started, handle, site)
     if repeated(word_ptrs):
         # One thread saw a word come, and all go by that; another that holds the same word may have looked before.
         seen = _look_at_words(word_ptrs, epoch, valid)
@@ -357,7 +368,7 @@ def _leading(flag_ptrs, values, valid, lanes, site: tl.constexpr):
 @triton.jit
 def _poll_all(flag_ptrs, values, valid, site: tl.constexpr):
     """How far each flag is ahead of its value; negative where it must still be waited for."""
-    seen = tl.atomic_add(flag_ptrs, values * 0, mask=valid, sem="acquire", scope="sys")
+    seen = tl.atomic_add(flag_ptrs, 0, mask=valid, sem="acquire", scope="sys")
     return tl.where(valid, _ahead(seen, values, site), 0)
 
 
@@ -369,6 +380,16 @@ def _ahead(seen, value, site: tl.constexpr):
         set_lately = (ahead < _MOST_AHEAD) & ((seen != 0) | (value == 0))
         ahead = tl.where(set_lately, ahead, -1)
     return ahead
+
+
+@triton.jit
+def _check_lane(late, flag_ptrs, values, peers, started, handle, site: tl.constexpr):
+    """:func:`_check_bounds` for the one flag of several that ``late`` picks."""
+    address = tl.sum(tl.where(late, flag_ptrs.to(tl.int64), 0))
+    value = tl.sum(tl.where(late, values, 0))
+    peer = tl.sum(tl.where(late, peers, 0))
+    seen = _poll(address.to(tl.pointer_type(tl.int32)))
+    return _check_bounds(address - _own_base(handle), value, seen, peer, started, handle, site)
 
 
 @triton.jit
@@ -489,7 +510,7 @@ def enter(turnstile_ptr, handle):
     epoch = coming_epoch(turnstile_ptr)
     if tl.program_id(0) == 0:
         peers, valid = _everyone(handle)
-        signal_all(turnstile_ptr + _ENTERED + rank(handle), epoch + peers * 0, peers, valid, handle)
+        signal_all(turnstile_ptr + _ENTERED + rank(handle), epoch, peers, valid, handle)
     return epoch
 
 
@@ -503,7 +524,7 @@ def wait_entered(turnstile_ptr, epoch, peer, handle, site: tl.constexpr = SITE_U
 def wait_all_entered(turnstile_ptr, epoch, handle, site: tl.constexpr = SITE_USER):
     """Wait until all ranks have entered the kernel of the same epoch."""
     peers, valid = _everyone(handle)
-    wait_all(turnstile_ptr + _ENTERED + peers, epoch + peers * 0, peers, valid, handle, site)
+    wait_all(turnstile_ptr + _ENTERED + peers, epoch, peers, valid, handle, site)
 
 
 @triton.jit
@@ -559,7 +580,7 @@ def leave(turnstile_ptr, epoch, handle, site: tl.constexpr = SITE_USER, meet: tl
     if arrive(turnstile_ptr + _LEFT_COUNT, tl.num_programs(0)):
         if meet:
             peers, valid = _everyone(handle)
-            signal_all(turnstile_ptr + _LEFT + rank(handle), epoch + peers * 0, peers, valid, handle)
-            wait_all(turnstile_ptr + _LEFT + peers, epoch + peers * 0, peers, valid, handle, site)
+            signal_all(turnstile_ptr + _LEFT + rank(handle), epoch, peers, valid, handle)
+            wait_all(turnstile_ptr + _LEFT + peers, epoch, peers, valid, handle, site)
         tl.store(turnstile_ptr, epoch)
         tl.store(turnstile_ptr + NEXT_EPOCH, _following(epoch))

@@ -72,14 +72,14 @@ def wait_landed(handle, ready, sent, chunk, epoch, SITE: tl.constexpr):
     me, world = handles.rank(handle), handles.world_size(handle)
     lanes = tl.arange(0, MAX_RANKS)
     others = (lanes < world) & (lanes != me)
-    ranks, epochs = tl.where(others, lanes, me), epoch + lanes * 0
+    ranks = tl.where(others, lanes, me)
     flags = ready + chunk * world
     if sent is not None:
         if tl.program_id(0) == 0:
             wait(sent + chunk, COPIED, me, handle, SITE)
             tl.store(sent + chunk, 0)
-            signal_all(flags + me, epochs, ranks, others, handle)
-    wait_all(flags + ranks, epochs, ranks, others, handle, SITE)
+            signal_all(flags + me, epoch, ranks, others, handle)
+    wait_all(flags + ranks, epoch, ranks, others, handle, SITE)
 
 
 @triton.jit(do_not_specialize=["chunk"])

@@ -183,8 +183,8 @@ def exchange_kernel(
         lanes = tl.arange(0, MAX_RANKS)
         others = (lanes < WORLD) & (lanes != me)
         peers = tl.where(others, lanes, me)
-        signal_all(ready + me * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle)
-        wait_all(ready + peers * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle, SITE)
+        signal_all(ready + me * FLAGS_EACH + program, epoch, peers, others, handle)
+        wait_all(ready + peers * FLAGS_EACH + program, epoch, peers, others, handle, SITE)
         for block in range(program, blocks, tl.num_programs(0)):
             tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
             if TOTAL:
@@ -210,8 +210,8 @@ def exchange_kernel(
                     tl.store(tile_pointers(result, result.ptr, r, c), value, mask=tile_mask(tile))
         if EVERYWHERE:
             sums = ready + WORLD * FLAGS_EACH
-            signal_all(sums + me * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle)
-            wait_all(sums + peers * FLAGS_EACH + program, epoch + lanes * 0, peers, others, handle, SITE)
+            signal_all(sums + me * FLAGS_EACH + program, epoch, peers, others, handle)
+            wait_all(sums + peers * FLAGS_EACH + program, epoch, peers, others, handle, SITE)
     end_own_epoch(epochs, epoch, tl.num_programs(0))
 
 

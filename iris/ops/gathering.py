@@ -72,7 +72,7 @@ def arrived_source(
             valid &= pieces // flags.pieces == segment
         slots = owners * flags.pieces + pieces % flags.pieces
         arrived = flags.ready + slots * flags.chunks + block_m // flags.blocks_per_chunk
-        piece += wait_leading(arrived, epoch + lanes * 0, owners, valid, handle, SITE)
+        piece += wait_leading(arrived, epoch, owners, valid, handle, SITE)
         ready = piece // flags.pieces * K + min(piece % flags.pieces * flags.piece_k, K)
         if EVEN_K and SEGMENTS > 1:
             whole = max(ready - skipped, 0) // BLOCK_K * BLOCK_K

@@ -49,7 +49,9 @@ class Plan:
         schedule, source, sink, after, courier: the parts; None: there is none.
         sliced: the sink takes some rows of a tile as it does a whole one, and nothing comes after, so that programs
             which share a split tile may each hand it what they have summed; None: if it is ``tile.local_sink``.
-        eager: ``after`` follows its own tile, not the next one; None: with few tiles per program.
+        eager: ``after`` follows its own tile, not the next one; None: with few tiles per program, and where the source
+            may wait, as for what another rank's ``after`` announces: two programs that each owe the other a tile
+            would wait for ever.
         gate: programs wait before their first sink until all ranks have entered the call.
         shards: ranks among which tiles are dealt; ``sharded``: by rows, each rank having its own.
         segments: ranks among which A is cut by columns; 1 if it is not.
@@ -58,9 +60,9 @@ class Plan:
             None: unless A is all here.
         meet: on leaving, ranks wait until all have come so far.
         alone: no other rank takes part.
-        own_epochs: programs count calls for themselves (:func:`iris.device.sync.own_epoch`), as nothing that they do
-            waits for a peer to enter or leave; for workspaces whose calls all do so. ``alone`` they do, too, if they
-            count at all.
+        own_epochs: programs count calls for themselves (:func:`iris.device.sync.own_epoch`), as nothing that they do,
+            the parts included, waits for a peer to enter or leave; for workspaces whose calls all do so. ``alone`` they
+            do, too, if they count at all.
         chunks, blocks_per_chunk, chunk_rows: chunks of rows in which parts of A arrive, or the output leaves; block
             rows, and rows, in each.
         pieces, piece_k: pieces of columns in which each chunk arrives, and columns in each; 0 for all.
@@ -151,7 +153,8 @@ def run(
     if config.stream_k and problem.k <= config.block_size_k:  # nothing to split, and Triton 3.6 fails at K = 1
         config = replace(config, stream_k=False)
     target = target_of(ctx)
-    if plan.source is kernels.local_source:
+    waits = plan.source is not kernels.local_source  # or may, for what arrives
+    if not waits:
         own = row_major(workspace, own)
     rows, k = plan.rows(problem), problem.k // plan.segments
     per_shard = plan.tiles_per_shard(problem, config)
@@ -223,7 +226,7 @@ def run(
         SINK=plan.sink,
         SLICED=sliced,
         AFTER=plan.after,
-        EAGER=plan.eager if plan.eager is not None else tiles < DEFER_FROM_TILES * programs,
+        EAGER=plan.eager if plan.eager is not None else waits or tiles < DEFER_FROM_TILES * programs,
         GATE=plan.gate,
         COURIER=plan.courier,
         HALF_FLAGS=plan.half_flags,
@@ -233,7 +236,7 @@ def run(
         SHARDED=plan.sharded,
         SEGMENTS=plan.segments,
         OWN=plan.own,
-        PIECEWISE=plan.source is not kernels.local_source if plan.piecewise is None else plan.piecewise,
+        PIECEWISE=waits if plan.piecewise is None else plan.piecewise,
         MEET=plan.meet,
         BIAS=bias_is,
         BLOCK_M=config.block_size_m,
@@ -284,6 +287,8 @@ def _check(
         if tensor.dtype != problem.dtype:
             raise DTypeError(op, name, f"{problem.dtype}, as problem says", tensor.dtype)
         check_no_gradient(op, name, tensor)
+    if plan.own_epochs and plan.gate:
+        raise ArgumentError(op, "plan.own_epochs", "False with gate, which waits at the turnstile of all ranks", "True")
     expected = {BIAS_NONE.value: None, BIAS_ROW.value: problem.m, BIAS_COLUMN.value: problem.n}
     if bias_is not in expected:
         raise ArgumentError(op, "bias_is", "0, 1 or 2", repr(bias_is))

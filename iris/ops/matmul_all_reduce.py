@@ -136,8 +136,8 @@ def one_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.
     peers = tl.where(ranks, lanes, me)
     mine = slot_pointers(slots.incoming, 0, tile, acc.shape[0], acc.shape[1])
     tl.store(mine, acc.to(slots.incoming.dtype.element_ty))
-    signal_all(flags.ready + me * flags.chunks + tile.index, epoch + lanes * 0, peers, ranks, handle)
-    wait_all(flags.ready + peers * flags.chunks + tile.index, epoch + lanes * 0, peers, ranks, handle, SITE)
+    signal_all(flags.ready + me * flags.chunks + tile.index, epoch, peers, ranks, handle)
+    wait_all(flags.ready + peers * flags.chunks + tile.index, epoch, peers, ranks, handle, SITE)
     total = tl.zeros_like(acc)
     for step in range(world):
         total += tl.load(translate(handle, mine, (tile.index + step) % world)).to(acc.dtype)

@@ -105,7 +105,7 @@ def collected(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
     others = (lanes < world) & (lanes != me)
     sources = tl.where(others, lanes, me)
     ready = flags.ready + sources * flags.chunks + tile.index // flags.blocks_per_chunk
-    wait_all(ready, epoch + lanes * 0, sources, others, handle, SITE)
+    wait_all(ready, epoch, sources, others, handle, SITE)
     stages: tl.constexpr = copy_stages(slots.incoming.dtype.element_ty, acc.numel)
     for other in tl.range(world - 1, num_stages=stages):
         source = other + tl.where(other < me, 0, 1)

@@ -144,6 +144,14 @@ def waits(handle, data, result, flags, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def looks(handle, data, result, flag, BLOCK: tl.constexpr):
+    """A look at a flag, and data that it tells of."""
+    offsets = tl.arange(0, BLOCK)
+    if sync.reached(flag, 5):
+        tl.store(result + offsets, tl.load(data + offsets))
+
+
+@triton.jit
 def turnstile(handle, data, result, words, BLOCK: tl.constexpr):
     """A kernel that reads a peer's data between entering and leaving."""
     epoch = sync.enter(words, handle)
@@ -243,6 +251,7 @@ def _syncs() -> list[Case]:
     return [
         Case("signals", signals, with_handle(data, flags), small, has=SIGNALS),
         Case("waits", waits, with_handle(data, data, flags), small, has=WAITS),
+        Case("looks", looks, with_handle(data, data, flags), small, has=Event.ACQUIRE | Event.BARRIER),
         Case("turnstile", turnstile, with_handle(data, data, flags), small, has=WAITS | SIGNALS),
         Case("whole_barrier", whole_barrier, with_handle(data, data), small, has=WAITS | SIGNALS),
         Case(

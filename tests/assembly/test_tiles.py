@@ -7,8 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from case import compile_case
+import triton
+import triton.language as tl
+from case import Case, compile_case, of
 from matmuls import matmul_case
+
+from iris.device import arch
 
 WIDE = {"sm_90": r"cp\.async\.cg\.", "gfx942": r"buffer_load_dwordx4\b"}
 NARROW = {"sm_90": r"ld\.global\.b(8|16)\b", "gfx942": r"(buffer|global)_load_(u|s)(short|byte)\w*"}
@@ -32,3 +36,17 @@ def test_fetchers_load_ahead(op: str) -> None:
     listing = compile_case(replace(case, constants=constants), "sm_90")
     assert len(re.findall(WIDE["sm_90"], listing)) == 2 * 4 * (6 + 1)  # loops of the first stage, and of the rest
     assert not re.findall(NARROW["sm_90"], listing)
+
+
+@triton.jit
+def fences(out):
+    arch.fence_async_proxy()
+    arch.wait_bulk_stores()
+    tl.store(out, 1)
+
+
+@pytest.mark.parametrize(("target_name", "times"), [("sm_80", 0), ("sm_90", 1), ("gfx942", 0)])
+def test_what_orders_tma_is_only_where_there_is_tma(target_name: str, times: int) -> None:
+    listing = compile_case(Case("fences", fences, of(torch.int32), targets=(target_name,)), target_name)
+    for instruction in ("fence.proxy.async", "cp.async.bulk.wait_group"):
+        assert listing.count(instruction) == times
