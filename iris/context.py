@@ -32,10 +32,10 @@ from iris.errors import (
 from iris.heap import HeapTable, format_bytes
 from iris.identity import Identity
 from iris.leases import Lease, Leases
-from iris.live import OPEN, Live
+from iris.live import OPEN, Live, Opened
 from iris.log import RankLogger
 from iris.membership import Group, global_names, global_ranks, identify, members, number
-from iris.mesh import Mesh, require_linux
+from iris.mesh import Mesh, ranks_text, require_linux
 from iris.processes import let_culprits_go_first
 from iris.status import CODES, GIVEN, Limits, expired_wait, gave_up, record_of
 from iris.tensors import SymmetricTensors
@@ -158,7 +158,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self._pid, self._open = os.getpid(), False
         self._failure: IrisError | None = None
         choice = _choice(backend)
-        who = identify(group, device)
+        who = identify(group, device, first_timeout_s)
         if who.world_size > MAX_RANKS:
             raise ArgumentError("iris", "world size", f"at most {MAX_RANKS} ranks", who.world_size)
         self.rank, self.world_size, self.timeout_s = who.rank, who.world_size, timeout_s
@@ -173,7 +173,7 @@ class Iris(Live, SymmetricTensors, RankLogger):
             self._mesh.leave(error)
             raise
         self._open = True
-        OPEN[self] = self._release
+        OPEN[self] = Opened(self.close, self._release)
         self._backend.surround_launches([self._heap_bases, self._alone.bases], self._simulated)
 
     def _start(
@@ -185,6 +185,12 @@ class Iris(Live, SymmetricTensors, RankLogger):
         self._table = HeapTable(heap_size)
         self._backend = backends.open_backend(choice, self._mesh, who.local_rank, self._table.size)
         self._mesh.timeout_s = timeout_s
+        if self._backend.without_atomics:
+            peers = ranks_text(self._backend.without_atomics)
+            self.warning(
+                f"the link to {peers} has no native atomics (PCIe?): where several ranks count or add at one word, "
+                'some is lost. Ops by "auto" need none; iris.signal_add and your own atomics on peers\' memory do.'
+            )
         self.device, self.num_sms, self.heap_size = self._backend.device, self._backend.num_sms, self._table.size
         self._leases = Leases(self._table, self.world_size)
         self._workspaces: dict[Hashable, Any] = {}

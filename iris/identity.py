@@ -82,13 +82,17 @@ def identity() -> Identity | None:
     An allocation shell of Slurm (``salloc``) sets ``SLURM_PROCID`` for a single task; that is no launch.
 
     Raises:
-        LaunchError: the launcher's variables contradict each other, or ranks span several hosts.
+        LaunchError: the launcher's variables contradict each other, or a rank above 0 has no number of ranks beside it,
+            or ranks span several hosts.
     """
     for source, names in _LAUNCHERS.items():
         rank, world = _first(names[_RANK]), _first(names[_WORLD])
-        if rank is None or world is None:
+        if rank is None or (source == "srun" and "SLURM_STEP_ID" not in os.environ):
             continue
-        if source == "srun" and "SLURM_STEP_ID" not in os.environ:
+        if world is None:
+            if rank.isdecimal() and int(rank) > 0:
+                size = " or ".join(names[_WORLD])
+                raise LaunchError(f"{_said(names)}, but no {size}: set that, or nothing that {source} sets")
             continue
         if source == "mpirun (MPICH)" and _srun_speaks_pmi(world):
             continue

@@ -20,6 +20,7 @@ import torch
 
 import iris
 from iris import backends, context
+from iris.backends.gpu import has_native_atomics
 from iris.console import counted, print_table
 from iris.errors import ArgumentError, BackendError, LaunchError
 from iris.heap import format_bytes
@@ -208,7 +209,8 @@ def describe(index: int) -> Gpu:
 
 def links(count: int) -> list[list[str]]:
     """How each GPU reaches each other one: ``NV18`` (NVLinks), ``PIX``, ``SYS`` … as nvidia-smi names them, or
-    ``peer`` where only PyTorch can be asked. ``none`` means that peers cannot be read or written: Iris needs more."""
+    ``peer`` where only PyTorch can be asked, with ``, no atomics`` where those of several GPUs on one word lose some.
+    ``none`` means that peers cannot be read or written: Iris needs more."""
     topology: list[list[str]] = []
     if count > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
         topology = parse_topology(output_of("nvidia-smi", "topo", "-m") or "")
@@ -219,7 +221,9 @@ def links(count: int) -> list[list[str]]:
 def link(a: int, b: int, name: str) -> str:
     if a == b:
         return "self"
-    return name if torch.cuda.can_device_access_peer(a, b) else NO_ACCESS
+    if not torch.cuda.can_device_access_peer(a, b):
+        return NO_ACCESS
+    return name if has_native_atomics(a, b) else f"{name}, no atomics"
 
 
 def parse_topology(text: str) -> list[list[str]]:

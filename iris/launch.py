@@ -65,8 +65,9 @@ def launch(
         args: passed to every rank; must be picklable. Ranks have this process's environment; see :class:`RankPool`.
         timeout_s: end the ranks and raise if they take longer; None waits as long as it takes.
 
-    Where ``fn`` raises and leaves a context open, the peers that share it are told. Ranks that are not done 30 s after
-    one has failed are ended.
+    A context that ``fn`` leaves open is closed when it returns, as ``with`` would, so that peers which still wait for
+    this rank are told; if it raises, they are told of that. Ranks that are not done 30 s after one has failed are
+    ended.
 
     Raises:
         LaunchError: a rank failed; it names those that did and says what the first to fail raised, which is its
@@ -80,7 +81,7 @@ def launch(
     if identity() is not None:
         return [fn(*args)]
     with RankPool(num_ranks) as pool:
-        return _results(pool.outcomes(fn, args, timeout_s=timeout_s, grace_s=_GRACE_S))
+        return _results(pool.outcomes(fn, args, timeout_s=timeout_s, grace_s=_GRACE_S, last=True))
 
 
 @dataclass(frozen=True)
@@ -189,9 +190,10 @@ class RankPool:
         *,
         timeout_s: float | None = None,
         grace_s: float = math.inf,
+        last: bool = False,
     ) -> list[_Outcome]:
         """As :meth:`run`, but every rank's outcome, error or not. ``grace_s``: how long the others may go on when one
-        has failed."""
+        has failed. ``last``: contexts that ``fn`` leaves open are not for a later call, and are closed."""
         _check_function("run", fn)
         _check_args("run", args)
         _check_timeout("run", timeout_s)
@@ -200,7 +202,7 @@ class RankPool:
             if self._over:
                 raise LaunchError(f"this pool has no ranks any more: {self._over}. Make a new iris.RankPool.")
             # One each: the handle by which a tensor's memory is sent can be used once.
-            calls = [_packed(fn, args) for _ in self._pipes]
+            calls = [_packed(fn, args, last) for _ in self._pipes]
             try:
                 outcomes = self._exchange(calls, timeout_s, grace_s)
             except BaseException as error:
@@ -344,10 +346,10 @@ def _passed_on() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != INTERPRET}
 
 
-def _packed(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
+def _packed(fn: Callable[..., Any], args: Sequence[Any], last: bool) -> bytes:
     """A call as bytes."""
     try:
-        return bytes(ForkingPickler.dumps((fn, tuple(args))))
+        return bytes(ForkingPickler.dumps((fn, tuple(args), last)))
     except Exception as error:
         fix = "Define what is sent at the top level of a module."
         if isinstance(error, OSError) or "shared memory" in str(error):

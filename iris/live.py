@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from iris.errors import ContextError
 
@@ -28,12 +28,25 @@ class Live:
         )
 
 
-OPEN: dict[Live, Callable[[BaseException], None]] = {}
-"""What is open in this process, and how to give it up for an error, of which the peers are told."""
+class Opened(NamedTuple):
+    """How to end what is open: with the peers, or for an error, of which they are told."""
+
+    close: Callable[[], None]
+    give_up: Callable[[BaseException], None]
+
+
+OPEN: dict[Live, Opened] = {}
+"""What is open in this process, in the order in which it was made."""
+
+
+def close(before: set[Live]) -> None:
+    """Close what a function has opened since ``before``, and left open when it returned, as ``with`` would."""
+    for opened in [OPEN[one] for one in OPEN if one not in before]:
+        opened.close()
 
 
 def give_up(before: set[Live], error: BaseException) -> None:
     """Give up what a function has opened since ``before``, and left open when it raised, as ``with`` would."""
-    for one in OPEN.keys() - before:
+    for opened in [OPEN[one] for one in OPEN if one not in before]:
         with suppress(Exception):  # what counts is the error that there is
-            OPEN[one](error)
+            opened.give_up(error)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import operator
 import os
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
 
-from iris.errors import ArgumentError, BackendError
+from iris.errors import ArgumentError, BackendError, PeerDied, WaitTimeout
 from iris.identity import Identity, identity
 
 Group = Any
@@ -20,9 +22,13 @@ _joined = 0
 """Contexts that have been made where ``torch.distributed`` names none."""
 
 
-def identify(group: Group, device: Any) -> Identity:
+def identify(group: Group, device: Any, timeout_s: float) -> Identity:
     """Who this rank is; the job's name differs for every context made. ``device``: its GPU, if the caller says so.
-    Collective where ``torch.distributed`` is initialised."""
+    Collective where ``torch.distributed`` is initialised: then all ranks must come within ``timeout_s``.
+
+    Raises:
+        WaitTimeout, PeerDied: ranks that did not; the process that holds the store of ``torch.distributed`` is gone.
+    """
     global _joined
     gpu = None if device is None else _index(device)
     if not _distributed():
@@ -38,16 +44,50 @@ def identify(group: Group, device: Any) -> Identity:
         raise ArgumentError("iris", "group", "a group that this rank belongs to", f"ranks {ranks}")
     if gpu is None:
         gpu = _local_rank()
-    if torch.distributed.get_backend(group) == "nccl" and gpu is not None:
-        torch.cuda.set_device(gpu)
-    current = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    everyone: list[Any] = [None] * len(ranks)
-    torch.distributed.all_gather_object(everyone, (os.urandom(8).hex(), _host(), current), group=group)
+    current = gpu
+    if current is None:
+        current = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    everyone = _meet(group, ranks, rank, [os.urandom(8).hex(), _host(), current], timeout_s)
     _require_one_host([host for _, host, _ in everyone])
     if gpu is None:
         chosen = {device for _, _, device in everyone}
         gpu = current if len(chosen) == len(ranks) else ranks[rank]
     return Identity(rank, len(ranks), gpu, everyone[0][0], "torch.distributed")
+
+
+def _meet(group: Group, ranks: list[int], rank: int, said: Any, timeout_s: float) -> list[Any]:
+    """What each rank of ``group`` says. By the store of ``torch.distributed``, not by a collective: that would wait for
+    the time limit of the group, and make NCCL start."""
+    from torch.distributed.distributed_c10d import _get_default_group, _get_default_store
+
+    store, name = _get_default_store(), (group or _get_default_group()).group_name
+    count = f"iris/{name}/{ranks[rank]} has met"
+    try:
+        meeting = store.add(count, 0)
+        keys = [f"iris/{name}/{meeting}/{one}" for one in ranks]
+        store.set(keys[rank], json.dumps(said))
+        try:
+            store.wait(keys, timedelta(seconds=timeout_s))
+        except RuntimeError:  # DistStoreError, of most kinds of stores
+            late = [place for place, key in enumerate(keys) if not store.check([key])]
+            if not late:
+                raise
+            store.delete_key(keys[rank])  # whoever comes later meets nobody, and says so
+            named = ", ".join(f"rank {place}" for place in late)
+            others = global_names(late, ranks)
+            raise WaitTimeout(
+                f"iris.iris: rank {rank} waited {timeout_s:g} s for {named} of the process group to make a context, too"
+                f"{f' ({others})' if others else ''}. Slow but healthy ranks need a larger first_timeout_s.",
+                late,
+            ) from None
+        everyone = [json.loads(answer) for answer in store.multi_get(keys)]
+        store.add(count, 1)  # only now: a rank that met nobody does not count on
+        if meeting:
+            store.delete_key(f"iris/{name}/{meeting - 1}/{ranks[rank]}")  # all who have come to this one have read it
+    except torch.distributed.DistNetworkError as error:
+        text = "the store of torch.distributed is gone, with the process that held it, mostly rank 0's"
+        raise PeerDied(f"iris.iris: {text}: {error}") from error
+    return everyone
 
 
 def global_ranks(group: Group) -> list[int]:

@@ -108,7 +108,8 @@ def _check_given(op: str, argument: str, tensor: object) -> None:
 
 
 def _refused(op: str, arguments: tuple[Any, ...], error: Exception) -> ArgumentError:
-    return ArgumentError(op, "arguments", f"what torch.{op} accepts", f"{arguments}: {error}")
+    said = str(error).partition("\nException raised from ")[0]  # behind that PyTorch shows its stack
+    return ArgumentError(op, "arguments", f"what torch.{op} accepts", f"{arguments}: {said}")
 
 
 class SymmetricTensors(ABC):

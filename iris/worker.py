@@ -12,7 +12,7 @@ import traceback
 from multiprocessing.reduction import ForkingPickler
 
 from iris.errors import LaunchError
-from iris.live import OPEN, give_up
+from iris.live import OPEN, close, give_up
 
 INTERPRET = "TRITON_INTERPRET"
 FAREWELL = b""
@@ -76,28 +76,36 @@ def _end_with_parent() -> None:
 def _answer(call: bytes) -> tuple[str, bytes]:
     """The traceback of a pickled call, empty if it returned, and what it returned or raised, pickled."""
     try:
-        fn, args = ForkingPickler.loads(call)
+        fn, args, last = ForkingPickler.loads(call)
     except Exception as error:  # noqa: BLE001 (unpickling runs any code)
         text = _NOT_HERE.format(described(error))
         return f"{traceback.format_exc()}{text}", pickle.dumps(LaunchError(text))
     before = set(OPEN)
     try:
-        value = fn(*args)
-    except SystemExit as left:  # as a script that returns from its end, and under torchrun
-        if left.code not in (None, 0):
-            give_up(before, left)
-            raise
-        value = None
+        try:
+            value = fn(*args)
+        except SystemExit as left:  # as a script that returns from its end, and under torchrun
+            if left.code not in (None, 0):
+                give_up(before, left)
+                raise
+            value = None
+        sent = _result(value)  # before the memory of what is sent is given back
+        if last:
+            close(before)
     except Exception as error:  # noqa: BLE001 (whatever a rank raises is sent back)
         below = error.__traceback__ and error.__traceback__.tb_next  # without this function
         trace, sent = "".join(traceback.format_exception(type(error), error, below)), _portable(error)
         give_up(before, error)
         return trace, sent
+    return "", sent
+
+
+def _result(value: object) -> bytes:
+    """What a function returned, pickled."""
     try:
-        return "", pickle.dumps(value)  # ForkingPickler would move a tensor that the rank keeps into other memory
+        return pickle.dumps(value)  # ForkingPickler would move a tensor that the rank keeps into other memory
     except Exception as error:  # noqa: BLE001 (pickling runs any code)
-        text = f"its result cannot be sent back: {described(error)}"
-        return text, pickle.dumps(LaunchError(text))
+        raise LaunchError(f"its result cannot be sent back: {described(error)}") from None
 
 
 def _portable(error: Exception) -> bytes:

@@ -125,6 +125,7 @@ def test_choices(choices: tuple[str, ...], flag: str) -> None:
         (["--num_warps", "some"], "argument --num_warps: some is not a whole number"),
         (["--waves_per_eu", "-1"], "argument --waves_per_eu: -1 is less than 0"),
         (["--heap_size", "65535"], "argument --heap_size: 65535 is less than 65536 bytes"),
+        (["--heap_size", "1T"], "argument --heap_size: 1T is not a number of bytes, such as 1073741824 or 1G"),
         (["--datatype", "int8", "--BLK_K", "16"], "argument --BLK_K: 16 is less than 32, which int8 needs"),
         (["--trace", "trace.txt"], "trace.txt should end in .svg or .png"),
     ],

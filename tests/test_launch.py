@@ -183,6 +183,16 @@ def test_a_rank_beyond_the_world_is_a_contradiction(
 
 
 @EACH
+def test_a_rank_without_a_number_of_ranks_is_refused(
+    env: pytest.MonkeyPatch, source: str, variables: dict[str, str]
+) -> None:
+    alone = {name: value for name, value in variables.items() if "SIZE" not in name and "NTASKS" not in name}
+    setenv(env, {name: value for name, value in alone.items() if "NUM_TASKS" not in name})
+    with pytest.raises(iris.LaunchError, match=r"(RANK|PROCID)='2'.*, but no \w+"):
+        identity()
+
+
+@EACH
 def test_a_rank_that_is_no_number_is_named(env: pytest.MonkeyPatch, source: str, variables: dict[str, str]) -> None:
     setenv(env, renamed(variables, "2", "two", "RANK", "PROCID"))
     with pytest.raises(iris.LaunchError, match=r"that is not a number: .*(RANK|PROCID)='two'"):
@@ -573,6 +583,29 @@ def test_peers_of_a_rank_that_raised_with_an_open_context_are_told(env: pytest.M
     with pytest.raises(iris.LaunchError, match=r"rank 0 failed \(also failed: 1\): ValueError: boom"):
         iris.launch(stuck_behind_a_failure, 2, (0.0,))
     assert time.monotonic() - started < 25
+
+
+def leaves_early(how: str) -> int:
+    """Rank 1 returns, with its context open, while rank 0 waits for it."""
+    ctx = iris.iris(1 << 20, timeout_s=30)
+    ctx.barrier()
+    if ctx.rank == 1 and how == "exit":
+        sys.exit(0)
+    if ctx.rank == 0 and how != "together":
+        ctx.barrier()
+    return int(ctx.full((1,), 7, dtype=torch.int32).item()) if how == "together" else 0
+
+
+@pytest.mark.parametrize("how", ["return", "exit"])
+def test_peers_of_a_rank_that_returned_with_an_open_context_are_told(env: pytest.MonkeyPatch, how: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(iris.LaunchError, match=r"RankMismatch: .*rank 0: barrier; rank 1: close"):
+        iris.launch(leaves_early, 2, (how,))
+    assert time.monotonic() - started < 25
+
+
+def test_what_ranks_leave_open_is_closed_when_all_return(env: pytest.MonkeyPatch) -> None:
+    assert iris.launch(leaves_early, 2, ("together",)) == [7, 7]
 
 
 def test_ranks_that_go_on_for_long_behind_a_failure_are_ended(env: pytest.MonkeyPatch) -> None:

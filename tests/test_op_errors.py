@@ -32,9 +32,10 @@ from ranks import Failure, Ranks, context, failure_of, fresh, worlds
 from torch.autograd import forward_ad
 
 import iris
+from iris.device import tile
 from iris.ops import ALGORITHMS, FusedConfig, Problem, new_workspace
 from iris.ops.matmul import Plan, run
-from iris.ops.operands import _share_memory
+from iris.ops.operands import _share_memory, bias_kind
 from iris.ops.room import GATHER_FLAGS
 
 Change = Callable[[Trial], dict[str, Any]]
@@ -245,6 +246,54 @@ def test_mistake(ranks: Ranks, case: str) -> None:
             assert mistake.words in failure.message, failure.message
             assert failure.took_s < 2
             assert untouched, way
+
+
+def test_a_bias_of_one_dimension_is_one_per_column() -> None:
+    """However many rows there are: else it would be taken for another one at some numbers of rows only."""
+    assert bias_kind("op", torch.zeros(8), 8, 8) == bias_kind("op", torch.zeros(8), 6, 8) == tile.BIAS_COLUMN.value
+    assert bias_kind("op", torch.zeros(6, 1), 6, 8) == tile.BIAS_ROW.value
+    with pytest.raises(
+        iris.ShapeError, match=r"op: bias: expected \[8\] .* or \[6, 1\] .*, got \(6,\)\. .*bias\[:, None\]"
+    ):
+        bias_kind("op", torch.zeros(6), 6, 8)
+
+
+def sums_in_any_order(seed: int) -> list[Failure]:
+    """``atomic`` where PyTorch is to be deterministic: of floats, of whole numbers, and with a warning only."""
+    ctx, found = context(), []
+    for dtype, warn_only in ((torch.float32, False), (torch.int8, False), (torch.float32, True)):
+        one = trial(ctx, Way(ALL_REDUCE, "atomic"), (8, 8, 16), dtype, seed)
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found.append(failure_of(one.run))
+        finally:
+            torch.use_deterministic_algorithms(False)
+        told = ["atomic sums floats in any order" in str(warning.message) for warning in caught]
+        assert any(told) is warn_only
+        ctx.barrier()
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_sums_in_any_order_are_refused_where_pytorch_is_to_be_deterministic(ranks: Ranks, seed: int) -> None:
+    for refused_, exact, warned in ranks.run(sums_in_any_order, seed):
+        assert refused_.kind == "ArgumentError" and "torch.use_deterministic_algorithms" in refused_.message
+        assert exact.kind == warned.kind == "nothing"
+
+
+def sums_without_native_atomics(seed: int) -> Failure:
+    ctx = context()
+    one = trial(ctx, Way(ALL_REDUCE, "atomic"), (8, 8, 16), torch.int8, seed)
+    with mock.patch.object(ctx._backend, "without_atomics", (1 - ctx.rank,)):
+        return failure_of(one.run)
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_sums_at_a_peer_are_refused_where_its_link_loses_some(ranks: Ranks, seed: int) -> None:
+    for rank, failure in enumerate(ranks.run(sums_without_native_atomics, seed)):
+        assert failure.kind == "ArgumentError" and f"the link to rank {1 - rank} has no native" in failure.message
 
 
 def dual_operands() -> list[tuple[str, Failure]]:

@@ -149,26 +149,6 @@ def test_a_workspace_says_the_algorithm(ranks: Ranks, way: Way, seed: int) -> No
     assert max(ranks.run(by_the_workspace_alone, way, seed)) <= 1
 
 
-def of_rows_in_either_form(way: Way, seed: int) -> float:
-    """How far apart results are whose bias per row has one dimension, and two."""
-    one = trial(context(), way, LARGE, torch.float32, seed, "row")
-    assert one.bias is not None
-    found = []
-    for bias in (one.bias.reshape(-1), one.bias.reshape(-1, 1)):
-        replace(one, bias=bias).run(SMALL)
-        one.ctx.synchronize()
-        found.append(one.output.clone())
-    return float((found[0] - found[1]).abs().max())
-
-
-@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
-@pytest.mark.parametrize(
-    "way", [one for one in ways() if one.algorithm in ("low_latency", "baseline", "push")], ids=str
-)
-def test_a_bias_per_row_may_have_one_dimension(ranks: Ranks, way: Way, seed: int) -> None:
-    assert max(ranks.run(of_rows_in_either_form, way, seed)) == 0
-
-
 def chunks_that_arrived(num_chunks: int) -> tuple[int, bool]:
     """How many flags peers set, and whether each holds the epoch of the second call."""
     ctx = context()

@@ -314,6 +314,23 @@ def run_a_wait_in_a_group(path: str) -> Failure:
         dist.destroy_process_group()
 
 
+def run_a_context_that_comes_late(path: str, missing: int) -> list[Failure]:
+    """Contexts of a process group for which one rank comes too late, then all in time."""
+    rank, size = context().rank, context().world_size
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
+    try:
+        failures = []
+        for first_timeout_s in (0.3, 30.0):
+            if rank != missing or first_timeout_s > 1:
+                failures.append(
+                    failure_of(lambda limit=first_timeout_s: iris.iris(1 << 20, first_timeout_s=limit).close())
+                )
+            dist.barrier()
+        return failures
+    finally:
+        dist.destroy_process_group()
+
+
 def meet_anew() -> None:
     with fresh(timeout_s=5) as ctx:
         ctx.barrier()
@@ -394,6 +411,16 @@ def test_a_rank_of_a_group_is_named_as_launchers_name_it(ranks: Ranks, tmp_path:
     failure = ranks.run(run_a_wait_in_a_group, str(tmp_path / "store"))[1]
     assert failure.kind == "WaitTimeout" and failure.ranks == (1,)
     assert failure.message.endswith("(rank 1 is rank 2 of torch.distributed)"), failure
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 4), indirect=True)
+def test_a_rank_that_does_not_make_the_context_of_its_group_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    outcomes = ranks.run(run_a_context_that_comes_late, str(tmp_path / "store"), 1)
+    for rank, failures in enumerate(outcomes):
+        assert failures[-1].kind == "nothing", failures
+        if rank != 1:
+            assert failures[0].kind == "WaitTimeout" and failures[0].took_s < 1.3, failures
+            assert failures[0].ranks == (1,) and f"rank {rank} waited 0.3 s for rank 1 of" in failures[0].message
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)

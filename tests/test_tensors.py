@@ -285,6 +285,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str, str]] = [
     ("uniform", (3, "a"), {}, "ArgumentError", "uniform: low and high: expected two numbers"),
     ("ones", (2,), {"device": "cuda:77"}, "PlacementError", "lives on that rank's own device: leave device out"),
     ("zeros", (2, -3), {}, "ArgumentError", "zeros: "),
+    ("zeros", (1 << 80,), {}, "ArgumentError", "zeros: "),  # of which PyTorch would show its stack
     ("arange", (1, 5, -1), {}, "ArgumentError", "arange: arguments: expected what torch.arange accepts"),
     ("linspace", (0, 1, -1), {}, "ArgumentError", "linspace: arguments"),
     ("randint", (5, 5, (2,)), {}, "ArgumentError", "randint: arguments"),
@@ -339,6 +340,7 @@ def test_a_wrong_argument_is_named_on_every_rank_and_the_context_lives_on(
 ) -> None:
     for failure, after in ranks.run(run_wrong, name, args, options):
         assert failure.kind == kind and words in failure.message and "ValueError" in failure.bases
+        assert "frame #0" not in failure.message, "without PyTorch's stack"
         assert failure.took_s < 5 and after == [1.0, 1.0]
 
 

@@ -32,12 +32,14 @@ class Backend(ABC):
         device: the torch device of tensors on the heap.
         bases: address of every rank's heap *in this process*, in rank order.
         num_sms: streaming multiprocessors (compute units) that kernels may count on being co-resident.
+        without_atomics: ranks whose memory is written by a link that makes a read and a write of an atomic.
     """
 
     name: str
     device: torch.device
     bases: list[int]
     num_sms: int
+    without_atomics: tuple[int, ...] = ()
 
     @abstractmethod
     def bytes_at(self, offset: int, nbytes: int, on_release: Callable[[], None] | None) -> torch.Tensor:

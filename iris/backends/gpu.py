@@ -81,6 +81,8 @@ class GpuBackend(Backend):
     def _require_peer_access(self, mesh: Mesh) -> None:
         ours = self.device.index
         gpus = {rank: int(index) for rank, index in mesh.exchange("GPU", str(ours).encode()).items()}
+        peers = [(rank, index) for rank, index in sorted(gpus.items()) if index != ours]
+        self.without_atomics = tuple(rank for rank, index in peers if not has_native_atomics(ours, index))
         for rank, peer in sorted(gpus.items()):
             if rank != mesh.rank and peer == ours and not oversubscribed():
                 raise BackendError(
@@ -216,6 +218,15 @@ def gpu_of(rank: int, local_rank: int, count: int) -> int:
             "IRIS_OVERSUBSCRIBE=1 to let ranks take turns on a GPU, or IRIS_BACKEND=sim to simulate any number."
         )
     return local_rank
+
+
+def has_native_atomics(gpu: int, peer: int) -> bool:
+    """Whether atomics of ``gpu`` on the memory of ``peer`` are atomic, as over NVLink and xGMI. Over PCIe they may be a
+    read and a write, between which others come (CUDA C++ Programming Guide, system-wide atomics)."""
+    name, attribute = ("cuda", 3) if torch.version.hip is None else ("hip", 2)  # …DevP2PAttrNativeAtomicSupported
+    value = ctypes.c_int()
+    code = _load_runtime(name)[f"{name}DeviceGetP2PAttribute"](ctypes.byref(value), attribute, gpu, peer)
+    return code == 0 and bool(value.value)
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:

@@ -127,18 +127,19 @@ def rank_count(text: str) -> int:
 
 
 def heap_bytes(text: str) -> int:
-    """The size of a symmetric heap on the command line."""
-    value = _whole(text)
+    """The size of a symmetric heap on the command line: bytes, or with K, M or G behind it, of 1024."""
+    unit = "KMG".find(text[-1:].upper()) + 1 if text else 0
+    value = _whole(text[:-1] if unit else text, "a number of bytes, such as 1073741824 or 1G") << 10 * unit
     if value < LEAST_HEAP_BYTES:
         raise argparse.ArgumentTypeError(f"{value} is less than {LEAST_HEAP_BYTES} bytes")
     return value
 
 
-def _whole(text: str) -> int:
+def _whole(text: str, expected: str = "a whole number") -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text} is not {expected}") from None
 
 
 def seconds(text: str) -> float:

@@ -125,8 +125,7 @@ def all_gather_matmul(
             an algorithm needs contiguous rows. For those that read peers' A, ``pull`` and ``hbm_buffer``: on the
             symmetric heap, with the same strides on all ranks.
         B: [K, N] in A's dtype; any strides, its rows contiguous on all ranks or on none.
-        bias: [N] per column, or [M, 1] per row, also given as [M] where M is not N; in output's dtype, added in
-            float32 (int32 for int8).
+        bias: [N] per column, or [M, 1] per row; in output's dtype, added in float32 (int32 for int8).
         gather_dim: which dimension of A is sharded; None tells it from the shapes.
         config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for
             all of A on the symmetric heap, ``push`` and ``low_latency`` for twice that; "auto" takes ``pull`` where

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -12,6 +13,7 @@ import torch
 
 from iris.context import Iris
 from iris.errors import ArgumentError, CaptureError
+from iris.mesh import ranks_text
 from iris.ops import tuned
 from iris.ops.candidates import LIBRARY, has_no_tile, obstacle, only_moving
 from iris.ops.config import FusedConfig
@@ -66,6 +68,8 @@ def resolve(
         traced = [name for name in algorithms(problem.op) if name not in LIBRARY]
         expected = f"none of {chosen.algorithm}, whose matmul is torch.matmul's"
         raise ArgumentError(problem.op, "trace", expected, "one", f"These have traces: {', '.join(traced)}.")
+    if chosen.algorithm == "atomic":
+        _check_atomic(ctx, problem)
     if problem.world_size > 1:
         if (problem.op, chosen.algorithm) in _NEEDS_LAUNCHES_THAT_RETURN and (blocking := _blocking(ctx)):
             expected = f"an algorithm whose kernel waits for no copy, as {blocking} is set"
@@ -83,6 +87,20 @@ def resolve(
         if ctx.rank == 0:
             _tell(ctx, problem, chosen, key, workspace)
     return chosen
+
+
+def _check_atomic(ctx: Iris, problem: Problem) -> None:
+    """Raise ArgumentError where tiles may not be added at a peer, or not in any order."""
+    expected = ""
+    if ctx._backend.without_atomics:
+        expected = f"another algorithm, as the link to {ranks_text(ctx._backend.without_atomics)} has no native atomics"
+    elif problem.dtype != torch.int8 and torch.are_deterministic_algorithms_enabled():
+        expected = "a deterministic algorithm, as torch.use_deterministic_algorithms asks for"
+        if torch.is_deterministic_algorithms_warn_only_enabled():
+            warnings.warn(f"{problem.op}: atomic sums floats in any order; expected {expected}", stacklevel=2)
+            return
+    if expected:
+        raise ArgumentError(problem.op, "config.algorithm", expected, "atomic", "Take config=None.")
 
 
 def _tell(ctx: Iris, problem: Problem, chosen: FusedConfig, key: _Choice, workspace: FusedWorkspace | None) -> None:

@@ -96,7 +96,7 @@ def exit_kernel(handle, turnstile, SITE: tl.constexpr, MEET: tl.constexpr):
 
 def bias_of(rows: Rows, bias: torch.Tensor | None, bias_is: int) -> torch.Tensor | None:
     """The bias that belongs to some rows: theirs if it is one per row, else all of it."""
-    return bias if bias is None or bias_is != BIAS_ROW.value else rows.of(bias.reshape(-1, 1))
+    return bias if bias is None or bias_is != BIAS_ROW.value else rows.of(bias)
 
 
 def lanes_for(dtype: torch.dtype) -> int:

@@ -45,8 +45,7 @@ def matmul(
         output: [M, N], any strides, not in memory of A, B or bias; int32 if A is int8, else A's dtype.
         A: [M, K], any strides; copied first if its rows are not contiguous.
         B: [K, N] in A's dtype, any strides.
-        bias: [N] per column, or [M, 1] per row, also given as [M] where M is not N; in output's dtype, added in
-            float32 (int32 for int8).
+        bias: [N] per column, or [M, 1] per row; in output's dtype, added in float32 (int32 for int8).
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:
@@ -108,8 +107,7 @@ def plain_matmul(
     elif bias is None:
         torch.matmul(_whole_rows(a), b, out=output)
     else:
-        per_row = bias.dim() == 1 and bias.shape[0] != b.shape[1]
-        torch.addmm(bias.reshape(-1, 1) if per_row else bias, _whole_rows(a), b, out=output)
+        torch.addmm(bias, _whole_rows(a), b, out=output)
 
 
 def add_product(

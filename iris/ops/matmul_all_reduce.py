@@ -212,8 +212,7 @@ def matmul_all_reduce(
             contiguous.
         B: [K / world_size, N], this rank's rows, in A's dtype; any strides, its rows contiguous on all
             ranks or on none.
-        bias: [N] per column, or [M, 1] per row, also given as [M] where M is not N; in output's dtype, equal on all
-            ranks, added once, to the sum.
+        bias: [N] per column, or [M, 1] per row; in output's dtype, equal on all ranks, added once, to the sum.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:

@@ -203,8 +203,7 @@ def matmul_all_scatter(
         A: [M, K], equal on all ranks; any strides; Iris's own kernel copies it first if its rows are not contiguous.
         B: [K, N / world_size], this rank's columns, in A's dtype; any strides, its rows contiguous on
             all ranks or on none.
-        bias: [N / world_size] per column, or [M, 1] per row, also given as [M] where that is another length; in
-            output's dtype, this rank's own.
+        bias: [N / world_size] per column, or [M, 1] per row; in output's dtype, this rank's own.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:

@@ -130,8 +130,8 @@ def matmul_reduce_scatter(
             copies it first if its rows are not contiguous.
         B: [K / world_size, N], this rank's rows, in A's dtype; any strides, its rows contiguous on all
             ranks or on none.
-        bias: [N] per column, or [M / world_size, 1] per row of the own output, also given as [M / world_size] where
-            that is not N; in output's dtype, added once, to the sum.
+        bias: [N] per column, or [M / world_size, 1] per row of the own output; in output's dtype, added once, to the
+            sum.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:

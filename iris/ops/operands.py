@@ -176,18 +176,16 @@ def check_rows(op: str, algorithm: str, output: torch.Tensor) -> None:
 
 
 def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:
-    """Whether ``bias`` is per column (shape [N] or [1, N]), per row ([M, 1]), or absent.
-
-    A 1-D bias of length M ≠ N is per row, too.
-    """
+    """Whether ``bias`` is per column (shape [N] or [1, N]), per row ([M, 1]), or absent."""
     if bias is None:
         return int(tile.BIAS_NONE.value)
     shape = tuple(bias.shape)
     if shape in ((cols,), (1, cols)):
         return int(tile.BIAS_COLUMN.value)
-    if shape in ((rows, 1), (rows,)):
+    if shape == (rows, 1):
         return int(tile.BIAS_ROW.value)
-    raise ShapeError(op, "bias", f"[{cols}] (per column) or [{rows}, 1] (per row)", shape)
+    fix = "One number for each row is bias[:, None]." if shape == (rows,) else ""
+    raise ShapeError(op, "bias", f"[{cols}] (per column) or [{rows}, 1] (per row)", shape, fix)
 
 
 class Place(NamedTuple):

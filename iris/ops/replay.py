@@ -168,7 +168,8 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         replays = ctx.kept(Replays, lambda: Replays(ctx.device))
         rounding = _rounding(getattr(output, "dtype", None))
         stream = torch.cuda.current_stream(ctx.device).cuda_stream
-        mode = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _library()
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        mode = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), deterministic, _library()
         replays.run((stream, rounding, mode, key), lambda: op(*args, **kwargs))
         return cast("torch.Tensor", output)
 
