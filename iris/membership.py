@@ -65,14 +65,14 @@ def _meet(group: Group, ranks: list[int], rank: int, said: Any, timeout_s: float
     try:
         meeting = store.add(count, 0)
         keys = [f"iris/{name}/{meeting}/{one}" for one in ranks]
-        store.set(keys[rank], json.dumps(said))
+        if not store.check([keys[rank]]):  # else this rank tries again: peers may have read what it said
+            store.set(keys[rank], json.dumps(said))
         try:
             store.wait(keys, timedelta(seconds=timeout_s))
         except RuntimeError:  # DistStoreError, of most kinds of stores
             late = [place for place, key in enumerate(keys) if not store.check([key])]
             if not late:
                 raise
-            store.delete_key(keys[rank])  # whoever comes later meets nobody, and says so
             named = ", ".join(f"rank {place}" for place in late)
             others = global_names(late, ranks)
             raise WaitTimeout(
