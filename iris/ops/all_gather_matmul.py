@@ -213,14 +213,14 @@ class _Call(OpCall):
         k_blocks = -(-cols // config.block_size_k)
         k_per_flag = min(max(config.k_per_flag, -(-k_blocks // most)), k_blocks)
         pieces = -(-k_blocks // k_per_flag)
-        movers = config.movers(OP, self.ctx.num_sms)
-        first_movers = max(movers, config.first_stage_fetch_sms or 0)
+        dedicated = config.comm_programs(OP, self.ctx.num_sms)
+        first_couriers = max(dedicated, config.first_stage_fetch_sms or 0)
         units = (self.ctx.world_size - self.by_rows) * plan.chunks * pieces
         tiles = plan.shards * plan.tiles_per_shard(self.problem, config)
-        computing, across = (config.num_sms or self.ctx.num_sms) - movers, -(-self.problem.n // config.block_size_n)
+        computing, across = (config.num_sms or self.ctx.num_sms) - dedicated, -(-self.problem.n // config.block_size_n)
         return replace(
             plan, courier=courier, piecewise=True, pieces=pieces, piece_k=k_per_flag * config.block_size_k,
-            couriers=first_movers, dedicated=movers, first_units=-(-units // config.num_fetch_stages),
+            couriers=first_couriers, dedicated=dedicated, first_units=-(-units // config.num_fetch_stages),
             abreast=abreast(plan.shards * plan.chunks, tiles, computing, across, plan.rounds, config.group_size_m),
         )  # fmt: skip
 

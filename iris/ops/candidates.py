@@ -130,7 +130,7 @@ def _growing(*choices: tuple[int, float]) -> tuple[Fields, ...]:
     return tuple({"num_chunks": count, "chunk_growth": growth} for count, growth in choices)
 
 
-def _moving(*programs: int) -> tuple[dict[str, Any], ...]:
+def _comm(*programs: int) -> tuple[dict[str, Any], ...]:
     return tuple({"comm_sms": count, "comm_block_n": 256} for count in programs)
 
 
@@ -141,10 +141,10 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "decomposed": (*_chunks(1, 2, 4), *_owners(2, 3)),
         "push": (
             {},
-            *(fields | {"k_per_flag": blocks} for blocks in (8, 16) for fields in _moving(16, 32, 64)),
-            *(fields | {"num_rounds": rounds} for rounds in (2, 4) for fields in _moving(16)),
+            *(fields | {"k_per_flag": blocks} for blocks in (8, 16) for fields in _comm(16, 32, 64)),
+            *(fields | {"num_rounds": rounds} for rounds in (2, 4) for fields in _comm(16)),
         ),
-        "hbm_buffer": tuple({**fields, "k_per_flag": blocks} for blocks in (32, 16) for fields in _moving(16, 12, 24)),
+        "hbm_buffer": tuple({**fields, "k_per_flag": blocks} for blocks in (32, 16) for fields in _comm(16, 12, 24)),
         "pull": ({},),
         "low_latency": ({},),
         "baseline": ({},),
@@ -153,8 +153,8 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "push": ({},),
         "copy_engine": _chunks(1, 2, 4, 8),
         "decomposed": (*_chunks(2, 4, 8), *_growing((4, 0.5), (4, 2.0), (6, 0.5), (6, 1.5))),
-        "split": _moving(8, 16, 32),
-        "relay": tuple({**fields, "group_size_m": 2} for fields in _moving(48, 32)),
+        "split": _comm(8, 16, 32),
+        "relay": tuple({**fields, "group_size_m": 2} for fields in _comm(48, 32)),
         "low_latency": ({},),
         "baseline": ({},),
     },
@@ -194,11 +194,11 @@ _OWN: tuple[Fields, ...] = ({"own_matmul": True},)
 _ONLY_MEASURED: dict[str, dict[str, tuple[Fields, ...]]] = {
     "all_gather_matmul": {"low_latency": _OWN},
     "matmul_all_scatter": {
-        "streams": _moving(16),
+        "streams": _comm(16),
         "relay": tuple(
             {**fields, "group_size_m": rows}
             for rows, programs in ((2, (16,)), (4, (32, 16)))
-            for fields in _moving(*programs)
+            for fields in _comm(*programs)
         ),
         "low_latency": _OWN,
     },
@@ -229,13 +229,13 @@ _VARIATIONS: dict[str, tuple[Any, ...]] = {
     "kpack": (1, 2),
 }
 _TILE_VARIATIONS: dict[str, tuple[Any, ...]] = {"comm_block_m": (16, 32, 64, 128), "comm_block_n": (64, 128, 256)}
-_MOVING_VARIATIONS: dict[str, tuple[Any, ...]] = {"comm_sms": (4, 8, 12, 16, 24, 32, 48, 64)} | _TILE_VARIATIONS
+_COMM_VARIATIONS: dict[str, tuple[Any, ...]] = {"comm_sms": (4, 8, 12, 16, 24, 32, 48, 64)} | _TILE_VARIATIONS
 _COURIER_VARIATIONS = _TILE_VARIATIONS | {"num_chunks": (1, 2, 4)}
 _CHUNK_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_chunks": (1, 2, 3, 4, 6, 8, 12, 16)}
 _ROUND_VARIATIONS: dict[str, tuple[Any, ...]] = {"num_rounds": (1, 2, 4, 8, 16)}
 _OWNER_VARIATIONS: dict[str, tuple[Any, ...]] = {"owners_per_matmul": (1, 2, 3, 4)}
 _GROWTH_VARIATIONS = _CHUNK_VARIATIONS | {"chunk_growth": (0.5, 1.0, 2.0)}
-_PUT_VARIATIONS = _MOVING_VARIATIONS | _ROUND_VARIATIONS | {"k_per_flag": (4, 8, 16, 32)}
+_PUT_VARIATIONS = _COMM_VARIATIONS | _ROUND_VARIATIONS | {"k_per_flag": (4, 8, 16, 32)}
 _FETCH_VARIATIONS = _PUT_VARIATIONS | {
     "num_fetch_stages": (1, 2, 4, 8), "first_stage_fetch_sms": (None, 32, 64),
     "staged_a_layout": ("k_contiguous", "m_contiguous"),
@@ -247,9 +247,9 @@ _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("all_gather_matmul", "hbm_buffer"): _FETCH_VARIATIONS,
     ("matmul_all_scatter", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_all_scatter", "decomposed"): _GROWTH_VARIATIONS,
-    ("matmul_all_scatter", "split"): _MOVING_VARIATIONS,
-    ("matmul_all_scatter", "relay"): _MOVING_VARIATIONS | {"group_size_m": (1, 2, 4, 8)},
-    ("matmul_all_scatter", "streams"): _MOVING_VARIATIONS,
+    ("matmul_all_scatter", "split"): _COMM_VARIATIONS,
+    ("matmul_all_scatter", "relay"): _COMM_VARIATIONS | {"group_size_m": (1, 2, 4, 8)},
+    ("matmul_all_scatter", "streams"): _COMM_VARIATIONS,
     ("matmul_reduce_scatter", "copy_engine"): _CHUNK_VARIATIONS,
     ("matmul_reduce_scatter", "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS | _TILE_VARIATIONS,
     ("matmul_reduce_scatter", "ring"): _CHUNK_VARIATIONS,
@@ -319,7 +319,7 @@ def candidates(
             yield plain
 
 
-def only_moving(config: FusedConfig) -> int:
+def min_comm_programs(config: FusedConfig) -> int:
     """How many programs, at least, only move data."""
     return config.comm_sms or (1 if config.algorithm in ("hbm_buffer", "split", "streams", "relay") else 0)
 
@@ -375,7 +375,7 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         return f"{programs} programs on {target.num_sms} SMs"
     if algorithm == "relay" and problem.world_size < 3:
         return "relay where nothing is passed on"
-    moving = only_moving(config)
+    moving = min_comm_programs(config)
     if moving >= programs:
         return f"{moving} of {programs} programs would only move data"
     if (config.first_stage_fetch_sms or 0) > programs:

@@ -15,7 +15,7 @@ from iris.context import Iris
 from iris.errors import ArgumentError, CaptureError
 from iris.mesh import ranks_text
 from iris.ops import tuned
-from iris.ops.candidates import LIBRARY, has_no_tile, obstacle, only_moving
+from iris.ops.candidates import LIBRARY, has_no_tile, min_comm_programs, obstacle
 from iris.ops.config import FusedConfig
 from iris.ops.model import algorithms
 from iris.ops.operands import BIAS_KINDS, place_of
@@ -254,7 +254,7 @@ def _that_fits(
     excluded: tuple[str, ...] = ()
     while problem.world_size > 1:
         config = completed(picked)
-        if picked.algorithm in may and only_moving(config) < (config.num_sms or ctx.num_sms):
+        if picked.algorithm in may and min_comm_programs(config) < (config.num_sms or ctx.num_sms):
             fits = has_memory(ctx, problem, config, workspace)
             if not fits and not too_large and workspace is None:
                 ctx.collect(problem.op)  # what all have let go of since may be enough

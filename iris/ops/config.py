@@ -226,8 +226,8 @@ class FusedConfig:
             return 1
         return -(-self.owners_per_matmul * chunks[0].count // chunks[chunk].count)
 
-    def movers(self, op: str, num_sms: int) -> int:
-        """Programs that only move data, for an algorithm that has such: ``comm_sms``, or few of all that are launched.
+    def comm_programs(self, op: str, num_sms: int) -> int:
+        """Programs that only move data, for an algorithm that has such: ``comm_sms``, or an eighth of those launched.
 
         Raises:
             ArgumentError: none would be left to compute.

@@ -259,7 +259,7 @@ class _Call(OpCall):
         self._launch_with(relay_courier)
 
     def streams(self) -> None:
-        senders = self.config.movers(OP, self.ctx.num_sms)
+        senders = self.config.comm_programs(OP, self.ctx.num_sms)
         plan = replace(self._plan(), meet=False)
         computing = replace(self.config, num_sms=(self.config.num_sms or self.ctx.num_sms) - senders)
         self.workspace.engine.then(
@@ -308,7 +308,7 @@ class _Call(OpCall):
 
     def _launch_with(self, courier: Any) -> None:
         """Launch the matmul, some of whose programs only send, as ``courier`` does."""
-        senders = self.config.movers(OP, self.ctx.num_sms)
+        senders = self.config.comm_programs(OP, self.ctx.num_sms)
         plan = replace(self._plan(), courier=courier, couriers=senders, dedicated=senders)
         self.launch(plan, slots=Slots(done=self.workspace.ready))
 

@@ -49,7 +49,7 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
     if problem.op == "matmul_all_scatter":
         if config.algorithm != "relay":
             return Room(0, problem.m)
-        senders = config.movers(problem.op, num_sms)
+        senders = config.comm_programs(problem.op, num_sms)
         return Room(0, max(1, problem.world_size - 1) * senders * config.groups(problem.m))
     if config.algorithm in _IN_TILES:
         slots, tiles = tiles_sent(problem, config)
