@@ -23,8 +23,8 @@ def name_of(words: str) -> str:
 
 
 @contextmanager
-def told(program: str, argument: str, expected: str, path: Path) -> Iterator[None]:
-    """Tell an error of the file system as one of ``program``'s ``argument``, which names ``path``."""
+def argument_errors(program: str, argument: str, expected: str, path: Path) -> Iterator[None]:
+    """Raise an error of the file system as an ArgumentError about ``program``'s ``argument`` and ``path``."""
     try:
         yield
     except OSError as error:
@@ -45,7 +45,7 @@ def write(program: str, argument: str, file: Path, text: str) -> None:
     Raises:
         ArgumentError: nothing can be written there; names ``argument`` and the file.
     """
-    with _told_of_writing(program, argument, file):
+    with _write_errors(program, argument, file):
         if file.exists() and not file.is_file():
             file.write_bytes(_encoded(text))
         else:
@@ -68,7 +68,7 @@ def require_own(program: str, argument: str, file: Path, own: Callable[[dict[str
     Raises:
         ArgumentError: there is something else in ``file``.
     """
-    with told(program, argument, "a file that can be read", file):
+    with argument_errors(program, argument, "a file that can be read", file):
         text = file.read_bytes() if file.is_file() else b""
     try:
         content = json.loads(text) if text.strip() else None
@@ -89,16 +89,16 @@ def write_all(program: str, argument: str, texts: Mapping[Path, str]) -> None:
     with ExitStack() as prepared:
         ready = []
         for file, text in texts.items():
-            with _told_of_writing(program, argument, file):
+            with _write_errors(program, argument, file):
                 target = Path(os.path.realpath(file))
                 ready.append((file, target, prepared.enter_context(_beside(target, _encoded(text)))))
         for file, target, unfinished in ready:
-            with _told_of_writing(program, argument, file):
+            with _write_errors(program, argument, file):
                 unfinished.replace(target)
 
 
-def _told_of_writing(program: str, argument: str, file: Path) -> AbstractContextManager[None]:
-    return told(program, argument, "a file that can be written", file)
+def _write_errors(program: str, argument: str, file: Path) -> AbstractContextManager[None]:
+    return argument_errors(program, argument, "a file that can be written", file)
 
 
 def _encoded(text: str) -> bytes:

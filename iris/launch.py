@@ -160,7 +160,7 @@ class RankPool:
         shared = _passed_on() | (env or {}) | {"IRIS_WORLD_SIZE": str(num_ranks), "IRIS_JOB": secrets.token_hex(8)}
         method = multiprocessing.get_start_method(allow_none=True)
         try:
-            with _told_if_refused():
+            with _launch_errors():
                 for rank in range(num_ranks):
                     ours, theirs = context.Pipe()
                     self._pipes.append(ours)
@@ -310,7 +310,7 @@ def start_server() -> ForkServerContext:
     context.set_forkserver_preload(["iris"])
     set_here = os.environ.pop(INTERPRET, None) if _interpret_is_ours() else None
     try:
-        with _told_if_refused():
+        with _launch_errors():
             forkserver.ensure_running()
     finally:
         if set_here is not None:
@@ -319,8 +319,8 @@ def start_server() -> ForkServerContext:
 
 
 @contextlib.contextmanager
-def _told_if_refused() -> Iterator[None]:
-    """What the operating system refuses while ranks are started is a :class:`LaunchError`."""
+def _launch_errors() -> Iterator[None]:
+    """Raise an error of the operating system while ranks are started as a :class:`LaunchError`."""
     try:
         yield
     except ChildProcessError as error:

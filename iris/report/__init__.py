@@ -84,7 +84,7 @@ def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[
         _make("--svg_dir", svg_dir)
     if out is not None:
         _make("--out", out.parent)
-        with files.told("report", "--out", "a file that can be written", out):
+        with files.argument_errors("report", "--out", "a file that can be written", out):
             is_folder = out.is_dir()
         if is_folder:
             fix = f"Try --out {out / 'report.html'}."
@@ -105,7 +105,7 @@ def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[
 
 
 def _make(option: str, folder: Path) -> None:
-    with files.told("report", option, "a folder to write into", folder):
+    with files.argument_errors("report", option, "a folder to write into", folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 

@@ -43,7 +43,7 @@ def parts(file: Path) -> tuple[str, str]:
         ArgumentError: there is no such file, it cannot be read, or it has not each marker once and in order.
     """
     fix = f"Put the lines {BEGIN} and {END} where the summary belongs."
-    with files.told("report", "--markdown", "a file that can be read", file):
+    with files.argument_errors("report", "--markdown", "a file that can be read", file):
         if not file.is_file():
             raise ArgumentError("report", "--markdown", "a file with two marker lines", f"no file {file}", fix)
         content = file.read_bytes()
@@ -89,7 +89,7 @@ def write(study: Study, file: Path) -> list[Path]:
     folder = folder_of(file)
     sheets = list(_sheets(study))
     named = grouped(sheets, lambda sheet: folder / sheet.name)
-    with files.told("report", "--markdown", "a folder that can be read", folder):
+    with files.argument_errors("report", "--markdown", "a folder that can be read", folder):
         earlier = [other for other in sorted(folder.glob("*.md")) if other.is_file() and _is_ours(other)]
         foreign = [other for other in named if other.exists() and other not in earlier]
     if foreign:
@@ -97,7 +97,7 @@ def write(study: Study, file: Path) -> list[Path]:
         raise ArgumentError("report", "--markdown", "no file of yours where measurements go", foreign[0], fix)
     texts = {other: _joined(_measurements(some, _address(_page_of(file)))) for other, some in named.items()}
     texts[file] = f"{before}\n\n{_joined(_summary(study, sheets, _address(folder)))}\n{after}"
-    with files.told("report", "--markdown", "a folder to write into", folder):
+    with files.argument_errors("report", "--markdown", "a folder to write into", folder):
         folder.mkdir(exist_ok=True)
     try:
         files.write_all("report", "--markdown", texts)
@@ -106,13 +106,13 @@ def write(study: Study, file: Path) -> list[Path]:
             folder.rmdir()  # an empty one goes, no other
     gone = [other for other in earlier if other not in named]
     for other in gone:
-        with files.told("report", "--markdown", "a file that can be removed", other):
+        with files.argument_errors("report", "--markdown", "a file that can be removed", other):
             other.unlink()
     return gone
 
 
 def _is_ours(file: Path) -> bool:
-    with files.told("report", "--markdown", "a file that can be read", file), file.open("rb") as opened:
+    with files.argument_errors("report", "--markdown", "a file that can be read", file), file.open("rb") as opened:
         return opened.readline().strip() == MARK.encode()
 
 

@@ -121,7 +121,7 @@ def read(path: Path) -> list[Result]:
         ArgumentError: there is no such file, one cannot be read, no result in it, or a line that is no result; names
             file and line.
     """
-    with files.told("report", "results", "a file or folder that can be read", path):
+    with files.argument_errors("report", "results", "a file or folder that can be read", path):
         if not path.exists():
             raise ArgumentError("report", "results", "a file or folder of results", path, f"There is no {path}.")
         found = sorted(file for file in path.rglob("*.jsonl") if not file.is_dir()) if path.is_dir() else [path]
@@ -133,7 +133,7 @@ def read(path: Path) -> list[Result]:
 
 def _read_file(file: Path) -> list[Result]:
     results = []
-    with files.told("report", "results", "a file that can be read", file):
+    with files.argument_errors("report", "results", "a file that can be read", file):
         lines = file.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():

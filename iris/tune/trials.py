@@ -25,7 +25,7 @@ from typing import Any
 
 from iris.bench.records import sole
 from iris.errors import ArgumentError
-from iris.files import told
+from iris.files import argument_errors
 from iris.ops import FusedConfig
 from iris.ops.tuned import changed_fields, config_of, is_time
 
@@ -72,7 +72,7 @@ class Trials:
         Raises:
             ArgumentError: another run tunes into the same file, or it cannot be written.
         """
-        with told("tune", "--out", "a place that can be written", self.path):
+        with argument_errors("tune", "--out", "a place that can be written", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = open(self.path, "ab")  # noqa: SIM115 (closed below)
         with file:
