@@ -190,7 +190,7 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
         return
     state.set_config(changed_fields(config))
     if known is not None:
-        state.set_predicted(predicted_s(problem, config, replace(machine(known, problem.dtype), meeting=False)))
+        state.set_predicted(predicted_s(problem, config, replace(machine(known, problem.dtype), contention=False)))
     places = regions(operands, config, memory_of(one, problem, config, None), ctx.num_sms)
     if any(place.stride % VECTOR for place in places[:-2]):
         state.skip(f"ranks' places are no multiple of {VECTOR} bytes apart")

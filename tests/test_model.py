@@ -62,9 +62,9 @@ def measured(calls: list[dict[str, Any]] = MEASURED) -> list[tuple[Problem, Fuse
 
 
 def predicted(problem: Problem, config: FusedConfig, known: Hardware, calls: list[dict[str, Any]]) -> float:
-    """Milliseconds; where two GPUs stand for all ranks, of which none meet at a peer."""
-    meeting = calls not in (MIRRORED, MIRRORED_H100)
-    return 1e3 * predicted_s(problem, config, replace(machine(known, problem.dtype), meeting=meeting))
+    """Milliseconds; where two GPUs stand for all ranks, without contention between ranks."""
+    contention = calls not in (MIRRORED, MIRRORED_H100)
+    return 1e3 * predicted_s(problem, config, replace(machine(known, problem.dtype), contention=contention))
 
 
 # -- beside measurements --------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_the_config_that_the_model_prefers_is_among_the_fastest_measured(
 def test_ranks_meet_at_a_peer_if_there_are_several_behind_a_switch(known: Hardware, world_size: int, met: bool) -> None:
     problem = problem_of("matmul_all_reduce", 8192, 8192, 1024, world_size)
     rates, config = machine(known, problem.dtype), FusedConfig("decomposed", block_size_n=256)
-    alone = predicted_s(problem, config, replace(rates, meeting=False))
+    alone = predicted_s(problem, config, replace(rates, contention=False))
     assert (predicted_s(problem, config, rates) > alone) is met
 
 

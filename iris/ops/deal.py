@@ -96,11 +96,12 @@ class Call:
     def world(self) -> int:
         return self.problem.world_size
 
-    def meeting(self, extra: float) -> float:
-        """How many times as long what goes to one peer after the other takes as ranks meet: 1 + ``extra`` on 8 ranks,
-        on others by a straight line from 2 on, which was not fitted; 1 where links go to one peer each."""
+    def contention(self, extra: float) -> float:
+        """How many times as long transfers to one peer after the other take where several ranks send to the same peer
+        at once (incast): 1 + ``extra`` on 8 ranks, linear in the number of ranks from 1 on 2, which was not fitted; 1
+        where each link goes to one peer."""
         rates = self.machine
-        return 1 + extra * max(0, self.world - 2) / 6 if rates.meeting and not rates.links else 1.0
+        return 1 + extra * max(0, self.world - 2) / 6 if rates.contention and not rates.links else 1.0
 
     @cached_property
     def columns(self) -> int:

@@ -71,9 +71,9 @@ class Machine:
     """Rates of one GPU for one dtype, per second; ``flops`` of one program with a tile of 128 × 256.
 
     ``copy_rate`` is to one peer at a time; ``store_rate`` and ``load_rate`` are to and from all peers together, by all
-    programs, for two ranks: ``links`` of the peers' ranks share them equally if it is not 0. ``meeting``: behind a
-    switch ranks that are not level meet at one peer, and share its links, while another's are idle; not where two GPUs
-    stand for all (benchmark/mirrored.py).
+    programs, for two ranks: ``links`` of the peers' ranks share them equally if it is not 0. ``contention``:
+    whether ranks that are out of step send to the same peer at once, behind a switch, and share its links while those
+    of another peer are idle (incast); not where two GPUs stand for all (benchmark/mirrored.py).
     """
 
     num_sms: int
@@ -85,7 +85,7 @@ class Machine:
     load_rate: float
     links: int
     warpgroups: bool
-    meeting: bool = True
+    contention: bool = True
 
     def copy_s(self, nbytes: float) -> float:
         """One copy of the copy engine's, among many."""

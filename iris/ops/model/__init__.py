@@ -21,12 +21,12 @@ is slow: ``two_shot`` with several tiles of 64 × 64 for each program takes twic
 Beside 812 calls measured on 8 × H200 (tests/data/h200_eight.json: all ops, 1 to 16384 rows, 2026-11-26) it is 4 % off
 in the median, nine of ten are within 0.88 and 1.10, and all but one within 0.75 and 1.26; of the configs of 81 shapes
 the one that it prefers took 1.4 % more than the fastest on average, and 11 % at worst. To the first 603 it was fitted;
-of the other 209, measured afterwards, it has learned that ranks meet at a peer in ``split``, too. What is furthest off
+of the other 209, measured afterwards, it has learned that there is incast in ``split``, too. What is furthest off
 is slow: ``push`` of an all-scatter with four tiles of 64 × 64 for each program takes 1.6 times as long as predicted.
 
 Nobody has measured AMD GPUs beside it. Beside 878 calls as one of 8 or 4 ranks for which two H200s stand
-(tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py), where no ranks meet at a peer, which
-the model is told (``Machine.meeting``), it is 4 % off in the median, nine of ten are within 0.91 and 1.23, and of the
+(tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py), where there is no incast, which the
+model is told (``Machine.contention``), it is 4 % off in the median, nine of ten are within 0.91 and 1.23, and of the
 configs of 219 shapes the one that it prefers took 1.3 % more than the fastest on average, and 46 % at worst; 45 of the
 shapes were measured as H100s had said that it is wrong there. Most are of 2026-11-23: the sums of tiles of when
 programs waited for each part that they add up; they now load the next ones ahead, and take up to 5 % less, which the

@@ -28,8 +28,9 @@ _SENDING_S, _ASKED_S = 2e-6, 0.2e-6
 a tile, on average, as many are there before they are asked for."""
 _SENT_BESIDE, _NARROW = 1.14, 1.2
 """How much longer the wire takes there if the matmul takes as long; and tiles of less than 128 columns."""
-_MEETING, _CHUNKS_MEETING = 0.17, 0.25
-"""How much longer the wire takes on 8 ranks, as ranks meet at a peer: there; and in chunks of all ranks' columns."""
+_CONTENTION, _CHUNKS_CONTENTION = 0.17, 0.25
+"""How much longer transfers take on 8 ranks for incast (:meth:`iris.ops.deal.Call.contention`): there; and in chunks of
+all ranks' columns."""
 _ARRIVALS = 4
 """Rows of tiles for which an arrival is looked at, of each part."""
 
@@ -107,7 +108,7 @@ def _sent(call: Call, senders: int) -> float:
     tiles = (1 if by_columns else world) * rows * call.columns
     rounds = 1 if by_columns else config.num_rounds
     beside = max(1, abreast(chunks, tiles, deal.workers, call.columns, rounds, config.group_size_m))
-    crossing = call.machine.store_s((world - 1) * call.part_nbytes, senders, world) * call.meeting(_MEETING)
+    crossing = call.machine.store_s((world - 1) * call.part_nbytes, senders, world) * call.contention(_CONTENTION)
     crossing *= 1 + (_SENT_BESIDE - 1) * min(1.0, deal.total_s / crossing) if crossing else 1.0
     each = max(call.machine.send_s(nbytes), crossing * senders / max(1, chunks * pieces))
 
@@ -195,9 +196,9 @@ def _by_rank_s(call: Call) -> float:
 def _by_chunks_s(call: Call) -> float:
     """Chunks of all rows, of which the columns of all ranks are needed."""
     end = ready = 0.0
-    meeting = call.meeting(_CHUNKS_MEETING)
+    contention = call.contention(_CHUNKS_CONTENTION)
     for share in call.shares(call.problem.m):
-        ready += (call.world - 1) * (next_copy_s(call, meeting * share * call.part_nbytes) + flag_s(call))
+        ready += (call.world - 1) * (next_copy_s(call, contention * share * call.part_nbytes) + flag_s(call))
         kept = end + share * _keep_own_s(call) + LAUNCH_S
         end = max(kept, ready + landing_s(call)) + STEP_S + _chunk_s(call, share)
     return end

@@ -21,9 +21,9 @@ STEP_S, AWAITED_STEP_S = 1.5e-6, 3e-6
 """From one matmul of the library's to the next; and with a kernel that waits between them, on the same lane."""
 _SOONER_S = 2.2e-6
 """``decomposed``: how much less than another a copy takes that follows one to another peer."""
-_MEETING, _LATE_S = 0.17, 7e-6
-"""How much longer an exchange takes to cross to 8 ranks, as ranks that are not level meet at a peer, and at most (8 ×
-H200, 2026-11-26, as all that is said of ranks that meet)."""
+_CONTENTION, _LATE_S = 0.17, 7e-6
+"""How much longer the transfers of an exchange take on 8 ranks for incast (:meth:`iris.ops.deal.Call.contention`), and
+at most (8 × H200, 2026-11-26, as all figures of contention)."""
 _TOLD_S = 6e-6
 """From the last copy of several until all ranks know, where copies have no flags (2 × H100 that stand for 8,
 2026-11-25)."""
@@ -42,7 +42,7 @@ def exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, hops: int = 1
     carried_nbytes, inboxes = (2 * sent_nbytes, hops) if words else (sent_nbytes, 1)
     waiting = (hops - 1) * _HOP_S if words else _FLAGGING_S + (hops - 1) * _FLAGGED_HOP_S
     crossing = hops * call.machine.store_s(carried_nbytes, call.programs(), call.world)
-    crossing = min(crossing * call.meeting(_MEETING), crossing + _LATE_S)
+    crossing = min(crossing * call.contention(_CONTENTION), crossing + _LATE_S)
     moved_nbytes = (1.0 if words else exposed) * (2 * inboxes * carried_nbytes + kept_nbytes)
     return _EXCHANGE_S + waiting + crossing + moved_nbytes / call.machine.memory_rate
 

@@ -9,12 +9,12 @@ from iris.ops.deal import Call, Deal, library_s
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
 from iris.ops.model.parts import AWAITED_STEP_S, KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
 
-_MEETING = 0.12
-"""How much longer tiles take to all peers on 8 ranks, as ranks meet at a peer."""
-_BLOCKS_MEETING = 0.08
+_CONTENTION = 0.12
+"""How much longer tiles take to all peers on 8 ranks for incast (:meth:`iris.ops.deal.Call.contention`)."""
+_BLOCKS_CONTENTION = 0.08
 """How much longer blocks of what is finished take to all peers on 8 ranks from programs that only send, but those of a
 kernel of their own, of which it is not seen."""
-_COPIES_MEETING = 0.13
+_COPIES_CONTENTION = 0.13
 """How much longer the copies of a chunk to all peers take on 8 ranks, before which ranks are made level."""
 _DRIFTING, _CHUNK_DRIFTING = 0.05, 0.06
 """How much longer copies take on 8 ranks, and for each more chunk, where nothing makes the ranks level again between
@@ -26,7 +26,7 @@ _RELAYED_S = 2e-6
 def _pushed(call: Call) -> float:
     deal = call.deal(call.rows * call.columns, crowded=True)
     storing = call.machine.store_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
-    storing *= call.meeting(_MEETING)
+    storing *= call.contention(_CONTENTION)
     return LAUNCH_S + beside_s(deal, storing) + MEET_S
 
 
@@ -41,7 +41,7 @@ def _behind(call: Call, deal: Deal, chunks: int, each_s: float) -> float:
 def _copied(call: Call) -> float:
     deal = call.deal(call.rows * call.columns, tile_s=KEEP_S)
     chunks = call.chunks_of_groups(call.rows)
-    drifting = call.meeting(_DRIFTING + (chunks - 1) * _CHUNK_DRIFTING)
+    drifting = call.contention(_DRIFTING + (chunks - 1) * _CHUNK_DRIFTING)
     each = (call.world - 1) * call.machine.copy_s(drifting * call.output_nbytes / chunks) + 2 * WORD_S
     return _behind(call, deal, chunks, each) + LAUNCH_S
 
@@ -52,10 +52,10 @@ def _with_senders(call: Call) -> tuple[int, Deal, int]:
     return senders, call.deal(call.rows * call.columns, senders, tile_s=KEEP_S), call.groups(call.rows)
 
 
-def _split(call: Call, meeting: float = _BLOCKS_MEETING) -> float:
+def _split(call: Call, contention: float = _BLOCKS_CONTENTION) -> float:
     senders, deal, chunks = _with_senders(call)
     nbytes = (call.world - 1) * call.output_nbytes / chunks
-    storing = call.meeting(meeting) * call.machine.store_s(nbytes, senders, call.world)
+    storing = call.contention(contention) * call.machine.store_s(nbytes, senders, call.world)
     return _behind(call, deal, chunks, storing + FLAG_S)
 
 
@@ -71,17 +71,17 @@ def _relayed(call: Call) -> float:
 
 
 def _streams(call: Call) -> float:
-    return _split(call, meeting=0.0) + LAUNCH_S
+    return _split(call, contention=0.0) + LAUNCH_S
 
 
 def _decomposed(call: Call) -> float:
     """The library's matmul of each chunk of rows, copies to all peers behind it; the last one stored by a kernel."""
     *shares, last = call.shares(call.problem.m)
-    meeting, levelling = call.meeting(_COPIES_MEETING), WORD_S if call.world > 2 else 0.0
+    contention, levelling = call.contention(_COPIES_CONTENTION), WORD_S if call.world > 2 else 0.0
     computed = sent = 0.0
     for share in shares:
         computed += share * library_s(call, 1 / share) + AWAITED_STEP_S
-        each = call.machine.copy_s(meeting * share * call.output_nbytes)
+        each = call.machine.copy_s(contention * share * call.output_nbytes)
         sent = max(sent, computed) + (call.world - 1) * each + levelling
     computed += last * library_s(call, 1 / last) + STEP_S
     storing = call.machine.store_s((call.world - 1) * last * call.output_nbytes, call.programs(), call.world)

@@ -42,10 +42,10 @@ nobody has measured more than one."""
 _SUMMED_EXPOSED = 0.6
 """Of an exchange's traffic with the own memory, what comes behind the links' where a rank sums its rows, some of which
 arrive before others. Where the sums go on to all ranks, nothing is seen of it."""
-_TILES_MEETING, _COPIES_MEETING, _GROUPS_MEETING = 0.1, 0.08, 0.45
-"""How much longer tiles take to their owners on 8 ranks, as ranks meet at a peer; copies of rows; and copies of several
-owners' rows, which leave together, so that a rank that is late meets another at each."""
-_TURNS_MEETING = 0.1
+_TILES_CONTENTION, _COPIES_CONTENTION, _GROUPS_CONTENTION = 0.1, 0.08, 0.45
+"""How much longer transfers to owners take on 8 ranks for incast (:meth:`iris.ops.deal.Call.contention`): of tiles; of
+rows; and of several owners' rows, which are sent together, so that a late rank collides with another at each owner."""
+_TURNS_CONTENTION = 0.1
 """How much longer both parts and sums take on 8 ranks, for each chunk after the second, as these leave in turns (4 and
 8 × H200, 2026-11-26)."""
 _CROWDED = 1.15
@@ -65,8 +65,8 @@ def _owner_copy_s(call: Call, share: float = 1.0) -> float:
 def _next_copy_s(call: Call, share: float, owners: int) -> float:
     """A copy of so much of one owner's rows where one to another peer has just gone before, and a matmul computes the
     rows of ``owners``."""
-    met = call.meeting(_COPIES_MEETING if owners == 1 else _GROUPS_MEETING)
-    return next_copy_s(call, met * share * call.output_nbytes / call.world)
+    contention = call.contention(_COPIES_CONTENTION if owners == 1 else _GROUPS_CONTENTION)
+    return next_copy_s(call, contention * share * call.output_nbytes / call.world)
 
 
 def _collect_s(call: Call) -> float:
@@ -94,7 +94,7 @@ def _sum_pushed(call: Call, item: float = 1.0, *, everywhere: bool) -> float:
         passes, apart = call.passes_in(tiles / call.programs() / rounds), _ROUNDS_APART * (1 - 1 / rounds)
     deal = call.deal(tiles, tile_s=_SEND_S, passes=passes)
     nbytes = item * _sent_nbytes(call) + returned_nbytes
-    storing = call.machine.store_s(nbytes, call.programs(), call.world) * call.meeting(_TILES_MEETING)
+    storing = call.machine.store_s(nbytes, call.programs(), call.world) * call.contention(_TILES_CONTENTION)
     waiting, own_waves = (rounds - 1) * _ROUND_TILES * deal.tile_s, _own_waves(call, deal)
     if returned_nbytes:  # sums of own tiles are sent while others are still added up
         waiting, own_waves = waiting + own_waves * _collect_s(call), 0
@@ -174,7 +174,7 @@ def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, f
     computed = sent = landed = 0.0
     crowded, rows = _beside_copies(call), call.problem.m // world or 1
     chunks = call.config.cut(rows)
-    turns = call.meeting(_TURNS_MEETING * max(0, len(chunks) - 2)) if everywhere else 1.0
+    turns = call.contention(_TURNS_CONTENTION * max(0, len(chunks) - 2)) if everywhere else 1.0
     for chunk, those in enumerate(chunks):
         share, before = those.count / rows, landed
         part, copied = share / world, turns * share
