@@ -39,7 +39,7 @@ from iris.ops.workspace import FusedWorkspace
 from iris.tune import command, session
 from iris.tune.report import Finding, described_config, print_findings
 from iris.tune.search import Search, Step, Trial, by_turns
-from iris.tune.session import Bench, Chief, Options, Shape
+from iris.tune.session import Coordinator, Options, Runner, Shape
 from iris.tune.trials import DROPPED, ENDED, MEASURED, RIGHT, STARTED, Place, Trials, problem_name
 
 pytestmark = [] if BACKEND == "sim" else [pytest.mark.gpu]
@@ -253,23 +253,23 @@ def test_nothing_right_is_nothing_found() -> None:
 
 def failed(trials: Trials) -> dict[Place, str]:
     """Those that are not to be tried again, and why."""
-    return {place: fate.failed for place, fate in trials.fates().items() if fate.failed is not None}
+    return {place: history.failed for place, history in trials.histories().items() if history.failed is not None}
 
 
-def bench_for(op: str) -> Bench:
+def runner_for(op: str) -> Runner:
     sizes = {"matmul": (32, 16, 32), "all_gather_matmul": (32, 8, 32), "matmul_all_scatter": (32, 8, 32)}
     ctx = context()
-    return Bench(ctx, Operands(ctx, op, sizes.get(op, (32, 16, 16)), torch.float32, 0))
+    return Runner(ctx, Operands(ctx, op, sizes.get(op, (32, 16, 16)), torch.float32, 0))
 
 
 def verdicts(op: str) -> list[str | None]:
     """Of a right config, one that raises, and an op that leaves its output, or what other numbers gave, as it was."""
-    bench = bench_for(op)
-    small = pick.model_pick(bench.problem, bench.target)
-    found = [bench.take(Step("check", (small,))), bench.take(Step("check", (replace(small, block_size_m=17),)))]
-    times = bench.take(Step("time", (small,), 2))
+    runner = runner_for(op)
+    small = pick.model_pick(runner.problem, runner.target)
+    found = [runner.take(Step("check", (small,))), runner.take(Step("check", (replace(small, block_size_m=17),)))]
+    times = runner.take(Step("time", (small,), 2))
     assert len(times) == 2 and all(0 < ms < 60e3 for ms in times)
-    operands: Any = bench.operands
+    operands: Any = runner.operands
     real, kept = operands.call, list[torch.Tensor]()
 
     def lazy(config: FusedConfig) -> None:
@@ -280,7 +280,7 @@ def verdicts(op: str) -> list[str | None]:
 
     for wrong in (lambda config: None, lazy):
         operands.call = wrong
-        found.append(bench.take(Step("check", (small,))))
+        found.append(runner.take(Step("check", (small,))))
     return found
 
 
@@ -320,8 +320,8 @@ def kernels_of(op: str, config: FusedConfig) -> list[FusedConfig]:
 
 def compiled_share(op: str) -> tuple[list[int], bool]:
     """The tiles that this rank compiles of those of all algorithms; whether the op still works afterwards."""
-    bench, ctx = bench_for(op), context()
-    config = pick.model_pick(bench.problem, bench.target)
+    runner, ctx = runner_for(op), context()
+    config = pick.model_pick(runner.problem, runner.target)
     every = [replace(one, block_size_m=16 << (number % 3)) for number, one in enumerate(kernels_of(op, config))]
     real, recorded = kernels.matmul_kernel, Recorded()
     moves = {name: getattr(CopyEngine, name) for name in ("put", "wait", "clear")}
@@ -329,7 +329,7 @@ def compiled_share(op: str) -> tuple[list[int], bool]:
     for name in moves:
         setattr(CopyEngine, name, None)
     try:
-        complaints = bench.take(Step("compile", tuple(every)))
+        complaints = runner.take(Step("compile", tuple(every)))
     finally:
         kernels.matmul_kernel = real
         for name, move in moves.items():
@@ -337,7 +337,7 @@ def compiled_share(op: str) -> tuple[list[int], bool]:
     assert complaints == [None] * len(every)
     assert all(made.ctx is ctx for made in ctx._workspaces.values() if isinstance(made, FusedWorkspace))
     assert recorded.compiled == [one.block_size_m for one in every][ctx.rank :: ctx.world_size]
-    return recorded.compiled, all(bench.take(Step("check", (one,))) is None for one in every)
+    return recorded.compiled, all(runner.take(Step("check", (one,))) is None for one in every)
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
@@ -357,11 +357,11 @@ class Uncompilable(Recorded):
 
 def uncompilable(op: str) -> tuple[list[str], bool]:
     """What is said of one config of each kind that does not compile, and whether the op works afterwards."""
-    bench = bench_for(op)
-    every = kernels_of(op, pick.model_pick(bench.problem, bench.target))
+    runner = runner_for(op)
+    every = kernels_of(op, pick.model_pick(runner.problem, runner.target))
     with mock.patch.object(kernels, "matmul_kernel", Uncompilable()):
-        complaints = bench.take(Step("compile", tuple(every)))
-    return complaints, all(bench.take(Step("check", (one,))) is None for one in every)
+        complaints = runner.take(Step("compile", tuple(every)))
+    return complaints, all(runner.take(Step("check", (one,))) is None for one in every)
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
@@ -373,9 +373,9 @@ def test_nobody_waits_for_a_rank_whose_config_does_not_compile(ranks: Ranks, op:
 
 
 def complaint_of_compiling() -> Any:
-    bench = bench_for("matmul")
-    config = pick.model_pick(bench.problem, bench.target)
-    return bench.take(Step("compile", (config, replace(config, block_size_m=17))))
+    runner = runner_for("matmul")
+    config = pick.model_pick(runner.problem, runner.target)
+    return runner.take(Step("compile", (config, replace(config, block_size_m=17))))
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
@@ -638,16 +638,16 @@ def tune_alone(options: Options, *, steps: int | None = None, left_s: float = 1e
     pressed."""
     stop, count = SimpleNamespace(asked=steps == 0), 0
     target = Target("sim", 4, hardware="simulated")
-    bench: Any = SimpleNamespace(problem=REDUCE, target=target, ctx=SimpleNamespace(world_size=2))
+    runner: Any = SimpleNamespace(problem=REDUCE, target=target, ctx=SimpleNamespace(world_size=2))
     asked: Any = stop
-    chief = Chief(bench, options.shapes[0], options, time.monotonic() + left_s, asked, session._quiet)
-    order = chief.first()
+    coordinator = Coordinator(runner, options.shapes[0], options, time.monotonic() + left_s, asked, session._quiet)
+    order = coordinator.first()
     while order is not None:
         step = Step(order["kind"], tuple(FusedConfig(**one) for one in order["configs"]), order["calls"])
         count += 1
         stop.asked |= count == steps
-        order = chief.next(step, [1.0] * step.calls if step.kind == "time" else None)
-    return chief.finding(), count
+        order = coordinator.next(step, [1.0] * step.calls if step.kind == "time" else None)
+    return coordinator.finding(), count
 
 
 @pytest.fixture
@@ -687,8 +687,8 @@ def test_a_run_begins_anew_what_it_tunes_and_only_that(out: Path) -> None:
         trials.add(key, CONFIGS[0], MEASURED, measured_ms=0.5)
         trials.add(key, CONFIGS[1], DROPPED, why="wrong")
     tune_alone(options_for(out), steps=3)
-    fates = {place: fate for place, fate in trials.fates().items() if fate.run == "earlier"}
-    assert list(fates) == [(problem_name(other), CONFIGS[0]), (problem_name(other), CONFIGS[1])]
+    histories = {place: history for place, history in trials.histories().items() if history.run == "earlier"}
+    assert list(histories) == [(problem_name(other), CONFIGS[0]), (problem_name(other), CONFIGS[1])]
 
 
 def interrupted(*_: Any) -> Any:
@@ -745,7 +745,7 @@ def test_a_search_goes_on_where_trials_and_rows_cannot_be_written(
         finding, steps = tune_alone(options_for(out))
     assert steps > 1 and finding.row is not None and finding.unwritten and not out.exists()
     assert capsys.readouterr().err == f"trials are not kept, which --resume goes by: {earlier.path}: File too large\n"
-    assert (len(earlier.fates()) > 0) == (nbytes > 0)
+    assert (len(earlier.histories()) > 0) == (nbytes > 0)
     assert earlier.path.read_bytes()[-1:] in (b"", b"\n")
 
 
@@ -821,7 +821,7 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
         file.write('{"key": ["cut off')
     name = problem_name(key)
     assert failed(trials) == {(name, CONFIGS[0]): ENDED, (name, CONFIGS[2]): "wrong"}  # the last is tried once more
-    assert {place: fate.measured_ms for place, fate in trials.fates().items() if fate.measured_ms} == {
+    assert {place: history.measured_ms for place, history in trials.histories().items() if history.measured_ms} == {
         (name, CONFIGS[3]): 0.5
     }
     with trials.own():

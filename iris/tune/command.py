@@ -178,7 +178,7 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
             pool.close()
             return outcome
         except LaunchError as error:
-            lost = [place for place, fate in trials.fates().items() if fate.unanswered and fate.run == options.run]
+            lost = [at for at, known in trials.histories().items() if known.unanswered and known.run == options.run]
             for name, config in lost:
                 trials.add(json.loads(name), config, DROPPED, why=ENDED)
             if not lost or attempt == _RESTARTS:

@@ -36,7 +36,7 @@ from iris.ops.tuned import Row, changed_fields, row_key
 from iris.tune.compiling import compile_only
 from iris.tune.report import Finding, described_config
 from iris.tune.search import Search, Step, by_turns
-from iris.tune.trials import DROPPED, LEFT, MEASURED, RIGHT, STARTED, Fate, Trials, problem_name
+from iris.tune.trials import DROPPED, LEFT, MEASURED, RIGHT, STARTED, History, Trials, problem_name
 
 PROMISING = 1.6
 """Candidates predicted to take this much longer than the fastest are not tried."""
@@ -169,23 +169,23 @@ def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop
     try:
         dtype = DTYPES[shape.dtype]
         operands = Operands(ctx, shape.op, sizes, dtype, shape.gather_dim or 0, shape.b_layout)
-        bench = Bench(ctx, operands)
+        runner = Runner(ctx, operands)
     except FATAL:
         raise
     except _DROPPED_FOR as error:  # no memory, or sizes that none can have
         lacking = described(error)
     if (why := agreed(ctx, lacking)) is not None:
         return Finding(shape.name, why=why, failed=True)
-    chief = Chief(bench, shape, options, deadline, stop, advance) if ctx.rank == 0 else None
-    message: Any = chief.first() if chief is not None else None
+    coordinator = Coordinator(runner, shape, options, deadline, stop, advance) if ctx.rank == 0 else None
+    message: Any = coordinator.first() if coordinator is not None else None
     while (order := ctx.broadcast(message, 0)) is not None:
         step = Step(order["kind"], tuple(FusedConfig(**fields) for fields in order["configs"]), order["calls"])
-        result = bench.take(step)
-        message = chief.next(step, result) if chief is not None else None
-    return chief.finding() if chief is not None else Finding(shape.name)
+        result = runner.take(step)
+        message = coordinator.next(step, result) if coordinator is not None else None
+    return coordinator.finding() if coordinator is not None else Finding(shape.name)
 
 
-class Bench:
+class Runner:
     """One problem on one rank: takes the steps of a :class:`Search`."""
 
     def __init__(self, ctx: Iris, operands: Operands) -> None:
@@ -246,22 +246,22 @@ class Bench:
         return [1e3 * max(call) for call in zip(*by_rank, strict=True)]
 
 
-class Chief:
-    """Rank 0's part: runs the search, keeps the books, writes the row."""
+class Coordinator:
+    """Rank 0's part: runs the search, records what became of each candidate, and writes the row."""
 
     def __init__(
-        self, bench: Bench, shape: Shape, options: Options, deadline: float, stop: Stop, advance: Advance
+        self, runner: Runner, shape: Shape, options: Options, deadline: float, stop: Stop, advance: Advance
     ) -> None:
-        self._bench, self._shape, self._options, self._advance = bench, shape, options, advance
+        self._runner, self._shape, self._options, self._advance = runner, shape, options, advance
         self._deadline, self._stop, self._said = deadline, stop, 0.0
-        problem, target = bench.problem, bench.target
+        problem, target = runner.problem, runner.target
         self._key = row_key(problem, target.hardware)
         self._trials = Trials(options.out, options.run)
-        name, fates = problem_name(self._key), self._trials.fates()
-        self._fates = {config: fate for (problem_of, config), fate in fates.items() if problem_of == name}
-        if self._fates and not options.resume and not self._own_fates():
+        name, histories = problem_name(self._key), self._trials.histories()
+        self._histories = {config: history for (problem_of, config), history in histories.items() if problem_of == name}
+        if self._histories and not options.resume and not self._own_histories():
             self._trials.forget(self._key)
-            self._fates = {}
+            self._histories = {}
         self._kept = self._kept_row()
         self._search = self._new_search(problem, target)
         self._steps = self._search.steps()
@@ -307,15 +307,16 @@ class Chief:
 
     def _new_search(self, problem: Problem, target: Target) -> Search:
         def may(config: FusedConfig) -> bool:
-            return config not in self._fates or self._fates[config].failed is None
+            return config not in self._histories or self._histories[config].failed is None
 
         untuned = model_pick(problem, target)
         gpu = target.backend != "sim"
-        measured = {config: fate.measured_ms for config, fate in self._fates.items() if fate.measured_ms is not None}
+        known = self._histories.items()
+        measured = {config: one.measured_ms for config, one in known if one.measured_ms is not None}
         return Search(
             filter(may, [untuned, pick_config(problem, target), *by_turns(promising(problem, target, may))]), untuned,
             lambda config: filter(may, variations(problem, config, target)), self._left_s,
-            self._bench.ctx.world_size if gpu else 0, _GPU_CALLS if gpu else _SIM_CALLS,
+            self._runner.ctx.world_size if gpu else 0, _GPU_CALLS if gpu else _SIM_CALLS,
             measured, problem.op == LOCAL and problem.dtype != torch.int8,
         )  # fmt: skip
 
@@ -354,14 +355,14 @@ class Chief:
         found = f"{doing}, {len(self._search.trials)} tried{fastest}, {left}"
         self._advance(f"{found}: {self._shape.name}", 0)  # what changes comes first: a narrow terminal cuts the end
 
-    def _own_fates(self) -> list[Fate]:
+    def _own_histories(self) -> list[History]:
         """What this run has found before a candidate ended its ranks."""
-        return [fate for fate in self._fates.values() if fate.run == self._options.run]
+        return [history for history in self._histories.values() if history.run == self._options.run]
 
     def _kept_row(self) -> Row | None:
         """The row that this problem has already, if that is enough."""
-        done = self._options.resume or any(fate.measured_ms is not None for fate in self._own_fates())
-        left = any(fate.left for fate in self._fates.values())
+        done = self._options.resume or any(history.measured_ms is not None for history in self._own_histories())
+        left = any(history.left for history in self._histories.values())
         return self._finished_row() if done and not left else None
 
     def _finished_row(self) -> Row | None:
@@ -378,13 +379,13 @@ class Chief:
 
     def _ms(self, config: FusedConfig) -> float | None:
         """The prediction; None in the simulator."""
-        return 1e3 * predictions(self._bench.problem, self._bench.target, (config,))[config] or None
+        return 1e3 * predictions(self._runner.problem, self._runner.target, (config,))[config] or None
 
     def _row(self, best: FusedConfig) -> Row:
         search, measured_ms = self._search, self._search.measured_ms(best)
         assert measured_ms is not None
         return measured_row(
-            self._bench.ctx, self._bench.problem, self._bench.target, best, measured_ms,
+            self._runner.ctx, self._runner.problem, self._runner.target, best, measured_ms,
             search.measured_ms(search.untuned), search.library_ms, unfinished=search.unfinished,
         )  # fmt: skip
 

@@ -41,7 +41,7 @@ Place = tuple[str, FusedConfig]
 
 
 @dataclass
-class Fate:
+class History:
     """What is known of a candidate: how often it was started without an answer, why it was dropped, its time; the last
     run that tried it; whether that left it as the best of a search which ended early beside a finished row."""
 
@@ -79,7 +79,7 @@ class Trials:
             if not sole(file.fileno()):
                 fix = "Wait for the other run, or give each its own --out."
                 raise ArgumentError("tune", "--out", "a file that no other run tunes into", self.path, fix)
-            self.fates()  # of a file that is none of trials, nothing is taken away
+            self.histories()  # of a file that is none of trials, nothing is taken away
             content = self.path.read_bytes()
             whole = content.rfind(b"\n") + 1
             if not (content[whole:].startswith(_BEGIN) or _BEGIN.startswith(content[whole:])):
@@ -130,13 +130,13 @@ class Trials:
         except OSError as error:
             _say_once(f"trials are not kept, which --resume goes by: {self.path}: {error.strerror or error}")
 
-    def fates(self) -> dict[Place, Fate]:
+    def histories(self) -> dict[Place, History]:
         """What became of every candidate.
 
         Raises:
             ArgumentError: a line is no event; names it.
         """
-        found: dict[Place, Fate] = {}
+        found: dict[Place, History] = {}
         lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         for number, line in enumerate(lines[:-1], 1):  # the last one is empty, or was not finished
             where = f"{self.path}:{number}"
@@ -149,11 +149,11 @@ class Trials:
                     raise ValueError(measured_ms)
             except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
                 raise _no_trial(where, line) from error
-            before = found.get(place, Fate())
+            before = found.get(place, History())
             if state == STARTED:
-                found[place] = Fate(before.unanswered + 1, run=run)
+                found[place] = History(before.unanswered + 1, run=run)
             else:
-                found[place] = Fate(0, why if state == DROPPED else None, measured_ms, run, state == LEFT)
+                found[place] = History(0, why if state == DROPPED else None, measured_ms, run, state == LEFT)
         return found
 
 
