@@ -129,8 +129,9 @@ def _counters(results: Sequence[Record]) -> list[str]:
 
 
 def _headers(results: Sequence[Record], counters: Sequence[str]) -> list[str]:
-    figures = ["ms", "p10–p90", "skew µs", "in a row ms", "host µs", "GB/s", "TFLOP/s", "floor ms", "of floor"]
-    return [*_names(results), *figures, "vs NCCL", *counters, "validated"]
+    times = ["ms", "p10–p90", "skew µs", "back-to-back ms", "host µs"]
+    rates = ["GB/s", "TFLOP/s", "roofline ms", "of roofline", "vs NCCL"]
+    return [*_names(results), *times, *rates, *counters, "validated"]
 
 
 def _cells(

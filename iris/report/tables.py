@@ -51,14 +51,15 @@ EXPLANATIONS = {
     "without communication: over torch.matmul), measured in the same run. ▲ faster, ▼ slower, by what two decimals "
     "show.",
     "valid": "whether the result was compared with a reference before it was timed. A wrong result has no time.",
-    "of floor": "floor / ms.",
-    "floor ms": "what the hardware allows: the larger of the local matmul by the vendor's library and the bytes at the "
-    "full rate of the links.",
+    "of roofline": "roofline / ms (floor_share in the records).",
+    "roofline ms": "what the hardware allows (floor_ms in the records): the longest of the local matmul at the rate "
+    "that large matmuls reach, of the bytes received at the full rate of the links, and of the operands at the rate of "
+    "the GPU's memory.",
     "TFLOP/s": "floating-point operations of one GPU, per time.",
     "GB/s": "bytes that must reach a rank over the links, per time.",
     "spread": "where 80 % of the calls lie: (p90 − p10) / median.",
     "skew µs": "median of the slowest rank minus that of the fastest.",
-    "in a row ms": "calls issued back to back, host included, per call.",
+    "back-to-back ms": "time per call of calls issued back to back, host included.",
     "host µs": "the host's time to issue one call.",
     "model ms": "what the analytical model predicted.",
 }
@@ -353,18 +354,18 @@ _FIGURES: Sequence[tuple[str, Callable[[Study, Result], Cell], bool]] = (
     ("× NCCL", _speedup("nccl"), False),
     ("× torch", _speedup("torch_symm_mem"), False),
     ("valid", _valid, False),
-    ("of floor", _number(_share, "{:.0f} %"), False),
-    ("floor ms", _number(lambda result: result.floor_ms, "{:.3f}"), False),
+    ("of roofline", _number(_share, "{:.0f} %"), False),
+    ("roofline ms", _number(lambda result: result.floor_ms, "{:.3f}"), False),
     ("TFLOP/s", _number(lambda result: result.tflops_per_gpu, "{:.1f}"), False),
     ("GB/s", _number(lambda result: result.gbytes_per_s, "{:.1f}"), False),
     ("spread", _number(_spread, "{:.1f} %"), False),
     ("skew µs", _number(_skew, "{:.1f}"), False),
-    ("in a row ms", _number(lambda result: result.back_to_back_ms, "{:.3f}"), True),
+    ("back-to-back ms", _number(lambda result: result.back_to_back_ms, "{:.3f}"), True),
     ("host µs", _number(lambda result: result.host_us, "{:.0f}"), True),
     ("model ms", _number(lambda result: result.predicted_ms, "{:.3f}"), True),
 )
 """Columns of the measurements: heading, cell, and whether the column may go where it is empty."""
-_OF_IRIS = ("× NCCL", "× torch", "of floor", "in a row ms", "host µs")
+_OF_IRIS = ("× NCCL", "× torch", "of roofline", "back-to-back ms", "host µs")
 """Those of Iris's own results that an overview shows."""
 
 
