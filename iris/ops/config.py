@@ -74,39 +74,40 @@ def least_block_size_k(dtype: torch.dtype) -> int:
 @dataclass(frozen=True)
 class FusedConfig:
     """Options of a fused op. ``config=None`` picks them (:func:`iris.ops.pick_config`). One config may serve several
-    algorithms: each takes from it what it has a use for.
+    algorithms: each ignores the options that it does not use.
 
     Attributes:
-        algorithm: how data and compute meet; each op names its own, and ``"auto"`` picks.
+        algorithm: how communication overlaps with compute; each op has its own names, and ``"auto"`` picks one.
         block_size_m, block_size_n, block_size_k: the tile of one program; powers of two, at least 16;
             ``block_size_k`` at least 32 for int8.
         group_size_m: rows of tiles computed together, for L2 reuse; at most 4096.
         num_sms: programs launched; at most the device's SMs, since waiting programs must all be resident.
             None takes all.
-        num_chunks: chunks in which a rank's part of A, or of the output, travels; with ``decomposed`` and ``ring``, and
-            in gathers, more than 64 count as 64.
-        chunk_growth: with ``decomposed``, each chunk is so many times as long as the one before, from 1/16 to 16. Above
-            1 the first is short, for where what travels takes longer than the matmul; below 1 the last.
-        owners_per_matmul: with ``decomposed`` of all-reduce, and in one chunk of reduce-scatter and of gathers of rows:
-            how many ranks' rows one matmul computes. Of a chunk that is half as long as the first it is twice as many.
-            More than 1 is for where one rank's rows are too few to fill the device. A sum is then sent later, and a
-            gather waits for more rows before it computes.
+        num_chunks: chunks in which a rank's part of A, or of the output, is transferred; with ``decomposed`` and
+            ``ring``, and in gathers, more than 64 count as 64.
+        chunk_growth: with ``decomposed``, the length of each chunk over that of the one before, 1/16 to 16. Above 1 the
+            first chunk is the shortest, so that a transfer that takes longer than the matmul starts early; below 1 the
+            last, so that little is left to transfer when the matmul is done.
+        owners_per_matmul: how many ranks' rows one matmul computes, with ``decomposed`` of all-reduce, and of
+            reduce-scatter and gathers of rows in one chunk; twice as many in a chunk half as long as the first. More
+            than 1 fills the device where one rank's rows are too few; but sums are sent later, and a gather waits for
+            more rows before it computes.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
         two_tiles: with ``stream_k``, split one to two tiles' worth per program. False, mostly faster, splits less than
             one.
         own_matmul: with ``low_latency`` and ``low_latency_two_shot``, the matmul by Iris's kernel, with this config's
             tile, not by ``torch.matmul``.
-        num_rounds: where ranks take turns in a tile order, as in gathers of rows, ``push`` and ``atomic`` of sums, and
-            ``two_shot``: rounds in which each rank's tiles are divided.
-        comm_sms: programs that only move data, where the algorithm has such. None: the algorithm picks a number; for a
-            gather's ``push``, no program only moves data.
-        comm_block_m, comm_block_n: the tile that programs which move data move at a time, and that kernels which sum,
-            as in ``decomposed``, sum at a time.
-        k_per_flag: blocks of K that one ready flag announces, where programs only move parts of A.
+        num_rounds: rounds into which each rank's tiles are divided where tiles of different ranks alternate: gathers of
+            rows, ``push`` and ``atomic`` of sums, and ``two_shot``.
+        comm_sms: programs that only communicate, where the algorithm has such. None: the algorithm picks a number; for
+            ``push`` of a gather, 0: all programs communicate first, then compute.
+        comm_block_m, comm_block_n: the tile that a communicating program moves at a time, or a kernel that sums, as in
+            ``decomposed``, sums at a time.
+        k_per_flag: blocks of K per ready flag, where ``comm_sms`` programs move A.
         staged_a_layout: how ``hbm_buffer`` stages A: ``"k_contiguous"`` (row by row) or ``"m_contiguous"``.
-        num_fetch_stages: the first of so many stages, of equal size, in which parts of A are moved, is moved by
-            ``first_stage_fetch_sms`` programs.
-        first_stage_fetch_sms: those of them beyond ``comm_sms`` compute afterwards; None: the same as later.
+        num_fetch_stages: stages of equal size in which ``comm_sms`` programs move A; the first may have more programs.
+        first_stage_fetch_sms: programs that move the first stage; those beyond ``comm_sms`` then compute. None: as many
+            as in the other stages.
         num_warps, num_stages: as Triton has them.
         waves_per_eu, matrix_instr_nonkdim, kpack: AMD only, passed to the compiler there.
     """
@@ -197,8 +198,8 @@ class FusedConfig:
             )
 
     def with_fields(self, values: Mapping[str, Any]) -> FusedConfig:
-        """This config, of which the fields named in ``values`` take these. Numbers of programs that move data, where
-        they are not among them, are left to the algorithm if so many are not launched any more."""
+        """This config with the fields in ``values`` replaced. ``comm_sms`` and ``first_stage_fetch_sms``, where they
+        are not among these, become None if they no longer fit the number of programs launched."""
         given_up: dict[str, Any] = {}
         programs = values.get("num_sms", self.num_sms)
         if isinstance(programs, int):
@@ -209,7 +210,7 @@ class FusedConfig:
         return replace(self, **{**given_up, **values})
 
     def groups(self, rows: int) -> int:
-        """Groups of rows of tiles among so many rows."""
+        """How many groups of ``group_size_m`` rows of tiles ``rows`` rows make."""
         return -(-rows // (self.block_size_m * self.group_size_m))
 
     def cut(self, rows: int) -> list[Rows]:
@@ -217,9 +218,9 @@ class FusedConfig:
         return chunks_of(rows, self.num_chunks, self.block_size_m, self.chunk_growth)
 
     def owners(self, chunks: Sequence[Rows], chunk: int = 0, *, everywhere: bool = False) -> int:
-        """Of how many ranks one matmul computes the rows of a chunk, ``chunks`` being each rank's. Of several chunks,
-        only those of sums that go ``everywhere`` have several ranks' rows side by side; those of shorter ones are of
-        more ranks, so that their matmuls are as long as the first chunk's."""
+        """How many ranks' rows one matmul computes of chunk number ``chunk``; ``chunks``: how each rank's rows are cut.
+        With several chunks more than one rank's only where the sums go ``everywhere``, since only there are rows of
+        several ranks adjacent; shorter chunks take more ranks' rows, so that all matmuls are about as long."""
         if len(chunks) == 1:
             return self.owners_per_matmul
         if not everywhere:
