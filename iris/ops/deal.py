@@ -15,8 +15,9 @@ from iris.ops.problem import Problem, output_dtype
 from iris.ops.rows import evenly
 from iris.ops.split import sharers_of, split_tiles, strips_of
 
-_BURST_S, _BURST, _TIRED_S, _TIRED = 0.25e-3, 1.05, 1.2e-3, 0.91
-"""Matmuls up to this long run at a higher clock than the sustained rate's, those from that long on at a lower one."""
+_BOOST_S, _BOOST, _THROTTLED_S, _THROTTLED = 0.25e-3, 1.05, 1.2e-3, 0.91
+"""Matmuls of up to ``_BOOST_S`` run at a higher clock than the sustained rate's, those from ``_THROTTLED_S`` on at a
+lower one, as power is limited."""
 _TILE_S = 1.5e-6
 """From one tile to the next: its epilogue, and filling the pipeline again."""
 _SPLIT_S, _SPLIT_TILE_S = 3.7e-6, 16e-6
@@ -185,10 +186,6 @@ class Call:
             extra_s = _SPLIT_S + _SPLIT_TILE_S * math.sqrt(config.tile_elements / strips / (128 * 256))
         return Deal(workers, first + rest - split, share, each, extra_s)
 
-    def chunks(self, wanted: int, rows: int) -> tuple[int, int]:
-        """How many chunks ``rows`` block rows travel in, and block rows in each."""
-        return evenly(rows, wanted)
-
     def shares(self, rows: int) -> list[float]:
         """The chunks in which ``decomposed`` cuts ``rows``, as shares of all."""
         return [chunk.count / rows for chunk in self.config.cut(rows)]
@@ -199,7 +196,7 @@ class Call:
 
     def chunks_of_groups(self, rows: int) -> int:
         """How many chunks ``rows`` block rows travel in, where each is of whole groups."""
-        return self.chunks(self.config.num_chunks, self.groups(rows))[0]
+        return evenly(self.groups(rows), self.config.num_chunks)[0]
 
     def first_tile(self, row: int) -> int:
         """Number of the first tile in block row ``row``, in grouped order."""
@@ -209,8 +206,8 @@ class Call:
 
 def _clock(matmul_s: float) -> float:
     """The rate of a matmul this long over that of :class:`Machine`."""
-    tired = min(1.0, max(0.0, (matmul_s - _BURST_S) / (_TIRED_S - _BURST_S)))
-    return _BURST + (_TIRED - _BURST) * tired
+    throttled = min(1.0, max(0.0, (matmul_s - _BOOST_S) / (_THROTTLED_S - _BOOST_S)))
+    return _BOOST + (_THROTTLED - _BOOST) * throttled
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from iris.ops.deal import Call, Deal, library_s
 from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
 from iris.ops.model.parts import STEP_S, exchange_s, flag_s, landing_s, multiplied_s, next_copy_s
-from iris.ops.rows import abreast, arriving_groups
+from iris.ops.rows import abreast, arriving_groups, evenly
 
 _GATHERED_S = 3e-6
 """A tile of a gather's takes this much longer than one of a matmul alone."""
@@ -69,7 +69,7 @@ def _keep_own_s(call: Call) -> float:
 
 def _copied(call: Call) -> float:
     rows = call.rows if _by_columns(call) else call.shard_rows
-    chunks, per_chunk = call.chunks(call.config.num_chunks, rows)
+    chunks, per_chunk = evenly(rows, call.config.num_chunks)
     each = _sending_s(call, 1 / chunks)
     deal, arrivals = _deal(call), []
     for step in range(1, call.world):

@@ -21,7 +21,7 @@ from iris.ops.model.parts import (
     next_copy_s,
 )
 from iris.ops.problem import output_dtype
-from iris.ops.rows import owner_groups, summing_step
+from iris.ops.rows import evenly, owner_groups, summing_step
 
 _ROUNDS_APART, _ROUND_TILES = 0.25, 0.05
 """How far many rounds let programs drift apart, as they wait at different times; and what each round costs, in tiles,
@@ -107,7 +107,7 @@ def _sum_pushed(call: Call, item: float = 1.0, *, everywhere: bool) -> float:
 def _scatter_copied(call: Call) -> float:
     """Chunks for an owner are copied when they are finished; own tiles come last and wait for the peers' chunks."""
     shard = call.shard_rows * call.columns
-    chunks, _ = call.chunks(call.config.num_chunks, shard)
+    chunks, _ = evenly(shard, call.config.num_chunks)
     deal = call.deal(call.world * shard, tile_s=KEEP_S, passes=call.passes)
     each = _CROWDED * _owner_copy_s(call, 1 / chunks) + 2 * WORD_S + FLAG_S
     sent, arrivals = 0.0, []
@@ -203,7 +203,7 @@ def _scatter_decomposed(call: Call) -> float:
 def _ring(call: Call, *, everywhere: bool) -> float:
     """Sums travel from rank to rank by chunks, the library's matmul of each behind its arrival; at the end they are
     copied to their place, or to all ranks."""
-    chunks, _ = call.chunks(call.config.num_chunks, call.shard_rows)
+    chunks, _ = evenly(call.shard_rows, call.config.num_chunks)
     computing = library_s(call, call.world * chunks) / (call.world * chunks)
     spreading = _owner_copy_s(call, 1 / chunks)
     each = spreading + WORD_S
