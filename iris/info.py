@@ -108,7 +108,9 @@ def tuned_rows() -> str:
     """Where ``"auto"`` looks first for the user's rows, and how many there are."""
     path = tuned.user_path()
     if path is None:
-        return "none but those that come with Iris, as there is no home"
+        named = os.environ.get(tuned.ENVIRONMENT_VARIABLE)
+        why = f"{tuned.ENVIRONMENT_VARIABLE} is {named}" if named else "there is no home directory"
+        return f"none but those that come with Iris, as {why}"
     try:
         rows, there = tuned.read(path), path.exists()
     except ArgumentError as error:
