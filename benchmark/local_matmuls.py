@@ -47,7 +47,7 @@ from iris.ops.problem import DTYPES as OP_DTYPES
 from iris.ops.problem import output_dtype
 from iris.ops.target import target_of
 from iris.ops.tuned import Row
-from iris.tune.compiling import compile_only
+from iris.tune.compilation import compile_only
 from iris.tune.report import described_config
 from iris.tune.session import measured_row, promising
 

@@ -7,7 +7,7 @@ Import Iris before decorating kernels: where there is no GPU, it makes Triton in
 :mod:`iris.backends`), and the same program then runs on any number of simulated ranks.
 """
 
-from iris.starting import guard as _guard
+from iris.startup import guard as _guard
 
 _guard()
 

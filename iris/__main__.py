@@ -1,7 +1,7 @@
 """``python -m iris``; see :mod:`iris.cli`."""
 
 from iris.cli import main
-from iris.starting import started
+from iris.startup import started
 
 if __name__ == "__main__":
     started()

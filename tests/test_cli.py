@@ -17,7 +17,7 @@ import pytest
 from interrupted import interrupted
 
 import iris
-from iris import backends, cli, console, demo, info, report, starting
+from iris import backends, cli, console, demo, info, report, startup
 from iris.bench import cases, command
 from iris.bench.case import registered
 from iris.tune import command as tuning
@@ -428,9 +428,9 @@ def test_only_the_command_ends_quietly_while_modules_are_imported(
     monkeypatch.setattr(sys, "argv", [name])
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        starting.guard()
-        assert (signal.getsignal(signal.SIGINT) is starting._stop) == guarded
-        starting.started()
+        startup.guard()
+        assert (signal.getsignal(signal.SIGINT) is startup._stop) == guarded
+        startup.started()
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)

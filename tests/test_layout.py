@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": {"errors"},
     "leases": {"errors", "heap"},
     "processes": set(),
-    "starting": set(),
+    "startup": set(),
     "mesh": {"errors", "processes"},
     "worker": {"errors", "live"},
     "identity": {"errors"},
@@ -54,8 +54,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "info": {*RUNTIME, "console", "ops", "iris"},
     "report": {"errors", "console", "files"},
     "cli": {"console", "bench", "demo", "info", "tune", "report", "iris"},
-    "__main__": {"cli", "starting"},
-    "iris": {*RUNTIME, "starting", "timing", "device", "ops"},
+    "__main__": {"cli", "startup"},
+    "iris": {*RUNTIME, "startup", "timing", "device", "ops"},
 }
 """Each room of the house, and the rooms that it may import; ``iris`` is the package's own ``__init__``."""
 

@@ -33,7 +33,7 @@ from iris.ops.candidates import candidates, has_no_tile, variations
 from iris.ops.pick import model_pick, pick_config, predictions
 from iris.ops.target import target_of
 from iris.ops.tuned import Row, changed_fields, row_key
-from iris.tune.compiling import compile_only
+from iris.tune.compilation import compile_only
 from iris.tune.report import Finding, described_config
 from iris.tune.search import Search, Step, by_turns
 from iris.tune.trials import DROPPED, LEFT, MEASURED, RIGHT, STARTED, History, Trials, problem_name
