@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from iris import backends
+from iris.aliases import Aliases
 from iris.backends.base import between_traps
 from iris.device import sync
 from iris.device.handle import Handle
@@ -128,7 +129,7 @@ def _check_seconds(name: str, seconds: object) -> None:
         raise ArgumentError("iris", name, expected, repr(seconds))
 
 
-class Iris(Live, SymmetricTensors, RankLogger):
+class Iris(Live, SymmetricTensors, RankLogger, Aliases):
     """One rank's context; make it with :func:`iris.iris`, end it with :meth:`close` or ``with``.
 
     Attributes:
@@ -231,36 +232,6 @@ class Iris(Live, SymmetricTensors, RankLogger):
         """As :attr:`handle`, but of a job that consists of this rank alone: for kernels in which no peer takes part."""
         self._require_open("alone")
         return self._alone
-
-    @property
-    def cur_rank(self) -> int:
-        """This rank, as :attr:`rank`."""
-        return self.rank
-
-    @property
-    def num_ranks(self) -> int:
-        """The number of ranks, as :attr:`world_size`."""
-        return self.world_size
-
-    def get_rank(self) -> int:
-        """This rank."""
-        return self.rank
-
-    def get_num_ranks(self) -> int:
-        """The number of ranks."""
-        return self.world_size
-
-    def get_heap_bases(self) -> torch.Tensor:
-        """Addresses of all heaps, for kernels; see :attr:`heap_bases`."""
-        return self.heap_bases
-
-    def get_device(self) -> torch.device:
-        """The device of this rank's heap."""
-        return self.device
-
-    def get_cu_count(self) -> int:
-        """SMs (compute units) of this rank's device; see :attr:`num_sms`."""
-        return self.num_sms
 
     @property
     def ops(self) -> BoundOps:

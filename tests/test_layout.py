@@ -17,12 +17,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 HOST = {
     "errors", "heap", "mesh", "identity", "launch", "membership", "backends", "tensors", "log", "wire", "live",
-    "watcher", "processes",
+    "watcher", "processes", "aliases",
 }  # fmt: skip
 RUNTIME = {*HOST, "context", "trace"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "eager": set(),
+    "aliases": set(),
     "heap": {"errors"},
     "console": {"errors", "identity"},
     "files": {"errors"},
