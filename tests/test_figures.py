@@ -18,8 +18,7 @@ from iris.report.records import read
 from iris.report.study import OPPONENTS, Problem, Study, verdict
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-PERFORMANCE = "\n".join((ROOT / "docs" / name).read_text() for name in ("performance.md", "analysis.md"))
+README, PERFORMANCE = ((ROOT / name).read_text() for name in ("README.md", "docs/performance.md"))
 OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "matmul_all_scatter")
 COUNTS = (2, 4, 8)
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
