@@ -88,7 +88,7 @@ from iris.ops.operands import (
     check_rows_of_b,
     check_shape,
     check_symmetric,
-    has_whole_rows,
+    has_contiguous_rows,
     place_of,
 )
 from iris.ops.problem import Problem
@@ -158,7 +158,7 @@ def all_gather_matmul(
     bias_is = bias_kind(OP, bias, m, n)
     received = rows * cols * A_sharded.element_size() * (world - 1)
     dim = 0 if by_rows else 1
-    problem = Problem(OP, m, n, k, A_sharded.dtype, world, received, dim, not has_whole_rows(B))
+    problem = Problem(OP, m, n, k, A_sharded.dtype, world, received, dim, not has_contiguous_rows(B))
     symmetric = ctx.is_symmetric(A_sharded)
     takes = (lambda _: True) if symmetric else (lambda one: one not in _READ_BY_PEERS)
     chosen = resolve(ctx, problem, config, workspace, trace, takes=takes)

@@ -18,7 +18,7 @@ from iris.device.sync import SITE_MATMUL
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan, run
-from iris.ops.operands import bias_kind, check_operands, check_rows_of_b, check_shape, has_whole_rows
+from iris.ops.operands import bias_kind, check_operands, check_rows_of_b, check_shape, has_contiguous_rows
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.workspace import FusedWorkspace, local_workspace, workspace_for
@@ -79,7 +79,7 @@ def _multiply(
     check_rows_of_b(OP, B, k, output.shape[1])
     check_shape(OP, "output", output, (m, n), "rows of A, columns of B")
     bias_is = bias_kind(OP, bias, m, n)
-    problem = Problem(OP, m, n, k, A.dtype, 1, 0, transposed_b=not has_whole_rows(B))
+    problem = Problem(OP, m, n, k, A.dtype, 1, 0, transposed_b=not has_contiguous_rows(B))
     chosen = resolve(ctx, problem, config, workspace, trace)
     plan = Plan(SITE_MATMUL.value, alone=True)
     if workspace is None:
@@ -105,9 +105,9 @@ def plain_matmul(
         own = replace(config, algorithm="local", own_matmul=False) if as_given else None
         _multiply(workspace.ctx, output, a, b, bias, own, workspace.for_matmul, trace or False)
     elif bias is None:
-        torch.matmul(_whole_rows(a), b, out=output)
+        torch.matmul(_contiguous_on_cpu(a), b, out=output)
     else:
-        torch.addmm(bias, _whole_rows(a), b, out=output)
+        torch.addmm(bias, _contiguous_on_cpu(a), b, out=output)
 
 
 def add_product(
@@ -119,10 +119,10 @@ def add_product(
         plain_matmul(workspace, product, a, b, None, config)
         total += product
     else:
-        torch.addmm(total, _whole_rows(a), b, out=total)
+        torch.addmm(total, _contiguous_on_cpu(a), b, out=total)
 
 
-def _whole_rows(a: torch.Tensor) -> torch.Tensor:
-    """``a``, or a copy where the simulator would multiply what stands behind its rows: with an odd number of columns
-    oneDNN's matmul of 16 bits for AMX reads one more, times zero, and NaN is what comes of NaN (PyTorch 2.13)."""
+def _contiguous_on_cpu(a: torch.Tensor) -> torch.Tensor:
+    """``a``, or on the CPU, in 16 bits, a contiguous copy: for an odd number of columns oneDNN's AMX matmul reads one
+    element past the end of each row and multiplies it by zero, so a NaN there spoils the result (PyTorch 2.13)."""
     return a.contiguous() if a.device.type == "cpu" and a.element_size() == 2 else a

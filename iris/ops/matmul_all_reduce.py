@@ -78,7 +78,7 @@ from iris.ops.operands import (
     check_rows_of_b,
     check_shape,
     check_symmetric,
-    has_whole_rows,
+    has_contiguous_rows,
 )
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
@@ -237,8 +237,8 @@ def matmul_all_reduce(
     check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
     bias_is = bias_kind(OP, bias, m, n)
     received = 2 * (m * n - m * n // world) * output.element_size()
-    problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
-    whole = has_whole_rows(output)
+    problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_contiguous_rows(B))
+    whole = has_contiguous_rows(output)
     chosen = resolve(
         ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
         shared={"output": output}, bias_is=bias_is,

@@ -56,7 +56,7 @@ from iris.errors import ShapeError
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan
-from iris.ops.operands import bias_kind, check_operands, check_rows_of_b, check_shape, has_whole_rows
+from iris.ops.operands import bias_kind, check_operands, check_rows_of_b, check_shape, has_contiguous_rows
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
     SumCall,
@@ -156,7 +156,7 @@ def matmul_reduce_scatter(
     check_shape(OP, "output", output, (m // world, n), "rows of A / number of ranks, columns of B")
     bias_is = bias_kind(OP, bias, m // world, n)
     received = (m - m // world) * n * output.element_size()
-    problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_whole_rows(B))
+    problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_contiguous_rows(B))
     chosen = resolve(ctx, problem, config, workspace, trace, bias_is=bias_is)
     recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
     call = _Call(ctx, problem, output, A, B, bias, bias_is, chosen, recorded, ours)

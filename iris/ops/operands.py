@@ -164,14 +164,14 @@ def check_symmetric(ctx: Iris, op: str, argument: str, tensor: torch.Tensor, fix
         raise PlacementError(op, argument, "a tensor on the symmetric heap", whereabouts(ctx, tensor), fix)
 
 
-def has_whole_rows(matrix: torch.Tensor) -> bool:
+def has_contiguous_rows(matrix: torch.Tensor) -> bool:
     """Whether the rows of ``matrix`` are contiguous, as the copy engine needs them."""
     return matrix.shape[1] == 1 or matrix.stride(1) == 1
 
 
 def check_rows(op: str, algorithm: str, output: torch.Tensor) -> None:
     """Raise ShapeError unless the rows of ``output`` are contiguous."""
-    if not has_whole_rows(output):
+    if not has_contiguous_rows(output):
         raise ShapeError(op, "output", f"contiguous rows, for {algorithm}", f"strides {output.stride()}")
 
 

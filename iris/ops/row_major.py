@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from iris.device.tile import Matrix, block_at, tile_pointers
+from iris.ops.operands import has_contiguous_rows
 from iris.ops.workspace import FusedWorkspace
 
 _BLOCK, _PROGRAMS_PER_SM = 64, 4
@@ -36,7 +37,7 @@ def row_major(workspace: FusedWorkspace, matrix: torch.Tensor) -> torch.Tensor:
     Sync: on the current stream. The next such copy in the same workspace may take the same memory.
     """
     rows, cols = matrix.shape
-    if (matrix.stride(1) == 1 or cols == 1) and (matrix.stride(0) >= cols or rows == 1):
+    if has_contiguous_rows(matrix) and (matrix.stride(0) >= cols or rows == 1):
         return matrix
     vector = _ALIGNMENT // matrix.element_size()
     pitch = -(-cols // vector) * vector
