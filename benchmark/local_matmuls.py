@@ -55,7 +55,7 @@ DATA_SET = Path(__file__).parents[1] / "dataset" / "llm.json"
 ROWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 ENOUGH_NBYTES = 250 << 20
 """Weights of so many bytes in all do not stay in the L2 cache of any GPU."""
-MOST_CALLS, LEAST_CALLS = 16, 4
+MAX_CALLS, MIN_CALLS = 16, 4
 _DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype in OP_DTYPES)
 _TURNS, _SIMULATED_TURNS = 6, 2
 _LEAD_S = 100e-6
@@ -142,8 +142,8 @@ def _shape_of_b(problem: Problem) -> tuple[int, int]:
 def weights_of(ctx: iris.Iris, problem: Problem) -> list[torch.Tensor]:
     """So many matrices B that they do not stay in L2."""
     nbytes = problem.n * problem.k * problem.dtype.itemsize
-    most = LEAST_CALLS if ctx.backend_name == "sim" else MOST_CALLS
-    count = max(LEAST_CALLS, min(most, -(-ENOUGH_NBYTES // nbytes)))
+    most = MIN_CALLS if ctx.backend_name == "sim" else MAX_CALLS
+    count = max(MIN_CALLS, min(most, -(-ENOUGH_NBYTES // nbytes)))
     made = [_random(ctx, problem, *_shape_of_b(problem)) for _ in range(count)]
     return [one.t() if problem.transposed_b else one for one in made]
 

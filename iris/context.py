@@ -52,9 +52,9 @@ DEFAULT_HEAP_SIZE = 1 << 30
 STEADY_TIMEOUT_S = 60.0
 TIMEOUT_VARIABLE = "IRIS_TIMEOUT_S"
 FIRST_TIMEOUT_S = 300.0
-_LONGEST_S = 365 * 24 * 3600
-LEAST_HEAP_BYTES = 1 << 16
-_LARGEST = 1 << 46
+_MAX_TIMEOUT_S = 365 * 24 * 3600
+MIN_HEAP_BYTES = 1 << 16
+_MAX_HEAP_BYTES = 1 << 46
 """Bytes of a heap: more than any address space has for all ranks'."""
 MAX_RANKS = sync.MAX_RANKS.value
 _OF_GROUP = "barrier("
@@ -94,8 +94,8 @@ def iris(
         ArgumentError: an argument, or an environment variable, that cannot work.
     """
     nbytes = number(heap_size)
-    if not LEAST_HEAP_BYTES <= nbytes <= _LARGEST:
-        expected = f"a whole number of bytes from {LEAST_HEAP_BYTES} to {_LARGEST}"
+    if not MIN_HEAP_BYTES <= nbytes <= _MAX_HEAP_BYTES:
+        expected = f"a whole number of bytes from {MIN_HEAP_BYTES} to {_MAX_HEAP_BYTES}"
         raise ArgumentError("iris", "heap_size", expected, repr(heap_size))
     given = timeout_s if timeout_s is not None else timeout_set()
     steady = STEADY_TIMEOUT_S if given is None else given
@@ -124,8 +124,8 @@ def timeout_set() -> float | None:
 
 
 def _check_seconds(name: str, seconds: object) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_S:
-        expected = f"a number of seconds, more than 0 and at most {_LONGEST_S}"
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _MAX_TIMEOUT_S:
+        expected = f"a number of seconds, more than 0 and at most {_MAX_TIMEOUT_S}"
         raise ArgumentError("iris", name, expected, repr(seconds))
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from iris.errors import ArgumentError
 
-_LONGEST_NAME = 160
+_MAX_NAME_LENGTH = 160
 
 
 def name_of(words: str) -> str:
     """A name for a file: the words with hyphens."""
-    return re.sub(r"[^a-z0-9_.]+", "-", words.lower()).strip("-.")[:_LONGEST_NAME]
+    return re.sub(r"[^a-z0-9_.]+", "-", words.lower()).strip("-.")[:_MAX_NAME_LENGTH]
 
 
 @contextmanager

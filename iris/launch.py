@@ -37,7 +37,7 @@ from iris.identity import identity
 from iris.worker import FAREWELL, INTERPRET, described, serve
 
 _RANK_NAME = "iris-rank-"
-_LONGEST_WAIT_S = 3600.0
+_MAX_WAIT_S = 3600.0
 """What the operating system is asked to wait at once: it cannot wait for more than 24 days."""
 _GRACE_S = 30.0
 """How long ranks may go on when one has failed. Those that wait for it are told at once; what others do may be worth
@@ -225,8 +225,8 @@ class RankPool:
         outcomes: dict[int, _Outcome] = {}
         while pending:
             left = max(0.0, deadline - time.monotonic())
-            ready = multiprocessing.connection.wait(list(pending.values()), min(left, _LONGEST_WAIT_S))
-            if not ready and left <= _LONGEST_WAIT_S:
+            ready = multiprocessing.connection.wait(list(pending.values()), min(left, _MAX_WAIT_S))
+            if not ready and left <= _MAX_WAIT_S:
                 late = f"ranks {sorted(pending)} did not finish within {limit_s:g} s{since} and were ended"
                 raise _failure(outcomes.values(), late) or LaunchError(late)
             for rank in [rank for rank, pipe in pending.items() if pipe in ready]:

@@ -10,7 +10,7 @@ import torch
 from iris.errors import ArgumentError
 
 _TAKEN = "None, bool, number, string, list or dict (with strings as keys) of those, bytes, or a dense tensor"
-_LONGEST_INT = 14_000
+_MAX_INT_BITS = 14_000
 """Bits of the longest whole number that is sent: Python refuses to write or read more than 4300 digits."""
 
 
@@ -53,8 +53,8 @@ def _refused(value: object, place: str) -> str:
     if isinstance(value, dict):
         odd = next((f"{type(key).__name__} as key {key!r}{where}" for key in value if not isinstance(key, str)), "")
         return odd or next((bad for key, one in value.items() if (bad := _refused(one, f"{place}[{key!r}]"))), "")
-    if isinstance(value, int) and value.bit_length() > _LONGEST_INT:
-        return f"a number of {value.bit_length()} bits, more than {_LONGEST_INT}{where}"
+    if isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
+        return f"a number of {value.bit_length()} bits, more than {_MAX_INT_BITS}{where}"
     known = value is None or isinstance(value, (bool, int, float, str))
     return "" if known else f"{type(value).__name__}{where}"
 

@@ -282,8 +282,8 @@ def test_what_no_record_can_hold_is_refused() -> None:
     state = bench.State(cast(Any, None), {}, {})
     for call in (
         lambda: state.add_counter("rate", float("nan")),
-        lambda: state.add_counter("huge", 1.01 * report.MOST),
-        lambda: state.add_counter("huge", -1.01 * report.MOST),
+        lambda: state.add_counter("huge", 1.01 * report.MAX_NUMBER),
+        lambda: state.add_counter("huge", -1.01 * report.MAX_NUMBER),
         lambda: state.set_floor(float("inf")),
         lambda: state.set_flops(cast(int, float("nan"))),
         lambda: state.set_repeat(0),
@@ -291,7 +291,7 @@ def test_what_no_record_can_hold_is_refused() -> None:
     ):
         with pytest.raises(ArgumentError, match=r"expected a (finite|whole) number.*, got"):
             call()
-    state.add_counter("huge", -report.MOST)  # what a report takes
+    state.add_counter("huge", -report.MAX_NUMBER)  # what a report takes
     for call in (
         lambda: state.set_bytes(-1),
         lambda: state.set_floor(-1e-3),

@@ -27,7 +27,7 @@ from iris.bench import gemm_options
 from iris.bench.accuracy import relative_error, tolerance
 from iris.bench.gemm_cli import main, registers_of, write_result
 from iris.bench.gemm_options import Arguments, Device, config_of, fit, ignored, parse
-from iris.context import LEAST_HEAP_BYTES
+from iris.context import MIN_HEAP_BYTES
 
 ROOT = Path(__file__).parents[1]
 SCHEDULES = {"gemm": False, "stream-k": True}
@@ -139,9 +139,9 @@ def test_bad_values(arguments: list[str], words: str, capsys: pytest.CaptureFixt
 
 def test_the_least_heap_on_a_command_line_is_what_a_context_takes() -> None:
     with pytest.raises(
-        iris.ArgumentError, match=rf"heap_size: expected a whole number of bytes from {LEAST_HEAP_BYTES} "
+        iris.ArgumentError, match=rf"heap_size: expected a whole number of bytes from {MIN_HEAP_BYTES} "
     ):
-        iris.iris(LEAST_HEAP_BYTES - 1)
+        iris.iris(MIN_HEAP_BYTES - 1)
 
 
 def test_help_shows_what_the_program_does_and_every_default(capsys: pytest.CaptureFixture[str]) -> None:

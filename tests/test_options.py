@@ -15,7 +15,7 @@ from ranks import BACKEND, Ranks, context, poison, worlds
 import iris
 from iris.device.sync import NEXT_EPOCH
 from iris.ops import new_workspace
-from iris.ops.config import EXCHANGING, least_block_size_k
+from iris.ops.config import EXCHANGING, min_block_size_k
 from iris.ops.problem import DTYPES
 from iris.ops.room import GATHER_FLAGS
 
@@ -70,7 +70,7 @@ def with_options(way: Way, options: dict[str, Any], turn: int, seed: int) -> flo
     poison(ctx)
     dtype = DTYPES[turn % len(DTYPES)]
     one = trial(ctx, way, LARGE, dtype, seed, "row")
-    one.run(replace(SMALL, **{"block_size_k": least_block_size_k(dtype), "group_size_m": 1, **options}))
+    one.run(replace(SMALL, **{"block_size_k": min_block_size_k(dtype), "group_size_m": 1, **options}))
     return one.excess()
 
 
@@ -118,7 +118,7 @@ def relayed(senders: int, seed: int) -> list[float]:
         for _ in range(2 if BACKEND == "sim" else 3):
             poison(ctx)
             one.spoil()
-            one.run(replace(config, block_size_k=least_block_size_k(DTYPES[turn])))
+            one.run(replace(config, block_size_k=min_block_size_k(DTYPES[turn])))
             excesses.append(one.excess())
     return excesses
 

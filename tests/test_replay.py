@@ -21,7 +21,7 @@ from ranks import BACKEND, Ranks, context, worlds
 
 import iris
 from iris.ops import FusedConfig, new_workspace
-from iris.ops.config import least_block_size_k
+from iris.ops.config import min_block_size_k
 from iris.ops.exchange import FLAGS
 from iris.ops.problem import DTYPES
 
@@ -139,7 +139,7 @@ def soak(count: int, seed: int) -> dict[str, list[int]]:
         dtype, shape = DTYPES[index % len(DTYPES)], (ALIGNED, RAGGED)[index // 2 % 2]
         config = replace(
             SMALL, stream_k=index % 2 == 1, two_tiles=index % 4 == 3, num_chunks=1 + index % 3,
-            block_size_k=least_block_size_k(dtype),
+            block_size_k=min_block_size_k(dtype),
         )  # fmt: skip
         kept[f"{way} {dtype} {shape}"] = Calls(ctx, way, shape, dtype, config, seed + index, index % 4 < 2)
     ctx.barrier()

@@ -13,7 +13,7 @@ from ops_inputs import EVERY_OTHER, LOCAL, SMALL, Shape, Way, each_way, rotated,
 from ranks import BACKEND, Ranks, context, worlds
 
 from iris.ops.candidates import LIBRARY, TILES
-from iris.ops.config import FusedConfig, least_block_size_k
+from iris.ops.config import FusedConfig, min_block_size_k
 from iris.ops.deal import Call
 from iris.ops.hardware import HARDWARE
 from iris.ops.machine import machine
@@ -34,7 +34,7 @@ def split(way: Way, turn: int, count: int, seed: int) -> list[tuple[tuple[bool, 
         shape, dtype = LONG[index % len(LONG)], DTYPES[index // 2 % len(DTYPES)]
         one = trial(ctx, way, shape, dtype, seed + index, "column")
         least = max(programs, way.least_programs)
-        one.run(replace(NARROW, block_size_k=least_block_size_k(dtype), two_tiles=two_tiles, num_sms=least))
+        one.run(replace(NARROW, block_size_k=min_block_size_k(dtype), two_tiles=two_tiles, num_sms=least))
         found.append(((two_tiles, programs), shape, one.excess()))
     return found
 
@@ -74,7 +74,7 @@ def crowded(seed: int) -> list[tuple[Way, Shape, float]]:
             shape = shapes[index]
             dtype = DTYPES[(turn + index) % 4]
             one = trial(ctx, way, shape, dtype, seed + index)
-            one.run(replace(NARROW, block_size_k=least_block_size_k(dtype), two_tiles=index % 2 == 1))
+            one.run(replace(NARROW, block_size_k=min_block_size_k(dtype), two_tiles=index % 2 == 1))
             found.append((way, shape, one.excess()))
     return found
 
@@ -117,7 +117,7 @@ def in_strips(way: Way, turn: int, widths: tuple[int, ...], seed: int) -> list[t
     for index, width in enumerate(widths, turn):
         shape, dtype = shapes[index % 3], DTYPES[(turn + index) % 4]
         one = trial(ctx, way, shape, dtype, seed + index, "row" if turn % 2 else None)
-        config = replace(IN_STRIPS, block_size_n=width, block_size_k=least_block_size_k(dtype))
+        config = replace(IN_STRIPS, block_size_n=width, block_size_k=min_block_size_k(dtype))
         with launches() as seen:
             one.run(config)
         (launch,) = seen

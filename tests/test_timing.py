@@ -52,7 +52,7 @@ def test_a_peer_whose_host_was_late_counts(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_host_that_is_always_late_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch, host_s=1)
     assert seconds(together=True, lead_s=6e-4) == [1] * 8
-    assert device.leads == pytest.approx([6e-4, 12e-4, timing.MOST_LEAD_S])
+    assert device.leads == pytest.approx([6e-4, 12e-4, timing.MAX_LEAD_S])
 
 
 @pytest.mark.parametrize("hiccups", [1, 2])

@@ -17,7 +17,7 @@ from ranks import BACKEND, Ranks, context, worlds
 from triton.runtime import interpreter
 
 from iris.ops.candidates import LIBRARY
-from iris.ops.config import least_block_size_k
+from iris.ops.config import min_block_size_k
 
 pytestmark = pytest.mark.skipif(BACKEND != "sim", reason="looks into the simulator")
 
@@ -57,7 +57,7 @@ def excesses(way: Way, seed: int) -> tuple[list[float], list[int]]:
     """The error of each call, and how many blocks it has read by TMA."""
     ctx, found, read = context(), [], []
     for shape, layout, dtype in CALLS:
-        config = replace(SMALL, num_chunks=2, stream_k=shape == RAGGED, block_size_k=least_block_size_k(dtype))
+        config = replace(SMALL, num_chunks=2, stream_k=shape == RAGGED, block_size_k=min_block_size_k(dtype))
         with by_tma() as begins:
             one = trial(ctx, way, shape, dtype, seed, "column", layout)
             one.run(config)

@@ -15,7 +15,7 @@ Params = dict[str, Value]
 Function = TypeVar("Function", bound=Callable[..., object])
 
 FORMS = "pow2:LO:HI, linear:START:STOP:STEP, or values with commas between them"
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """Of an axis, and points of a case: nobody measures more."""
 _ATTRIBUTE = "_bench_axes"
 
@@ -179,8 +179,8 @@ def _linear(name: str, start: int, stop: int, step: int) -> Sequence[int]:
 
 
 def _check_count(name: str, count: int) -> None:
-    if count > MOST_VALUES:
-        raise ArgumentError("bench", name, f"at most {MOST_VALUES} values or points", count)
+    if count > MAX_VALUES:
+        raise ArgumentError("bench", name, f"at most {MAX_VALUES} values or points", count)
 
 
 def _number_or_text(text: str) -> Value:

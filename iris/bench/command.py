@@ -31,7 +31,7 @@ from iris.bench.options import (
 )
 from iris.bench.progress import progress, redrawn
 from iris.bench.records import Record
-from iris.bench.session import FEWEST_CALLS, GPU_CALLS, GPU_WARMUP, SIM_CALLS, Settings
+from iris.bench.session import GPU_CALLS, GPU_WARMUP, MIN_CALLS, SIM_CALLS, Settings
 from iris.bench.tables import FORMATS
 from iris.console import STOPPED, counted
 from iris.errors import ArgumentError, IrisError
@@ -281,7 +281,7 @@ def make_parser(
     parser.add_argument(
         "--repeat",
         type=positive,
-        help=f"timed calls (default: the case's, else {GPU_CALLS}, of long calls {FEWEST_CALLS} or more; "
+        help=f"timed calls (default: the case's, else {GPU_CALLS}, of long calls {MIN_CALLS} or more; "
         f"simulated {SIM_CALLS})",
     )
     parser.add_argument("--commit", help="what was measured, where git cannot tell")

@@ -14,7 +14,7 @@ import torch
 
 from iris.bench.options import add_num_ranks, heap_bytes, not_negative, output_file, picture, positive
 from iris.heap import format_bytes
-from iris.ops.config import MOST_ELEMENTS, MOST_GROUPED, WARPS, FusedConfig, least_block_size_k
+from iris.ops.config import MAX_BLOCK_ELEMENTS, MAX_GROUP_M, WARPS, FusedConfig, min_block_size_k
 
 DATATYPES = {"fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "bf16": torch.bfloat16}
 OPS = {"all_reduce": "matmul_all_reduce", "all_scatter": "matmul_all_scatter", "one_shot": "matmul_all_reduce"}
@@ -132,7 +132,7 @@ def parse(doc: str | None, argv: Sequence[str] | None = None) -> tuple[Arguments
     made = parser(doc)
     given = vars(made.parse_args(argv))
     arguments = Arguments(**given)
-    depth, least = arguments.BLK_K, least_block_size_k(arguments.dtype)
+    depth, least = arguments.BLK_K, min_block_size_k(arguments.dtype)
     if depth < least:
         made.error(f"argument --BLK_K: {depth} is less than {least}, which {arguments.datatype} needs")
     return arguments, frozenset(given)
@@ -193,8 +193,8 @@ def fit(asked: Arguments, given: Collection[str], device: Device) -> tuple[Argum
         (_small_shape, "kernels are interpreted here; give -m, -n or -k to choose"),
         (_shares, f"a multiple of the {device.world_size} ranks"),
         (_sms, f"the device has {device.num_sms} SMs"),
-        (_blocks, f"Triton's blocks have at most {MOST_ELEMENTS} elements"),
-        (_group, f"at most {MOST_GROUPED} rows of tiles can be counted as one group"),
+        (_blocks, f"Triton's blocks have at most {MAX_BLOCK_ELEMENTS} elements"),
+        (_group, f"at most {MAX_GROUP_M} rows of tiles can be counted as one group"),
         (_warps, f"a block has at most {THREADS} threads"),
         (_registers, f"a thread holds at most {SUMS_PER_THREAD} sums of its tile"),
         (_shared_memory, f"a block has {format_bytes(device.shared_bytes)} of shared memory"),
@@ -234,13 +234,13 @@ def _sms(asked: Arguments, given: Collection[str], device: Device) -> Changes:
 def _blocks(asked: Arguments, given: Collection[str], device: Device) -> Changes:
     sizes = {name: int(getattr(asked, name)) for pair in BLOCKS for name in pair}
     for pair in BLOCKS:
-        while sizes[pair[0]] * sizes[pair[1]] > MOST_ELEMENTS:
+        while sizes[pair[0]] * sizes[pair[1]] > MAX_BLOCK_ELEMENTS:
             sizes[max(pair, key=sizes.__getitem__)] //= 2
     return sizes
 
 
 def _group(asked: Arguments, given: Collection[str], device: Device) -> Changes:
-    return {"gsize_m": min(asked.gsize_m, MOST_GROUPED)}
+    return {"gsize_m": min(asked.gsize_m, MAX_GROUP_M)}
 
 
 def _warps(asked: Arguments, given: Collection[str], device: Device) -> Changes:
@@ -260,7 +260,7 @@ def _shared_memory(asked: Arguments, given: Collection[str], device: Device) -> 
     while device.shared_bytes and stages * (m + n) * k * asked.dtype.itemsize > device.shared_bytes:
         if stages > 1:
             stages -= 1
-        elif k > least_block_size_k(asked.dtype):
+        elif k > min_block_size_k(asked.dtype):
             k //= 2
         else:
             m, n = (m // 2, n) if m >= n else (m, n // 2)

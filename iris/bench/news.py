@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-_LONGEST = 1 << 10
+_MAX_BYTES = 1 << 10
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def heard(show: Callable[[str], None]) -> Iterator[bytes]:
         address: bytes = inbox.getsockname()
 
         def listen() -> None:
-            while words := inbox.recv(_LONGEST):
+            while words := inbox.recv(_MAX_BYTES):
                 show(words.decode(errors="replace"))
 
         thread = threading.Thread(target=listen, name="iris-news", daemon=True)
@@ -46,7 +46,7 @@ class Teller:
     def __call__(self, words: str) -> None:
         if self._socket is not None and self._address is not None:
             with suppress(OSError):
-                self._socket.sendto(words.encode()[:_LONGEST], socket.MSG_DONTWAIT, self._address)
+                self._socket.sendto(words.encode()[:_MAX_BYTES], socket.MSG_DONTWAIT, self._address)
 
     def close(self) -> None:
         if self._socket is not None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from iris import backends
-from iris.context import LEAST_HEAP_BYTES, MAX_RANKS
+from iris.context import MAX_RANKS, MIN_HEAP_BYTES
 from iris.errors import BackendError
 from iris.identity import identity
 
 SIMULATED_RANKS = 4
-LONGEST_S = 1e5
+MAX_SECONDS = 1e5
 """More than a day: system calls that wait take no more than some weeks."""
 PICTURES = (".svg", ".png")
 DTYPES = {
@@ -130,8 +130,8 @@ def heap_bytes(text: str) -> int:
     """The size of a symmetric heap on the command line: bytes, or with K, M or G behind it, of 1024."""
     unit = "KMG".find(text[-1:].upper()) + 1 if text else 0
     value = _whole(text[:-1] if unit else text, "a number of bytes, such as 1073741824 or 1G") << 10 * unit
-    if value < LEAST_HEAP_BYTES:
-        raise argparse.ArgumentTypeError(f"{value} is less than {LEAST_HEAP_BYTES} bytes")
+    if value < MIN_HEAP_BYTES:
+        raise argparse.ArgumentTypeError(f"{value} is less than {MIN_HEAP_BYTES} bytes")
     return value
 
 
@@ -148,8 +148,8 @@ def seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value <= LONGEST_S:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds, at most {LONGEST_S:.0f}")
+    if not 0 < value <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds, at most {MAX_SECONDS:.0f}")
     return value
 
 

@@ -16,15 +16,15 @@ from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
 from iris.bench.news import Teller
 from iris.bench.state import FATAL, REPORTED, Call, Outcome, Skipped, State, agreed, described
-from iris.bench.timing import MOST_LEAD_S, back_to_back_seconds, call_seconds, host_seconds, slowest
+from iris.bench.timing import MAX_LEAD_S, back_to_back_seconds, call_seconds, host_seconds, slowest
 from iris.context import Iris, iris
 
 ROUNDS = 5
 GPU_WARMUP, GPU_CALLS, SIM_CALLS = 5, 30, 3
-FEWEST_CALLS, LONG_CALL_S = 10, 5e-3
-"""A call that takes longer than LONG_CALL_S is timed less often, but never less than FEWEST_CALLS times."""
+MIN_CALLS, LONG_CALL_S = 10, 5e-3
+"""A call that takes longer than LONG_CALL_S is timed less often, but never less than MIN_CALLS times."""
 HOST_CALLS = 10
-MOST_WAIT_S = 60.0
+MAX_WAIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _news(doing: str, name: str | None, number: int, of: int, what: str = "") ->
 
 def _context(settings: Settings) -> Iris:
     global _ctx
-    timeout_s = min(MOST_WAIT_S, settings.timeout_s / 2)
+    timeout_s = min(MAX_WAIT_S, settings.timeout_s / 2)
     _ctx = roomy(_ctx, lambda: iris(settings.heap_size or default_heap_size(), timeout_s=timeout_s))
     return _ctx
 
@@ -176,8 +176,8 @@ def _plan(ctx: Iris, state: State, settings: Settings) -> _Plan:
         return _Plan(_first(settings.repeat, state.repeat, SIM_CALLS))
     host_s = slowest(ctx, host_seconds(ctx, call, HOST_CALLS))
     device_s = slowest(ctx, min(call_seconds(ctx, call, together=True, warmup=0, iterations=3)))
-    few = max(FEWEST_CALLS, int(GPU_CALLS * LONG_CALL_S / max(device_s, LONG_CALL_S)))
-    return _Plan(_first(settings.repeat, state.repeat, few), few, min(MOST_LEAD_S, 2 * host_s + 50e-6), host_s)
+    few = max(MIN_CALLS, int(GPU_CALLS * LONG_CALL_S / max(device_s, LONG_CALL_S)))
+    return _Plan(_first(settings.repeat, state.repeat, few), few, min(MAX_LEAD_S, 2 * host_s + 50e-6), host_s)
 
 
 def _both(preamble: Call, call: Call) -> Call:

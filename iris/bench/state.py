@@ -18,8 +18,8 @@ T = TypeVar("T")
 Call = Callable[[], object]
 Check = Callable[[], str]
 """Looks at a result: empty text if it is right, else how wrong it is."""
-LONGEST_ERROR = 400
-MOST = 1e30
+MAX_ERROR_LENGTH = 400
+MAX_NUMBER = 1e30
 """What is larger nobody measures, and no report takes."""
 FATAL = (WaitTimeout, PeerDied, RankMismatch)
 """Errors after which ranks cannot go on."""
@@ -179,8 +179,8 @@ def _asked(check: Check, when: str) -> str:
 
 def _finite(what: str, value: float) -> float:
     number = float(value)
-    if not abs(number) <= MOST:
-        raise ArgumentError("state", what, f"a finite number, at most {MOST:g} either way", value)
+    if not abs(number) <= MAX_NUMBER:
+        raise ArgumentError("state", what, f"a finite number, at most {MAX_NUMBER:g} either way", value)
     return number
 
 
@@ -226,4 +226,4 @@ def described(error: BaseException) -> str:
     """An error on one line of bounded length."""
     kind = "" if isinstance(error, LaunchError) else f"{type(error).__name__}: "
     text = by_option(f"{kind}{' '.join(str(error).split())}")
-    return text if len(text) <= LONGEST_ERROR else f"{text[: LONGEST_ERROR - 1]}…"
+    return text if len(text) <= MAX_ERROR_LENGTH else f"{text[: MAX_ERROR_LENGTH - 1]}…"

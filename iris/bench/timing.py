@@ -13,7 +13,7 @@ from iris.context import Iris
 
 _GPU_WARMUP, _GPU_ITERATIONS = 3, 11
 _SIM_WARMUP, _SIM_ITERATIONS = 1, 3
-MOST_LEAD_S = 2e-3
+MAX_LEAD_S = 2e-3
 """The longest that a device idles before a call."""
 _LATE = 0.25
 """The share of calls that a host may launch too late; their median is then still the device's."""
@@ -42,7 +42,7 @@ def call_seconds(
         lead_s: on GPUs, seconds that the device idles before every call, so that the host has launched all of the
             call when it begins. Without it a call that takes the host longer than the device is timed at the host's
             pace. Where more than a few calls began too early all the same, on any rank, all are timed again with twice
-            the lead, up to :data:`MOST_LEAD_S`.
+            the lead, up to :data:`MAX_LEAD_S`.
     """
     simulated = ctx.backend_name == "sim"
     untimed = warmup if warmup is not None else _SIM_WARMUP if simulated else _GPU_WARMUP
@@ -55,9 +55,9 @@ def call_seconds(
         return _by_host_clock(ctx, call, together, timed, before)
     while True:
         seconds, late = _by_events(ctx, call, together, timed, before, lead_s)
-        if not 0 < lead_s < MOST_LEAD_S or (slowest(ctx, late) if together else late) <= _LATE * timed:
+        if not 0 < lead_s < MAX_LEAD_S or (slowest(ctx, late) if together else late) <= _LATE * timed:
             return seconds
-        lead_s = min(2 * lead_s, MOST_LEAD_S)
+        lead_s = min(2 * lead_s, MAX_LEAD_S)
 
 
 def median_seconds(ctx: Iris, call: Callable[[], object], *, together: bool = False) -> float:

@@ -30,11 +30,11 @@ _BLOCKS = (
     ("block_size_m", "block_size_n"), ("block_size_m", "block_size_k"), ("block_size_k", "block_size_n"),
     ("comm_block_m", "comm_block_n"),
 )  # fmt: skip
-MOST_ELEMENTS = 1 << 20
+MAX_BLOCK_ELEMENTS = 1 << 20
 """Of a block, in Triton."""
-MOST_GROUPED = 4096
+MAX_GROUP_M = 4096
 """Rows of tiles in a group: tiles are counted in 32 bits."""
-_MOST_GROWTH = 16
+_MAX_GROWTH = 16
 """Of one chunk beside the one before, either way."""
 IN_REGISTERS = {"hip": 1}
 """By backend, if not 0: how many of a pipelined loop's stages are in registers, not in shared memory."""
@@ -66,7 +66,7 @@ def tiles_in_words(nbytes: int, world_size: int) -> bool:
     return world_size > 1 and (world_size - 1) * nbytes <= TILE_WORDS_NBYTES
 
 
-def least_block_size_k(dtype: torch.dtype) -> int:
+def min_block_size_k(dtype: torch.dtype) -> int:
     """The least ``block_size_k`` that tl.dot takes."""
     return 32 if dtype == torch.int8 else 16
 
@@ -160,11 +160,11 @@ class FusedConfig:
             if size < 16 or size & (size - 1):
                 raise ArgumentError(op, f"config.{name}", "a power of two, at least 16", size)
         for rows, cols in _BLOCKS:
-            if (elements := getattr(self, rows) * getattr(self, cols)) > MOST_ELEMENTS:
-                expected = f"at most {MOST_ELEMENTS} elements, as Triton takes"
+            if (elements := getattr(self, rows) * getattr(self, cols)) > MAX_BLOCK_ELEMENTS:
+                expected = f"at most {MAX_BLOCK_ELEMENTS} elements, as Triton takes"
                 raise ArgumentError(op, f"config.{rows} x {cols}", expected, elements)
-        if dtype is not None and self.block_size_k < least_block_size_k(dtype):
-            expected = f"at least {least_block_size_k(dtype)} for {dtype}, as tl.dot needs"
+        if dtype is not None and self.block_size_k < min_block_size_k(dtype):
+            expected = f"at least {min_block_size_k(dtype)} for {dtype}, as tl.dot needs"
             raise ArgumentError(op, "config.block_size_k", expected, self.block_size_k)
         for field in fields(self):
             value = getattr(self, field.name)
@@ -172,10 +172,10 @@ class FusedConfig:
             if type(value) is int and value < least:
                 expected = f"a positive number{'' if least else ' or 0'}"
                 raise ArgumentError(op, f"config.{field.name}", expected, value)
-        if self.group_size_m > MOST_GROUPED:
-            raise ArgumentError(op, "config.group_size_m", f"at most {MOST_GROUPED} rows of tiles", self.group_size_m)
-        if not 1 / _MOST_GROWTH <= self.chunk_growth <= _MOST_GROWTH:
-            raise ArgumentError(op, "config.chunk_growth", f"1/{_MOST_GROWTH} to {_MOST_GROWTH}", self.chunk_growth)
+        if self.group_size_m > MAX_GROUP_M:
+            raise ArgumentError(op, "config.group_size_m", f"at most {MAX_GROUP_M} rows of tiles", self.group_size_m)
+        if not 1 / _MAX_GROWTH <= self.chunk_growth <= _MAX_GROWTH:
+            raise ArgumentError(op, "config.chunk_growth", f"1/{_MAX_GROWTH} to {_MAX_GROWTH}", self.chunk_growth)
         if self.num_warps not in WARPS:
             raise ArgumentError(op, "config.num_warps", f"one of {', '.join(map(str, WARPS))}", self.num_warps)
         programs = self.num_sms or num_sms

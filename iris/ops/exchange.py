@@ -44,12 +44,12 @@ from iris.ops.workspace import FusedWorkspace
 MAX_PROGRAMS = 512
 FLAGS = 2 * MAX_RANKS.value * MAX_PROGRAMS
 """Flags of a workspace: one per rank and program, and as many for sums."""
-_LEAST, _MOST = 512, 8192
+_MIN_ELEMENTS, _MAX_ELEMENTS = 512, 8192
 """Elements that a program moves at a time, behind flags."""
-_LEAST_WORDS, _MOST_WORDS, _ROUNDS = 128, 512, 3
+_MIN_WORDS, _MAX_WORDS, _ROUNDS = 128, 512, 3
 """Words that a program sends to each peer at a time, and how often at most before it sends more at a time: of 128 to
 1024 words what was fastest on 2 and 4 × H200, 2026-11-22."""
-_MOST_AWAITED = 4096
+_MAX_WORDS_AWAITED = 4096
 """Words that a program waits for at a time."""
 LOADED_NBYTES, _LOADED = 4 << 20, 2048
 """The largest sum, of all rows, whose parts owners load, and how many elements a program then loads from each peer at a
@@ -100,12 +100,12 @@ def blocks_of(
     loaded = hops == 2 and not words and nbytes * world_size <= LOADED_NBYTES
     if words:
         each = 4 // dtype.itemsize
-        most = min(_MOST_WORDS, _MOST_AWAITED // triton.next_power_of_2(world_size)) * each
-        least, rounds = _LEAST_WORDS * each, _ROUNDS
+        most = min(_MAX_WORDS, _MAX_WORDS_AWAITED // triton.next_power_of_2(world_size)) * each
+        least, rounds = _MIN_WORDS * each, _ROUNDS
     elif loaded:
         least, most, rounds = _LOADED, _LOADED, 1
     else:
-        least, most, rounds = _LEAST, _MOST, 1
+        least, most, rounds = _MIN_ELEMENTS, _MAX_ELEMENTS, 1
     share = min(most, max(least, triton.next_power_of_2(math.ceil(rows * cols / (num_sms * rounds)))))
     block_m = min(16, triton.next_power_of_2(rows))
     return Blocks(rows, cols, block_m, share // block_m, words, hops, loaded)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from iris.device.schedule import MOST_PARTS
 from iris.ops.config import IN_REGISTERS, FusedConfig
 
-_LEAST_STRIP = 64
+_MIN_STRIP = 64
 """Columns of a strip: a narrower one is bound by reading A."""
 
 
@@ -23,7 +23,7 @@ def strips_of(tiles: int, workers: int, config: FusedConfig) -> int:
     """
     left = split_tiles(tiles, workers, config)
     for strips, sharing in ((4, 4), (2, 1)):
-        if 0 < left * strips * sharing <= workers and config.block_size_n // strips >= _LEAST_STRIP:
+        if 0 < left * strips * sharing <= workers and config.block_size_n // strips >= _MIN_STRIP:
             return strips
     return 1
 

@@ -13,7 +13,7 @@ from iris.report.records import Result, newest
 from iris.report.study import COMPARATORS, OPPONENTS, describe, time_of
 
 REGRESSIONS = ("slower", "broken", "gone")
-FEWEST_CALLS = 3
+MIN_CALLS = 3
 """Of fewer calls nobody can tell the noise."""
 _HALF = 0.5
 _HEADINGS = ("", "op", "ranks", "parameters", "hardware", "before ms", "after ms", "change", *OPPONENTS)
@@ -105,7 +105,7 @@ def _kind(before: Result | None, after: Result | None, threshold_percent: float)
         return "gone"
     if before.time is None or after.time is None:
         return "broken" if before.time else "mended" if after.time else "untimed"
-    if any(time.calls is not None and time.calls < FEWEST_CALLS for time in (before.time, after.time)):
+    if any(time.calls is not None and time.calls < MIN_CALLS for time in (before.time, after.time)):
         return "unsure"
     ratio = after.time.median / before.time.median
     if after.time.p10 > before.time.p90 and 100 * (ratio - 1) > threshold_percent:
@@ -132,7 +132,7 @@ def show(changes: Sequence[Change], before: Sequence[Result], after: Sequence[Re
     kinds = [change.kind for change in changes]
     counts = [f"{kinds.count(kind)} {kind}" for kind in (*_ORDER, "untimed") if kind in kinds]
     if "unsure" in kinds:
-        counts.append(f"{kinds.count('unsure')} timed less than {FEWEST_CALLS} times")
+        counts.append(f"{kinds.count('unsure')} timed less than {MIN_CALLS} times")
     print(", ".join([*counts, f"{kinds.count('same')} the same within noise"]))
 
 

@@ -21,7 +21,7 @@ _RATE = "GB/s"
 SERIES = ("algorithm", "way")
 """Parameters that say how something was computed or moved, rather than what."""
 
-LEAST_MS, MOST = 1e-9, 1e30
+MIN_MS, MAX_NUMBER = 1e-9, 1e30
 """Between them lies all that anybody measures; what can be computed and drawn goes further."""
 
 Value = str | int | float | bool | None
@@ -180,7 +180,7 @@ def _parse(line: _Fields, file: Path) -> Result:
         return value if wanted else None
 
     time = _time(line.inner("time_ms")) if line.fields.get("time_ms") is not None else None
-    counted = {name: counters.number(name, -MOST) for name in counters.fields} if counts else {}
+    counted = {name: counters.number(name, -MAX_NUMBER) for name in counters.fields} if counts else {}
     return Result(
         case=line.text("case"),
         params={name: _plain(value) for name, value in line.inner("params").fields.items()},
@@ -207,8 +207,8 @@ def _parse(line: _Fields, file: Path) -> Result:
 def _time(fields: _Fields) -> Time:
     median, p10, p90 = (fields.number(name) for name in ("median", "p10", "p90"))
     time = Time(median, p10, p90, fields.optional_number("rank_skew"), fields.optional_number("calls"))
-    if time.median < LEAST_MS:
-        raise fields.wrong("median", f"{LEAST_MS:g} or more", time.median)
+    if time.median < MIN_MS:
+        raise fields.wrong("median", f"{MIN_MS:g} or more", time.median)
     return time
 
 
@@ -264,14 +264,14 @@ class _Fields:
         value = self.fields.get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MOST:
-            raise self.wrong(name, f"a number from {least:g} to {MOST:g}", value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MAX_NUMBER:
+            raise self.wrong(name, f"a number from {least:g} to {MAX_NUMBER:g}", value)
         return float(value)
 
     def count(self, name: str) -> int:
         value = self.fields.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-            raise self.wrong(name, f"a whole number from 1 to {MOST:g}", value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_NUMBER:
+            raise self.wrong(name, f"a whole number from 1 to {MAX_NUMBER:g}", value)
         return value
 
     def optional_flag(self, name: str) -> bool | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from iris.report.records import MOST, SERIES, Result, Value, newest
+from iris.report.records import MAX_NUMBER, SERIES, Result, Value, newest
 
 OPPONENTS = ("nccl", "torch_symm_mem")
 """Algorithms that do an op's whole work without Iris: what speed-ups are over."""
@@ -232,7 +232,7 @@ def _shape(params: Mapping[str, Value]) -> Shape | None:
         m, n, k = map(int, match.groups()) if match else (0, 0, 0)
     else:
         m, n, k = (value if isinstance(value, int) else 0 for value in map(params.get, ("m", "n", "k")))
-    return (m, n, k) if all(0 < extent <= MOST for extent in (m, n, k)) else None
+    return (m, n, k) if all(0 < extent <= MAX_NUMBER for extent in (m, n, k)) else None
 
 
 def _without(params: Mapping[str, Value], *names: str) -> dict[str, Value]:

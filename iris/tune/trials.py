@@ -33,7 +33,7 @@ STARTED, RIGHT, DROPPED, MEASURED, LEFT = "started", "right", "dropped", "measur
 ENDED = "it ended its ranks"
 _BEGIN = b'{"key": '
 """How a line of :meth:`Trials.add` begins."""
-MOST_STARTS = 2
+MAX_STARTS = 2
 """How often a candidate may be started without an answer."""
 
 Place = tuple[str, FusedConfig]
@@ -54,7 +54,7 @@ class History:
     @property
     def failed(self) -> str | None:
         """Why the candidate is not to be tried again: it was dropped, or did not come back."""
-        return ENDED if self.dropped is None and self.unanswered >= MOST_STARTS else self.dropped
+        return ENDED if self.dropped is None and self.unanswered >= MAX_STARTS else self.dropped
 
 
 class Trials:
