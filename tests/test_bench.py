@@ -28,7 +28,7 @@ from ranks import BACKEND, Ranks, context, fresh, worlds
 from trials import WAYS, ranges, trial
 
 from iris import bench
-from iris.bench import cases, command, driver, news, records, tables
+from iris.bench import cases, command, driver, progress, records, tables
 from iris.bench.axes import Axis, axes_of, expand, parse_values
 from iris.bench.case import registered
 from iris.bench.cases import fused, ways
@@ -401,15 +401,15 @@ def test_what_is_done_within_a_point_is_shown_where_it_is_redrawn(
     assert shown == ["starting 2 ranks", "trial count=8", *(within if redrawn else []), ""]
 
 
-def test_news_that_nobody_hears_is_lost() -> None:
-    heard: list[str] = []
-    with news.heard(heard.append) as address, closing(news.Teller(address)) as tell:
-        tell("something")
-    with closing(tell):
-        tell("too late")
-    with closing(news.Teller(None)) as tell:
-        tell("to nobody")
-    assert heard == ["something"]
+def test_a_status_message_that_nobody_reads_is_lost() -> None:
+    received: list[str] = []
+    with progress.receiving(received.append) as address, closing(progress.StatusSender(address)) as send:
+        send("something")
+    with closing(send):
+        send("too late")
+    with closing(progress.StatusSender(None)) as send:
+        send("to nobody")
+    assert received == ["something"]
 
 
 def test_a_rank_that_hangs_is_ended(capsys: pytest.CaptureFixture[str]) -> None:

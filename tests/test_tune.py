@@ -902,7 +902,7 @@ def test_where_rows_are_from_and_count_is_told(
 
 def test_progress_tells_how_many_calls_the_best_had(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(session, "_NEWS_S", 0.0)
+    monkeypatch.setattr(session, "_STATUS_S", 0.0)
     monkeypatch.setattr(session, "_quiet", lambda words, finished: told.append(words))
     tune_alone(options_for(out))
     bests = [words.split(", ")[2] for words in told if ", best " in words]

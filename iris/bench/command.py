@@ -19,7 +19,6 @@ from iris.bench.case import SHAPE_AXIS, Case
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group, as_failure, grouped, label, live, measured, refuse_launcher
 from iris.bench.environment import here, versions
-from iris.bench.news import heard
 from iris.bench.options import (
     DTYPES,
     add_heap_size,
@@ -29,7 +28,7 @@ from iris.bench.options import (
     ranks_to_start,
     seconds,
 )
-from iris.bench.progress import progress, redrawn
+from iris.bench.progress import progress, receiving, redrawn
 from iris.bench.records import Record
 from iris.bench.session import GPU_CALLS, GPU_WARMUP, MIN_CALLS, SIM_CALLS, Settings
 from iris.bench.tables import FORMATS
@@ -173,8 +172,8 @@ def _found(todo: Sequence[Group], num_ranks: int, settings: Settings) -> Iterato
 
         advance(f"starting {counted(num_ranks, 'rank')}", 0)
         with (
-            heard(show) if redrawn() else nullcontext() as address,
-            live(num_ranks, replace(settings, news=address)) as ranks,
+            receiving(show) if redrawn() else nullcontext() as address,
+            live(num_ranks, replace(settings, status_address=address)) as ranks,
         ):
             for group in todo:
                 advance(group.label, 0)

@@ -14,7 +14,7 @@ from iris.bench.axes import Params
 from iris.bench.case import CaseFunction
 from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
-from iris.bench.news import Teller
+from iris.bench.progress import StatusSender
 from iris.bench.state import FATAL, REPORTED, Call, Outcome, Skipped, State, agreed, described
 from iris.bench.timing import MAX_LEAD_S, back_to_back_seconds, call_seconds, host_seconds, slowest
 from iris.context import Iris, iris
@@ -36,7 +36,7 @@ class Settings:
         heap_size: bytes of symmetric heap; None takes a quarter of the GPU's memory, 32 GiB at most, simulated 256 MiB.
         warmup, repeat: calls, instead of what cases and the defaults say.
         commit: what records say was measured, where git cannot tell.
-        news: where rank 0 tells what it does; None if nobody is to hear it.
+        status_address: where rank 0 sends status messages; None for nowhere.
     """
 
     timeout_s: float
@@ -44,7 +44,7 @@ class Settings:
     warmup: int | None = None
     repeat: int | None = None
     commit: str | None = None
-    news: bytes | None = None
+    status_address: bytes | None = None
 
 
 _ctx: Iris | None = None
@@ -68,23 +68,24 @@ def close_rank() -> None:
 def measure(
     fn: CaseFunction, variants: Sequence[Params], settings: Settings, names: Sequence[str] = ()
 ) -> list[Outcome]:
-    """Set up and check every variant, then time those that are right in turns. News has the variants by ``names``."""
+    """Set up and check every variant, then time those that are right in turns. ``names``: of the variants, for status
+    messages."""
     ctx, shared = _context(settings), dict[Hashable, Any]()
     states = [State(ctx, params, shared) for params in variants]
     called = dict(zip(states, names, strict=False))
-    with closing(Teller(settings.news if ctx.rank == 0 else None)) as tell:
+    with closing(StatusSender(settings.status_address if ctx.rank == 0 else None)) as send:
         for number, state in enumerate(states, 1):
-            tell(_news("checking", called.get(state), number, len(states)))
+            send(_status("checking", called.get(state), number, len(states)))
             _set_up(ctx, fn, state)
         right = [state for state in states if state.call is not None and state.outcome.error is None]
         _time(
-            ctx, right, settings, lambda state, turn: tell(_news("timing", called.get(state), turn, ROUNDS, "round "))
+            ctx, right, settings, lambda state, turn: send(_status("timing", called.get(state), turn, ROUNDS, "round "))
         )
     ctx.barrier()
     return [state.outcome for state in states]
 
 
-def _news(doing: str, name: str | None, number: int, of: int, what: str = "") -> str:
+def _status(doing: str, name: str | None, number: int, of: int, what: str = "") -> str:
     """``checking two_shot, 4 of 13``; what there is but one of is not counted."""
     return f"{doing} {name or ''}".rstrip() + (f", {what}{number} of {of}" if of > 1 else "")
 
@@ -128,8 +129,8 @@ class _Plan:
     host_s: float | None = None
 
 
-def _time(ctx: Iris, states: Sequence[State], settings: Settings, tell: Callable[[State, int], None]) -> None:
-    """Fill in the times of all states, a few calls of each in turn; ``tell`` hears of each turn, counted from 1.
+def _time(ctx: Iris, states: Sequence[State], settings: Settings, started: Callable[[State, int], None]) -> None:
+    """Fill in the times of all states, a few calls of each in turn; ``started`` is called at each turn, from 1 on.
 
     Each turn has an order of its own, the same on all ranks: what runs behind a variant that leaves the device hot must
     not do so every time.
@@ -140,7 +141,7 @@ def _time(ctx: Iris, states: Sequence[State], settings: Settings, tell: Callable
             assert state.call is not None
             calls = plan.calls // ROUNDS + (turn >= ROUNDS - plan.calls % ROUNDS)  # one at least in the last turn
             if calls:
-                tell(state, turn + 1)
+                started(state, turn + 1)
                 state.outcome.seconds += call_seconds(
                     ctx,
                     state.call,

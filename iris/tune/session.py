@@ -45,7 +45,7 @@ _LEAD_S = 100e-6
 """The device idles this long before a timed call, so that the host is ahead of it."""
 _TIMEOUT_S, _FIRST_TIMEOUT_S = 30.0, 60.0
 """Of waits between ranks: longer than a kernel takes to compile; a candidate that hangs costs that much."""
-_NEWS_S = 2.0
+_STATUS_S = 2.0
 _FIRST = 3.0
 """How much more time than others the first shape of a kind gets."""
 _VERSIONS = ("iris", "commit", "torch", "triton", "cuda")
@@ -342,7 +342,7 @@ class Coordinator:
                 self._trials.add(self._key, config, RIGHT)
 
     def _say(self, step: Step) -> None:
-        if time.monotonic() - self._said < _NEWS_S:
+        if time.monotonic() - self._said < _STATUS_S:
             return
         self._said = time.monotonic()
         best = self._search.best
