@@ -314,7 +314,7 @@ def test_tables_have_every_result(study: Study) -> None:
     line = record("all_gather_matmul", "copy_engine", LARGE[0], 4)
     row = at["8192", "8192", "copy_engine"]
     assert row["ms"] == f"{line['time_ms']['median']:.3f}"
-    assert row["of roofline"] == f"{100 * line['floor_share']:.0f} %"
+    assert row["of floor"] == f"{100 * line['floor_share']:.0f} %"
     assert row["TFLOP/s"] == f"{line['tflops_per_gpu']:.1f}"
     assert (row["valid"], row["host µs"], row["chunks"]) == ("yes", "33", "4")
     assert at["8192", "8192", "pull"]["ms"] == "failed"
@@ -474,7 +474,7 @@ def test_pictures_stand_alone(drawn: Path, study: Study) -> None:
         assert text.startswith("<?xml") and "var(--" not in text
     times = (drawn / "svg" / "all_gather_matmul-times-8192x8192x29568-4-ranks-bf16-nvidia-h200.svg").read_text()
     line = record("all_gather_matmul", "push", LARGE[0], 4)
-    for word in ("8192×8192×29568", f"{line['time_ms']['median']:.3f}", f"roofline {line['floor_ms']:.3f}", "failed"):
+    for word in ("8192×8192×29568", f"{line['time_ms']['median']:.3f}", f"floor {line['floor_ms']:.3f}", "failed"):
         assert f">{word}</text>" in times
 
 
@@ -614,12 +614,12 @@ def test_times_of_simulated_ranks_are_not_compared(study: Study, tmp_path: Path)
     titles = [table.title for table in tables.summary(study, SIM_SECTION)]
     assert titles == ["Skipped, failed, wrong"]
     assert len(tables.summary(study, H200_SECTION)) == 3
-    rates = {"× NCCL", "× torch", "of roofline", "roofline ms", "TFLOP/s", "GB/s"}
+    rates = {"× NCCL", "× torch", "of floor", "floor ms", "TFLOP/s", "GB/s"}
     for section, shown in ((SIM_SECTION, set[str]()), (H200_SECTION, rates)):
         problems = study.of(section, "all_gather_matmul")
         (every, *_), (each, *_) = tables.measurements(study, problems), tables.overview(study, problems)
         assert {column.name for column in every.columns} & rates == shown
-        assert {column.name for column in each.columns} & rates == shown & {"× NCCL", "× torch", "of roofline"}
+        assert {column.name for column in each.columns} & rates == shown & {"× NCCL", "× torch", "of floor"}
         marks = {cell.mark for table in (every, each) for row in table.rows for cell in row}
         assert bool(marks & {"best", "slower", "faster"}) == bool(shown)
     (sim,) = study.of(SIM_SECTION, "all_gather_matmul")

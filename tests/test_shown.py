@@ -18,7 +18,7 @@ from iris.bench.records import record
 from iris.bench.state import Outcome
 from iris.bench.tables import write_csv, write_table
 
-RATES = ["GB/s", "TFLOP/s", "roofline ms", "of roofline", "vs NCCL"]
+RATES = ["GB/s", "TFLOP/s", "floor ms", "of floor", "vs NCCL"]
 SIMULATED: dict[str, str | int | None] = {"hardware": "simulated", "backend": "sim", "date": "2026-11-26T12:00:00Z"}
 H200 = SIMULATED | {"hardware": "NVIDIA H200", "backend": "cuda"}
 

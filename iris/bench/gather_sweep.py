@@ -110,5 +110,5 @@ def _told(record: Record) -> str:
     if record["time_ms"] is not None:
         told += f", {record['time_ms']['median']:.4g} ms, {record['tflops_per_gpu']:.4g} TFLOP/s per rank"
     if record["floor_share"] is not None:
-        told += f", {record['floor_share']:.0%} of the roofline"
+        told += f", {record['floor_share']:.0%} of the floor"
     return told

@@ -130,7 +130,7 @@ def _counters(results: Sequence[Record]) -> list[str]:
 
 def _headers(results: Sequence[Record], counters: Sequence[str]) -> list[str]:
     times = ["ms", "p10–p90", "skew µs", "back-to-back ms", "host µs"]
-    rates = ["GB/s", "TFLOP/s", "roofline ms", "of roofline", "vs NCCL"]
+    rates = ["GB/s", "TFLOP/s", "floor ms", "of floor", "vs NCCL"]
     return [*_names(results), *times, *rates, *counters, "validated"]
 
 

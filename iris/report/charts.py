@@ -12,7 +12,7 @@ from iris.report.study import OPPONENTS, Problem, Section, Study, grouped
 KINDS = {
     "speedups": "Speed-up by M",
     "times": "Times",
-    "shares": "Share of the roofline",
+    "shares": "Share of the floor",
     "scaling": "Scaling over ranks",
     "crossover": "Crossover in M",
 }

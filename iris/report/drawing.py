@@ -97,7 +97,7 @@ def _times(chart: Chart, study: Study, palette: Palette) -> Figure:
     axes.spines["left"].set_visible(True)
     if floor is not None:
         axes.vlines(floor, -0.55, len(algorithms) - 0.5, color=INK.light, linestyle=(0, (3, 2)), linewidth=1)
-        axes.text(floor, -0.62, f"roofline {floor:.3f}", ha="center", va="bottom", color=MUTED.light, size=7.5)
+        axes.text(floor, -0.62, f"floor {floor:.3f}", ha="center", va="bottom", color=MUTED.light, size=7.5)
     figure.text(1 - _END / WIDTH, 1 - 0.2 / figure.get_figheight(), "ms", ha="right", color=MUTED.light)
     return figure
 
@@ -138,7 +138,7 @@ def _scaling(chart: Chart, study: Study, palette: Palette) -> Figure:
         return result.tflops_per_gpu if rates else time_of(result)
 
     floor = [point for problem in problems for point in _floor_point(problem, rates)]
-    figure, (axes,) = _figure(chart, [_PLOT], _AXIS + 0.12, [*algorithms, *(["roofline"] if floor else [])], palette)
+    figure, (axes,) = _figure(chart, [_PLOT], _AXIS + 0.12, [*algorithms, *(["floor"] if floor else [])], palette)
     _curves(axes, problems, algorithms, palette, lambda problem: problem.world_size, height)
     axes.plot(*_columns(floor), color=INK.light, linestyle=(0, (3, 2)), linewidth=1)
     sizes = sorted({problem.world_size for problem in problems})
@@ -186,7 +186,7 @@ def _crossover(chart: Chart, study: Study, palette: Palette) -> Figure:
         plots[1].yaxis.set_major_formatter(_percent())
         plots[1].yaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
         plots[1].axhline(1, color=INK.light, linestyle=(0, (3, 2)), linewidth=1)
-        _unit(plots[1], "share of the roofline")
+        _unit(plots[1], "share of the floor")
     _m_axis(plots, [_m(problem) for problem in problems])
     return figure
 
@@ -288,7 +288,7 @@ def _bare(axes: Axes) -> Axes:
 
 
 def _handle(name: str, palette: Palette) -> Line2D:
-    if name == "roofline":
+    if name == "floor":
         return Line2D([], [], color=INK.light, linestyle=(0, (3, 2)), linewidth=1, label=name)
     handle = Line2D([], [], linewidth=0, label=_label(name))
     if name in palette.tones:

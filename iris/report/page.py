@@ -18,10 +18,10 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _EXPLAINED = {
     "speedups": "What auto, or the fastest algorithm of Iris, gains on all shapes that were measured at several M. In "
     "the shaded part it is slower.",
-    "times": "Milliseconds of one call, the shorter the better. Dashed: the roofline, what the hardware allows. Of "
+    "times": "Milliseconds of one call, the shorter the better. Dashed: the floor, what the hardware allows. Of "
     "shapes that differ in nothing but M only the largest is here; the others are under crossover.",
-    "shares": "The roofline's time over the time taken. At 100 % nothing is left to gain.",
-    "scaling": "The same problem on more ranks. Dashed: the roofline.",
+    "shares": "The floor's time over the time taken. At 100 % nothing is left to gain.",
+    "scaling": "The same problem on more ranks. Dashed: the floor.",
     "crossover": "Where one way overtakes another as M grows. In the shaded part it is slower than NCCL + matmul.",
 }
 _SIMULATED = (

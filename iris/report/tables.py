@@ -51,8 +51,8 @@ EXPLANATIONS = {
     "without communication: over torch.matmul), measured in the same run. ▲ faster, ▼ slower, by what two decimals "
     "show.",
     "valid": "whether the result was compared with a reference before it was timed. A wrong result has no time.",
-    "of roofline": "roofline / ms (floor_share in the records).",
-    "roofline ms": "what the hardware allows (floor_ms in the records): the longest of the local matmul at the rate "
+    "of floor": "floor / ms (floor_share in the records).",
+    "floor ms": "what the hardware allows (floor_ms in the records): the longest of the local matmul at the rate "
     "that large matmuls reach, of the bytes received at the full rate of the links, and of the operands at the rate of "
     "the GPU's memory.",
     "TFLOP/s": "floating-point operations of one GPU, per time.",
@@ -354,8 +354,8 @@ _FIGURES: Sequence[tuple[str, Callable[[Study, Result], Cell], bool]] = (
     ("× NCCL", _speedup("nccl"), False),
     ("× torch", _speedup("torch_symm_mem"), False),
     ("valid", _valid, False),
-    ("of roofline", _number(_share, "{:.0f} %"), False),
-    ("roofline ms", _number(lambda result: result.floor_ms, "{:.3f}"), False),
+    ("of floor", _number(_share, "{:.0f} %"), False),
+    ("floor ms", _number(lambda result: result.floor_ms, "{:.3f}"), False),
     ("TFLOP/s", _number(lambda result: result.tflops_per_gpu, "{:.1f}"), False),
     ("GB/s", _number(lambda result: result.gbytes_per_s, "{:.1f}"), False),
     ("spread", _number(_spread, "{:.1f} %"), False),
@@ -365,7 +365,7 @@ _FIGURES: Sequence[tuple[str, Callable[[Study, Result], Cell], bool]] = (
     ("model ms", _number(lambda result: result.predicted_ms, "{:.3f}"), True),
 )
 """Columns of the measurements: heading, cell, and whether the column may go where it is empty."""
-_OF_IRIS = ("× NCCL", "× torch", "of roofline", "back-to-back ms", "host µs")
+_OF_IRIS = ("× NCCL", "× torch", "of floor", "back-to-back ms", "host µs")
 """Those of Iris's own results that an overview shows."""
 
 
