@@ -255,7 +255,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         return self._table.largest_free
 
     def heap_size_for(self, nbytes: int) -> int:
-        """The ``heap_size`` with which a block of ``nbytes`` had room beside what is in use now."""
+        """The ``heap_size`` that would hold a block of ``nbytes`` beside what is in use now."""
         return self._table.would_do(nbytes)
 
     # -- memory -------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         return made
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
-        """As :meth:`workspace`, for what other ranks need not know of; not collective."""
+        """As :meth:`workspace`, for what is this rank's own; not collective."""
         self._require_open("kept")
         if key not in self._kept:
             self._kept[key] = make()
@@ -335,11 +335,11 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         return made
 
     def agree(self, op: str, what: Hashable) -> None:
-        """Make sure, the first time that ``op`` says ``what``, that all ranks say the same. Collective then.
-        ``IRIS_CHECK_CALLS=1`` makes every time the first.
+        """Check that all ranks call ``op`` with the same ``what``. Collective the first time that it is called with it,
+        or with ``IRIS_CHECK_CALLS=1`` every time; else it does nothing.
 
         Raises:
-            RankMismatch: they did not; says what each said.
+            RankMismatch: they do not; names what each rank passed.
         """
         key = op, what
         if self._compares_calls or key not in self._agreed:
@@ -533,9 +533,9 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         return error
 
     def broke_off(self, error: BaseException) -> None:
-        """Note that a call of this rank ended half way, with ``error``, which may be Ctrl-C. Messages to and from peers
-        may now belong to that call, and be taken for those of a later one, so all later use raises. Peers, who may wait
-        for what this rank does not do any more, are told at once."""
+        """Note that ``error``, which may be Ctrl-C, ended a call of this rank half way. Messages of that call could be
+        taken for those of a later one, so all later use raises. Peers, who may be waiting for this rank, are told at
+        once."""
         if self._failure is None:
             cause = ": ".join(filter(None, (type(error).__name__, words_of(error))))
             self._failed(ContextError(f"an earlier call broke off half way: {cause}. Make a new context."))

@@ -84,9 +84,9 @@ class CopyEngine:
 
     @contextmanager
     def unbroken(self, announced: bool = False) -> Iterator[bool]:
-        """Whatever ends the block once copies have been asked for, or if the call was ``announced`` before, ends the
-        context; Ctrl-C does in any case, as it may come right behind a launch. Yields whether the block is only
-        recorded, for a graph: then nothing has been done, and the context goes on."""
+        """End the context if the block raises after copies have been asked for, or if the call was ``announced``
+        before, or on Ctrl-C, as that may come right behind a launch. Yields whether the block is only captured in a
+        graph: then nothing has been done when it raises, and the context goes on."""
         self._begun = announced
         recorded = self._on_gpu and torch.cuda.is_current_stream_capturing()
         try:
@@ -100,8 +100,8 @@ class CopyEngine:
     @contextmanager
     def lane(self, number: int) -> Iterator[None]:
         """Kernels launched in here, while the engine is :meth:`running`, go to one of its lanes, taken in turns by
-        ``number``: the current stream, or one beside it. A kernel of one lane takes the SMs that one of the other has
-        no more work for."""
+        ``number``: the current stream, or a second one. A kernel of one lane uses the SMs that the last wave of a
+        kernel of the other leaves idle."""
         if self._on_gpu:
             with torch.cuda.stream(self._lanes[number % len(self._lanes)]):
                 yield
@@ -109,8 +109,7 @@ class CopyEngine:
             yield
 
     def follow(self) -> None:
-        """Later copies wait for what the current stream, or the lane inside of which this is called, has been given so
-        far."""
+        """Have later copies wait for all that has been launched so far on the current stream, or the current lane."""
         if isinstance(self._stream, torch.cuda.Stream):
             self._stream.wait_stream(torch.cuda.current_stream(self._ctx.device))
 

@@ -83,7 +83,7 @@ class HeapTable:
         )
 
     def would_do(self, nbytes: int) -> int:
-        """The size of a heap in which, beside what is in use here, a block of ``nbytes`` had room."""
+        """The size of a heap that would hold a block of ``nbytes`` beside what is in use now."""
         wanted = align_up(nbytes)
         used = self.size if self.free_bytes >= wanted else self.used_bytes  # what is free may be in pieces there, too
         return align_up(used + wanted, 1 << 20)

@@ -84,7 +84,7 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """False for a tensor that only stands for others, or whose memory was given back."""
+    """False for a tensor without storage of its own, as a DTensor, or whose storage was resized to 0, as FSDP does."""
     return bool(address_of(tensor)) and tensor.untyped_storage().nbytes() > 0
 
 

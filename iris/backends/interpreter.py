@@ -70,7 +70,7 @@ _USUAL_LIMIT_S = 300.0
 limits_s: WeakKeyDictionary[object, float] = WeakKeyDictionary()
 """How long a launch may poll in vain, by backend; the longest counts."""
 surroundings: dict[int, Surroundings] = {}
-"""What the programs of a launch run inside of, by the ``id`` of a tensor that the launch is given."""
+"""Context managers that surround a launch, by the ``id`` of a tensor among its arguments."""
 
 
 def install() -> None:

@@ -164,7 +164,7 @@ def _descriptor_reduce(self: Any, kind: Any, desc: Any, value: Any, indices: Any
 
 
 def _missing(self: Any, name: str) -> Any:
-    """Instead of a missing method of the builder, of which nobody who writes kernels has heard."""
+    """Raised for a missing method of Triton's builder, whose name means nothing to the author of a kernel."""
     raise AttributeError(f"{name.removeprefix('create_')} cannot be simulated: Triton's interpreter has no {name}")
 
 

@@ -163,8 +163,8 @@ def _slowest(seconds: Sequence[float | None], scale: float) -> float | None:
 
 @contextmanager
 def appending(path: Path) -> Iterator[Callable[[Sequence[Record]], None]]:
-    """What adds lines to a file, made if it is not there, which no other run can add to meanwhile. What a run that was
-    killed left of a line is taken away first. A pipe or device only takes what is added.
+    """Open a file for appending, made if it is not there, and lock it against other runs; yields what appends records.
+    A partial last line, of a run that was killed, is removed first. A pipe or device is only written to.
 
     Raises:
         ArgumentError: the file cannot be written, holds something else than results, or another run has it.

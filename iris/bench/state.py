@@ -20,7 +20,7 @@ Check = Callable[[], str]
 """Looks at a result: empty text if it is right, else how wrong it is."""
 MAX_ERROR_LENGTH = 400
 MAX_NUMBER = 1e30
-"""What is larger nobody measures, and no report takes."""
+"""The largest number that a record may have, as a report takes no larger one."""
 FATAL = (WaitTimeout, PeerDied, RankMismatch)
 """Errors after which ranks cannot go on."""
 REPORTED = (

@@ -108,7 +108,7 @@ FEW_ROWS: dict[tuple[str, int], tuple[Fields, ...]] = {
 than tiles of 64 rows."""
 
 _OF_FEW_ROWS = {("matmul", "local"), ("matmul_all_scatter", "push"), ("matmul_all_reduce", "one_shot")}
-"""What has no other tiles there; of other algorithms only measuring chooses them."""
+"""Where these tiles replace those above with so few rows; for other algorithms only measuring chooses them."""
 
 _SMALL_TILE = _tile(64, 64, 32, 4, 2)
 """For GPUs whose shared memory none of the others fit into."""

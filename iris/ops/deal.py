@@ -126,7 +126,7 @@ class Call:
 
     @cached_property
     def output_nbytes(self) -> int:
-        """Of the local matmul, in the dtype in which it travels."""
+        """Bytes of the local matmul's output, in the dtype in which it is sent."""
         return self.problem.m * self.problem.n * output_dtype(self.problem.dtype).itemsize
 
     @cached_property

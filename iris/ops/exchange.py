@@ -1,9 +1,9 @@
-"""Collectives of few microseconds, for the small matrices of decoding: what ``low_latency`` puts beside the library's
-matmul.
+"""Collectives of a few microseconds, for the small matrices of decoding: what ``low_latency`` runs before or after the
+library's matmul.
 
 A program stores its share of this rank's part into an *inbox* at every peer, and takes what has come into its own.
-Nobody says hello first or meets last, so data crosses the link once: the one-shot scheme of NCCL's LL protocols and of
-the custom all-reduces of serving engines. There are two ways to know what has come:
+There is no handshake before and no barrier after, so data crosses the link once: the one-shot scheme of NCCL's LL
+protocols and of the custom all-reduces of serving engines. There are two ways to know what has come:
 
 * *words* (:func:`iris.device.sync.store_words`), for little: each int64 in the inbox holds four bytes of data and the
   epoch of the call. Twice as many bytes, but nothing is waited for between data and flag, 2 µs of 6.

@@ -22,7 +22,8 @@ SERIES = ("algorithm", "way")
 """Parameters that say how something was computed or moved, rather than what."""
 
 MIN_MS, MAX_NUMBER = 1e-9, 1e30
-"""Between them lies all that anybody measures; what can be computed and drawn goes further."""
+"""The smallest time and the largest number that a result may have: far beyond what anybody measures, and well within
+what can be computed and drawn."""
 
 Value = str | int | float | bool | None
 
