@@ -419,12 +419,12 @@ def test_both_modules_take_the_same_keywords(name: str) -> None:
     assert "hint" in keywords(getattr(iris.peer, name))
 
 
-@BY
 @BLOCKS
 @pytest.mark.parametrize(("op", "dtype"), [(op, dtype) for op, dtypes in ATOMICS.items() for dtype in dtypes])
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
-def test_atomic(ranks: Ranks, op: str, dtype: str, by_handle: bool, block: int, seed: int) -> None:
-    ranks.run(run_atomic, op, dtype, by_handle, block, seed)
+def test_atomic(ranks: Ranks, op: str, dtype: str, block: int, seed: int) -> None:
+    """Through the handle, whose functions call those with explicit ranks; both forms are below, with one dtype."""
+    ranks.run(run_atomic, op, dtype, True, block, seed)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
@@ -433,13 +433,12 @@ def test_compare_and_swap_takes_plain_numbers(ranks: Ranks, dtype: torch.dtype) 
     ranks.run(run_plain_swap, dtype)
 
 
-@BY
 @BLOCKS
 @pytest.mark.parametrize("op", ["load", "store", "get", "put", "copy"])
 @pytest.mark.parametrize("dtype", PLAIN)
 @pytest.mark.parametrize("ranks", THREE_OR_MORE, indirect=True)
-def test_move(ranks: Ranks, op: str, dtype: str, by_handle: bool, block: int, seed: int) -> None:
-    ranks.run(run_move, op, dtype, by_handle, block, seed)
+def test_move(ranks: Ranks, op: str, dtype: str, block: int, seed: int) -> None:
+    ranks.run(run_move, op, dtype, True, block, seed)
 
 
 @BY

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ops_inputs import EVERY_OTHER, LOCAL, SMALL, Shape, Way, each_way, rotated, trial, ways
+from ops_inputs import EVERY_OTHER, LOCAL, SMALL, Shape, Way, rotated, trial, ways
 from ranks import BACKEND, Ranks, context, worlds
 
 from iris.ops.candidates import LIBRARY, TILES
@@ -39,8 +39,14 @@ def split(way: Way, turn: int, count: int, seed: int) -> list[tuple[tuple[bool, 
     return found
 
 
+OWN_MATMUL = [
+    way for turn, way in enumerate(ways()) if way.algorithm not in LIBRARY or DTYPES[turn % len(DTYPES)] == torch.int8
+]
+"""Ways whose matmul is by Iris's kernel, of which the library's are int8's alone."""
+
+
 @pytest.mark.parametrize("ranks", worlds(2, 4) if BACKEND != "sim" else worlds(2, 2), indirect=True)
-@each_way
+@pytest.mark.parametrize("way", OWN_MATMUL, ids=str)
 def test_split_tiles_of_every_op(ranks: Ranks, way: Way, seed: int) -> None:
     for found in ranks.run(split, way, ways().index(way), 2, seed):
         for options, shape, excess in found:
