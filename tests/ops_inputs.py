@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 import iris
 from iris.ops import ALGORITHMS, FusedConfig
 from iris.ops.config import EXCHANGING
-from iris.ops.problem import output_dtype
+from iris.ops.problem import DTYPES, output_dtype
 
 GATHER, SCATTER = "all_gather_matmul", "matmul_all_scatter"
 REDUCE_SCATTER, ALL_REDUCE, LOCAL = "matmul_reduce_scatter", "matmul_all_reduce", "matmul"
@@ -105,6 +105,7 @@ IN_WORDS = [way for way in ways() if way.algorithm in (*EXCHANGING, "one_shot")]
 each_way = pytest.mark.parametrize("way", ways(), ids=str)
 EVERY_OTHER = 2 if BACKEND == "sim" else 1
 """The step through ways where some are enough for simulated ranks, which take a second each; GPUs run all."""
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
 def rotated(values: tuple[Any, ...], turn: int, count: int) -> list[Any]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from ops_inputs import (
     ALL_REDUCE,
     BIASES,
-    EVERY_OTHER,
     GATHER,
     IN_WORDS,
     LAYOUTS,
@@ -23,6 +21,7 @@ from ops_inputs import (
     SMALL,
     Shape,
     Way,
+    each_dtype,
     each_way,
     trial,
     ways,
@@ -57,26 +56,8 @@ def results(way: Way, dtype: torch.dtype, seed: int) -> list[tuple[Shape, str, f
     return found
 
 
-def some_dtypes(way: Way, world_size: int) -> list[torch.dtype]:
-    """All, but of three and four simulated ranks, which are slow, each half of them, turned about from way to way."""
-    if BACKEND != "sim" or world_size <= 2:
-        return list(DTYPES)
-    return [dtype for turn, dtype in enumerate(DTYPES) if (turn + ALL_WAYS.index(way) + world_size) % 2 == 0]
-
-
-def cases() -> list[Any]:
-    """Numbers of ranks, ways and dtypes to test together."""
-    found = []
-    for world in worlds():
-        size, marks = (world, ()) if isinstance(world, int) else (world.values[0], world.marks)
-        for way in ALL_WAYS:
-            for dtype in some_dtypes(way, size):
-                name = f"{size}-{way}-{str(dtype).removeprefix('torch.')}"
-                found.append(pytest.param(size, way, dtype, marks=marks, id=name))
-    return found
-
-
-@pytest.mark.parametrize(("ranks", "way", "dtype"), cases(), indirect=["ranks"])
+@each_dtype
+@each_way
 def test_result(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) -> None:
     for rank, found in enumerate(ranks.run(results, way, dtype, seed)):
         for shape, options, excess in found:
@@ -85,7 +66,7 @@ def test_result(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) -> None:
 
 @each_way
 def test_each_way_meets_everything(way: Way) -> None:
-    met = [index for size in (1, 2, 3, 4) for dtype in some_dtypes(way, size) for index in turns(way, dtype, size)]
+    met = [index for size in (1, 2, 3, 4) for dtype in DTYPES for index in turns(way, dtype, size)]
     assert {index % len(SHAPES) for index in met} == set(range(len(SHAPES)))
     assert {(index % 3, index // 3 % 3) for index in met} == {
         (bias, layout) for bias in range(3) for layout in range(3)
@@ -132,7 +113,7 @@ def back_to_back(way: Way, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("ranks", worlds(4, 8), indirect=True)
-@pytest.mark.parametrize("way", ALL_WAYS[::EVERY_OTHER], ids=str)
+@each_way
 def test_back_to_back_with_a_late_rank(ranks: Ranks, way: Way, seed: int) -> None:
     for excesses in ranks.run(back_to_back, way, seed):
         assert max(excesses) <= 1
