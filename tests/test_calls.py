@@ -357,7 +357,7 @@ def choices_told(heap_size: int, filled: int | None = None) -> tuple[list[tuple[
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_what_auto_takes_is_told_once(ranks: Ranks) -> None:
-    (told, filled), (others, _) = ranks.run(choices_told, 1 << 20)
+    (told, filled), (others, _) = ranks.run(choices_told, 4 << 20)
     assert others == []
     levels, lines = zip(*told, strict=True)
     assert levels == ("debug", "debug", "warning", "debug")

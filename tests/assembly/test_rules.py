@@ -15,15 +15,18 @@ from case import CUDA, EVERYWHERE, Case, compile_case, described, handle, of
 from compiler import TARGETS, VERSION
 from kernels import CASES, compile_named
 from listing import Event, UnknownAssembly, read
+from matmuls import OLD
 
 from iris.device import sync
 from iris.device.arch import clock_ns, load_fresh, meet_to_publish, wait_bulk_stores
 
 AMD = tuple(one for one in EVERYWHERE if one not in CUDA)
 
-everywhere = pytest.mark.parametrize("target_name", EVERYWHERE)
-on_amd = pytest.mark.parametrize("target_name", AMD)
-on_cuda = pytest.mark.parametrize("target_name", CUDA)
+NOW = slice(OLD, None, 2)
+"""Of a vendor's two GPUs, that which this Triton compiles for; each of the two that scripts/assembly runs has one."""
+everywhere = pytest.mark.parametrize("target_name", (*CUDA[NOW], *AMD[NOW]))
+on_amd = pytest.mark.parametrize("target_name", AMD[NOW])
+on_cuda = pytest.mark.parametrize("target_name", CUDA[NOW])
 
 CTA_BARRIER = re.compile(r"^\s*(bar\.sync\s.*|s_barrier)$", re.M)
 
