@@ -20,7 +20,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, dual, trial, ways
+from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, dual, some, trial, ways
 from ranks import BACKEND, TIMEOUT_S, Failure, Ranks, context, failure_of, fresh, worlds
 from torch.autograd import forward_ad
 
@@ -159,7 +159,7 @@ def first_large_call(way: Way, seed: int) -> list[float]:
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("calls", [wrapping, first_large_call])
-@pytest.mark.parametrize("way", SOME_WAYS, ids=str)
+@pytest.mark.parametrize("way", some(SOME_WAYS), ids=str)
 def test_counts_of_calls_wrap(ranks: Ranks, way: Way, calls: Callable[[Way, int], list[float]], seed: int) -> None:
     for excesses in ranks.run(calls, way, seed):
         assert max(excesses) <= 1, excesses
@@ -249,7 +249,7 @@ def with_gradients(way: Way) -> list[Failure]:
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
-@pytest.mark.parametrize("way", [way for way in ways() if way.gather_dim == 0], ids=str)
+@pytest.mark.parametrize("way", some([way for way in ways() if way.gather_dim == 0]), ids=str)
 def test_gradients_are_not_lost_without_a_word(ranks: Ranks, way: Way) -> None:
     for found in ranks.run(with_gradients, way):
         for refused, run in zip(found[::2], found[1::2], strict=True):

@@ -162,7 +162,7 @@ def fields_read(way: Way) -> set[str]:
     kinds: list[dict[str, Any]] = [{}, {"comm_sms": 1}]
     if way.algorithm in EXCHANGING:
         kinds.append({"own_matmul": True})
-    one = trial(context(), way, (40, 40, 80), torch.float32, seed=0)
+    one = trial(context(), way, (20, 20, 40), torch.float32, seed=0)
     Noting.noted.clear()
     for kind in kinds:
         one.run(Noting(**base | kind))

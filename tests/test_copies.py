@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, trial
+from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, some, trial
 from ranks import Ranks, context, worlds
 
 from iris.ops.call import OpCall
@@ -80,8 +80,7 @@ def results(way: Way, flagged_ranks: int, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 8), indirect=True)
-@pytest.mark.parametrize("flagged_ranks", [1, 8])
-@pytest.mark.parametrize("way", LANDING, ids=str)
+@pytest.mark.parametrize(("flagged_ranks", "way"), some([(flags, way) for way in LANDING for flags in (1, 8)]), ids=str)
 def test_flags_of_copies_or_one_word_behind_them(ranks: Ranks, way: Way, flagged_ranks: int, seed: int) -> None:
     """Parts that are waited for together may have flags of their own or not, whatever is faster."""
     for excesses in ranks.run(results, way, flagged_ranks, seed):

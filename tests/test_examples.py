@@ -17,6 +17,7 @@ from unittest import mock
 
 import pytest
 import torch
+from ops_inputs import some
 from ranks import BACKEND, Failure, Ranks, context, failure_of, worlds
 
 from iris.bench.matrix import (
@@ -159,7 +160,7 @@ COMMAND_LINE_WORLDS: list[Any] = [2] if BACKEND == "sim" else worlds(2, 8)
 
 
 @pytest.mark.parametrize("world_size", COMMAND_LINE_WORLDS)
-@pytest.mark.parametrize("name", EXAMPLES if BACKEND != "sim" else ["01_load", *OTHERS])
+@pytest.mark.parametrize("name", EXAMPLES if BACKEND != "sim" else some(["01_load", *OTHERS]))
 def test_command_line(name: str, world_size: int, tmp_path: Path) -> None:
     sizes = OTHERS.get(name, SMALL) if BACKEND == "sim" else []
     done = command_line(name, ["--num_ranks", str(world_size), *sizes], tmp_path)

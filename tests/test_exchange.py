@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import IN_WORDS, Shape, Way, trial
+from ops_inputs import IN_WORDS, Shape, Way, some, trial
 from ranks import BACKEND, Ranks, context, fresh, worlds
 
 from iris.ops import new_workspace
@@ -92,8 +92,11 @@ def in_turns(way: Way, dtype: torch.dtype, seed: int) -> tuple[list[float], bool
 
 
 @pytest.mark.parametrize("ranks", worlds(2) if BACKEND != "sim" else worlds(3, 3), indirect=True)
-@pytest.mark.parametrize("dtype", DTYPES if BACKEND != "sim" else (torch.float16, torch.int8), ids=str)
-@pytest.mark.parametrize("way", IN_WORDS, ids=str)
+@pytest.mark.parametrize(
+    ("way", "dtype"),
+    [(way, dtype) for way in IN_WORDS for dtype in (DTYPES if BACKEND != "sim" else some((torch.float16, torch.int8)))],
+    ids=str,
+)
 def test_words_and_flags(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) -> None:
     for excesses, only_words, flags_set in ranks.run(in_turns, way, dtype, seed):
         assert max(excesses) <= 1

@@ -23,6 +23,7 @@ from ops_inputs import (
     Way,
     each_dtype,
     each_way,
+    some,
     trial,
     ways,
 )
@@ -135,7 +136,7 @@ def bits(way: Way, seed: int, by_flags: bool = False) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("ranks", worlds(3, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
-@each_way
+@pytest.mark.parametrize("way", some(ALL_WAYS), ids=str)
 def test_the_same_bits(ranks: Ranks, way: Way, seed: int) -> None:
     """In each call where timing does not matter, and on all ranks where these have the same result."""
     assert_same_bits(way, ranks.run(bits, way, seed))
@@ -264,7 +265,7 @@ def one_rank_missing(way: Way, seed: int) -> Failure:
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
-@pytest.mark.parametrize("way", [way for way in ALL_WAYS if way.op != LOCAL and way.gather_dim == 0], ids=str)
+@pytest.mark.parametrize("way", some([way for way in ALL_WAYS if way.op != LOCAL and way.gather_dim == 0]), ids=str)
 def test_op_that_one_rank_does_not_call(ranks: Ranks, way: Way, seed: int) -> None:
     for rank, failure in enumerate(ranks.run(one_rank_missing, way, seed)):
         assert failure.kind == "WaitTimeout", (rank, failure)
@@ -339,7 +340,7 @@ def run_some_ways(seed: int) -> dict[str, float]:
 
 
 @pytest.mark.skipif(BACKEND != "sim", reason="there are never so many GPUs")
-@pytest.mark.parametrize("ranks", [7, 16], indirect=True)
+@pytest.mark.parametrize("ranks", [16], indirect=True)
 def test_as_many_ranks_as_there_can_be(ranks: Ranks, seed: int) -> None:
     for found in ranks.run(run_some_ways, seed):
         assert max(found.values()) <= 1, found

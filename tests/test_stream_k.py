@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ops_inputs import EVERY_OTHER, LOCAL, SMALL, Shape, Way, rotated, trial, ways
+from ops_inputs import LOCAL, SMALL, Shape, Way, rotated, some, trial, ways
 from ranks import BACKEND, Ranks, context, worlds
 
 from iris.ops.candidates import LIBRARY, TILES
@@ -46,7 +46,7 @@ OWN_MATMUL = [
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 4) if BACKEND != "sim" else worlds(2, 2), indirect=True)
-@pytest.mark.parametrize("way", OWN_MATMUL, ids=str)
+@pytest.mark.parametrize("way", some(OWN_MATMUL), ids=str)
 def test_split_tiles_of_every_op(ranks: Ranks, way: Way, seed: int) -> None:
     for found in ranks.run(split, way, ways().index(way), 2, seed):
         for options, shape, excess in found:
@@ -132,7 +132,7 @@ def in_strips(way: Way, turn: int, widths: tuple[int, ...], seed: int) -> list[t
 
 
 @pytest.mark.parametrize("crowd", [17], indirect=True)
-@pytest.mark.parametrize("way", OWN_KERNEL[::EVERY_OTHER], ids=str)
+@pytest.mark.parametrize("way", some(OWN_KERNEL), ids=str)
 @pytest.mark.parametrize("ranks", worlds(2, 2))
 def test_split_tiles_in_strips(crowd: Ranks, way: Way, ranks: int, seed: int) -> None:
     """One tile in four strips, some in two, some as they are; the last strip of some lies outside the output. The model
