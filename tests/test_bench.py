@@ -370,6 +370,13 @@ def test_a_skipped_point_says_why(measured: Path) -> None:
     assert (skipped["skipped"], skipped["error"], skipped["validated"]) == ("nobody needs it", None, None)
 
 
+def test_a_broken_file_of_rows_is_told_before_ranks_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text("{")
+    monkeypatch.setenv("IRIS_TUNED", str(tmp_path / "rows.json"))
+    with pytest.raises(ArgumentError, match=r"rows\.json: expected"):
+        bench._run([*TWO, "--axis_way=right"])
+
+
 def test_a_run_in_which_all_was_skipped_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main([*TWO, "--axis_way=skips"]) == 1
     told = capsys.readouterr()

@@ -34,6 +34,7 @@ from iris.bench.session import GPU_CALLS, GPU_WARMUP, MIN_CALLS, SIM_CALLS, Sett
 from iris.bench.tables import FORMATS
 from iris.console import STOPPED, counted
 from iris.errors import ArgumentError, IrisError
+from iris.ops import tuned
 
 _AXIS = "axis_"
 
@@ -131,6 +132,8 @@ def _check(name: str, values: Sequence[Value], axes: Sequence[Axis]) -> None:
 def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse.Namespace, num_ranks: int) -> int:
     """Measure what has no record yet, write each record as it comes, and show all."""
     refuse_launcher("iris bench")
+    if (rows := tuned.user_path()) is not None:
+        tuned.read(rows)  # a broken file is better found now than by each point that "auto" takes part in
     out: Path | None = given.resume or given.benchmark_out
     done = _before(groups, given, num_ranks)  # first: a file that is missing is not made
     settings = Settings(given.timeout_s, given.heap_size, given.warmup, given.repeat, given.commit)
