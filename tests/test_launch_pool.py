@@ -481,7 +481,7 @@ def marked(marker: str) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("words", [["idle"], ["busy"], ["busy", "nest"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["idle"], ["busy", "nest"]], ids=" ".join)
 def test_nothing_outlives_a_parent_that_is_killed(words: list[str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(PARENT))

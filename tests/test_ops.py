@@ -114,7 +114,7 @@ def back_to_back(way: Way, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("ranks", worlds(4, 8), indirect=True)
-@each_way
+@pytest.mark.parametrize("way", some(ALL_WAYS), ids=str)
 def test_back_to_back_with_a_late_rank(ranks: Ranks, way: Way, seed: int) -> None:
     for excesses in ranks.run(back_to_back, way, seed):
         assert max(excesses) <= 1
