@@ -83,7 +83,7 @@ class CopyEngine:
                 last()
 
     @contextmanager
-    def unbroken(self, announced: bool = False) -> Iterator[bool]:
+    def unbroken(self, announced: bool) -> Iterator[bool]:
         """End the context if the block raises after copies have been asked for, or if the call was ``announced``
         before, or on Ctrl-C, as that may come right behind a launch. Yields whether the block is only captured in a
         graph: then nothing has been done when it raises, and the context goes on."""

@@ -178,7 +178,7 @@ def _call_for(op: str, algorithm: str) -> str:
 
 
 def staging_fits(
-    ctx: Iris, op: str, algorithm: str, workspace: FusedWorkspace | None, staging_nbytes: int, num_flags: int = 0
+    ctx: Iris, op: str, algorithm: str, workspace: FusedWorkspace | None, staging_nbytes: int, num_flags: int
 ) -> bool:
     """Whether :func:`workspace_for` would find or make so much staging memory; the same on all ranks."""
     if workspace is not None:

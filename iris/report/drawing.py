@@ -352,10 +352,10 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
     return [x for x, _ in points], [y for _, y in points]
 
 
-def _thinned(values: Iterable[float], most: int = 7) -> list[float]:
-    """At most so many of the values, evenly spread, with the last."""
+def _thinned(values: Iterable[float]) -> list[float]:
+    """At most seven of the values, evenly spread, with the last."""
     ordered = sorted(set(values))
-    step = math.ceil(len(ordered) / most)
+    step = math.ceil(len(ordered) / 7)
     return ordered[::-1][::step][::-1]
 
 

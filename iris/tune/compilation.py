@@ -34,7 +34,7 @@ class _IdleEngine:
             last()
 
     @contextmanager
-    def unbroken(self, announced: bool = False) -> Iterator[None]:
+    def unbroken(self, announced: bool) -> Iterator[None]:
         yield
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int) -> None: ...

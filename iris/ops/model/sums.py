@@ -57,7 +57,7 @@ def _sent_nbytes(call: Call) -> float:
     return call.output_nbytes * (call.world - 1) / call.world
 
 
-def _owner_copy_s(call: Call, share: float = 1.0) -> float:
+def _owner_copy_s(call: Call, share: float) -> float:
     """A copy of so much of one owner's rows."""
     return call.machine.copy_s(share * call.output_nbytes / call.world)
 
