@@ -30,6 +30,7 @@ from ops_inputs import (
 )
 from ranks import Failure, Ranks, context, failure_of, fresh, worlds
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import iris
 from iris.device import tile
@@ -369,6 +370,9 @@ def traced() -> list[tuple[str, Failure]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecated
             found.append((way.op, failure_of(torch.jit.trace, Layer(one), one.a)))
+        found.append((way.op, failure_of(make_fx(Layer(one).forward), one.a)))
+        one.run()
+        assert one.excess() <= 1
     return found
 
 
@@ -378,7 +382,10 @@ def test_a_call_that_is_traced(ranks: Ranks) -> None:
     for found in ranks.run(traced):
         for op, failure in found:
             assert failure.kind == "ArgumentError" and failure.message.startswith(f"{op}: A"), failure
-            assert "torch.jit.trace" in failure.message and "leave it out of what is traced" in failure.message
+            assert (
+                re.search("outside of (torch.jit.trace|make_fx)", failure.message)
+                and "leave it out of what is traced" in failure.message
+            )
 
 
 def memory_of_refused_calls() -> list[tuple[str, bool]]:

@@ -24,9 +24,12 @@ def check_operands(
 ) -> None:
     """Raise, before anything is launched, if dtypes, devices or dimensions cannot work."""
     name, tensor = a
-    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+    tracer = "torch.jit.trace" if torch.jit.is_tracing() else ""  # type: ignore[attr-defined]
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+        tracer = "make_fx"
+    if tracer:
         fix = "It is not recorded: leave it out of what is traced."
-        raise ArgumentError(op, name, "a call outside of torch.jit.trace", "one that it traces", fix)
+        raise ArgumentError(op, name, f"a call outside of {tracer}", "one that it traces", fix)
     matrices = {"output": output, name: tensor, "B": b}
     for argument, matrix in matrices.items():
         if not isinstance(matrix, torch.Tensor):
