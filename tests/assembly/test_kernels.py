@@ -20,14 +20,17 @@ from triton.runtime.jit import JITFunction
 
 from iris.device.matmul import matmul_kernel
 
+AMDS = ("gfx942", "gfx950")
 PAIRS = [
     (name, one)
     for number, (name, case) in enumerate(CASES.items())
     for one in case.targets
-    if one == "sm_90" or case.kernel is matmul_kernel or (number + OLD + (one == "gfx950")) % 2
+    if case.kernel is matmul_kernel
+    or len(case.targets) == 1
+    or one in (("sm_100", "sm_90")[OLD], AMDS[(number + OLD) % 2])
 ]
-"""For sm_90, which is measured, by both Tritons that scripts/assembly runs; for sm_100 by one of them, and for one of
-AMD's GPUs by each. Those of the matmul kernel take turns of their own."""
+"""Each of the two Tritons that scripts/assembly runs compiles each kernel for one GPU of NVIDIA's and one of AMD's: the
+older one, with which Iris is measured, for sm_90. Those of the matmul kernel take turns of their own."""
 
 COMPARES_ONE_WORD = {"compare_and_swap_word", "05_all_kinds"}
 
