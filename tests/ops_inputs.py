@@ -104,10 +104,11 @@ def ways(*ops: str) -> list[Way]:
     ]
 
 
-def some(values: Sequence[T]) -> list[T]:
-    """All on GPUs; of simulated ranks, which take about a second for each, every other one: with the next seed the
-    others, so that some runs meet all. For what is looked at elsewhere, too."""
-    return list(values) if BACKEND != "sim" else list(values)[int(os.environ.get("IRIS_TEST_SEED", "0")) % 2 :: 2]
+def some(values: Sequence[T], one_of: int = 2) -> list[T]:
+    """All on GPUs; of simulated ranks, which take about a second for each, every other one, or one of so many: others
+    with the next seed, so that some runs meet all. For what is looked at elsewhere, too."""
+    turn = int(os.environ.get("IRIS_TEST_SEED", "0")) % one_of
+    return list(values) if BACKEND != "sim" else list(values)[turn::one_of]
 
 
 IN_WORDS = [way for way in ways() if way.algorithm in (*EXCHANGING, "one_shot")]

@@ -159,7 +159,7 @@ def first_large_call(way: Way, seed: int) -> list[float]:
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("calls", [wrapping, first_large_call])
-@pytest.mark.parametrize("way", some(SOME_WAYS), ids=str)
+@pytest.mark.parametrize("way", some(SOME_WAYS, 3), ids=str)
 def test_counts_of_calls_wrap(ranks: Ranks, way: Way, calls: Callable[[Way, int], list[float]], seed: int) -> None:
     for excesses in ranks.run(calls, way, seed):
         assert max(excesses) <= 1, excesses

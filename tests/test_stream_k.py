@@ -132,7 +132,7 @@ def in_strips(way: Way, turn: int, widths: tuple[int, ...], seed: int) -> list[t
 
 
 @pytest.mark.parametrize("crowd", [17], indirect=True)
-@pytest.mark.parametrize("way", some(OWN_KERNEL), ids=str)
+@pytest.mark.parametrize("way", some(OWN_KERNEL, 4), ids=str)
 @pytest.mark.parametrize("ranks", worlds(2, 2))
 def test_split_tiles_in_strips(crowd: Ranks, way: Way, ranks: int, seed: int) -> None:
     """One tile in four strips, some in two, some as they are; the last strip of some lies outside the output. The model
