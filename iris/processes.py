@@ -24,13 +24,20 @@ def is_ending(pid: int) -> bool:
     if pid == 0:  # of another namespace
         return False
     try:
-        os.kill(pid, 0)
         flags = int(_stat(pid)[_FLAGS_FIELD])
+    except OSError:  # it is gone, or /proc hides it
+        return _is_gone(pid)
+    return bool(flags & _EXITING)
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except OSError:
         return False
-    return bool(flags & _EXITING)
+    return False
 
 
 def _has_ended(pid: int) -> bool:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from ranks import (
 )
 
 import iris
-from iris import backends
+from iris import backends, processes
 from iris.identity import identity
 from iris.mesh import Mesh, address
 
@@ -405,3 +406,15 @@ def test_an_exception_in_a_with_block_reaches_the_peers(doomed: iris.RankPool) -
             assert failure.kind == "PeerDied" and failure.ranks == (VICTIM,)
             assert failure.message == f"rank {VICTIM} left with KeyError: 'the cause'"
         assert failure.took_s < 1
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_process_is_gone_when_nobody_knows_it_any_more(monkeypatch: pytest.MonkeyPatch, hidden: bool) -> None:
+    """Also between two looks at it, and where /proc does not show it."""
+    if hidden:
+        monkeypatch.setattr(processes, "_stat", mock.Mock(side_effect=FileNotFoundError))
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert not processes.is_ending(child.pid)
+        child.kill()
+    assert processes.is_ending(child.pid)
+    assert not processes.is_ending(os.getpid())
