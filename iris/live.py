@@ -39,14 +39,19 @@ OPEN: dict[Live, Opened] = {}
 """What is open in this process, in the order in which it was made."""
 
 
+def _since(before: set[Live]) -> list[Opened]:
+    """What was opened since ``before``."""
+    return [OPEN[one] for one in OPEN if one not in before]
+
+
 def close(before: set[Live]) -> None:
     """Close what a function has opened since ``before``, and left open when it returned, as ``with`` would."""
-    for opened in [OPEN[one] for one in OPEN if one not in before]:
+    for opened in _since(before):
         opened.close()
 
 
 def give_up(before: set[Live], error: BaseException) -> None:
     """Give up what a function has opened since ``before``, and left open when it raised, as ``with`` would."""
-    for opened in [OPEN[one] for one in OPEN if one not in before]:
+    for opened in _since(before):
         with suppress(Exception):  # what counts is the error that there is
             opened.give_up(error)

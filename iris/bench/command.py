@@ -132,8 +132,7 @@ def _check(name: str, values: Sequence[Value], axes: Sequence[Axis]) -> None:
 def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse.Namespace, num_ranks: int) -> int:
     """Measure what has no record yet, write each record as it comes, and show all."""
     refuse_launcher("iris bench")
-    if (rows := tuned.user_path()) is not None:
-        tuned.read(rows)  # a broken file is better found now than by each point that "auto" takes part in
+    tuned.user_rows(tuned.user_path())  # a broken file is better found now than by each point that needs it
     out: Path | None = given.resume or given.benchmark_out
     done = _before(groups, given, num_ranks)  # first: a file that is missing is not made
     settings = Settings(given.timeout_s, given.heap_size, given.warmup, given.repeat, given.commit)
