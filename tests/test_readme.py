@@ -65,22 +65,27 @@ def test_only_python_blocks_are_taken() -> None:
 
 
 def algorithms_in(text: str) -> dict[str, tuple[str, ...]]:
-    """Ops and algorithms that rows of tables in a Markdown text begin with; an empty cell repeats the one above."""
-    found: dict[str, tuple[str, ...]] = {}
-    op = ""
-    for above, algorithm in re.findall(r"^\| (?:`(\w+)` )?\| `(\w+)` \|", text, re.MULTILINE):
-        op = above or op
-        found[op] = (*found.get(op, ()), algorithm)
-    return found
+    """By op, the heading of a section in a Markdown text, the algorithms that rows of its table begin with."""
+    sections = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
+    return {
+        op.strip("`"): found
+        for op, body in zip(sections[1::2], sections[2::2], strict=True)
+        if (found := tuple(re.findall(r"^\| `(\w+)` \|", body, re.MULTILINE)))
+    }
 
 
-def test_the_table_of_ops_names_every_algorithm() -> None:
-    named = algorithms_in(README.read_text())
+def test_the_page_of_algorithms_names_every_one() -> None:
+    named = algorithms_in((ROOT / "docs" / "algorithms.md").read_text())
     assert {op: sorted(algorithms) for op, algorithms in named.items()} == {
         op: sorted(algorithms) for op, algorithms in iris.ops.ALGORITHMS.items()
     }
 
 
-def test_algorithms_are_read_from_a_table() -> None:
-    text = "| Op | Algorithm |\n|---|---|\n| `sum` | `ring` | a |\n| | `tree` | b |\n| `max` | `ring` | c |\n"
+def test_the_table_of_ops_names_every_one() -> None:
+    (table,) = re.findall(r"^\| Op of `iris.ops` .*?\n\n", README.read_text(), re.DOTALL | re.MULTILINE)
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(iris.ops.ALGORITHMS)
+
+
+def test_algorithms_are_read_from_tables() -> None:
+    text = "# A\n\n## `sum`\n\n| Way |\n|---|\n| `ring` | a |\n| `tree` | b |\n\n## `max`\n\n| `ring` | c |\n\n## End\n"
     assert algorithms_in(text) == {"sum": ("ring", "tree"), "max": ("ring",)}
