@@ -1,7 +1,7 @@
 """Change another rank's memory without losing what others change there at the same time.
 
-The eight atomics of Iris are add, xchg, cas, and, or, xor, min and max; sub is an add of the negative. They take
-arguments as a store does, and return what was there before:
+Iris has the atomics add, sub, xchg, cas, and, or, xor, min and max. Sub is an add of the negative, so this program uses
+the other eight. They take arguments as a store does, and return what was there before:
 
     old = iris.atomic_add(counter, value, here, peer, heap_bases)
 

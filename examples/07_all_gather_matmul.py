@@ -13,7 +13,8 @@ lies on the symmetric heap:
     ctx.ops.all_gather_matmul(output, A_sharded, B)
 
     python examples/07_all_gather_matmul.py
-    python examples/07_all_gather_matmul.py --num_ranks 8 --rows 512 --n 4096 --k 8192 --dtype bf16
+    python examples/07_all_gather_matmul.py --rows 40 --n 72 --k 96 --dtype bf16
+    python examples/07_all_gather_matmul.py --num_ranks 8 --rows 512 --n 4096 --k 8192  # too much for simulated ranks
 
 It compares with a float64 reference, overwrites A and calls again (no barrier is needed between calls), and
 prints the error and the median time of a call.
