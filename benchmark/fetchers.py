@@ -3,12 +3,13 @@
     python benchmark/fetchers.py --num_ranks 1
     python benchmark/fetchers.py --num_ranks 1 --axis_peers=host --axis_M=2048 --axis_N=256 --axis_way=1x16
 
-It shows what the programs that fetch and those that compute do to each other, and how much one of the former moves. All
-other ranks' heaps are this GPU's (``peers=device``), or lie in the host's memory (``peers=host``), which is about as
-far away as a peer's and bound by PCIe. The flags by which ranks enter and leave a call are set before each. ``M,N,K``
-are those of this rank's matmul. ``way``: ``16x8`` has 16 fetchers and 8 blocks of K per flag; ``matmul`` is Iris's
-kernel with nothing to wait for, ``torch`` the library's. Behind the first two, ``+split`` has the last tiles split by
-Stream-K. Options are those of `python -m iris bench`.
+It shows how programs that fetch and programs that compute slow each other down, and how much one fetcher moves. The
+heaps of all other ranks are on this GPU (``peers=device``), or in the host's memory (``peers=host``), which is about as
+far away as a peer's and bound by PCIe. The flags by which ranks enter and leave a call are set before each call.
+
+``M,N,K`` are those of this rank's matmul. ``way`` is ``16x8`` for 16 fetchers and 8 blocks of K per flag, ``matmul``
+for Iris's kernel with nothing to wait for, or ``torch`` for the library's. With ``+split`` after one of the first two,
+the last tiles are split by Stream-K. Options are those of `python -m iris bench`.
 """
 
 from __future__ import annotations

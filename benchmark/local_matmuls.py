@@ -1,16 +1,17 @@
-"""Whose matmul is the faster one, Iris's or the library's, for the parts of layers that ranks have: on one GPU.
+"""Whether Iris's matmul or the library's is faster for the part of a layer that a rank has, measured on one GPU.
 
     python benchmark/local_matmuls.py --world_sizes 2 4 8 --rows 16 128 512 --rows_out rows.json > local-matmuls.jsonl
 
-Each problem of a data set is cut as so many ranks would share it, and its local matmul computed by every tile of Iris's
-kernel that the model leaves standing, with Stream-K and without, and by ``torch.matmul``, in turns: so many calls in a
-row that their weights do not stay in the L2 cache (``us``), as layers of a model follow each other; and as often on the
-same weights (``warm_us``). Every result is checked first. A JSON line for each goes to stdout. Where Iris's kernel is
-faster by 3 % and more, and no slower on the same weights, ``--rows_out`` gets a row, which ``"auto"`` takes for what
-exchanges parts beside a matmul, in any op and on any number of ranks (iris/ops/tuned.py).
+Each problem of a data set is cut as so many ranks would share it. Its local matmul is computed in turns by
+``torch.matmul`` and by Iris's kernel, with every tile that the model leaves standing, with Stream-K and without. It is
+timed in two ways: with so many different weights in a row that they do not stay in the L2 cache, as layers of a model
+follow each other (``us``); and as often on the same weights (``warm_us``). Every result is checked first, and a JSON
+line for each goes to stdout. If Iris's kernel is faster by 3 % and more, and no slower on the same weights, a row goes
+to ``--rows_out``. ``"auto"`` then uses it for algorithms that exchange parts beside a matmul, in any op and on any
+number of ranks (iris/ops/tuned.py).
 
-int8, which ``torch.matmul`` does not multiply, is timed beside ``torch._int_mm`` where that takes the sizes. Ops take
-Iris's kernel for it in any case, so no row says so.
+``torch.matmul`` does not multiply int8, so that is timed beside ``torch._int_mm``, if that takes the sizes. Ops use
+Iris's kernel for int8 in any case, so there are no rows for it.
 """
 
 from __future__ import annotations

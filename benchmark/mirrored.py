@@ -3,17 +3,21 @@
     python benchmark/mirrored.py --num_ranks 2
     python benchmark/mirrored.py matmul_reduce_scatter_mirrored --num_ranks 2 --axis_way=auto,ring,ring+num_chunks=4
 
-Both processes are rank 0 of ``ranks`` ranks, and each stands for all of the other's peers: what one sends to rank j it
-puts where the other expects what rank -j sends, who would do the same at the same time. So each GPU computes, sends,
-receives and waits as one of 8 does, at the full rate of its links. What is different: no two ranks ever send to the
-same one at a time, as ranks of eight that are not level do (docs/performance.md); there are fewer ranks of which one
-may be late; what seven would read or write is the memory of one; and kernels take some tenths of a microsecond more to
-find a peer's memory. The prediction beside a result leaves the first out; ``auto`` picks as for eight.
+Both processes are rank 0 of ``ranks`` ranks, and each stands for all of the other's peers. What one sends to rank j it
+puts where the other expects the data of rank -j, which would do the same at the same time. So each GPU computes, sends,
+receives and waits as one of 8 does, at the full rate of its links. Four things differ from eight GPUs:
 
-Numbers are drawn so that the result can be known: the ranks' parts of A (of B, for a scatter) are the same but for a
-rotation. ``M,N,K`` are those of the whole problem. ``way`` is ``auto``, an algorithm with the best options known, or
-with others, as in ``ring+num_chunks=4``; ``matmul`` is the library's local matmul alone. Options are those of `python
--m iris bench`.
+- no two ranks ever send to the same one at a time, as ranks that are not level do (docs/performance.md);
+- there are fewer ranks that may be late;
+- what seven ranks would read or write is the memory of one;
+- kernels take some tenths of a microsecond more to find a peer's memory.
+
+The prediction beside a result leaves the first of these out; ``auto`` picks as for eight.
+
+The ranks' parts of A (of B, for a scatter) are the same but for a rotation, so that the right result is known.
+``M,N,K`` are those of the whole problem. ``way`` is ``auto``, or an algorithm with the best options known, or one with
+other options, as in ``ring+num_chunks=4``; ``matmul`` is the library's local matmul alone. Options are those of
+`python -m iris bench`.
 """
 
 from __future__ import annotations

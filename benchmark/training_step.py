@@ -3,12 +3,11 @@
     python benchmark/training_step.py --num_ranks 8
     python benchmark/training_step.py --axis_tokens=4096 --axis_hidden=8192 --axis_inner=28672
 
-``x + down(gelu(up(x)))`` with weights without bias, a part of them on each rank, and each rank's share of the tokens;
-the layers are those of docs/training.md. ``auto`` is by Iris; ``nccl`` has a collective of torch.distributed before or
-behind each matmul; ``nccl_overlapped`` runs those of the backward pass of ``up`` beside its matmuls, as Megatron-LM
-does (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023). Gradients of all
-three are compared with the block on one rank in float64. Options are those of `python -m iris bench`; --help describes
-them.
+It is ``x + down(gelu(up(x)))`` without biases; each rank has a part of the weights and a share of the tokens. The
+layers are those of docs/training.md. ``auto`` is by Iris; ``nccl`` has a collective of torch.distributed before or
+after each matmul; ``nccl_overlapped`` runs those of the backward pass of ``up`` beside its matmuls, as Megatron-LM does
+(Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023). Gradients of all three
+are compared with the block on one rank in float64. Options are those of `python -m iris bench`; --help describes them.
 """
 
 from __future__ import annotations
