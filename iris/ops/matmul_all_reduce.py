@@ -6,7 +6,8 @@ Unfused::
     torch.distributed.all_reduce(output)
     output += bias
 
-Algorithms (:mod:`iris.ops.reduction` has the signals of ``two_shot``, ``copy_engine`` and ``atomic``):
+Algorithms (:mod:`iris.ops.reduction` has the signals of ``two_shot``, ``copy_engine`` and ``atomic``). "When it wins"
+was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 26.
 
 **two_shot**: the tiles are dealt to the ranks. The epilogue stores every finished tile into a slot at its owner, who
 adds up its own tiles, in float32 and in rank order, and stores the results into every rank's output. ``num_rounds``
@@ -14,8 +15,8 @@ rounds spread these stores over the matmul; own tiles come a round later than th
 than a few hundred KiB; each rank receives about twice the output.
 
 **copy_engine**: as ``two_shot``, the ranks owning rows, but the copy engine moves tiles and results, in ``num_chunks``
-chunks for each rank. M must be a multiple of the number of ranks. When it wins: where the
-matmul is long against the transfer (8192×8192×29568 on 4 × H200, 2026-11-21).
+chunks for each rank. M must be a multiple of the number of ranks. When it wins: where the matmul is long compared with
+the transfer (8192×8192×29568 on 4 × H200, 2026-11-21).
 
 **ring**: the library's matmul, once per chunk of an owner's rows, each adding to the sum that has come from the rank
 before and goes to the next one; the owner's sum goes to all. The copy engine carries them (:mod:`iris.ops.decomposed`);
