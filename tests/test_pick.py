@@ -476,6 +476,16 @@ def test_gpus_with_less_shared_memory(op: str, dtype: torch.dtype, shared_nbytes
         assert needed < shared_nbytes or has_no_tile(config)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_runs_by_its_name_alone_fits_into_less_shared_memory(world_size: int, dtype: torch.dtype) -> None:
+    """A relay that passes nothing on, which "auto" does not take."""
+    target = replace(UNKNOWN, shared_nbytes=99 << 10)
+    problem = problem_of("matmul_all_scatter", 4096, 4096, 4096, world_size, dtype)
+    taken = pick_config(problem, target, "relay")
+    assert taken.num_stages * (taken.block_size_m + taken.block_size_n) * taken.block_size_k * dtype.itemsize < 99 << 10
+
+
 def test_rules_of_single_ops() -> None:
     reduce = problem_of("matmul_all_reduce", 8191, 4096, 4096, 8)
     assert "cannot be shared evenly" in str(obstacle(reduce, replace(PLAIN, algorithm="copy_engine"), H200))

@@ -314,9 +314,14 @@ def candidates(
                         found = True
                         yield config
     for name in () if found else options:  # such as a ring of too few rows for two chunks
-        plain = FusedConfig(name, **_tiles(problem, name, target, wide)[0])
-        if obstacle(problem, plain, target) is None:
-            yield plain
+        config = plain(problem, name, target, wide=wide)
+        if obstacle(problem, config, target) is None:
+            yield config
+
+
+def plain(problem: Problem, algorithm: str, target: Target, *, wide: bool = False) -> FusedConfig:
+    """``algorithm`` without options, with the first tile that fits, whether it can run or not."""
+    return FusedConfig(algorithm, **_tiles(problem, algorithm, target, wide)[0])
 
 
 def min_comm_programs(config: FusedConfig) -> int:

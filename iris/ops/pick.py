@@ -10,7 +10,7 @@ from pathlib import Path
 from iris.context import MAX_RANKS
 from iris.errors import ArgumentError
 from iris.ops import tuned
-from iris.ops.candidates import ALGORITHMS, TILES, candidates, obstacle
+from iris.ops.candidates import ALGORITHMS, TILES, candidates, obstacle, plain
 from iris.ops.config import EXCHANGING, FusedConfig, Target
 from iris.ops.hardware import HARDWARE, Hardware, hardware
 from iris.ops.machine import machine
@@ -139,8 +139,8 @@ def model_pick(problem: Problem, target: Target, algorithm: str | None = None) -
         configs = [FusedConfig(one, **TILES["sim", 0][0]) for one in wanted]
         return next((one for one in configs if obstacle(problem, one, target) is None), configs[0])
     times = predictions(problem, target, candidates(problem, target, algorithm=algorithm))
-    if not times and algorithm is not None:  # the op says why it cannot run
-        return FusedConfig(algorithm, **TILES[target.backend, problem.dtype.itemsize][0])
+    if not times and algorithm is not None:  # the op says why it cannot run; a relay between two ranks does
+        return plain(problem, algorithm, target)
     costs = {config: time_s * (_SPLIT if config.stream_k else 1.0) for config, time_s in times.items()}
     cheapest = min(costs.values())
     return next(config for config, cost in costs.items() if cost <= _EQUAL * cheapest)
