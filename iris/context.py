@@ -28,6 +28,7 @@ from iris.errors import (
     PlacementError,
     RankMismatch,
     WaitTimeout,
+    ranks_text,
     words_of,
 )
 from iris.heap import HeapTable, format_bytes
@@ -36,7 +37,7 @@ from iris.leases import Lease, Leases
 from iris.live import OPEN, Live, Opened
 from iris.log import RankLogger
 from iris.membership import Group, global_names, global_ranks, identify, members, number
-from iris.mesh import Mesh, ranks_text, require_linux
+from iris.mesh import Mesh, require_linux
 from iris.processes import let_culprits_go_first
 from iris.status import CODES, GIVEN, Limits, expired_wait, gave_up, record_of
 from iris.tensors import SymmetricTensors

@@ -112,3 +112,9 @@ def words_of(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001 (its __str__ runs any code)
         return "its words cannot be had"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``rank 3`` or ``ranks 1, 3``."""
+    ordered = sorted(ranks)
+    return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(map(str, ordered))}"

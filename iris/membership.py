@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from iris.errors import ArgumentError, BackendError, PeerDied, WaitTimeout
+from iris.errors import ArgumentError, BackendError, PeerDied, WaitTimeout, ranks_text
 from iris.identity import Identity, identity
 
 Group = Any
@@ -73,11 +73,11 @@ def _meet(group: Group, ranks: list[int], rank: int, said: Any, timeout_s: float
             late = [place for place, key in enumerate(keys) if not store.check([key])]
             if not late:
                 raise
-            named = ", ".join(f"rank {place}" for place in late)
             others = global_names(late, ranks)
             raise WaitTimeout(
-                f"iris.iris: rank {rank} waited {timeout_s:g} s for {named} of the process group to make a context, too"
-                f"{f' ({others})' if others else ''}. Slow but healthy ranks need a larger first_timeout_s.",
+                f"iris.iris: rank {rank} waited {timeout_s:g} s for {ranks_text(late)} of the process group to "
+                f"make a context, too{f' ({others})' if others else ''}. "
+                "Slow but healthy ranks need a larger first_timeout_s.",
                 late,
             ) from None
         everyone = [json.loads(answer) for answer in store.multi_get(keys)]

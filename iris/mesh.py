@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from iris.errors import BackendError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, words_of
+from iris.errors import BackendError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, ranks_text, words_of
 from iris.processes import blame, is_ending
 
 _HELLO = struct.Struct("!II")  # rank, world size
@@ -54,12 +54,6 @@ def address(key: str, rank: int) -> str:
     """The abstract socket name on which ``rank`` of job ``key`` listens."""
     digest = hashlib.sha256(f"{os.getuid()}:{key}".encode()).hexdigest()[:24]
     return f"\0iris-{digest}-{rank}"
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 3`` or ``ranks 1, 3``."""
-    ordered = sorted(ranks)
-    return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(map(str, ordered))}"
 
 
 def _told_apart(calls: Mapping[int, str]) -> str:

@@ -22,7 +22,7 @@ import iris
 from iris import errors
 from iris.context import _other_call
 from iris.device.sync import ABORT_WORD
-from iris.mesh import ranks_text
+from iris.errors import ranks_text
 from iris.trace import Event, draw, trace_of
 
 pytestmark = pytest.mark.timeout(120)

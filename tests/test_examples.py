@@ -313,7 +313,7 @@ def failure_of_requirement() -> Failure:
 def test_require_raises_on_every_rank(ranks: Ranks) -> None:
     for failure in ranks.run(failure_of_requirement):
         assert failure.kind == "IrisError"
-        assert failure.message == f"sums: wrong result on rank 0, 2 of {ranks.world_size}"
+        assert failure.message == f"sums: wrong result on ranks 0, 2 of {ranks.world_size}"
 
 
 def calls_and_rows() -> tuple[list[int], list[int], list[list[float]]]:

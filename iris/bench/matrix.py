@@ -21,7 +21,7 @@ from iris.bench.options import DTYPES, heap_bytes, no_picture, picture, positive
 from iris.bench.timing import median_seconds
 from iris.console import counted, print_table
 from iris.context import Iris
-from iris.errors import IrisError
+from iris.errors import IrisError, ranks_text
 
 Matrix = list[list[float]]
 Move = Callable[[int], object]
@@ -113,7 +113,7 @@ def require(ctx: Iris, correct: bool, what: str) -> None:
     """
     wrong = [rank for rank in range(ctx.world_size) if not ctx.broadcast(correct, rank)]
     if wrong:
-        raise IrisError(f"{what}: wrong result on rank {', '.join(map(str, wrong))} of {ctx.world_size}")
+        raise IrisError(f"{what}: wrong result on {ranks_text(wrong)} of {ctx.world_size}")
 
 
 def measure_pairs(ctx: Iris, move: Move, nbytes: int) -> Matrix:

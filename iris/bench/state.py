@@ -12,7 +12,7 @@ from triton.errors import TritonError
 from iris.bench.axes import Value
 from iris.bench.options import by_option
 from iris.context import Iris
-from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout
+from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, ranks_text
 
 T = TypeVar("T")
 Call = Callable[[], object]
@@ -218,8 +218,7 @@ def agreed(ctx: Iris, complaint: str) -> str | None:
     complaining = [rank for rank, text in enumerate(complaints) if text]
     if not complaining:
         return None
-    ranks = f"rank{'s' if len(complaining) > 1 else ''} {', '.join(map(str, complaining))}"
-    return f"{complaints[complaining[0]]} ({ranks} of {ctx.world_size})"
+    return f"{complaints[complaining[0]]} ({ranks_text(complaining)} of {ctx.world_size})"
 
 
 def described(error: BaseException) -> str:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 
 from iris.context import Iris
-from iris.errors import ArgumentError, CaptureError
-from iris.mesh import ranks_text
+from iris.errors import ArgumentError, CaptureError, ranks_text
 from iris.ops import tuned
 from iris.ops.candidates import LIBRARY, has_no_tile, min_comm_programs, obstacle
 from iris.ops.config import FusedConfig
