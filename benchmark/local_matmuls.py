@@ -41,7 +41,7 @@ from iris.bench.environment import checked_out_commit
 from iris.bench.options import DTYPES, positive
 from iris.bench.progress import progress
 from iris.bench.timing import call_seconds
-from iris.console import exit_status
+from iris.console import Parser, exit_status
 from iris.ops import FusedConfig, Problem, tuned
 from iris.ops.pick import model_pick
 from iris.ops.problem import DTYPES as OP_DTYPES
@@ -64,7 +64,7 @@ _HEAP_NBYTES = 1 << 26
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, default=DATA_SET, help="(default: %(default)s)")
     parser.add_argument("--world_sizes", type=positive, nargs="+", default=(2, 4, 8), help="(default: 2 4 8)")
     parser.add_argument(

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 import iris
-from iris.console import STOPPED, UNREAD, USAGE, exit_status
+from iris.console import STOPPED, UNREAD, USAGE, Parser, exit_status
 
 STATUSES = {
     0: "all went well",
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     width = max(map(len, COMMANDS))
     listed = "\n".join(f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items())
     statuses = "\n".join(f"  {status:<{width}}  {about}" for status, about in STATUSES.items())
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="iris",
         description="Triton kernels that read, write and signal the memory of every GPU of the job.",
         epilog=f"commands:\n{listed}\n\n`iris COMMAND --help` says what a command takes.\n\nexit status:\n{statuses}",

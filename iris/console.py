@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import select
@@ -21,6 +22,13 @@ STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""
 UNREAD = 141
 """Exit status where nobody reads on, such as behind ``| head``: as shells have it of SIGPIPE."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong with a command line, and where to read on, but not all of its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: error: {message}\n`{self.prog} --help` says what it takes\n")
 
 
 def exit_status(program: str, run: Callable[[], int]) -> int:

@@ -23,7 +23,7 @@ from iris.bench.cases.operands import Operands
 from iris.bench.driver import as_failure, refuse_launcher, sheltered
 from iris.bench.options import DTYPES, add_num_ranks, folder_trouble, no_picture, positive, seconds
 from iris.bench.progress import progress
-from iris.console import counted, print_table
+from iris.console import Parser, counted, print_table
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
 from iris.launch import in_full
@@ -205,9 +205,7 @@ def _time_text(time_s: float) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="iris demo", description="Run two fused ops on fresh random data: checked, timed and drawn."
-    )
+    parser = Parser(prog="iris demo", description="Run two fused ops on fresh random data: checked, timed and drawn.")
     add_num_ranks(parser)
     parser.add_argument(
         "--shape",

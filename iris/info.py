@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.metadata
 import json
@@ -21,7 +20,7 @@ import torch
 import iris
 from iris import backends, context
 from iris.backends.gpu import has_native_atomics
-from iris.console import counted, print_table
+from iris.console import Parser, counted, print_table
 from iris.errors import ArgumentError, BackendError, LaunchError
 from iris.heap import format_bytes
 from iris.identity import identity
@@ -333,7 +332,7 @@ def print_tables(shown: Sequence[Table]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """The ``info`` command."""
-    parser = argparse.ArgumentParser(prog="iris info", description="Say what Iris sees on this machine.")
+    parser = Parser(prog="iris info", description="Say what Iris sees on this machine.")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     given = parser.parse_args(arguments)
     info = collect()

@@ -141,6 +141,30 @@ def test_an_argument_that_cannot_work_exits_with_2(
 
 
 @pytest.mark.parametrize(
+    ("words", "program", "told"),
+    [
+        (["bnch"], "iris", "argument COMMAND: invalid choice: 'bnch'"),
+        (["bench"], "iris bench", "name a case, or choose among all with --benchmark_filter"),
+        (["bench", "matmul", "--no_such"], "iris bench matmul", "unrecognized arguments: --no_such"),
+        (["bench", "matmul", "--num_ranks=99"], "iris bench matmul", "argument --num_ranks: 99 is more than the 16"),
+        (["bench", "rma", "--no_such"], "iris bench rma", "unrecognized arguments: --no_such"),
+        (["tune"], "iris tune", "the following arguments are required: OP"),
+        (["report"], "iris report", "give one file or folder of results, or --compare A B"),
+        (["demo", "--shape=1"], "iris demo", "argument --shape: expected 3 arguments"),
+        (["info", "now"], "iris info", "unrecognized arguments: now"),
+    ],
+)
+def test_what_is_wrong_with_a_command_line_is_said_in_a_line_and_where_to_read_on(
+    words: list[str], program: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(words)
+    wrong, pointer = capsys.readouterr().err.splitlines()
+    assert wrong.startswith(f"{program}: error: {told}")
+    assert pointer == f"`{program} --help` says what it takes"
+
+
+@pytest.mark.parametrize(
     ("program", "error", "told"),
     [
         (

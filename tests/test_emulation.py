@@ -84,8 +84,7 @@ def test_no_other_number_of_ranks_is_begun_with(script: str, ranks: int) -> None
         ]
     ),
 )
-def test_usage_calls_a_script_by_its_name(script: str, words: list[str], program: str) -> None:
+def test_an_error_calls_a_script_by_its_name(script: str, words: list[str], program: str) -> None:
     done = run(script, *words, "--no_such_option")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"usage: {program} [-h]"), done
-    assert f"{program}: error: unrecognized arguments: --no_such_option" in done.stderr, done
+    assert done.stderr.startswith(f"{program}: error: unrecognized arguments: --no_such_option\n"), done

@@ -32,7 +32,7 @@ from iris.bench.progress import progress, receiving, redrawn
 from iris.bench.records import Record
 from iris.bench.session import GPU_CALLS, GPU_WARMUP, MIN_CALLS, SIM_CALLS, Settings
 from iris.bench.tables import FORMATS
-from iris.console import STOPPED, counted
+from iris.console import STOPPED, Parser, counted
 from iris.errors import ArgumentError, IrisError
 from iris.ops import tuned
 
@@ -240,8 +240,9 @@ def make_parser(
 ) -> argparse.ArgumentParser:
     """The parser of all options, with those for the axes of ``cases``."""
     names = [case.name for case in cases]
-    parser = argparse.ArgumentParser(
-        prog=program or " ".join(["iris bench", *(names or ["CASE …"])]),
+    parser = Parser(
+        prog=program or " ".join(["iris bench", *names]),
+        usage=None if program or names else "%(prog)s CASE … [options]",
         description="\n\n".join(case.fn.__doc__ or "" for case in cases) or _list_of(known),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -61,7 +61,7 @@ def parse_options(
 ) -> Options:
     """Read the command line of the program that runs ``algorithm``, by default on ``data_set``; make the output folder.
 
-    A bad value ends the program with a usage line and status 2; no order to do anything, with status 1.
+    A bad value ends the program with a line and status 2; no order to do anything, with status 1.
     """
     parser = _parser(doc, algorithm, data_set, dtypes)
     given = parser.parse_args(argv)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from iris.bench.options import add_num_ranks, heap_bytes, not_negative, output_file, picture, positive
+from iris.console import Parser
 from iris.heap import format_bytes
 from iris.ops.config import MAX_BLOCK_ELEMENTS, MAX_GROUP_M, WARPS, FusedConfig, min_block_size_k
 
@@ -83,7 +84,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
     What it returns holds only the flags that were given: :class:`Arguments` knows the defaults.
     """
-    made = argparse.ArgumentParser(
+    made = Parser(
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,

@@ -54,7 +54,7 @@ class Options:
 
 
 def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Sequence[str] = tuple(DTYPES)) -> Options:
-    """Read the command line of the example called ``name``; a bad value ends the program with a usage line."""
+    """Read the command line of the example called ``name``; a bad value ends the program with a line that says so."""
     parser = rank_parser(doc)
     parser.add_argument("--buffer_size", type=positive, help="bytes to move (default: 256 MiB, simulated 64 KiB)")
     parser.add_argument("--dtype", choices=dtypes, default=dtype, help="element type (default: %(default)s)")

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from iris import backends
+from iris.console import Parser
 from iris.context import MAX_RANKS, MIN_HEAP_BYTES
 from iris.errors import BackendError
 from iris.identity import identity
@@ -37,7 +38,7 @@ DTYPES = {
 
 def rank_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser with ``--num_ranks`` and ``--help``, which shows ``doc``, the program's own docstring."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_num_ranks(parser)
     return parser
 
@@ -89,7 +90,7 @@ def several_gpus() -> bool:
 
 
 def share_evenly(parser: argparse.ArgumentParser, given: argparse.Namespace, names: str, num_ranks: int) -> None:
-    """End the program with a usage line if one of the options that are letters of ``names`` has a size that the ranks
+    """End the program with a line if one of the options that are letters of ``names`` has a size that the ranks
     cannot share evenly: a launcher's, or the ``num_ranks`` to start."""
     who = identity()
     world_size = who.world_size if who is not None else num_ranks

@@ -7,7 +7,6 @@ per second and direction, of the slowest rank.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from iris.bench.driver import as_failure, refuse_launcher, sheltered
 from iris.bench.matrix import random_bits, require, same_bits
 from iris.bench.options import add_num_ranks, output_file, positive, ranks_to_start
 from iris.bench.timing import median_seconds, slowest
-from iris.console import counted
+from iris.console import Parser, counted
 from iris.context import Iris, iris
 from iris.device import peer as peers
 
@@ -115,7 +114,7 @@ def _rate(
 
 def main(argv: Sequence[str]) -> int:
     """``iris bench rma``; returns the exit status: 130 after Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="iris bench rma", description=__doc__)
+    parser = Parser(prog="iris bench rma", description=__doc__)
     add_num_ranks(parser)
     parser.add_argument("--buffer_size", type=positive, help="bytes (default: 256 MiB, simulated 256 KiB)")
     parser.add_argument("--output", type=output_file, help="also write the result as JSON to this file")

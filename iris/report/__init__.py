@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from iris import files
-from iris.console import console, counted
+from iris.console import Parser, console, counted
 from iris.errors import ArgumentError, BackendError
 from iris.report import comparison, markdown, page
 from iris.report.charts import KINDS, Chart, charts
@@ -140,7 +140,7 @@ def _percent(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="iris report",
         description="Draw benchmark results into one HTML page that needs no network, write them as Markdown tables, "
         "or compare two sets of them.",

@@ -19,7 +19,7 @@ from iris.bench.dataset import Dataset
 from iris.bench.driver import as_failure, sheltered
 from iris.bench.options import add_heap_size, add_num_ranks, positive, ranks_to_start, seconds
 from iris.bench.tables import place
-from iris.console import STOPPED
+from iris.console import STOPPED, Parser
 from iris.errors import ArgumentError, IrisError, LaunchError
 from iris.identity import identity
 from iris.launch import RankPool, in_full
@@ -52,7 +52,7 @@ Sizes are of the whole problem, over all ranks: A is [m, k], B is [k, n]."""
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="iris tune", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("op", nargs="+", choices=tuple(ops.ALGORITHMS), metavar="OP", help=", ".join(ops.ALGORITHMS))
