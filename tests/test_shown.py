@@ -6,6 +6,7 @@ import csv
 import io
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,12 @@ from iris.bench.driver import Group
 from iris.bench.progress import progress
 from iris.bench.records import record
 from iris.bench.state import Outcome
-from iris.bench.tables import write_csv, write_table
+from iris.bench.tables import write_csv, write_json, write_table
+from iris.report import tables
+from iris.report.records import read
+from iris.report.study import Study
 
-RATES = ["GB/s", "TFLOP/s", "floor ms", "of floor", "vs NCCL"]
+RATES = ["GB/s", "TFLOP/s", "floor ms", "of floor", "× NCCL"]
 SIMULATED: dict[str, str | int | None] = {"hardware": "simulated", "backend": "sim", "date": "2026-11-26T12:00:00Z"}
 H200 = SIMULATED | {"hardware": "NVIDIA H200", "backend": "cuda"}
 
@@ -102,3 +106,25 @@ def test_what_is_made_of_a_time_is_not_shown_of_simulated_ranks(
         [one | {"counters": {f"GB/s rank {i} peer {j}": 1.0 for i in (0, 1) for j in (0, 1)}} for one in results]
     )
     assert ("GB/s" in capsys.readouterr().out) == rated
+
+
+def test_a_table_and_a_report_say_the_same_under_the_same_headings(tmp_path: Path) -> None:
+    outcome = Outcome(validated=True, flops=10**9, nbytes=10**6, floor_s=1e-4, seconds=[2e-3, 3e-3, 4e-3])
+    outcome.back_to_back_s, outcome.host_s = 2e-3, 1e-4
+    results = [
+        record("matmul_all_reduce", {"dtype": "bf16", "algorithm": name}, [outcome], H200, 2, "batch")
+        for name in ("push", "nccl")
+    ]
+    write_table(results, {}, out := io.StringIO())
+    lines = [re.split(r"\s{2,}", line.strip()) for line in out.getvalue().splitlines()]
+    headings, line = (next(line for line in lines if line[0] == word) for word in ("algorithm", "push"))
+    mine = dict(zip(headings, line, strict=True))
+    write_json(results, {}, file := io.StringIO())
+    (tmp_path / "results.jsonl").write_text(file.getvalue())
+    study = Study(read(tmp_path / "results.jsonl"))
+    (table,) = tables.measurements(study, study.problems)
+    names = [column.name for column in table.columns]
+    reported = next(dict(zip(names, row, strict=True)) for row in table.rows if row[0].text == "push")
+    assert mine.keys() <= reported.keys()
+    for name in ("× NCCL", "valid", "of floor", "spread"):
+        assert mine[name] == reported[name].text

@@ -129,22 +129,23 @@ def _counters(results: Sequence[Record]) -> list[str]:
 
 
 def _headers(results: Sequence[Record], counters: Sequence[str]) -> list[str]:
-    times = ["ms", "p10–p90", "skew µs", "back-to-back ms", "host µs"]
-    rates = ["GB/s", "TFLOP/s", "floor ms", "of floor", "vs NCCL"]
-    return [*_names(results), *times, *rates, *counters, "validated"]
+    """Columns are called as in reports, which say what each is."""
+    times = ["ms", "spread", "skew µs", "back-to-back ms", "host µs"]
+    rates = ["GB/s", "TFLOP/s", "floor ms", "of floor", "× NCCL"]
+    return [*_names(results), *times, *rates, *counters, "valid"]
 
 
 def _cells(
     one: Record, base: Mapping[_Common, float], cases: Mapping[str, Case], names: Sequence[str], counters: Sequence[str]
 ) -> list[str]:
     time = one["time_ms"]
-    spread = f"{_short(time['p10'])}–{_short(time['p90'])}" if time else ""
+    spread = f"{100 * (time['p90'] - time['p10']) / time['median']:.1f} %" if time else ""
     rated = not records.simulated(one)  # else what is made of a time says nothing
     speedup = _speedup(one, base, cases) if rated else None
     verdict = {
         True: "yes",
         False: "NO",
-        None: "skipped" if one["skipped"] else "error" if one["error"] else "unchecked",
+        None: "skipped" if one["skipped"] else "error" if one["error"] else "not checked",
     }
     return [
         *(_value(one, name) for name in names),
@@ -154,8 +155,8 @@ def _cells(
         _short(one["back_to_back_ms"]),
         _short(one["host_us"]),
         *(_short(one[name]) if rated else "" for name in ("gbytes_per_s", "tflops_per_gpu", "floor_ms")),
-        f"{one['floor_share']:.0%}" if rated and one["floor_share"] is not None else "",
-        f"{speedup:.2f}×" if speedup is not None else "",
+        f"{100 * one['floor_share']:.0f} %" if rated and one["floor_share"] is not None else "",
+        f"{speedup:.2f}" if speedup is not None else "",
         *(_counter(one["counters"].get(name)) for name in counters),
         verdict[one["validated"]] + VARIES * _varies(one),
     ]
