@@ -41,7 +41,6 @@ from iris.bench.state import Outcome, Skipped, State
 from iris.console import STOPPED
 from iris.context import Iris
 from iris.errors import ArgumentError
-from iris.launch import RankPool
 from iris.ops import FusedConfig
 from iris.ops.choice import settled
 from iris.report import records as report
@@ -191,7 +190,6 @@ def test_help_names_cases_and_axes(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, expected in (
         (["--help"], ["all_gather_matmul", "rma_matrix", "--resume FILE", "iris bench CASE --help"]),
         (["trial", "--help"], ["all that can go wrong", "--axis_way LIST", "default: 8, 16", "simulated 3)"]),
-        (["rma", "--help"], ["--buffer_size"]),
     ):
         with pytest.raises(SystemExit, match="0"):
             bench.main(arguments)
@@ -242,16 +240,6 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
         bench._run([*TWO, f"--resume={tmp_path / 'none'}", "--benchmark_list"])
     with pytest.raises(ArgumentError, match=f"^bench: {tmp_path}: expected a file that can be written, got a folder$"):
         bench._run([*TWO, f"--benchmark_out={tmp_path}"])
-    with pytest.raises(SystemExit, match="2"):
-        bench.main(["rma", "--output=/dev/null/x.json"])
-    (tmp_path / "notes").write_text("mine")
-    with pytest.raises(ArgumentError, match="--output: expected a new file, or one that this program has written"):
-        bench._run(["rma", f"--output={tmp_path / 'notes'}"])
-    assert (tmp_path / "notes").read_text() == "mine"
-    for nbytes, complaint in ((0, "0 is not a positive number"), (6, "6 is no multiple of the 4 bytes of an element")):
-        with pytest.raises(SystemExit, match="2"):
-            bench.main(["rma", f"--buffer_size={nbytes}"])
-        assert complaint in capsys.readouterr().err
     wrong = ["--benchmark_filter=(", "--timeout_s=0", "--timeout_s=inf", "--timeout_s=nan", "--timeout_s=x",
              "--num_ranks=0", "--num_ranks=17", "--warmup=-1"]  # fmt: skip
     for arguments in ([], *([*TWO, one] for one in wrong), [*TWO, "--resume=a", "--benchmark_out=b"]):
@@ -1051,29 +1039,12 @@ def test_fused_ops_are_checked_and_timed_beside_others(tmp_path: Path) -> None:
     assert len(found) == 18
 
 
-def test_rma_is_run_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["rma", "matmul"]) == 2
-    assert "case: expected rma alone, as its options are its own, got 2 cases" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments", [["rma"], TWO])
-def test_a_launcher_is_refused_at_once(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_launcher_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert bench.main(arguments) == 1
+    assert bench.main(TWO) == 1
     told = "iris bench: LaunchError: iris bench starts its own ranks: run it without torchrun, mpirun or srun\n"
     assert capsys.readouterr() == ("", told)
-
-
-def test_ctrl_c_stops_rma(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def pressed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RankPool, "run", pressed)
-    assert bench.main(["rma", "--num_ranks=1"]) == STOPPED
-    assert capsys.readouterr().err == "stopped\n"
 
 
 def test_two_cases_of_one_name_in_one_file_are_refused() -> None:

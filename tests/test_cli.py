@@ -95,7 +95,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["demo", "bench"])
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["rma", "--num-ranks", "4", "--json"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["rma_matrix", "--num-ranks", "4", "--json"]])
 def test_a_command_gets_its_own_arguments(monkeypatch: pytest.MonkeyPatch, command: str, arguments: list[str]) -> None:
     seen: list[list[str]] = []
     fake = ModuleType(f"iris.{command}")
@@ -147,7 +147,6 @@ def test_an_argument_that_cannot_work_exits_with_2(
         (["bench"], "iris bench", "name a case, or choose among all with --benchmark_filter"),
         (["bench", "matmul", "--no_such"], "iris bench matmul", "unrecognized arguments: --no_such"),
         (["bench", "matmul", "--num_ranks=99"], "iris bench matmul", "argument --num_ranks: 99 is more than the 16"),
-        (["bench", "rma", "--no_such"], "iris bench rma", "unrecognized arguments: --no_such"),
         (["tune"], "iris tune", "the following arguments are required: OP"),
         (["report"], "iris report", "give one file or folder of results, or --compare A B"),
         (["demo", "--shape=1"], "iris demo", "argument --shape: expected 3 arguments"),

@@ -63,17 +63,11 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:
 
 def _run(given: list[str], program: str | None = None) -> int:
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), given))
-    if names == ["rma"]:
-        from iris.bench import rma
-
-        return rma.main(given[1:])
     from iris.bench import cases, command
 
     cases.load()
     known = registered()
     unknown = [name for name in names if name not in known]
-    if unknown == ["rma"]:
-        raise ArgumentError("bench", "case", "rma alone, as its options are its own", f"{len(names)} cases")
     if unknown:
-        raise ArgumentError("bench", "case", f"one of {', '.join([*known, 'rma'])}", unknown[0])
+        raise ArgumentError("bench", "case", f"one of {', '.join(known)}", unknown[0])
     return command.run([known[name] for name in names], known, given[len(names) :], program)

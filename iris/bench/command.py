@@ -52,7 +52,7 @@ def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[st
     parser = make_parser(cases, known, program)
     given, rest = parser.parse_known_args(arguments)
     if rest:
-        late = "; cases come before all options" if any(word in (*known, "rma") for word in rest) else ""
+        late = "; cases come before all options" if any(word in known for word in rest) else ""
         parser.error(f"unrecognized arguments: {' '.join(rest)}{late}")
     if not cases and given.benchmark_filter is None and not given.benchmark_list:
         parser.error("name a case, or choose among all with --benchmark_filter")
@@ -308,9 +308,8 @@ def make_parser(
 
 
 def _list_of(known: Mapping[str, Case]) -> str:
-    width = max(map(len, [*known, "rma"]))
+    width = max(map(len, known))
     lines = [f"  {name:{width}}  {case.about}" for name, case in known.items()]
-    lines.append(f"  {'rma':{width}}  Bulk put and get in a ring beside the copy engine; has options of its own.")
     return "Measure Iris on this machine. Cases:\n\n" + "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from case import CUDA, EVERYWHERE, SIGNALS, WAITS, Case, compile_case, described
 from compiler import VERSION, tensor
 from listing import Event
 
-from iris.bench import rma as bench
+from iris.bench.cases import transfers
 from iris.device import arch, peer, rma, sync, trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -288,10 +288,10 @@ def _syncs() -> list[Case]:
 
 
 def _benchmarks() -> list[Case]:
-    types, options = of(torch.int32, torch.int32, 1 << 26, 3), {"BLOCK": bench.BLOCK, "num_warps": 16}
+    types, options = of(torch.int32, torch.int32, 1 << 26, 3), {"BLOCK": transfers.BLOCK, "num_warps": 16}
     return [
         Case(f"bench-{kernel.fn.__name__}", kernel, lambda: (*types(), handle()), options, wide=FIRST_TWO)
-        for kernel in (bench.put_kernel, bench.get_kernel)
+        for kernel in (transfers.put_kernel, transfers.get_kernel)
     ]
 
 

@@ -1,4 +1,8 @@
-"""Bulk transfers: all ranks at once in a ring, timed as other cases are, and then between every two ranks."""
+"""Bulk transfers: all ranks at once in a ring, timed as other cases are, and then between every two ranks.
+
+In the ring every rank moves a buffer to (put) or from (get) the next one, so every link direction is busy. Kernels are
+those that :func:`iris.peer.put` and ``get`` make, persistent ones; beside them, in turns, the copy engine.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,42 @@ from functools import partial
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from iris.bench import records
 from iris.bench.axes import axis
 from iris.bench.case import register
 from iris.bench.matrix import measure_pairs, print_matrix, random_bits, same_bits
 from iris.bench.options import several_gpus
-from iris.bench.rma import BLOCK, PROGRAMS_PER_SM, get_kernel, put_kernel
 from iris.bench.state import State
 from iris.context import Iris
+from iris.device import peer as peers
 from iris.ops.hardware import hardware
 
 BUFFER_BYTES = 256 << 20 if several_gpus() else 64 << 10
+BLOCK = 16384
+"""4-byte elements that a program moves per step: 64 KiB. Rates are flat from 16 to 64 KiB (H200, 2026-11-21)."""
+PROGRAMS_PER_SM = 2
 _PAIR = "GB/s rank {} peer {}"
+
+
+@triton.jit
+def put_kernel(source_ptr, target_ptr, count, peer, handle, BLOCK: tl.constexpr):
+    """This rank's ``count`` elements at ``source_ptr`` → ``peer``'s ``target_ptr``."""
+    offsets = tl.arange(0, BLOCK)
+    for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        at = start + offsets
+        peers.put(handle, source_ptr + at, target_ptr + at, peer, mask=at < count)
+
+
+@triton.jit
+def get_kernel(source_ptr, target_ptr, count, peer, handle, BLOCK: tl.constexpr):
+    """``peer``'s ``count`` elements at ``source_ptr`` → this rank's ``target_ptr``."""
+    offsets = tl.arange(0, BLOCK)
+    for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        at = start + offsets
+        peers.get(handle, source_ptr + at, target_ptr + at, peer, mask=at < count)
 
 
 def show(results: Sequence[Mapping[str, Any]]) -> None:
