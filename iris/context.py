@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import os
-import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,27 +17,16 @@ from iris.backends.base import between_traps
 from iris.device import sync
 from iris.device.handle import Handle
 from iris.eager import eager
-from iris.errors import (
-    ArgumentError,
-    CaptureError,
-    ContextError,
-    IrisError,
-    PeerDied,
-    PlacementError,
-    RankMismatch,
-    WaitTimeout,
-    ranks_text,
-    words_of,
-)
+from iris.errors import ArgumentError, CaptureError, ContextError, IrisError, PlacementError, ranks_text
+from iris.failure import Failure
 from iris.heap import HeapTable, format_bytes
 from iris.identity import Identity
 from iris.leases import Lease, Leases
-from iris.live import OPEN, Live, Opened
+from iris.live import OPEN, Live, Opened, abandon_all, end_all
 from iris.log import RankLogger
-from iris.membership import Group, global_names, global_ranks, identify, members, number
+from iris.membership import Group, global_ranks, identify, members, number
 from iris.mesh import Mesh, require_linux
-from iris.processes import let_culprits_go_first
-from iris.status import CODES, GIVEN, Limits, expired_wait, gave_up, record_of
+from iris.status import GIVEN
 from iris.tensors import SymmetricTensors
 from iris.watcher import Watcher
 from iris.wire import pack, unpack
@@ -58,8 +45,6 @@ MIN_HEAP_BYTES = 1 << 16
 _MAX_HEAP_BYTES = 1 << 46
 """Bytes of a heap: more than any address space has for all ranks'."""
 MAX_RANKS = sync.MAX_RANKS.value
-_OF_GROUP = "barrier("
-"""How calls begin that not all ranks take part in."""
 
 
 def iris(
@@ -107,7 +92,7 @@ def iris(
         switch()  # an error if its variable is neither 0 nor 1, whatever the backend
     ctx = Iris(nbytes, group, backend, device, steady, first, log_level)
     if timeout_s is None and given is not None:  # by the variable
-        ctx._limits = TIMEOUT_VARIABLE if first_timeout_s is None else GIVEN[0], TIMEOUT_VARIABLE
+        ctx._failure.limits = TIMEOUT_VARIABLE if first_timeout_s is None else GIVEN[0], TIMEOUT_VARIABLE
     return ctx
 
 
@@ -142,7 +127,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
     """
 
     _ops_factory: Callable[[Iris], BoundOps] | None = None
-    _limits: Limits = GIVEN
     last_trace: Any = None
     """The Trace of the last op called with ``trace=True``."""
 
@@ -158,7 +142,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
     ) -> None:
         require_linux()
         self._pid, self._open = os.getpid(), False
-        self._failure: IrisError | None = None
         choice = _choice(backend)
         who = identify(group, device, first_timeout_s)
         if who.world_size > MAX_RANKS:
@@ -175,8 +158,8 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
             self._mesh.leave(error)
             raise
         self._open = True
-        OPEN[self] = Opened(self.close, self._release)
-        self._backend.surround_launches([self._heap_bases, self._alone.bases], self._simulated)
+        OPEN[self] = Opened(f"rank {self.rank}", self.close, self._release, self._mesh.abandon)
+        self._backend.surround_launches([self._heap_bases, self._alone.bases], self._failure.of_simulated_kernel)
 
     def _start(
         self, choice: backends.Choice, who: Identity, heap_size: int, timeout_s: float, first_timeout_s: float
@@ -202,7 +185,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self._control = self._table.allocate(sync.CONTROL_BYTES.value, "control block")
         self._backend.bytes_at(self._control.offset, self._control.nbytes, None).zero_()
         self._status = self._backend.status_words(sync.STATUS_WORDS.value)
-        self._status_view = self._status.numpy()
         self._heap_bases = between_traps(self._backend.bases, self.device)
         info = [self.rank, self.world_size, int(timeout_s * 1e9), int(first_timeout_s * 1e9), self._status.data_ptr()]
         self._handle = Handle(self._heap_bases, torch.tensor(info, dtype=torch.int64, device=self.device))
@@ -212,6 +194,8 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self._backend.synchronize(None, lambda: None)
         self._mesh.exchange(f"iris(on {self.num_sms} SMs)")
         self._watcher = Watcher(self._mesh, self._backend, self._control.offset)
+        status = self._status.numpy()
+        self._failure = Failure(self._mesh, self._watcher, status, self._table, self._global_ranks)
         self.info(f"rank {self.rank} of {self.world_size} on {self.device} ({choice.reason})")
 
     # -- what a rank may ask ------------------------------------------------------------------------
@@ -435,7 +419,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         try:
             self._backend.synchronize(stream, self.check)
         except IrisError as error:
-            raise self._failed(error) from None
+            raise self._failure.keep(error) from None
 
     @eager
     def broadcast(self, value: Any, source: int) -> Any:
@@ -466,19 +450,8 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
 
     def _exchange(self, tag: str, payload: bytes = b"", ranks: Sequence[int] | None = None) -> dict[int, bytes]:
         self.check()
-        try:
+        with self._failure.of_meeting():
             return self._mesh.exchange(tag, payload, ranks)
-        except RankMismatch as error:
-            if _OF_GROUP in str(error):  # ranks outside have not heard: what they sent would answer a later call
-                raise self._failed(error) from None
-            raise
-        except WaitTimeout as error:
-            raise self._failed(gave_up(self._watcher.told(), error, self.rank)) from None
-        except PeerDied as error:
-            raise self._failed(error) from None
-        except BaseException as error:  # Ctrl-C: what peers have sent, or still send, would answer a later call
-            self.broke_off(error)
-            raise
 
     # -- failure ------------------------------------------------------------------------------------
 
@@ -494,80 +467,13 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
             PeerDied: the rank whose process is gone.
         """
         self._require_open(op)
-        if self._failure is not None:
-            raise copy.copy(self._failure)
-        if self._recorded() or self._watcher.saw_death:
-            raise self._failed(self._describe_status())
-
-    def _recorded(self) -> bool:
-        """Whether a kernel of this rank has recorded that a wait expired, or was cut short."""
-        own, told = CODES  # one by one: every op asks
-        return bool(self._status_view[own] or self._status_view[told])
-
-    @contextmanager
-    def _simulated(self) -> Iterator[None]:
-        """Surrounds a simulated kernel that was given :attr:`handle`. It has run when its launch returns: so the launch
-        raises if a wait in it expired, and an exception in it is that of a call that broke off, if there are peers who
-        may be waiting for it."""
-        if self._failure is not None:
-            raise copy.copy(self._failure)
-        try:
-            yield
-        except BaseException as error:
-            if isinstance(error, Exception) and self._recorded():  # it went on with whatever was in memory
-                raise self._failed(self._describe_status()) from error
-            if self.world_size > 1:
-                self.broke_off(error)
-            raise
-        if self._recorded():
-            raise self._failed(self._describe_status())
-
-    def _failed(self, error: IrisError) -> IrisError:
-        """Keep the first failure, without its traceback: that would keep the caller's tensors alive."""
-        self._failure = self._failure or self._for_the_job(copy.copy(error))
-        return copy.copy(self._failure)
-
-    def _for_the_job(self, error: IrisError) -> IrisError:
-        """``error``, which says what launchers call the ranks that it names: their output is found by that."""
-        if isinstance(error, PeerDied | WaitTimeout) and (names := global_names(error.ranks, self._global_ranks)):
-            return type(error)(f"{error} ({names})", error.ranks) if names not in str(error) else error
-        return error
+        self._failure.check()
 
     def broke_off(self, error: BaseException) -> None:
         """Note that ``error``, which may be Ctrl-C, ended a call of this rank half way. Messages of that call could be
         taken for those of a later one, so all later use raises. Peers, who may be waiting for this rank, are told at
         once."""
-        if self._failure is None:
-            cause = ": ".join(filter(None, (type(error).__name__, words_of(error))))
-            self._failed(ContextError(f"an earlier call broke off half way: {cause}. Make a new context."))
-            self._part(error)
-
-    def _part(self, error: BaseException) -> None:
-        """Leave the peers, who are told why, and have this rank's kernels wait for none of them any more."""
-        for failure in (error, self._failure):  # the program may have made another error of it
-            if isinstance(failure, PeerDied):
-                self._mesh.blame(failure.ranks)
-        self._mesh.leave(error)
-        with suppress(RuntimeError):  # CUDA has failed: then there are none
-            self._watcher.tell(self.rank)
-
-    def _describe_status(self) -> IrisError:
-        """Why a kernel stopped: what a peer that is gone said last, if there is one, else what the kernel recorded.
-        What a wait of its own recorded has more detail: it is taken, too, if both say that the same rank was waited
-        for, else added."""
-        record = record_of(self._status_view)
-        own = expired_wait(record, self.rank, self.world_size, self._table, self._limits)
-        dead = self._mesh.dead_ranks() or self._mesh.ending(own.ranks)
-        if not dead:
-            calls = {rank: self._mesh.call_of(rank) for rank in own.ranks}
-            told = [_other_call(rank, call, str(own)) for rank, call in calls.items() if call]
-            return WaitTimeout(" ".join([str(own), *told]), own.ranks)
-        said = self._mesh.death(min(dead), "kernel")
-        if record[sync.STATUS_CODE] != sync.CODE_EXPIRED.value or not isinstance(said, PeerDied | WaitTimeout):
-            return said
-        if isinstance(said, WaitTimeout) and said.ranks == own.ranks:
-            return own
-        return type(said)(f"{said} On this rank: {own}", said.ranks)
+        self._failure.broke_off(error)
 
     def _require_open(self, op: str) -> None:
         if self._pid != os.getpid():
@@ -593,7 +499,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         """
         if not self._open or self._pid != os.getpid():
             return
-        error: BaseException | None = self._failure
+        error: BaseException | None = self._failure.first
         try:
             if error is None:
                 self.synchronize()
@@ -609,7 +515,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         OPEN.pop(self, None)
         try:
             if error is not None:  # before the device is waited for: its kernels may be waiting for peers
-                self._part(error)
+                self._failure.part(error)
             self._watcher.stop()
             self._workspaces.clear()
             self._group_tensors.clear()
@@ -640,16 +546,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         )
 
 
-def _other_call(rank: int, call: str, own: str) -> str:
-    """That ``rank`` is in ``call``, for the words about this rank's ``own``."""
-    if own.startswith(f"{call}:"):
-        return (
-            f"Rank {rank} compares a new call of {call} with the other ranks: shapes, bias, config or workspace are "
-            "others there."
-        )
-    return f"Rank {rank} is in another call: {call}."
-
-
 def _storage_of(tensor: torch.Tensor) -> int:
     """What tells the storage of ``tensor`` and its views from every other one that exists."""
     return int(tensor.untyped_storage()._cdata)
@@ -669,40 +565,12 @@ def _choice(backend: str | None) -> backends.Choice:
     return backends.Choice(backend, "asked for by the caller")
 
 
-def _open_contexts() -> list[Iris]:
-    """In the order in which they were made, in which all ranks close those that the program forgot."""
-    return [one for one in OPEN if isinstance(one, Iris)]
-
-
 def whereabouts(ctx: Iris, tensor: torch.Tensor) -> str:
     """What to say of a ``tensor`` that is not on the heap of ``ctx``."""
-    others = (one for one in _open_contexts() if one is not ctx)
+    others = (one for one in OPEN if isinstance(one, Iris) and one is not ctx)
     place = "on the heap of another context" if any(one.is_symmetric(tensor) for one in others) else "outside it"
     return f"one on {tensor.device} {place}"
 
 
-def _leave_all() -> None:
-    """At interpreter exit: close what the program forgot, waiting for the peers as :meth:`Iris.close` does, or telling
-    them if it ends on an error. Processes that are to blame for it end first."""
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    for context in _open_contexts():
-        if error is not None or context._failure is not None:
-            context._release(error or context._failure)
-            continue
-        try:
-            context.close()
-        except IrisError as late:
-            sys.stderr.write(f"iris: rank {context.rank} was not closed cleanly: {late}\n")
-    if error is not None:
-        let_culprits_go_first()
-
-
-def _abandon_all() -> None:
-    """In a forked child: close inherited sockets, so that the parent's death stays visible to its peers."""
-    for context in _open_contexts():
-        context._mesh.abandon()
-    OPEN.clear()
-
-
-atexit.register(_leave_all)
-os.register_at_fork(after_in_child=_abandon_all)
+atexit.register(end_all)
+os.register_at_fork(after_in_child=abandon_all)

@@ -1,12 +1,15 @@
-"""Objects that cannot be duplicated, as the context and what belongs to it; and which of these are open."""
+"""Objects that cannot be duplicated, as the context and what belongs to it; which of these are open; and how they end
+with a function, or with the process."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from iris.errors import ContextError
+from iris.processes import let_culprits_go_first
 
 T = TypeVar("T")
 
@@ -29,10 +32,13 @@ class Live:
 
 
 class Opened(NamedTuple):
-    """How to end what is open: with the peers, or for an error, of which they are told."""
+    """How to end what is open: with the peers; for an error, of which they are told; or in a forked child, without a
+    word."""
 
+    name: str
     close: Callable[[], None]
     give_up: Callable[[BaseException], None]
+    abandon: Callable[[], None]
 
 
 OPEN: dict[Live, Opened] = {}
@@ -55,3 +61,26 @@ def give_up(before: set[Live], error: BaseException) -> None:
     for opened in _since(before):
         with suppress(Exception):  # what counts is the error that there is
             opened.give_up(error)
+
+
+def end_all() -> None:
+    """At interpreter exit: close what the program forgot, in the order in which it was made, which is the same on all
+    ranks; or give it up, if the program ends on an error. Processes that are to blame for it end first."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    for opened in list(OPEN.values()):
+        try:
+            if error is None:
+                opened.close()
+            else:
+                opened.give_up(error)
+        except Exception as late:  # noqa: BLE001 (the others are to end, too)
+            sys.stderr.write(f"iris: {opened.name} was not closed cleanly: {late}\n")
+    if error is not None:
+        let_culprits_go_first()
+
+
+def abandon_all() -> None:
+    """In a forked child: close inherited sockets, so that the parent's death stays visible to its peers."""
+    for opened in OPEN.values():
+        opened.abandon()
+    OPEN.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 from iris.backends.base import Backend
 from iris.device import sync
@@ -33,7 +34,8 @@ class Watcher:
 
     def tell(self, peer: int) -> None:
         """Have this rank's kernels that wait give up, because of ``peer``."""
-        self._backend.poke(self._control + sync.ABORT_WORD.value, sync.abort_code(self._mesh.rank, peer))
+        with suppress(RuntimeError):  # CUDA has failed: then there are none
+            self._backend.poke(self._control + sync.ABORT_WORD.value, sync.abort_code(self._mesh.rank, peer))
 
     def told(self) -> int:
         """What has this rank's kernels give up (:func:`iris.device.sync.abort_code`); 0 if nothing has."""

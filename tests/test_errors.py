@@ -20,9 +20,9 @@ from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris import errors
-from iris.context import _other_call
 from iris.device.sync import ABORT_WORD
 from iris.errors import ranks_text
+from iris.failure import _other_call
 from iris.trace import Event, draw, trace_of
 
 pytestmark = pytest.mark.timeout(120)

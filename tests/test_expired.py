@@ -111,8 +111,8 @@ def limits_named(variable: str, **given: float) -> list[str]:
         found = []
         for wanted in (1, 2):
             words = [sync.CODE_EXPIRED.value, sync.SITE_USER.value, 0, 0, 16, wanted, -1, 10**9] + [0] * 8
-            with mock.patch.object(ctx, "_status_view", words):
-                found.append(re.findall(r"[Aa] larger (\w+)", str(ctx._describe_status()))[0])
+            with mock.patch.object(ctx._failure, "_status", words):
+                found.append(re.findall(r"[Aa] larger (\w+)", str(ctx._failure.described()))[0])
         return found
 
 

@@ -427,9 +427,14 @@ def causes() -> list[str]:
         for code in (sync.CODE_EXPIRED, sync.CODE_RELAYED):
             for said in (iris.WaitTimeout("said of 1", [1]), iris.WaitTimeout("said of 2", [2]), iris.PeerDied("dead")):
                 words = [code.value, 0, 0, 1, 0, 4, 2, 10**9] + [0] * 8
-                mesh = SimpleNamespace(dead_ranks=lambda: {2}, death=lambda rank, tag, said=said: said)
-                with mock.patch.multiple(ctx, _status_view=words, _mesh=mesh):
-                    found.append(str(ctx._describe_status()))
+                mesh = SimpleNamespace(
+                    rank=ctx.rank,
+                    world_size=ctx.world_size,
+                    dead_ranks=lambda: {2},
+                    death=lambda rank, tag, said=said: said,
+                )
+                with mock.patch.multiple(ctx._failure, _status=words, _mesh=mesh):
+                    found.append(str(ctx._failure.described()))
     return found
 
 

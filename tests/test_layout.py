@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 HOST = {
     "errors", "heap", "mesh", "identity", "launch", "membership", "backends", "tensors", "log", "wire", "live",
-    "watcher", "processes", "aliases",
+    "watcher", "processes", "aliases", "failure",
 }  # fmt: skip
 RUNTIME = {*HOST, "context", "trace"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -35,12 +35,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "identity": {"errors"},
     "launch": {"errors", "identity", "worker"},
     "membership": {"errors", "identity"},
+    "failure": {"errors", "heap", "membership", "mesh", "status", "watcher", "device.sync"},
     "backends": {"errors", "heap", "mesh"},
     "tensors": {"errors", "eager"},
     "device": set(),
     "log": {"errors"},
     "wire": {"errors"},
-    "live": {"errors"},
+    "live": {"errors", "processes"},
     "status": {"errors", "heap", "device.sync"},
     "watcher": {"mesh", "backends", "device.sync"},
     "context": {*HOST, "eager", "leases", "status", "device.sync", "device.handle"},

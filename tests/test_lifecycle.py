@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ from ranks import (
 )
 
 import iris
+from iris import live
 
 pytestmark = pytest.mark.timeout(120)
 FEW = pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
@@ -379,6 +381,28 @@ LOGGING = """
             ctx.set_log_level("error")
             ctx.warning("never")
 """
+
+
+@pytest.mark.parametrize(("error", "ended"), [(None, "closed"), (ValueError("of the program"), "given up")])
+def test_a_context_that_cannot_be_ended_keeps_no_other_open_at_exit(
+    error: Exception | None, ended: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one whose GPU has failed; nor does it end before those that are to blame."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("an illegal memory access")
+
+    said: list[str] = []
+    opened = {
+        live.Live(): live.Opened("rank 0", broken, broken, broken),
+        live.Live(): live.Opened("rank 1", lambda: said.append("closed"), lambda _: said.append("given up"), broken),
+    }
+    monkeypatch.setattr(sys, "last_exc", error, raising=False)
+    monkeypatch.setattr(live, "let_culprits_go_first", lambda: said.append("waited"))
+    with mock.patch.dict(live.OPEN, opened, clear=True):
+        live.end_all()
+    assert said == [ended, *(["waited"] if error else [])]
+    assert capsys.readouterr().err == "iris: rank 0 was not closed cleanly: an illegal memory access\n"
 
 
 def test_log_lines_name_the_rank_and_appear_once(tmp_path: Path) -> None:
