@@ -45,6 +45,7 @@ MIN_HEAP_BYTES = 1 << 16
 _MAX_HEAP_BYTES = 1 << 46
 """Bytes of a heap: more than any address space has for all ranks'."""
 MAX_RANKS = sync.MAX_RANKS.value
+_never_freed: list[object] = []
 
 
 def iris(
@@ -490,8 +491,11 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         """Wait for all ranks to be done, then give back all memory, sockets and threads. Collective.
 
         Closing twice is harmless. After a failure no peer is waited for, and nothing is raised; kernels that this
-        device still runs are, of which those that wait for peers as Iris's do end at once. A program that ends without
-        it closes then, and waits as long: up to ``timeout_s``, after which the job ends on all ranks.
+        device still runs are, of which those that wait for peers as Iris's do end at once. Others, such as NCCL's, are
+        waited for up to ``timeout_s``; what runs longer keeps its memory until the process ends.
+
+        A program that ends without it closes then, and waits as long: up to ``timeout_s``, after which the job ends on
+        all ranks.
 
         Raises:
             PeerDied, WaitTimeout, RankMismatch: a peer did not come, or makes another call; everything of this rank is
@@ -511,7 +515,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
             self._release(error)
 
     def _release(self, error: BaseException | None) -> None:
-        self._open = False
+        self._open = done = False
         OPEN.pop(self, None)
         try:
             if error is not None:  # before the device is waited for: its kernels may be waiting for peers
@@ -519,11 +523,14 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
             self._watcher.stop()
             self._workspaces.clear()
             self._group_tensors.clear()
-            self._backend.close()
+            done = self._backend.close(None if error is None else self.timeout_s)
             if error is None:
                 self._mesh.exchange("released")  # memory is free once no peer maps it
         finally:
-            self._kept.clear()  # graphs among it: the device is idle now, and their streams may be another context's
+            if done:  # graphs are kept, too, and their streams may be another context's next
+                self._kept.clear()
+            else:
+                _keep_for_ever(self)
             self._mesh.leave(error)
 
     def __enter__(self) -> Iris:
@@ -544,6 +551,15 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
             f"Iris(rank={self.rank}, world_size={self.world_size}, device={self.device}, "
             f"heap={format_bytes(self.heap_size)}, {state})"
         )
+
+
+def _keep_for_ever(ctx: Iris) -> None:
+    """Let nothing that ``ctx`` has made be freed: its device may be using it."""
+    _never_freed.append(ctx)
+    ctx.warning(
+        f"{ctx.device} is not done {ctx.timeout_s:g} s after the failure. Does a kernel of others, such as NCCL's, "
+        "wait for a rank that is gone? The heap is kept until this process ends."
+    )
 
 
 def _storage_of(tensor: torch.Tensor) -> int:

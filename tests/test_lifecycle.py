@@ -9,7 +9,9 @@ import resource
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from ranks import (
 
 import iris
 from iris import live
+from iris.backends import gpu
 
 pytestmark = pytest.mark.timeout(120)
 FEW = pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
@@ -223,6 +226,51 @@ def test_use_after_close(ranks: Ranks) -> None:
             assert failure.kind == "ContextError" and failure.took_s < 2
             assert failure.message == f"{operation}: this context is closed. Create a new one with iris.iris(...)."
         assert text.endswith("heap=4.0 MiB, closed)")
+
+
+def busy_devices() -> list[tuple[float | None, bool, bool]]:
+    """Of a healthy end and of a failed one, on a device that is not done: how long that is waited for, whether what
+    graphs write to is kept, and whether the context is closed."""
+    found = []
+    for error in (None, ValueError("the program's")):
+        ctx = iris.iris(HEAP_SIZE, timeout_s=0.2, log_level="error")
+        graphs = ctx.kept("graphs", lambda: [1])
+        close, limits = ctx._backend.close, list[float | None]()
+
+        def busy(limit_s: float | None, limits: list[float | None] = limits) -> bool:
+            limits.append(limit_s)
+            return limit_s is None
+
+        with mock.patch.object(ctx._backend, "close", busy):
+            with suppress(ValueError), ctx:
+                if error is not None:
+                    raise error
+            found.append((limits[0], graphs in ctx._kept.values(), "closed" in repr(ctx)))
+        close(None)
+    return found
+
+
+@FEW
+def test_a_device_that_is_not_done_after_a_failure_is_not_waited_for_without_end(ranks: Ranks) -> None:
+    """And keeps what it uses."""
+    assert ranks.run(busy_devices) == [[(None, False, True), (0.2, True, True)]] * ranks.world_size
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_gpu_lets_go_of_its_heap_when_it_is_done_or_has_failed(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+
+    def synchronize(device: object) -> None:
+        done.wait()
+        if fails:
+            raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    backend = gpu.GpuBackend.__new__(gpu.GpuBackend)
+    vars(backend).update(device=torch.device("cuda", 0), _heap="heap", _handle="handle")
+    assert not backend.close(0.05) and backend._heap == "heap"
+    done.set()
+    assert backend.close(60.0) and not hasattr(backend, "_heap")
 
 
 @FEW

@@ -296,9 +296,9 @@ def test_places_are_given_back_when_the_device_is_idle() -> None:
         ctx.kept("what a call keeps", Given)
         close = ctx._backend.close
 
-        def close_and_tell() -> None:
-            close()
+        def close_and_tell(limit_s: float | None) -> bool:
             order.append("idle")
+            return close(limit_s)
 
         with mock.patch.object(ctx._backend, "close", side_effect=close_and_tell):
             ctx.close()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -197,9 +199,25 @@ class GpuBackend(Backend):
     def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings) -> None:
         """Nothing: a launch returns before its kernel has run."""
 
-    def close(self) -> None:
-        torch.cuda.synchronize(self.device)
+    def close(self, limit_s: float | None) -> bool:
+        if limit_s is None:
+            torch.cuda.synchronize(self.device)
+        elif not self._done_within(limit_s):
+            return False
         del self._handle, self._heap
+        return True
+
+    def _done_within(self, limit_s: float) -> bool:
+        """Whether the device is done with all that it was given, or has failed."""
+
+        def wait() -> None:
+            with suppress(RuntimeError):  # it has failed: nothing runs on it any more
+                torch.cuda.synchronize(self.device)
+
+        waiter = threading.Thread(target=wait, name="iris-close", daemon=True)
+        waiter.start()
+        waiter.join(limit_s)
+        return not waiter.is_alive()
 
 
 def gpu_of(rank: int, local_rank: int, count: int) -> int:

@@ -145,13 +145,14 @@ class SimBackend(Backend):
         self._surrounded = {id(one): around for one in given}
         interpreter.surroundings |= self._surrounded
 
-    def close(self) -> None:
+    def close(self, limit_s: float | None) -> bool:
         from iris.backends import interpreter
 
         for key in self._surrounded:
             del interpreter.surroundings[key]
         self._surrounded = {}
         self._heaps = []
+        return True
 
 
 def _sms() -> int:
