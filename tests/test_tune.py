@@ -835,7 +835,7 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
     "broken",
     [
         *(b"{}", b"[1]", b"\xff\xfe", pytest.param(b"[" * 100_000, id="deep")),
-        *({"config": 3}, {"measured_ms": "0.5"}, {"measured_ms": 0}),
+        *({"config": 3}, {"measured_ms": "0.5"}, {"measured_ms": 0}, {"measured_ms": 10**400}),
     ],
 )
 def test_what_is_no_trial_is_named(tmp_path: Path, broken: bytes | dict[str, Any]) -> None:

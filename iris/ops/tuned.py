@@ -308,13 +308,17 @@ def _merged(before: Sequence[Row], rows: Sequence[Row]) -> str:
 # -- what a file may hold -----------------------------------------------------------------------------------
 
 
+_MAX_MS = 1e30
+"""More than any call takes, and well within what can be computed with, which a whole number in JSON need not be."""
+
+
 def _positive(value: object) -> bool:
     return type(value) is int and value > 0
 
 
 def is_time(value: object) -> bool:
     """Whether ``value`` may be a time in milliseconds."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return type(value) in (int, float) and 0 < value < _MAX_MS  # type: ignore[operator]
 
 
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
