@@ -37,10 +37,11 @@ from iris.bench.cases.operands import OPS, TRANSPOSED, Operands
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group
 from iris.bench.records import Record
+from iris.bench.session import Settings
 from iris.bench.state import Outcome, Skipped, State
 from iris.console import STOPPED
 from iris.context import Iris
-from iris.errors import ArgumentError
+from iris.errors import ArgumentError, LaunchError
 from iris.ops import FusedConfig
 from iris.ops.choice import settled
 from iris.report import records as report
@@ -413,6 +414,33 @@ def test_a_rank_that_hangs_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did not finish within 1 s" in one["error"] and "Traceback" not in one["error"]
 
 
+def test_a_case_that_exits_is_lost_alone() -> None:
+    """As if it had raised, and not with all that was still to come."""
+    ranks = driver.Ranks(2, Settings(1.0))
+    with (
+        mock.patch.object(ranks, "start"),
+        mock.patch.object(ranks, "kill") as kill,
+        mock.patch.object(ranks, "_run", return_value=[[Outcome()], None]),
+        pytest.raises(LaunchError, match=r"^rank 1: the case has called sys.exit\(\)$"),
+    ):
+        ranks.measure(Group(registered()["trial"], [{"way": "right"}]))
+    kill.assert_called_once()
+
+
+def test_what_a_case_says_of_a_file_with_an_odd_name_can_be_read_again(tmp_path: Path) -> None:
+    """Names of files need not be UTF-8; of such a name Python has halves of characters."""
+    said = Outcome(error="FileNotFoundError: " + os.fsdecode("café".encode("latin-1") + " ×".encode()))
+    where: dict[str, str | int | None] = {"hardware": "simulated", "backend": "sim", "date": "2026-11-26T12:00:00Z"}
+    one = records.record("trial", {"way": "raises"}, [said], where, 2, "batch")
+    with records.appending(tmp_path / "a.jsonl") as append:
+        append([one])
+    with open(tmp_path / "b.jsonl", "w") as printed:
+        tables.FORMATS["json"]([one], {}, printed)
+    for name in ("a.jsonl", "b.jsonl"):
+        (read,), (reported,) = records.load(tmp_path / name), report.read(tmp_path / name)
+        assert read["error"] == reported.error == "FileNotFoundError: caf? ×"
+
+
 def test_a_resumed_run_measures_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -729,7 +757,8 @@ def test_speed_up_is_over_nccl_on_the_same_shape_in_turns(capsys: pytest.Capture
     printed = capsys.readouterr().out
     assert printed.count("yes*") == 1 and "* right, but two calls may differ" in printed
     assert "matmul_all_reduce: 8 × NVIDIA H200" in printed
-    assert [word for word in printed.split() if word.endswith("×")] == ["×", "1.50×", "1.00×", "1.00×", "2.00×"]
+    rows = [line.split() for line in printed.splitlines() if line.strip().startswith(("a ", "b "))]
+    assert [row[-2] for row in rows if len(row) == len(rows[0])] == ["1.50", "1.00", "1.00", "2.00"]
     assert "gloo" not in printed
     simulated = [one | {"environment": {"hardware": "simulated", "backend": "sim"}} for one in made]
     tables.FORMATS["console"](simulated, known, sys.stdout)

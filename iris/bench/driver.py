@@ -20,7 +20,7 @@ from iris.bench.environment import dated
 from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, described
-from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout
+from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, ranks_text
 from iris.identity import identity
 from iris.launch import RankPool, start_server
 
@@ -131,10 +131,13 @@ class Ranks:
         """
         self.start()
         timeout_s = self.settings.timeout_s * len(group.variants)
-        outcomes: list[list[Outcome]] = self._run(
+        outcomes: list[list[Outcome] | None] = self._run(
             session.measure, (group.case.fn, group.variants, self.settings, group.names), timeout_s
         )
-        return outcomes
+        if left := [rank for rank, outcome in enumerate(outcomes) if outcome is None]:
+            self.kill()
+            raise LaunchError(f"{ranks_text(left)}: the case has called sys.exit()")
+        return [outcome for outcome in outcomes if outcome is not None]
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], timeout_s: float) -> list[Any]:
         assert self._pool is not None

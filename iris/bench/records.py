@@ -197,8 +197,15 @@ def sole(file: int) -> bool:
     return True
 
 
+def line_of(one: Record) -> str:
+    """A record as a line. Halves of characters, as names of files may have them, become question marks: no reader of
+    records takes them."""
+    whole = json.dumps(one, allow_nan=False, ensure_ascii=False).encode(errors="replace")
+    return json.dumps(json.loads(whole)) + "\n"
+
+
 def _append(path: Path, file: int, records: Sequence[Record]) -> None:
-    lines = b"".join(json.dumps(one, allow_nan=False).encode() + b"\n" for one in records)
+    lines = "".join(map(line_of, records)).encode()
     try:
         written = os.write(file, lines)
     except OSError as error:

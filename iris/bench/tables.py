@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
@@ -26,7 +25,7 @@ def write_json(results: Sequence[Record], cases: Mapping[str, Case], file: TextI
     """One JSON object per line: the record, and its speed-up over the reference."""
     base = _references(results, cases)
     for one in results:
-        file.write(json.dumps({**one, "speedup": _speedup(one, base, cases)}, allow_nan=False) + "\n")
+        file.write(records.line_of({**one, "speedup": _speedup(one, base, cases)}))
 
 
 def write_csv(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
