@@ -100,7 +100,7 @@ def identity() -> Identity | None:
             found = Identity(int(rank), int(world), int(_first(names[_LOCAL_RANK]) or rank), _job(source), source)
         except ValueError as error:
             raise LaunchError(f"{source} set a rank variable that is not a number: {_said(names)}") from error
-        if not 0 <= found.rank < found.world_size:
+        if not 0 <= found.rank < found.world_size or found.local_rank < 0:
             ranks = f"{source} says rank {found.rank} of {found.world_size} ranks"
             raise LaunchError(f"{ranks}: {_said(names)} contradict each other")
         local_world = _first(names.get(_LOCAL_WORLD, ()))

@@ -24,6 +24,8 @@ class RankLogger:
         self._set_level("set_log_level", level)
 
     def _set_level(self, op: str, level: str | int) -> None:
+        if isinstance(level, str) and level.isdecimal():  # the environment has no numbers
+            level = int(level)
         number = isinstance(level, int) and not isinstance(level, bool)
         if not number and not (isinstance(level, str) and level.lower() in _LEVELS):
             fix = "It is an argument, or IRIS_LOG_LEVEL in the environment." if op == "iris" else ""

@@ -183,6 +183,13 @@ def test_a_rank_beyond_the_world_is_a_contradiction(
         assert re.search(rf"(RANK|PROCID)='{rank}'.* contradict each other$", str(caught.value))
 
 
+def test_a_local_rank_below_0_is_none(env: pytest.MonkeyPatch) -> None:
+    """As old launchers have it where they do not know; PyTorch has no words for such a GPU."""
+    setenv(env, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"})
+    with pytest.raises(iris.LaunchError, match=r"LOCAL_RANK='-1' contradict each other$"):
+        identity()
+
+
 @EACH
 def test_a_rank_without_a_number_of_ranks_is_refused(
     env: pytest.MonkeyPatch, source: str, variables: dict[str, str]

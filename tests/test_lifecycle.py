@@ -40,6 +40,7 @@ from ranks import (
 import iris
 from iris import live
 from iris.backends import gpu
+from iris.log import RankLogger
 
 pytestmark = pytest.mark.timeout(120)
 FEW = pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
@@ -451,6 +452,16 @@ def test_a_context_that_cannot_be_ended_keeps_no_other_open_at_exit(
         live.end_all()
     assert said == [ended, *(["waited"] if error else [])]
     assert capsys.readouterr().err == "iris: rank 0 was not closed cleanly: an illegal memory access\n"
+
+
+@pytest.mark.parametrize("level", ["30", 30, "Warning"])
+def test_a_log_level_may_be_a_number(level: str | int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which is text in the environment."""
+    log = RankLogger()
+    log._start_logging(3, level)
+    log.info("too little")
+    log.warning("enough")
+    assert capsys.readouterr().err == "[iris WARNING rank 3] enough\n"
 
 
 def test_log_lines_name_the_rank_and_appear_once(tmp_path: Path) -> None:
