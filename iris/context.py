@@ -22,7 +22,7 @@ from iris.failure import Failure
 from iris.heap import HeapTable, format_bytes
 from iris.identity import Identity
 from iris.leases import Lease, Leases
-from iris.live import OPEN, Live, Opened, abandon_all, end_all
+from iris.live import OPEN, Live, Opened, abandon_all, end_all, ending
 from iris.log import RankLogger
 from iris.membership import Group, global_ranks, identify, members, number
 from iris.mesh import Mesh, require_linux
@@ -492,7 +492,8 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
 
         Closing twice is harmless. After a failure no peer is waited for, and nothing is raised; kernels that this
         device still runs are, of which those that wait for peers as Iris's do end at once. Others, such as NCCL's, are
-        waited for up to ``timeout_s``; what runs longer keeps its memory until the process ends.
+        waited for up to ``timeout_s``, or not at all at interpreter exit; what runs longer keeps its memory until the
+        process ends.
 
         A program that ends without it closes then, and waits as long: up to ``timeout_s``, after which the job ends on
         all ranks.
@@ -523,14 +524,20 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
             self._watcher.stop()
             self._workspaces.clear()
             self._group_tensors.clear()
-            done = self._backend.close(None if error is None else self.timeout_s)
+            limit_s = None if error is None else 0.0 if ending() else self.timeout_s
+            done = self._backend.close(limit_s)
+            if not done and limit_s:
+                self.warning(
+                    f"{self.device} is not done {limit_s:g} s after the failure. Does a kernel of others, such as "
+                    "NCCL's, wait for a rank that is gone? The heap is kept until this process ends."
+                )
             if error is None:
                 self._mesh.exchange("released")  # memory is free once no peer maps it
         finally:
             if done:  # graphs are kept, too, and their streams may be another context's next
                 self._kept.clear()
             else:
-                _keep_for_ever(self)
+                _never_freed.append(self)  # the device may be using all of it
             self._mesh.leave(error)
 
     def __enter__(self) -> Iris:
@@ -551,15 +558,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
             f"Iris(rank={self.rank}, world_size={self.world_size}, device={self.device}, "
             f"heap={format_bytes(self.heap_size)}, {state})"
         )
-
-
-def _keep_for_ever(ctx: Iris) -> None:
-    """Let nothing that ``ctx`` has made be freed: its device may be using it."""
-    _never_freed.append(ctx)
-    ctx.warning(
-        f"{ctx.device} is not done {ctx.timeout_s:g} s after the failure. Does a kernel of others, such as NCCL's, "
-        "wait for a rank that is gone? The heap is kept until this process ends."
-    )
 
 
 def _storage_of(tensor: torch.Tensor) -> int:

@@ -43,6 +43,12 @@ class Opened(NamedTuple):
 
 OPEN: dict[Live, Opened] = {}
 """What is open in this process, in the order in which it was made."""
+_ending = False
+
+
+def ending() -> bool:
+    """Whether the interpreter is about to exit: no thread can be started any more, and memory goes with the process."""
+    return _ending
 
 
 def _since(before: set[Live]) -> list[Opened]:
@@ -66,6 +72,8 @@ def give_up(before: set[Live], error: BaseException) -> None:
 def end_all() -> None:
     """At interpreter exit: close what the program forgot, in the order in which it was made, which is the same on all
     ranks; or give it up, if the program ends on an error. Processes that are to blame for it end first."""
+    global _ending
+    _ending = True
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for opened in list(OPEN.values()):
         try:

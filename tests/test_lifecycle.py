@@ -230,10 +230,10 @@ def test_use_after_close(ranks: Ranks) -> None:
 
 
 def busy_devices() -> list[tuple[float | None, bool, bool]]:
-    """Of a healthy end and of a failed one, on a device that is not done: how long that is waited for, whether what
-    graphs write to is kept, and whether the context is closed."""
+    """Of a healthy end, a failed one, and one at exit, on a device that is not done: how long it is waited for, whether
+    what graphs write to is kept, and whether the context is closed."""
     found = []
-    for error in (None, ValueError("the program's")):
+    for error, at_exit in ((None, False), (ValueError("the program's"), False), (ValueError("the program's"), True)):
         ctx = iris.iris(HEAP_SIZE, timeout_s=0.2, log_level="error")
         graphs = ctx.kept("graphs", lambda: [1])
         close, limits = ctx._backend.close, list[float | None]()
@@ -242,7 +242,7 @@ def busy_devices() -> list[tuple[float | None, bool, bool]]:
             limits.append(limit_s)
             return limit_s is None
 
-        with mock.patch.object(ctx._backend, "close", busy):
+        with mock.patch.object(ctx._backend, "close", busy), mock.patch.object(live, "_ending", at_exit):
             with suppress(ValueError), ctx:
                 if error is not None:
                     raise error
@@ -254,7 +254,7 @@ def busy_devices() -> list[tuple[float | None, bool, bool]]:
 @FEW
 def test_a_device_that_is_not_done_after_a_failure_is_not_waited_for_without_end(ranks: Ranks) -> None:
     """And keeps what it uses."""
-    assert ranks.run(busy_devices) == [[(None, False, True), (0.2, True, True)]] * ranks.world_size
+    assert ranks.run(busy_devices) == [[(None, False, True), (0.2, True, True), (0.0, True, True)]] * ranks.world_size
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -269,7 +269,7 @@ def test_a_gpu_lets_go_of_its_heap_when_it_is_done_or_has_failed(fails: bool, mo
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     backend = gpu.GpuBackend.__new__(gpu.GpuBackend)
     vars(backend).update(device=torch.device("cuda", 0), _heap="heap", _handle="handle")
-    assert not backend.close(0.05) and backend._heap == "heap"
+    assert not backend.close(0.0) and not backend.close(0.05) and backend._heap == "heap"
     done.set()
     assert backend.close(60.0) and not hasattr(backend, "_heap")
 
@@ -447,9 +447,11 @@ def test_a_context_that_cannot_be_ended_keeps_no_other_open_at_exit(
         live.Live(): live.Opened("rank 1", lambda: said.append("closed"), lambda _: said.append("given up"), broken),
     }
     monkeypatch.setattr(sys, "last_exc", error, raising=False)
+    monkeypatch.setattr(live, "_ending", False)
     monkeypatch.setattr(live, "let_culprits_go_first", lambda: said.append("waited"))
     with mock.patch.dict(live.OPEN, opened, clear=True):
         live.end_all()
+        assert live.ending()
     assert said == [ended, *(["waited"] if error else [])]
     assert capsys.readouterr().err == "iris: rank 0 was not closed cleanly: an illegal memory access\n"
 

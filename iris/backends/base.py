@@ -93,8 +93,8 @@ class Backend(ABC):
     @abstractmethod
     def close(self, limit_s: float | None) -> bool:
         """Let go of all memory, once the device is done with what it was given. Tensors that the user still holds keep
-        their memory until they go. False if it is not done within ``limit_s`` (None: whenever it is): then nothing has
-        been let go of."""
+        their memory until they go. False if it is not done within ``limit_s`` (None: whenever it is; 0: nobody looks):
+        then nothing has been let go of."""
 
 
 def call_on_release(owner: object, on_release: Callable[[], None] | None) -> None:

@@ -202,7 +202,7 @@ class GpuBackend(Backend):
     def close(self, limit_s: float | None) -> bool:
         if limit_s is None:
             torch.cuda.synchronize(self.device)
-        elif not self._done_within(limit_s):
+        elif not limit_s or not self._done_within(limit_s):
             return False
         del self._handle, self._heap
         return True
