@@ -189,7 +189,7 @@ def test_an_axis_of_true_and_false_takes_these_and_no_numbers(capsys: pytest.Cap
 
 def test_help_names_cases_and_axes(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, expected in (
-        (["--help"], ["all_gather_matmul", "rma_matrix", "--resume FILE", "iris bench CASE --help"]),
+        (["--help"], ["all_gather_matmul", "rma", "--resume FILE", "iris bench CASE --help"]),
         (["trial", "--help"], ["all that can go wrong", "--axis_way LIST", "default: 8, 16", "simulated 3)"]),
     ):
         with pytest.raises(SystemExit, match="0"):
@@ -667,8 +667,8 @@ def has_processes(group: int) -> bool:
 @pytest.mark.parametrize("wait_s", [0.5, 5.0], ids=["importing", "measuring"])
 def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path, wait_s: float) -> None:
     out = tmp_path / "results.jsonl"
-    arguments = ["bench", "rma_matrix", "--num_ranks=2", "--repeat=1000000", f"--benchmark_out={out}"]
-    run, _, told = interrupted(arguments, "rma_matrix", wait_s)
+    arguments = ["bench", "rma", "--num_ranks=2", "--repeat=1000000", f"--benchmark_out={out}"]
+    run, _, told = interrupted(arguments, "rma", wait_s)
     assert run.returncode == STOPPED
     assert told.splitlines()[-1] == f"stopped after 0 of 4 points; --resume {out} goes on"
     assert "Traceback" not in told

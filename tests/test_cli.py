@@ -95,7 +95,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["demo", "bench"])
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["rma_matrix", "--num-ranks", "4", "--json"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["rma", "--num-ranks", "4", "--json"]])
 def test_a_command_gets_its_own_arguments(monkeypatch: pytest.MonkeyPatch, command: str, arguments: list[str]) -> None:
     seen: list[list[str]] = []
     fake = ModuleType(f"iris.{command}")
@@ -185,14 +185,14 @@ def test_a_wrong_argument_is_told_as_argparse_does_and_others_with_what_they_are
 
 
 @pytest.mark.parametrize(
-    ("words", "backend"), [(["bench"], "cuda"), (["bench", "rma_matrix"], "nonsense"), (["tune"], "nonsense")]
+    ("words", "backend"), [(["bench"], "cuda"), (["bench", "rma"], "nonsense"), (["tune"], "nonsense")]
 )
 def test_help_comes_without_the_backend_that_is_asked_for(words: list[str], backend: str) -> None:
     done = run(*words, "--help", IRIS_BACKEND=backend)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: iris ")
 
 
-OF_OWN_CASES = "from iris import bench; raise SystemExit(bench.main(['rma_matrix', '--benchmark_list']))"
+OF_OWN_CASES = "from iris import bench; raise SystemExit(bench.main(['rma', '--benchmark_list']))"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def show(results: Sequence[Mapping[str, Any]]) -> None:
 @axis("direction", ("put", "get"))
 @axis("buffer_size", (BUFFER_BYTES,))
 @axis("way", ("copy_engine", "kernel"), variant=True)
-def rma_matrix(state: State, ctx: Iris) -> None:
+def rma(state: State, ctx: Iris) -> None:
     """put and get of a buffer: timed with all ranks in a ring, then every two ranks alone (rank × rank matrix)."""
     nbytes, put = state["buffer_size"], state["direction"] == "put"
     count = nbytes // 4
