@@ -25,6 +25,7 @@ from iris import bench
 from iris.device import sync
 from iris.ops import FusedConfig, Problem
 from iris.ops.room import memory_of
+from iris.ops.scales import NO_SCALES
 
 gather = importlib.import_module("iris.ops.all_gather_matmul")
 
@@ -99,7 +100,9 @@ def fetchers(state: bench.State, ctx: iris.Iris) -> None:
     problem = Problem("all_gather_matmul", m, n, k, operands.a.dtype, ranks, received, dim, False)
     emulated = Emulated(ctx, [ctx._backend.bases[0], *[operands.base] * (ranks - 1)])
     memory = memory_of(emulated, problem, config, None)
-    call = gather._Call(emulated, problem, operands.output, operands.a, operands.b, None, 0, config, None, memory)
+    call = gather._Call(
+        emulated, problem, operands.output, operands.a, operands.b, None, 0, NO_SCALES, config, None, memory
+    )
     peers, coming = memory.turnstile, sync.NEXT_EPOCH.value
 
     def before() -> None:

@@ -10,13 +10,14 @@ line for each goes to stdout. If Iris's kernel is faster by 3 % and more, and no
 to ``--rows_out``. ``"auto"`` then uses it for algorithms that exchange parts beside a matmul, in any op and on any
 number of ranks (iris/ops/tuned.py).
 
-``torch.matmul`` does not multiply int8, so that is timed beside ``torch._int_mm``, if that takes the sizes. Ops use
-Iris's kernel for int8 in any case, so there are no rows for it.
+``torch.matmul`` multiplies neither int8 nor fp8, so these are timed beside ``torch._int_mm`` and ``torch._scaled_mm``,
+if they take the sizes. Ops use Iris's kernel for 8 bits in any case, so there are no rows for them.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -45,7 +46,7 @@ from iris.console import Parser, exit_status
 from iris.ops import FusedConfig, Problem, tuned
 from iris.ops.pick import model_pick
 from iris.ops.problem import DTYPES as OP_DTYPES
-from iris.ops.problem import output_dtype
+from iris.ops.problem import QUANTISED, output_dtype
 from iris.ops.target import target_of
 from iris.ops.tuned import Row
 from iris.tune.compilation import compile_only
@@ -152,22 +153,26 @@ def weights_of(ctx: iris.Iris, problem: Problem) -> list[torch.Tensor]:
 def _random(ctx: iris.Iris, problem: Problem, *shape: int) -> torch.Tensor:
     if problem.dtype == torch.int8:
         return torch.randint(-128, 128, shape, dtype=torch.int8, device=ctx.device)
-    return torch.randn(shape, dtype=problem.dtype, device=ctx.device)
+    wide = torch.float32 if problem.dtype in QUANTISED else problem.dtype
+    return torch.randn(shape, dtype=wide, device=ctx.device).to(problem.dtype)
 
 
-def _rounding(dtype: torch.dtype, depth: int) -> float:
-    """What sums over ``depth`` may be off by in float32, and in the end in ``dtype``, beside the largest of them."""
-    if not dtype.is_floating_point:
+def _rounding(problem: Problem) -> float:
+    """What sums may be off by in float32, those of fp8 in 14 bits, and in the end in the output's dtype, beside the
+    largest of them."""
+    if not problem.output_dtype.is_floating_point:
         return 0.0
-    return 2 * torch.finfo(dtype).eps + math.sqrt(depth) * torch.finfo(torch.float32).eps
+    lost = math.sqrt(problem.k / 32) * 2**-12 if problem.dtype in QUANTISED else 0.0
+    sums = math.sqrt(problem.k) * torch.finfo(torch.float32).eps
+    return float(2 * torch.finfo(problem.output_dtype).eps + sums + lost)
 
 
 class Trial:
     """One way to compute a problem."""
 
     def __init__(self, ctx: iris.Iris, problem: Problem, a: torch.Tensor, config: FusedConfig | None) -> None:
-        self._ctx, self._a, self._config = ctx, a, config
-        dtype = output_dtype(problem.dtype)
+        self._ctx, self._problem, self._a, self._config = ctx, problem, a, config
+        dtype = problem.output_dtype
         nothing = float("nan") if dtype.is_floating_point else -1
         self._c = torch.full((problem.m, problem.n), nothing, dtype=dtype, device=ctx.device)
         self._cold: Callable[[], object]
@@ -179,7 +184,7 @@ class Trial:
         """Raise RuntimeError if the product with ``b`` is off by more than its rounding, or at all if it is of int8."""
         self._call(b)
         error = float((self._c.to(right.dtype) - right).abs().max() / right.abs().max())
-        limit = _rounding(self._c.dtype, self._a.shape[1])
+        limit = _rounding(self._problem)
         if not error <= limit:
             name = _name(self._config, self._a.dtype)
             raise RuntimeError(f"{name}: relative error {error:.1e}, more than {limit:.1e}")
@@ -213,14 +218,32 @@ class Trial:
         return 1e6 * call_seconds(self._ctx, calls, warmup=0, iterations=1, lead_s=_LEAD_S)[0]
 
 
+def _scaled_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The library's product of fp8, with sums kept as it does fastest."""
+    one = _one(a.device)
+    return torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True, out=out)
+
+
+@functools.cache
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones((), device=device)
+
+
 def library_of(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    return torch._int_mm if dtype == torch.int8 else torch.matmul
+    eight_bits: dict[torch.dtype, Callable[..., torch.Tensor]]
+    eight_bits = {torch.int8: torch._int_mm, torch.float8_e4m3fn: _scaled_mm}
+    return eight_bits.get(dtype, torch.matmul)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """In which products of ``dtype`` are exact enough to compare with."""
+    return torch.float64 if dtype in (torch.int8, torch.float32) else torch.float32
 
 
 def library_takes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the library multiplies these. ``torch._int_mm`` refuses some sizes and layouts, which ones depends on the
-    GPU and the library's version, so it is asked; of any other dtype a refusal is an error."""
-    if a.dtype != torch.int8:
+    """Whether the library multiplies these. Of 8 bits it refuses some sizes and layouts, which ones depends on the GPU
+    and the library's version, so it is asked; of any other dtype a refusal is an error."""
+    if a.dtype not in QUANTISED:
         return True
     try:
         library_of(a.dtype)(a, b)
@@ -231,7 +254,7 @@ def library_takes(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def measured(ctx: iris.Iris, problem: Problem, weights: Sequence[torch.Tensor]) -> dict[FusedConfig | None, Trial]:
     """All ways to compute ``problem``; None: the library's, if it takes such."""
-    a, wide = _random(ctx, problem, problem.m, problem.k), torch.float if problem.dtype.itemsize == 2 else torch.double
+    a, wide = _random(ctx, problem, problem.m, problem.k), _wide(problem.dtype)
     right = a.to(wide) @ weights[0].to(wide)
     ways: list[FusedConfig | None] = [None] if library_takes(a, weights[0]) else []
     trials = {config: Trial(ctx, problem, a, config) for config in ways + configs_of(problem, target_of(ctx))}
@@ -246,7 +269,7 @@ def measured(ctx: iris.Iris, problem: Problem, weights: Sequence[torch.Tensor]) 
 
 def row(ctx: iris.Iris, problem: Problem, trials: dict[FusedConfig | None, Trial], commit: str | None) -> Row | None:
     """The row of a problem for which Iris's kernel is the faster one of two that ops could take."""
-    if problem.dtype == torch.int8:
+    if problem.dtype in QUANTISED:
         return None
     target = target_of(ctx)
     us = {config: statistics.median(trial.cold_us) for config, trial in trials.items()}
@@ -300,7 +323,7 @@ def run(given: argparse.Namespace) -> int:
             faster += len(found)
             if given.rows_out is not None:
                 tuned.write(given.rows_out, found)
-    if given.dtype != "int8":
+    if DTYPES[given.dtype] not in QUANTISED:
         print(f"Iris's matmul is the faster one in {faster} of {len(asked)}", file=sys.stderr)
     return 0
 
@@ -308,8 +331,8 @@ def run(given: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     given = parser.parse_args(argv)
-    if given.dtype == "int8" and given.rows_out is not None:
-        parser.error("argument --rows_out: no row is of int8, which ops multiply by Iris's kernel in any case")
+    if DTYPES[given.dtype] in QUANTISED and given.rows_out is not None:
+        parser.error(f"argument --rows_out: no row is of {given.dtype}, which ops leave to Iris's kernel in any case")
     return exit_status("local_matmuls", lambda: run(given))
 
 

@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 import iris
 from iris.ops import ALGORITHMS, FusedConfig
 from iris.ops.config import EXCHANGING
-from iris.ops.problem import DTYPES, output_dtype
+from iris.ops.problem import DTYPES, FLOATS, output_dtype
 
 T = TypeVar("T")
 
@@ -49,6 +49,8 @@ SHAPES: tuple[Shape, ...] = (
 """Around the blocks of SMALL: one less and one more than a block, exact, primes, far less than a block, and depths that
 make whole blocks only together with the other ranks' (four times 8, or 24)."""
 BIASES = (None, "column", "row")
+SCALES = (("each", "each"), ("one", "one"), (None, "each"), ("each", None), ("one", "each"), (None, None))
+"""Of A, one for all or one for each row, and of B, one for all or one for each column; of int8 some, for floats."""
 LAYOUTS = ("plain", "transposed", "strided")
 """Of all three matrices: rows contiguous, columns contiguous, neither, and nothing aligned."""
 
@@ -137,6 +139,14 @@ class Inputs:
             return torch.randint(-128, 128, (rows, cols), generator=self.generator).to(dtype)
         return torch.randn(rows, cols, generator=self.generator, dtype=torch.float64).to(dtype)
 
+    def scale(self, kind: str | None, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """One number, or one for ``each`` of so many rows, or columns, of ``dtype``: so small that float16 holds the
+        sums."""
+        if kind is None:
+            return None
+        shape = (1, 1) if kind == "one" else (rows, cols)
+        return (0.5 + torch.rand(shape, generator=self.generator)) / (128 if dtype == torch.int8 else 1)
+
     def bias(self, kind: str | None, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor | None:
         if kind is None:
             return None
@@ -154,7 +164,7 @@ class Trial:
     """One rank's part of one call.
 
     Attributes:
-        a, b, bias, output: as the op takes them, on the device.
+        a, b, bias, scale_a, scale_b, output: as the op takes them, on the device.
         frame: the memory that ``output`` is a part of.
         reference: what ``output`` should be, float64.
         allowance: how far off it may be, as a Frobenius norm; see :func:`allowed`.
@@ -169,12 +179,16 @@ class Trial:
     frame: torch.Tensor
     reference: torch.Tensor
     allowance: float
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
 
     def run(self, config: FusedConfig | None = SMALL, workspace: Any = None, trace: Any = False) -> torch.Tensor:
         """Call the op, by this trial's algorithm whatever ``config`` says of it; None lets the op pick."""
         op = getattr(iris.ops, self.way.op)
         chosen = None if config is None else replace(config, algorithm=self.way.algorithm)
-        options = {"gather_dim": self.way.gather_dim} if self.way.op == GATHER else {}
+        options: dict[str, Any] = {"gather_dim": self.way.gather_dim} if self.way.op == GATHER else {}
+        if self.scale_a is not None or self.scale_b is not None:
+            options |= {"scale_a": self.scale_a, "scale_b": self.scale_b}
         result: torch.Tensor = op(
             self.ctx, self.output, self.a, self.b, self.bias, config=chosen, workspace=workspace, trace=trace, **options
         )
@@ -231,6 +245,16 @@ def allowed(
     return float(rounded + summed)
 
 
+def lost_in_fp8(dtype: torch.dtype, typical: torch.Tensor, depth: int, out: torch.dtype) -> float:
+    """What Hopper's tensor cores lose of sums of fp8 products, of ``depth`` of them, which they keep in 14 bits: each
+    step of 32 products rounds a sum by 2^-13 of it, at random, as on H200 (docs/performance.md); twice that. Sums in
+    float32 are so only within blocks of K, of which those of the tests are one step."""
+    if dtype != torch.float8_e4m3fn or BACKEND == "sim":
+        return 0.0
+    steps = 1 if out == torch.float32 else -(-depth // 32)
+    return 2 * 2**-13 * float(steps**0.5 * typical.norm())
+
+
 def ring_sums(parts: list[torch.Tensor], bias: torch.Tensor) -> list[torch.Tensor]:
     """What is rounded when sums of ``parts`` travel around: each rank's rows begin behind it and end at it, where the
     bias is added before the last part."""
@@ -254,10 +278,13 @@ def trial(
     bias: str | None = None,
     layout: str = "plain",
     whole: bool = False,
+    scaled: bool | None = None,
 ) -> Trial:
-    """This rank's part of a call on random matrices, its output spoilt. Collective."""
+    """This rank's part of a call on random matrices, its output spoilt. Collective. ``scaled``: the product is, by what
+    the seed says, into a dtype of its choice; None: if it is of fp8, but not with ``whole`` numbers."""
     inputs, world, rank, (rows, n, depth) = Inputs(seed, whole), ctx.world_size, ctx.rank, shape
-    out = output_dtype(dtype)
+    scaled = dtype == torch.float8_e4m3fn and not whole if scaled is None else scaled
+    out = FLOATS[seed % 3] if scaled else output_dtype(dtype)
     gathers = (way.op == GATHER and way.gather_dim == 0, way.op == GATHER and way.gather_dim == 1)
     reduces = way.op in (REDUCE_SCATTER, ALL_REDUCE)
     if way.even_rows:
@@ -277,31 +304,46 @@ def trial(
             return columns(matrix)
         return matrix.chunk(world)[rank] if way.op == REDUCE_SCATTER else matrix
 
-    own_a, own_b = a, b
-    parts = []
+    kinds = SCALES[seed // 3 % (len(SCALES) - (dtype == torch.int8))] if scaled else (None, None)
+    drawn = [
+        (inputs.scale(kinds[0], m, 1, dtype), inputs.scale(kinds[1], 1, n, dtype))
+        for _ in range(world if reduces else 1)
+    ]
+    own_scales = drawn[rank if reduces else 0]
+    factors = [math.prod((one.double() for one in pair if one is not None), start=torch.ones(1, 1)) for pair in drawn]
+    own_a, own_b, pairs = a, b, [(a, b)]
     if way.op in (GATHER, SCATTER):
         own_a = a.chunk(world, way.gather_dim)[rank] if way.op == GATHER else a
         own_b = columns(b)
+        by_row, by_column = own_scales
+        if by_row is not None and kinds[0] == "each" and gathers[0]:
+            by_row = by_row.chunk(world)[rank]
+        if by_column is not None and kinds[1] == "each":
+            by_column = columns(by_column)
+        own_scales = by_row, by_column
     elif reduces:
         own_a, own_b = columns(a), b.chunk(world)[rank]
-        pairs = zip(a.chunk(world, 1), b.chunk(world), strict=True)
-        parts = [left.double() @ right.double() for left, right in pairs]
+        pairs = list(zip(a.chunk(world, 1), b.chunk(world), strict=True))
     own_bias = added
     if added is not None and bias == "column" and way.op in (GATHER, SCATTER):
         own_bias = columns(added)
     elif added is not None and bias == "row":
         own_bias = added.chunk(world)[rank] if way.op == REDUCE_SCATTER else added
     shift = torch.zeros(()) if added is None else added.double()
-    squares = a.double() ** 2 @ b.double() ** 2 + shift**2
-    result = share(a.double() @ b.double() + shift)
-    parts = [share(one) for one in (ring_sums(parts, shift) if way.ring else parts)]
+    terms = list(zip(pairs, factors, strict=True))
+    products = [left.double() @ right.double() * factor for (left, right), factor in terms]
+    squares = sum((left.double() ** 2 @ right.double() ** 2 * factor**2 for (left, right), factor in terms), shift**2)
+    result = share(sum(products, shift))
+    parts = [share(one) for one in (ring_sums(products, shift) if way.ring else products)] if reduces else []
     frame, output = _empty(
         ctx, tuple(result.shape), out, _output_layout(way, layout), way.op in (SCATTER, ALL_REDUCE)
     )  # fmt: skip
     made = Trial(
         ctx, way, _laid_out(ctx, own_a, layout, symmetric=way.op == GATHER), _laid_out(ctx, own_b, layout),
         None if own_bias is None else own_bias.to(ctx.device).contiguous(), output, frame, result,
-        allowed(result, share(squares).sqrt(), parts, k + (added is not None), out),
+        allowed(result, share(squares).sqrt(), parts, k + (added is not None), out)
+        + lost_in_fp8(dtype, share(squares).sqrt(), k, out),
+        *(None if one is None else one.to(ctx.device).contiguous() for one in own_scales),
     )  # fmt: skip
     made.spoil()
     ctx.barrier()

@@ -213,7 +213,7 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
         ("algorithm=pul", "--axis_algorithm: expected one of auto, .*pull.*, got pul"),
         ("algorithm=pul+num_sms=1", r"--axis_algorithm: expected one of auto, .*pull.*, got pul\+num_sms=1"),
         ("b_layout=transposed+k=1", r"--axis_b_layout: expected one of row_major, transposed, got transposed\+k=1"),
-        ("dtype=fp64", "--axis_dtype: expected one of bf16, fp16, fp32, int8, got fp64$"),
+        ("dtype=fp64", "--axis_dtype: expected one of bf16, fp16, fp32, int8, fp8, got fp64$"),
         ("m=12x", "--axis_M: expected whole numbers, got 12x"),
         ("n=1.5", "--axis_N: expected whole numbers, got 1.5"),
         ("k=-8", "--axis_K: expected positive numbers, got -8"),

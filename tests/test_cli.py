@@ -129,7 +129,7 @@ def test_an_iris_error_is_printed_without_traceback(
             ["bench", "all_gather_matmul", "--axis_M=abc"],
             "iris bench: error: --axis_M: expected whole numbers, got abc",
         ),
-        (["bench", "all_gather_matmul", "--axis_dtype=fp8"], "iris bench: error: --axis_dtype: expected one of bf16, "),
+        (["bench", "all_gather_matmul", "--axis_dtype=fp4"], "iris bench: error: --axis_dtype: expected one of bf16, "),
         (["report", "nofolder"], "iris report: error: results: expected "),
     ],
 )

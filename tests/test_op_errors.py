@@ -70,6 +70,18 @@ def in_b(one: Trial) -> dict[str, Any]:
     return {"b": both[: one.b.numel()].view(one.b.shape), "output": both[: one.output.numel()].view(one.output.shape)}
 
 
+def of_8_bits(dtype: torch.dtype = torch.float8_e4m3fn, **others: Callable[[Trial], Any]) -> Change:
+    """Operands of ``dtype``, and ``others``, each made of the trial."""
+    return lambda one: {
+        "a": one.a.to(dtype), "b": one.b.to(dtype), **{name: make(one) for name, make in others.items()},
+    }  # fmt: skip
+
+
+def in_scale(one: Trial) -> dict[str, Any]:
+    """A scale in the memory of the output."""
+    return {"scale_b": one.output.view(-1)[:1], **of_8_bits()(one)}
+
+
 def inference_tensor(one: Trial) -> dict[str, Any]:
     with torch.inference_mode():
         return {"output": torch.empty_like(one.output)}
@@ -123,6 +135,29 @@ MISTAKES = {
         "contiguous",
     ),
     "bias is a list": Mistake(ALL, lambda one: {"bias": [1.0]}, "DTypeError", "bias", "list"),
+    "scale of floats": Mistake(
+        ALL, lambda one: {"scale_a": one.output.new_ones(1)}, "ArgumentError", "scale_a", "None: only torch.int8 and"
+    ),
+    "scale is a number": Mistake(ALL, of_8_bits(scale_b=lambda _: 0.5), "DTypeError", "scale_b", "float"),
+    "scale dtype": Mistake(
+        ALL, of_8_bits(scale_a=lambda one: one.output.new_ones(1).half()), "DTypeError", "scale_a", "float16"
+    ),
+    "scale shape": Mistake(
+        ALL, of_8_bits(scale_a=lambda one: one.output.new_ones(5)), "ShapeError", "scale_a", "one for each row of A"
+    ),
+    "scale across": Mistake(
+        ALL, of_8_bits(scale_b=lambda one: one.output.new_ones(one.b.shape[1], 1)), "ShapeError", "scale_b",
+        "one for each column of B",
+    ),
+    "scale strides": Mistake(
+        ALL, of_8_bits(scale_b=lambda one: one.output.new_ones(2 * one.b.shape[1])[::2]), "ShapeError", "scale_b",
+        "contiguous",
+    ),
+    "scale in output": Mistake(ALL, in_scale, "ArgumentError", "output", "some of scale_b's"),
+    "float of int8": Mistake(ALL, of_8_bits(torch.int8), "DTypeError", "output", "that scale_a or scale_b scales"),
+    "whole numbers of fp8": Mistake(
+        ALL, of_8_bits(output=lambda one: one.output.int()), "DTypeError", "output", "torch.bfloat16 or torch.float16"
+    ),
     "not a tensor": Mistake(ALL, lambda one: {"b": [[1.0]]}, "DTypeError", "B", "list"),
     "gather_dim": Mistake(
         (Way(GATHER, "push"),), lambda _: {"gather_dim": "0"}, "ArgumentError", "gather_dim", "0, 1 or None, got '0'"

@@ -38,7 +38,7 @@ def copies(dtype: torch.dtype) -> dict[str, str]:
     for name, matrix in matrices(dtype).items():
         result = row_major(workspace, matrix)
         whole_vectors = result.stride(0) * dtype.itemsize % 16 == 0 and result.data_ptr() % 16 == 0
-        if not torch.equal(result, matrix):
+        if not torch.equal(result.double(), matrix.double()):
             wrong[name] = "other elements"
         elif (result is matrix) != (name in AS_THEY_ARE):
             wrong[name] = "copied, or not copied"

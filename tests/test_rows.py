@@ -93,9 +93,9 @@ def test_owners_are_computed_together(world_size: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_matmuls_of_int8_take_one_lane(dtype: torch.dtype) -> None:
+def test_matmuls_of_8_bits_take_one_lane(dtype: torch.dtype) -> None:
     """As they share one set of flags."""
-    assert lanes_for(dtype) == (1 if dtype == torch.int8 else 2)
+    assert lanes_for(dtype) == (1 if dtype.itemsize == 1 else 2)
 
 
 @pytest.mark.parametrize("world_size", range(1, 9))

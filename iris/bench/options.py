@@ -25,6 +25,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
     "fp64": torch.float64,
+    "fp8": torch.float8_e4m3fn,
     "int8": torch.int8,
     "int16": torch.int16,
     "int32": torch.int32,

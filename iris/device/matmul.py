@@ -59,7 +59,7 @@ from iris.device.sync import (
     own_epoch,
     wait_all_entered,
 )
-from iris.device.tile import Flags, Matrix, Tile, tile_pointers
+from iris.device.tile import Flags, Matrix, Tile, scaled, tile_pointers
 
 
 class Crew(NamedTuple):
@@ -115,6 +115,14 @@ def local_source(
 
 
 @triton.jit
+def _dot(a, b, acc, PRECISION: tl.constexpr):
+    """``acc + a @ b``. Hopper's tensor cores keep sums of fp8 in some 14 bits; with full ``PRECISION`` those of each
+    block of K are added up in float32."""
+    STEP: tl.constexpr = a.shape[1] if a.dtype.is_fp8() and PRECISION == "ieee" else None
+    return tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=STEP, out_dtype=acc.dtype)
+
+
+@triton.jit
 def _multiply(
     acc,
     a,
@@ -162,7 +170,7 @@ def _multiply(
             b_tile = b.transposed_desc.load([col, k]).T
         else:
             b_tile = tl.load(b_cols + k.to(tl.int64) * b.matrix.row_stride)
-        acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+        acc = _dot(a_tile, b_tile, acc, PRECISION)
     if not EVEN_K:
         if whole < k_end:
             k = whole + first_k
@@ -171,9 +179,9 @@ def _multiply(
             left = ks < k_end - whole
             a_ptrs = a_rows + k.to(tl.int64) * a.matrix.col_stride
             b_ptrs = b_cols + k.to(tl.int64) * b.matrix.row_stride
-            a_tile = tl.load(a_ptrs, mask=left[None, :], other=0)
-            b_tile = tl.load(b_ptrs, mask=left[:, None], other=0)
-            acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+            a_tile = tl.load(a_ptrs, mask=left[None, :], other=0.0)
+            b_tile = tl.load(b_ptrs, mask=left[:, None], other=0.0)
+            acc = _dot(a_tile, b_tile, acc, PRECISION)
     return acc
 
 
@@ -243,6 +251,7 @@ def _sink_slices(
     handle,
     c,
     slots,
+    scales,
     bias_ptr,
     flags,
     epoch,
@@ -278,7 +287,7 @@ def _sink_slices(
             total, _ = slice_sum(partials, first, last, sharers, within, BLOCK_M * BLOCK_N)
             rows = row + down
             tile = Tile(shard, index, per_shard, top, rows, col + cols, rows < row_end, col + cols < N)
-            SINK(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
+            SINK(handle, c, slots, scaled(total, scales, tile), bias_ptr, tile, flags, epoch, SITE, BIAS)
 
 
 @triton.jit
@@ -290,6 +299,7 @@ def _tiles(
     a,
     b,
     c,
+    scales,
     bias_ptr,
     slots,
     partials,
@@ -406,7 +416,7 @@ def _tiles(
                             asked = clock_ns()
                         gated = _pass_gate(gated, handle, flags, epoch, SITE, GATE)
                         _sink_slices(
-                            handle, c, slots, bias_ptr, flags, epoch, partials, worker, sharers, sharing, last,
+                            handle, c, slots, scales, bias_ptr, flags, epoch, partials, worker, sharers, sharing, last,
                             adders, shard, index, per_shard, top, row, row_end, col, N, SINK, SITE, BIAS,
                             BLOCK_M, BLOCK_N,
                         )  # fmt: skip
@@ -423,7 +433,7 @@ def _tiles(
             gated = _pass_gate(gated, handle, flags, epoch, SITE, GATE)
             rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
             tile = Tile(shard, index, per_shard, top, rows, cols, rows < row_end, cols < N)
-            SINK(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE, BIAS)
+            SINK(handle, c, slots, scaled(acc, scales, tile), bias_ptr, tile, flags, epoch, SITE, BIAS)
             if EAGER:
                 if AFTER is not None:
                     AFTER(handle, slots, shard, index, per_shard, flags, epoch, SITE)
@@ -450,6 +460,7 @@ def matmul_kernel(
     b_strip_desc,
     bt_strip_desc,
     c,
+    scales,
     bias_ptr,
     slots,
     partials,
@@ -495,7 +506,7 @@ def matmul_kernel(
     ACC_DTYPE: tl.constexpr,
     TRACE: tl.constexpr,
 ):
-    """C = A @ B + bias, where A comes from ``SOURCE`` and C goes to ``SINK``. See the module's docstring."""
+    """C = A @ B · scales + bias, where A comes from ``SOURCE`` and C goes to ``SINK``. See the module's docstring."""
     program = tl.program_id(0)
     if EPOCHS == TURNSTILE:
         epoch = enter(flags.turnstile, handle)
@@ -537,8 +548,8 @@ def matmul_kernel(
             end = begin if phase == 0 else dealt_out if phase == 1 else tiles
             # Split tiles have a loop of their own: what brings their parts together costs the others a microsecond.
             _tiles(
-                handle, flags, epoch, own_shard, gathered, right_of_strips if phase == 2 else right, c, bias_ptr,
-                slots, partials, trace_ptr, M, N, K, start, end, per_shard, per_round, worker, workers,
+                handle, flags, epoch, own_shard, gathered, right_of_strips if phase == 2 else right, c, scales,
+                bias_ptr, slots, partials, trace_ptr, M, N, K, start, end, per_shard, per_round, worker, workers,
                 SCHEDULE, SOURCE, SINK, SLICED, AFTER, EAGER, GATE, SITE, SHARDS, SHARDED, SEGMENTS, phase == 0,
                 PIECEWISE, BIAS, BLOCK_M, BLOCK_N // STRIPS if phase == 2 else BLOCK_N, BLOCK_K,
                 STRIPS if phase == 2 else 1, GROUP_M, EVEN_K, phase == 2, STRIP_STAGES if phase == 2 else None,

@@ -11,8 +11,8 @@ user's own:
 tile, so that the stores are through by then and no program stands waiting for them; or, if ``EAGER``, at once.
 ``GATE``: no sink is called before all ranks have entered the call, so it may write peers' memory.
 
-``acc`` is the product in float32 (int32 for int8), without the bias; ``tile`` a :class:`Tile`; ``slots`` the memory
-that the op set aside for tiles on their way between ranks, or None.
+``acc`` is the product, scaled, without the bias, in float32 (int32 for int8 without scales); ``tile`` a :class:`Tile`;
+``slots`` the memory that the op set aside for tiles on their way between ranks, or None.
 """
 
 from typing import Any, NamedTuple
@@ -49,6 +49,16 @@ class Tile(NamedTuple):
     cols: Any
     row_mask: Any
     col_mask: Any
+
+
+class Scales(NamedTuple):
+    """What a product is multiplied by, in float32: ``rows``, a number for each row, and ``cols``, one for each column.
+    None: nothing; a stride of 0: one number for all."""
+
+    rows: Any
+    row_stride: Any
+    cols: Any
+    col_stride: Any
 
 
 class Flags(NamedTuple):
@@ -114,6 +124,18 @@ def within_shard(tile):
     """The tile with its rows counted from the top of its shard."""
     rows = tile.rows - tile.top
     return Tile(tile.shard, tile.index, tile.per_shard, 0, rows, tile.cols, tile.row_mask, tile.col_mask)
+
+
+@triton.jit
+def scaled(acc, scales, tile):
+    """``acc`` times the ``scales``, in float32, if there are any."""
+    if scales.rows is not None or scales.cols is not None:
+        acc = acc.to(tl.float32)
+    if scales.rows is not None:
+        acc *= tl.load(scales.rows + tile.rows * scales.row_stride, mask=tile.row_mask, other=0)[:, None]
+    if scales.cols is not None:
+        acc *= tl.load(scales.cols + tile.cols * scales.col_stride, mask=tile.col_mask, other=0)[None, :]
+    return acc
 
 
 @triton.jit

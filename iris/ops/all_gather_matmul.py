@@ -71,7 +71,7 @@ from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, Landing, bias_of, lanes_for
-from iris.ops.exchange import exchange
+from iris.ops.exchange import blocks_of, exchange
 from iris.ops.gathering import (
     arrived_source,
     fetch_courier,
@@ -113,6 +113,8 @@ def all_gather_matmul(
     bias: torch.Tensor | None = None,
     *,
     gather_dim: int | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
     config: FusedConfig | str | None = None,
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
@@ -120,12 +122,17 @@ def all_gather_matmul(
     """``output = all_gather(A_sharded) @ B + bias``; see the module for the unfused lines.
 
     Args:
-        output: [M, N], any strides, not in memory of A, B or bias; int32 if A is int8, else A's dtype.
+        output: [M, N], any strides, not in memory of another operand; in A's dtype. Of int8 it is int32, or with scales
+            bfloat16, float16 or float32; of float8_e4m3fn (fp8) one of these three.
         A_sharded: [M / world_size, K] for ``gather_dim=0``, [M, K / world_size] for 1; any strides, copied first where
             an algorithm needs contiguous rows. For those that read peers' A, ``pull`` and ``hbm_buffer``: on the
             symmetric heap, with the same strides on all ranks.
         B: [K, N] in A's dtype; any strides, its rows contiguous on all ranks or on none.
-        bias: [N] per column, or [M, 1] per row; in output's dtype, added in float32 (int32 for int8).
+        bias: [N] per column, or [M, 1] per row; in output's dtype, added in float32 (in int32 to an int32 output).
+        scale_a: for int8 and fp8: float32, multiplied by the product in float32, before bias is added. One number,
+            equal on all ranks; or for ``gather_dim=0`` one for each row of A_sharded, [M / world_size] or with a second
+            dimension of 1, which are gathered as well; for 1 one for each row, [M], equal on all ranks.
+        scale_b: the same for this rank's columns of B: one number, or [N], or [1, N].
         gather_dim: which dimension of A is sharded; None tells it from the shapes.
         config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for
             all of A on the symmetric heap, ``push`` and ``low_latency`` for twice that; "auto" takes ``pull`` where
@@ -148,7 +155,7 @@ def all_gather_matmul(
         all ranks have finished reading A_sharded, so it may be overwritten; no barrier is needed between calls.
     """
     ctx.check(OP)
-    check_operands(ctx, OP, output, ("A_sharded", A_sharded), B, bias)
+    scales = check_operands(ctx, OP, output, ("A_sharded", A_sharded), B, bias, scale_a, scale_b)
     world = ctx.world_size
     by_rows = _gather_dim(A_sharded, B, world, gather_dim) == 0
     (rows, cols), (k, n) = A_sharded.shape, B.shape
@@ -158,17 +165,22 @@ def all_gather_matmul(
     bias_is = bias_kind(OP, bias, m, n)
     received = rows * cols * A_sharded.element_size() * (world - 1)
     dim = 0 if by_rows else 1
-    problem = Problem(OP, m, n, k, A_sharded.dtype, world, received, dim, not has_contiguous_rows(B))
+    problem = Problem(OP, m, n, k, A_sharded.dtype, world, received, dim, not has_contiguous_rows(B), output.dtype)
     symmetric = ctx.is_symmetric(A_sharded)
     takes = (lambda _: True) if symmetric else (lambda one: one not in _READ_BY_PEERS)
-    chosen = resolve(ctx, problem, config, workspace, trace, takes=takes)
+    # One number for one row may be that row's own.
+    gathers_scales = by_rows and world > 1 and scales.a is not None and scales.a.numel() == rows
+    scaling = "scale_a for each row" if gathers_scales else None
+    chosen = resolve(ctx, problem, config, workspace, trace, takes=takes, scaling=scaling)
     if chosen.algorithm in _READ_BY_PEERS:
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
         if world > 1:
             ctx.agree(OP, (problem, chosen, place_of(ctx, "A_sharded", A_sharded)))
     recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
-    call = _Call(ctx, problem, output, A_sharded, B, bias, bias_is, chosen, recorded, ours)
+    call = _Call(ctx, problem, output, A_sharded, B, bias, bias_is, scales, chosen, recorded, ours)
+    if gathers_scales:
+        call = call.with_all_scales()
     getattr(call, chosen.algorithm if world > 1 else "local")()
     return output
 
@@ -179,6 +191,18 @@ class _Call(OpCall):
     @property
     def by_rows(self) -> bool:
         return self.problem.gather_dim == 0
+
+    def with_all_scales(self) -> _Call:
+        """This call with all ranks' scales of their rows of A, which are gathered first."""
+        ctx, own = self.ctx, self.scales.a
+        if own is None:
+            return self
+        world, count, dtype = ctx.world_size, own.numel(), own.dtype
+        blocks = blocks_of((1, count), dtype, world, ctx.num_sms)
+        beside = self.workspace.beside("scales", blocks.inbox_nbytes(world, dtype), blocks.num_flags)
+        gathered = self.workspace.scratch_matrix("scales", world, count, dtype)
+        exchange(ctx, beside, blocks, own.view(1, count), gathered, self.site, by_rows=True)
+        return replace(self, scales=replace(self.scales, a=gathered.view(-1)))
 
     def local(self) -> None:
         """One rank: nothing to gather."""
@@ -322,7 +346,7 @@ class _Call(OpCall):
 
     def _multiply_rows(self, a: torch.Tensor, rows: Rows) -> None:
         """The library's matmul of some rows of A, given as ``a``."""
-        self.multiply(rows.of(self.output), a, bias_of(rows, self.bias, self.bias_is))
+        self.multiply(rows.of(self.output), a, bias_of(rows, self.bias, self.bias_is), rows)
 
     def _part(self, staged: torch.Tensor) -> torch.Tensor:
         """This rank's rows or columns of the gathered A."""

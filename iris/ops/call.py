@@ -15,6 +15,8 @@ from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, run
 from iris.ops.problem import Problem
 from iris.ops.room import exchanged_blocks
+from iris.ops.rows import Rows
+from iris.ops.scales import Scales
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
 
@@ -28,7 +30,7 @@ class OpCall:
     Attributes:
         ctx, problem: where, and what is computed.
         output: what this rank's matmul fills.
-        a, b, bias, bias_is: this rank's operands, and the kind of the bias.
+        a, b, bias, bias_is, scales: this rank's operands, and the kind of the bias.
         config: the options, with the algorithm that runs.
         trace: what to record into, if anything.
         workspace: that of the algorithm.
@@ -41,6 +43,7 @@ class OpCall:
     b: torch.Tensor
     bias: torch.Tensor | None
     bias_is: int
+    scales: Scales
     config: FusedConfig
     trace: Trace | None
     workspace: FusedWorkspace
@@ -62,12 +65,16 @@ class OpCall:
         """Launch Iris's matmul kernel as ``plan`` says; see :func:`iris.ops.matmul.run`."""
         run(
             self.ctx, self.problem, plan, self.output, self.a if a is None else a, self.b, self.bias, self.bias_is,
-            config or self.config, self.workspace, self.trace, gathered, slots,
+            config or self.config, self.workspace, self.trace, gathered, slots, self.scales,
         )  # fmt: skip
 
-    def multiply(self, product: torch.Tensor, a: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """``product = a @ b + bias`` by the library's matmul."""
-        plain_matmul(self.workspace, product, a, self.b, bias, self.config, self.trace)
+    def multiply(
+        self, product: torch.Tensor, a: torch.Tensor, bias: torch.Tensor | None = None, rows: Rows | None = None
+    ) -> None:
+        """``product = a @ b * scales + bias`` by the library's matmul; ``rows``: those of A that ``a`` has, if not
+        all."""
+        scales = self.scales if rows is None else self.scales.of(rows)
+        plain_matmul(self.workspace, product, a, self.b, bias, scales, self.config, self.trace)
 
     def decomposition(self) -> Decomposition:
         """The small kernels and copies of this call."""

@@ -49,13 +49,14 @@ def resolve(
     takes: Callable[[str], bool] = lambda _: True,
     shared: Mapping[str, torch.Tensor] = MappingProxyType({}),
     bias_is: int | None = None,
+    scaling: str | None = None,
 ) -> FusedConfig:
     """The config to run with, its algorithm settled: the caller's, checked, or the picked one; the same on all ranks.
 
     "auto" leaves out algorithms that need more memory than there is, on the heap or in ``workspace``, those that do not
     take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced. ``shared``: the
     operands, by name, that peers touch, which must lie alike on all ranks. ``bias_is``: the kind of a bias that is
-    added to a sum over ranks, by any of them.
+    added to a sum over ranks, by any of them; ``scaling``: of scales that ranks gather.
 
     Raises:
         ArgumentError: ``config`` cannot run, or cannot be traced.
@@ -78,9 +79,10 @@ def resolve(
                 f"{problem.op} by {chosen.algorithm} cannot be captured where CUDA_DEVICE_MAX_CONNECTIONS=1: in one "
                 "queue its copies could wait in front of the kernel that they wait for. Unset it, or take config=None."
             )
-        bias = () if bias_is is None else (BIAS_KINDS[bias_is],)
+        kinds = (None if bias_is is None else BIAS_KINDS[bias_is], scaling)
+        numbers = tuple(kind for kind in kinds if kind is not None)
         places = (place_of(ctx, argument, tensor) for argument, tensor in shared.items())
-        ctx.agree(problem.op, (problem, chosen, *bias, *places, _memory(ctx, workspace)))
+        ctx.agree(problem.op, (problem, chosen, *numbers, *places, _memory(ctx, workspace)))
     if key is not None and key not in (known := _settled(ctx)):
         known[key] = chosen  # only now: ranks that did not make this call would choose later, with another heap
         if ctx.rank == 0:
@@ -93,7 +95,7 @@ def _check_atomic(ctx: Iris, problem: Problem) -> None:
     expected = ""
     if ctx._backend.without_atomics:
         expected = f"another algorithm, as the link to {ranks_text(ctx._backend.without_atomics)} has no native atomics"
-    elif problem.dtype != torch.int8 and torch.are_deterministic_algorithms_enabled():
+    elif problem.output_dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
         expected = "a deterministic algorithm, as torch.use_deterministic_algorithms asks for"
         if torch.is_deterministic_algorithms_warn_only_enabled():
             warnings.warn(f"{problem.op}: atomic sums floats in any order; expected {expected}", stacklevel=2)

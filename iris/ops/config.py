@@ -68,7 +68,7 @@ def tiles_in_words(nbytes: int, world_size: int) -> bool:
 
 def min_block_size_k(dtype: torch.dtype) -> int:
     """The least ``block_size_k`` that tl.dot takes."""
-    return 32 if dtype == torch.int8 else 16
+    return 32 if dtype.itemsize == 1 else 16
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 
 from iris.ops.config import FusedConfig
 from iris.ops.machine import LAUNCH_S, Machine
-from iris.ops.problem import Problem, output_dtype
+from iris.ops.problem import Problem
 from iris.ops.rows import evenly
 from iris.ops.split import sharers_of, split_tiles, strips_of
 
@@ -127,7 +127,7 @@ class Call:
     @cached_property
     def output_nbytes(self) -> int:
         """Bytes of the local matmul's output, in the dtype in which it is sent."""
-        return self.problem.m * self.problem.n * output_dtype(self.problem.dtype).itemsize
+        return self.problem.m * self.problem.n * self.problem.output_dtype.itemsize
 
     @cached_property
     def sliced(self) -> bool:

@@ -37,6 +37,7 @@ from iris.device.sync import (
 from iris.device.tile import BIAS_ROW
 from iris.engine import CopyEngine
 from iris.ops.config import flagged_one_by_one
+from iris.ops.problem import QUANTISED
 from iris.ops.rows import MAX_CHUNKS, Rows
 from iris.ops.workspace import FusedWorkspace
 
@@ -100,9 +101,9 @@ def bias_of(rows: Rows, bias: torch.Tensor | None, bias_is: int) -> torch.Tensor
 
 
 def lanes_for(dtype: torch.dtype) -> int:
-    """How many lanes the matmuls take turns on: two, but one for int8, which the library does not multiply: Iris's
-    kernel does, and its calls share one set of flags."""
-    return 1 if dtype == torch.int8 else 2
+    """How many lanes the matmuls take turns on: two, but one for 8 bits, which are not left to the library: calls of
+    Iris's kernel share one set of flags."""
+    return 1 if dtype in QUANTISED else 2
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def _part_for(peer, mine, tile, rows, all_rows, SPLIT: tl.constexpr):
     """What ``peer`` is to get of the block ``tile``; nothing but zeros lies outside."""
     r = tile.rows + peer * rows if SPLIT else tile.rows
     here = tile_mask(tile) & (r < all_rows)[:, None]
-    return tl.load(tile_pointers(mine, mine.ptr, r, tile.cols), mask=here, other=0)
+    return tl.load(tile_pointers(mine, mine.ptr, r, tile.cols), mask=here, other=0.0)
 
 
 @triton.jit
@@ -194,7 +194,7 @@ def exchange_kernel(
                     if LOADED:  # no two ranks that are level load from the same one
                         peer_ptr = translate(handle, mine.ptr, (me + source) % WORLD)
                         there = tile_pointers(mine, peer_ptr, below.rows, below.cols)
-                        part = tl.load(there, mask=tile_mask(below), other=0)
+                        part = tl.load(there, mask=tile_mask(below), other=0.0)
                     else:
                         part = tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N))
                     acc += part.to(ACC_DTYPE)

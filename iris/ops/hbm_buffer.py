@@ -35,6 +35,8 @@ def all_gather_matmul_hbm_buffer(
     workspace: FusedWorkspace | None = None,
     *,
     gather_dim: int | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
     num_fetch_sms: int | None = None,
     k_per_flag: int | None = None,
     fetch_block_m: int | None = None,
@@ -49,7 +51,8 @@ def all_gather_matmul_hbm_buffer(
     """``output = all_gather(A_sharded) @ B + bias``: some programs fetch A into a buffer, the others compute.
 
     Args:
-        output, A_sharded, B, bias, gather_dim, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
+        output, A_sharded, B, bias, gather_dim, scale_a, scale_b, workspace, trace: as for
+            :func:`iris.ops.all_gather_matmul`.
         config: the tile and launch options; None: the best known for ``hbm_buffer``. What is given below replaces its
             fields.
         num_fetch_sms: programs that only fetch (``config.comm_sms``).
@@ -80,8 +83,9 @@ def all_gather_matmul_hbm_buffer(
     )
     chosen: Any = Adjusted(_ALGORITHM, tuple(options.items())) if config is None else _config(config, options)
     return all_gather_matmul(
-        ctx, output, A_sharded, B, bias, gather_dim=gather_dim, config=chosen, workspace=workspace, trace=trace
-    )
+        ctx, output, A_sharded, B, bias, gather_dim=gather_dim, scale_a=scale_a, scale_b=scale_b, config=chosen,
+        workspace=workspace, trace=trace,
+    )  # fmt: skip
 
 
 def all_gather_matmul_hbm_buffer_preamble(

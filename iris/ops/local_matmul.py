@@ -2,7 +2,7 @@
 
 Unfused::
 
-    output = A @ B + bias
+    output = A @ B * scale_a * scale_b + bias
 
 It is here to measure the kernel by itself, and for the dtypes that ``torch.matmul`` does not multiply.
 """
@@ -19,8 +19,9 @@ from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan, run
 from iris.ops.operands import bias_kind, check_operands, check_rows_of_b, check_shape, has_contiguous_rows
-from iris.ops.problem import Problem
+from iris.ops.problem import QUANTISED, Problem
 from iris.ops.replay import replayed
+from iris.ops.scales import Scales
 from iris.ops.workspace import FusedWorkspace, local_workspace, workspace_for
 from iris.trace import Trace, trace_of
 
@@ -35,17 +36,22 @@ def matmul(
     B: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
     config: FusedConfig | str | None = None,
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
 ) -> torch.Tensor:
-    """``output = A @ B + bias`` on this rank alone.
+    """``output = A @ B * scale_a * scale_b + bias`` on this rank alone.
 
     Args:
-        output: [M, N], any strides, not in memory of A, B or bias; int32 if A is int8, else A's dtype.
+        output: [M, N], any strides, not in memory of another operand; in A's dtype, of 8 bits as for
+            :func:`iris.ops.all_gather_matmul`.
         A: [M, K], any strides; copied first if its rows are not contiguous.
         B: [K, N] in A's dtype, any strides.
-        bias: [N] per column, or [M, 1] per row; in output's dtype, added in float32 (int32 for int8).
+        bias: [N] per column, or [M, 1] per row; in output's dtype, added in float32 (in int32 to an int32 output).
+        scale_a: for int8 and fp8: float32, one number, or one for each row of A, [M] or [M, 1].
+        scale_b: the same for the columns of B: one number, or [N], or [1, N].
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:
@@ -59,7 +65,9 @@ def matmul(
 
     Sync: on the current stream; no other rank takes part.
     """
-    _multiply(ctx, output, A, B, bias, config, workspace, trace)
+    ctx.check(OP)
+    scales = check_operands(ctx, OP, output, ("A", A), B, bias, scale_a, scale_b)
+    _multiply(ctx, output, A, B, bias, scales, config, workspace, trace)
     return output
 
 
@@ -69,24 +77,23 @@ def _multiply(
     A: torch.Tensor,
     B: torch.Tensor,
     bias: torch.Tensor | None,
+    scales: Scales,
     config: FusedConfig | str | None,
     workspace: FusedWorkspace | None,
     trace: bool | Trace,
 ) -> None:
-    ctx.check(OP)
-    check_operands(ctx, OP, output, ("A", A), B, bias)
     (m, k), n = A.shape, B.shape[1]
     check_rows_of_b(OP, B, k, output.shape[1])
     check_shape(OP, "output", output, (m, n), "rows of A, columns of B")
     bias_is = bias_kind(OP, bias, m, n)
-    problem = Problem(OP, m, n, k, A.dtype, 1, 0, transposed_b=not has_contiguous_rows(B))
+    problem = Problem(OP, m, n, k, A.dtype, 1, 0, None, not has_contiguous_rows(B), output.dtype)
     chosen = resolve(ctx, problem, config, workspace, trace)
     plan = Plan(SITE_MATMUL.value, alone=True)
     if workspace is None:
         flags = ctx.kept((OP, chosen.algorithm), lambda: local_workspace(ctx))
     else:
         flags = workspace_for(ctx, OP, chosen.algorithm, workspace)
-    run(ctx, problem, plan, output, A, B, bias, bias_is, chosen, flags, trace_of(ctx, OP, trace))
+    run(ctx, problem, plan, output, A, B, bias, bias_is, chosen, flags, trace_of(ctx, OP, trace), scales=scales)
 
 
 def plain_matmul(
@@ -95,15 +102,16 @@ def plain_matmul(
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None,
+    scales: Scales,
     config: FusedConfig,
     trace: Trace | None = None,
 ) -> None:
-    """``output = a @ b + bias`` as PyTorch does it. As Iris does, with flags that the call's ``workspace`` keeps, where
-    ``config`` says so, and for int8, with a tile that is picked for this product."""
-    if config.own_matmul or a.dtype == torch.int8:
+    """``output = a @ b * scales + bias`` as PyTorch does it. As Iris does, with flags that the call's ``workspace``
+    keeps, where ``config`` says so, and for int8, with a tile that is picked for this product."""
+    if config.own_matmul or a.dtype in QUANTISED:
         as_given = config.own_matmul or config.num_sms is not None
         own = replace(config, algorithm="local", own_matmul=False) if as_given else None
-        _multiply(workspace.ctx, output, a, b, bias, own, workspace.for_matmul, trace or False)
+        _multiply(workspace.ctx, output, a, b, bias, scales, own, workspace.for_matmul, trace or False)
     elif bias is None:
         torch.matmul(_contiguous_on_cpu(a), b, out=output)
     else:
@@ -111,13 +119,19 @@ def plain_matmul(
 
 
 def add_product(
-    workspace: FusedWorkspace, total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, config: FusedConfig
+    workspace: FusedWorkspace,
+    total: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scales: Scales,
+    config: FusedConfig,
 ) -> None:
-    """``total += a @ b`` as PyTorch does it, rounded once; int8 by :func:`matmul`."""
-    if a.dtype == torch.int8:
-        product = torch.empty_like(total)
-        plain_matmul(workspace, product, a, b, None, config)
-        total += product
+    """``total += a @ b * scales`` as PyTorch does it, rounded once; of 8 bits, by :func:`plain_matmul`."""
+    if a.dtype in QUANTISED:
+        exact = torch.float32 if total.is_floating_point() else total.dtype
+        product = torch.empty_like(total, dtype=exact)
+        plain_matmul(workspace, product, a, b, None, scales, config)
+        torch.add(total, product, out=total)
     else:
         torch.addmm(total, _contiguous_on_cpu(a), b, out=total)
 

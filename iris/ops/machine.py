@@ -15,7 +15,7 @@ import torch
 
 from iris.ops.config import FusedConfig
 from iris.ops.hardware import Hardware, number_format
-from iris.ops.problem import Problem, output_dtype
+from iris.ops.problem import QUANTISED, Problem
 
 LAUNCH_S = 6e-6
 """A kernel's start and end."""
@@ -136,7 +136,7 @@ class Machine:
             cold = max(cold, crowd * (m + n) * depth / _CROWDED_BYTES_PER_S)
         if crowded and m < 64 and self.warpgroups:
             computing = max(computing, -(-problem.k // step) * (_STEP_S + 2 * m * n * step / _STEP_FLOPS))
-        if self.warpgroups and problem.dtype == torch.int8 and not problem.transposed_b:
+        if self.warpgroups and problem.dtype in QUANTISED and not problem.transposed_b:
             rate = _TURNED_FEW_BYTES_PER_S if m < 64 else _TURNED_BYTES_PER_S * math.sqrt(32 / n)
             computing = max(computing, n * depth / rate)
         return max(computing, (m + n) * depth / _L2_BYTES_PER_S, cold)
@@ -144,7 +144,7 @@ class Machine:
     def memory_s(self, config: FusedConfig, problem: Problem, passes: float = 1.0) -> float:
         """The local matmul's traffic with the own memory: B once for every group of tile rows if L2 cannot hold it,
         and at least ``passes`` times."""
-        item, out_item = problem.dtype.itemsize, output_dtype(problem.dtype).itemsize
+        item, out_item = problem.dtype.itemsize, problem.output_dtype.itemsize
         a, b, c = problem.m * problem.k * item, problem.k * problem.n * item, problem.m * problem.n * out_item
         groups = config.groups(problem.m)
         passes = 1.0 if b < self.l2_bytes // 2 else max(passes, groups)

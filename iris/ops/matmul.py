@@ -22,6 +22,7 @@ from iris.ops.hardware import allows_tf32
 from iris.ops.operands import check_no_gradient, check_shape
 from iris.ops.problem import Problem
 from iris.ops.row_major import row_major
+from iris.ops.scales import NO_SCALES, Scales
 from iris.ops.split import strip_stages, strips_of
 from iris.ops.target import target_of
 from iris.ops.workspace import FusedWorkspace
@@ -131,6 +132,7 @@ def run(
     trace: Trace | None,
     gathered: torch.Tensor | None = None,
     slots: Any = None,
+    scales: Scales = NO_SCALES,
 ) -> None:
     """Launch the matmul kernel for ``problem`` as ``plan`` and ``config`` say.
 
@@ -142,6 +144,7 @@ def run(
         trace: records into it what the programs do.
         gathered: where all of A is once it has arrived, with both halves if there are two; None: the source finds it.
         slots: what ``sink`` and ``after`` are given under this name.
+        scales: what the product is multiplied by before a sink has it.
 
     Raises:
         ShapeError, DTypeError, ArgumentError: of an op of your own (``plan.site`` is 0), what does not agree with
@@ -209,6 +212,7 @@ def run(
         b_strip_desc,
         bt_strip_desc,
         Matrix(output, *output.stride()),
+        scales.for_kernel,
         bias,
         slots,
         partials,
@@ -250,8 +254,8 @@ def run(
         STRIP_STAGES=strip_stages(config, strips, target.backend),
         COURIER_M=courier_m,
         COURIER_N=courier_n,
-        PRECISION=_precision(problem.dtype),
-        ACC_DTYPE=tl.int32 if problem.dtype == torch.int8 else tl.float32,
+        PRECISION=_precision(problem),
+        ACC_DTYPE=tl.float32 if problem.dtype.is_floating_point else tl.int32,
         TRACE=trace is not None,
         **config.launch_options(target),
     )
@@ -298,8 +302,8 @@ def _check(
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which products of ``dtype`` matrices are summed."""
-    return torch.int32 if dtype == torch.int8 else torch.float32
+    """The dtype in which matrices of ``dtype``, or their products, are summed."""
+    return torch.float32 if dtype.is_floating_point else torch.int32
 
 
 def _left(
@@ -332,6 +336,8 @@ def _describe(matrix: torch.Tensor, block: list[int]) -> Any:
     return TensorDescriptor.from_tensor(matrix, block)
 
 
-def _precision(dtype: torch.dtype) -> str:
-    """What torch.matmul would use: full float32 unless the user allows TF32."""
-    return "tf32" if dtype == torch.float32 and allows_tf32() else "ieee"
+def _precision(problem: Problem) -> str:
+    """Of float32, what torch.matmul would use: all of it unless the user allows TF32. Sums of fp8 are kept in all of it
+    where the output is; what they lose else is little beside rounding to 16 bits (docs/performance.md)."""
+    less = allows_tf32() if problem.dtype == torch.float32 else problem.output_dtype != torch.float32
+    return "tf32" if less else "ieee"

@@ -199,6 +199,8 @@ def matmul_all_reduce(
     B: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
     config: FusedConfig | str | None = None,
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
@@ -207,13 +209,15 @@ def matmul_all_reduce(
 
     Args:
         output: [M, N] on the symmetric heap, at one place and with the same strides on all ranks, rows contiguous for
-            ``copy_engine``, ``decomposed`` and ``ring``; not in memory of A, B or bias; int32 if A is int8, else A's
-            dtype.
+            ``copy_engine``, ``decomposed`` and ``ring``; not in memory of another operand; in A's dtype, of 8
+            bits as for :func:`iris.ops.all_gather_matmul`.
         A: [M, K / world_size], this rank's columns; any strides; Iris's own kernel copies it first if its rows are not
             contiguous.
         B: [K / world_size, N], this rank's rows, in A's dtype; any strides, its rows contiguous on all
             ranks or on none.
         bias: [N] per column, or [M, 1] per row; in output's dtype, equal on all ranks, added once, to the sum.
+        scale_a, scale_b: for int8 and fp8: this rank's own, of what it adds to the sum; float32, one number, or one for
+            each row of A, [M] or [M, 1], and for each column of B, [N] or [1, N].
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:
@@ -231,14 +235,14 @@ def matmul_all_reduce(
         this rank's output is whole; no barrier is needed between calls.
     """
     ctx.check(OP)
-    check_operands(ctx, OP, output, ("A", A), B, bias)
+    scales = check_operands(ctx, OP, output, ("A", A), B, bias, scale_a, scale_b)
     world, (m, k), n = ctx.world_size, A.shape, B.shape[1]
     check_rows_of_b(OP, B, k, output.shape[1])
     check_shape(OP, "output", output, (m, n), "rows of A, columns of B")
     check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
     bias_is = bias_kind(OP, bias, m, n)
     received = 2 * (m * n - m * n // world) * output.element_size()
-    problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_contiguous_rows(B))
+    problem = Problem(OP, m, n, k, A.dtype, world, received, None, not has_contiguous_rows(B), output.dtype)
     whole = has_contiguous_rows(output)
     chosen = resolve(
         ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
@@ -252,7 +256,7 @@ def matmul_all_reduce(
     if chosen.algorithm in _ROW_BY_ROW:
         check_rows(OP, chosen.algorithm, output)
     recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
-    call = _Call(ctx, problem, output, A, B, bias, bias_is, chosen, recorded, ours)
+    call = _Call(ctx, problem, output, A, B, bias, bias_is, scales, chosen, recorded, ours)
     getattr(call, chosen.algorithm)()
     return output
 

@@ -191,6 +191,8 @@ def matmul_all_scatter(
     B: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
     config: FusedConfig | str | None = None,
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
@@ -199,11 +201,14 @@ def matmul_all_scatter(
 
     Args:
         output: [M, N] on the symmetric heap, at one place and with the same strides on all ranks, rows contiguous for
-            ``copy_engine`` and ``decomposed``; not in memory of A, B or bias; int32 if A is int8, else A's dtype.
+            ``copy_engine`` and ``decomposed``; not in memory of another operand; in A's dtype, of 8 bits as for
+            :func:`iris.ops.all_gather_matmul`.
         A: [M, K], equal on all ranks; any strides; Iris's own kernel copies it first if its rows are not contiguous.
         B: [K, N / world_size], this rank's columns, in A's dtype; any strides, its rows contiguous on
             all ranks or on none.
         bias: [N / world_size] per column, or [M, 1] per row; in output's dtype, this rank's own.
+        scale_a, scale_b: for int8 and fp8: float32, one number, or one for each row of A, [M] or [M, 1], and for each
+            of this rank's columns of B.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:
@@ -221,14 +226,14 @@ def matmul_all_scatter(
         this rank's output is whole; no barrier is needed between calls.
     """
     ctx.check(OP)
-    check_operands(ctx, OP, output, ("A", A), B, bias)
+    scales = check_operands(ctx, OP, output, ("A", A), B, bias, scale_a, scale_b)
     world, (m, k), n = ctx.world_size, A.shape, B.shape[1]
     check_rows_of_b(OP, B, k, output.shape[1] // world)
     check_shape(OP, "output", output, (m, n * world), "rows of A, columns of B times the number of ranks")
     check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
     bias_is = bias_kind(OP, bias, m, n)
     received = m * n * output.element_size() * (world - 1)
-    problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_contiguous_rows(B))
+    problem = Problem(OP, m, n, k, A.dtype, world, received, None, not has_contiguous_rows(B), output.dtype)
     whole = has_contiguous_rows(output)
     chosen = resolve(
         ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
@@ -238,7 +243,7 @@ def matmul_all_scatter(
     if chosen.algorithm in _ROW_BY_ROW:
         check_rows(OP, chosen.algorithm, columns)
     recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
-    call = _Call(ctx, problem, columns, A, B, bias, bias_is, chosen, recorded, ours, output)
+    call = _Call(ctx, problem, columns, A, B, bias, bias_is, scales, chosen, recorded, ours, output)
     getattr(call, chosen.algorithm)()
     return output
 
@@ -288,7 +293,7 @@ class _Call(OpCall):
             parts.enter()
             for chunk, rows in enumerate((*others, last)):
                 columns = rows.of(self.output)
-                self.multiply(columns, rows.of(self.a), bias_of(rows, self.bias, self.bias_is))
+                self.multiply(columns, rows.of(self.a), bias_of(rows, self.bias, self.bias_is), rows)
                 if rows is last:
                     break
                 if chunk == 0:

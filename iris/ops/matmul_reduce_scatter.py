@@ -119,6 +119,8 @@ def matmul_reduce_scatter(
     B: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
     config: FusedConfig | str | None = None,
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
@@ -126,13 +128,16 @@ def matmul_reduce_scatter(
     """``output = (sum over ranks of A @ B)[r * rows : (r + 1) * rows] + bias`` on rank r; rows = M / world_size.
 
     Args:
-        output: [M / world_size, N], any strides, not in memory of A, B or bias; int32 if A is int8, else A's dtype.
+        output: [M / world_size, N], any strides, not in memory of another operand; in A's dtype, of 8 bits as for
+            :func:`iris.ops.all_gather_matmul`.
         A: [M, K / world_size], this rank's columns; M a multiple of the number of ranks; any strides; Iris's own kernel
             copies it first if its rows are not contiguous.
         B: [K / world_size, N], this rank's rows, in A's dtype; any strides, its rows contiguous on all
             ranks or on none.
         bias: [N] per column, or [M / world_size, 1] per row of the own output; in output's dtype, added once, to the
             sum.
+        scale_a, scale_b: for int8 and fp8: this rank's own, of what it adds to the sum; float32, one number, or one for
+            each row of A, [M] or [M, 1], and for each column of B, [N] or [1, N].
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:
@@ -149,7 +154,7 @@ def matmul_reduce_scatter(
     Sync: on the current stream. All ranks must call it, in the same order; no barrier is needed between calls.
     """
     ctx.check(OP)
-    check_operands(ctx, OP, output, ("A", A), B, bias)
+    scales = check_operands(ctx, OP, output, ("A", A), B, bias, scale_a, scale_b)
     world, (m, k), n = ctx.world_size, A.shape, B.shape[1]
     check_rows_of_b(OP, B, k, output.shape[1])
     if m % world:
@@ -157,10 +162,10 @@ def matmul_reduce_scatter(
     check_shape(OP, "output", output, (m // world, n), "rows of A / number of ranks, columns of B")
     bias_is = bias_kind(OP, bias, m // world, n)
     received = (m - m // world) * n * output.element_size()
-    problem = Problem(OP, m, n, k, A.dtype, world, received, transposed_b=not has_contiguous_rows(B))
+    problem = Problem(OP, m, n, k, A.dtype, world, received, None, not has_contiguous_rows(B), output.dtype)
     chosen = resolve(ctx, problem, config, workspace, trace, bias_is=bias_is)
     recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
-    call = _Call(ctx, problem, output, A, B, bias, bias_is, chosen, recorded, ours)
+    call = _Call(ctx, problem, output, A, B, bias, bias_is, scales, chosen, recorded, ours)
     getattr(call, chosen.algorithm)()
     return output
 

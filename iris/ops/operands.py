@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from iris.context import Iris, whereabouts
 from iris.device import tile
 from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
-from iris.ops.problem import DTYPES, output_dtype
+from iris.ops.problem import DTYPES, QUANTISED, output_dtypes
+from iris.ops.scales import Scales, numbers_of
 from iris.tensors import check_dense, has_memory, has_tangent
 
 BIAS_KINDS = {
@@ -20,9 +21,16 @@ BIAS_KINDS = {
 
 
 def check_operands(
-    ctx: Iris, op: str, output: torch.Tensor, a: tuple[str, torch.Tensor], b: torch.Tensor, bias: torch.Tensor | None
-) -> None:
-    """Raise, before anything is launched, if dtypes, devices or dimensions cannot work."""
+    ctx: Iris,
+    op: str,
+    output: torch.Tensor,
+    a: tuple[str, torch.Tensor],
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+) -> Scales:
+    """Raise, before anything is launched, if dtypes, devices or dimensions cannot work. Returns the scales."""
     name, tensor = a
     tracer = "torch.jit.trace" if torch.jit.is_tracing() else ""  # type: ignore[attr-defined]
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
@@ -48,22 +56,41 @@ def check_operands(
         raise DTypeError(op, name, f"one of {', '.join(map(str, DTYPES))}", tensor.dtype)
     if b.dtype != tensor.dtype:
         raise DTypeError(op, "B", f"{tensor.dtype}, as {name}", b.dtype)
-    if output.dtype != output_dtype(tensor.dtype):
-        raise DTypeError(op, "output", str(output_dtype(tensor.dtype)), output.dtype)
-    if bias is not None:
-        if not isinstance(bias, torch.Tensor):
-            raise DTypeError(op, "bias", "a tensor or None", type(bias).__name__)
-        check_dense(op, "bias", bias)
-        if bias.device != ctx.device:
-            raise PlacementError(op, "bias", f"a tensor on {ctx.device}", bias.device)
-        if bias.dtype != output.dtype:
-            raise DTypeError(op, "bias", str(output.dtype), bias.dtype)
-        if not bias.is_contiguous():
-            raise ShapeError(op, "bias", "a contiguous tensor", f"strides {bias.stride()}", "Pass bias.contiguous().")
-        _check_memory(op, "bias", bias)
-        _check_bits(op, "bias", bias)
-        check_no_gradient(op, "bias", bias)
-    _check_writable(op, output, {name: tensor, "B": b} | ({} if bias is None else {"bias": bias}))
+    scaled = scale_a is not None or scale_b is not None
+    if scaled and tensor.dtype not in QUANTISED:
+        argument, dtypes = "scale_b" if scale_a is None else "scale_a", " and ".join(map(str, QUANTISED))
+        raise ArgumentError(op, argument, f"None: only {dtypes} are scaled", "a tensor", "Multiply A, or B, by it.")
+    made = output_dtypes(tensor.dtype, scaled=scaled)
+    if output.dtype not in made:
+        fix = "A float is for products that scale_a or scale_b scales." if made == (torch.int32,) else ""
+        raise DTypeError(op, "output", " or ".join(map(str, made)), output.dtype, fix)
+    numbers: dict[str, Any] = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    given = {argument: one for argument, one in numbers.items() if one is not None}
+    for argument, one in given.items():
+        _check_numbers(ctx, op, argument, one, output.dtype if argument == "bias" else torch.float32)
+    _check_writable(op, output, {name: tensor, "B": b} | given)
+    rows, cols = tensor.shape[0], b.shape[1]
+    return Scales(
+        None if scale_a is None else numbers_of(op, "scale_a", scale_a, (rows, 1), f"row of {name}"),
+        None if scale_b is None else numbers_of(op, "scale_b", scale_b, (1, cols), "column of B"),
+    )
+
+
+def _check_numbers(ctx: Iris, op: str, argument: str, given: Any, dtype: torch.dtype) -> None:
+    """Raise unless ``given`` is a tensor that may be a bias, or a scale."""
+    if not isinstance(given, torch.Tensor):
+        raise DTypeError(op, argument, "a tensor or None", type(given).__name__)
+    check_dense(op, argument, given)
+    if given.device != ctx.device:
+        raise PlacementError(op, argument, f"a tensor on {ctx.device}", given.device)
+    if given.dtype != dtype:
+        raise DTypeError(op, argument, str(dtype), given.dtype)
+    if not given.is_contiguous():
+        fix = f"Pass {argument}.contiguous()."
+        raise ShapeError(op, argument, "a contiguous tensor", f"strides {given.stride()}", fix)
+    _check_memory(op, argument, given)
+    _check_bits(op, argument, given)
+    check_no_gradient(op, argument, given)
 
 
 def _check_writable(op: str, output: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:

@@ -6,13 +6,24 @@ from dataclasses import dataclass, field
 
 import torch
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+QUANTISED = (torch.int8, torch.float8_e4m3fn)
+"""Input dtypes of 8 bits, whose products may be scaled."""
+DTYPES = (*FLOATS, *QUANTISED)
 """Input dtypes that every op takes."""
 
 
+def output_dtypes(dtype: torch.dtype, *, scaled: bool = False) -> tuple[torch.dtype, ...]:
+    """What a product of ``dtype`` matrices may be kept in, the usual one first: 16 and 32 bits give themselves, int8
+    gives int32, and fp8, or int8 that is ``scaled``, any float."""
+    if dtype == torch.int8 and not scaled:
+        return (torch.int32,)
+    return (torch.bfloat16, torch.float16, torch.float32) if dtype in QUANTISED else (dtype,)
+
+
 def output_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a product of ``dtype`` matrices: int8 gives int32, all others themselves."""
-    return torch.int32 if dtype == torch.int8 else dtype
+    """The usual one of :func:`output_dtypes`."""
+    return output_dtypes(dtype)[0]
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,7 @@ class Problem:
         received_bytes: bytes that must reach this rank from its peers.
         gather_dim: for a gather of A, the dimension in which A is sharded; None for the other ops.
         transposed_b: whether the rows of B are not contiguous, as in the ``weight.t()`` of a ``torch.nn.Linear``.
+        asked: the dtype of the output where there is a choice (:func:`output_dtypes`); None: the usual one.
     """
 
     op: str
@@ -38,6 +50,16 @@ class Problem:
     received_bytes: int = field(repr=False)  # follows from the others
     gather_dim: int | None = None
     transposed_b: bool = False
+    asked: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if self.asked == output_dtype(self.dtype):  # as if it had not been told: the problem is the same
+            object.__setattr__(self, "asked", None)
+
+    @property
+    def output_dtype(self) -> torch.dtype:
+        """The dtype of the product."""
+        return self.asked or output_dtype(self.dtype)
 
     @property
     def flops(self) -> int:
@@ -47,5 +69,5 @@ class Problem:
     @property
     def hbm_bytes(self) -> int:
         """Bytes that must pass this rank's memory: each input read once, the output written once."""
-        item, out_item = self.dtype.itemsize, output_dtype(self.dtype).itemsize
+        item, out_item = self.dtype.itemsize, self.output_dtype.itemsize
         return (self.m * self.k + self.k * self.n) * item + self.m * self.n * out_item

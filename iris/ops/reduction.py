@@ -57,7 +57,6 @@ from iris.ops.decomposed import Landing, bias_of, reduce_in_ring, wait_landed
 from iris.ops.exchange import exchange
 from iris.ops.local_matmul import add_product
 from iris.ops.matmul import Plan, accumulator_of
-from iris.ops.problem import output_dtype
 from iris.ops.room import tiles_sent
 from iris.ops.rows import Rows, chunks_of, owned_from, owner_groups, summing_step
 
@@ -232,7 +231,7 @@ class SumCall(OpCall):
         """Room for the tiles that others send and, for ``copy_engine``, for those that wait to be sent."""
         world = self.ctx.world_size
         summing, copying = self.config.algorithm == "atomic", self.config.algorithm == "copy_engine"
-        dtype = accumulator_of(self.problem.dtype) if summing else output_dtype(self.problem.dtype)
+        dtype = accumulator_of(self.problem.output_dtype) if summing else self.problem.output_dtype
         slots, tiles = tiles_sent(self.problem, self.config)
         count, chunks = slots * tiles * self.config.tile_elements, -(-tiles // tiles_per_chunk)
         ours = self.workspace
@@ -275,13 +274,13 @@ class SumCall(OpCall):
             total, a = mine.of(self.output) if last else rows.of(sums), rows.of(self.a)
             bias = bias_of(mine, self.bias, self.bias_is) if last else None
             if not begun:
-                self.multiply(total, a, bias)
+                self.multiply(total, a, bias, rows)
                 return
             if bias is not None:
                 torch.add(rows.of(sums), bias, out=total)
             elif last and not everywhere:
                 total.copy_(rows.of(sums))
-            add_product(self.workspace, total, a, self.b, self.config)
+            add_product(self.workspace, total, a, self.b, self.scales.of(rows), self.config)
 
         chunks = chunks_of(per_rank, self.config.num_chunks, self.config.block_size_m)
         reduce_in_ring(self.decomposition(), sums, chunks, per_rank, multiply, everywhere=everywhere)
@@ -306,7 +305,7 @@ class SumCall(OpCall):
             first = min(those.first for those in each)
             together = Rows(first, sum(max(0, those.count) for those in each))
             if together.count > 0:
-                self.multiply(together.of(product), together.of(self.a))
+                self.multiply(together.of(product), together.of(self.a), None, together)
                 engine.follow()
             for owner, those in zip(group, each, strict=True):
                 if owner == rank:
@@ -404,6 +403,6 @@ class SumCall(OpCall):
 
     def _sum_options(self) -> dict[str, Any]:
         return {
-            "BIAS": self.bias_is, "ACC_DTYPE": tl.int32 if self.problem.dtype == torch.int8 else tl.float32,
+            "BIAS": self.bias_is, "ACC_DTYPE": tl.int32 if self.output.dtype == torch.int32 else tl.float32,
             "BLOCK_M": self.config.comm_block_m, "BLOCK_N": self.config.comm_block_n, "num_warps": 8,
         }  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from iris.context import Iris
 from iris.ops.config import EXCHANGING, FusedConfig, tiles_in_words
 from iris.ops.exchange import Blocks, blocks_of
-from iris.ops.problem import Problem, output_dtype
+from iris.ops.problem import Problem
 from iris.ops.workspace import (
     MIN_FLAGS,
     FusedWorkspace,
@@ -53,7 +53,7 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
         return Room(0, max(1, problem.world_size - 1) * senders * config.groups(problem.m))
     if config.algorithm in _IN_TILES:
         slots, tiles = tiles_sent(problem, config)
-        itemsize = 4 if config.algorithm == "atomic" else output_dtype(problem.dtype).itemsize
+        itemsize = 4 if config.algorithm == "atomic" else problem.output_dtype.itemsize
         nbytes, flags = tiles * config.tile_elements * itemsize, problem.world_size * tiles
         if config.algorithm != "one_shot":
             return Room(slots * nbytes, flags)
@@ -63,7 +63,7 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
     if problem.op == "matmul_all_reduce" and config.algorithm == "ring":
         return Room(0, 0)
     rows = -(-problem.m // problem.world_size) * problem.world_size
-    return Room(rows * problem.n * output_dtype(problem.dtype).itemsize, 0)
+    return Room(rows * problem.n * problem.output_dtype.itemsize, 0)
 
 
 def memory_of(ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None) -> FusedWorkspace:
@@ -89,7 +89,7 @@ def _flagged(workspace: FusedWorkspace | None) -> bool:
 
 def sent_in_words(problem: Problem, config: FusedConfig) -> bool:
     """Whether the tiles of ``one_shot`` travel as words, where the workspace has no flags for them."""
-    nbytes = tiles_sent(problem, config)[1] * config.tile_elements * output_dtype(problem.dtype).itemsize
+    nbytes = tiles_sent(problem, config)[1] * config.tile_elements * problem.output_dtype.itemsize
     return tiles_in_words(nbytes, problem.world_size)
 
 
@@ -116,4 +116,4 @@ def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int, by_flags: b
 
 
 def _exchanged_dtype(problem: Problem) -> torch.dtype:
-    return problem.dtype if problem.op == "all_gather_matmul" else output_dtype(problem.dtype)
+    return problem.dtype if problem.op == "all_gather_matmul" else problem.output_dtype

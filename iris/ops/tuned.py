@@ -62,7 +62,13 @@ OWN_GAINS = 1.03
 """What Iris's matmul must gain over the library's by itself to be taken beside an exchange."""
 REACH = math.log2(2) / 2
 """How far a row counts, in powers of two: √2."""
-_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "int8"}
+_NAMES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int8: "int8",
+    torch.float8_e4m3fn: "fp8",
+}
 DTYPE_NAMES = {_NAMES[dtype]: dtype for dtype in DTYPES}
 """Dtypes, by what rows call them."""
 

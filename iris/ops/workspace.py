@@ -37,6 +37,7 @@ class FusedWorkspace(Live):
         staging: bytes on the symmetric heap that peers write into; empty where the algorithm needs none.
         engine: the copy engine's stream; the context's own workspaces share one.
         local: this rank's own memory, by what it is for, made when first needed.
+        others: workspaces for what its calls do besides, made when first needed.
     """
 
     op: str
@@ -48,6 +49,7 @@ class FusedWorkspace(Live):
     staging: torch.Tensor
     engine: CopyEngine
     local: dict[Hashable, torch.Tensor] = field(default_factory=dict)
+    others: dict[Hashable, FusedWorkspace] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         room = f"{format_bytes(self.staging.numel())} of staging memory, {self.ready.numel()} flags"
@@ -100,6 +102,16 @@ class FusedWorkspace(Live):
     def scratch_matrix(self, name: str, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
         """The start of :meth:`scratch` memory as a matrix."""
         return self.scratch(name, rows * cols, dtype)[: rows * cols].view(rows, cols)
+
+    def beside(self, name: str, staging_nbytes: int, num_flags: int) -> FusedWorkspace:
+        """That of the exchange ``name`` that is part of this op's calls, by size as :func:`workspace_for` keeps them.
+        Collective the first time."""
+        sizes = size_class(staging_nbytes, num_flags)
+        key = name, *sizes
+        if key not in self.others:
+            _refuse_in_capture(self.ctx, self.op)
+            self.others[key] = _made(self.ctx, self.op, self.algorithm, *sizes, self.engine)
+        return self.others[key]
 
     @cached_property
     def for_matmul(self) -> FusedWorkspace:

@@ -98,18 +98,21 @@ PLAIN = {
     "PRECISION": "ieee", "EPOCHS": sync.TURNSTILE.value, "HALF_FLAGS": 0,
 }  # fmt: skip
 
+FP8 = torch.float8_e4m3fn
+
 VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("local", torch.float16, True, False, 0, True, True),
     ("local", torch.int8, True, True, 1, True, True),
+    ("local", FP8, True, False, 2, True, True),
     ("local_transposed", torch.bfloat16, True, False, 0, False, False),
     ("local_transposed", torch.int8, True, False, 0, True, False),
     ("pull_rows", torch.bfloat16, True, True, 0, False, False),
     ("pull_rows", torch.float32, False, False, 1, True, True),
     ("pull_columns", torch.float16, False, True, 1, False, False),
-    ("pull_columns", torch.int8, False, False, 2, False, False),
+    ("pull_columns", FP8, False, False, 2, False, False),
     ("copied_rows", torch.float16, True, False, 0, True, False),
     ("copied_rows", torch.bfloat16, False, True, 1, False, False),
-    ("copied_rows", torch.int8, True, True, 0, False, False),
+    ("copied_rows", FP8, True, True, 0, False, False),
     ("copied_columns", torch.bfloat16, True, True, 0, True, False),
     ("copied_columns", torch.float16, False, False, 2, True, True),
     ("copied_columns", torch.float32, True, False, 1, False, False),
@@ -126,7 +129,7 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("send_columns", torch.bfloat16, True, True, 1, True, True),
     ("relay_columns", torch.float16, True, False, 1, True, False),
     ("copy_columns", torch.float16, True, False, 2, False, False),
-    ("scatter_rows", torch.int8, False, True, 0, False, False),
+    ("scatter_rows", FP8, False, True, 0, False, False),
     ("scatter_rows", torch.bfloat16, True, False, 2, True, True),
     ("keep_rows", torch.float32, False, False, 0, False, False),
     ("keep_rows", torch.bfloat16, True, True, 1, True, True),
@@ -154,7 +157,11 @@ def sliced(constants: dict[str, Any]) -> bool:
 
 def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, split: bool, block: int) -> Any:
     constants = PLAIN | OPS[op]
+    # One of each kind: a number for each row, one for all columns; or none.
+    scales = tile.Scales(None, 0, None, 0)
     out = torch.int32 if dtype == torch.int8 else dtype
+    if dtype == FP8:
+        out, scales = torch.bfloat16, tile.Scales(tensor(torch.float32), 1, tensor(torch.float32) if bias else None, 0)
     total = torch.int32 if dtype == torch.int8 else torch.float32
     own, a, b, c = (tile.Matrix(tensor(one), 4096, 1) for one in (dtype, dtype, dtype, out))
     counts = constants["COURIER"] is not None or constants["AFTER"] in COUNTING
@@ -169,7 +176,7 @@ def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias:
     strip = described(dtype, block, block // 2) if tma and split and sliced(constants) else None
     return (
         handle(), flags, own, own_desc, a, a_desc, b, None if turned else described_a, described_a if turned else None,
-        strip, None, c, tensor(out) if bias else None,
+        strip, None, c, scales, tensor(out) if bias else None,
         _slots(constants, out, total),
         tensor(total) if split else None, tensor(torch.int64) if traced else None, *SIZES, 40, 20,
         matmul.Crew(16, 8, 100, 2), 256, 4000,
@@ -198,7 +205,7 @@ def matmul_case(
     op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, even_k: bool, split: bool, targets: tuple[str, ...]
 ) -> Case:
     cuda = targets[0] in CUDA
-    block = 32 if dtype in (torch.float32, torch.int8) else 64
+    block = 32 if dtype in (torch.float32, torch.int8, FP8) else 64
     words = [op, short(dtype), *(["tma"] if tma else []), *(["trace"] if traced else []), *(["split"] if split else [])]
     constants = PLAIN | OPS[op] | {
         "BIAS": bias, "BLOCK_M": block, "BLOCK_N": block, "BLOCK_K": block, "EVEN_K": even_k, "STREAM_K": split,
@@ -273,7 +280,7 @@ def collectives() -> list[Case]:
         Case(
             f"exchange_words-{kind}{of}",
             exchange_words_kernel,
-            partial(word_arguments, torch.int8 if kind == "gather" else torch.float16, sizes),
+            partial(word_arguments, FP8 if kind == "gather" else torch.float16, sizes),
             {
                 **exchanged,
                 "SPLIT": kind in ("scatter", "twice"),

@@ -31,7 +31,10 @@ CUT = {GATHER: "n", SCATTER: "n", REDUCE_SCATTER: "k", ALL_REDUCE: "k", LOCAL: "
 ROUNDINGS_OF_A_MATMUL = 2
 """cuBLAS may split a sum over K and round the parts."""
 _ROWS_AT_A_TIME = 1024
-_A, _B = 0, 1
+_A, _B, _SCALES = 0, 1, 4
+_SUMS_OF_FP8 = 2**-12
+"""What a sum of fp8 products loses to Hopper's tensor cores, over the root of the number of steps of 32: twice what it
+does on H200 (docs/performance.md)."""
 
 
 def problem_of(
@@ -62,6 +65,7 @@ class Operands:
         output: what the op fills; on the symmetric heap where peers write it.
         problem: sizes of the local matmul, and what must arrive.
         local_output: [m, n], for the local matmul alone; made on first use.
+        scales: scale_a and scale_b of fp8, one number each, the same on all ranks; of other dtypes there are none.
     """
 
     def __init__(
@@ -87,6 +91,11 @@ class Operands:
         self.a = ctx.empty(*part, dtype=dtype) if op == GATHER else torch.empty(part, dtype=dtype, device=ctx.device)
         b = torch.empty((n, k) if self.problem.transposed_b else (k, n), dtype=dtype, device=ctx.device)
         self.b = b.t() if self.problem.transposed_b else b
+        self.scales: dict[str, torch.Tensor] = {}
+        if dtype == torch.float8_e4m3fn:
+            generator = torch.Generator().manual_seed(self._seed + _SCALES * MAX_RANKS)
+            numbers = 0.5 + torch.rand(2, 1, generator=generator)
+            self.scales = {"scale_a": numbers[0].to(ctx.device), "scale_b": numbers[1].to(ctx.device)}
         made = output_dtype(dtype)
         self.output = ctx.empty(*whole, dtype=made) if symmetric else torch.empty(whole, dtype=made, device=ctx.device)
 
@@ -111,7 +120,15 @@ class Operands:
         """The op; ``ctx`` is given in place of the context."""
         if self.op == GATHER:
             options["gather_dim"] = self.gather_dim
-        getattr(ops, self.op)(ctx or self.ctx, self.output, self.a, self.b, config=config, **options)
+        getattr(ops, self.op)(ctx or self.ctx, self.output, self.a, self.b, config=config, **self.scales, **options)
+
+    def multiply(self, a: torch.Tensor, out: torch.Tensor) -> None:
+        """``out = a @ b``, scaled, by the library; RuntimeError if it does not take them."""
+        if self.scales:
+            scale_a, scale_b = self.scales.values()
+            torch._scaled_mm(a, self.b, scale_a, scale_b, out_dtype=out.dtype, use_fast_accum=True, out=out)
+        else:
+            torch.matmul(a, self.b, out=out)
 
     def fill(self, *, decoy: bool = False) -> None:
         """Draw A and B; as a decoy, numbers that the result must not be made of. Collective."""
@@ -142,9 +159,11 @@ class Operands:
         if not expected.is_floating_point():
             wrong = int((result != expected).sum())
             return f"{wrong} of {expected.numel()} elements differ" if wrong else ""
-        unit = torch.finfo(self.dtype).eps
+        unit = torch.finfo(self.output.dtype).eps
         depth = self.k * (self.ctx.world_size if CUT[self.op] == "k" and not local else 1)
         sums = math.sqrt(depth) * torch.finfo(torch.float32).eps
+        if self.scales:
+            sums += math.sqrt(depth / 32) * _SUMS_OF_FP8
         typical = float(expected.square().mean(dtype=torch.float64).sqrt())
         off, wrong = 0.0, 0
         for rows in self._blocks(expected):
@@ -182,11 +201,12 @@ class Operands:
     def _product(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         """The sum of the matrix products, in float64, kept in float32 (integers: as they are)."""
         first, second = pairs[0]
+        factor = math.prod(float(scale) for scale in self.scales.values())
         exact = torch.int32 if self.dtype == torch.int8 else torch.float32
         total = torch.empty(first.shape[0], second.shape[1], dtype=exact, device=first.device)
         right = [b.double() for _, b in pairs]
         for rows in self._blocks(total):
-            products = [a[rows].double() @ b for (a, _), b in zip(pairs, right, strict=True)]
+            products = [factor * (a[rows].double() @ b) for (a, _), b in zip(pairs, right, strict=True)]
             total[rows] = torch.stack(products).sum(0).to(exact) if len(products) > 1 else products[0].to(exact)
         return total
 
@@ -211,6 +231,8 @@ class Operands:
         shape, device = (self.a if which == _A else self.b).shape, self.ctx.device
         if self.dtype == torch.int8:
             return torch.randint(-128, 128, shape, dtype=torch.int8, device=device, generator=generator)
+        if self.scales:
+            return torch.randn(shape, device=device, generator=generator).to(self.dtype)
         return torch.randn(shape, dtype=self.dtype, device=device, generator=generator)
 
     def _keep(self, name: str, make: Any) -> torch.Tensor:

@@ -149,8 +149,8 @@ def _config(operands: Operands, name: str) -> FusedConfig:
 
 
 def _matmul(operands: Operands) -> Way:
-    a, b, out = operands.gathered(), operands.b, operands.local_output
-    return Way(lambda: torch.matmul(a, b, out=out), lambda: out, ROUNDINGS_OF_A_MATMUL, local=True)
+    a, out = operands.gathered(), operands.local_output
+    return Way(lambda: operands.multiply(a, out), lambda: out, ROUNDINGS_OF_A_MATMUL, local=True)
 
 
 def _nccl(operands: Operands) -> Way:
@@ -170,13 +170,18 @@ def _nccl_gather(operands: Operands) -> Callable[[], None]:
 
     def call() -> None:
         if operands.gather_dim == 0:
-            all_gather(full, operands.a)
+            all_gather(_sent(full), _sent(operands.a))
         else:
-            dist.all_gather(parts, operands.a)
+            dist.all_gather([*map(_sent, parts)], _sent(operands.a))
             torch.cat(parts, dim=1, out=full)
-        torch.matmul(full, operands.b, out=operands.output)
+        operands.multiply(full, operands.output)
 
     return call
+
+
+def _sent(matrix: torch.Tensor) -> torch.Tensor:
+    """``matrix`` as collectives take it: of fp8, which not all do, as bytes."""
+    return matrix.view(torch.uint8) if matrix.dtype == torch.float8_e4m3fn else matrix
 
 
 def _nccl_scatter(operands: Operands) -> Callable[[], None]:
@@ -184,7 +189,7 @@ def _nccl_scatter(operands: Operands) -> Callable[[], None]:
     parts = [torch.empty_like(columns) for _ in range(operands.ctx.world_size)]
 
     def call() -> None:
-        torch.matmul(operands.a, operands.b, out=columns)
+        operands.multiply(operands.a, columns)
         dist.all_gather(parts, columns)
         torch.cat(parts, dim=1, out=operands.output)
 
@@ -195,7 +200,7 @@ def _nccl_reduce_scatter(operands: Operands) -> Callable[[], None]:
     partial = operands.output.new_empty(operands.m, operands.n)
 
     def call() -> None:
-        torch.matmul(operands.a, operands.b, out=partial)
+        operands.multiply(operands.a, partial)
         reduce_scatter(operands.output, partial)
 
     return call
@@ -203,7 +208,7 @@ def _nccl_reduce_scatter(operands: Operands) -> Callable[[], None]:
 
 def _nccl_all_reduce(operands: Operands) -> Callable[[], None]:
     def call() -> None:
-        torch.matmul(operands.a, operands.b, out=operands.output)
+        operands.multiply(operands.a, operands.output)
         dist.all_reduce(operands.output)
 
     return call
@@ -218,10 +223,18 @@ def _symm_mem(state: State, operands: Operands) -> Way:
 
     group = process_group(operands.ctx).group_name
     made: list[torch.Tensor] = []
+    scales = list(operands.scales.values())
     if operands.op == GATHER:
         a = _symmetric(operands.ctx, operands.a.shape, operands.dtype)
 
         def gather() -> None:
+            if scales:
+                fused = torch.ops.symm_mem.fused_all_gather_scaled_matmul
+                made[:] = fused(
+                    a, [operands.b], scales[0], [scales[1]], operands.gather_dim, group, [None], [None],
+                    [operands.output.dtype], [True],
+                )[1]  # fmt: skip
+                return
             fused = torch.ops.symm_mem.fused_all_gather_matmul
             made[:] = fused(a, [operands.b], operands.gather_dim, group)[1]
 
@@ -229,14 +242,25 @@ def _symm_mem(state: State, operands: Operands) -> Way:
     if operands.op == REDUCE_SCATTER:
 
         def reduce_scatter() -> None:
+            if scales:
+                fused = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter
+                shape = list(operands.output.shape)
+                shape[0] *= operands.ctx.world_size
+                made[:] = [
+                    fused(
+                        operands.a, operands.b, *scales, "sum", 0, 0, group, shape, out_dtype=operands.output.dtype,
+                        use_fast_accum=True,
+                    )
+                ]  # fmt: skip
+                return
             made[:] = [torch.ops.symm_mem.fused_matmul_reduce_scatter(operands.a, operands.b, "sum", 0, group)]
 
         return Way(reduce_scatter, lambda: made[0], operands.roundings)
-    total = _symmetric(operands.ctx, (operands.m, operands.n), operands.dtype)
+    total = _symmetric(operands.ctx, (operands.m, operands.n), operands.output.dtype)
     one_shot = total.nbytes <= _ONE_SHOT_NBYTES
 
     def all_reduce() -> None:
-        torch.matmul(operands.a, operands.b, out=total)
+        operands.multiply(operands.a, total)
         if one_shot:
             torch.ops.symm_mem.one_shot_all_reduce_out(total, "sum", group, operands.output)
         else:

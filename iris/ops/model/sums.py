@@ -20,7 +20,6 @@ from iris.ops.model.parts import (
     multiplied_s,
     next_copy_s,
 )
-from iris.ops.problem import output_dtype
 from iris.ops.rows import evenly, owner_groups, summing_step
 
 _ROUNDS_APART, _ROUND_TILES = 0.25, 0.05
@@ -71,7 +70,7 @@ def _next_copy_s(call: Call, share: float, owners: int) -> float:
 
 def _collect_s(call: Call) -> float:
     """One tile's parts from all peers, read by the program that has computed the own."""
-    nbytes = call.config.tile_elements * output_dtype(call.problem.dtype).itemsize
+    nbytes = call.config.tile_elements * call.problem.output_dtype.itemsize
     first = each = max(_COLLECT_S, nbytes / _COLLECT_BYTES_PER_S)
     if call.machine.warpgroups:
         each = max(_AHEAD_S, nbytes / _AHEAD_BYTES_PER_S)
@@ -128,7 +127,7 @@ def _reduce_added(call: Call) -> float:
 def _reduce_everywhere(call: Call) -> float:
     """Every rank gets the parts of all."""
     tiles = call.rows * call.columns
-    deal, nbytes = call.deal(tiles), tiles * call.config.tile_elements * output_dtype(call.problem.dtype).itemsize
+    deal, nbytes = call.deal(tiles), tiles * call.config.tile_elements * call.problem.output_dtype.itemsize
     if tiles_in_words(nbytes, call.world):
         storing = call.machine.store_s(2 * (call.world - 1) * call.output_nbytes, call.programs(), call.world)
         return LAUNCH_S + deal.total_s + storing + (call.world - 1) * _TILE_WORDS_S
