@@ -93,8 +93,8 @@ from iris.ops.operands import (
 )
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
-from iris.ops.room import GATHER_FLAGS, memory_of
-from iris.ops.row_major import row_major
+from iris.ops.room import GATHER_FLAGS, memory_of, moved_by_four
+from iris.ops.row_major import aligned, row_major
 from iris.ops.rows import MAX_CHUNKS, Rows, abreast, arriving_groups, chunks_of, evenly
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
@@ -302,7 +302,10 @@ class _Call(OpCall):
 
     def low_latency(self) -> None:
         gathered = self.workspace.scratch_matrix("gathered", self.problem.m, self.problem.k, self.a.dtype)
-        exchange(self.ctx, self.workspace, self.blocks(), self.a, gathered, self.site, by_rows=self.by_rows)
+        mine, result = self.a, gathered
+        if moved_by_four(self.problem):
+            mine, result = aligned(self.workspace, mine, 4).view(torch.int32), gathered.view(torch.int32)
+        exchange(self.ctx, self.workspace, self.blocks(), mine, result, self.site, by_rows=self.by_rows)
         with self.workspace.engine.unbroken(announced=True):  # peers take their parts
             self.multiply(self.output, gathered, self.bias)
 

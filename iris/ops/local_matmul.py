@@ -10,11 +10,15 @@ It is here to measure the kernel by itself, and for the dtypes that ``torch.matm
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from iris.context import Iris
 from iris.device.sync import SITE_MATMUL
+from iris.device.tile import local_sink, tile_mask, tile_pointers
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan, run
@@ -26,6 +30,14 @@ from iris.ops.workspace import FusedWorkspace, local_workspace, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = "matmul"
+
+
+@triton.jit
+def add_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
+    """The tile is added to what is there, and rounded once."""
+    pointers = tile_pointers(c, c.ptr, tile.rows, tile.cols)
+    acc += tl.load(pointers, mask=tile_mask(tile), other=0).to(acc.dtype)
+    local_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE, BIAS)
 
 
 @replayed
@@ -81,6 +93,7 @@ def _multiply(
     config: FusedConfig | str | None,
     workspace: FusedWorkspace | None,
     trace: bool | Trace,
+    sink: Any = local_sink,
 ) -> None:
     (m, k), n = A.shape, B.shape[1]
     check_rows_of_b(OP, B, k, output.shape[1])
@@ -88,7 +101,7 @@ def _multiply(
     bias_is = bias_kind(OP, bias, m, n)
     problem = Problem(OP, m, n, k, A.dtype, 1, 0, None, not has_contiguous_rows(B), output.dtype)
     chosen = resolve(ctx, problem, config, workspace, trace)
-    plan = Plan(SITE_MATMUL.value, alone=True)
+    plan = Plan(SITE_MATMUL.value, alone=True, sink=sink, sliced=True)
     if workspace is None:
         flags = ctx.kept((OP, chosen.algorithm), lambda: local_workspace(ctx))
     else:
@@ -107,11 +120,11 @@ def plain_matmul(
     trace: Trace | None = None,
 ) -> None:
     """``output = a @ b * scales + bias`` as PyTorch does it. As Iris does, with flags that the call's ``workspace``
-    keeps, where ``config`` says so, and for int8, with a tile that is picked for this product."""
+    keeps, where ``config`` says so, and of 8 bits, with a tile that is picked for this product."""
     if config.own_matmul or a.dtype in QUANTISED:
-        as_given = config.own_matmul or config.num_sms is not None
-        own = replace(config, algorithm="local", own_matmul=False) if as_given else None
-        _multiply(workspace.ctx, output, a, b, bias, scales, own, workspace.for_matmul, trace or False)
+        _multiply(
+            workspace.ctx, output, a, b, bias, scales, _own_tile(config), workspace.for_matmul, trace or False
+        )  # fmt: skip
     elif bias is None:
         torch.matmul(_contiguous_on_cpu(a), b, out=output)
     else:
@@ -126,14 +139,19 @@ def add_product(
     scales: Scales,
     config: FusedConfig,
 ) -> None:
-    """``total += a @ b * scales`` as PyTorch does it, rounded once; of 8 bits, by :func:`plain_matmul`."""
+    """``total += a @ b * scales`` as PyTorch does it, rounded once; of 8 bits as Iris does."""
     if a.dtype in QUANTISED:
-        exact = torch.float32 if total.is_floating_point() else total.dtype
-        product = torch.empty_like(total, dtype=exact)
-        plain_matmul(workspace, product, a, b, None, scales, config)
-        torch.add(total, product, out=total)
+        _multiply(
+            workspace.ctx, total, a, b, None, scales, _own_tile(config), workspace.for_matmul, False, sink=add_sink
+        )  # fmt: skip
     else:
         torch.addmm(total, _contiguous_on_cpu(a), b, out=total)
+
+
+def _own_tile(config: FusedConfig) -> FusedConfig | None:
+    """The config of Iris's kernel within an algorithm of ``config``; None: one that is picked."""
+    as_given = config.own_matmul or config.num_sms is not None
+    return replace(config, algorithm="local", own_matmul=False) if as_given else None
 
 
 def _contiguous_on_cpu(a: torch.Tensor) -> torch.Tensor:

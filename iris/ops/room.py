@@ -10,7 +10,7 @@ import torch
 from iris.context import Iris
 from iris.ops.config import EXCHANGING, FusedConfig, tiles_in_words
 from iris.ops.exchange import Blocks, blocks_of
-from iris.ops.problem import Problem
+from iris.ops.problem import QUANTISED, Problem
 from iris.ops.workspace import (
     MIN_FLAGS,
     FusedWorkspace,
@@ -109,11 +109,21 @@ def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int, by_flags: b
     m, n, k, world = problem.m, problem.n, problem.k, problem.world_size
     twice = algorithm == "low_latency_two_shot"
     if problem.op == "all_gather_matmul":
-        part = (m, k // world) if problem.gather_dim == 1 else (m // world, k)
+        rows, cols = (m, k // world) if problem.gather_dim == 1 else (m // world, k)
+        part = rows, cols * problem.dtype.itemsize // _exchanged_dtype(problem).itemsize
     else:
         part = (-(-m // world) if problem.op == "matmul_reduce_scatter" or twice else m, n)
     return blocks_of(part, _exchanged_dtype(problem), world, num_sms, 2 if twice else 1, by_flags)
 
 
 def _exchanged_dtype(problem: Problem) -> torch.dtype:
-    return problem.dtype if problem.op == "all_gather_matmul" else problem.output_dtype
+    if problem.op != "all_gather_matmul":
+        return problem.output_dtype
+    return torch.int32 if moved_by_four(problem) else problem.dtype
+
+
+def moved_by_four(problem: Problem) -> bool:
+    """Whether four elements of A, of 8 bits each, are exchanged as one of int32: one by one they take as long as so
+    many of 32."""
+    cols = problem.k // problem.world_size if problem.gather_dim == 1 else problem.k
+    return problem.dtype in QUANTISED and cols % 4 == 0

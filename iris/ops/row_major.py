@@ -39,6 +39,22 @@ def row_major(workspace: FusedWorkspace, matrix: torch.Tensor) -> torch.Tensor:
     rows, cols = matrix.shape
     if has_contiguous_rows(matrix) and (matrix.stride(0) >= cols or rows == 1):
         return matrix
+    return _copy(workspace, matrix)
+
+
+def aligned(workspace: FusedWorkspace, matrix: torch.Tensor, nbytes: int) -> torch.Tensor:
+    """As :func:`row_major`, and its rows begin at multiples of ``nbytes``, 16 at most, and elements of so many may be
+    read in their place."""
+    matrix = row_major(workspace, matrix)
+    row_nbytes = matrix.stride(0) * matrix.element_size()
+    if matrix.data_ptr() % nbytes == row_nbytes % nbytes == 0 and matrix.stride(1) == 1:
+        return matrix
+    return _copy(workspace, matrix)
+
+
+def _copy(workspace: FusedWorkspace, matrix: torch.Tensor) -> torch.Tensor:
+    """A copy whose rows are contiguous, and begin at multiples of 16 bytes."""
+    rows, cols = matrix.shape
     vector = _ALIGNMENT // matrix.element_size()
     pitch = -(-cols // vector) * vector
     copy = workspace.scratch_matrix("rows", rows, pitch, matrix.dtype)[:, :cols]
