@@ -446,7 +446,20 @@ def _tiles(
             AFTER(handle, slots, pending_shard, pending_index, per_shard, flags, epoch, SITE)
 
 
-@triton.jit
+def work_of(grid: Any, metadata: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What profilers, as Triton's Proton, are told of a launch: its sizes, its operations, under the number of bits of
+    A, and the bytes that must pass this GPU's memory."""
+    m = arguments["M"] * (arguments["SHARDS"] if arguments["SHARDED"] else 1)
+    n, k = arguments["N"], arguments["K"] * arguments["SEGMENTS"]
+    item, made = arguments["own"].ptr.element_size(), arguments["c"].ptr.element_size()
+    return {
+        "name": f"{metadata.name}_{m}x{n}x{k}",
+        f"flops{8 * item}": 2 * m * n * k,
+        "bytes": (m + n) * k * item + m * n * made,
+    }
+
+
+@triton.jit(launch_metadata=work_of)
 def matmul_kernel(
     handle,
     flags,
