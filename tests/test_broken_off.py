@@ -316,13 +316,17 @@ def leave_while_a_kernel_waits() -> tuple[Failure, float]:
     """Rank 0 leaves with an error; its device, which ``close`` waits for, is busy for a while."""
     took = 0.0
 
+    def slow_close(limit_s: float | None) -> bool:
+        time.sleep(1.5)
+        return True
+
     def work() -> None:
         nonlocal took
         with iris.iris(1 << 20, timeout_s=20) as ctx:
             ctx.barrier()
             started = time.monotonic()
             if ctx.rank == 0:
-                ctx._backend.close = lambda _: time.sleep(1.5) is None  # type: ignore[method-assign]
+                ctx._backend.close = slow_close  # type: ignore[method-assign]
                 raise ValueError("the real cause")
             try:
                 ctx.barrier()
