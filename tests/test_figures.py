@@ -116,8 +116,14 @@ def test_results_and_losses_are_counted(study: Study) -> None:
 
 
 WAYS = "\n".join(
-    (ROOT / f"results/2026-11-26/ways-h200-x8{again}.txt").read_text().split("\nPart 6")[0] for again in ("", "-again")
-)  # of part 6 only what is in other parts, too, is in the code
+    (
+        *(
+            (ROOT / f"results/2026-11-26/ways-h200-x8{again}.txt").read_text().split("\nPart 6")[0]
+            for again in ("", "-again")
+        ),  # of part 6 only what is in other parts, too, is in the code
+        (ROOT / "results/2026-11-26/level-gathers-h200-x8.txt").read_text().split("\nAs they are")[1],
+    )
+)
 MIRRORED = "\n".join((ROOT / f"results/2026-11-{day}/mirrored-h200-x2.txt").read_text() for day in (23, 25, 26))
 SHORT = {
     "all-gather, rows": "ag-rows", "all-gather, columns": "ag-columns", "reduce-scatter": "rs", "all-reduce": "ar",
