@@ -129,7 +129,7 @@ def all_gather_matmul(
             symmetric heap, with the same strides on all ranks.
         B: [K, N] in A's dtype; any strides, its rows contiguous on all ranks or on none.
         bias: [N] per column, or [M, 1] per row; in output's dtype, added in float32 (in int32 to an int32 output).
-        scale_a: for int8 and fp8: float32, multiplied by the product in float32, before bias is added. One number,
+        scale_a: for int8 and fp8: float32, multiplied with the product in float32, before bias is added. One number,
             equal on all ranks; or for ``gather_dim=0`` one for each row of A_sharded, [M / world_size] or with a second
             dimension of 1, which are gathered as well; for 1 one for each row, [M], equal on all ranks.
         scale_b: the same for this rank's columns of B: one number, or [N], or [1, N].

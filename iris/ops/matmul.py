@@ -339,5 +339,6 @@ def _describe(matrix: torch.Tensor, block: list[int]) -> Any:
 def _precision(problem: Problem) -> str:
     """Of float32, what torch.matmul would use: all of it unless the user allows TF32. Sums of fp8 are kept in all of it
     where the output is; what they lose else is little beside rounding to 16 bits (docs/performance.md)."""
-    less = allows_tf32() if problem.dtype == torch.float32 else problem.output_dtype != torch.float32
-    return "tf32" if less else "ieee"
+    if problem.dtype == torch.float32:
+        return "tf32" if allows_tf32() else "ieee"
+    return "tf32" if problem.dtype == torch.float8_e4m3fn and problem.output_dtype != torch.float32 else "ieee"

@@ -31,6 +31,7 @@ from iris.errors import ArgumentError, IrisError
 from iris.ops import FusedConfig, Problem, Target, tuned
 from iris.ops.candidates import candidates, has_no_tile, variations
 from iris.ops.pick import model_pick, pick_config, predictions
+from iris.ops.problem import QUANTISED
 from iris.ops.target import target_of
 from iris.ops.tuned import Row, changed_fields, row_key
 from iris.tune.compilation import compile_only
@@ -317,7 +318,7 @@ class Coordinator:
             filter(may, [untuned, pick_config(problem, target), *by_turns(promising(problem, target, may))]), untuned,
             lambda config: filter(may, variations(problem, config, target)), self._left_s,
             self._runner.ctx.world_size if gpu else 0, _GPU_CALLS if gpu else _SIM_CALLS,
-            measured, problem.op == LOCAL and problem.dtype != torch.int8,
+            measured, problem.op == LOCAL and problem.dtype not in QUANTISED,
         )  # fmt: skip
 
     def _left_s(self) -> float:
