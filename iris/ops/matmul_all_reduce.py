@@ -15,8 +15,8 @@ rounds spread these stores over the matmul; own tiles come a round later than th
 than a few hundred KiB; each rank receives about twice the output.
 
 **copy_engine**: as ``two_shot``, the ranks owning rows, but the copy engine moves tiles and results, in ``num_chunks``
-chunks for each rank. M must be a multiple of the number of ranks. When it wins: where the matmul is long compared with
-the transfer (8192×8192×29568 on 4 × H200, 2026-11-21).
+chunks for each rank. M must be a multiple of the number of ranks. When it wins: outputs of a few MiB per rank and more,
+whose matmul is long compared with the transfer (8192×8192×29568 on 4 × H200, 2026-11-21).
 
 **ring**: the library's matmul, once per chunk of an owner's rows, each adding to the sum that has come from the rank
 before and goes to the next one; the owner's sum goes to all. The copy engine carries them (:mod:`iris.ops.decomposed`);
@@ -31,12 +31,12 @@ made level; the last one's sum is stored at all ranks by the kernel that sums. W
 as the transfer, or longer; in chunks, where one is enough to fill the device.
 
 **one_shot**: the epilogue stores every finished tile into an inbox at every peer, as words, each of which says that it
-has come, and sums everybody's as they come: one kernel, and one trip over the link. When it wins: few rows, where the
-library's matmul reads B no faster. Larger outputs, of which twice the bytes would take longer than flags do, stay in
+has come, and sums everybody's as they come: one kernel, and one trip over the link. When it wins: few rows, where these
+count, and the library's matmul reads B no faster. Larger outputs, of which twice the bytes would take longer than flags do, stay in
 slots of their own rank's, flagged at all peers, who read them.
 
 **atomic**: as ``two_shot``, but tiles are added to one float32 sum at the owner. **Not deterministic**: the order of
-the sum depends on timing. All ranks still end with the same bits.
+the sum depends on timing. All ranks still end with the same bits. When it wins: memory is short.
 
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`).
 When it wins: few rows, as in decoding.
@@ -46,7 +46,8 @@ Each rank receives about twice the output, not (world_size - 1) times, and sums 
 to 4 MiB that are too large for words begin with each rank loading its part from the peers.
 When it wins: some hundred rows, fewer with more ranks.
 
-**baseline**: ``torch.matmul``, then the collective.
+**baseline**: ``torch.matmul``, then the collective: what the others are measured against, and what "auto" picks where
+they lose.
 
 On exit the ranks meet, and every output is whole. ``one_shot`` in words, ``low_latency`` and ``low_latency_two_shot``
 meet nobody: each rank waits for all that its own output needs.

@@ -15,7 +15,7 @@ programs push at the same time and wait for the link together.
 complete the senders store it, in tiles of ``comm_block_m`` × ``comm_block_n``, into the outputs of all peers. When it
 wins: outputs that take the links as long as the matmul takes the SMs (8192×29568×8192 on 4 × H200, 2026-11-21).
 
-**streams**: as ``split``, but the senders are a kernel of their own on a second stream.
+**streams**: as ``split``, but the senders are a kernel of their own on a second stream. When it wins: as ``split``.
 
 **relay**: as ``split``, but round the ring: the senders store a chunk at the rank before only, which stores it at the
 one before it, and so on. So no two ranks ever send to the same one. When it wins: outputs that take the links longer
@@ -32,7 +32,8 @@ matmul is faster than this one, and chunks are large enough to fill the device.
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`).
 When it wins: few rows, as in decoding.
 
-**baseline**: ``torch.matmul``, then the collective.
+**baseline**: ``torch.matmul``, then the collective: what the others are measured against, and what "auto" picks where
+they lose.
 
 Signals: on entry every rank flags "my output may be written" at all peers, and the first store to a peer waits for
 that; on exit the ranks meet, and then each output is whole. Flags carry the call's epoch. ``low_latency`` does neither:

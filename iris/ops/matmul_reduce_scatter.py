@@ -35,9 +35,10 @@ When it wins: where the links are by far the longer part, or chunks of ``decompo
 (:mod:`iris.ops.exchange`). When it wins: few rows, as in decoding.
 
 **atomic**: the epilogue adds every tile to one float32 sum at its owner. Less memory, twice the bytes on the link for
-16-bit outputs. **Not deterministic**: the order of the sum depends on timing.
+16-bit outputs. **Not deterministic**: the order of the sum depends on timing. When it wins: memory is short.
 
-**baseline**: ``torch.matmul``, then the collective.
+**baseline**: ``torch.matmul``, then the collective: what the others are measured against, and what "auto" picks where
+they lose.
 """
 
 from __future__ import annotations
