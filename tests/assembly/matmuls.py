@@ -25,6 +25,7 @@ from iris.ops.gathering import (
     push_courier,
     put_courier,
 )
+from iris.ops.local_matmul import add_sink
 from iris.ops.matmul_all_reduce import (
     Inbox,
     atomic_sink,
@@ -51,6 +52,7 @@ COUNTING = (chunk.counted_after, reduction.kept_after)
 OPS: dict[str, dict[str, Any]] = {
     "local": {},
     "local_transposed": {},
+    "local_adding": {"SINK": add_sink},
     "pull_rows": {"SOURCE": pull_source, "SHARDS": 8, "SHARDED": True, "OWN": True},
     "pull_columns": {"SOURCE": pull_source, "SEGMENTS": 8, "PIECEWISE": True},
     "copied_rows": {"SOURCE": arrived_source, "SHARDS": 8, "SHARDED": True, "OWN": True},
@@ -104,6 +106,7 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("local", torch.float16, True, False, 0, True, True),
     ("local", torch.int8, True, True, 1, True, True),
     ("local", FP8, True, False, 2, True, True),
+    ("local_adding", torch.int8, True, False, 0, True, False),
     ("local_transposed", torch.bfloat16, True, False, 0, False, False),
     ("local_transposed", torch.int8, True, False, 0, True, False),
     ("pull_rows", torch.bfloat16, True, True, 0, False, False),
@@ -152,7 +155,7 @@ source and with all that announces a tile; mostly last, as what comes first is c
 
 def sliced(constants: dict[str, Any]) -> bool:
     """Whether the sink takes some rows, or columns, of a tile as it does a whole one."""
-    return constants["AFTER"] is None and constants["SINK"] in (tile.local_sink, push_sink)
+    return constants["AFTER"] is None and constants["SINK"] in (tile.local_sink, add_sink, push_sink)
 
 
 def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, split: bool, block: int) -> Any:
