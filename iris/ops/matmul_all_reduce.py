@@ -32,8 +32,8 @@ as the transfer, or longer; in chunks, where one is enough to fill the device.
 
 **one_shot**: the epilogue stores every finished tile into an inbox at every peer, as words, each of which says that it
 has come, and sums everybody's as they come: one kernel, and one trip over the link. When it wins: few rows, where these
-count, and the library's matmul reads B no faster. Larger outputs, of which twice the bytes would take longer than flags do, stay in
-slots of their own rank's, flagged at all peers, who read them.
+count, and the library's matmul reads B no faster. Larger outputs, of which twice the bytes would take longer than flags
+do, stay in slots of their own rank's, flagged at all peers, who read them.
 
 **atomic**: as ``two_shot``, but tiles are added to one float32 sum at the owner. **Not deterministic**: the order of
 the sum depends on timing. All ranks still end with the same bits. When it wins: memory is short.
