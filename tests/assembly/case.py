@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris.device.handle import Handle
 
+EVERYTHING = os.environ.get("IRIS_ASSEMBLY") == "all"
+"""Whether each Triton compiles each kernel for each GPU (``scripts/assembly --all``); else they take turns."""
 EVERYWHERE = tuple(TARGETS)
 CUDA = ("sm_90", "sm_100")
 HIP = ("gfx942", "gfx950")

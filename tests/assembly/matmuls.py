@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import triton.language as tl
-from case import CUDA, EVERYWHERE, HIP, SIGNALS, WAITS, Case, described, handle, short
+from case import CUDA, EVERYTHING, EVERYWHERE, HIP, SIGNALS, WAITS, Case, described, handle, short
 from compiler import VERSION, tensor
 from listing import Event
 
@@ -233,18 +233,18 @@ def matmul_case(
 def matmuls() -> list[Case]:
     """For sm_90 the first variant of every op, and half of the others, the other half with the other Triton; for each
     other GPU one variant of half of the ops, without Stream-K if there is one. So each op is compiled for each GPU, and
-    by each Triton, and each variant by one at least."""
+    by each Triton, and each variant by one at least. With ``--all`` nothing is left to the other Triton."""
     first = {variant[0]: variant for variant in reversed(VARIANTS)}
     light = {variant[0]: variant for variant in sorted(VARIANTS, key=lambda variant: not variant[-1])}
     others = [variant for variant in VARIANTS if variant != first[variant[0]]]
     cases = []
     for variant in VARIANTS:
         op, dtype, tma, traced, bias, even_k, split = variant
-        again = variant == first[op] or (others.index(variant) + OLD) % 2
+        again = EVERYTHING or variant == first[op] or (others.index(variant) + OLD) % 2
         turn = (list(OPS).index(op) + OLD) % 2
         chosen = (
-            (CUDA[0], variant, again), (CUDA[1], light[op], turn),
-            (HIP[0], first[op], turn), (HIP[1], light[op], not turn),
+            (CUDA[0], variant, again), (CUDA[1], light[op], EVERYTHING or turn),
+            (HIP[0], first[op], EVERYTHING or turn), (HIP[1], light[op], EVERYTHING or not turn),
         )  # fmt: skip
         here = [one for one, picked, runs in chosen if picked == variant and runs]
         for targets, described_a in ((CUDA, tma), (HIP, False)):

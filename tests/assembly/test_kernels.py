@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import rules
+from case import EVERYTHING
 from compiler import TARGETS, VERSION
 from kernels import CASES, EXAMPLES, ROOT
 from listing import Event, read
@@ -25,12 +26,14 @@ PAIRS = [
     (name, one)
     for number, (name, case) in enumerate(CASES.items())
     for one in case.targets
-    if case.kernel is matmul_kernel
+    if EVERYTHING
+    or case.kernel is matmul_kernel
     or len(case.targets) == 1
     or one in (("sm_100", "sm_90")[OLD], AMDS[(number + OLD) % 2])
 ]
-"""Each of the two Tritons that scripts/assembly runs compiles each kernel for one GPU of NVIDIA's and one of AMD's: the
-older one, with which Iris is measured, for sm_90. Those of the matmul kernel take turns of their own."""
+"""With ``scripts/assembly --all`` all that there is. Else each of the two Tritons that it runs compiles each kernel for
+one GPU of NVIDIA's and one of AMD's: the older one, with which Iris is measured, for sm_90. Those of the matmul kernel
+take turns of their own."""
 
 COMPARES_ONE_WORD = {"compare_and_swap_word", "05_all_kinds"}
 
