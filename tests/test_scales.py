@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 from ops_inputs import GATHER, LAYOUTS, SMALL, Way, some, trial, ways
 from ranks import Failure, Ranks, context, failure_of, fresh, worlds
 
-from iris.ops import FusedConfig
+from iris.ops import FusedConfig, Problem
+from iris.ops.room import needed_nbytes
 
 FP8 = torch.float8_e4m3fn
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
@@ -87,3 +89,31 @@ def test_a_float32_output_has_sums_in_float32(ranks: Ranks) -> None:
     """Of 8192 numbers all of one sign tensor cores alone lose 1e-2 on Hopper, as they cut off what 14 bits do not hold;
     within a block of 128, four steps of 32, at most 2^-11."""
     assert ranks.run(exact_sums, 8192)[0] <= 2**-11
+
+
+def room_for_one_workspace() -> tuple[list[str], list[float]]:
+    """What "auto" takes where the heap has room for its first choice, but not for gathering the scales beside it."""
+    log, found = mock.Mock(), []
+    with fresh(1 << 20) as ctx, mock.patch.multiple(ctx, debug=log, warning=log):
+        a, b = ctx.ones(16, 256, dtype=FP8), torch.ones(256, 16, device=ctx.device).to(FP8)
+        problem = Problem(GATHER, 16 * ctx.world_size, 16, 256, FP8, ctx.world_size, 0, 0)
+        output = torch.empty(problem.m, problem.n, device=ctx.device)
+        with mock.patch("iris.ops.choice.pick_config", lambda problem, target: next(
+            replace(SMALL, algorithm=one) for one in ("hbm_buffer", "pull") if one not in target.excluded
+        )):  # fmt: skip
+            needed = needed_nbytes(ctx, problem, replace(SMALL, algorithm="hbm_buffer"))
+            filler = ctx.empty(ctx.heap_largest_free_bytes - needed - 4096, dtype=torch.uint8)
+            ctx.ops.all_gather_matmul(
+                output, a, b, gather_dim=0, scale_a=torch.full((16,), 1.0 + ctx.rank, device=ctx.device)
+            )
+        ctx.synchronize()
+        ctx.free(filler)
+        found = [float(row[0]) / 256 for row in output[::16]]
+    return [call.args[0] for call in log.call_args_list], found
+
+
+@TWO
+def test_auto_leaves_room_for_gathering_scales(ranks: Ranks) -> None:
+    (told, first), (_, second) = ranks.run(room_for_one_workspace)
+    assert "auto takes pull" in told[-1] and "as the heap has no room for hbm_buffer" in told[-1]
+    assert first == second == [1.0, 2.0]

@@ -71,7 +71,7 @@ from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, Landing, bias_of, lanes_for
-from iris.ops.exchange import blocks_of, exchange
+from iris.ops.exchange import exchange
 from iris.ops.gathering import (
     arrived_source,
     fetch_courier,
@@ -93,7 +93,7 @@ from iris.ops.operands import (
 )
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
-from iris.ops.room import GATHER_FLAGS, memory_of, moved_by_four
+from iris.ops.room import GATHER_FLAGS, memory_of, moved_by_four, scales_blocks, scales_nbytes
 from iris.ops.row_major import aligned, row_major
 from iris.ops.rows import MAX_CHUNKS, Rows, abreast, arriving_groups, chunks_of, evenly
 from iris.ops.workspace import FusedWorkspace
@@ -170,8 +170,8 @@ def all_gather_matmul(
     takes = (lambda _: True) if symmetric else (lambda one: one not in _READ_BY_PEERS)
     # One number for one row may be that row's own.
     gathers_scales = by_rows and world > 1 and scales.a is not None and scales.a.numel() == rows
-    scaling = "scale_a for each row" if gathers_scales else None
-    chosen = resolve(ctx, problem, config, workspace, trace, takes=takes, scaling=scaling)
+    beside = scales_nbytes(problem, ctx.num_sms) if gathers_scales else 0
+    chosen = resolve(ctx, problem, config, workspace, trace, takes=takes, scales_nbytes=beside)
     if chosen.algorithm in _READ_BY_PEERS:
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
@@ -198,7 +198,7 @@ class _Call(OpCall):
         if own is None:
             return self
         world, count, dtype = ctx.world_size, own.numel(), own.dtype
-        blocks = blocks_of((1, count), dtype, world, ctx.num_sms)
+        blocks = scales_blocks(self.problem, ctx.num_sms)
         beside = self.workspace.beside("scales", blocks.inbox_nbytes(world, dtype), blocks.num_flags)
         gathered = self.workspace.scratch_matrix("scales", world, count, dtype)
         exchange(ctx, beside, blocks, own.view(1, count), gathered, self.site, by_rows=True)

@@ -49,21 +49,22 @@ def resolve(
     takes: Callable[[str], bool] = lambda _: True,
     shared: Mapping[str, torch.Tensor] = MappingProxyType({}),
     bias_is: int | None = None,
-    scaling: str | None = None,
+    scales_nbytes: int = 0,
 ) -> FusedConfig:
     """The config to run with, its algorithm settled: the caller's, checked, or the picked one; the same on all ranks.
 
     "auto" leaves out algorithms that need more memory than there is, on the heap or in ``workspace``, those that do not
     take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced. ``shared``: the
     operands, by name, that peers touch, which must lie alike on all ranks. ``bias_is``: the kind of a bias that is
-    added to a sum over ranks, by any of them; ``scaling``: of scales that ranks gather.
+    added to a sum over ranks, by any of them; ``scales_nbytes``: what gathering the scales of rows
+    takes of the heap, beside the workspace; 0: no scales are gathered.
 
     Raises:
         ArgumentError: ``config`` cannot run, or cannot be traced.
         RankMismatch: other ranks call the op with another problem, config, kind of bias, or workspace, or with
             ``shared`` operands of other strides or at another place of the heap. Found in the first call with these.
     """
-    chosen, key = _chosen(ctx, problem, config, workspace, bool(trace), takes)
+    chosen, key = _chosen(ctx, problem, config, workspace, bool(trace), takes, scales_nbytes)
     if trace and config is not None and has_no_tile(chosen):
         traced = [name for name in algorithms(problem.op) if name not in LIBRARY]
         expected = f"none of {chosen.algorithm}, whose matmul is torch.matmul's"
@@ -79,10 +80,10 @@ def resolve(
                 f"{problem.op} by {chosen.algorithm} cannot be captured where CUDA_DEVICE_MAX_CONNECTIONS=1: in one "
                 "queue its copies could wait in front of the kernel that they wait for. Unset it, or take config=None."
             )
-        kinds = (None if bias_is is None else BIAS_KINDS[bias_is], scaling)
-        numbers = tuple(kind for kind in kinds if kind is not None)
+        bias = () if bias_is is None else (BIAS_KINDS[bias_is],)
+        scales = ("scale_a for each row",) if scales_nbytes else ()
         places = (place_of(ctx, argument, tensor) for argument, tensor in shared.items())
-        ctx.agree(problem.op, (problem, chosen, *numbers, *places, _memory(ctx, workspace)))
+        ctx.agree(problem.op, (problem, chosen, *bias, *scales, *places, _memory(ctx, workspace)))
     if key is not None and key not in (known := _settled(ctx)):
         known[key] = chosen  # only now: ranks that did not make this call would choose later, with another heap
         if ctx.rank == 0:
@@ -117,12 +118,12 @@ def _tell(ctx: Iris, problem: Problem, chosen: FusedConfig, key: _Choice, worksp
         ctx.debug(f"{taken}, by {why if key.given is None else 'what is given'}")
     elif best.algorithm not in key.may:
         ctx.debug(f"{taken}, as this call's operands, trace or workspace rule out {best.algorithm}")
-    elif has_memory(ctx, problem, best, workspace):
+    elif has_memory(ctx, problem, best, workspace, key.scales_nbytes):
         ctx.debug(f"{taken}, as {best.algorithm} would leave no program to compute")
     elif workspace is not None:
         ctx.debug(f"{taken}, as the workspace has no room for {best.algorithm}")
-    elif has_memory(ctx, problem, chosen, workspace):  # else an error tells all of it
-        enough = ctx.heap_size_for(needed_nbytes(ctx, problem, best))
+    elif has_memory(ctx, problem, chosen, workspace, key.scales_nbytes):  # else an error tells all of it
+        enough = ctx.heap_size_for(needed_nbytes(ctx, problem, best) + key.scales_nbytes)
         told = ctx.kept("short heaps", list[str])
         log = ctx.debug if told else ctx.warning
         told.append(sizes)
@@ -152,6 +153,7 @@ class _Choice(NamedTuple):
     given: FusedConfig | None
     may: tuple[str, ...]
     made: object
+    scales_nbytes: int
 
     @property
     def plain(self) -> bool:
@@ -177,6 +179,7 @@ def _chosen(
     workspace: FusedWorkspace | None,
     traced: bool,
     takes: Callable[[str], bool],
+    scales_nbytes: int,
 ) -> tuple[FusedConfig, _Choice | None]:
     """The config, and, if it was picked by what fits, the key of the choice."""
     known, given = algorithms(problem.op), config if isinstance(config, FusedConfig) else None
@@ -208,8 +211,8 @@ def _chosen(
         workspace.staging.shape,
         workspace.ready.shape,
     )
-    key = _Choice(problem, first, given, may, made)
-    return _settled(ctx).get(key) or _that_fits(ctx, problem, workspace, first, given, may), key
+    key = _Choice(problem, first, given, may, made, scales_nbytes)
+    return _settled(ctx).get(key) or _that_fits(ctx, key, workspace), key
 
 
 def _adjusted(ctx: Iris, problem: Problem, wanted: Adjusted) -> FusedConfig:
@@ -235,17 +238,11 @@ def _in_one_queue(ctx: Iris) -> bool:
     return single and torch.cuda.is_current_stream_capturing()
 
 
-def _that_fits(
-    ctx: Iris,
-    problem: Problem,
-    workspace: FusedWorkspace | None,
-    first: FusedConfig,
-    given: FusedConfig | None,
-    may: tuple[str, ...],
-) -> FusedConfig:
+def _that_fits(ctx: Iris, key: _Choice, workspace: FusedWorkspace | None) -> FusedConfig:
     """``first``, or the best of those that may be taken and for which there is room, or what is ``given``, with the
     algorithm of one of these: as of the first such call, which all ranks make with the same heap. Later ones keep to
     it, as a rank may replay its graph where others choose."""
+    problem, first, given, may = key.problem, key.first, key.given, key.may
 
     def completed(picked: FusedConfig) -> FusedConfig:
         return picked if given is None else replace(given, algorithm=picked.algorithm)
@@ -256,10 +253,10 @@ def _that_fits(
     while problem.world_size > 1:
         config = completed(picked)
         if picked.algorithm in may and min_comm_programs(config) < (config.num_sms or ctx.num_sms):
-            fits = has_memory(ctx, problem, config, workspace)
+            fits = has_memory(ctx, problem, config, workspace, key.scales_nbytes)
             if not fits and not too_large and workspace is None:
                 ctx.collect(problem.op)  # what all have let go of since may be enough
-                fits = has_memory(ctx, problem, config, workspace)
+                fits = has_memory(ctx, problem, config, workspace, key.scales_nbytes)
             if fits:
                 break
             too_large.append(picked)

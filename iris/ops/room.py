@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from iris.context import Iris
+from iris.heap import align_up
 from iris.ops.config import EXCHANGING, FusedConfig, tiles_in_words
 from iris.ops.exchange import Blocks, blocks_of
 from iris.ops.problem import QUANTISED, Problem
@@ -72,10 +73,13 @@ def memory_of(ctx: Iris, problem: Problem, config: FusedConfig, workspace: Fused
     return workspace_for(ctx, problem.op, config.algorithm, workspace, *needed)
 
 
-def has_memory(ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None) -> bool:
-    """Whether :func:`memory_of` would find or make it; the same on all ranks."""
+def has_memory(
+    ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None, scales_nbytes: int
+) -> bool:
+    """Whether :func:`memory_of` would find it, or make it and leave room for ``scales_nbytes``; the same on all
+    ranks."""
     needed = room(problem, config, ctx.num_sms, _flagged(workspace))
-    return staging_fits(ctx, problem.op, config.algorithm, workspace, *needed)
+    return staging_fits(ctx, problem.op, config.algorithm, workspace, *needed, scales_nbytes)
 
 
 def needed_nbytes(ctx: Iris, problem: Problem, config: FusedConfig) -> int:
@@ -114,6 +118,18 @@ def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int, by_flags: b
     else:
         part = (-(-m // world) if problem.op == "matmul_reduce_scatter" or twice else m, n)
     return blocks_of(part, _exchanged_dtype(problem), world, num_sms, 2 if twice else 1, by_flags)
+
+
+def scales_blocks(problem: Problem, num_sms: int) -> Blocks:
+    """How the scales of a rank's rows of A are cut for the exchange that gathers them."""
+    return blocks_of((1, problem.m // problem.world_size), torch.float32, problem.world_size, num_sms)
+
+
+def scales_nbytes(problem: Problem, num_sms: int) -> int:
+    """Bytes of the heap that this exchange needs beside the call's own workspace."""
+    blocks = scales_blocks(problem, num_sms)
+    inbox_nbytes = blocks.inbox_nbytes(problem.world_size, torch.float32)
+    return align_up(workspace_nbytes(*size_class(inbox_nbytes, blocks.num_flags)))
 
 
 def _exchanged_dtype(problem: Problem) -> torch.dtype:

@@ -190,16 +190,23 @@ def _call_for(op: str, algorithm: str) -> str:
 
 
 def staging_fits(
-    ctx: Iris, op: str, algorithm: str, workspace: FusedWorkspace | None, staging_nbytes: int, num_flags: int
+    ctx: Iris,
+    op: str,
+    algorithm: str,
+    workspace: FusedWorkspace | None,
+    staging_nbytes: int,
+    num_flags: int,
+    beside_nbytes: int,
 ) -> bool:
-    """Whether :func:`workspace_for` would find or make so much staging memory; the same on all ranks."""
+    """Whether :func:`workspace_for` would find so much staging memory, or make it and leave room for ``beside_nbytes``;
+    the same on all ranks."""
     if workspace is not None:
         if type(workspace) is not FusedWorkspace:
             return True  # to be refused by workspace_for
         return workspace.staging.numel() >= staging_nbytes and workspace.ready.numel() >= num_flags
     size, flags = size_class(staging_nbytes, num_flags)
     there = ctx.has_workspace((op, algorithm, size, flags))
-    return there or ctx.heap_largest_free_bytes >= workspace_nbytes(size, flags)
+    return there or ctx.heap_largest_free_bytes >= workspace_nbytes(size, flags) + beside_nbytes
 
 
 def workspace_nbytes(staging_nbytes: int, num_flags: int) -> int:
