@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import Ranks, context, worlds
+from ranks import BACKEND, Ranks, context, worlds
 
 from iris.ops import new_workspace
 from iris.ops.problem import DTYPES
-from iris.ops.row_major import row_major
+from iris.ops.row_major import aligned, row_major
 
 
 def matrices(dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -51,3 +51,27 @@ def copies(dtype: torch.dtype) -> dict[str, str]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_copies_have_contiguous_rows(ranks: Ranks, dtype: torch.dtype) -> None:
     assert ranks.run(copies, dtype) == [{}, {}]
+
+
+def read_by_fours() -> list[tuple[bool, bool]]:
+    """Of int8 matrices at each offset of storages at each address: whether both are multiples of 4, and whether the
+    matrix is read where it lies. What is read by fours has the right elements."""
+    found, workspace = [], new_workspace(context(), "all_gather_matmul", "low_latency", 1024)
+    memory = bytearray(range(200))
+    for address in range(4):
+        storage = torch.frombuffer(memory, dtype=torch.int8, offset=address)
+        for offset in range(4):
+            matrix = storage[offset : offset + 128].view(4, 32)
+            result = aligned(workspace, matrix, 4)
+            assert torch.equal(result.view(torch.int32).view(torch.int8), matrix)
+            found.append((matrix.data_ptr() % 4 == 0 and offset == 0, result is matrix))
+    return found
+
+
+if BACKEND == "sim":
+
+    @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+    def test_elements_are_read_by_fours_where_pytorch_views_them_so(ranks: Ranks) -> None:
+        (found,) = ranks.run(read_by_fours)
+        assert {where for where, _ in found} == {True, False}
+        assert all(whole == kept for whole, kept in found)

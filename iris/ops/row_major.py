@@ -46,8 +46,10 @@ def aligned(workspace: FusedWorkspace, matrix: torch.Tensor, nbytes: int) -> tor
     """As :func:`row_major`, and its rows begin at multiples of ``nbytes``, 16 at most, and elements of so many may be
     read in their place."""
     matrix = row_major(workspace, matrix)
-    row_nbytes = matrix.stride(0) * matrix.element_size()
-    if matrix.data_ptr() % nbytes == row_nbytes % nbytes == 0 and matrix.stride(1) == 1:
+    item = matrix.element_size()
+    # PyTorch views such elements only where they begin so in the storage, too, which may itself lie at any address.
+    begins = (matrix.data_ptr(), matrix.storage_offset() * item, matrix.stride(0) * item)
+    if all(begin % nbytes == 0 for begin in begins) and matrix.stride(1) == 1:
         return matrix
     return _copy(workspace, matrix)
 
