@@ -38,6 +38,7 @@ from iris.ops import ALGORITHMS, FusedConfig, Problem, new_workspace
 from iris.ops.matmul import Plan, run
 from iris.ops.operands import _share_memory, bias_kind
 from iris.ops.room import GATHER_FLAGS
+from iris.ops.scales import Scales
 
 Change = Callable[[Trial], dict[str, Any]]
 """The arguments that a mistake replaces in a right call."""
@@ -836,6 +837,11 @@ def mistakes_of_an_own_op() -> list[Failure]:
         {"plan": replace(right["plan"], source="local_source")},
         {"plan": replace(right["plan"], schedule=None)},
         {"plan": replace(right["plan"], own_epochs=True, gate=True)},
+        {"scales": torch.ones(24, device=ctx.device)},
+        {"scales": Scales(a=torch.ones(16, device=ctx.device))},
+        {"scales": Scales(b=torch.ones(32, device=ctx.device)[::2])},
+        {"scales": Scales(b=torch.ones(16, device=ctx.device, dtype=torch.float16))},
+        {"scales": Scales(torch.ones(24, device=ctx.device), torch.ones(1, device=ctx.device))},
         {},
     ]
     return [failure_of(lambda given=given: run(ctx, **{**right, **given})) for given in wrong]
@@ -860,6 +866,11 @@ def test_an_own_op_that_is_given_what_does_not_belong_together(ranks: Ranks) -> 
         ("ArgumentError", "mine: plan.source: expected a @triton.jit function, got 'local_source'"),
         ("ArgumentError", "mine: plan.schedule: expected a @triton.jit function, got None"),
         ("ArgumentError", "mine: plan.own_epochs: expected False with gate"),
+        ("ArgumentError", "mine: scales: expected a Scales, got tensor("),
+        ("ShapeError", "mine: scales.a: expected one number, or 24 that are contiguous, by problem, got (16,)"),
+        ("ShapeError", "mine: scales.b: expected one number, or 16 that are contiguous, by problem, got (16,) with"),
+        ("DTypeError", "mine: scales.b: expected torch.float32, got torch.float16"),
+        ("nothing", ""),
         ("nothing", ""),
     ]
     for failures in ranks.run(mistakes_of_an_own_op):

@@ -144,7 +144,7 @@ def run(
         trace: records into it what the programs do.
         gathered: where all of A is once it has arrived, with both halves if there are two; None: the source finds it.
         slots: what ``sink`` and ``after`` are given under this name.
-        scales: what the product is multiplied by before a sink has it.
+        scales: what the product is multiplied by before a sink has it: an ``iris.ops.scales.Scales``.
 
     Raises:
         ShapeError, DTypeError, ArgumentError: of an op of your own (``plan.site`` is 0), what does not agree with
@@ -152,7 +152,7 @@ def run(
         CaptureError: the call needs new memory, which no capture may make.
     """
     if plan.site == 0:
-        _check(ctx, problem, plan, output, own, b, bias, bias_is, config, workspace)
+        _check(ctx, problem, plan, output, own, b, bias, bias_is, scales, config, workspace)
     if config.stream_k and problem.k <= config.block_size_k:  # nothing to split, and Triton 3.6 fails at K = 1
         config = replace(config, stream_k=False)
     target = target_of(ctx)
@@ -270,6 +270,7 @@ def _check(
     b: torch.Tensor,
     bias: torch.Tensor | None,
     bias_is: int,
+    scales: Scales,
     config: FusedConfig,
     workspace: FusedWorkspace,
 ) -> None:
@@ -279,7 +280,8 @@ def _check(
         part = getattr(plan, name)
         if not isinstance(part, KernelInterface) and (part is not None or name in _NEEDED):
             raise ArgumentError(op, f"plan.{name}", "a @triton.jit function", getattr(part, "__name__", repr(part)))
-    for name, value, kind in (("config", config, FusedConfig), ("workspace", workspace, FusedWorkspace)):
+    kinds = (("config", config, FusedConfig), ("workspace", workspace, FusedWorkspace), ("scales", scales, Scales))
+    for name, value, kind in kinds:
         if not isinstance(value, kind):
             raise ArgumentError(op, name, f"a {kind.__name__}", repr(value))
     config.check(op, (config.algorithm,), ctx.num_sms, problem.dtype)
@@ -299,6 +301,12 @@ def _check(
     numbers = None if bias is None else bias.numel()
     if expected[bias_is] is not None and numbers != expected[bias_is]:
         raise ShapeError(op, "bias", f"{expected[bias_is]} numbers, as bias_is = {bias_is}", numbers)
+    for name, given, count in (("scales.a", scales.a, problem.m), ("scales.b", scales.b, problem.n)):
+        if given is not None and given.dtype != torch.float32:
+            raise DTypeError(op, name, str(torch.float32), given.dtype)
+        if given is not None and (given.numel() not in (1, count) or not given.is_contiguous()):
+            got = f"{tuple(given.shape)} with strides {given.stride()}"
+            raise ShapeError(op, name, f"one number, or {count} that are contiguous, by problem", got)
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
