@@ -18,7 +18,7 @@ from iris.ops.deal import Call
 from iris.ops.hardware import HARDWARE
 from iris.ops.machine import machine
 from iris.ops.matmul import start_kernel
-from iris.ops.problem import DTYPES, Problem
+from iris.ops.problem import DTYPES, QUANTISED, Problem
 from iris.ops.split import strip_stages, strips_of
 
 LONG: tuple[Shape, ...] = ((20, 35, 150), (9, 11, 200), (40, 17, 90), (33, 33, 65))
@@ -40,9 +40,9 @@ def split(way: Way, turn: int, count: int, seed: int) -> list[tuple[tuple[bool, 
 
 
 OWN_MATMUL = [
-    way for turn, way in enumerate(ways()) if way.algorithm not in LIBRARY or DTYPES[turn % len(DTYPES)] == torch.int8
+    way for turn, way in enumerate(ways()) if way.algorithm not in LIBRARY or DTYPES[turn % len(DTYPES)] in QUANTISED
 ]
-"""Ways whose matmul is by Iris's kernel, of which the library's are int8's alone."""
+"""Ways whose matmul is by Iris's kernel, of which the library's are those of 8 bits alone."""
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 4) if BACKEND != "sim" else worlds(2, 2), indirect=True)
@@ -78,7 +78,7 @@ def crowded(seed: int) -> list[tuple[Way, Shape, float]]:
     for turn, way in enumerate(one for one in ways() if one.algorithm in ("local", "push", "two_shot")):
         for index in range(5) if way.algorithm == "local" else (turn % 5, (turn + 2) % 5):
             shape = shapes[index]
-            dtype = DTYPES[(turn + index) % 4]
+            dtype = DTYPES[(turn + index) % len(DTYPES)]
             one = trial(ctx, way, shape, dtype, seed + index)
             one.run(replace(NARROW, block_size_k=min_block_size_k(dtype), two_tiles=index % 2 == 1))
             found.append((way, shape, one.excess()))
@@ -121,7 +121,7 @@ def in_strips(way: Way, turn: int, widths: tuple[int, ...], seed: int) -> list[t
     ctx, found = context(), []
     shapes = ((16, 200, 300), (20, 300, 150), (33, 520, 70))
     for index, width in enumerate(widths, turn):
-        shape, dtype = shapes[index % 3], DTYPES[(turn + index) % 4]
+        shape, dtype = shapes[index % 3], DTYPES[(turn + index) % len(DTYPES)]
         one = trial(ctx, way, shape, dtype, seed + index, "row" if turn % 2 else None)
         config = replace(IN_STRIPS, block_size_n=width, block_size_k=min_block_size_k(dtype))
         with launches() as seen:
