@@ -10,7 +10,8 @@ import torch
 from ops_inputs import GATHER, LAYOUTS, SMALL, Way, some, trial, ways
 from ranks import Failure, Ranks, context, failure_of, fresh, worlds
 
-from iris.ops import FusedConfig, Problem
+from iris.ops import FusedConfig, Problem, new_workspace
+from iris.ops.matmul import Plan, run, start_kernel
 from iris.ops.room import needed_nbytes
 
 FP8 = torch.float8_e4m3fn
@@ -117,3 +118,23 @@ def test_auto_leaves_room_for_gathering_scales(ranks: Ranks) -> None:
     (told, first), (_, second) = ranks.run(room_for_one_workspace)
     assert "auto takes pull" in told[-1] and "as the heap has no room for hbm_buffer" in told[-1]
     assert first == second == [1.0, 2.0]
+
+
+def precisions_of_an_own_op() -> list[str]:
+    """How sums are kept of an op whose problem does not say what its output, in bfloat16 or in float32, is made in."""
+    ctx, found = context(), []
+    problem, workspace = Problem("mine", 16, 16, 32, FP8, ctx.world_size, 0), new_workspace(ctx, "mine", "local")
+    a, b = (torch.ones(shape, device=ctx.device).to(FP8) for shape in ((16, 32), (32, 16)))
+    for made in (torch.bfloat16, torch.float32):
+        output = torch.empty(16, 16, dtype=made, device=ctx.device)
+        token = start_kernel.set(lambda *_: lambda *_, PRECISION, **__: found.append(PRECISION))
+        try:
+            run(ctx, problem, Plan(0, meet=False, alone=True), output, a, b, None, 0, SMALL, workspace, None)
+        finally:
+            start_kernel.reset(token)
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_the_output_alone_says_how_sums_are_kept(ranks: Ranks) -> None:
+    assert ranks.run(precisions_of_an_own_op) == [["tf32", "ieee"]] * ranks.world_size

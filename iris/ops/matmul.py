@@ -254,7 +254,7 @@ def run(
         STRIP_STAGES=strip_stages(config, strips, target.backend),
         COURIER_M=courier_m,
         COURIER_N=courier_n,
-        PRECISION=_precision(problem),
+        PRECISION=_precision(problem.dtype, output.dtype),
         ACC_DTYPE=tl.float32 if problem.dtype.is_floating_point else tl.int32,
         TRACE=trace is not None,
         **config.launch_options(target),
@@ -344,9 +344,9 @@ def _describe(matrix: torch.Tensor, block: list[int]) -> Any:
     return TensorDescriptor.from_tensor(matrix, block)
 
 
-def _precision(problem: Problem) -> str:
+def _precision(dtype: torch.dtype, made: torch.dtype) -> str:
     """Of float32, what torch.matmul would use: all of it unless the user allows TF32. Sums of fp8 are kept in all of it
-    where the output is; what they lose else is little beside rounding to 16 bits (docs/performance.md)."""
-    if problem.dtype == torch.float32:
+    where the output is, ``made``; what they lose else is little beside rounding to 16 bits (docs/performance.md)."""
+    if dtype == torch.float32:
         return "tf32" if allows_tf32() else "ieee"
-    return "tf32" if problem.dtype == torch.float8_e4m3fn and problem.output_dtype != torch.float32 else "ieee"
+    return "tf32" if dtype == torch.float8_e4m3fn and made != torch.float32 else "ieee"
