@@ -100,7 +100,8 @@ def all_gather_matmul_hbm_buffer_preamble(
     """Make the buffer and flags that :func:`all_gather_matmul_hbm_buffer` needs for operands like these. Collective.
 
     The op would make them in its first call. The buffer and flags made are enough for any config: ``config``,
-    ``k_per_flag`` and ``staged_a_layout`` are checked, and change nothing.
+    ``k_per_flag`` and ``staged_a_layout`` are checked, and change nothing. What a ``scale_a`` for each row is gathered
+    in is made by the first call with one.
 
     Raises:
         ContextError: the context is closed, or belongs to a parent process.
