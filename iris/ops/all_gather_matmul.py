@@ -169,8 +169,8 @@ def all_gather_matmul(
     symmetric = ctx.is_symmetric(A_sharded)
     takes = (lambda _: True) if symmetric else (lambda one: one not in _READ_BY_PEERS)
     # One number for one row may be that row's own.
-    gathers_scales = by_rows and world > 1 and scales.a is not None and scales.a.numel() == rows
-    beside = scales_nbytes(problem, ctx.num_sms) if gathers_scales else 0
+    of_rows = scales.a if by_rows and world > 1 and scales.a is not None and scales.a.numel() == rows else None
+    beside = 0 if of_rows is None else scales_nbytes(problem, ctx.num_sms)
     chosen = resolve(ctx, problem, config, workspace, trace, takes=takes, scales_nbytes=beside)
     if chosen.algorithm in _READ_BY_PEERS:
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
@@ -179,8 +179,8 @@ def all_gather_matmul(
             ctx.agree(OP, (problem, chosen, place_of(ctx, "A_sharded", A_sharded)))
     recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
     call = _Call(ctx, problem, output, A_sharded, B, bias, bias_is, scales, chosen, recorded, ours)
-    if gathers_scales:
-        call = call.with_all_scales()
+    if of_rows is not None:
+        call = replace(call, scales=replace(scales, a=call.all_scales(of_rows)))
     getattr(call, chosen.algorithm if world > 1 else "local")()
     return output
 
@@ -192,17 +192,14 @@ class _Call(OpCall):
     def by_rows(self) -> bool:
         return self.problem.gather_dim == 0
 
-    def with_all_scales(self) -> _Call:
-        """This call with all ranks' scales of their rows of A, which are gathered first."""
-        ctx, own = self.ctx, self.scales.a
-        if own is None:
-            return self
-        world, count, dtype = ctx.world_size, own.numel(), own.dtype
+    def all_scales(self, own: torch.Tensor) -> torch.Tensor:
+        """The scales of all ranks' rows of A, gathered; ``own``: those of this rank's."""
+        ctx, world, count, dtype = self.ctx, self.ctx.world_size, own.numel(), own.dtype
         blocks = scales_blocks(self.problem, ctx.num_sms)
         beside = self.workspace.beside("scales", blocks.inbox_nbytes(world, dtype), blocks.num_flags)
         gathered = self.workspace.scratch_matrix("scales", world, count, dtype)
         exchange(ctx, beside, blocks, own.view(1, count), gathered, self.site, by_rows=True)
-        return replace(self, scales=replace(self.scales, a=gathered.view(-1)))
+        return gathered.view(-1)
 
     def local(self) -> None:
         """One rank: nothing to gather."""
