@@ -290,8 +290,14 @@ def _syncs() -> list[Case]:
 def _benchmarks() -> list[Case]:
     types, options = of(torch.int32, torch.int32, 1 << 26, 3), {"BLOCK": transfers.BLOCK, "num_warps": 16}
     return [
-        Case(f"bench-{kernel.fn.__name__}", kernel, lambda: (*types(), handle()), options, wide=FIRST_TWO)
-        for kernel in (transfers.put_kernel, transfers.get_kernel)
+        Case(
+            f"bench-{name}",
+            transfers.move_kernel,
+            lambda: (*types(), handle()),
+            {**options, "PUT": put},
+            wide=FIRST_TWO,
+        )
+        for name, put in (("put_kernel", True), ("get_kernel", False))
     ]
 
 

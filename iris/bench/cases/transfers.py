@@ -32,21 +32,16 @@ _PAIR = "GB/s rank {} peer {}"
 
 
 @triton.jit
-def put_kernel(source_ptr, target_ptr, count, peer, handle, BLOCK: tl.constexpr):
-    """This rank's ``count`` elements at ``source_ptr`` → ``peer``'s ``target_ptr``."""
+def move_kernel(source_ptr, target_ptr, count, peer, handle, PUT: tl.constexpr, BLOCK: tl.constexpr):
+    """``count`` elements at ``source_ptr`` → ``target_ptr``: this rank's → ``peer``'s, if ``PUT``, or ``peer``'s → this
+    rank's."""
     offsets = tl.arange(0, BLOCK)
     for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
         at = start + offsets
-        peers.put(handle, source_ptr + at, target_ptr + at, peer, mask=at < count)
-
-
-@triton.jit
-def get_kernel(source_ptr, target_ptr, count, peer, handle, BLOCK: tl.constexpr):
-    """``peer``'s ``count`` elements at ``source_ptr`` → this rank's ``target_ptr``."""
-    offsets = tl.arange(0, BLOCK)
-    for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
-        at = start + offsets
-        peers.get(handle, source_ptr + at, target_ptr + at, peer, mask=at < count)
+        if PUT:
+            peers.put(handle, source_ptr + at, target_ptr + at, peer, mask=at < count)
+        else:
+            peers.get(handle, source_ptr + at, target_ptr + at, peer, mask=at < count)
 
 
 def show(results: Sequence[Mapping[str, Any]]) -> None:
@@ -85,8 +80,7 @@ def rma(state: State, ctx: Iris) -> None:
             target.copy_(source_there)
 
     def by_kernel(peer: int) -> None:
-        kernel = put_kernel if put else get_kernel
-        kernel[(programs,)](source, target, count, peer, ctx.handle, BLOCK=BLOCK, num_warps=16)
+        move_kernel[(programs,)](source, target, count, peer, ctx.handle, PUT=put, BLOCK=BLOCK, num_warps=16)
 
     moves: dict[str, Callable[[int], None]] = {"copy_engine": by_engine, "kernel": by_kernel}
     if state["way"] not in moves:
