@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
 import os
 import statistics
 import sys
@@ -35,6 +34,7 @@ import torch
 
 import iris
 from iris import ops
+from iris.bench.accuracy import lost_in_sums
 from iris.bench.cases.fused import local_params
 from iris.bench.cases.operands import B_LAYOUTS, LOCAL, ROW_MAJOR, TRANSPOSED, problem_of
 from iris.bench.dataset import Dataset
@@ -46,7 +46,7 @@ from iris.console import Parser, exit_status
 from iris.ops import FusedConfig, Problem, tuned
 from iris.ops.pick import model_pick
 from iris.ops.problem import DTYPES as OP_DTYPES
-from iris.ops.problem import QUANTISED, output_dtype
+from iris.ops.problem import QUANTISED
 from iris.ops.target import target_of
 from iris.ops.tuned import Row
 from iris.tune.compilation import compile_only
@@ -125,7 +125,7 @@ def compile_share(given: argparse.Namespace, share: int) -> None:
 
 def _sizes(problem: Problem) -> list[int]:
     """Elements of A and B, and what the output takes of such."""
-    wider = output_dtype(problem.dtype).itemsize // problem.dtype.itemsize
+    wider = problem.output_dtype.itemsize // problem.dtype.itemsize
     return [problem.m * problem.k, problem.n * problem.k, problem.m * problem.n * wider]
 
 
@@ -133,7 +133,7 @@ def _operands(problem: Problem, memory: torch.Tensor) -> tuple[torch.Tensor, tor
     """A, B and the output, in ``memory``."""
     sizes = _sizes(problem)
     a, b, c = memory[: sum(sizes)].split(sizes)
-    b, c = b.view(_shape_of_b(problem)), c.view(output_dtype(problem.dtype))
+    b, c = b.view(_shape_of_b(problem)), c.view(problem.output_dtype)
     return a.view(problem.m, problem.k), b.t() if problem.transposed_b else b, c.view(problem.m, problem.n)
 
 
@@ -158,13 +158,10 @@ def _random(ctx: iris.Iris, problem: Problem, *shape: int) -> torch.Tensor:
 
 
 def _rounding(problem: Problem) -> float:
-    """What sums may be off by in float32, those of fp8 in 14 bits, and in the end in the output's dtype, beside the
-    largest of them."""
+    """What sums may be off by, and in the end the output in its dtype, beside the largest of them."""
     if not problem.output_dtype.is_floating_point:
         return 0.0
-    lost = math.sqrt(problem.k / 32) * 2**-12 if problem.dtype in QUANTISED else 0.0
-    sums = math.sqrt(problem.k) * torch.finfo(torch.float32).eps
-    return float(2 * torch.finfo(problem.output_dtype).eps + sums + lost)
+    return float(2 * torch.finfo(problem.output_dtype).eps + lost_in_sums(problem.dtype, problem.k))
 
 
 class Trial:

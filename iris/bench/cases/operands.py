@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from iris import ops
+from iris.bench.accuracy import lost_in_sums
 from iris.context import MAX_RANKS, Iris
 from iris.ops import FusedConfig, Problem
 from iris.ops.problem import output_dtype
@@ -32,9 +33,6 @@ ROUNDINGS_OF_A_MATMUL = 2
 """cuBLAS may split a sum over K and round the parts."""
 _ROWS_AT_A_TIME = 1024
 _A, _B, _SCALES = 0, 1, 4
-_SUMS_OF_FP8 = 2**-12
-"""What a sum of fp8 products loses to Hopper's tensor cores, over the root of the number of steps of 32: twice what it
-does on H200 (docs/performance.md)."""
 
 
 def problem_of(
@@ -161,9 +159,7 @@ class Operands:
             return f"{wrong} of {expected.numel()} elements differ" if wrong else ""
         unit = torch.finfo(self.output.dtype).eps
         depth = self.k * (self.ctx.world_size if CUT[self.op] == "k" and not local else 1)
-        sums = math.sqrt(depth) * torch.finfo(torch.float32).eps
-        if self.scales:
-            sums += math.sqrt(depth / 32) * _SUMS_OF_FP8
+        sums = lost_in_sums(self.dtype, depth)
         typical = float(expected.square().mean(dtype=torch.float64).sqrt())
         off, wrong = 0.0, 0
         for rows in self._blocks(expected):
