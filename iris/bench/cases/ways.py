@@ -223,37 +223,19 @@ def _symm_mem(state: State, operands: Operands) -> Way:
 
     group = process_group(operands.ctx).group_name
     made: list[torch.Tensor] = []
-    scales = list(operands.scales.values())
     if operands.op == GATHER:
         a = _symmetric(operands.ctx, operands.a.shape, operands.dtype)
+        fused_gather = _fused_gather(operands, a, group)
 
         def gather() -> None:
-            if scales:
-                fused = torch.ops.symm_mem.fused_all_gather_scaled_matmul
-                made[:] = fused(
-                    a, [operands.b], scales[0], [scales[1]], operands.gather_dim, group, [None], [None],
-                    [operands.output.dtype], [True],
-                )[1]  # fmt: skip
-                return
-            fused = torch.ops.symm_mem.fused_all_gather_matmul
-            made[:] = fused(a, [operands.b], operands.gather_dim, group)[1]
+            made[:] = fused_gather()[1]
 
         return Way(gather, lambda: made[0], operands.roundings, refresh=lambda: a.copy_(operands.a))
     if operands.op == REDUCE_SCATTER:
+        fused_sum = _fused_reduce_scatter(operands, group)
 
         def reduce_scatter() -> None:
-            if scales:
-                fused = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter
-                shape = list(operands.output.shape)
-                shape[0] *= operands.ctx.world_size
-                made[:] = [
-                    fused(
-                        operands.a, operands.b, *scales, "sum", 0, 0, group, shape, out_dtype=operands.output.dtype,
-                        use_fast_accum=True,
-                    )
-                ]  # fmt: skip
-                return
-            made[:] = [torch.ops.symm_mem.fused_matmul_reduce_scatter(operands.a, operands.b, "sum", 0, group)]
+            made[:] = [fused_sum()]
 
         return Way(reduce_scatter, lambda: made[0], operands.roundings)
     total = _symmetric(operands.ctx, (operands.m, operands.n), operands.output.dtype)
@@ -267,6 +249,29 @@ def _symm_mem(state: State, operands: Operands) -> Way:
             torch.ops.symm_mem.two_shot_all_reduce_(total, "sum", group)
 
     return Way(all_reduce, lambda: operands.output if one_shot else total, operands.roundings)
+
+
+def _fused_gather(operands: Operands, a: torch.Tensor, group: str) -> Callable[[], Any]:
+    """PyTorch's gather of ``a`` and matmul, scaled if the operands are."""
+    fused, b, dim = torch.ops.symm_mem, [operands.b], operands.gather_dim
+    if not operands.scales:
+        return partial(fused.fused_all_gather_matmul, a, b, dim, group)
+    scale_a, scale_b = operands.scales.values()
+    no_bias, no_scale, made, fast = [None], [None], [operands.output.dtype], [True]
+    return partial(
+        fused.fused_all_gather_scaled_matmul, a, b, scale_a, [scale_b], dim, group, no_bias, no_scale, made, fast
+    )
+
+
+def _fused_reduce_scatter(operands: Operands, group: str) -> Callable[[], Any]:
+    """PyTorch's matmul and reduce-scatter, scaled if the operands are."""
+    fused, a, b = torch.ops.symm_mem, operands.a, operands.b
+    if not operands.scales:
+        return partial(fused.fused_matmul_reduce_scatter, a, b, "sum", 0, group)
+    return partial(
+        fused.fused_scaled_matmul_reduce_scatter, a, b, *operands.scales.values(), "sum", 0, 0, group,
+        [operands.m, operands.n], out_dtype=operands.output.dtype, use_fast_accum=True,
+    )  # fmt: skip
 
 
 _buffers: dict[int, torch.Tensor] = {}
