@@ -56,8 +56,8 @@ def resolve(
     "auto" leaves out algorithms that need more memory than there is, on the heap or in ``workspace``, those that do not
     take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced. ``shared``: the
     operands, by name, that peers touch, which must lie alike on all ranks. ``bias_is``: the kind of a bias that is
-    added to a sum over ranks, by any of them; ``scales_nbytes``: what gathering the scales of rows
-    takes of the heap, beside the workspace; 0: no scales are gathered.
+    added to a sum over ranks, by any of them; ``scales_nbytes``: what gathering the scales of rows takes of the heap,
+    beside the workspace; 0: no scales are gathered.
 
     Raises:
         ArgumentError: ``config`` cannot run, or cannot be traced.

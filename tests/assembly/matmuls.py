@@ -26,6 +26,7 @@ from iris.ops.gathering import (
     put_courier,
 )
 from iris.ops.local_matmul import add_sink
+from iris.ops.matmul import accumulator_of
 from iris.ops.matmul_all_reduce import (
     Inbox,
     atomic_sink,
@@ -36,6 +37,7 @@ from iris.ops.matmul_all_reduce import (
 )
 from iris.ops.matmul_all_scatter import push_sink, relay_courier, send_courier, send_kernel
 from iris.ops.matmul_reduce_scatter import add_rows_sink, keep_rows_sink, scatter_rows_sink
+from iris.ops.problem import output_dtype
 from iris.ops.row_major import copy_kernel
 
 ROWS = {"SCHEDULE": schedule.own_last, "GATE": True, "SHARDS": 8, "SHARDED": True, "MEET": False}
@@ -162,10 +164,9 @@ def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias:
     constants = PLAIN | OPS[op]
     # One of each kind: a number for each row, one for all columns; or none.
     scales = tile.Scales(None, 0, None, 0)
-    out = torch.int32 if dtype == torch.int8 else dtype
     if dtype == FP8:
-        out, scales = torch.bfloat16, tile.Scales(tensor(torch.float32), 1, tensor(torch.float32) if bias else None, 0)
-    total = torch.int32 if dtype == torch.int8 else torch.float32
+        scales = tile.Scales(tensor(torch.float32), 1, tensor(torch.float32) if bias else None, 0)
+    out, total = output_dtype(dtype), accumulator_of(dtype)
     own, a, b, c = (tile.Matrix(tensor(one), 4096, 1) for one in (dtype, dtype, dtype, out))
     counts = constants["COURIER"] is not None or constants["AFTER"] in COUNTING
     counters = tensor(torch.int32) if counts else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import rules
-from case import EVERYTHING
+from case import CUDA, EVERYTHING, HIP
 from compiler import TARGETS, VERSION
 from kernels import CASES, EXAMPLES, ROOT
 from listing import Event, read
@@ -21,7 +21,6 @@ from triton.runtime.jit import JITFunction
 
 from iris.device.matmul import matmul_kernel
 
-AMDS = ("gfx942", "gfx950")
 PAIRS = [
     (name, one)
     for number, (name, case) in enumerate(CASES.items())
@@ -29,7 +28,7 @@ PAIRS = [
     if EVERYTHING
     or case.kernel is matmul_kernel
     or len(case.targets) == 1
-    or one in (("sm_100", "sm_90")[OLD], AMDS[(number + OLD) % 2])
+    or one in (CUDA[1 - OLD], HIP[(number + OLD) % 2])
 ]
 """With ``scripts/assembly --all`` all that there is. Else each of the two Tritons that it runs compiles each kernel for
 one GPU of NVIDIA's and one of AMD's: the older one, with which Iris is measured, for sm_90. Those of the matmul kernel
