@@ -7,15 +7,21 @@ from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import GATHER, LAYOUTS, SMALL, Way, some, trial, ways
-from ranks import Failure, Ranks, context, failure_of, fresh, worlds
+from ops_inputs import ALL_REDUCE, GATHER, LAYOUTS, SCATTER, SMALL, Way, some, trial, ways
+from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 from iris.ops import FusedConfig, Problem, new_workspace
+from iris.ops.candidates import LIBRARY
 from iris.ops.matmul import Plan, run, start_kernel
 from iris.ops.room import needed_nbytes
 
 FP8 = torch.float8_e4m3fn
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+OF_LIBRARY = [
+    way for way in ways()
+    if way.algorithm in LIBRARY and way.algorithm != "ring" and (way.op != SCATTER or BACKEND != "sim")
+]  # fmt: skip
+"""Which leave products of fp8 to the library; not into some columns of a matrix on CPUs, where it fills the others."""
 GATHERS = [way for way in ways(GATHER) if way.gather_dim == 0]
 
 
@@ -33,6 +39,49 @@ def scaled_int8(way: Way, seed: int) -> list[float]:
 def test_int8_with_scales_makes_floats(ranks: Ranks, way: Way, seed: int) -> None:
     for found in ranks.run(scaled_int8, way, seed):
         assert max(found) <= 1
+
+
+def by_library(way: Way, shape: tuple[int, int, int], seed: int, bias: str | None, transposed: bool) -> list[float]:
+    """The error of three calls, the last of which is a replay on a GPU, and how often the library multiplied."""
+    ctx = context()
+    one = trial(ctx, way, shape, FP8, seed, bias)
+    one = replace(one, b=one.b.T.contiguous().T) if transposed else one
+    found = []
+    with mock.patch("torch._scaled_mm", wraps=torch._scaled_mm) as library:
+        for _ in range(3):
+            one.spoil()
+            ctx.barrier()
+            one.run()
+            found.append(one.excess())
+    return [max(found), float(library.call_count)]
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
+@pytest.mark.parametrize("way", some(OF_LIBRARY), ids=str)
+def test_the_library_multiplies_what_it_takes(ranks: Ranks, way: Way, seed: int) -> None:
+    """With float32 outputs it adds sums up every four steps of its tensor cores, not behind every one as the tests'
+    tile does: the square root of four times what these may lose."""
+    one_each = 3 + seed % 3  # one scale for each matrix, and an output of each dtype
+    shape, bias = (16, 32, 48), None if one_each == 5 or way.op == ALL_REDUCE else "column"
+    for error, calls in ranks.run(by_library, way, shape, one_each, bias, True):
+        assert error <= (2 if one_each == 5 else 1) and calls > 0
+
+
+REFUSED = {
+    "row-major B": ((16, 32, 48), 3, None, False),
+    "K": ((16, 32, 40), 3, None, True),
+    "N": ((16, 24, 48), 3, None, True),
+    "scales of rows": ((16, 32, 48), 0, None, True),
+    "bias of rows": ((16, 32, 48), 3, "row", True),
+    "bias in float32": ((16, 32, 48), 5, "column", True),
+}
+
+
+@TWO
+@pytest.mark.parametrize("refused", REFUSED)
+def test_iris_multiplies_what_the_library_does_not_take(ranks: Ranks, refused: str) -> None:
+    for error, calls in ranks.run(by_library, Way(GATHER, "baseline"), *REFUSED[refused]):
+        assert error <= 1 and calls == 0
 
 
 def one_row_each(way: Way) -> list[float]:

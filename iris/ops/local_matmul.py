@@ -25,6 +25,7 @@ from iris.ops.matmul import Plan, run
 from iris.ops.operands import bias_kind, check_operands, check_rows_of_b, check_shape, has_contiguous_rows
 from iris.ops.problem import QUANTISED, Problem
 from iris.ops.replay import replayed
+from iris.ops.scaled_mm import library_takes, scaled_mm
 from iris.ops.scales import Scales
 from iris.ops.workspace import FusedWorkspace, local_workspace, workspace_for
 from iris.trace import Trace, trace_of
@@ -120,11 +121,14 @@ def plain_matmul(
     trace: Trace | None = None,
 ) -> None:
     """``output = a @ b * scales + bias`` as PyTorch does it. As Iris does, with flags that the call's ``workspace``
-    keeps, where ``config`` says so, and of 8 bits, with a tile that is picked for this product."""
+    keeps, where ``config`` says so, and of 8 bits, with a tile that is picked for this product, what PyTorch's library
+    does not take."""
     if config.own_matmul or a.dtype in QUANTISED:
-        _multiply(
-            workspace.ctx, output, a, b, bias, scales, _own_tile(config), workspace.for_matmul, trace or False
-        )  # fmt: skip
+        tile = _own_tile(config)
+        if tile is None and library_takes(output, a, b, bias, scales):
+            scaled_mm(workspace, output, a, b, bias, scales)
+        else:
+            _multiply(workspace.ctx, output, a, b, bias, scales, tile, workspace.for_matmul, trace or False)
     elif bias is None:
         torch.matmul(_contiguous_on_cpu(a), b, out=output)
     else:
@@ -139,7 +143,7 @@ def add_product(
     scales: Scales,
     config: FusedConfig,
 ) -> None:
-    """``total += a @ b * scales`` as PyTorch does it, rounded once; of 8 bits as Iris does."""
+    """``total += a @ b * scales`` as PyTorch does it, rounded once; of 8 bits as Iris does, as PyTorch does not add."""
     if a.dtype in QUANTISED:
         _multiply(
             workspace.ctx, total, a, b, None, scales, _own_tile(config), workspace.for_matmul, False, sink=add_sink

@@ -118,6 +118,13 @@ class FusedWorkspace(Live):
         """That of the matmuls that this rank computes alone in this op's calls."""
         return local_workspace(self.ctx)
 
+    @cached_property
+    def one(self) -> torch.Tensor:
+        """The number 1, a scale."""
+        _refuse_in_capture(self.ctx, self.op)
+        with _outlasting_inference():
+            return torch.ones(1, device=self.ctx.device)
+
 
 def local_workspace(ctx: Iris) -> FusedWorkspace:
     """For matmuls of this rank alone: without what ranks share, so no other one takes part in making it."""
