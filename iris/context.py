@@ -405,9 +405,12 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
 
     def on_device(self) -> AbstractContextManager[object]:
         """Makes this rank's GPU the current one, on which kernels are launched: each thread has one of its own."""
-        if self.backend_name == "sim" or torch.cuda.current_device() == self.device.index:
-            return nullcontext()
-        return torch.cuda.device(self.device)
+        return nullcontext() if self.is_on_device else torch.cuda.device(self.device)
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether this rank's GPU is the current one."""
+        return self.backend_name == "sim" or torch.cuda.current_device() == self.device.index
 
     def _keep_group(self, ranks: tuple[int, ...]) -> None:
         self._group_tensors[ranks] = torch.tensor(ranks, dtype=torch.int32, device=self.device)

@@ -11,17 +11,22 @@ import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_compiled_by: Callable[[], object] = getattr(
+    getattr(torch._C._dynamo, "eval_frame", None), "get_eval_frame_callback", lambda: "unknown"
+)
+"""What compiles the frames that run from here on; None outside of compiled code."""
 _REASON = "Iris's calls are not traced: a graph breaks at them, so leave out fullgraph=True"
 
 
 def eager(function: Callable[P, T]) -> Callable[P, T]:
     """``function``, never traced by ``torch.compile``. PyTorch's own decorator for that imports the compiler, which
-    takes longer than to import all of Iris. So it is applied only when something else has imported the compiler."""
+    takes longer than to import all of Iris, and it takes microseconds in every call. So it is applied only inside of
+    compiled code."""
     disabled: list[Callable[P, T]] = []
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if "torch._dynamo" not in sys.modules:
+        if "torch._dynamo" not in sys.modules or _compiled_by() is None:
             return function(*args, **kwargs)
         if not disabled:
             disabled.append(torch.compiler.disable(function, reason=_REASON))

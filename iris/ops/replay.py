@@ -29,20 +29,11 @@ from iris.eager import eager
 from iris.errors import ArgumentError, CaptureError
 from iris.ops.hardware import allows_tf32
 from iris.ops.workspace import FusedWorkspace
-from iris.tensors import address_of, has_tangent
+from iris.tensors import has_tangent
 
 P = ParamSpec("P")
 _KEPT = 4096
 """Calls remembered per context: a model of 100 layers makes 400 with each number of rows."""
-_SWITCHES: dict[torch.dtype | None, tuple[str, ...]] = {
-    torch.bfloat16: ("allow_bf16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction_split_k"),
-    torch.float16: (
-        "allow_fp16_reduced_precision_reduction",
-        "allow_fp16_reduced_precision_reduction_split_k",
-        "allow_fp16_accumulation",
-    ),
-}
-"""Of PyTorch, where a version has them: how matmuls that give a dtype may round."""
 
 
 class _Captured(NamedTuple):
@@ -51,15 +42,27 @@ class _Captured(NamedTuple):
     """That it is replayed on."""
 
 
+class _Seen:
+    """A call that has been made: its graph, once there is one, and when it came last."""
+
+    __slots__ = ("captured", "last")
+
+    def __init__(self, last: int) -> None:
+        self.captured: _Captured | None = None
+        self.last = last
+
+
 class Replays:
-    """The calls of one context: how often each was seen, or its graph.
+    """The calls of one context that were seen; ``on``: whether they are replayed at all.
 
     Calls of one stream are captured in one place, and those of several streams, which may run at the same time, in
     several: what is captured in one shares scratch memory.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._calls: dict[Hashable, _Captured | None] = {}
+    def __init__(self, device: torch.device, on: bool = True) -> None:
+        self.on = on
+        self._calls: dict[Hashable, _Seen] = {}
+        self._turn = 0
         self._places: dict[torch.cuda.Stream, Place] = {}
         self._leaving: list[tuple[list[torch.cuda.Event], list[_Captured]]] = []
         weakref.finalize(self, lambda places: return_places(list(places.values())), self._places)
@@ -68,23 +71,24 @@ class Replays:
     def run(self, key: Hashable, call: Callable[[], object]) -> None:
         """``call`` it the first time, capture it the second, replay it from then on."""
         try:
-            known = key in self._calls
+            seen = self._calls.get(key)
         except TypeError:  # a list, say, among the options: no op takes that, and the op says so
             call()
             return
-        if not known:
+        self._turn += 1
+        if seen is None:
             call()
             self._forget_if_full()
-            self._calls[key] = None
+            self._calls[key] = _Seen(self._turn)
             return
-        captured = self._calls[key] = self._calls.pop(key)  # the last to be forgotten now
-        if captured is None:
+        seen.last = self._turn
+        if seen.captured is None:
             try:
-                captured = self._calls[key] = self._capture(call)
+                seen.captured = self._capture(call)
             except (CaptureError, torch.OutOfMemoryError):  # memory for a graph is not the memory that is cached
                 call()
                 return
-        captured.graph.replay()
+        seen.captured.graph.replay()
 
     def _capture(self, call: Callable[[], object]) -> _Captured:
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
@@ -124,8 +128,9 @@ class Replays:
         self._leaving = [one for one in self._leaving if not all(event.query() for event in one[0])]
         if len(self._calls) < _KEPT:
             return
-        keys = sorted(self._calls, key=lambda key: self._calls[key] is not None)[: -(-_KEPT // 2)]
-        if gone := [captured for key in keys if (captured := self._calls.pop(key)) is not None]:
+        by_use = sorted(self._calls, key=lambda key: (self._calls[key].captured is not None, self._calls[key].last))
+        forgotten = [self._calls.pop(key).captured for key in by_use[: -(-_KEPT // 2)]]
+        if gone := [captured for captured in forgotten if captured is not None]:
             self._leaving.append(([stream.record_event() for stream in {one.stream for one in gone}], gone))
 
 
@@ -143,71 +148,113 @@ def _no_collection() -> Iterator[None]:
 
 
 def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
-    """``op``, with repeated calls replayed; its first two arguments are ``ctx`` and ``output``."""
+    """``op``, with repeated calls replayed; its first two arguments are ``ctx`` and ``output``.
 
-    @wraps(op)
-    def call(*args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
-        ctx: Any = args[0] if args else kwargs.get("ctx")
+    The Python that a replay runs takes the host longer than the replay itself, so it is kept short.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        ctx, *others = args or (kwargs.pop("ctx", None),)
+        if not isinstance(ctx, Iris):
+            return not_on_a_context(ctx, *others, **kwargs)
+        ctx.check(op.__name__)  # first: in a forked child nothing can be asked of CUDA
+        if not ctx.is_on_device:
+            with ctx.on_device():
+                return call(ctx, *others, **kwargs)
+        output: Any = others[0] if others else kwargs.get("output")
+        replays = _replays_of(ctx)
+        key = None if replays is None or kwargs.get("trace") else _key(ctx, output, others, kwargs)
+        if replays is None or key is None:
+            called(ctx, *others, **kwargs)
+        else:
+            replays.run((op, *key), lambda: called(ctx, *others, **kwargs))
+        torch.autograd.graph.increment_version(output)  # so that a backward pass which needs what was there says so
+        return cast("torch.Tensor", output)
+
+    def not_on_a_context(ctx: Any, *others: Any, **kwargs: Any) -> torch.Tensor:
         if not hasattr(ctx, "backend_name"):
             kind = "nothing" if ctx is None else type(ctx).__name__
             raise ArgumentError(op.__name__, "ctx", "a context, as iris.iris() returns it", kind)
-        if not isinstance(ctx, Iris):  # what stands in for one while kernels are only compiled
-            return op(*args, **kwargs)
-        ctx.check(op.__name__)  # first: in a forked child nothing can be asked of CUDA
-        with ctx.on_device():
-            output = on_device(ctx, *args, **kwargs)
-        torch.autograd.graph.increment_version(output)  # so that a backward pass which needs what was there says so
-        return output
+        return called(ctx, *others, **kwargs)  # on what stands in for one while kernels are only compiled
 
-    def on_device(ctx: Iris, /, *args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
-        output: Any = args[1] if len(args) > 1 else kwargs.get("output")
-        if not _applies(ctx) or kwargs.get("trace") or output is None:
-            return op(*args, **kwargs)
-        named = ((name, _identity(kwargs[name])) for name in sorted(kwargs) if name != "ctx")
-        key = (op, *map(_identity, args[1:]), *named)
-        replays = ctx.kept(Replays, lambda: Replays(ctx.device))
-        rounding = _rounding(getattr(output, "dtype", None))
-        stream = torch.cuda.current_stream(ctx.device).cuda_stream
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        mode = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), deterministic, _library()
-        replays.run((stream, rounding, mode, key), lambda: op(*args, **kwargs))
-        return cast("torch.Tensor", output)
-
-    return eager(call)
+    called: Callable[..., torch.Tensor] = op
+    return eager(cast("Callable[P, torch.Tensor]", wraps(op)(call)))
 
 
-def _applies(ctx: Iris) -> bool:
-    return (
-        ctx.backend_name == "cuda"
-        and not ctx._compares_calls
-        and backends.replays()
-        # With one queue, a stream's wait for a word could come before the kernel that writes it.
-        and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
-        and not torch.cuda.is_current_stream_capturing()
-    )
+def _replays_of(ctx: Iris) -> Replays | None:
+    """The calls of ``ctx`` that were seen; None where this one is not replayed."""
+    if ctx.backend_name != "cuda":
+        return None
+    replays: Replays = ctx.kept(Replays, lambda: Replays(ctx.device, on=_switched_on(ctx)))
+    return replays if replays.on and not torch.cuda.is_current_stream_capturing() else None
 
 
-def _library() -> Hashable:
-    """Which of its libraries PyTorch is told to multiply with."""
-    preferred = getattr(torch.backends.cuda, "preferred_blas_library", None)
-    return None if preferred is None else preferred()
+def _switched_on(ctx: Iris) -> bool:
+    # With one queue, a stream's wait for a word could come before the kernel that writes it.
+    return not ctx._compares_calls and backends.replays() and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
 
 
-def _rounding(dtype: torch.dtype | None) -> Hashable:
+def _stream_of(ctx: Iris) -> int:
+    """The current stream, in a tenth of the time that ``torch.cuda.current_stream`` takes."""
+    return torch._C._cuda_getCurrentRawStream(ctx.device.index)
+
+
+def _key(ctx: Iris, output: Any, others: list[Any], named: dict[str, Any]) -> tuple[Hashable, ...] | None:
+    """What a call depends on; None for one that is not replayed: no op takes its operands, and says so."""
+    try:
+        return (
+            _stream_of(ctx), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+            torch.are_deterministic_algorithms_enabled(), _library(), _rounding(output.dtype),
+            *map(_identity, others), *named, *map(_identity, named.values()),
+        )  # fmt: skip
+    except (AttributeError, RuntimeError):  # no tensor; one without memory, as torch.vmap and tracers make them
+        return None
+
+
+def _asked(function: str, otherwise: Callable[[], Hashable]) -> Callable[[], Hashable]:
+    """How to ask PyTorch for a switch: by the ``function`` that its own ask, in a tenth of the time, or if a version
+    has none of this name, ``otherwise``."""
+    direct: Callable[[], Hashable] = getattr(torch._C, function, otherwise)
+    return direct
+
+
+def _switches(*names: str) -> Hashable:
+    return tuple(getattr(torch.backends.cuda.matmul, name, None) for name in names)
+
+
+_library = _asked("_get_blas_preferred_backend", lambda: torch.backends.cuda.preferred_blas_library())
+"""Which of its libraries PyTorch is told to multiply with."""
+_fp16_accumulation = _asked("_get_cublas_allow_fp16_accumulation", lambda: _switches("allow_fp16_accumulation"))
+_fp16_reduction = _asked(
+    "_get_cublas_allow_fp16_reduced_precision_reduction",
+    lambda: _switches("allow_fp16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction_split_k"),
+)
+_bf16_reduction = _asked(
+    "_get_cublas_allow_bf16_reduced_precision_reduction",
+    lambda: _switches("allow_bf16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction_split_k"),
+)
+
+
+def _rounding(dtype: torch.dtype) -> Hashable:
     """How PyTorch is told to round in matmuls that give ``dtype``."""
-    if dtype is torch.float32:
-        return allows_tf32()
-    return tuple(getattr(torch.backends.cuda.matmul, switch, None) for switch in _SWITCHES.get(dtype, ()))
+    if dtype is torch.bfloat16:
+        return _bf16_reduction()
+    if dtype is torch.float16:
+        return _fp16_reduction(), _fp16_accumulation()
+    return allows_tf32() if dtype is torch.float32 else None
 
 
 def _identity(value: Any) -> Hashable:
-    """What of an argument makes a call another one. For a tensor that no op takes, an object that equals no other: then
-    the op is called, and raises."""
+    """What of an argument makes a call another one.
+
+    Raises:
+        RuntimeError: it is a tensor without memory of its own.
+    """
+    if isinstance(value, torch.Tensor):
+        return (
+            value.data_ptr(), value.shape, value.stride(), value.dtype, value.requires_grad, value.is_neg(),
+            value.is_inference(), has_tangent(value),
+        )  # fmt: skip
     if isinstance(value, FusedWorkspace):
         return weakref.ref(value)  # its memory may go before its calls are forgotten
-    if isinstance(value, torch.Tensor):
-        if value.is_nested or value.layout != torch.strided or not (address := address_of(value)):
-            return object()
-        memory = address, value.shape, value.stride(), value.dtype, value.device
-        return *memory, value.requires_grad, has_tangent(value), value.is_neg(), value.is_inference()
     return cast("Hashable", value)
