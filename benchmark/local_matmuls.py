@@ -11,7 +11,8 @@ to ``--rows_out``. ``"auto"`` then uses it for algorithms that exchange parts be
 number of ranks (iris/ops/tuned.py).
 
 ``torch.matmul`` multiplies neither int8 nor fp8, so these are timed beside ``torch._int_mm`` and ``torch._scaled_mm``,
-if they take the sizes. Ops use Iris's kernel for 8 bits in any case, so there are no rows for them.
+if they take the sizes. There are no rows of 8 bits: whatever is faster, ops leave fp8 to the library where it takes
+it, and else use Iris's kernel.
 """
 
 from __future__ import annotations
@@ -329,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     given = parser.parse_args(argv)
     if DTYPES[given.dtype] in QUANTISED and given.rows_out is not None:
-        parser.error(f"argument --rows_out: no row is of {given.dtype}, which ops leave to Iris's kernel in any case")
+        parser.error(f"argument --rows_out: there are no rows of {given.dtype}, which is not measured for ops")
     return exit_status("local_matmuls", lambda: run(given))
 
 

@@ -405,10 +405,10 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
 
     def on_device(self) -> AbstractContextManager[object]:
         """Makes this rank's GPU the current one, on which kernels are launched: each thread has one of its own."""
-        return nullcontext() if self.is_on_device else torch.cuda.device(self.device)
+        return nullcontext() if self._is_on_device else torch.cuda.device(self.device)
 
     @property
-    def is_on_device(self) -> bool:
+    def _is_on_device(self) -> bool:
         """Whether this rank's GPU is the current one."""
         return self.backend_name == "sim" or torch.cuda.current_device() == self.device.index
 

@@ -158,7 +158,7 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         if not isinstance(ctx, Iris):
             return not_on_a_context(ctx, *others, **kwargs)
         ctx.check(op.__name__)  # first: in a forked child nothing can be asked of CUDA
-        if not ctx.is_on_device:
+        if not ctx._is_on_device:
             with ctx.on_device():
                 return call(ctx, *others, **kwargs)
         output: Any = others[0] if others else kwargs.get("output")
