@@ -330,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     given = parser.parse_args(argv)
     if DTYPES[given.dtype] in QUANTISED and given.rows_out is not None:
-        parser.error(f"argument --rows_out: there are no rows of {given.dtype}, which is not measured for ops")
+        parser.error(f"argument --rows_out: no row is of {given.dtype}, of which ops do not ask who is faster")
     return exit_status("local_matmuls", lambda: run(given))
 
 

@@ -141,7 +141,7 @@ class Inputs:
 
     def scale(self, kind: str | None, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor | None:
         """One number, or one for ``each`` of so many rows, or columns, of ``dtype``: so small that float16 holds the
-        sums."""
+        sums; or one for each ``block``, of which there are so many."""
         if kind is None:
             return None
         shape = (1, 1) if kind == "one" else (rows, cols)
@@ -255,6 +255,15 @@ def lost_in_fp8(dtype: torch.dtype, typical: torch.Tensor, depth: int, out: torc
     return 2 * 2**-13 * float(steps**0.5 * typical.norm())
 
 
+def _for_all(scale: torch.Tensor | None) -> torch.Tensor:
+    return torch.ones(1, 1) if scale is None else scale.double()
+
+
+def _widened(scale: torch.Tensor, cols: int, parts: int = 1) -> torch.Tensor:
+    """``scale`` of blocks with a number for each of so many columns, of which ranks have ``parts`` side by side."""
+    return torch.cat([one.repeat_interleave(128, 1)[:, : cols // parts] for one in scale.chunk(parts, 1)], 1)
+
+
 def ring_sums(parts: list[torch.Tensor], bias: torch.Tensor) -> list[torch.Tensor]:
     """What is rounded when sums of ``parts`` travel around: each rank's rows begin behind it and end at it, where the
     bias is added before the last part."""
@@ -279,9 +288,11 @@ def trial(
     layout: str = "plain",
     whole: bool = False,
     scaled: bool | None = None,
+    blocks: bool = False,
 ) -> Trial:
     """This rank's part of a call on random matrices, its output spoilt. Collective. ``scaled``: the product is, by what
-    the seed says, into a dtype of its choice; None: if it is of fp8, but not with ``whole`` numbers."""
+    the seed says, into a dtype of its choice; None: if it is of fp8, but not with ``whole`` numbers. ``blocks``: it is
+    of fp8, whose blocks have scales."""
     inputs, world, rank, (rows, n, depth) = Inputs(seed, whole), ctx.world_size, ctx.rank, shape
     scaled = dtype == torch.float8_e4m3fn and not whole if scaled is None else scaled
     out = FLOATS[seed % 3] if scaled else output_dtype(dtype)
@@ -305,20 +316,25 @@ def trial(
         return matrix.chunk(world)[rank] if way.op == REDUCE_SCATTER else matrix
 
     kinds = SCALES[seed // 3 % (len(SCALES) - (dtype == torch.int8))] if scaled else (None, None)
-    drawn = [
-        (inputs.scale(kinds[0], m, 1, dtype), inputs.scale(kinds[1], 1, n, dtype))
-        for _ in range(world if reduces else 1)
-    ]
+    if blocks:
+        kinds = ("block", "block")
+    sums, cuts = (world if reduces else 1), world if way.op in (GATHER, SCATTER) else 1
+    deep, across = (-(-k // sums // 128), cuts * -(-n // cuts // 128)) if blocks else (1, n)
+    drawn = [(inputs.scale(kinds[0], m, deep, dtype), inputs.scale(kinds[1], deep, across, dtype)) for _ in range(sums)]
     own_scales = drawn[rank if reduces else 0]
-    factors = [math.prod((one.double() for one in pair if one is not None), start=torch.ones(1, 1)) for pair in drawn]
+    factors = [(_for_all(by_a), _for_all(by_b)) for by_a, by_b in drawn]
+    if blocks:
+        factors = [
+            (_widened(of_a, k // sums), _widened(_widened(of_b, n, cuts).T, k // sums).T) for of_a, of_b in factors
+        ]
     own_a, own_b, pairs = a, b, [(a, b)]
     if way.op in (GATHER, SCATTER):
         own_a = a.chunk(world, way.gather_dim)[rank] if way.op == GATHER else a
         own_b = columns(b)
         by_row, by_column = own_scales
-        if by_row is not None and kinds[0] == "each" and gathers[0]:
+        if by_row is not None and kinds[0] in ("each", "block") and gathers[0]:
             by_row = by_row.chunk(world)[rank]
-        if by_column is not None and kinds[1] == "each":
+        if by_column is not None and kinds[1] in ("each", "block"):
             by_column = columns(by_column)
         own_scales = by_row, by_column
     elif reduces:
@@ -330,9 +346,12 @@ def trial(
     elif added is not None and bias == "row":
         own_bias = added.chunk(world)[rank] if way.op == REDUCE_SCATTER else added
     shift = torch.zeros(()) if added is None else added.double()
-    terms = list(zip(pairs, factors, strict=True))
-    products = [left.double() @ right.double() * factor for (left, right), factor in terms]
-    squares = sum((left.double() ** 2 @ right.double() ** 2 * factor**2 for (left, right), factor in terms), shift**2)
+    terms = [
+        (left.double() * of_left, right.double() * of_right)
+        for (left, right), (of_left, of_right) in zip(pairs, factors, strict=True)
+    ]
+    products = [left @ right for left, right in terms]
+    squares = sum((left**2 @ right**2 for left, right in terms), shift**2)
     result = share(sum(products, shift))
     parts = [share(one) for one in (ring_sums(products, shift) if way.ring else products)] if reduces else []
     frame, output = _empty(
@@ -342,7 +361,7 @@ def trial(
         ctx, way, _laid_out(ctx, own_a, layout, symmetric=way.op == GATHER), _laid_out(ctx, own_b, layout),
         None if own_bias is None else own_bias.to(ctx.device).contiguous(), output, frame, result,
         allowed(result, share(squares).sqrt(), parts, k + (added is not None), out)
-        + lost_in_fp8(dtype, share(squares).sqrt(), k, out),
+        + lost_in_fp8(dtype, share(squares).sqrt(), min(k, 128) if blocks else k, out),
         *(None if one is None else one.to(ctx.device).contiguous() for one in own_scales),
     )  # fmt: skip
     made.spoil()

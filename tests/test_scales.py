@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -82,6 +83,88 @@ REFUSED = {
 def test_iris_multiplies_what_the_library_does_not_take(ranks: Ranks, refused: str) -> None:
     for error, calls in ranks.run(by_library, Way(GATHER, "baseline"), *REFUSED[refused]):
         assert error <= 1 and calls == 0
+
+
+def scaled_by_block(way: Way, seed: int) -> list[float]:
+    """Blocks that are cut off at the ends of N and K, and tiles that reach into the next block's columns; ``stream_k``
+    splits K between blocks, too."""
+    ctx, found = context(), []
+    for turn, shape in enumerate(((17, 140, 200), (3, 37, 256))):
+        if way.op == GATHER and way.gather_dim == 1:
+            shape = (*shape[:2], 128)
+        one = trial(ctx, way, shape, FP8, seed + turn, (None, "column")[turn], blocks=True)
+        if turn == 1:  # as kernels that quantise may lay them out, and weights are
+            one = replace(one, b=_by_columns(one.b), scale_a=_by_columns(one.scale_a), scale_b=_by_columns(one.scale_b))
+        one.run(replace(SMALL, stream_k=turn == 0 and way.algorithm != "relay", block_size_k=(64, 256)[turn]))
+        found.append(one.excess())
+    return found
+
+
+def _by_columns(matrix: torch.Tensor | None) -> torch.Tensor:
+    """With contiguous columns."""
+    assert matrix is not None
+    return matrix.T.contiguous().T
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 4), indirect=True)
+@pytest.mark.parametrize("way", some(ways(), 4), ids=str)
+def test_blocks_have_scales(ranks: Ranks, way: Way, seed: int) -> None:
+    for found in ranks.run(scaled_by_block, way, seed):
+        assert max(found) <= 1
+
+
+def refused_blocks() -> dict[str, Failure]:
+    """Of an A [8, 256] and a B [256, 300], and of what they are gathered from."""
+    ctx = context()
+    a, b = ctx.ones(8, 256, dtype=FP8), torch.ones(256, 300, device=ctx.device).to(FP8)
+    output = torch.empty(8, 300, device=ctx.device)
+    of_a, of_b = torch.ones(8, 2, device=ctx.device), torch.ones(2, 3, device=ctx.device)
+    whole, int8 = ctx.world_size * 192, (a.view(torch.int8), b.view(torch.int8))
+
+    def failure(a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any) -> Failure:
+        return failure_of(lambda: ctx.ops.matmul(output, a, b, scale_a=scale_a, scale_b=scale_b))
+
+    return {
+        "no scale_b": failure(a, b, of_a, None),
+        "no scale_a": failure(a, b, None, of_b),
+        "columns": failure(a, b, of_a, of_b.new_ones(300)),
+        "shape": failure(a, b, of_a, of_b.new_ones(2, 2)),
+        "neither": failure(a, b, of_a.new_ones(8, 3), of_b),
+        "int8": failure(*int8, of_a, of_b),
+        "cut": failure_of(
+            lambda: ctx.ops.all_gather_matmul(
+                output, ctx.ones(8, 192, dtype=FP8), b[:1].expand(whole, 300), gather_dim=1,
+                scale_a=of_a.new_ones(8, -(-whole // 128)), scale_b=of_b.new_ones(-(-whole // 128), 3),
+            )
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_scales_of_blocks_come_in_pairs_and_shapes(ranks: Ranks) -> None:
+    for found in ranks.run(refused_blocks):
+        kinds = {name: failure.kind for name, failure in found.items()}
+        assert kinds == dict.fromkeys(found, "ShapeError") | {"int8": "DTypeError"}, found
+        assert "scale_b: expected [2, 3], as the other matrix has" in found["no scale_b"].message
+        assert "scale_a: expected [8, 2], as the other matrix has" in found["no scale_a"].message
+        assert "got (300,)" in found["columns"].message and "got (2, 2)" in found["shape"].message
+        assert "scale_a: expected [8, 2]" in found["neither"].message
+        assert "a multiple of 128 columns, as blocks have scales" in found["cut"].message
+
+
+def blocks_for_one_rank_only(seed: int) -> Failure:
+    """Rank 0 has scales of blocks, the other one of rows."""
+    with fresh(1 << 20, timeout_s=5) as ctx:
+        one = trial(ctx, Way(GATHER, "push"), (8, 8, 256), FP8, seed, blocks=True)
+        if ctx.rank:
+            one = replace(one, scale_a=torch.ones(8, device=ctx.device), scale_b=None)
+        return failure_of(one.run)
+
+
+@TWO
+def test_ranks_that_scale_other_blocks_are_told(ranks: Ranks, seed: int) -> None:
+    for failure in ranks.run(blocks_for_one_rank_only, seed):
+        assert failure.kind == "RankMismatch" and "scale_a for each block" in failure.message, failure
 
 
 def one_row_each(way: Way) -> list[float]:

@@ -59,7 +59,7 @@ from iris.device.sync import (
     own_epoch,
     wait_all_entered,
 )
-from iris.device.tile import Flags, Matrix, Tile, scaled, tile_pointers
+from iris.device.tile import SCALE_BLOCK, Flags, Matrix, Tile, scaled, tile_pointers
 
 
 class Crew(NamedTuple):
@@ -123,11 +123,26 @@ def _dot(a, b, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _plus(acc, a, b, scales, rows, cols, k, PRECISION: tl.constexpr):
+    """``acc + a @ b``, of ``rows`` and ``cols`` and of columns of A from ``k`` on, which share their scales, if blocks
+    have any."""
+    if scales.left is None:
+        return _dot(a, b, acc, PRECISION)
+    else:
+        block = (k // SCALE_BLOCK).to(tl.int64)
+        left = tl.load(scales.left + rows.to(tl.int64) * scales.left_row_stride + block * scales.left_col_stride)
+        across = (cols // SCALE_BLOCK).to(tl.int64)
+        right = tl.load(scales.right + block * scales.right_row_stride + across * scales.right_col_stride)
+        return acc + tl.dot(a, b, out_dtype=acc.dtype) * left[:, None] * right[None, :]
+
+
+@triton.jit
 def _multiply(
     acc,
     a,
     a_ptr,
     b,
+    scales,
     row,
     row_end,
     col,
@@ -150,11 +165,12 @@ def _multiply(
     """
     ks = tl.arange(0, BLOCK_K)
     rows = row + tl.arange(0, BLOCK_M)
-    cols = col + tl.arange(0, BLOCK_N)
+    rows = tl.where(rows < row_end, rows, row_end - 1)
+    cols = (col + tl.arange(0, BLOCK_N)) % N
     if a.desc is None or not EVEN_K:
-        a_rows = tile_pointers(a.matrix, a_ptr, tl.where(rows < row_end, rows, row_end - 1) - a.row, ks)
+        a_rows = tile_pointers(a.matrix, a_ptr, rows - a.row, ks)
     if (b.desc is None and b.transposed_desc is None) or not EVEN_K:
-        b_cols = tile_pointers(b.matrix, b.matrix.ptr, ks, cols % N)
+        b_cols = tile_pointers(b.matrix, b.matrix.ptr, ks, cols)
     whole = k_end if EVEN_K else k_begin + (k_end - k_begin) // BLOCK_K * BLOCK_K
     for position in tl.range(k_begin, whole, BLOCK_K, num_stages=STAGES):
         k = position + first_k
@@ -170,7 +186,7 @@ def _multiply(
             b_tile = b.transposed_desc.load([col, k]).T
         else:
             b_tile = tl.load(b_cols + k.to(tl.int64) * b.matrix.row_stride)
-        acc = _dot(a_tile, b_tile, acc, PRECISION)
+        acc = _plus(acc, a_tile, b_tile, scales, rows, cols, k, PRECISION)
     if not EVEN_K:
         if whole < k_end:
             k = whole + first_k
@@ -181,7 +197,7 @@ def _multiply(
             b_ptrs = b_cols + k.to(tl.int64) * b.matrix.row_stride
             a_tile = tl.load(a_ptrs, mask=left[None, :], other=0.0)
             b_tile = tl.load(b_ptrs, mask=left[:, None], other=0.0)
-            acc = _dot(a_tile, b_tile, acc, PRECISION)
+            acc = _plus(acc, a_tile, b_tile, scales, rows, cols, k, PRECISION)
     return acc
 
 
@@ -195,6 +211,7 @@ def _continue(
     epoch,
     a,
     b,
+    scales,
     trace_ptr,
     shard,
     block_m,
@@ -228,7 +245,7 @@ def _continue(
         started = clock_ns()
         trace.record(trace_ptr, trace.WAIT, asked, started, item)
     acc = _multiply(
-        acc, a, a_ptr, b, row, row_end, col, first_k, k, stop, N, K * SEGMENTS,
+        acc, a, a_ptr, b, scales, row, row_end, col, first_k, k, stop, N, K * SEGMENTS,
         SEGMENTS > 1, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, STAGES, PRECISION,
     )  # fmt: skip
     if TRACE:
@@ -380,7 +397,7 @@ def _tiles(
             if TRACE:
                 started = clock_ns()
             acc = _multiply(
-                acc, own, own.matrix.ptr, b, row, row_end, col, first_k, k, k_end, N, K_TOTAL,
+                acc, own, own.matrix.ptr, b, scales, row, row_end, col, first_k, k, k_end, N, K_TOTAL,
                 False, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, STAGES, PRECISION,
             )  # fmt: skip
             if TRACE:
@@ -388,13 +405,13 @@ def _tiles(
         elif PIECEWISE:
             while k < k_end:
                 acc, k = _continue(
-                    acc, k, k_end, handle, flags, epoch, a, b, trace_ptr, shard, block_m, item, row, row_end, col,
-                    first_k, M, N, K, SOURCE, SITE, SEGMENTS, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, STAGES, PRECISION,
+                    acc, k, k_end, handle, flags, epoch, a, b, scales, trace_ptr, shard, block_m, item, row, row_end,
+                    col, first_k, M, N, K, SOURCE, SITE, SEGMENTS, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, STAGES, PRECISION,
                     TRACE,
                 )  # fmt: skip
         else:
             acc, k = _continue(
-                acc, k, k_end, handle, flags, epoch, a, b, trace_ptr, shard, block_m, item, row, row_end, col,
+                acc, k, k_end, handle, flags, epoch, a, b, scales, trace_ptr, shard, block_m, item, row, row_end, col,
                 first_k, M, N, K, SOURCE, SITE, SEGMENTS, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, STAGES, PRECISION, TRACE,
             )  # fmt: skip
         if AFTER is not None:

@@ -51,14 +51,26 @@ class Tile(NamedTuple):
     col_mask: Any
 
 
+SCALE_BLOCK: tl.constexpr = tl.constexpr(128)
+"""Columns of A, and rows and columns of B, that share a scale, where blocks have scales."""
+
+
 class Scales(NamedTuple):
     """What a product is multiplied by, in float32: ``rows``, a number for each row, and ``cols``, one for each column.
-    None: nothing; a stride of 0: one number for all."""
+    None: nothing; a stride of 0: one number for all. Or what the product of each block is multiplied by before it is
+    added up, two matrices: ``left``, a number for each row of A and :data:`SCALE_BLOCK` of its columns, and ``right``,
+    one for each square of as many rows and columns of B."""
 
     rows: Any
     row_stride: Any
     cols: Any
     col_stride: Any
+    left: Any = None
+    left_row_stride: Any = 0
+    left_col_stride: Any = 0
+    right: Any = None
+    right_row_stride: Any = 0
+    right_col_stride: Any = 0
 
 
 class Flags(NamedTuple):

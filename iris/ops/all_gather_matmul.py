@@ -93,9 +93,10 @@ from iris.ops.operands import (
 )
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
-from iris.ops.room import GATHER_FLAGS, memory_of, moved_by_four, scales_blocks, scales_nbytes
+from iris.ops.room import GATHER_FLAGS, memory_of, moved_by_four, scales_blocks, scales_matrix, scales_nbytes
 from iris.ops.row_major import aligned, row_major
 from iris.ops.rows import MAX_CHUNKS, Rows, abreast, arriving_groups, chunks_of, evenly
+from iris.ops.scales import BLOCK
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -168,10 +169,12 @@ def all_gather_matmul(
     problem = Problem(OP, m, n, k, A_sharded.dtype, world, received, dim, not has_contiguous_rows(B), output.dtype)
     symmetric = ctx.is_symmetric(A_sharded)
     takes = (lambda _: True) if symmetric else (lambda one: one not in _READ_BY_PEERS)
+    if scales.of_blocks and not by_rows and world > 1 and cols % BLOCK:
+        raise ShapeError(OP, "A_sharded", f"a multiple of {BLOCK} columns, as blocks have scales", (rows, cols))
     # One number for one row may be that row's own.
-    of_rows = scales.a if by_rows and world > 1 and scales.a is not None and scales.a.numel() == rows else None
-    beside = 0 if of_rows is None else scales_nbytes(problem, ctx.num_sms)
-    chosen = resolve(ctx, problem, config, workspace, trace, takes=takes, scales_nbytes=beside)
+    of_rows = scales.a if by_rows and world > 1 and scales.a is not None and scales.a.shape[0] == rows else None
+    beside = 0 if of_rows is None else scales_nbytes(of_rows, world, ctx.num_sms)
+    chosen = resolve(ctx, problem, config, workspace, trace, takes=takes, scales=scales, scales_nbytes=beside)
     if chosen.algorithm in _READ_BY_PEERS:
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
@@ -194,12 +197,12 @@ class _Call(OpCall):
 
     def all_scales(self, own: torch.Tensor) -> torch.Tensor:
         """The scales of all ranks' rows of A, gathered; ``own``: those of this rank's."""
-        ctx, world, count, dtype = self.ctx, self.ctx.world_size, own.numel(), own.dtype
-        blocks = scales_blocks(self.problem, ctx.num_sms)
+        ctx, world, dtype = self.ctx, self.ctx.world_size, own.dtype
+        blocks = scales_blocks(own, world, ctx.num_sms)
         beside = self.workspace.beside("scales", blocks.inbox_nbytes(world, dtype), blocks.num_flags)
-        gathered = self.workspace.scratch_matrix("scales", world, count, dtype)
-        exchange(ctx, beside, blocks, own.view(1, count), gathered, self.site, by_rows=True)
-        return gathered.view(-1)
+        gathered = self.workspace.scratch_matrix("scales", world * blocks.rows, blocks.cols, dtype)
+        exchange(ctx, beside, blocks, scales_matrix(own), gathered, self.site, by_rows=True)
+        return gathered if own.dim() == 2 else gathered.view(-1)
 
     def local(self) -> None:
         """One rank: nothing to gather."""

@@ -21,6 +21,7 @@ from iris.ops.operands import BIAS_KINDS, place_of
 from iris.ops.pick import can_run, has_row, pick_config
 from iris.ops.problem import Problem
 from iris.ops.room import has_memory, needed_nbytes
+from iris.ops.scales import NO_SCALES, Scales
 from iris.ops.target import target_of
 from iris.ops.workspace import FusedWorkspace
 
@@ -49,6 +50,7 @@ def resolve(
     takes: Callable[[str], bool] = lambda _: True,
     shared: Mapping[str, torch.Tensor] = MappingProxyType({}),
     bias_is: int | None = None,
+    scales: Scales = NO_SCALES,
     scales_nbytes: int = 0,
 ) -> FusedConfig:
     """The config to run with, its algorithm settled: the caller's, checked, or the picked one; the same on all ranks.
@@ -56,8 +58,8 @@ def resolve(
     "auto" leaves out algorithms that need more memory than there is, on the heap or in ``workspace``, those that do not
     take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced. ``shared``: the
     operands, by name, that peers touch, which must lie alike on all ranks. ``bias_is``: the kind of a bias that is
-    added to a sum over ranks, by any of them; ``scales_nbytes``: what gathering the scales of rows takes of the heap,
-    beside the workspace; 0: no scales are gathered.
+    added to a sum over ranks, by any of them; ``scales``: those of the call, which the config is made to fit;
+    ``scales_nbytes``: what gathering those of rows takes of the heap, beside the workspace; 0: none are gathered.
 
     Raises:
         ArgumentError: ``config`` cannot run, or cannot be traced.
@@ -65,6 +67,7 @@ def resolve(
             ``shared`` operands of other strides or at another place of the heap. Found in the first call with these.
     """
     chosen, key = _chosen(ctx, problem, config, workspace, bool(trace), takes, scales_nbytes)
+    fitting = scales.fitting(chosen)
     if trace and config is not None and has_no_tile(chosen):
         traced = [name for name in algorithms(problem.op) if name not in LIBRARY]
         expected = f"none of {chosen.algorithm}, whose matmul is torch.matmul's"
@@ -81,14 +84,14 @@ def resolve(
                 "queue its copies could wait in front of the kernel that they wait for. Unset it, or take config=None."
             )
         bias = () if bias_is is None else (BIAS_KINDS[bias_is],)
-        scales = ("scale_a for each row",) if scales_nbytes else ()
+        gathered = (f"scale_a for each {'block' if scales.of_blocks else 'row'}",) if scales_nbytes else ()
         places = (place_of(ctx, argument, tensor) for argument, tensor in shared.items())
-        ctx.agree(problem.op, (problem, chosen, *bias, *scales, *places, _memory(ctx, workspace)))
+        ctx.agree(problem.op, (problem, fitting, *bias, *gathered, *places, _memory(ctx, workspace)))
     if key is not None and key not in (known := _settled(ctx)):
         known[key] = chosen  # only now: ranks that did not make this call would choose later, with another heap
         if ctx.rank == 0:
             _tell(ctx, problem, chosen, key, workspace)
-    return chosen
+    return fitting
 
 
 def _check_atomic(ctx: Iris, problem: Problem) -> None:

@@ -101,8 +101,8 @@ def bias_of(rows: Rows, bias: torch.Tensor | None, bias_is: int) -> torch.Tensor
 
 
 def lanes_for(dtype: torch.dtype) -> int:
-    """How many lanes the matmuls take turns on: two, but one for 8 bits, of which not all are left to the library: calls of
-    Iris's kernel share one set of flags."""
+    """How many lanes the matmuls take turns on: two, but one for 8 bits, of which not all are left to the library, and
+    calls of Iris's kernel share one set of flags."""
     return 1 if dtype in QUANTISED else 2
 
 

@@ -22,7 +22,7 @@ from iris.ops.hardware import allows_tf32
 from iris.ops.operands import check_no_gradient, check_shape
 from iris.ops.problem import Problem
 from iris.ops.row_major import row_major
-from iris.ops.scales import NO_SCALES, Scales
+from iris.ops.scales import BLOCK, NO_SCALES, Scales
 from iris.ops.split import strip_stages, strips_of
 from iris.ops.target import target_of
 from iris.ops.workspace import FusedWorkspace
@@ -285,6 +285,8 @@ def _check(
         if not isinstance(value, kind):
             raise ArgumentError(op, name, f"a {kind.__name__}", repr(value))
     config.check(op, (config.algorithm,), ctx.num_sms, problem.dtype)
+    if scales.of_blocks and BLOCK % config.block_size_k:
+        raise ArgumentError(op, "config.block_size_k", f"at most {BLOCK}, as blocks have scales", config.block_size_k)
     check_shape(op, "own", own, (plan.rows(problem), problem.k // plan.segments), "this rank's part of A, by problem")
     check_shape(op, "b", b, (problem.k, problem.n), "by problem")
     if plan.sink is tile.local_sink:
@@ -301,10 +303,17 @@ def _check(
     numbers = None if bias is None else bias.numel()
     if expected[bias_is] is not None and numbers != expected[bias_is]:
         raise ShapeError(op, "bias", f"{expected[bias_is]} numbers, as bias_is = {bias_is}", numbers)
-    for name, given, count in (("scales.a", scales.a, problem.m), ("scales.b", scales.b, problem.n)):
+    deep, across = -(-problem.k // BLOCK), -(-problem.n // BLOCK)
+    for name, given, count, of_blocks in (
+        ("scales.a", scales.a, problem.m, (problem.m, deep)), ("scales.b", scales.b, problem.n, (deep, across)),
+    ):  # fmt: skip
         if given is not None and given.dtype != torch.float32:
             raise DTypeError(op, name, str(torch.float32), given.dtype)
-        if given is not None and (given.numel() not in (1, count) or not given.is_contiguous()):
+        if scales.of_blocks:
+            if given is None or tuple(given.shape) != of_blocks:
+                got = "None" if given is None else tuple(given.shape)
+                raise ShapeError(op, name, f"{list(of_blocks)}, as blocks have scales, by problem", got)
+        elif given is not None and (given.numel() not in (1, count) or not given.is_contiguous()):
             got = f"{tuple(given.shape)} with strides {given.stride()}"
             raise ShapeError(op, name, f"one number, or {count} that are contiguous, by problem", got)
 

@@ -247,7 +247,7 @@ def matmul_all_reduce(
     whole = has_contiguous_rows(output)
     chosen = resolve(
         ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
-        shared={"output": output}, bias_is=bias_is,
+        shared={"output": output}, bias_is=bias_is, scales=scales,
     )  # fmt: skip
     if chosen.algorithm == "copy_engine" and m % world:
         raise ShapeError(

@@ -238,7 +238,7 @@ def matmul_all_scatter(
     whole = has_contiguous_rows(output)
     chosen = resolve(
         ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
-        shared={"output": output},
+        shared={"output": output}, scales=scales,
     )  # fmt: skip
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
     if chosen.algorithm in _ROW_BY_ROW:

@@ -164,7 +164,7 @@ def matmul_reduce_scatter(
     bias_is = bias_kind(OP, bias, m // world, n)
     received = (m - m // world) * n * output.element_size()
     problem = Problem(OP, m, n, k, A.dtype, world, received, None, not has_contiguous_rows(B), output.dtype)
-    chosen = resolve(ctx, problem, config, workspace, trace, bias_is=bias_is)
+    chosen = resolve(ctx, problem, config, workspace, trace, bias_is=bias_is, scales=scales)
     recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
     call = _Call(ctx, problem, output, A, B, bias, bias_is, scales, chosen, recorded, ours)
     getattr(call, chosen.algorithm)()

@@ -12,7 +12,7 @@ from iris.context import Iris, whereabouts
 from iris.device import tile
 from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
 from iris.ops.problem import DTYPES, QUANTISED, output_dtypes
-from iris.ops.scales import Scales, numbers_of
+from iris.ops.scales import Scales, check_contiguous, scales_of
 from iris.tensors import check_dense, has_memory, has_tangent
 
 BIAS_KINDS = {
@@ -69,11 +69,9 @@ def check_operands(
     for argument, one in given.items():
         _check_numbers(ctx, op, argument, one, output.dtype if argument == "bias" else torch.float32)
     _check_writable(op, output, {name: tensor, "B": b} | given)
-    rows, cols = tensor.shape[0], b.shape[1]
-    return Scales(
-        None if scale_a is None else numbers_of(op, "scale_a", scale_a, (rows, 1), f"row of {name}"),
-        None if scale_b is None else numbers_of(op, "scale_b", scale_b, (1, cols), "column of B"),
-    )
+    if bias is not None:
+        check_contiguous(op, "bias", bias)
+    return scales_of(op, a, b, scale_a, scale_b)
 
 
 def _check_numbers(ctx: Iris, op: str, argument: str, given: Any, dtype: torch.dtype) -> None:
@@ -85,9 +83,6 @@ def _check_numbers(ctx: Iris, op: str, argument: str, given: Any, dtype: torch.d
         raise PlacementError(op, argument, f"a tensor on {ctx.device}", given.device)
     if given.dtype != dtype:
         raise DTypeError(op, argument, str(dtype), given.dtype)
-    if not given.is_contiguous():
-        fix = f"Pass {argument}.contiguous()."
-        raise ShapeError(op, argument, "a contiguous tensor", f"strides {given.stride()}", fix)
     _check_memory(op, argument, given)
     _check_bits(op, argument, given)
     check_no_gradient(op, argument, given)

@@ -120,16 +120,20 @@ def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int, by_flags: b
     return blocks_of(part, _exchanged_dtype(problem), world, num_sms, 2 if twice else 1, by_flags)
 
 
-def scales_blocks(problem: Problem, num_sms: int) -> Blocks:
-    """How the scales of a rank's rows of A are cut for the exchange that gathers them."""
-    return blocks_of((1, problem.m // problem.world_size), torch.float32, problem.world_size, num_sms)
+def scales_matrix(own: torch.Tensor) -> torch.Tensor:
+    """The scales of a rank's rows of A as a matrix of a few long rows, for the exchange that gathers them."""
+    return own if own.dim() == 2 else own.view(1, -1)
 
 
-def scales_nbytes(problem: Problem, num_sms: int) -> int:
+def scales_blocks(own: torch.Tensor, world_size: int, num_sms: int) -> Blocks:
+    """How these are cut for it."""
+    return blocks_of(scales_matrix(own).shape, torch.float32, world_size, num_sms)
+
+
+def scales_nbytes(own: torch.Tensor, world_size: int, num_sms: int) -> int:
     """Bytes of the heap that this exchange needs beside the call's own workspace."""
-    blocks = scales_blocks(problem, num_sms)
-    inbox_nbytes = blocks.inbox_nbytes(problem.world_size, torch.float32)
-    return align_up(workspace_nbytes(*size_class(inbox_nbytes, blocks.num_flags)))
+    blocks = scales_blocks(own, world_size, num_sms)
+    return align_up(workspace_nbytes(*size_class(blocks.inbox_nbytes(world_size, torch.float32), blocks.num_flags)))
 
 
 def _exchanged_dtype(problem: Problem) -> torch.dtype:

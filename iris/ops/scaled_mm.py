@@ -18,7 +18,7 @@ def library_takes(
     has slower kernels; B transposed, and all of them aligned."""
     if a.dtype != torch.float8_e4m3fn or torch.version.hip is not None:
         return False
-    if any(scale is not None and scale.numel() != 1 for scale in (scales.a, scales.b)):
+    if scales.of_blocks or any(scale is not None and scale.numel() != 1 for scale in (scales.a, scales.b)):
         return False
     if bias is not None and (bias.dim() != 1 or output.dtype == torch.float32 or bias.data_ptr() % _ALIGNED):
         return False

@@ -2,46 +2,96 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from iris.device import tile
-from iris.errors import ShapeError
+from iris.errors import DTypeError, ShapeError
+from iris.ops.config import FusedConfig
 from iris.ops.rows import Rows
+
+BLOCK: int = tile.SCALE_BLOCK.value
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Of one rank's matmul: ``a``, one float32 for all of A, or one for each row; ``b``, one for all of B, or one for
-    each column; both in one dimension. None: 1."""
+    """Of one rank's matmul, in float32: ``a``, one for all of A, or one for each row; ``b``, one for all of B, or one
+    for each column; both in one dimension. None: 1. Or, in two dimensions each, those of blocks: ``a``, [M, K / 128],
+    and ``b``, [K / 128, N / 128], rounded up, of any strides."""
 
     a: torch.Tensor | None = None
     b: torch.Tensor | None = None
 
+    @property
+    def of_blocks(self) -> bool:
+        return self.a is not None and self.a.dim() == 2
+
     def of(self, rows: Rows) -> Scales:
         """Those of some rows of A."""
-        return self if self.a is None or self.a.numel() == 1 else Scales(rows.of(self.a), self.b)
+        every = self.a is None or (self.a.numel() == 1 and not self.of_blocks)
+        return self if every or self.a is None else Scales(rows.of(self.a), self.b)
+
+    def fitting(self, config: FusedConfig) -> FusedConfig:
+        """``config`` with blocks of K that have one scale each."""
+        return replace(config, block_size_k=min(config.block_size_k, BLOCK)) if self.of_blocks else config
 
     @property
     def for_kernel(self) -> tile.Scales:
         """As the matmul kernel takes them."""
+        if self.of_blocks and self.a is not None and self.b is not None:
+            return tile.Scales(None, 0, None, 0, self.a, *self.a.stride(), self.b, *self.b.stride())
         return tile.Scales(self.a, _stride(self.a), self.b, _stride(self.b))
 
 
 NO_SCALES = Scales()
 
 
-def numbers_of(op: str, argument: str, scale: torch.Tensor, shape: tuple[int, int], one: str) -> torch.Tensor:
-    """``scale`` in one dimension.
+def scales_of(
+    op: str, a: tuple[str, torch.Tensor], b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None
+) -> Scales:
+    """Those of a product of ``a``, with its name, and ``b``, which has all rows of B.
 
     Raises:
-        ShapeError: it is neither one number, nor of this ``shape``, nor, in one dimension, one number for each ``one``.
+        ShapeError: one is neither one number, nor one for each row, or column, nor one for each block; or blocks of one
+            matrix have scales, and those of the other do not.
+        DTypeError: blocks have scales, and the matrices are not fp8.
     """
+    (name, matrix), (k, n) = a, b.shape
+    m, deep = matrix.shape[0], -(-k // BLOCK)
+    of_a, of_b = (m, deep), (deep, -(-n // BLOCK))
+    a_has = scale_a is not None and tuple(scale_a.shape) == of_a != (m, 1)
+    b_has = scale_b is not None and tuple(scale_b.shape) == of_b and of_b not in ((1, n), (1, 1))
+    if not a_has and not b_has:
+        return Scales(
+            None if scale_a is None else _numbers_of(op, "scale_a", scale_a, (m, 1), f"row of {name}", of_a),
+            None if scale_b is None else _numbers_of(op, "scale_b", scale_b, (1, n), "column of B", of_b),
+        )
+    for argument, scale, shape in (("scale_a", scale_a, of_a), ("scale_b", scale_b, of_b)):
+        if scale is None or tuple(scale.shape) != shape:
+            expected = f"{list(shape)}, as the other matrix has a scale for each block of {BLOCK}"
+            raise ShapeError(op, argument, expected, "None" if scale is None else tuple(scale.shape))
+    if matrix.dtype != torch.float8_e4m3fn:
+        raise DTypeError(op, name, "torch.float8_e4m3fn, as blocks have scales", matrix.dtype)
+    return Scales(scale_a, scale_b)
+
+
+def _numbers_of(
+    op: str, argument: str, scale: torch.Tensor, shape: tuple[int, int], one: str, of_blocks: tuple[int, int]
+) -> torch.Tensor:
+    """``scale`` in one dimension."""
     if scale.numel() != 1 and tuple(scale.shape) not in ((max(shape),), shape):
-        expected = f"one number, or one for each {one}: [{max(shape)}] or {list(shape)}"
+        expected = f"one number, or one for each {one}: [{max(shape)}] or {list(shape)}, or block: {list(of_blocks)}"
         raise ShapeError(op, argument, expected, tuple(scale.shape))
+    check_contiguous(op, argument, scale)
     return scale.view(-1)
+
+
+def check_contiguous(op: str, argument: str, given: torch.Tensor) -> None:
+    """Raise ShapeError unless ``given`` is contiguous."""
+    if not given.is_contiguous():
+        fix = f"Pass {argument}.contiguous()."
+        raise ShapeError(op, argument, "a contiguous tensor", f"strides {given.stride()}", fix)
 
 
 def _stride(numbers: torch.Tensor | None) -> int:
