@@ -15,6 +15,8 @@ _compiled_by: Callable[[], object] = getattr(
     getattr(torch._C._dynamo, "eval_frame", None), "get_eval_frame_callback", lambda: "unknown"
 )
 """What compiles the frames that run from here on; None outside of compiled code."""
+_traced = torch.compiler.is_dynamo_compiling
+"""Asked first, as the compiler knows it: of the other it would warn, and compile anew for each kind of compiler."""
 _REASON = "Iris's calls are not traced: a graph breaks at them, so leave out fullgraph=True"
 
 
@@ -26,7 +28,7 @@ def eager(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if "torch._dynamo" not in sys.modules or _compiled_by() is None:
+        if "torch._dynamo" not in sys.modules or (not _traced() and _compiled_by() is None):
             return function(*args, **kwargs)
         if not disabled:
             disabled.append(torch.compiler.disable(function, reason=_REASON))

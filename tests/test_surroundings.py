@@ -7,6 +7,7 @@ import gc
 import importlib
 import itertools
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -23,6 +24,7 @@ import iris
 from iris import capture
 from iris.backends import gpu
 from iris.capture import Place
+from iris.eager import eager
 from iris.ops.replay import Replays
 
 GPU = pytest.mark.gpu
@@ -157,6 +159,28 @@ def compiled_whole() -> tuple[str, str]:
 def test_what_must_not_break_says_why_it_does(ranks: Ranks) -> None:
     for kind, message in ranks.run(compiled_whole):
         assert kind == "Unsupported" and "leave out fullgraph=True" in message, message
+
+
+def compiled_before() -> tuple[list[str], list[float]]:
+    """What PyTorch warns of where compiled code calls what it does not trace, and what comes of it, the third time when
+    nothing may be compiled any more."""
+    double = eager(lambda a: a + a)
+    layer = torch.compile(lambda a: double(a * 2) + 1, backend="eager")
+    with warnings.catch_warnings(record=True) as told, mock.patch("torch._dynamo.utils.warn_once_cache", set()):
+        warnings.simplefilter("always")
+        found = [float(layer(torch.ones(2)).sum()) for _ in range(2)]
+        with torch.compiler.set_stance("fail_on_recompile"):
+            found.append(float(layer(torch.ones(2)).sum()))
+    return [str(one.message) for one in told], found
+
+
+@TWO
+def test_code_that_was_compiled_before_is_complete(ranks: Ranks) -> None:
+    """What leads to a call that is not traced was compiled for one way to compile, and PyTorch warned of a builtin of
+    its own there."""
+    for told, found in ranks.run(compiled_before):
+        assert not any("does not know how to trace" in one for one in told), told
+        assert found == [10.0] * 3
 
 
 # -- streams ------------------------------------------------------------------------------------------------
