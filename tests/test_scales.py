@@ -68,6 +68,26 @@ def test_the_library_multiplies_what_it_takes(ranks: Ranks, way: Way, seed: int)
         assert error <= (2 if one_each == 5 else 1) and calls > 0
 
 
+def unscaled() -> list[torch.dtype]:
+    """Dtypes of the scales that the library gets where a call has none, and PyTorch's default dtype is another."""
+    with fresh(1 << 20) as ctx, mock.patch("torch._scaled_mm", wraps=torch._scaled_mm) as library:
+        one = trial(ctx, Way(GATHER, "baseline"), (16, 32, 48), FP8, 1, scaled=False)
+        one = replace(one, b=one.b.T.contiguous().T)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            one.run()
+        finally:
+            torch.set_default_dtype(torch.float32)
+    return [scale.dtype for call in library.call_args_list for scale in call.args[2:4]]
+
+
+@TWO
+def test_the_library_gets_scales_in_float32_whatever_the_default(ranks: Ranks) -> None:
+    """Of another dtype it takes none on GPUs."""
+    for found in ranks.run(unscaled):
+        assert found and set(found) == {torch.float32}
+
+
 REFUSED = {
     "row-major B": ((16, 32, 48), 3, None, False),
     "K": ((16, 32, 40), 3, None, True),

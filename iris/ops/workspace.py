@@ -123,7 +123,7 @@ class FusedWorkspace(Live):
         """The number 1, a scale."""
         _refuse_in_capture(self.ctx, self.op)
         with _outlasting_inference():
-            return torch.ones(1, device=self.ctx.device)
+            return torch.ones(1, dtype=torch.float32, device=self.ctx.device)
 
 
 def local_workspace(ctx: Iris) -> FusedWorkspace:
