@@ -661,6 +661,23 @@ def test_a_tensor_of_inference_mode_is_refused_outside_whatever_was_called_befor
         assert failure.kind == "ArgumentError" and "outside of inference mode" in failure.message, failure
 
 
+def name_for_an_argument() -> Failure:
+    """A call with B by its name, where calls are replayed, and one with the name for B, and B for the bias."""
+    with fresh(1 << 20) as ctx, counting():
+        output, a, b = torch.zeros(2, 2), torch.ones(2, 3), torch.ones(3, 2)
+        for _ in range(3):
+            iris.ops.matmul(ctx, output, a, B=b)
+        return failure_of(iris.ops.matmul, ctx, output, a, "B", b)
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="streams of the simulator are made up")
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_name_is_no_argument(ranks: Ranks) -> None:
+    """The other call was replayed."""
+    (failure,) = ranks.run(name_for_an_argument)
+    assert failure.kind == "DTypeError" and failure.message.startswith("matmul: B: expected a tensor"), failure
+
+
 def without_a_hash() -> list[Failure]:
     """Options that are lists, where calls are replayed."""
     with fresh(1 << 20) as ctx, counting():
