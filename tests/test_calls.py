@@ -20,7 +20,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, dual, some, trial, ways
+from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, Wrapper, dual, some, trial, ways
 from ranks import BACKEND, TIMEOUT_S, Failure, Ranks, context, failure_of, fresh, worlds
 from torch.autograd import forward_ad
 
@@ -762,6 +762,24 @@ def test_a_tensor_with_a_tangent_is_another_call() -> None:
     with forward_ad.dual_level():
         other = dual(plain, torch.ones(3))
         assert plain.data_ptr() == other.data_ptr() and _identity(plain) != _identity(other)
+
+
+def stand_in_among_duals() -> list[Failure]:
+    """What only stands for a tensor as each operand, where tangents are looked for and calls are replayed."""
+    with fresh(1 << 20) as ctx, counting(), forward_ad.dual_level():
+        operands = {"output": torch.zeros(2, 2), "A": torch.ones(2, 3), "B": torch.ones(3, 2), "bias": torch.ones(2)}
+        return [
+            failure_of(lambda given: iris.ops.matmul(ctx, **given), operands | {name: Wrapper(one)})
+            for name, one in operands.items()
+        ]
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="streams of the simulator are made up")
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_stand_in_is_not_asked_for_its_tangent(ranks: Ranks) -> None:
+    """Whoever made it raised, as it does for any operation, before the op could say what is wrong."""
+    for failure in ranks.run(stand_in_among_duals)[0]:
+        assert failure.kind == "ArgumentError" and "a tensor that has memory" in failure.message, failure
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, cast
+from typing import Any, NamedTuple, NoReturn, ParamSpec, cast
 
 import torch
 
@@ -252,9 +252,14 @@ def _identity(value: Any) -> Hashable:
     """
     if isinstance(value, torch.Tensor):
         return (
-            value.data_ptr(), value.shape, value.stride(), value.dtype, value.requires_grad, value.is_neg(),
-            value.is_inference(), has_tangent(value),
+            value.data_ptr() or _refuse(), value.shape, value.stride(), value.dtype, value.requires_grad,
+            value.is_neg(), value.is_inference(), has_tangent(value),
         )  # fmt: skip
     if isinstance(value, FusedWorkspace):
         return weakref.ref(value)  # its memory may go before its calls are forgotten
     return cast("Hashable", value)
+
+
+def _refuse() -> NoReturn:
+    """Before more is asked of a tensor that only stands for others: whoever made it may raise anything."""
+    raise RuntimeError("a tensor without memory")
