@@ -764,6 +764,12 @@ def test_a_tensor_with_a_tangent_is_another_call() -> None:
         assert plain.data_ptr() == other.data_ptr() and _identity(plain) != _identity(other)
 
 
+def test_a_context_given_twice_is_refused_as_any_other() -> None:
+    """It was a TypeError that named a function of Iris's own."""
+    failure = failure_of(lambda: vars(iris.ops)["matmul"](None, ctx=None))
+    assert failure.kind == "ArgumentError" and failure.message.startswith("matmul: ctx: expected a context"), failure
+
+
 def stand_in_among_duals() -> list[Failure]:
     """What only stands for a tensor as each operand, where tangents are looked for and calls are replayed."""
     with fresh(1 << 20) as ctx, counting(), forward_ad.dual_level():

@@ -171,7 +171,7 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         torch.autograd.graph.increment_version(output)  # so that a backward pass which needs what was there says so
         return cast("torch.Tensor", output)
 
-    def not_on_a_context(ctx: Any, *others: Any, **kwargs: Any) -> torch.Tensor:
+    def not_on_a_context(ctx: Any, /, *others: Any, **kwargs: Any) -> torch.Tensor:
         if not hasattr(ctx, "backend_name"):
             kind = "nothing" if ctx is None else type(ctx).__name__
             raise ArgumentError(op.__name__, "ctx", "a context, as iris.iris() returns it", kind)
