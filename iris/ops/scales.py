@@ -40,7 +40,8 @@ class Scales:
     def for_kernel(self) -> tile.Scales:
         """As the matmul kernel takes them."""
         if self.of_blocks and self.a is not None and self.b is not None:
-            return tile.Scales(None, 0, None, 0, self.a, *self.a.stride(), self.b, *self.b.stride())
+            (down, across), (along, beside) = self.a.stride(), self.b.stride()
+            return tile.Scales(None, 0, None, 0, self.a, down, across, self.b, along, beside)
         return tile.Scales(self.a, _stride(self.a), self.b, _stride(self.b))
 
 
