@@ -76,7 +76,7 @@ def test_blocks_are_where_tma_takes_them_from(ranks: Ranks, way: Way, seed: int)
 
 
 def test_what_tma_does_not_read_is_not_described() -> None:
-    describe = importlib.import_module("iris.ops.matmul")._describe
+    describe = importlib.import_module("iris.ops.descriptors").describe
     matrix = torch.empty(32, 64, dtype=torch.bfloat16)
     assert describe(matrix, [16, 32]) is not None and describe(matrix[:, :40], [16, 32]) is not None
     for other in (matrix.T, matrix[:, 1:], matrix[:, ::2], torch.empty(32, 63), matrix[:1].expand(32, 64)):

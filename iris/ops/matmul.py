@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -18,6 +18,7 @@ from iris.device import schedule, sync, tile
 from iris.device.tile import BIAS_COLUMN, BIAS_NONE, BIAS_ROW, Flags, Matrix
 from iris.errors import ArgumentError, DTypeError, ShapeError
 from iris.ops.config import FusedConfig
+from iris.ops.descriptors import Descriptors, descriptors_of
 from iris.ops.hardware import allows_tf32
 from iris.ops.operands import check_no_gradient, check_shape
 from iris.ops.problem import Problem
@@ -159,106 +160,110 @@ def run(
     waits = plan.source is not kernels.local_source  # or may, for what arrives
     if not waits:
         own = row_major(workspace, own)
-    rows, k = plan.rows(problem), problem.k // plan.segments
-    per_shard = plan.tiles_per_shard(problem, config)
+    whole = own if gathered is None else gathered
+    tiling = _tiling(problem, plan, config, ctx.num_sms, gathered is not None)
+    desc = Descriptors()
+    if target.tma:
+        # TMA faults at blocks that begin between 16 bytes, as a rank's columns may (seen on H200, CUDA 13.0).
+        between = plan.segments > 1 and not tiling.even_k and tiling.k * own.element_size() % 16 != 0
+        read = None if waits and gathered is None else whole
+        desc = descriptors_of(None if waits and not plan.own else own, read, b, config, tiling.strips, between)
+    epochs, turnstile = _epochs(ctx, plan, config, workspace)
+    counters = _counters(plan, workspace)
+    partials, split = _split_memory(problem, config, tiling, workspace)
+    if trace is not None:
+        trace.begin(ctx, tiling.programs)
+    flags = Flags(
+        turnstile, workspace.ready, split, counters,
+        plan.chunks, plan.blocks_per_chunk, plan.pieces, plan.piece_k or tiling.k,
+    )  # fmt: skip
+    few = tiling.tiles < DEFER_FROM_TILES * tiling.programs
+    courier_m, courier_n = (config.comm_block_m, config.comm_block_n) if plan.courier is not None else (0, 0)
+    start_kernel.get()(kernels.matmul_kernel, (tiling.programs,))(
+        ctx.alone if plan.alone else ctx.handle, flags,
+        Matrix(own, *own.stride()), desc.own, Matrix(whole, *whole.stride()), desc.whole,
+        Matrix(b, *b.stride()), desc.b, desc.bt, desc.b_strip, desc.bt_strip,
+        Matrix(output, *output.stride()), scales.for_kernel, bias, slots, partials,
+        trace.buffer if trace is not None else None,
+        tiling.rows, problem.n, tiling.k, tiling.per_shard, tiling.per_round,
+        kernels.Crew(plan.couriers, plan.dedicated, plan.first_units, plan.abreast), plan.chunk_rows, plan.half_rows,
+        SCHEDULE=plan.schedule, SOURCE=plan.source, SINK=plan.sink, AFTER=plan.after, COURIER=plan.courier,
+        SLICED=tiling.sliced, EAGER=waits or few if plan.eager is None else plan.eager, GATE=plan.gate, MEET=plan.meet,
+        SHARDS=plan.shards, SHARDED=plan.sharded, SEGMENTS=plan.segments, OWN=plan.own,
+        PIECEWISE=waits if plan.piecewise is None else plan.piecewise,
+        HALF_FLAGS=plan.half_flags, EPOCHS=epochs, SITE=plan.site, BIAS=bias_is,
+        BLOCK_M=config.block_size_m, BLOCK_N=config.block_size_n, BLOCK_K=config.block_size_k,
+        GROUP_M=config.group_size_m, EVEN_K=tiling.even_k,
+        STREAM_K=config.stream_k, TWO_TILES=config.two_tiles,
+        STRIPS=tiling.strips, STRIP_STAGES=strip_stages(config, tiling.strips, target.backend),
+        COURIER_M=courier_m, COURIER_N=courier_n,
+        PRECISION=_precision(problem.dtype, output.dtype),
+        ACC_DTYPE=tl.float32 if problem.dtype.is_floating_point else tl.int32,
+        TRACE=trace is not None, **config.launch_options(target),
+    )  # fmt: skip
+
+
+class _Tiling(NamedTuple):
+    """How the output is cut into tiles, and how many programs share them.
+
+    Attributes:
+        rows, k: of A as the kernel counts them: of one rank's part, where A is cut so.
+        per_shard, per_round, tiles: tiles that belong to one rank, those of them in a round, and all ranks' tiles.
+        programs: how many are launched.
+        sliced: programs which share a split tile may each hand the sink what they have summed.
+        strips: narrower tiles into which each split tile is cut.
+        even_k: no block of K reaches beyond the memory that it is read from.
+    """
+
+    rows: int
+    k: int
+    per_shard: int
+    per_round: int
+    tiles: int
+    programs: int
+    sliced: bool
+    strips: int
+    even_k: bool
+
+
+def _tiling(problem: Problem, plan: Plan, config: FusedConfig, num_sms: int, gathered: bool) -> _Tiling:
+    """``gathered``: all of A is in one place, not cut by columns."""
+    k, per_shard = problem.k // plan.segments, plan.tiles_per_shard(problem, config)
     tiles = plan.shards * per_shard
-    even_k = (problem.k if gathered is not None else k) % config.block_size_k == 0
     units = tiles * -(-problem.k // config.block_size_k) if config.stream_k else tiles
-    programs = min(max(units + plan.dedicated, plan.couriers), config.num_sms or ctx.num_sms)
+    programs = min(max(units + plan.dedicated, plan.couriers), config.num_sms or num_sms)
     sliced = plan.after is None and (plan.sink is tile.local_sink if plan.sliced is None else plan.sliced)
     dealt = tiles - per_shard if plan.own else tiles
     strips = strips_of(dealt, programs - plan.dedicated, config) if config.stream_k and sliced else 1
-    own_desc = whole_desc = b_desc = bt_desc = b_strip_desc = bt_strip_desc = None
-    if target.tma:
-        # TMA faults at blocks that begin between 16 bytes, as a rank's columns may (seen on H200, CUDA 13.0).
-        between = plan.segments > 1 and not even_k and k * own.element_size() % 16 != 0
-        own_desc, whole_desc = _left(plan, config, own, gathered, between)
-        b_desc, bt_desc = _right(b, config.block_size_k, config.block_size_n, between)
-        if strips > 1:
-            b_strip_desc, bt_strip_desc = _right(b, config.block_size_k, config.block_size_n // strips, between)
-    whole = own if gathered is None else gathered
-    epochs, turnstile = sync.TURNSTILE.value, workspace.turnstile
+    even_k = (problem.k if gathered else k) % config.block_size_k == 0
+    per_round = plan.per_round or -(-per_shard // plan.rounds)
+    return _Tiling(plan.rows(problem), k, per_shard, per_round, tiles, programs, sliced, strips, even_k)
+
+
+def _epochs(ctx: Iris, plan: Plan, config: FusedConfig, workspace: FusedWorkspace) -> tuple[int, torch.Tensor]:
+    """How the kernel counts calls, its ``EPOCHS``, and where."""
     if plan.alone and not config.stream_k:
-        epochs = sync.NO_EPOCHS.value
-    elif plan.own_epochs or plan.alone:
-        epochs, turnstile = ctx.num_sms, workspace.scratch("epochs", ctx.num_sms, torch.int32)
-    partials = split = None
+        return sync.NO_EPOCHS.value, workspace.turnstile
+    if plan.own_epochs or plan.alone:
+        return ctx.num_sms, workspace.scratch("epochs", ctx.num_sms, torch.int32)
+    return sync.TURNSTILE.value, workspace.turnstile
+
+
+def _counters(plan: Plan, workspace: FusedWorkspace) -> torch.Tensor | None:
+    """What ``after`` and a courier count in."""
     counts = max(plan.counts, plan.chunks if plan.courier is not None else 0)
-    counters = workspace.scratch("counters", counts, torch.int32) if counts else None
-    if config.stream_k:
-        partials = workspace.scratch(
-            "partials",
-            2 * programs * config.block_size_m * config.block_size_n // strips,
-            accumulator_of(problem.dtype),
-        )
-        split = workspace.scratch("split", 3 * programs, torch.int32)
-    if trace is not None:
-        trace.begin(ctx, programs)
-    courier_m, courier_n = (config.comm_block_m, config.comm_block_n) if plan.courier is not None else (0, 0)
-    flags = Flags(
-        turnstile, workspace.ready, split, counters,
-        plan.chunks, plan.blocks_per_chunk, plan.pieces, plan.piece_k or k,
-    )  # fmt: skip
-    start_kernel.get()(kernels.matmul_kernel, (programs,))(
-        ctx.alone if plan.alone else ctx.handle,
-        flags,
-        Matrix(own, *own.stride()),
-        own_desc,
-        Matrix(whole, *whole.stride()),
-        whole_desc,
-        Matrix(b, *b.stride()),
-        b_desc,
-        bt_desc,
-        b_strip_desc,
-        bt_strip_desc,
-        Matrix(output, *output.stride()),
-        scales.for_kernel,
-        bias,
-        slots,
-        partials,
-        trace.buffer if trace is not None else None,
-        rows,
-        problem.n,
-        k,
-        per_shard,
-        plan.per_round or -(-per_shard // plan.rounds),
-        kernels.Crew(plan.couriers, plan.dedicated, plan.first_units, plan.abreast),
-        plan.chunk_rows,
-        plan.half_rows,
-        SCHEDULE=plan.schedule,
-        SOURCE=plan.source,
-        SINK=plan.sink,
-        SLICED=sliced,
-        AFTER=plan.after,
-        EAGER=plan.eager if plan.eager is not None else waits or tiles < DEFER_FROM_TILES * programs,
-        GATE=plan.gate,
-        COURIER=plan.courier,
-        HALF_FLAGS=plan.half_flags,
-        EPOCHS=epochs,
-        SITE=plan.site,
-        SHARDS=plan.shards,
-        SHARDED=plan.sharded,
-        SEGMENTS=plan.segments,
-        OWN=plan.own,
-        PIECEWISE=waits if plan.piecewise is None else plan.piecewise,
-        MEET=plan.meet,
-        BIAS=bias_is,
-        BLOCK_M=config.block_size_m,
-        BLOCK_N=config.block_size_n,
-        BLOCK_K=config.block_size_k,
-        GROUP_M=config.group_size_m,
-        EVEN_K=even_k,
-        STREAM_K=config.stream_k,
-        TWO_TILES=config.two_tiles,
-        STRIPS=strips,
-        STRIP_STAGES=strip_stages(config, strips, target.backend),
-        COURIER_M=courier_m,
-        COURIER_N=courier_n,
-        PRECISION=_precision(problem.dtype, output.dtype),
-        ACC_DTYPE=tl.float32 if problem.dtype.is_floating_point else tl.int32,
-        TRACE=trace is not None,
-        **config.launch_options(target),
-    )
+    return workspace.scratch("counters", counts, torch.int32) if counts else None
+
+
+def _split_memory(
+    problem: Problem, config: FusedConfig, tiling: _Tiling, workspace: FusedWorkspace
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """What Stream-K needs: two parts of tiles, or of strips, for each program to hand over, and its flags."""
+    if not config.stream_k:
+        return None, None
+    parts = 2 * tiling.programs * config.tile_elements // tiling.strips
+    partials = workspace.scratch("partials", parts, accumulator_of(problem.dtype))
+    return partials, workspace.scratch("split", 3 * tiling.programs, torch.int32)
 
 
 def _check(
@@ -321,36 +326,6 @@ def _check(
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which matrices of ``dtype``, or their products, are summed."""
     return torch.float32 if dtype.is_floating_point else torch.int32
-
-
-def _left(
-    plan: Plan, config: FusedConfig, own: torch.Tensor, gathered: torch.Tensor | None, between: bool
-) -> tuple[Any, Any]:
-    """TMA descriptors of this rank's part of A and of all of A; None for what is read by pointers. ``between``: blocks
-    of columns of A, and of B's transpose, begin between 16 bytes."""
-    block = [config.block_size_m, config.block_size_k]
-    here = plan.source is kernels.local_source
-    own_desc = _describe(own, block) if plan.own or here else None
-    if between or (gathered is None and not here):
-        return own_desc, None
-    return own_desc, own_desc if gathered is None else _describe(gathered, block)
-
-
-def _right(b: torch.Tensor, block_k: int, block_n: int, between: bool) -> tuple[Any, Any]:
-    """TMA descriptors of B, and of its transpose where there is none of B."""
-    desc = _describe(b, [block_k, block_n])
-    return desc, _describe(b.T, [block_n, block_k]) if desc is None and not between else None
-
-
-def _describe(matrix: torch.Tensor, block: list[int]) -> Any:
-    """A TMA descriptor, or None where TMA cannot read the matrix: it needs unit column stride, and rows that begin at
-    multiples of 16 bytes and do not overlap, as those of an expanded tensor do."""
-    row = matrix.stride(0)
-    if matrix.stride(1) != 1 or matrix.data_ptr() % 16 or row * matrix.element_size() % 16 or row < matrix.shape[1]:
-        return None
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor.from_tensor(matrix, block)
 
 
 def _precision(dtype: torch.dtype, made: torch.dtype) -> str:

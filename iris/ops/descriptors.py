@@ -1,0 +1,62 @@
+"""Descriptors of the operands, by which the matmul kernel loads blocks through the tensor memory accelerator (TMA)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from iris.ops.config import FusedConfig
+
+
+class Descriptors(NamedTuple):
+    """Of each matrix a descriptor; None: it is read by pointers, or not at all.
+
+    Attributes:
+        own, whole: this rank's part of A, and all of A.
+        b, bt: B, or, where TMA cannot read that, its transpose.
+        b_strip, bt_strip: the same in blocks as narrow as the strips of a split tile.
+    """
+
+    own: Any = None
+    whole: Any = None
+    b: Any = None
+    bt: Any = None
+    b_strip: Any = None
+    bt_strip: Any = None
+
+
+def descriptors_of(
+    own: torch.Tensor | None,
+    whole: torch.Tensor | None,
+    b: torch.Tensor,
+    config: FusedConfig,
+    strips: int,
+    between: bool,
+) -> Descriptors:
+    """Of the operands in blocks of ``config``; ``own``, ``whole``: None if the kernel does not read them. ``between``:
+    blocks of columns of all of A, and of B's transpose, begin between 16 bytes."""
+    m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
+    own_desc = None if own is None else describe(own, [m, k])
+    whole_desc = None
+    if whole is not None and not between:
+        whole_desc = own_desc if whole is own else describe(whole, [m, k])
+    b_strips = _of_b(b, n // strips, k, between) if strips > 1 else (None, None)
+    return Descriptors(own_desc, whole_desc, *_of_b(b, n, k, between), *b_strips)
+
+
+def _of_b(b: torch.Tensor, n: int, k: int, between: bool) -> tuple[Any, Any]:
+    """Of B, and of its transpose where there is none of B."""
+    desc = describe(b, [k, n])
+    return desc, describe(b.T, [n, k]) if desc is None and not between else None
+
+
+def describe(matrix: torch.Tensor, block: list[int]) -> Any:
+    """A descriptor, or None where TMA cannot read the matrix: it needs unit column stride, and rows that begin at
+    multiples of 16 bytes and do not overlap, as those of an expanded tensor do."""
+    row = matrix.stride(0)
+    if matrix.stride(1) != 1 or matrix.data_ptr() % 16 or row * matrix.element_size() % 16 or row < matrix.shape[1]:
+        return None
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(matrix, block)
