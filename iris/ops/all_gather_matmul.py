@@ -70,7 +70,7 @@ from iris.errors import ArgumentError, ShapeError
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.decomposed import Decomposition, Landing, bias_of, lanes_for
+from iris.ops.decomposed import Decomposition, Landing, lanes_for
 from iris.ops.exchange import exchange
 from iris.ops.gathering import (
     arrived_source,
@@ -274,7 +274,7 @@ class _Call(OpCall):
         rank, world, rows, staged = self.ctx.rank, self.ctx.world_size, own.shape[0], self._staged()
         lane = itertools.count()
         with parts.engine.lane(next(lane)):  # first: the GPU then computes while the host is still asking for copies
-            self._multiply_rows(own, Rows(rank * rows, rows))
+            self.fill(own, Rows(rank * rows, rows))
         cuts = [[Rows(0, rows)]] * (world - 1) + [chunks]
         self._put(own, cuts)
         for group in arriving_groups(rank, world, self.config.owners(chunks)):
@@ -283,7 +283,7 @@ class _Call(OpCall):
                     for owner in group:
                         parts.wait_arrival(owner * len(chunks) + chunk, owner)
                     those = Rows(group[0] * rows + part.first, (len(group) - 1) * rows + part.count)
-                    self._multiply_rows(those.of(staged), those)
+                    self.fill(those.of(staged), those)
 
     def _multiply_gathered_rows(self, own: torch.Tensor, chunks: list[Rows], landings: list[Landing]) -> None:
         """By ``chunks`` of rows, of which the columns of all ranks are needed."""
@@ -298,7 +298,7 @@ class _Call(OpCall):
             with engine.lane(landing.chunk):
                 rows.of(here).copy_(rows.of(own))
                 landing.wait()
-                self._multiply_rows(rows.of(staged), rows)
+                self.fill(rows.of(staged), rows)
 
     def low_latency(self) -> None:
         gathered = self.workspace.scratch_matrix("gathered", self.problem.m, self.problem.k, self.a.dtype)
@@ -307,7 +307,7 @@ class _Call(OpCall):
             mine, result = aligned(self.workspace, mine, 4).view(torch.int32), gathered.view(torch.int32)
         exchange(self.ctx, self.workspace, self.blocks(), mine, result, self.site, by_rows=self.by_rows)
         with self.workspace.engine.unbroken(announced=True):  # peers take their parts
-            self.multiply(self.output, gathered, self.bias)
+            self.fill(gathered)
 
     def baseline(self) -> None:
         (rows, cols), staged, config = self.a.shape, self._staged(), self.config
@@ -321,7 +321,7 @@ class _Call(OpCall):
             COURIER_M=config.comm_block_m, COURIER_N=config.comm_block_n, num_warps=8,
         )  # fmt: skip
         with self.workspace.engine.unbroken(announced=True):
-            self.multiply(self.output, staged, self.bias)
+            self.fill(staged)
 
     def _plan(self, source: Any, wanted_chunks: int = 0) -> Plan:
         """What the plans of all algorithms have in common. Parts arrive in as many chunks of rows, or fewer; 0: they do
@@ -346,10 +346,6 @@ class _Call(OpCall):
             peer, part = (rank - step) % world, cuts[step][chunk]
             parts.engine.put(part.of(own), part.of(here), peer)
             parts.flag(rank * chunks + chunk, peer)
-
-    def _multiply_rows(self, a: torch.Tensor, rows: Rows) -> None:
-        """The library's matmul of some rows of A, given as ``a``."""
-        self.multiply(rows.of(self.output), a, bias_of(rows, self.bias, self.bias_is), rows)
 
     def _part(self, staged: torch.Tensor) -> torch.Tensor:
         """This rank's rows or columns of the gathered A."""

@@ -9,7 +9,7 @@ import torch
 from iris.context import Iris
 from iris.device.sync import SITES
 from iris.ops.config import FusedConfig
-from iris.ops.decomposed import Decomposition
+from iris.ops.decomposed import Decomposition, bias_of
 from iris.ops.exchange import Blocks
 from iris.ops.local_matmul import plain_matmul
 from iris.ops.matmul import Plan, run
@@ -75,6 +75,14 @@ class OpCall:
         all."""
         scales = self.scales if rows is None else self.scales.of(rows)
         plain_matmul(self.workspace, product, a, self.b, bias, scales, self.config, self.trace)
+
+    def fill(self, a: torch.Tensor, rows: Rows | None = None) -> None:
+        """``output = a @ b * scales + bias`` by the library's matmul; ``rows``: only these rows of it, which ``a``
+        has."""
+        if rows is None:
+            self.multiply(self.output, a, self.bias)
+        else:
+            self.multiply(rows.of(self.output), a, bias_of(rows, self.bias, self.bias_is), rows)
 
     def decomposition(self) -> Decomposition:
         """The small kernels and copies of this call."""

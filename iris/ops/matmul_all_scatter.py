@@ -59,7 +59,6 @@ from iris.device.tile import Flags, Matrix, Slots, block_at, finished, peer_at, 
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import RELAY_TEAM, FusedConfig
-from iris.ops.decomposed import bias_of
 from iris.ops.exchange import exchange
 from iris.ops.matmul import Plan
 from iris.ops.operands import (
@@ -293,8 +292,7 @@ class _Call(OpCall):
         with engine.running(last=lambda: self._send_all(last.first), announced=world > 1):
             parts.enter()
             for chunk, rows in enumerate((*others, last)):
-                columns = rows.of(self.output)
-                self.multiply(columns, rows.of(self.a), bias_of(rows, self.bias, self.bias_is), rows)
+                self.fill(rows.of(self.a), rows)
                 if rows is last:
                     break
                 if chunk == 0:
@@ -302,14 +300,14 @@ class _Call(OpCall):
                 else:
                     parts.keep_level(chunk)
                 engine.follow()
-                engine.put_to_all(columns)
+                engine.put_to_all(rows.of(self.output))
 
     def low_latency(self) -> None:
-        self.multiply(self.output, self.a, self.bias)
+        self.fill(self.a)
         exchange(self.ctx, self.workspace, self.blocks(), self.output, self.whole, self.site)
 
     def baseline(self) -> None:
-        self.multiply(self.output, self.a, self.bias)
+        self.fill(self.a)
         self._send_all()
 
     def _launch_with(self, courier: Any) -> None:
