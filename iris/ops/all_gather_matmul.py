@@ -133,7 +133,10 @@ def all_gather_matmul(
         scale_a: for int8 and fp8: float32, multiplied with the product in float32, before bias is added. One number,
             equal on all ranks; or for ``gather_dim=0`` one for each row of A_sharded, [M / world_size] or with a second
             dimension of 1, which are gathered as well; for 1 one for each row, [M], equal on all ranks.
-        scale_b: the same for this rank's columns of B: one number, or [N], or [1, N].
+            Or of fp8, with a scale_b of blocks, one for each row and 128 columns of K, [rows, K / 128], rounded up;
+            K / world_size is then a multiple of 128 for ``gather_dim=1``.
+        scale_b: the same for this rank's columns of B: one number, or [N], or [1, N]; or one for each block of 128 rows
+            and 128 columns, [K / 128, N / 128], rounded up. Those of blocks may have any strides.
         gather_dim: which dimension of A is sharded; None tells it from the shapes.
         config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for
             all of A on the symmetric heap, ``push`` and ``low_latency`` for twice that; "auto" takes ``pull`` where

@@ -63,8 +63,9 @@ def matmul(
         A: [M, K], any strides; copied first if its rows are not contiguous.
         B: [K, N] in A's dtype, any strides.
         bias: [N] per column, or [M, 1] per row; in output's dtype, added in float32 (in int32 to an int32 output).
-        scale_a: for int8 and fp8: float32, one number, or one for each row of A, [M] or [M, 1].
-        scale_b: the same for the columns of B: one number, or [N], or [1, N].
+        scale_a: for int8 and fp8: float32, one number, or one for each row of A, [M] or [M, 1]; or of fp8, both with
+            those of blocks as for :func:`iris.ops.all_gather_matmul`, [M, K / 128].
+        scale_b: the same for the columns of B: one number, or [N], or [1, N]; or [K / 128, N / 128].
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:

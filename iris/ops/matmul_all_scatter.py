@@ -208,7 +208,7 @@ def matmul_all_scatter(
             all ranks or on none.
         bias: [N / world_size] per column, or [M, 1] per row; in output's dtype, this rank's own.
         scale_a, scale_b: for int8 and fp8: float32, one number, or one for each row of A, [M] or [M, 1], and for each
-            of this rank's columns of B.
+            of this rank's columns of B; or of fp8 one for each block of 128, as for :func:`iris.ops.all_gather_matmul`.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:

@@ -138,7 +138,8 @@ def matmul_reduce_scatter(
         bias: [N] per column, or [M / world_size, 1] per row of the own output; in output's dtype, added once, to the
             sum.
         scale_a, scale_b: for int8 and fp8: this rank's own, of what it adds to the sum; float32, one number, or one for
-            each row of A, [M] or [M, 1], and for each column of B, [N] or [1, N].
+            each row of A, [M] or [M, 1], and for each column of B, [N] or [1, N]; or of fp8 one for each block of
+            128, counted from this rank's first column of A on, as for :func:`iris.ops.all_gather_matmul`.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:
