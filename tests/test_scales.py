@@ -133,6 +133,50 @@ def test_blocks_have_scales(ranks: Ranks, way: Way, seed: int) -> None:
         assert max(found) <= 1
 
 
+def blocks_by_library(way: Way, seed: int, by_columns: bool) -> list[float]:
+    ctx = context()
+    one = trial(ctx, way, (16, 256, 512), FP8, seed, blocks=True)
+    assert one.scale_a is not None
+    of_a = _by_columns(one.scale_a) if by_columns else one.scale_a
+    one = replace(one, b=_by_columns(one.b), scale_a=of_a, scale_b=_by_columns(one.scale_b))
+    found = []
+    with mock.patch("torch._scaled_mm_v2", wraps=torch._scaled_mm_v2) as library:
+        for _ in range(3):  # the last is a replay
+            one.spoil()
+            ctx.barrier()
+            one.run()
+            found.append(one.excess())
+    return [max(found), float(library.call_count)]
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 4), indirect=True)
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("way", OF_LIBRARY if BACKEND != "sim" else [], ids=str)  # the CPU's has no scales of blocks
+def test_the_library_multiplies_blocks(ranks: Ranks, way: Way, by_columns: bool, seed: int) -> None:
+    seed += (1 - seed) % 3  # whose output is bfloat16
+    for error, calls in ranks.run(blocks_by_library, way, seed, by_columns):
+        assert error <= 1 and (calls > 0 or torch.cuda.get_device_capability()[0] != 9)
+
+
+def taken_for_blocks() -> list[str]:
+    """What "auto" takes of 2048 rows, with scales of blocks."""
+    ctx, log = context(), mock.Mock()
+    a, b = torch.zeros(2048, 256, device=ctx.device).to(FP8), torch.zeros(384, 256, device=ctx.device).to(FP8).T
+    output = torch.empty(2048 // ctx.world_size, 384, device=ctx.device, dtype=torch.bfloat16)
+    of_a, of_b = torch.ones(2048, 2, device=ctx.device), torch.ones(3, 2, device=ctx.device).T
+    with mock.patch("iris.ops.choice._tell", log):
+        ctx.ops.matmul_reduce_scatter(output, a, b, scale_a=of_a, scale_b=of_b)
+    ctx.synchronize()
+    return [call.args[2].algorithm for call in log.call_args_list]
+
+
+@pytest.mark.skipif(BACKEND == "sim", reason="in the simulator no way is the faster one")
+@TWO
+def test_auto_leaves_blocks_to_the_library(ranks: Ranks) -> None:
+    taken, _ = ranks.run(taken_for_blocks)
+    assert taken in (["decomposed"], ["low_latency"], ["baseline"])
+
+
 def refused_blocks() -> dict[str, Failure]:
     """Of an A [8, 256] and a B [256, 300], and of what they are gathered from."""
     ctx = context()

@@ -34,6 +34,11 @@ _STREAM_WAITS = {*_NEEDS_LAUNCHES_THAT_RETURN, ("matmul_all_scatter", "copy_engi
 queue that wait could come first, and the kernel never."""
 
 
+_BY_LIBRARY = {one for one in LIBRARY if one != "ring"}
+"""What "auto" takes on NVIDIA GPUs where blocks have scales, as the library's matmul takes half as long with these as
+Iris's kernel, by which a ring adds products up."""
+
+
 class Adjusted(NamedTuple):
     """The best options known for ``algorithm``, but for the ``options`` that are given; for :func:`resolve`."""
 
@@ -66,8 +71,14 @@ def resolve(
         RankMismatch: other ranks call the op with another problem, config, kind of bias, or workspace, or with
             ``shared`` operands of other strides or at another place of the heap. Found in the first call with these.
     """
-    chosen, key = _chosen(ctx, problem, config, workspace, bool(trace), takes, scales_nbytes)
-    fitting = scales.fitting(chosen)
+
+    def may_take(algorithm: str) -> bool:
+        by_library = scales.of_blocks and ctx.backend_name == "cuda"
+        return takes(algorithm) and (algorithm in _BY_LIBRARY or not by_library)
+
+    chosen, key = _chosen(ctx, problem, config, workspace, bool(trace), may_take, scales_nbytes)
+    picked = ctx.backend_name == "cuda" and not isinstance(config, FusedConfig)
+    fitting = scales.fitting(chosen, picked=picked)
     if trace and config is not None and has_no_tile(chosen):
         traced = [name for name in algorithms(problem.op) if name not in LIBRARY]
         expected = f"none of {chosen.algorithm}, whose matmul is torch.matmul's"

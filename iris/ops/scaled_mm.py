@@ -9,22 +9,26 @@ from iris.ops.workspace import FusedWorkspace
 
 _ALIGNED = 16
 """Of its operands: bytes, and elements of each size but the number of rows."""
+_ALIGNED_SCALES = 4
+"""Scales of blocks: of a column, and of a row of blocks."""
 
 
 def library_takes(
     output: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales
 ) -> bool:
-    """Whether the library multiplies these: fp8 with at most one scale for each matrix, as for each row and column it
-    has slower kernels; B transposed, and all of them aligned."""
+    """Whether the library multiplies these: fp8 with scales of blocks, or at most one for each matrix, as for each row
+    and column it has slower kernels; B transposed, and all of them aligned."""
     if a.dtype != torch.float8_e4m3fn or torch.version.hip is not None:
         return False
-    if scales.of_blocks or any(scale is not None and scale.numel() != 1 for scale in (scales.a, scales.b)):
+    if not all(map(_has_aligned_rows, (output, a, b.t()))):
+        return False
+    if scales.of_blocks:
+        return bias is None and _takes_blocks(output, scales)
+    if any(scale is not None and scale.numel() != 1 for scale in (scales.a, scales.b)):
         return False
     if bias is not None and (bias.dim() != 1 or output.dtype == torch.float32 or bias.data_ptr() % _ALIGNED):
         return False
-    if output.device.type == "cpu" and not output.is_contiguous():  # PyTorch 2.13 fills it as if it were
-        return False
-    return all(map(_has_aligned_rows, (output, a, b.t())))
+    return output.device.type != "cpu" or output.is_contiguous()  # PyTorch 2.13 fills it as if it were
 
 
 def scaled_mm(
@@ -36,10 +40,36 @@ def scaled_mm(
     scales: Scales,
 ) -> None:
     """``output = a @ b * scales + bias``. Sums are kept as Iris's kernel keeps them: for an output of 16 bits as tensor
-    cores do, else added up in float32."""
+    cores do, else, and where blocks have scales, added up in float32."""
+    if scales.of_blocks:
+        _scaled_by_block(workspace, output, a, b, scales)
+        return
     scale_a, scale_b = (workspace.one if scale is None else scale for scale in (scales.a, scales.b))
     fast = output.dtype != torch.float32
     torch._scaled_mm(a, b, scale_a, scale_b, bias, out_dtype=output.dtype, use_fast_accum=fast, out=output)
+
+
+def _takes_blocks(output: torch.Tensor, scales: Scales) -> bool:
+    """Whether it takes them as it did on H200: cuBLAS has kernels for Hopper."""
+    if output.device.type == "cpu" or torch.cuda.get_device_capability(output.device)[0] != 9 or scales.b is None:
+        return False
+    deep, rows = scales.b.shape[0], output.shape[0]
+    laid_out = scales.b.stride() == (1, deep) and not (deep % _ALIGNED_SCALES or rows % _ALIGNED_SCALES)
+    return laid_out and output.dtype == torch.bfloat16
+
+
+def _scaled_by_block(
+    workspace: FusedWorkspace, output: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scales: Scales
+) -> None:
+    from torch.nn.functional import ScalingType
+
+    scale_a, scale_b = scales.a, scales.b
+    assert scale_a is not None and scale_b is not None
+    rows, deep = scale_a.shape
+    if scale_a.stride() != (1, rows):  # as the library takes them
+        scale_a = workspace.scratch_matrix("scales by columns", deep, rows, torch.float32).t().copy_(scale_a)
+    of_rows, of_squares = ScalingType.BlockWise1x128.value, ScalingType.BlockWise128x128.value
+    torch._scaled_mm_v2(a, b, [scale_a], [of_rows], [], [scale_b], [of_squares], [], None, output.dtype, out=output)
 
 
 def _has_aligned_rows(matrix: torch.Tensor) -> bool:
