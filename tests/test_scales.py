@@ -174,7 +174,7 @@ def taken_for_blocks() -> list[str]:
 @TWO
 def test_auto_leaves_blocks_to_the_library(ranks: Ranks) -> None:
     taken, _ = ranks.run(taken_for_blocks)
-    assert taken in (["decomposed"], ["low_latency"], ["baseline"])
+    assert taken[0] in ("decomposed", "low_latency", "baseline")  # then what multiplies: with K = 256 Iris's kernel
 
 
 def refused_blocks() -> dict[str, Failure]:
