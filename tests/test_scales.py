@@ -133,6 +133,26 @@ def test_blocks_have_scales(ranks: Ranks, way: Way, seed: int) -> None:
         assert max(found) <= 1
 
 
+def few_strided_blocks(seed: int) -> list[float]:
+    """Blocks as large as the matrix, whose scales lie far from each other: each is one of a row, or of all."""
+    ctx, found = context(), []
+    for way in (Way(GATHER, "push"), Way(ALL_REDUCE, "two_shot"), Way(ALL_REDUCE, "baseline")):
+        one = trial(ctx, way, (17, 37, 100), FP8, seed, blocks=True)
+        assert one.scale_a is not None and one.scale_b is not None
+        apart = one.scale_a.new_full((len(one.scale_a), 3), float("nan"))
+        apart[:, 1:2] = one.scale_a
+        replace(one, scale_a=apart[:, 1:2], scale_b=one.scale_b.expand(2, 1)[::2]).run()
+        found.append(one.excess())
+    return found
+
+
+@TWO
+def test_scales_of_few_blocks_may_have_any_strides(ranks: Ranks, seed: int) -> None:
+    """They were refused, where those of more blocks were not."""
+    for found in ranks.run(few_strided_blocks, seed):
+        assert max(found) <= 1
+
+
 def blocks_by_library(way: Way, seed: int, by_columns: bool) -> list[float]:
     ctx = context()
     one = trial(ctx, way, (16, 256, 512), FP8, seed, blocks=True)

@@ -92,7 +92,8 @@ def _numbers_of(
     if scale.numel() != 1 and tuple(scale.shape) not in ((max(shape),), shape):
         expected = f"one number, or one for each {one}: [{max(shape)}] or {list(shape)}, or block: {list(of_blocks)}"
         raise ShapeError(op, argument, expected, tuple(scale.shape))
-    check_contiguous(op, argument, scale)
+    if tuple(scale.shape) != of_blocks:  # of blocks as long as the matrix is wide, which may have any strides
+        check_contiguous(op, argument, scale)
     return scale.view(-1)
 
 
@@ -104,4 +105,4 @@ def check_contiguous(op: str, argument: str, given: torch.Tensor) -> None:
 
 
 def _stride(numbers: torch.Tensor | None) -> int:
-    return 0 if numbers is None or numbers.numel() == 1 else 1
+    return 0 if numbers is None or numbers.numel() == 1 else numbers.stride(0)
