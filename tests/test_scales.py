@@ -11,10 +11,12 @@ import torch
 from ops_inputs import ALL_REDUCE, GATHER, LAYOUTS, SCATTER, SMALL, Way, some, trial, ways
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
-from iris.ops import FusedConfig, Problem, new_workspace
+from iris.ops import FusedConfig, Problem, Target, new_workspace
 from iris.ops.candidates import LIBRARY
+from iris.ops.choice import Adjusted, resolve
 from iris.ops.matmul import Plan, run, start_kernel
 from iris.ops.room import needed_nbytes
+from iris.ops.scales import Scales
 
 FP8 = torch.float8_e4m3fn
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
@@ -195,6 +197,38 @@ def taken_for_blocks() -> list[str]:
 def test_auto_leaves_blocks_to_the_library(ranks: Ranks) -> None:
     taken, _ = ranks.run(taken_for_blocks)
     assert taken[0] in ("decomposed", "low_latency", "baseline")  # then what multiplies: with K = 256 Iris's kernel
+
+
+def resolved(config: Any = None, *, least_room: bool = False, **options: Any) -> FusedConfig:
+    """The config of a gather by two GPUs, of blocks with scales. ``least_room``: of a heap with room for ``pull``
+    alone."""
+    kept: dict[Any, Any] = {}
+    ctx = mock.Mock(
+        backend_name="cuda", num_sms=132, rank=1, heap_largest_free_bytes=0 if least_room else 1 << 40,
+        has_workspace=lambda key: least_room and key[1] == "pull", kept=lambda key, make: kept.setdefault(key, make()),
+    )  # fmt: skip
+    target = Target("cuda", 132, tma=True, hardware="NVIDIA H200")
+    problem = Problem(GATHER, 8192, 4096, 4096, FP8, 2, 4096 * 4096, 0, True, torch.bfloat16)
+    scales = Scales(torch.ones(4096, 32), torch.ones(32, 32))
+    with mock.patch("iris.ops.choice.target_of", lambda _, excluded=(): replace(target, excluded=excluded)):
+        return resolve(ctx, problem, config, None, scales=scales, **{"trace": False, **options})
+
+
+def test_auto_takes_other_algorithms_where_none_of_the_library_may_be_taken() -> None:
+    """A call with a trace had none left, and so ran by what cannot be traced, or does not take the operands."""
+    assert resolved().algorithm in LIBRARY
+    traced = resolved(trace=True, takes=lambda one: one not in ("copy_engine", "pull"))
+    assert traced.algorithm in ("push", "hbm_buffer")
+
+
+def test_auto_takes_other_algorithms_where_there_is_no_room_for_those_of_the_library() -> None:
+    assert resolved(least_room=True).algorithm == "pull"
+
+
+def test_what_is_given_of_a_config_is_kept_where_blocks_have_scales() -> None:
+    """The tile for such blocks has 4 warps."""
+    config = resolved(Adjusted("hbm_buffer", (("num_warps", 8), ("num_stages", 3))))
+    assert (config.num_warps, config.num_stages, config.block_size_m, config.block_size_k) == (8, 3, 64, 128)
 
 
 def refused_blocks() -> dict[str, Failure]:

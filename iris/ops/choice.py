@@ -35,7 +35,7 @@ queue that wait could come first, and the kernel never."""
 
 
 _BY_LIBRARY = {one for one in LIBRARY if one != "ring"}
-"""What "auto" takes on NVIDIA GPUs where blocks have scales, as the library's matmul takes half as long with these as
+"""What "auto" prefers on NVIDIA GPUs where blocks have scales, as the library's matmul takes half as long with these as
 Iris's kernel, by which a ring adds products up."""
 
 
@@ -71,14 +71,12 @@ def resolve(
         RankMismatch: other ranks call the op with another problem, config, kind of bias, or workspace, or with
             ``shared`` operands of other strides or at another place of the heap. Found in the first call with these.
     """
-
-    def may_take(algorithm: str) -> bool:
-        by_library = scales.of_blocks and ctx.backend_name == "cuda"
-        return takes(algorithm) and (algorithm in _BY_LIBRARY or not by_library)
-
-    chosen, key = _chosen(ctx, problem, config, workspace, bool(trace), may_take, scales_nbytes)
+    by_library = _leaves_blocks_to_library(ctx, scales)
+    chosen, key = _chosen(ctx, problem, config, workspace, bool(trace), takes, by_library, scales_nbytes)
     picked = ctx.backend_name == "cuda" and not isinstance(config, FusedConfig)
     fitting = scales.fitting(chosen, picked=picked)
+    if isinstance(config, Adjusted):
+        fitting = replace(fitting, **dict(config.options))  # type: ignore[arg-type]
     if trace and config is not None and has_no_tile(chosen):
         traced = [name for name in algorithms(problem.op) if name not in LIBRARY]
         expected = f"none of {chosen.algorithm}, whose matmul is torch.matmul's"
@@ -103,6 +101,10 @@ def resolve(
         if ctx.rank == 0:
             _tell(ctx, problem, chosen, key, workspace)
     return fitting
+
+
+def _leaves_blocks_to_library(ctx: Iris, scales: Scales) -> bool:
+    return scales.of_blocks and ctx.backend_name == "cuda"
 
 
 def _check_atomic(ctx: Iris, problem: Problem) -> None:
@@ -160,12 +162,14 @@ def _tell_of_missing_rows(ctx: Iris) -> None:
 
 
 class _Choice(NamedTuple):
-    """All that a choice of "auto" depends on, but for the room on the heap."""
+    """All that a choice of "auto" depends on, but for the room on the heap. ``beyond``: what it may take where there is
+    no room for what it ``may``."""
 
     problem: Problem
     first: FusedConfig
     given: FusedConfig | None
     may: tuple[str, ...]
+    beyond: tuple[str, ...]
     made: object
     scales_nbytes: int
 
@@ -193,6 +197,7 @@ def _chosen(
     workspace: FusedWorkspace | None,
     traced: bool,
     takes: Callable[[str], bool],
+    by_library: bool,
     scales_nbytes: int,
 ) -> tuple[FusedConfig, _Choice | None]:
     """The config, and, if it was picked by what fits, the key of the choice."""
@@ -219,13 +224,15 @@ def _chosen(
         may = tuple(one for one in may if (problem.op, one) not in _STREAM_WAITS)
     if isinstance(workspace, FusedWorkspace) and workspace.op == problem.op:
         may = tuple(one for one in may if one == workspace.algorithm)
+    preferred = tuple(one for one in may if one in _BY_LIBRARY) if by_library else ()
+    beyond = tuple(one for one in may if one not in preferred) if preferred else ()
     first = pick_config(problem, target_of(ctx))
     made = isinstance(workspace, FusedWorkspace) and (
         workspace.algorithm,
         workspace.staging.shape,
         workspace.ready.shape,
     )
-    key = _Choice(problem, first, given, may, made, scales_nbytes)
+    key = _Choice(problem, first, given, preferred or may, beyond, made, scales_nbytes)
     return _settled(ctx).get(key) or _that_fits(ctx, key, workspace), key
 
 
@@ -276,6 +283,8 @@ def _that_fits(ctx: Iris, key: _Choice, workspace: FusedWorkspace | None) -> Fus
             too_large.append(picked)
         excluded += (picked.algorithm,)
         if not can_run(problem, target_of(ctx, excluded)):
+            if key.beyond:
+                return _that_fits(ctx, key._replace(may=may + key.beyond, beyond=()), workspace)
             return _nearest(ctx, problem, [completed(one) for one in too_large or [first]], workspace)
         picked = pick_config(problem, target_of(ctx, excluded))
     return completed(picked)
