@@ -815,9 +815,11 @@ def mistakes_of_an_own_op() -> list[Failure]:
     """An op of the user's is given what does not belong together, and at last what does."""
     ctx = context()
     problem = Problem("mine", 24, 16, 32, torch.float32, ctx.world_size, 0)
+    own, b = torch.ones(24, 32, device=ctx.device), torch.ones(32, 16, device=ctx.device)
+    of_fp8, of_blocks = replace(problem, dtype=torch.float8_e4m3fn), Scales(own.new_ones(24, 1), own.new_ones(1, 1))
     right: dict[str, Any] = {
         "problem": problem, "plan": Plan(0, meet=False, alone=True), "output": torch.empty(24, 16, device=ctx.device),
-        "own": torch.ones(24, 32, device=ctx.device), "b": torch.ones(32, 16, device=ctx.device), "bias": None,
+        "own": own, "b": b, "bias": None,
         "bias_is": 0, "config": SMALL, "workspace": new_workspace(ctx, "mine", "local"), "trace": None,
     }  # fmt: skip
     wrong: list[dict[str, Any]] = [
@@ -842,8 +844,11 @@ def mistakes_of_an_own_op() -> list[Failure]:
         {"scales": Scales(b=torch.ones(32, device=ctx.device)[::2])},
         {"scales": Scales(b=torch.ones(16, device=ctx.device, dtype=torch.float16))},
         {"scales": Scales(torch.ones(24, device=ctx.device), torch.ones(1, device=ctx.device))},
+        {"problem": of_fp8, "own": own.to(of_fp8.dtype), "b": b.to(of_fp8.dtype), "scales": of_blocks},
+        {"scales": of_blocks},
+        {"problem": of_fp8, "scales": of_blocks, "plan": replace(right["plan"], segments=2)},
         {},
-    ]
+    ]  # fmt: skip
     return [failure_of(lambda given=given: run(ctx, **{**right, **given})) for given in wrong]
 
 
@@ -871,6 +876,9 @@ def test_an_own_op_that_is_given_what_does_not_belong_together(ranks: Ranks) -> 
         ("ShapeError", "mine: scales.b: expected one number, or 16 that are contiguous, by problem, got (16,) with"),
         ("DTypeError", "mine: scales.b: expected torch.float32, got torch.float16"),
         ("nothing", ""),
+        ("nothing", ""),
+        ("DTypeError", "mine: problem.dtype: expected torch.float8_e4m3fn, as blocks have scales, got torch.float32"),
+        ("ShapeError", "mine: problem.k: expected a multiple of 128 columns for each of 2 ranks"),
         ("nothing", ""),
     ]
     for failures in ranks.run(mistakes_of_an_own_op):
