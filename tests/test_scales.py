@@ -16,6 +16,7 @@ from iris.ops.candidates import LIBRARY
 from iris.ops.choice import Adjusted, resolve
 from iris.ops.matmul import Plan, run, start_kernel
 from iris.ops.room import needed_nbytes
+from iris.ops.scaled_mm import _takes_blocks
 from iris.ops.scales import Scales
 
 FP8 = torch.float8_e4m3fn
@@ -178,6 +179,23 @@ def test_the_library_multiplies_blocks(ranks: Ranks, way: Way, by_columns: bool,
     seed += (1 - seed) % 3  # whose output is bfloat16
     for error, calls in ranks.run(blocks_by_library, way, seed, by_columns):
         assert error <= 1 and (calls > 0 or torch.cuda.get_device_capability()[0] != 9)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "capability", "offset", "takes"),
+    [("13.0", 9, 0, True), ("12.9", 9, 0, True), ("12.8", 9, 0, False), ("13.0", 10, 0, False), ("13.0", 9, 1, False)],
+)
+def test_the_library_takes_blocks_where_it_has_kernels_for_them(
+    cuda: str, capability: int, offset: int, takes: bool
+) -> None:
+    """PyTorch for CUDA 12.8 and before raises; cuBLAS asks for scales that begin at a multiple of 16 bytes."""
+    output = mock.Mock(device=mock.Mock(type="cuda"), shape=(16, 384), dtype=torch.bfloat16)
+    of_b = torch.ones(13)[offset:][:12].view(3, 4).t()
+    with (
+        mock.patch("torch.cuda.get_device_capability", return_value=(capability, 0)),
+        mock.patch("torch.version.cuda", cuda),
+    ):
+        assert _takes_blocks(output, Scales(torch.ones(16, 4), of_b)) == takes
 
 
 def taken_for_blocks() -> list[str]:

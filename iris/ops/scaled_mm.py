@@ -8,7 +8,7 @@ from iris.ops.scales import Scales
 from iris.ops.workspace import FusedWorkspace
 
 _ALIGNED = 16
-"""Of its operands: bytes, and elements of each size but the number of rows."""
+"""Of its operands and scales of blocks: bytes; and of operands elements of each size but the number of rows."""
 _ALIGNED_SCALES = 4
 """Scales of blocks: of a column, and of a row of blocks."""
 
@@ -50,8 +50,10 @@ def scaled_mm(
 
 
 def _takes_blocks(output: torch.Tensor, scales: Scales) -> bool:
-    """Whether it takes them as it did on H200: cuBLAS has kernels for Hopper."""
+    """Whether it takes them as it did on H200: cuBLAS has kernels for Hopper, from CUDA 12.9 on."""
     if output.device.type == "cpu" or torch.cuda.get_device_capability(output.device)[0] != 9 or scales.b is None:
+        return False
+    if tuple(map(int, (torch.version.cuda or "0").split("."))) < (12, 9) or scales.b.data_ptr() % _ALIGNED:
         return False
     deep, rows = scales.b.shape[0], output.shape[0]
     laid_out = scales.b.stride() == (1, deep) and not (deep % _ALIGNED_SCALES or rows % _ALIGNED_SCALES)
@@ -66,7 +68,7 @@ def _scaled_by_block(
     scale_a, scale_b = scales.a, scales.b
     assert scale_a is not None and scale_b is not None
     rows, deep = scale_a.shape
-    if scale_a.stride() != (1, rows):  # as the library takes them
+    if scale_a.stride() != (1, rows) or scale_a.data_ptr() % _ALIGNED:  # as the library takes them
         scale_a = workspace.scratch_matrix("scales by columns", deep, rows, torch.float32).t().copy_(scale_a)
     of_rows, of_squares = ScalingType.BlockWise1x128.value, ScalingType.BlockWise128x128.value
     torch._scaled_mm_v2(a, b, [scale_a], [of_rows], [], [scale_b], [of_squares], [], None, output.dtype, out=output)
