@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -386,6 +387,33 @@ def test_auto_leaves_room_for_gathering_scales(ranks: Ranks) -> None:
     (told, first), (_, second) = ranks.run(room_for_one_workspace)
     assert "auto takes pull" in told[-1] and "as the heap has no room for hbm_buffer" in told[-1]
     assert first == second == [1.0, 2.0]
+
+
+def grown_heap() -> Failure:
+    """A gather on a heap that is too short, and on one as large as the error says."""
+    rows, k = 6553, 160
+    a, b = torch.zeros(rows, k).to(FP8), torch.zeros(k, 16).to(FP8)
+    of_a, of_b = torch.ones(rows, 2), torch.ones(2, 1)
+
+    def gather(heap_size: int) -> Failure:
+        with fresh(heap_size) as ctx:
+            output = torch.empty(rows * ctx.world_size, 16, device=ctx.device)
+            operands = (one.to(ctx.device) for one in (a, b))
+            scales = {"scale_a": of_a.to(ctx.device), "scale_b": of_b.to(ctx.device)}
+            return failure_of(
+                lambda: ctx.ops.all_gather_matmul(output, *operands, gather_dim=0, config="baseline", **scales)
+            )
+
+    short = gather(1 << 20)
+    assert short.kind == "HeapError"
+    return gather(int(re.findall(r"heap_size=(\d+)", short.message)[-1]))
+
+
+@TWO
+def test_the_heap_size_that_an_error_names_is_enough_for_scales_too(ranks: Ranks) -> None:
+    """It was that of the rest."""
+    for failure in ranks.run(grown_heap):
+        assert failure.kind == "nothing", failure
 
 
 def precisions_of_an_own_op() -> list[str]:

@@ -183,7 +183,7 @@ def all_gather_matmul(
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
         if world > 1:
             ctx.agree(OP, (problem, chosen, place_of(ctx, "A_sharded", A_sharded)))
-    recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
+    recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace, beside)
     call = _Call(ctx, problem, output, A_sharded, B, bias, bias_is, scales, chosen, recorded, ours)
     if of_rows is not None:
         call = replace(call, scales=replace(scales, a=call.all_scales(of_rows)))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from iris.context import Iris
+from iris.errors import HeapError
 from iris.heap import align_up
 from iris.ops.config import EXCHANGING, FusedConfig, tiles_in_words
 from iris.ops.exchange import Blocks, blocks_of
@@ -67,10 +68,19 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
     return Room(rows * problem.n * problem.output_dtype.itemsize, 0)
 
 
-def memory_of(ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None) -> FusedWorkspace:
-    """``workspace``, if a call has room in it, or the context's own; see :func:`iris.ops.workspace.workspace_for`."""
+def memory_of(
+    ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None, scales_nbytes: int = 0
+) -> FusedWorkspace:
+    """``workspace``, if a call has room in it, or the context's own; see :func:`iris.ops.workspace.workspace_for`.
+    ``scales_nbytes``: what the call needs beside it, of which an error tells."""
     needed = room(problem, config, ctx.num_sms, _flagged(workspace))
-    return workspace_for(ctx, problem.op, config.algorithm, workspace, *needed)
+    try:
+        return workspace_for(ctx, problem.op, config.algorithm, workspace, *needed)
+    except HeapError as error:
+        if not scales_nbytes:
+            raise
+        enough = ctx.heap_size_for(needed_nbytes(ctx, problem, config) + scales_nbytes)
+        raise HeapError(f"{error} With room for the scales that it gathers: heap_size={enough}.") from error
 
 
 def has_memory(
