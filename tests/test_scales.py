@@ -16,7 +16,7 @@ from iris.ops import FusedConfig, Problem, Target, new_workspace
 from iris.ops.candidates import LIBRARY
 from iris.ops.choice import Adjusted, resolve
 from iris.ops.matmul import Plan, run, start_kernel
-from iris.ops.room import needed_nbytes
+from iris.ops.room import needed_nbytes, scales_blocks
 from iris.ops.scaled_mm import _takes_blocks
 from iris.ops.scales import Scales
 
@@ -287,6 +287,27 @@ def test_scales_of_blocks_come_in_pairs_and_shapes(ranks: Ranks) -> None:
         assert "got (300,)" in found["columns"].message and "got (2, 2)" in found["shape"].message
         assert "scale_a: expected [8, 2]" in found["neither"].message
         assert "a multiple of 128 columns, as blocks have scales" in found["cut"].message
+
+
+def test_an_inbox_for_scales_of_blocks_has_little_room_beside_them() -> None:
+    """Of 65536 tokens with 16 scales each it was 32 times as large: 2 GiB on 8 ranks."""
+    for rows, cols in ((65536, 16), (8192, 56), (1000, 3)):
+        own = torch.empty(rows, cols, device="meta")
+        blocks = scales_blocks(own, 8, 132)
+        halves = 2 * 8 * own.nbytes * (2 if blocks.words else 1)
+        assert blocks.inbox_nbytes(8, own.dtype) <= 1.5 * halves
+
+
+def many_scales(seed: int) -> float:
+    """A gather of so many rows that their scales are exchanged in tall blocks."""
+    one = trial(context(), Way(GATHER, "baseline"), (300, 16, 257), FP8, seed, blocks=True)
+    one.run()
+    return one.excess()
+
+
+@TWO
+def test_scales_of_many_rows_are_gathered(ranks: Ranks, seed: int) -> None:
+    assert max(ranks.run(many_scales, seed)) <= 1
 
 
 def blocks_for_one_rank_only(seed: int) -> Failure:

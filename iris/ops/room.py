@@ -3,9 +3,11 @@ what fits, and the ops for the workspace that holds it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+import triton
 
 from iris.context import Iris
 from iris.errors import HeapError
@@ -27,6 +29,8 @@ GATHER_FLAGS = 1 << 16
 """Flags of a gather: one for each part of A that is announced apart."""
 _IN_TILES = ("push", "copy_engine", "atomic", "two_shot", "one_shot")
 """Algorithms of the ops that sum whose peers send tiles."""
+_VECTOR = 4
+"""Scales that are moved at once."""
 
 
 class Room(NamedTuple):
@@ -131,13 +135,16 @@ def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int, by_flags: b
 
 
 def scales_matrix(own: torch.Tensor) -> torch.Tensor:
-    """The scales of a rank's rows of A as a matrix of a few long rows, for the exchange that gathers them."""
+    """The scales of a rank's rows of A as a matrix, for the exchange that gathers them."""
     return own if own.dim() == 2 else own.view(1, -1)
 
 
 def scales_blocks(own: torch.Tensor, world_size: int, num_sms: int) -> Blocks:
-    """How these are cut for it."""
-    return blocks_of(scales_matrix(own).shape, torch.float32, world_size, num_sms)
+    """How these are cut for it: into blocks no wider than they are, as an inbox has room for whole blocks."""
+    shape = scales_matrix(own).shape
+    blocks = blocks_of(shape, torch.float32, world_size, num_sms)
+    block_n = min(blocks.block_n, max(_VECTOR, triton.next_power_of_2(shape[1])))
+    return replace(blocks, block_m=blocks.block_m * blocks.block_n // block_n, block_n=block_n)
 
 
 def scales_nbytes(own: torch.Tensor, world_size: int, num_sms: int) -> int:
