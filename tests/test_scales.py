@@ -183,20 +183,29 @@ def test_the_library_multiplies_blocks(ranks: Ranks, way: Way, by_columns: bool,
 
 
 @pytest.mark.parametrize(
-    ("cuda", "capability", "offset", "takes"),
-    [("13.0", 9, 0, True), ("12.9", 9, 0, True), ("12.8", 9, 0, False), ("13.0", 10, 0, False), ("13.0", 9, 1, False)],
+    ("cuda", "capability", "offset", "n", "k", "takes"),
+    [
+        ("13.0", 9, 0, 384, 512, True),
+        ("12.9", 9, 0, 384, 512, True),
+        ("12.8", 9, 0, 384, 512, False),
+        ("13.0", 10, 0, 384, 512, False),
+        ("13.0", 9, 1, 384, 512, False),
+        ("13.0", 9, 0, 368, 512, False),
+        ("13.0", 9, 0, 384, 496, False),
+    ],
 )
 def test_the_library_takes_blocks_where_it_has_kernels_for_them(
-    cuda: str, capability: int, offset: int, takes: bool
+    cuda: str, capability: int, offset: int, n: int, k: int, takes: bool
 ) -> None:
-    """PyTorch for CUDA 12.8 and before raises; cuBLAS asks for scales that begin at a multiple of 16 bytes."""
-    output = mock.Mock(device=mock.Mock(type="cuda"), shape=(16, 384), dtype=torch.bfloat16)
+    """PyTorch for CUDA 12.8 and before raises; cuBLAS asks for scales that begin at a multiple of 16 bytes; blocks that
+    are cut off have not been tried."""
+    output = mock.Mock(device=mock.Mock(type="cuda"), shape=(16, n), dtype=torch.bfloat16)
     of_b = torch.ones(13)[offset:][:12].view(3, 4).t()
     with (
         mock.patch("torch.cuda.get_device_capability", return_value=(capability, 0)),
         mock.patch("torch.version.cuda", cuda),
     ):
-        assert _takes_blocks(output, Scales(torch.ones(16, 4), of_b)) == takes
+        assert _takes_blocks(output, torch.empty(16, k), Scales(torch.ones(16, 4), of_b)) == takes
 
 
 def taken_for_blocks() -> list[str]:

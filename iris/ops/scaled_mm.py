@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from iris.ops.scales import Scales
+from iris.ops.scales import BLOCK, Scales
 from iris.ops.workspace import FusedWorkspace
 
 _ALIGNED = 16
@@ -23,7 +23,7 @@ def library_takes(
     if not all(map(_has_aligned_rows, (output, a, b.t()))):
         return False
     if scales.of_blocks:
-        return bias is None and _takes_blocks(output, scales)
+        return bias is None and _takes_blocks(output, a, scales)
     if any(scale is not None and scale.numel() != 1 for scale in (scales.a, scales.b)):
         return False
     if bias is not None and (bias.dim() != 1 or output.dtype == torch.float32 or bias.data_ptr() % _ALIGNED):
@@ -49,15 +49,15 @@ def scaled_mm(
     torch._scaled_mm(a, b, scale_a, scale_b, bias, out_dtype=output.dtype, use_fast_accum=fast, out=output)
 
 
-def _takes_blocks(output: torch.Tensor, scales: Scales) -> bool:
+def _takes_blocks(output: torch.Tensor, a: torch.Tensor, scales: Scales) -> bool:
     """Whether it takes them as it did on H200: cuBLAS has kernels for Hopper, from CUDA 12.9 on."""
     if output.device.type == "cpu" or torch.cuda.get_device_capability(output.device)[0] != 9 or scales.b is None:
         return False
     if tuple(map(int, (torch.version.cuda or "0").split("."))) < (12, 9) or scales.b.data_ptr() % _ALIGNED:
         return False
-    deep, rows = scales.b.shape[0], output.shape[0]
+    (deep, _), (rows, cols), k = scales.b.shape, output.shape, a.shape[1]
     laid_out = scales.b.stride() == (1, deep) and not (deep % _ALIGNED_SCALES or rows % _ALIGNED_SCALES)
-    return laid_out and output.dtype == torch.bfloat16
+    return laid_out and not (k % BLOCK or cols % BLOCK) and output.dtype == torch.bfloat16
 
 
 def _scaled_by_block(
