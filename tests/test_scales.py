@@ -429,7 +429,7 @@ def grown_heap() -> Failure:
         with fresh(heap_size) as ctx:
             output = torch.empty(rows * ctx.world_size, 16, device=ctx.device)
             operands = (one.to(ctx.device) for one in (a, b))
-            scales = {"scale_a": of_a.to(ctx.device), "scale_b": of_b.to(ctx.device)}
+            scales: dict[str, Any] = {"scale_a": of_a.to(ctx.device), "scale_b": of_b.to(ctx.device)}
             return failure_of(
                 lambda: ctx.ops.all_gather_matmul(output, *operands, gather_dim=0, config="baseline", **scales)
             )
