@@ -32,8 +32,6 @@ _NEEDS_LAUNCHES_THAT_RETURN = {("matmul_reduce_scatter", "copy_engine"), ("matmu
 _STREAM_WAITS = {*_NEEDS_LAUNCHES_THAT_RETURN, ("matmul_all_scatter", "copy_engine")}
 """Whose copies wait, on their stream, for a word that the kernel beside them writes. In a graph that runs in a single
 queue that wait could come first, and the kernel never."""
-
-
 _BY_LIBRARY = {one for one in LIBRARY if one != "ring"}
 """What "auto" prefers on NVIDIA GPUs where blocks have scales, as the library's matmul takes half as long with these as
 Iris's kernel, by which a ring adds products up."""
@@ -71,12 +69,12 @@ def resolve(
         RankMismatch: other ranks call the op with another problem, config, kind of bias, or workspace, or with
             ``shared`` operands of other strides or at another place of the heap. Found in the first call with these.
     """
-    by_library = _leaves_blocks_to_library(ctx, scales)
+    by_library = scales.of_blocks and ctx.backend_name == "cuda"
     chosen, key = _chosen(ctx, problem, config, workspace, bool(trace), takes, by_library, scales_nbytes)
     picked = ctx.backend_name == "cuda" and not isinstance(config, FusedConfig)
     fitting = scales.fitting(chosen, picked=picked)
     if isinstance(config, Adjusted):
-        fitting = replace(fitting, **dict(config.options))  # type: ignore[arg-type]
+        fitting = scales.fitting(replace(fitting, **dict(config.options)), picked=False)  # type: ignore[arg-type]
     if trace and config is not None and has_no_tile(chosen):
         traced = [name for name in algorithms(problem.op) if name not in LIBRARY]
         expected = f"none of {chosen.algorithm}, whose matmul is torch.matmul's"
@@ -101,10 +99,6 @@ def resolve(
         if ctx.rank == 0:
             _tell(ctx, problem, chosen, key, workspace)
     return fitting
-
-
-def _leaves_blocks_to_library(ctx: Iris, scales: Scales) -> bool:
-    return scales.of_blocks and ctx.backend_name == "cuda"
 
 
 def _check_atomic(ctx: Iris, problem: Problem) -> None:
