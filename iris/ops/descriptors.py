@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from iris.ops.config import FusedConfig
+from iris.ops.row_major import has_aligned_rows
 
 
 class Descriptors(NamedTuple):
@@ -52,10 +53,8 @@ def _of_b(b: torch.Tensor, n: int, k: int, between: bool) -> tuple[Any, Any]:
 
 
 def describe(matrix: torch.Tensor, block: list[int]) -> Any:
-    """A descriptor, or None where TMA cannot read the matrix: it needs unit column stride, and rows that begin at
-    multiples of 16 bytes and do not overlap, as those of an expanded tensor do."""
-    row = matrix.stride(0)
-    if matrix.stride(1) != 1 or matrix.data_ptr() % 16 or row * matrix.element_size() % 16 or row < matrix.shape[1]:
+    """A descriptor, or None where TMA cannot read the matrix."""
+    if not has_aligned_rows(matrix):
         return None
     from triton.tools.tensor_descriptor import TensorDescriptor
 

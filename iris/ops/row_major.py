@@ -42,6 +42,15 @@ def row_major(workspace: FusedWorkspace, matrix: torch.Tensor) -> torch.Tensor:
     return _copy(workspace, matrix)
 
 
+def has_aligned_rows(matrix: torch.Tensor) -> bool:
+    """Whether TMA, or the library in 8 bits, can read ``matrix``: the stride between columns is 1, and rows begin at
+    multiples of 16 bytes and do not overlap, as those of an expanded tensor do."""
+    row = matrix.stride(0)
+    if matrix.stride(1) != 1 or row < matrix.shape[1]:
+        return False
+    return not (matrix.data_ptr() % _ALIGNMENT or row * matrix.element_size() % _ALIGNMENT)
+
+
 def aligned(workspace: FusedWorkspace, matrix: torch.Tensor, nbytes: int) -> torch.Tensor:
     """As :func:`row_major`, and its rows begin at multiples of ``nbytes``, 16 at most, and elements of so many may be
     read in their place."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from iris.ops.row_major import has_aligned_rows
 from iris.ops.scales import BLOCK, Scales
 from iris.ops.workspace import FusedWorkspace
 
@@ -20,7 +21,7 @@ def library_takes(
     and column it has slower kernels; B transposed, and all of them aligned."""
     if a.dtype != torch.float8_e4m3fn or torch.version.hip is not None:
         return False
-    if not all(map(_has_aligned_rows, (output, a, b.t()))):
+    if not all(has_aligned_rows(one) and one.shape[1] % _ALIGNED == 0 for one in (output, a, b.t())):
         return False
     if scales.of_blocks:
         return bias is None and _takes_blocks(output, a, scales)
@@ -72,10 +73,3 @@ def _scaled_by_block(
         scale_a = workspace.scratch_matrix("scales by columns", deep, rows, torch.float32).t().copy_(scale_a)
     of_rows, of_squares = ScalingType.BlockWise1x128.value, ScalingType.BlockWise128x128.value
     torch._scaled_mm_v2(a, b, [scale_a], [of_rows], [], [scale_b], [of_squares], [], None, output.dtype, out=output)
-
-
-def _has_aligned_rows(matrix: torch.Tensor) -> bool:
-    cols, pitch = matrix.shape[1], matrix.stride(0)
-    if matrix.stride(1) != 1 or pitch < cols:
-        return False
-    return not (cols % _ALIGNED or pitch * matrix.element_size() % _ALIGNED or matrix.data_ptr() % _ALIGNED)
