@@ -23,7 +23,7 @@ from iris.ops.hardware import allows_tf32
 from iris.ops.operands import check_no_gradient, check_shape
 from iris.ops.problem import Problem
 from iris.ops.row_major import row_major
-from iris.ops.scales import BLOCK, NO_SCALES, Scales
+from iris.ops.scales import BLOCK, NO_SCALES, Scales, shapes_of_blocks
 from iris.ops.split import strip_stages, strips_of
 from iris.ops.target import target_of
 from iris.ops.workspace import FusedWorkspace
@@ -313,9 +313,9 @@ def _check(
     numbers = None if bias is None else bias.numel()
     if expected[bias_is] is not None and numbers != expected[bias_is]:
         raise ShapeError(op, "bias", f"{expected[bias_is]} numbers, as bias_is = {bias_is}", numbers)
-    deep, across = -(-problem.k // BLOCK), -(-problem.n // BLOCK)
+    of_a, of_b = shapes_of_blocks(problem.m, problem.n, problem.k)
     for name, given, count, of_blocks in (
-        ("scales.a", scales.a, problem.m, (problem.m, deep)), ("scales.b", scales.b, problem.n, (deep, across)),
+        ("scales.a", scales.a, problem.m, of_a), ("scales.b", scales.b, problem.n, of_b),
     ):  # fmt: skip
         if given is not None and given.dtype != torch.float32:
             raise DTypeError(op, name, str(torch.float32), given.dtype)

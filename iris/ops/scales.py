@@ -31,8 +31,9 @@ class Scales:
 
     def of(self, rows: Rows) -> Scales:
         """Those of some rows of A."""
-        every = self.a is None or (self.a.numel() == 1 and not self.of_blocks)
-        return self if every or self.a is None else Scales(rows.of(self.a), self.b)
+        if self.a is None or (self.a.numel() == 1 and not self.of_blocks):
+            return self
+        return Scales(rows.of(self.a), self.b)
 
     def fitting(self, config: FusedConfig, *, picked: bool) -> FusedConfig:
         """``config`` with blocks of K that have one scale each; if it was ``picked`` for an NVIDIA GPU, with a tile so
@@ -56,6 +57,12 @@ class Scales:
 NO_SCALES = Scales()
 
 
+def shapes_of_blocks(m: int, n: int, k: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The shapes of ``a`` and ``b`` of blocks for a product [m, k] @ [k, n]."""
+    deep, across = -(-k // BLOCK), -(-n // BLOCK)
+    return (m, deep), (deep, across)
+
+
 def scales_of(
     op: str, a: tuple[str, torch.Tensor], b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None
 ) -> Scales:
@@ -67,8 +74,8 @@ def scales_of(
         DTypeError: blocks have scales, and the matrices are not fp8.
     """
     (name, matrix), (k, n) = a, b.shape
-    m, deep = matrix.shape[0], -(-k // BLOCK)
-    of_a, of_b = (m, deep), (deep, -(-n // BLOCK))
+    m = matrix.shape[0]
+    of_a, of_b = shapes_of_blocks(m, n, k)
     a_has = scale_a is not None and tuple(scale_a.shape) == of_a != (m, 1)
     b_has = scale_b is not None and tuple(scale_b.shape) == of_b and of_b not in ((1, n), (1, 1))
     if not a_has and not b_has:
