@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, LAYOUTS, SCATTER, SMALL, Way, some, trial, ways
+from ops_inputs import ALL_REDUCE, GATHER, LAYOUTS, SCATTER, SMALL, Trial, Way, some, trial, ways
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 from iris.ops import FusedConfig, Problem, Target, new_workspace
@@ -47,15 +47,18 @@ def test_int8_with_scales_makes_floats(ranks: Ranks, way: Way, seed: int) -> Non
 
 
 def by_library(way: Way, shape: tuple[int, int, int], seed: int, bias: str | None, transposed: bool) -> list[float]:
-    """The error of three calls, the last of which is a replay on a GPU, and how often the library multiplied."""
-    ctx = context()
-    one = trial(ctx, way, shape, FP8, seed, bias)
-    one = replace(one, b=one.b.T.contiguous().T) if transposed else one
+    one = trial(context(), way, shape, FP8, seed, bias)
+    return called_thrice(replace(one, b=_by_columns(one.b)) if transposed else one, "_scaled_mm")
+
+
+def called_thrice(one: Trial, function: str) -> list[float]:
+    """The error of three calls, the last of which is a replay on a GPU, and how often the library multiplied, by
+    PyTorch's ``function``."""
     found = []
-    with mock.patch("torch._scaled_mm", wraps=torch._scaled_mm) as library:
+    with mock.patch.object(torch, function, wraps=getattr(torch, function)) as library:
         for _ in range(3):
             one.spoil()
-            ctx.barrier()
+            one.ctx.barrier()
             one.run()
             found.append(one.excess())
     return [max(found), float(library.call_count)]
@@ -158,19 +161,10 @@ def test_scales_of_few_blocks_may_have_any_strides(ranks: Ranks, seed: int) -> N
 
 
 def blocks_by_library(way: Way, seed: int, by_columns: bool) -> list[float]:
-    ctx = context()
-    one = trial(ctx, way, (16, 256, 512), FP8, seed, blocks=True)
-    assert one.scale_a is not None
+    one = trial(context(), way, (16, 256, 512), FP8, seed, blocks=True)
     of_a = _by_columns(one.scale_a) if by_columns else one.scale_a
     one = replace(one, b=_by_columns(one.b), scale_a=of_a, scale_b=_by_columns(one.scale_b))
-    found = []
-    with mock.patch("torch._scaled_mm_v2", wraps=torch._scaled_mm_v2) as library:
-        for _ in range(3):  # the last is a replay
-            one.spoil()
-            ctx.barrier()
-            one.run()
-            found.append(one.excess())
-    return [max(found), float(library.call_count)]
+    return called_thrice(one, "_scaled_mm_v2")
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 4), indirect=True)
