@@ -96,8 +96,7 @@ def fetchers(state: bench.State, ctx: iris.Iris) -> None:
     comm_sms, k_per_flag = (int(number) for number in way.split("x"))
     config = replace(tile, comm_sms=comm_sms, k_per_flag=k_per_flag)
     config.check("all_gather_matmul", ("hbm_buffer",), ctx.num_sms, operands.a.dtype)
-    received = operands.a.numel() * operands.a.element_size() * (ranks - 1)
-    problem = Problem("all_gather_matmul", m, n, k, operands.a.dtype, ranks, received, dim, False)
+    problem = Problem("all_gather_matmul", m, n, k, operands.a.dtype, ranks, dim, False)
     emulated = Emulated(ctx, [ctx._backend.bases[0], *[operands.base] * (ranks - 1)])
     memory = memory_of(emulated, problem, config, None)
     call = gather._Call(
@@ -109,7 +108,7 @@ def fetchers(state: bench.State, ctx: iris.Iris) -> None:
         for first in (ENTERED, LEFT):
             peers[first : first + ranks] = peers[coming]
 
-    state.set_bytes(received)
+    state.set_bytes(problem.received_bytes)
     state.exec(call.hbm_buffer, preamble_fn=before, validate_fn=check)
 
 

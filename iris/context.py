@@ -525,8 +525,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
             if error is not None:  # before the device is waited for: its kernels may be waiting for peers
                 self._failure.part(error)
             self._watcher.stop()
-            self._workspaces.clear()
-            self._group_tensors.clear()
             limit_s = None if error is None else 0.0 if ending() else self.timeout_s
             done = self._backend.close(limit_s)
             if not done and limit_s:
@@ -538,7 +536,8 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
                 self._mesh.exchange("released")  # memory is free once no peer maps it
         finally:
             if done:  # graphs are kept, too, and their streams may be another context's next
-                self._kept.clear()
+                for made in (self._workspaces, self._group_tensors, self._kept):
+                    made.clear()
             else:
                 _never_freed.append(self)  # the device may be using all of it
             self._mesh.leave(error)

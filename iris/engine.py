@@ -92,7 +92,7 @@ class CopyEngine:
         try:
             yield recorded
         except BaseException as error:
-            begun = self._begun or not isinstance(error, Exception)
+            begun = announced or self._begun or not isinstance(error, Exception)  # _begun: reset where this is nested
             if begun and not recorded and not isinstance(error, CaptureError):
                 self._ctx.broke_off(error)
             raise

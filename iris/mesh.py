@@ -274,7 +274,6 @@ class Mesh:
         tag: str,
         payload: bytes = b"",
         ranks: Sequence[int] | None = None,
-        timeout_s: float | None = None,
         fd: int | None = None,
     ) -> dict[int, bytes]:
         """Send ``payload`` to every rank of ``ranks`` and return what each of them sent, own included.
@@ -289,13 +288,12 @@ class Mesh:
             PeerDied: a participating rank's process ended.
             WaitTimeout: a participating rank did not call within the time.
         """
-        timeout = self.timeout_s if timeout_s is None else timeout_s
         group = set(range(self.world_size)) if ranks is None else set(ranks)
         frame = _frame(_DATA, tag, payload)
         rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         outgoing = {peer: memoryview(frame) for peer in sorted(group) if peer != self.rank}
         tags, payloads = {self.rank: tag}, {self.rank: payload}
-        deadline = time.monotonic() + timeout + min(_AFTER_KERNELS_S, timeout / 4)
+        deadline = time.monotonic() + self.timeout_s + min(_AFTER_KERNELS_S, self.timeout_s / 4)
         with selectors.DefaultSelector() as selector:
             for peer in outgoing:
                 selector.register(self._socket(peer), selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
@@ -312,9 +310,9 @@ class Mesh:
                     for peer in self.ending(late):
                         raise self.death(peer, tag)
                     raise WaitTimeout(
-                        f"{tag.split('(')[0]}: rank {self.rank} waited {timeout:g} s for {ranks_text(late)}, which "
-                        "did not make the call. Is it in other work, or stuck before this point? Or is one of its "
-                        "kernels waiting for a signal?",
+                        f"{tag.split('(')[0]}: rank {self.rank} waited {self.timeout_s:g} s for {ranks_text(late)}, "
+                        "which did not make the call. Is it in other work, or stuck before this point? Or is one of "
+                        "its kernels waiting for a signal?",
                         late,
                     )
                 for selected, mask in selector.select(left):

@@ -375,7 +375,7 @@ def test_a_folder_that_cannot_be_made_is_named_before_ranks_start(path: str, tmp
 
 def test_a_record_has_what_the_model_expects_here_and_of_an_mi300x() -> None:
     ctx, known = mock.Mock(num_sms=132), HARDWARE["H200 SXM"]
-    problem = ops.Problem("all_gather_matmul", 8192, 1024, 8192, torch.bfloat16, 8, 117 << 20, 0)
+    problem = ops.Problem("all_gather_matmul", 8192, 1024, 8192, torch.bfloat16, 8, 0)
     fused._tell(state := mock.Mock(), ctx, problem, ops.FusedConfig("pull"), known)
     floor, (predicted,) = floor_s(problem, known), state.set_predicted.call_args.args
     assert floor is not None and 0 < floor < predicted < 0.1
@@ -394,8 +394,7 @@ def test_a_sweep_takes_the_algorithms_own_best_options(algorithm: str, gather_di
     for ranks in (2, 4, 8):
         for shape in Dataset.read(DATA_SET).shapes(OP, ranks):
             m, n, k = (int(shape[name]) for name in ("M", "N", "K"))
-            received = m * k // ranks * (ranks - 1) * 2
-            problem = ops.Problem(OP, m, n // ranks, k, torch.bfloat16, ranks, received, gather_dim)
+            problem = ops.Problem(OP, m, n // ranks, k, torch.bfloat16, ranks, gather_dim)
             operands: Any = SimpleNamespace(op=OP, problem=problem, ctx=None)
             with mock.patch.object(ways, "target_of", return_value=h200):
                 config = ways._config(operands, gather_sweep._way(options))

@@ -143,6 +143,38 @@ def test_after_a_call_that_broke_off_nothing_is_trusted(
     assert_peers_were_told(peers, f"{error.__name__}: out of memory")
 
 
+def after_its_scales(algorithm: str) -> tuple[Failure, Failure]:
+    """A gather with a scale for each row, whose matmul cannot be launched on rank 0 when its scales have been sent."""
+    shared = context()
+    with fresh(1 << 21) as ctx, mock.patch.dict("os.environ", IRIS_REPLAY="0"):
+        a, b = ctx.ones(16, 32, dtype=torch.int8), torch.ones(32, 16, dtype=torch.int8, device=ctx.device)
+        output, of_rows = torch.empty(16 * ctx.world_size, 16, device=ctx.device), torch.ones(16, device=ctx.device)
+
+        def gather() -> None:
+            config = replace(SMALL, algorithm=algorithm)
+            ctx.ops.all_gather_matmul(output, a, b, gather_dim=0, scale_a=of_rows, config=config)
+            ctx.synchronize()
+
+        gather()
+        fails = mock.patch("iris.ops.call.run", side_effect=RuntimeError("out of registers"))
+        with fails if ctx.rank == 0 else nullcontext():
+            first = outcome(gather)
+        second = failure_of(gather)
+        assert ctx.rank or ctx._watcher.told()
+        shared.barrier()
+        return first, second
+
+
+@TWO
+@pytest.mark.parametrize("algorithm", ["push", "copy_engine"])
+def test_a_gather_whose_scales_were_sent_is_the_end(ranks: Ranks, algorithm: str) -> None:
+    """In a second try its scales would be a call ahead of its peers'."""
+    (first, second), *peers = ranks.run(after_its_scales, algorithm)
+    assert first.kind == "RuntimeError"
+    assert second.kind == "ContextError" and "broke off half way: RuntimeError: out of registers" in second.message
+    assert_peers_were_told(peers, "RuntimeError: out of registers")
+
+
 def without_senders(seed: int) -> tuple[Failure, Failure]:
     """The second of the two kernels of ``streams`` cannot be launched on rank 0."""
     shared = context()
@@ -463,7 +495,7 @@ def auto_behind_a_full_heap() -> tuple[str, str]:
     with fresh(4 << 20) as ctx:
         output, a, b = ctx.empty(512, 64), torch.ones(512, 16), torch.ones(16, 64)
         operands = output, a.to(ctx.device), b.to(ctx.device)
-        problem = Problem(ALL_REDUCE, 512, 64, 16, torch.float32, ctx.world_size, 2 * 512 * 64 * 4)
+        problem = Problem(ALL_REDUCE, 512, 64, 16, torch.float32, ctx.world_size)
         best = pick_config(problem, target_of(ctx)).algorithm
         hold = ctx.empty(ctx.heap_largest_free_bytes - (16 << 10), dtype=torch.uint8)
         del hold

@@ -24,7 +24,7 @@ SIMULATED = Target("sim", 4)
 
 
 def problem(op: str = GATHER, m: int = 8192, n: int = 4096, dtype: torch.dtype = torch.bfloat16) -> Problem:
-    return Problem(op, m, n, 8192, dtype, 8, m * 8192 * dtype.itemsize * 7 // 8)
+    return Problem(op, m, n, 8192, dtype, 8)
 
 
 @pytest.mark.parametrize("op", ALGORITHMS)

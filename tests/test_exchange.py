@@ -163,7 +163,7 @@ def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, loaded_nbyte
 def test_a_workspace_for_flags_serves_what_would_go_by_words(algorithm: str, rows: int) -> None:
     """One for the largest batch is large enough for all others."""
     most, asked = (
-        room(Problem("matmul_all_reduce", m, 8192, 2048, torch.bfloat16, 4, 0), FusedConfig(algorithm), 132, True)
+        room(Problem("matmul_all_reduce", m, 8192, 2048, torch.bfloat16, 4), FusedConfig(algorithm), 132, True)
         for m in (512, rows)
     )
     assert asked.staging_nbytes <= most.staging_nbytes

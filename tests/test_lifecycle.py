@@ -231,11 +231,11 @@ def test_use_after_close(ranks: Ranks) -> None:
 
 def busy_devices() -> list[tuple[float | None, bool, bool]]:
     """Of a healthy end, a failed one, and one at exit, on a device that is not done: how long it is waited for, whether
-    what graphs write to is kept, and whether the context is closed."""
+    what graphs and kernels write to is kept, and whether the context is closed."""
     found = []
     for error, at_exit in ((None, False), (ValueError("the program's"), False), (ValueError("the program's"), True)):
         ctx = iris.iris(HEAP_SIZE, timeout_s=0.2, log_level="error")
-        graphs = ctx.kept("graphs", lambda: [1])
+        graphs, memory = ctx.kept("graphs", lambda: [1]), ctx.workspace("memory", lambda: [2])
         close, limits = ctx._backend.close, list[float | None]()
 
         def busy(limit_s: float | None, limits: list[float | None] = limits) -> bool:
@@ -246,7 +246,8 @@ def busy_devices() -> list[tuple[float | None, bool, bool]]:
             with suppress(ValueError), ctx:
                 if error is not None:
                     raise error
-            found.append((limits[0], graphs in ctx._kept.values(), "closed" in repr(ctx)))
+            kept = graphs in ctx._kept.values() and memory in ctx._workspaces.values()
+            found.append((limits[0], kept, "closed" in repr(ctx)))
         close(None)
     return found
 

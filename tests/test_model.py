@@ -321,13 +321,3 @@ def test_fetchers_and_senders_count() -> None:
     scatter = problem_of("matmul_all_scatter", 8192, 4096, 2048, 8)
     few, many = (replace(one, algorithm="split") for one in (few, many))
     assert predict_ms(scatter, few, H200) > 1.5 * predict_ms(scatter, many, H200)
-
-
-def test_rates_do_not_depend_on_a_switch_of_pytorch() -> None:
-    before = torch.backends.cuda.matmul.allow_tf32
-    rates = []
-    for allowed in (False, True):
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-        rates.append(machine(H200, torch.float32))
-    torch.backends.cuda.matmul.allow_tf32 = before
-    assert rates[0] == rates[1]

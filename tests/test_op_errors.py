@@ -237,8 +237,8 @@ MISTAKES = {
         "ArgumentError", "workspace", "64 B",
     ),
     "few flags": Mistake(
-        FLAGGED, lambda one: {"workspace": replace(enough(one), ready=enough(one).ready[:1])},
-        "ArgumentError", "workspace", "1.",
+        FLAGGED, lambda one: {"workspace": replace(enough(one), ready=enough(one).ready[:0])},
+        "ArgumentError", "workspace", "0.",
     ),
 }  # fmt: skip
 
@@ -814,7 +814,7 @@ def plain_sink(*_: object) -> None:
 def mistakes_of_an_own_op() -> list[Failure]:
     """An op of the user's is given what does not belong together, and at last what does."""
     ctx = context()
-    problem = Problem("mine", 24, 16, 32, torch.float32, ctx.world_size, 0)
+    problem = Problem("mine", 24, 16, 32, torch.float32, ctx.world_size)
     own, b = torch.ones(24, 32, device=ctx.device), torch.ones(32, 16, device=ctx.device)
     of_fp8, of_blocks = replace(problem, dtype=torch.float8_e4m3fn), Scales(own.new_ones(24, 1), own.new_ones(1, 1))
     right: dict[str, Any] = {
@@ -831,10 +831,14 @@ def mistakes_of_an_own_op() -> list[Failure]:
         {"own": torch.ones(24, 32, device=ctx.device, requires_grad=True)},
         {"bias": torch.ones(5, device=ctx.device), "bias_is": 2},
         {"bias_is": 1},
+        {"bias": torch.ones(16, device=ctx.device)},
+        {"bias": torch.ones(32, device=ctx.device)[::2], "bias_is": 2},
+        {"bias": torch.ones(16, device=ctx.device, dtype=torch.float16), "bias_is": 2},
         {"bias_is": 3},
         {"config": "pull"},
         {"config": replace(SMALL, num_sms=1 << 20)},
         {"workspace": None},
+        {"workspace": new_workspace(ctx, "yours", "local")},
         {"plan": replace(right["plan"], sink=plain_sink)},
         {"plan": replace(right["plan"], source="local_source")},
         {"plan": replace(right["plan"], schedule=None)},
@@ -863,10 +867,14 @@ def test_an_own_op_that_is_given_what_does_not_belong_together(ranks: Ranks) -> 
         ("ArgumentError", "mine: own: expected a tensor that needs no gradient"),
         ("ShapeError", "mine: bias: expected 16 numbers, as bias_is = 2, got 5"),
         ("ShapeError", "mine: bias: expected 24 numbers, as bias_is = 1, got None"),
+        ("ShapeError", "mine: bias: expected None, as bias_is = 0, got 16"),
+        ("ShapeError", "mine: bias: expected a contiguous tensor, got strides (2,)"),
+        ("DTypeError", "mine: bias: expected torch.float32, as output has, got torch.float16"),
         ("ArgumentError", "mine: bias_is: expected 0, 1 or 2, got 3"),
         ("ArgumentError", "mine: config: expected a FusedConfig, got 'pull'"),
         ("ArgumentError", "mine: config.num_sms: expected at most"),
         ("ArgumentError", "mine: workspace: expected a FusedWorkspace, got None"),
+        ("ArgumentError", "mine: workspace: expected one made for mine on this context, got FusedWorkspace(yours, "),
         ("ArgumentError", "mine: plan.sink: expected a @triton.jit function, got plain_sink"),
         ("ArgumentError", "mine: plan.source: expected a @triton.jit function, got 'local_source'"),
         ("ArgumentError", "mine: plan.schedule: expected a @triton.jit function, got None"),

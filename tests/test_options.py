@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from ops_inputs import GATHER, SCATTER, SMALL, Way, some, trial, ways
-from ranks import BACKEND, Ranks, context, poison, worlds
+from ranks import BACKEND, Ranks, context, fresh, poison, worlds
 
 import iris
 from iris.device.sync import NEXT_EPOCH
@@ -186,6 +186,22 @@ def by_its_own_name(gather_dim: int, seed: int) -> tuple[float, float, bool]:
     free = ctx.heap_free_bytes
     ctx.ops.all_gather_matmul_hbm_buffer(one.output, one.a, one.b, config=SMALL, gather_dim=gather_dim)
     return first, one.excess(), ctx.heap_free_bytes == free
+
+
+def prepared_for_one(seed: int) -> tuple[int, int]:
+    """What the preamble makes where there is nothing to gather, and how much more the op itself."""
+    with fresh(1 << 20) as ctx:
+        one = trial(ctx, Way(GATHER, "hbm_buffer", 0), LARGE, torch.bfloat16, seed)
+        workspace = iris.ops.all_gather_matmul_hbm_buffer_preamble(ctx, one.a, one.b, SMALL)
+        free = ctx.heap_free_bytes
+        ctx.ops.all_gather_matmul_hbm_buffer(one.output, one.a, one.b, config=SMALL, gather_dim=0)
+        ctx.synchronize()
+        return workspace.staging.numel(), free - ctx.heap_free_bytes
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_preamble_makes_no_more_than_the_op(ranks: Ranks, seed: int) -> None:
+    assert ranks.run(prepared_for_one, seed) == [(0, 0)]
 
 
 def test_the_names_of_hbm_buffers_options() -> None:

@@ -64,6 +64,23 @@ def shipped_rows(*rows: Row) -> None:
     pick.forget()
 
 
+def test_the_model_knows_of_tf32() -> None:
+    """Which may be allowed from one call to the next."""
+    problem = replace(problem_of("matmul_all_reduce", 2048, 4096, 4096, 8), dtype=torch.float32)
+    before = torch.backends.cuda.matmul.allow_tf32
+    found = []
+    try:
+        for allowed in (False, True, False):
+            torch.backends.cuda.matmul.allow_tf32 = allowed
+            config = pick_config(problem, H200)
+            found.append((config, predictions(problem, H200, [config])[config]))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    slow, fast, again = found
+    assert slow == again and fast[1] < slow[1] / 3
+    assert predictions(problem, replace(H200, hardware="AMD Instinct MI355X"), [fast[0]])[fast[0]] > 0  # has none
+
+
 # -- the order ------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +213,7 @@ def test_a_row_that_does_not_count_hides_no_other() -> None:
 
 def test_whose_matmul_goes_with_an_exchange_is_known_from_one_gpu() -> None:
     asked = problem_of("matmul_all_reduce", 512, 16384, 8192, 4)
-    alone = replace(asked, op="matmul", world_size=1, received_bytes=0)
+    alone = replace(asked, op="matmul", world_size=1)
     local = FusedConfig("local", block_size_n=256, stream_k=True, two_tiles=False)
     row = replace(row_for(alone, local), measured_ms=0.2, library_ms=0.21)
     picked = {name: pick_config(asked, H200, name) for name in ("low_latency", "low_latency_two_shot")}
@@ -817,7 +834,7 @@ def test_a_named_algorithm_gets_its_own_best_options(op: str) -> None:
 
 def test_options_that_are_given_replace_those_of_the_best_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where both do not go together, as too many stages of a large tile, they are those of the plain one."""
-    problem = Problem("all_gather_matmul", 16384, 3584, 8192, torch.bfloat16, 8, 7 * 16384 * 1024 * 2, 1)
+    problem = Problem("all_gather_matmul", 16384, 3584, 8192, torch.bfloat16, 8, 1)
     monkeypatch.setattr(choice, "target_of", lambda ctx: H200)
     ctx: Any = SimpleNamespace(num_sms=132)
 

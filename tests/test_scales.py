@@ -9,9 +9,12 @@ from unittest import mock
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from ops_inputs import ALL_REDUCE, GATHER, LAYOUTS, SCATTER, SMALL, Trial, Way, some, trial, ways
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
+from iris.device.tile import ScalePointers, Tile, scaled
 from iris.ops import FusedConfig, Problem, Target, new_workspace
 from iris.ops.candidates import LIBRARY
 from iris.ops.choice import Adjusted, resolve
@@ -230,7 +233,7 @@ def resolved(config: Any = None, *, least_room: bool = False, **options: Any) ->
         has_workspace=lambda key: least_room and key[1] == "pull", kept=lambda key, make: kept.setdefault(key, make()),
     )  # fmt: skip
     target = Target("cuda", 132, tma=True, hardware="NVIDIA H200")
-    problem = Problem(GATHER, 8192, 4096, 4096, FP8, 2, 4096 * 4096, 0, True, torch.bfloat16)
+    problem = Problem(GATHER, 8192, 4096, 4096, FP8, 2, 0, True, torch.bfloat16)
     scales = Scales(torch.ones(4096, 32), torch.ones(32, 32))
     with mock.patch("iris.ops.choice.target_of", lambda _, excluded=(): replace(target, excluded=excluded)):
         return resolve(ctx, problem, config, None, scales=scales, **{"trace": False, **options})
@@ -390,7 +393,7 @@ def room_for_one_workspace() -> tuple[list[str], list[float]]:
     log, found = mock.Mock(), []
     with fresh(1 << 20) as ctx, mock.patch.multiple(ctx, debug=log, warning=log):
         a, b = ctx.ones(16, 256, dtype=FP8), torch.ones(256, 16, device=ctx.device).to(FP8)
-        problem = Problem(GATHER, 16 * ctx.world_size, 16, 256, FP8, ctx.world_size, 0, 0)
+        problem = Problem(GATHER, 16 * ctx.world_size, 16, 256, FP8, ctx.world_size, 0)
         output = torch.empty(problem.m, problem.n, device=ctx.device)
         with mock.patch("iris.ops.choice.pick_config", lambda problem, target: next(
             replace(SMALL, algorithm=one) for one in ("hbm_buffer", "pull") if one not in target.excluded
@@ -440,10 +443,36 @@ def test_the_heap_size_that_an_error_names_is_enough_for_scales_too(ranks: Ranks
         assert failure.kind == "nothing", failure
 
 
+@triton.jit
+def far_scales_kernel(out, numbers, first, stride, BLOCK: tl.constexpr):
+    rows, cols = first + tl.arange(0, BLOCK), tl.arange(0, BLOCK)
+    inside = cols < BLOCK
+    begin = numbers - first.to(tl.int64) * stride
+    scales = ScalePointers(begin, stride, begin, stride, None, 0, 0, None, 0, 0)
+    product = scaled(tl.full((BLOCK, BLOCK), 3, tl.int32), scales, Tile(0, 0, 1, 0, rows, rows, inside, inside))
+    tl.store(out + cols[:, None] * BLOCK + cols[None, :], product)
+
+
+def far_scales() -> bool:
+    """Scales further apart than 32 bits count, as in a column of a wide matrix: numbers of rows times their stride."""
+    ctx, stride = context(), 5
+    numbers = torch.arange(1.0, 1 + 16 * stride, device=ctx.device)
+    out = torch.empty(16, 16, device=ctx.device)
+    far_scales_kernel[(1,)](out, numbers, (1 << 30) + 7, stride, BLOCK=16)
+    ctx.synchronize()
+    each = numbers[::stride]
+    return torch.equal(out, 3 * each[:, None] * each[None, :])
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_scales_may_lie_far_apart(ranks: Ranks) -> None:
+    assert ranks.run(far_scales) == [True]
+
+
 def precisions_of_an_own_op() -> list[str]:
     """How sums are kept of an op whose problem does not say what its output, in bfloat16 or in float32, is made in."""
     ctx, found = context(), []
-    problem, workspace = Problem("mine", 16, 16, 32, FP8, ctx.world_size, 0), new_workspace(ctx, "mine", "local")
+    problem, workspace = Problem("mine", 16, 16, 32, FP8, ctx.world_size), new_workspace(ctx, "mine", "local")
     a, b = (torch.ones(shape, device=ctx.device).to(FP8) for shape in ((16, 32), (32, 16)))
     for made in (torch.bfloat16, torch.float32):
         output = torch.empty(16, 16, dtype=made, device=ctx.device)

@@ -137,7 +137,7 @@ def in_strips(way: Way, turn: int, widths: tuple[int, ...], seed: int) -> list[t
 def test_split_tiles_in_strips(crowd: Ranks, way: Way, ranks: int, seed: int) -> None:
     """One tile in four strips, some in two, some as they are; the last strip of some lies outside the output. The model
     knows whose are cut."""
-    problem = Problem(way.op, 16, 16, 16, torch.float16, ranks, 0, way.gather_dim)
+    problem = Problem(way.op, 16, 16, 16, torch.float16, ranks, way.gather_dim)
     sliced = Call(problem, replace(IN_STRIPS, algorithm=way.algorithm), H200).sliced
     widths = (256, 128) if sliced else (256,)
     for found in crowd.run(in_strips, way, OWN_KERNEL.index(way), widths, seed):

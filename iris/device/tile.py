@@ -55,7 +55,7 @@ SCALE_BLOCK: tl.constexpr = tl.constexpr(128)
 """Columns of A, and rows and columns of B, that share a scale, where blocks have scales."""
 
 
-class Scales(NamedTuple):
+class ScalePointers(NamedTuple):
     """What a product is multiplied by, in float32: ``rows``, a number for each row, and ``cols``, one for each column.
     None: nothing; a stride of 0: one number for all. Or what the product of each block is multiplied by before it is
     added up, two matrices: ``left``, a number for each row of A and :data:`SCALE_BLOCK` of its columns, and ``right``,
@@ -144,9 +144,9 @@ def scaled(acc, scales, tile):
     if scales.rows is not None or scales.cols is not None:
         acc = acc.to(tl.float32)
     if scales.rows is not None:
-        acc *= tl.load(scales.rows + tile.rows * scales.row_stride, mask=tile.row_mask, other=0)[:, None]
+        acc *= tl.load(scales.rows + tile.rows.to(tl.int64) * scales.row_stride, mask=tile.row_mask, other=0)[:, None]
     if scales.cols is not None:
-        acc *= tl.load(scales.cols + tile.cols * scales.col_stride, mask=tile.col_mask, other=0)[None, :]
+        acc *= tl.load(scales.cols + tile.cols.to(tl.int64) * scales.col_stride, mask=tile.col_mask, other=0)[None, :]
     return acc
 
 

@@ -167,9 +167,8 @@ def all_gather_matmul(
     check_rows_of_b(OP, B, cols if by_rows else cols * world, output.shape[1], "the gathered A")
     check_shape(OP, "output", output, (m, n), "rows of the gathered A, columns of B")
     bias_is = bias_kind(OP, bias, m, n)
-    received = rows * cols * A_sharded.element_size() * (world - 1)
     dim = 0 if by_rows else 1
-    problem = Problem(OP, m, n, k, A_sharded.dtype, world, received, dim, not has_contiguous_rows(B), output.dtype)
+    problem = Problem(OP, m, n, k, A_sharded.dtype, world, dim, not has_contiguous_rows(B), output.dtype)
     symmetric = ctx.is_symmetric(A_sharded)
     takes = (lambda _: True) if symmetric else (lambda one: one not in _READ_BY_PEERS)
     if scales.of_blocks and not by_rows and world > 1 and cols % BLOCK:
@@ -185,9 +184,13 @@ def all_gather_matmul(
             ctx.agree(OP, (problem, chosen, place_of(ctx, "A_sharded", A_sharded)))
     recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace, beside)
     call = _Call(ctx, problem, output, A_sharded, B, bias, bias_is, scales, chosen, recorded, ours)
-    if of_rows is not None:
+    launch = getattr(_Call, chosen.algorithm if world > 1 else "local")
+    if of_rows is None:
+        launch(call)
+    else:
         call = replace(call, scales=replace(scales, a=call.all_scales(of_rows)))
-    getattr(call, chosen.algorithm if world > 1 else "local")()
+        with ours.engine.unbroken(announced=True):  # peers take this rank's scales
+            launch(call)
     return output
 
 

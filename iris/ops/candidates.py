@@ -336,7 +336,8 @@ def has_no_tile(config: FusedConfig) -> bool:
 
 def options_of(op: str, algorithm: str) -> tuple[str, ...]:
     """The fields of a config that ``algorithm`` of ``op`` has a use for, in some call; of others it runs as without
-    them. Those for AMD are among them. Left out is what only int8 has a use for, which the library does not multiply.
+    them. Those for AMD are among them. Left out is what only products have a use for that the library does not take:
+    of int8, and of fp8 with some scales.
     """
     kind = op, algorithm
     used = {*_AMD_ONLY, *_OF_ALGORITHM.get(kind, ()), *_UNVARIED.get(kind, ())}

@@ -79,7 +79,7 @@ class FusedConfig:
     Attributes:
         algorithm: how communication overlaps with compute; each op has its own names, and ``"auto"`` picks one.
         block_size_m, block_size_n, block_size_k: the tile of one program; powers of two, at least 16;
-            ``block_size_k`` at least 32 for int8.
+            ``block_size_k`` at least 32 for int8 and fp8.
         group_size_m: rows of tiles computed together, for L2 reuse; at most 4096.
         num_sms: programs launched; at most the device's SMs, since waiting programs must all be resident.
             None takes all.
@@ -99,8 +99,8 @@ class FusedConfig:
             tile, not by ``torch.matmul``.
         num_rounds: rounds into which each rank's tiles are divided where tiles of different ranks alternate: gathers of
             rows, ``push`` and ``atomic`` of sums, and ``two_shot``.
-        comm_sms: programs that only communicate, where the algorithm has such. None: the algorithm picks a number; for
-            ``push`` of a gather, 0: all programs communicate first, then compute.
+        comm_sms: programs that only communicate, where the algorithm has such. None: the algorithm picks a number, for
+            ``push`` of a gather none: all programs communicate first, then compute.
         comm_block_m, comm_block_n: the tile that a communicating program moves at a time, or a kernel that sums, as in
             ``decomposed``, sums at a time.
         k_per_flag: blocks of K per ready flag, where ``comm_sms`` programs move A.

@@ -30,6 +30,7 @@ class Hardware:
         memory_bytes_per_s: of the GPU's own memory.
         l2_bytes: L2 cache of the whole GPU.
         link_bytes_per_s: to all peers together, per direction, as the data sheet has it.
+        backend: the one that runs on it.
         link_peers: peers that share that rate, each over links of its own; 0 behind a switch, which gives any one
             peer all of it.
         sustained_flops: what a large matmul was measured to keep up on random data, by number format.
@@ -43,6 +44,7 @@ class Hardware:
     memory_bytes_per_s: float
     l2_bytes: int
     link_bytes_per_s: float
+    backend: str = "cuda"
     link_peers: int = 0
     sustained_flops: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     copy_bytes_per_s: float | None = None
@@ -105,13 +107,13 @@ _B200 = Hardware(
 # AMD Instinct MI300X and MI325X data sheets and the CDNA 3 white paper: eight dies with 4 MiB of L2 each, seven
 # links of 64 GB/s per direction to seven peers.
 _CDNA3 = _rates(bf16=1307.4, fp16=1307.4, fp8=2614.9, int8=2614.9, tf32=653.7, fp32=163.4)
-_MI300X = Hardware("MI300X", 304, _CDNA3, 5.3 * _TERA, 32 * _MIB, 7 * 64 * _GIGA, link_peers=7)
-_MI325X = Hardware("MI325X", 304, _CDNA3, 6.0 * _TERA, 32 * _MIB, 7 * 64 * _GIGA, link_peers=7)
+_MI300X = Hardware("MI300X", 304, _CDNA3, 5.3 * _TERA, 32 * _MIB, 7 * 64 * _GIGA, "hip", link_peers=7)
+_MI325X = Hardware("MI325X", 304, _CDNA3, 6.0 * _TERA, 32 * _MIB, 7 * 64 * _GIGA, "hip", link_peers=7)
 
 # AMD Instinct MI355X data sheet and the CDNA 4 white paper: no TF32; seven links of 76.8 GB/s per direction.
 _MI355X = Hardware(
     "MI355X", 256, _rates(bf16=2516.6, fp16=2516.6, fp8=5033.2, int8=5033.2, fp32=157.3),
-    8 * _TERA, 32 * _MIB, 7 * 76.8 * _GIGA, link_peers=7,
+    8 * _TERA, 32 * _MIB, 7 * 76.8 * _GIGA, "hip", link_peers=7,
 )  # fmt: skip
 
 HARDWARE: Mapping[str, Hardware] = MappingProxyType(

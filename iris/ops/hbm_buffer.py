@@ -17,9 +17,9 @@ from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.choice import Adjusted
 from iris.ops.config import FusedConfig
 from iris.ops.operands import check_operands
-from iris.ops.problem import output_dtype
-from iris.ops.room import GATHER_FLAGS
-from iris.ops.workspace import FusedWorkspace, workspace_for
+from iris.ops.problem import Problem, output_dtype
+from iris.ops.room import memory_of
+from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
 
 _OP, _ALGORITHM = "all_gather_matmul", "hbm_buffer"
@@ -113,14 +113,14 @@ def all_gather_matmul_hbm_buffer_preamble(
     made = output_dtype(A_sharded.dtype) if isinstance(A_sharded, torch.Tensor) else torch.float32
     output = torch.empty(1, 1, dtype=made, device=ctx.device)  # stands for one that fits
     check_operands(ctx, _OP, output, ("A_sharded", A_sharded), B, None)
-    columns = A_sharded.shape[1]
-    if B.shape[0] not in (columns, columns * ctx.world_size):
-        expected = f"{columns} rows, or {columns * ctx.world_size} (rows of B = columns of the gathered A)"
+    (rows, columns), (k, n), world = A_sharded.shape, B.shape, ctx.world_size
+    if k not in (columns, columns * world):
+        expected = f"{columns} rows, or {columns * world} (rows of B = columns of the gathered A)"
         raise ShapeError(_OP, "B", expected, tuple(B.shape))
     chosen = _config(config or FusedConfig(), _given(k_per_flag=k_per_flag, staged_a_layout=staged_a_layout))
     chosen.check(_OP, (_ALGORITHM,), ctx.num_sms, A_sharded.dtype)
-    gathered = A_sharded.numel() * ctx.world_size * A_sharded.element_size()
-    return workspace_for(ctx, _OP, _ALGORITHM, None, gathered, GATHER_FLAGS)
+    m, dim = (rows * world, 0) if k == columns else (rows, 1)
+    return memory_of(ctx, Problem(_OP, m, n, k, A_sharded.dtype, world, dim), chosen, None)
 
 
 def _given(**options: int | str | None) -> dict[str, int | str]:

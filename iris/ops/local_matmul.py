@@ -101,7 +101,7 @@ def _multiply(
     check_rows_of_b(OP, B, k, output.shape[1])
     check_shape(OP, "output", output, (m, n), "rows of A, columns of B")
     bias_is = bias_kind(OP, bias, m, n)
-    problem = Problem(OP, m, n, k, A.dtype, 1, 0, None, not has_contiguous_rows(B), output.dtype)
+    problem = Problem(OP, m, n, k, A.dtype, 1, None, not has_contiguous_rows(B), output.dtype)
     chosen = resolve(ctx, problem, config, workspace, trace, scales=scales)
     plan = Plan(SITE_MATMUL.value, alone=True, sink=sink, sliced=True)
     if workspace is None:

@@ -61,9 +61,9 @@ _STEP_S, _STEP_FLOPS = 0.45e-6, 4.3e12
 """A step of a loop over K whose tile has fewer than 64 rows, too few for warpgroups: however small, and by its products
 (the same matmuls)."""
 _TURNED_BYTES_PER_S, _TURNED_FEW_BYTES_PER_S = 12e9, 19e9
-"""What one program makes of a row-major B of int8, which no tensor core takes as it is: with tiles of 32 columns, less
-by the root of more; and with tiles of fewer than 64 rows, whose warps do not each need all of it (local matmuls of 4 to
-256 rows, 2026-11-24)."""
+"""What one program makes of a row-major B of 8 bits, which no tensor core takes as it is: with tiles of 32 columns,
+less by the root of more; and with tiles of fewer than 64 rows, whose warps do not each need all of it (local matmuls of
+4 to 256 rows of int8, 2026-11-24)."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Machine:
 
 def machine(known: Hardware, dtype: torch.dtype) -> Machine:
     """The rates of ``known`` for matrices of ``dtype``."""
-    amd = bool(known.link_peers)
+    amd = known.backend == "hip"
     raw, links = known.link_bytes_per_s, known.link_peers
     return Machine(
         known.num_sms,
@@ -173,7 +173,9 @@ def machine(known: Hardware, dtype: torch.dtype) -> Machine:
 
 def _flops(known: Hardware, dtype: torch.dtype, amd: bool) -> float:
     """What a large matmul of ``dtype`` keeps up, over the whole GPU: measured, else a share of the peak."""
-    name = "fp32" if dtype == torch.float32 else number_format(dtype)
+    name = number_format(dtype)
+    if name not in known.peak_flops:  # hardware without TF32 takes float32 as it is
+        name = "fp32"
     if name in known.sustained_flops:
         return known.sustained_flops[name]
     share = _FLOPS_SHARE_OF_AMD if amd else _FLOAT32_SHARE if name == "fp32" else _FLOPS_SHARE

@@ -23,7 +23,7 @@ from iris.ops.hardware import allows_tf32
 from iris.ops.operands import check_no_gradient, check_shape
 from iris.ops.problem import Problem
 from iris.ops.row_major import row_major
-from iris.ops.scales import BLOCK, NO_SCALES, Scales, shapes_of_blocks
+from iris.ops.scales import BLOCK, NO_SCALES, Scales, check_contiguous, shapes_of_blocks
 from iris.ops.split import strip_stages, strips_of
 from iris.ops.target import target_of
 from iris.ops.workspace import FusedWorkspace
@@ -290,6 +290,8 @@ def _check(
         if not isinstance(value, kind):
             raise ArgumentError(op, name, f"a {kind.__name__}", repr(value))
     config.check(op, (config.algorithm,), ctx.num_sms, problem.dtype)
+    if workspace.ctx is not ctx or workspace.op != op:
+        raise ArgumentError(op, "workspace", f"one made for {op} on this context", repr(workspace))
     if scales.of_blocks and BLOCK % config.block_size_k:
         raise ArgumentError(op, "config.block_size_k", f"at most {BLOCK}, as blocks have scales", config.block_size_k)
     if scales.of_blocks and problem.dtype != torch.float8_e4m3fn:
@@ -311,8 +313,13 @@ def _check(
     if bias_is not in expected:
         raise ArgumentError(op, "bias_is", "0, 1 or 2", repr(bias_is))
     numbers = None if bias is None else bias.numel()
-    if expected[bias_is] is not None and numbers != expected[bias_is]:
-        raise ShapeError(op, "bias", f"{expected[bias_is]} numbers, as bias_is = {bias_is}", numbers)
+    if numbers != expected[bias_is]:
+        wanted = "None" if expected[bias_is] is None else f"{expected[bias_is]} numbers"
+        raise ShapeError(op, "bias", f"{wanted}, as bias_is = {bias_is}", numbers)
+    if bias is not None:
+        check_contiguous(op, "bias", bias)
+        if bias.dtype != output.dtype:
+            raise DTypeError(op, "bias", f"{output.dtype}, as output has", bias.dtype)
     of_a, of_b = shapes_of_blocks(problem.m, problem.n, problem.k)
     for name, given, count, of_blocks in (
         ("scales.a", scales.a, problem.m, of_a), ("scales.b", scales.b, problem.n, of_b),

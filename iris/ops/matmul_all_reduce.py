@@ -119,7 +119,7 @@ def two_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.
 def atomic_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
     """As :func:`two_shot_sink`, but added up on the way."""
     if tile.shard == handles.rank(handle):
-        total = collected_sum(handle, slots, acc, tile, flags, epoch, SITE)
+        total = collected_sum(handle, slots, acc, tile, flags, SITE)
         value = finished(total, bias_ptr, tile, c.ptr.dtype.element_ty, BIAS)
         store_everywhere(handle, c, value, tile)
     else:
@@ -243,8 +243,7 @@ def matmul_all_reduce(
     check_shape(OP, "output", output, (m, n), "rows of A, columns of B")
     check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
     bias_is = bias_kind(OP, bias, m, n)
-    received = 2 * (m * n - m * n // world) * output.element_size()
-    problem = Problem(OP, m, n, k, A.dtype, world, received, None, not has_contiguous_rows(B), output.dtype)
+    problem = Problem(OP, m, n, k, A.dtype, world, None, not has_contiguous_rows(B), output.dtype)
     whole = has_contiguous_rows(output)
     chosen = resolve(
         ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,

@@ -232,8 +232,7 @@ def matmul_all_scatter(
     check_shape(OP, "output", output, (m, n * world), "rows of A, columns of B times the number of ranks")
     check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
     bias_is = bias_kind(OP, bias, m, n)
-    received = m * n * output.element_size() * (world - 1)
-    problem = Problem(OP, m, n, k, A.dtype, world, received, None, not has_contiguous_rows(B), output.dtype)
+    problem = Problem(OP, m, n, k, A.dtype, world, None, not has_contiguous_rows(B), output.dtype)
     whole = has_contiguous_rows(output)
     chosen = resolve(
         ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,

@@ -102,7 +102,7 @@ def keep_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl
 def add_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
     """As :func:`scatter_rows_sink`, but added up on the way."""
     if tile.shard == handles.rank(handle):
-        _store_rows(handle, c, collected_sum(handle, slots, acc, tile, flags, epoch, SITE), bias_ptr, tile, BIAS)
+        _store_rows(handle, c, collected_sum(handle, slots, acc, tile, flags, SITE), bias_ptr, tile, BIAS)
     else:
         deliver_add(handle, slots, acc, tile)
 
@@ -163,8 +163,7 @@ def matmul_reduce_scatter(
         raise ShapeError(OP, "A", f"rows that {world} ranks can share evenly", tuple(A.shape), "Pad A with zero rows.")
     check_shape(OP, "output", output, (m // world, n), "rows of A / number of ranks, columns of B")
     bias_is = bias_kind(OP, bias, m // world, n)
-    received = (m - m // world) * n * output.element_size()
-    problem = Problem(OP, m, n, k, A.dtype, world, received, None, not has_contiguous_rows(B), output.dtype)
+    problem = Problem(OP, m, n, k, A.dtype, world, None, not has_contiguous_rows(B), output.dtype)
     chosen = resolve(ctx, problem, config, workspace, trace, bias_is=bias_is, scales=scales)
     recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
     call = _Call(ctx, problem, output, A, B, bias, bias_is, scales, chosen, recorded, ours)

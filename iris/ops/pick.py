@@ -12,7 +12,7 @@ from iris.errors import ArgumentError
 from iris.ops import tuned
 from iris.ops.candidates import ALGORITHMS, TILES, candidates, obstacle, plain
 from iris.ops.config import EXCHANGING, FusedConfig, Target
-from iris.ops.hardware import HARDWARE, Hardware, hardware
+from iris.ops.hardware import HARDWARE, Hardware, hardware, number_format
 from iris.ops.machine import machine
 from iris.ops.model import algorithms, predicted_s
 from iris.ops.problem import DTYPES, Problem
@@ -69,7 +69,7 @@ def pick_config(problem: Problem, target: Target, algorithm: str | None = None) 
     if algorithm is not None and algorithm not in algorithms(problem.op):
         expected = f"None, or one of {', '.join(algorithms(problem.op))}"
         raise ArgumentError("pick_config", "algorithm", expected, repr(algorithm))
-    return _picked(problem, target, algorithm, tuned.user_path())
+    return _picked(problem, target, algorithm, tuned.user_path(), number_format(problem.dtype))
 
 
 def _check_sizes(problem: Problem) -> None:
@@ -127,7 +127,7 @@ def predictions(problem: Problem, target: Target, configs: Iterable[FusedConfig]
 def expected_ms(problem: Problem, known: Hardware) -> float:
     """Milliseconds that the model expects of its choice on ``known``, whatever this machine is: a figure to keep beside
     what is measured here."""
-    target = Target("hip" if known.link_peers else "cuda", known.num_sms, hardware=known.name)
+    target = Target(known.backend, known.num_sms, hardware=known.name)
     config = model_pick(problem, target)
     return 1e3 * predictions(problem, target, (config,))[config]
 
@@ -147,7 +147,10 @@ def model_pick(problem: Problem, target: Target, algorithm: str | None = None) -
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _picked(problem: Problem, target: Target, algorithm: str | None, user_path: Path | None) -> FusedConfig:
+def _picked(
+    problem: Problem, target: Target, algorithm: str | None, user_path: Path | None, numbers: str
+) -> FusedConfig:
+    """``numbers``: how the dtype is multiplied, which may change."""
     if algorithm is None and not can_run(problem, target):
         raise ArgumentError("pick_config", "target.excluded", "an algorithm left that can run", target.excluded)
     best = model_pick(problem, target, algorithm)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -35,7 +35,6 @@ class Problem:
         m, n, k: the local matmul, A[m, k] @ B[k, n]: for a gather of rows, ``m`` counts all ranks' rows.
         dtype: of A and B.
         world_size: the number of ranks.
-        received_bytes: bytes that must reach this rank from its peers.
         gather_dim: for a gather of A, the dimension in which A is sharded; None for the other ops.
         transposed_b: whether the rows of B are not contiguous, as in the ``weight.t()`` of a ``torch.nn.Linear``.
         asked: the dtype of the output where there is a choice (:func:`output_dtypes`); None: the usual one.
@@ -47,7 +46,6 @@ class Problem:
     k: int
     dtype: torch.dtype
     world_size: int
-    received_bytes: int = field(repr=False)  # follows from the others
     gather_dim: int | None = None
     transposed_b: bool = False
     asked: torch.dtype | None = None
@@ -65,6 +63,18 @@ class Problem:
     def flops(self) -> int:
         """Floating-point (or integer) operations on this rank."""
         return 2 * self.m * self.n * self.k
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that must reach this rank from its peers; 0 for an op of your own, of which nobody knows."""
+        world, product = self.world_size, self.m * self.n
+        item, out_item = self.dtype.itemsize, self.output_dtype.itemsize
+        if self.op == "all_gather_matmul":
+            return self.m * self.k * (world - 1) // world * item
+        if self.op == "matmul_all_scatter":
+            return product * (world - 1) * out_item
+        once = (product - product // world) * out_item  # each rank's part of the sum, or those of all
+        return {"matmul_reduce_scatter": once, "matmul_all_reduce": 2 * once}.get(self.op, 0)
 
     @property
     def hbm_bytes(self) -> int:

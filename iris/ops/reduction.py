@@ -127,7 +127,7 @@ def added_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.c
 
 
 @triton.jit
-def collected_sum(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
+def collected_sum(handle, slots, acc, tile, flags, SITE: tl.constexpr):
     """``acc`` plus the sum that the others have left for a tile of this rank's; zero is left in its place."""
     me, world = handles.rank(handle), handles.world_size(handle)
     wait(flags.ready + tile.index, (world - 1) * _ADDED, (me + 1) % world, handle, SITE)

@@ -204,7 +204,7 @@ def _key(ctx: Iris, output: Any, others: list[Any], named: dict[str, Any]) -> tu
     try:
         return (
             _stream_of(ctx), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-            torch.are_deterministic_algorithms_enabled(), _library(), _rounding(output.dtype),
+            torch.get_deterministic_debug_mode(), _library(), _rounding(output.dtype),
             *map(_identity, others), ..., *named, *map(_identity, named.values()),  # "bias" may be one of the others
         )  # fmt: skip
     except (AttributeError, RuntimeError):  # no tensor; one without memory, as torch.vmap and tracers make them

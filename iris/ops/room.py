@@ -29,6 +29,9 @@ GATHER_FLAGS = 1 << 16
 """Flags of a gather: one for each part of A that is announced apart."""
 _IN_TILES = ("push", "copy_engine", "atomic", "two_shot", "one_shot")
 """Algorithms of the ops that sum whose peers send tiles."""
+_BY_CHUNKS = ("split", "streams", "relay")
+"""Algorithms of all-scatter whose senders wait for each chunk, of a group of tiles at least; those of a relay wait for
+each sender, and peer that it comes from, apart."""
 _VECTOR = 4
 """Scales that are moved at once."""
 
@@ -53,10 +56,12 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
     if problem.op == "all_gather_matmul":
         return Room(problem.m * problem.k * problem.dtype.itemsize, GATHER_FLAGS)
     if problem.op == "matmul_all_scatter":
-        if config.algorithm != "relay":
-            return Room(0, problem.m)
-        senders = config.comm_programs(problem.op, num_sms)
-        return Room(0, max(1, problem.world_size - 1) * senders * config.groups(problem.m))
+        if config.algorithm not in _BY_CHUNKS:
+            return Room(0, 0)
+        each = 1
+        if config.algorithm == "relay":
+            each = max(1, problem.world_size - 1) * config.comm_programs(problem.op, num_sms)
+        return Room(0, each * config.groups(problem.m))
     if config.algorithm in _IN_TILES:
         slots, tiles = tiles_sent(problem, config)
         itemsize = 4 if config.algorithm == "atomic" else problem.output_dtype.itemsize

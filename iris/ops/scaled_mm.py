@@ -8,8 +8,10 @@ from iris.ops.row_major import has_aligned_rows
 from iris.ops.scales import BLOCK, Scales
 from iris.ops.workspace import FusedWorkspace
 
-_ALIGNED = 16
-"""Of its operands and scales of blocks: bytes; and of operands elements of each size but the number of rows."""
+_NBYTES = 16
+"""Its operands and scales of blocks begin at multiples of so many bytes."""
+_ELEMENTS = 16
+"""All sizes of operands but the number of rows are multiples of so many."""
 _ALIGNED_SCALES = 4
 """Scales of blocks: of a column, and of a row of blocks."""
 
@@ -21,13 +23,13 @@ def library_takes(
     and column it has slower kernels; B transposed, and all of them aligned."""
     if a.dtype != torch.float8_e4m3fn or torch.version.hip is not None:
         return False
-    if not all(has_aligned_rows(one) and one.shape[1] % _ALIGNED == 0 for one in (output, a, b.t())):
+    if not all(has_aligned_rows(one) and one.shape[1] % _ELEMENTS == 0 for one in (output, a, b.t())):
         return False
     if scales.of_blocks:
         return bias is None and _takes_blocks(output, a, scales)
     if any(scale is not None and scale.numel() != 1 for scale in (scales.a, scales.b)):
         return False
-    if bias is not None and (bias.dim() != 1 or output.dtype == torch.float32 or bias.data_ptr() % _ALIGNED):
+    if bias is not None and (bias.dim() != 1 or output.dtype == torch.float32 or bias.data_ptr() % _NBYTES):
         return False
     return output.device.type != "cpu" or output.is_contiguous()  # PyTorch 2.13 fills it as if it were
 
@@ -54,7 +56,7 @@ def _takes_blocks(output: torch.Tensor, a: torch.Tensor, scales: Scales) -> bool
     """Whether it takes them as it did on H200: cuBLAS has kernels for Hopper, from CUDA 12.9 on."""
     if output.device.type == "cpu" or torch.cuda.get_device_capability(output.device)[0] != 9 or scales.b is None:
         return False
-    if tuple(map(int, (torch.version.cuda or "0").split("."))) < (12, 9) or scales.b.data_ptr() % _ALIGNED:
+    if tuple(map(int, (torch.version.cuda or "0").split("."))) < (12, 9) or scales.b.data_ptr() % _NBYTES:
         return False
     (deep, _), (rows, cols), k = scales.b.shape, output.shape, a.shape[1]
     laid_out = scales.b.stride() == (1, deep) and not (deep % _ALIGNED_SCALES or rows % _ALIGNED_SCALES)
@@ -69,7 +71,7 @@ def _scaled_by_block(
     scale_a, scale_b = scales.a, scales.b
     assert scale_a is not None and scale_b is not None
     rows, deep = scale_a.shape
-    if scale_a.stride() != (1, rows) or scale_a.data_ptr() % _ALIGNED:  # as the library takes them
+    if scale_a.stride() != (1, rows) or scale_a.data_ptr() % _NBYTES:  # as the library takes them
         scale_a = workspace.scratch_matrix("scales by columns", deep, rows, torch.float32).t().copy_(scale_a)
     of_rows, of_squares = ScalingType.BlockWise1x128.value, ScalingType.BlockWise128x128.value
     torch._scaled_mm_v2(a, b, [scale_a], [of_rows], [], [scale_b], [of_squares], [], None, output.dtype, out=output)

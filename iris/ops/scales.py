@@ -46,12 +46,12 @@ class Scales:
         return replace(config, block_size_k=min(config.block_size_k, BLOCK))
 
     @property
-    def for_kernel(self) -> tile.Scales:
+    def for_kernel(self) -> tile.ScalePointers:
         """As the matmul kernel takes them."""
         if self.of_blocks and self.a is not None and self.b is not None:
             (down, across), (along, beside) = self.a.stride(), self.b.stride()
-            return tile.Scales(None, 0, None, 0, self.a, down, across, self.b, along, beside)
-        return tile.Scales(self.a, _stride(self.a), self.b, _stride(self.b))
+            return tile.ScalePointers(None, 0, None, 0, self.a, down, across, self.b, along, beside)
+        return tile.ScalePointers(self.a, _stride(self.a), self.b, _stride(self.b))
 
 
 NO_SCALES = Scales()

@@ -163,11 +163,11 @@ def sliced(constants: dict[str, Any]) -> bool:
 def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, split: bool, block: int) -> Any:
     constants = PLAIN | OPS[op]
     # One of each kind: a number for each row, one for all columns; one for each block; or none.
-    scales = tile.Scales(None, 0, None, 0)
+    scales = tile.ScalePointers(None, 0, None, 0)
     if dtype == FP8 and op in ("copied_rows", "pull_columns"):
-        scales = tile.Scales(None, 0, None, 0, tensor(torch.float32), 64, 1, tensor(torch.float32), 32, 1)
+        scales = tile.ScalePointers(None, 0, None, 0, tensor(torch.float32), 64, 1, tensor(torch.float32), 32, 1)
     elif dtype == FP8:
-        scales = tile.Scales(tensor(torch.float32), 1, tensor(torch.float32) if bias else None, 0)
+        scales = tile.ScalePointers(tensor(torch.float32), 1, tensor(torch.float32) if bias else None, 0)
     out, total = output_dtype(dtype), accumulator_of(dtype)
     own, a, b, c = (tile.Matrix(tensor(one), 4096, 1) for one in (dtype, dtype, dtype, out))
     counts = constants["COURIER"] is not None or constants["AFTER"] in COUNTING

@@ -86,7 +86,7 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     chosen = way(state, operands, state["algorithm"])
     problem = operands.problem
     if state["algorithm"] == MATMUL:
-        problem = Problem(LOCAL, *sizes, dtype, ctx.world_size, 0)
+        problem = Problem(LOCAL, *sizes, dtype, ctx.world_size)
     state.set_flops(problem.flops)
     state.set_bytes(problem.received_bytes)
     known = None if ctx.backend_name == "sim" else hardware(torch.cuda.get_device_name(ctx.device))

@@ -39,18 +39,8 @@ def problem_of(
     op: str, sizes: tuple[int, int, int], dtype: torch.dtype, world: int, gather_dim: int, b_layout: str = ROW_MAJOR
 ) -> Problem:
     """The problem of ``op`` whose local matmul is of ``sizes``, on ``world`` ranks."""
-    (m, n, k), item, out_item = sizes, dtype.itemsize, output_dtype(dtype).itemsize
-    received = {
-        GATHER: m * k * item * (world - 1) // world,
-        SCATTER: m * n * out_item * (world - 1),
-        REDUCE_SCATTER: m * n * out_item * (world - 1) // world,
-        ALL_REDUCE: 2 * (m * n - m * n // world) * out_item,
-        LOCAL: 0,
-    }[op]
-    return Problem(
-        op, m, n, k, dtype, 1 if op == LOCAL else world, received, gather_dim if op == GATHER else None,
-        transposed_b=b_layout == TRANSPOSED,
-    )  # fmt: skip
+    dim = gather_dim if op == GATHER else None
+    return Problem(op, *sizes, dtype, 1 if op == LOCAL else world, dim, transposed_b=b_layout == TRANSPOSED)
 
 
 class Operands:

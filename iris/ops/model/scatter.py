@@ -30,7 +30,7 @@ def _pushed(call: Call) -> float:
     return LAUNCH_S + beside_s(deal, storing) + MEET_S
 
 
-def _behind(call: Call, deal: Deal, chunks: int, each_s: float) -> float:
+def _behind(deal: Deal, chunks: int, each_s: float) -> float:
     """Chunks of the output are sent as they are finished, each taking ``each_s``."""
     sent = 0.0
     for chunk in range(chunks):
@@ -43,7 +43,7 @@ def _copied(call: Call) -> float:
     chunks = call.chunks_of_groups(call.rows)
     drifting = call.contention(_DRIFTING + (chunks - 1) * _CHUNK_DRIFTING)
     each = (call.world - 1) * call.machine.copy_s(drifting * call.output_nbytes / chunks) + 2 * WORD_S
-    return _behind(call, deal, chunks, each) + LAUNCH_S
+    return _behind(deal, chunks, each) + LAUNCH_S
 
 
 def _with_senders(call: Call) -> tuple[int, Deal, int]:
@@ -56,7 +56,7 @@ def _split(call: Call, contention: float = _BLOCKS_CONTENTION) -> float:
     senders, deal, chunks = _with_senders(call)
     nbytes = (call.world - 1) * call.output_nbytes / chunks
     storing = call.contention(contention) * call.machine.store_s(nbytes, senders, call.world)
-    return _behind(call, deal, chunks, storing + FLAG_S)
+    return _behind(deal, chunks, storing + FLAG_S)
 
 
 def _relayed(call: Call) -> float:
@@ -67,7 +67,7 @@ def _relayed(call: Call) -> float:
     nbytes, hops = call.output_nbytes / chunks, call.world - 1
     alone = hops * call.machine.send_s(nbytes * teams / senders)
     each = max(hops * (call.machine.pass_s(nbytes, senders) + _RELAYED_S / teams), alone / teams)
-    return _behind(call, deal, chunks, each) + max(0.0, alone - each)
+    return _behind(deal, chunks, each) + max(0.0, alone - each)
 
 
 def _streams(call: Call) -> float:
