@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from iris import backends
-from iris.bench.accuracy import relative_error, tolerance
+from iris.bench.accuracy import Accuracy, accuracy, worst
 from iris.bench.cases.operands import Operands
 from iris.bench.driver import as_failure, refuse_launcher, sheltered
 from iris.bench.options import DTYPES, add_num_ranks, folder_trouble, no_picture, positive, seconds
@@ -54,8 +54,8 @@ class _Case:
         """What "auto" comes to; for a call with a trace it takes none that is made of torch's matmul."""
         return resolve(self.ctx, self.operands.problem, None, None, traced).algorithm
 
-    def error(self) -> float:
-        return relative_error(self.operands.output, self.operands.reference())
+    def accuracy(self) -> Accuracy:
+        return accuracy(self.operands.output, self.operands.reference(), self.operands.k, self.operands.roundings)
 
 
 _ctx: Iris | None = None
@@ -76,11 +76,11 @@ def _prepare(op: str, shape: tuple[int, int, int], dtype: str) -> None:
     _case = _Case(_ctx, op, shape, DTYPES[dtype])
 
 
-def _check() -> float:
+def _check() -> Accuracy:
     assert _ctx is not None and _case is not None
     _case.call()
     _ctx.synchronize()
-    return _case.error()
+    return _case.accuracy()
 
 
 def _time() -> float:
@@ -164,15 +164,14 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
         step(f"starting {counted(num_ranks, 'rank')}", _start, heap_size)
         for op in OPS:
             step(f"{op}: inputs", _prepare, op, shape, options.dtype)
-            worst = max(step(f"{op}: check", _check))
+            found = worst(step(f"{op}: check", _check))
             time_s = max(step(f"{op}: time", _time))
             traces = step(f"{op}: trace", _trace)
             timed, traced = pool.run(_algorithms, timeout_s=options.timeout_s)[0]
-            ok = worst <= tolerance(DTYPES[options.dtype], k, roundings=2)
-            right &= ok
+            right &= found.right
             waited_s, of_s, _ = max(traces, key=lambda one: one[0])
             waited = f"{_time_text(waited_s)} of {_time_text(of_s)}{'' if traced == timed else f' ({traced})'}"
-            error = f"{worst:.1e}{'' if ok else ' WRONG'}"
+            error = f"{found.error:.1e}{'' if found.right else ' WRONG'}"
             rows.append((op, timed, str(num_ranks), f"{m}×{n}×{k}", backend, error, _time_text(time_s), waited))
             title = f"{op} by {traced}, {counted(num_ranks, 'rank')}, {backend}, {m}×{n}×{k} {options.dtype}"
             notes.append(_picture(traces[0][2], options.picture_dir / f"demo-{op}.svg", title))

@@ -19,6 +19,7 @@ from interrupted import interrupted
 import iris
 from iris import backends, cli, console, demo, info, report, startup
 from iris.bench import cases, command
+from iris.bench.accuracy import Accuracy
 from iris.bench.case import registered
 from iris.tune import command as tuning
 
@@ -548,14 +549,14 @@ def algorithms_that_differ() -> tuple[str, str]:
     return "low_latency", "push"
 
 
-def not_written_on_rank_1() -> float:
+def not_written_on_rank_1() -> Accuracy:
     """What the demo finds where an op has written nothing on one rank."""
     assert demo._ctx is not None and demo._case is not None
     demo._case.call()
     demo._ctx.barrier()
     if demo._ctx.rank == 1:
         demo._case.operands.output.fill_(float("nan"))
-    return demo._case.error()
+    return demo._case.accuracy()
 
 
 @SIM

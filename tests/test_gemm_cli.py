@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import runpy
@@ -24,7 +25,7 @@ from ranks import BACKEND, NAMES_SHARED_MEMORY, Ranks, free_port, worlds
 import iris
 from iris import ops
 from iris.bench import gemm_options
-from iris.bench.accuracy import relative_error, tolerance
+from iris.bench.accuracy import accuracy, roundings_of_sum, worst
 from iris.bench.gemm_cli import main, registers_of, write_result
 from iris.bench.gemm_options import Arguments, Device, config_of, fit, ignored, parse
 from iris.context import MIN_HEAP_BYTES
@@ -316,15 +317,46 @@ def test_flags_that_were_not_given_are_not_told_of() -> None:
 # -- parts of a run -----------------------------------------------------------------------------------------
 
 
-def test_relative_error_and_tolerance() -> None:
-    reference = torch.randn(20, 30, dtype=torch.float64)
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        rounded = reference.to(dtype)
-        assert relative_error(rounded, reference) <= tolerance(dtype, 1)
-        assert relative_error(rounded * (1 + 4 * torch.finfo(dtype).eps), reference) > tolerance(dtype, 1)
-    assert relative_error(reference.clone().fill_(float("nan")), reference) == float("inf")
-    assert tolerance(torch.int8, 100) == 0
-    assert tolerance(torch.bfloat16, 64, roundings=2) > tolerance(torch.bfloat16, 64)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_a_right_result_may_be_off_by(dtype: torch.dtype) -> None:
+    """What rounding does, and no more: neither a factor, nor noise, nor a few wrong elements."""
+    reference = torch.randn(400, 300, dtype=torch.float64)
+    rounded, unit = reference.to(dtype), torch.finfo(dtype).eps
+    assert accuracy(rounded, reference, 1, 1).right
+    assert not accuracy((rounded.double() * (1 + 4 * unit)).to(dtype), reference, 1, 1).right
+    assert not accuracy((reference + 3 * unit * torch.randn_like(reference)).to(dtype), reference, 1, 1).right
+    for spoilt in (0.0, float("nan")):
+        wrong = rounded.clone()
+        wrong[7:9, 5:9] = spoilt
+        found = accuracy(wrong, reference, 1, 1)
+        assert 0 < found.wrong <= 8 and not found.right and "of 120000 elements too far off" in str(found)
+    assert accuracy(rounded * float("nan"), reference, 1, 1).error == math.inf
+    assert worst([accuracy(rounded, reference, 1, 1), found]) == (found.error, found.allowed, found.wrong, 240000)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_sum_that_is_rounded_at_each_rank_is_right(dtype: torch.dtype, ranks: int) -> None:
+    """But not where a rank, or a block of K, is missing in part of it."""
+    m, n, k = 256, 192, 512 * ranks
+    a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
+    reference, total = a.double() @ b.double(), torch.zeros(m, n, dtype=dtype)
+    for part in range(ranks):
+        of_part = slice(512 * part, 512 * (part + 1))
+        total += (a[:, of_part].double() @ b[of_part].double()).to(dtype)
+    roundings = 1 + roundings_of_sum(ranks)
+    assert accuracy(total, reference, k, roundings).right
+    total[:64, :64] -= (a[:64, :16].double() @ b[:16, :64].double()).to(dtype)
+    assert accuracy(total, reference, k, roundings).wrong > 64
+
+
+def test_whole_numbers_are_equal_or_wrong() -> None:
+    exact = torch.randint(-9, 9, (20, 30), dtype=torch.int32)
+    assert accuracy(exact, exact.double(), 100, 2).right
+    exact_but_one = exact.clone()
+    exact_but_one[3, 4] += 1
+    found = accuracy(exact_but_one, exact.double(), 100, 2)
+    assert (found.wrong, found.right) == (1, False) and found.error < 0.1
 
 
 def test_registers_are_those_of_the_last_kernel_compiled() -> None:

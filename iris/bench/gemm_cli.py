@@ -27,7 +27,7 @@ import torch
 import triton
 
 from iris import files, ops
-from iris.bench.accuracy import relative_error, tolerance
+from iris.bench.accuracy import Accuracy, accuracy, worst
 from iris.bench.environment import environment
 from iris.bench.gemm_options import (
     OPS,
@@ -149,17 +149,18 @@ def timed(work: Work) -> dict[str, Rate]:
     return rates
 
 
-def checked(work: Work) -> float:
-    """The largest error of any rank over fresh inputs. Collective."""
-    worst = 0.0
+def checked(work: Work) -> Accuracy:
+    """The worst of all ranks over fresh inputs. Collective."""
+    found, roundings = [], ROUNDINGS[work.config.algorithm]
     for _ in range(VALIDATED_CALLS if work.arguments.validate else 1):
         reference = work.draw_inputs()
         work.call()
         work.ctx.barrier()
-        worst = max(worst, relative_error(work.output, reference))
+        found.append(accuracy(work.output, reference, work.arguments.k, roundings))
         if work.arguments.debug:
             show_worst(work, reference)
-    return slowest(work.ctx, worst)
+    own = list(worst(found))
+    return worst(Accuracy(*work.ctx.broadcast(own, rank)) for rank in range(work.ctx.world_size))
 
 
 def registers_of(kernel: Any, device: torch.device) -> tuple[int | None, int | None]:
@@ -290,9 +291,9 @@ def run(asked: Arguments, given: frozenset[str], stream_k: bool) -> int:
         if fitted.debug:
             show_details(work)
         say(ctx, "checking …")
-        error, allowed = checked(work), tolerance(fitted.dtype, fitted.k, ROUNDINGS[work.config.algorithm])
-        success = error <= allowed
-        say(ctx, f"validation {'passed' if success else 'FAILED'}: relative error {error:.2e}, at most {allowed:.2e}")
+        found = checked(work)
+        success = found.right
+        say(ctx, f"validation {'passed' if success else 'FAILED'}: {found}")
         registers, spills = registers_of(matmul_kernel, ctx.device)
         if fitted.trace is not None:
             draw_trace(work, fitted.trace)
@@ -313,8 +314,9 @@ def run(asked: Arguments, given: frozenset[str], stream_k: bool) -> int:
                 "registers": registers,
                 "spills": spills,
                 **{name: asdict(rates[name]) if rates else None for name in ("matmul", "communication", "total")},
-                "error": error if math.isfinite(error) else None,
-                "tolerance": allowed,
+                "error": found.error if math.isfinite(found.error) else None,
+                "tolerance": found.allowed,
+                "wrong_elements": found.wrong,
                 "success": success,
             }
             write_result(fitted.output_file, record)

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from common import Job, Steps, main, multiply
 
+from iris.bench.accuracy import roundings_of_sum
+
 
 def build(job: Job) -> Steps:
     depth = job.k // job.world_size
@@ -30,7 +32,7 @@ def build(job: Job) -> Steps:
         },
         output,
         expected=lambda c: c,
-        roundings=2 + job.world_size,  # as in a matmul, and at each rank on the way
+        roundings=2 + roundings_of_sum(job.world_size),  # as in a matmul, and at each rank on the way
     )
 
 

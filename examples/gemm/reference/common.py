@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 import iris
 from iris import backends
-from iris.bench.accuracy import relative_error, tolerance
+from iris.bench.accuracy import Accuracy, accuracy, worst
 from iris.bench.gemm_cli import NOT_OVER, write_failure, write_result
 from iris.bench.gemm_options import DATATYPES
 from iris.bench.options import output_file, positive, rank_parser, ranks_to_start
@@ -76,14 +76,14 @@ class Steps:
         steps: what to time, by name, in the order in which the op does it.
         output: this rank's result.
         expected: takes all of C, and returns what ``output`` should be.
-        roundings: how often a sum is rounded to the output's dtype on its way.
+        roundings: how often a sum is rounded to the output's dtype on its way (:func:`iris.bench.accuracy.accuracy`).
     """
 
     load: Callable[[torch.Tensor, torch.Tensor], None]
     steps: dict[str, Callable[[], object]]
     output: torch.Tensor
     expected: Callable[[torch.Tensor], torch.Tensor]
-    roundings: int
+    roundings: float
 
     def run(self) -> None:
         for step in self.steps.values():
@@ -98,9 +98,9 @@ def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         torch.matmul(a, b, out=out)
 
 
-def checked(job: Job, op: Steps, calls: int) -> float:
-    """The largest error of any rank over ``calls`` calls on fresh random data. Collective."""
-    worst = 0.0
+def checked(job: Job, op: Steps, calls: int) -> Accuracy:
+    """The worst of all ranks over ``calls`` calls on fresh random data. Collective."""
+    found = []
     for _ in range(calls):
         seed = [secrets.randbelow(1 << 32)]
         dist.broadcast_object_list(seed, src=0)
@@ -108,8 +108,10 @@ def checked(job: Job, op: Steps, calls: int) -> float:
         a, b = random(job, job.m, job.k, generator), random(job, job.k, job.n, generator)
         op.load(a, b)
         op.run()
-        worst = max(worst, relative_error(op.output, op.expected(a.double() @ b.double())))
-    return slowest(job, worst)
+        found.append(accuracy(op.output, op.expected(a.double() @ b.double()), job.k, op.roundings))
+    gathered: list[Accuracy] = [worst(found)] * job.world_size
+    dist.all_gather_object(gathered, worst(found))
+    return worst(gathered)
 
 
 def random(job: Job, rows: int, cols: int, generator: torch.Generator) -> torch.Tensor:
@@ -150,9 +152,8 @@ def median_ms(job: Job, call: Callable[[], object]) -> float:
 
 def report(job: Job, name: str, op: Steps, options: argparse.Namespace) -> bool:
     """Check, time, print and write; whether the result is right. Collective."""
-    error = checked(job, op, VALIDATED_CALLS if options.validate else 1)
-    allowed = tolerance(job.product_dtype, job.k, op.roundings)
-    success = error <= allowed
+    found = checked(job, op, VALIDATED_CALLS if options.validate else 1)
+    success = found.right
     times = {}
     if options.benchmark and success:
         times = {step: median_ms(job, call) for step, call in op.steps.items()}
@@ -164,7 +165,7 @@ def report(job: Job, name: str, op: Steps, options: argparse.Namespace) -> bool:
     hardware = "CPU" if job.device.type == "cpu" else torch.cuda.get_device_name(job.device)
     print(f"{name} ({dist.get_backend()}) and torch.matmul, {job.world_size} ranks, {hardware}: "
           f"M={job.m} N={job.n} K={job.k} {options.datatype}")  # fmt: skip
-    print(f"validation {'passed' if success else 'FAILED'}: relative error {error:.2e}, at most {allowed:.2e}")
+    print(f"validation {'passed' if success else 'FAILED'}: {found}")
     for step, rate in rates.items():
         print(f"{step:13}  {rate['ms']:9.4g} ms  {rate['tflops_per_gpu']:9.4g} TFLOP/s per GPU")
     record = {
@@ -176,8 +177,9 @@ def report(job: Job, name: str, op: Steps, options: argparse.Namespace) -> bool:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "arguments": vars(options) | {"m": job.m, "n": job.n, "k": job.k},
         **{step: rates.get(step) for step in ("matmul", "communication", "total")},
-        "error": error if math.isfinite(error) else None,
-        "tolerance": allowed,
+        "error": found.error if math.isfinite(found.error) else None,
+        "tolerance": found.allowed,
+        "wrong_elements": found.wrong,
         "success": success,
     }
     write_result(options.output_file, record)

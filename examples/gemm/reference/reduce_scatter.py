@@ -13,6 +13,7 @@ import sys
 import torch
 from common import Job, Steps, main, multiply
 
+from iris.bench.accuracy import roundings_of_sum
 from iris.bench.distributed import reduce_scatter
 
 
@@ -33,7 +34,7 @@ def build(job: Job) -> Steps:
         },
         output,
         expected=lambda c: job.part(c, 0),
-        roundings=2 + job.world_size,  # as in a matmul, and at each rank on the way
+        roundings=2 + roundings_of_sum(job.world_size),  # as in a matmul, and at each rank on the way
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from iris import ops
-from iris.bench.accuracy import lost_in_sums
+from iris.bench.accuracy import accuracy, roundings_of_sum, row_blocks
 from iris.context import MAX_RANKS, Iris
 from iris.ops import FusedConfig, Problem
 from iris.ops.problem import output_dtype
@@ -31,7 +31,6 @@ CUT = {GATHER: "n", SCATTER: "n", REDUCE_SCATTER: "k", ALL_REDUCE: "k", LOCAL: "
 """The size of B that each op shares out among ranks."""
 ROUNDINGS_OF_A_MATMUL = 2
 """cuBLAS may split a sum over K and round the parts."""
-_ROWS_AT_A_TIME = 1024
 _A, _B, _SCALES = 0, 1, 4
 
 
@@ -100,9 +99,10 @@ class Operands:
         return self._keep("gathered", lambda: torch.cat(list(self._parts_of_a()), dim=self.gather_dim))
 
     @property
-    def roundings(self) -> int:
-        """How often the op may round: a sum as its matmul does, every rank's part of it on its way, and all of it."""
-        return ROUNDINGS_OF_A_MATMUL + (self.ctx.world_size if CUT[self.op] == "k" else 0)
+    def roundings(self) -> float:
+        """How often the op may round, by any algorithm: as its matmul does, and each rank's part of a sum on its way
+        (:func:`iris.bench.accuracy.accuracy`)."""
+        return ROUNDINGS_OF_A_MATMUL + (roundings_of_sum(self.ctx.world_size) if CUT[self.op] == "k" else 0)
 
     def call(self, config: FusedConfig | None = None, ctx: Any = None, **options: Any) -> None:
         """The op; ``ctx`` is given in place of the context."""
@@ -135,33 +135,15 @@ class Operands:
 
     # -- what is right --------------------------------------------------------------------------------
 
-    def complaint(self, result: torch.Tensor, roundings: int, *, local: bool = False) -> str:
-        """How wrong ``result`` is as the op's output (``local``: the local matmul's); empty if it is right.
-
-        Right is: no element further off than ``roundings`` roundings of values as large as sums become on the way, plus
-        float32 sums of k products; and in the mean as close as that suggests. Integers must be equal.
-        """
+    def complaint(self, result: torch.Tensor, roundings: float, *, local: bool = False) -> str:
+        """How wrong ``result`` is as the op's output (``local``: the local matmul's), which may be rounded so often;
+        empty if it is right: see :func:`iris.bench.accuracy.accuracy`."""
         expected = self._local_reference() if local else self.reference()
         if result.shape != expected.shape:
             return f"shape {tuple(result.shape)} instead of {tuple(expected.shape)}"
-        if not expected.is_floating_point():
-            wrong = int((result != expected).sum())
-            return f"{wrong} of {expected.numel()} elements differ" if wrong else ""
-        unit = torch.finfo(self.output.dtype).eps
         depth = self.k * (self.ctx.world_size if CUT[self.op] == "k" and not local else 1)
-        sums = lost_in_sums(self.dtype, depth)
-        typical = float(expected.square().mean(dtype=torch.float64).sqrt())
-        off, wrong = 0.0, 0
-        for rows in self._blocks(expected):
-            right = expected[rows].double()
-            distance = (result[rows].double() - right).abs()
-            allowed = roundings * unit * (right.abs() / 2 + 3 * typical) + 10 * sums * typical
-            wrong += int((~(distance <= allowed)).sum())  # not: distance > allowed, which NaN is not
-            off += float(distance.square().sum())
-        error = math.sqrt(off / expected.numel()) / max(typical, 1e-30)
-        if not wrong and error <= roundings * unit / 2 + sums:
-            return ""
-        return f"relative error {error:.1e}, {wrong} of {expected.numel()} elements too far off"
+        found = accuracy(result, expected, depth, roundings, self.dtype)
+        return "" if found.right else str(found)
 
     def reference(self) -> torch.Tensor:
         """The op's output, by float64 matmuls."""
@@ -191,15 +173,10 @@ class Operands:
         exact = torch.int32 if self.dtype == torch.int8 else torch.float32
         total = torch.empty(first.shape[0], second.shape[1], dtype=exact, device=first.device)
         right = [b.double() for _, b in pairs]
-        for rows in self._blocks(total):
+        for rows in row_blocks(total):
             products = [factor * (a[rows].double() @ b) for (a, _), b in zip(pairs, right, strict=True)]
             total[rows] = torch.stack(products).sum(0).to(exact) if len(products) > 1 else products[0].to(exact)
         return total
-
-    @staticmethod
-    def _blocks(matrix: torch.Tensor) -> Iterator[slice]:
-        """A few rows at a time, so that float64 copies stay small."""
-        return (slice(first, first + _ROWS_AT_A_TIME) for first in range(0, matrix.shape[0], _ROWS_AT_A_TIME))
 
     # -- random numbers -------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class Way:
 
     call: Callable[[], object]
     result: Callable[[], torch.Tensor]
-    roundings: int
+    roundings: float
     local: bool = False
     refresh: Callable[[], object] = lambda: None
     config: FusedConfig | None = None
