@@ -557,23 +557,25 @@ def command(path: str, arguments: list[str], cwd: Path, *launcher: str) -> subpr
 
 @pytest.mark.gpu if BACKEND != "sim" else pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("path", "options"),
+    ("path", "options", "count"),
     [
-        ("examples/stream-k/benchmark.py", ["--algorithm", "one_shot", *SMALL]),
-        ("examples/gemm/reference/all_reduce.py", SIZES),
+        ("examples/gemm/benchmark.py", ["--benchmark", "--algorithm", "one_shot", *SMALL], 4),
+        ("examples/stream-k/benchmark.py", ["--algorithm", "one_shot", *SMALL], 2),
+        ("examples/gemm/reference/all_reduce.py", SIZES, 2),
     ],
 )
 @NAMES_SHARED_MEMORY
-def test_under_mpirun(path: str, options: list[str], tmp_path: Path) -> None:
+def test_under_mpirun(path: str, options: list[str], count: int, tmp_path: Path) -> None:
     if shutil.which("mpirun") is None:
         assert not os.environ.get("CI"), "mpirun is missing here, where CI is set"
         pytest.skip("mpirun is not installed")
+    count = count if BACKEND == "sim" else min(count, torch.cuda.device_count())
     said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, timeout=20).stdout
-    mpirun = ["mpirun", *(["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in said else []), "-np", "2"]
+    mpirun = ["mpirun", *(["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in said else []), "-np", str(count)]
     done = command(path, ["--validate", *options], tmp_path, *mpirun)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("validation passed") == 1
-    assert json.loads((tmp_path / "log.json").read_text())["world_size"] == 2
+    assert json.loads((tmp_path / "log.json").read_text())["world_size"] == count
 
 
 # -- references ---------------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 
 ALONE = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1"
 CYCLES = 100
+LIVES = int(os.environ.get("IRIS_LIVES") or 10)
+"""Across processes, whose starts take most of the time."""
 HEAP_SIZE = 4 << 20
 
 
@@ -138,16 +140,24 @@ def test_graphs_of_one_life_are_not_the_next_ones(ranks: Ranks, seed: int) -> No
         assert late["gpu"] == early["gpu"]
 
 
+def free_memory() -> int:
+    """Of this rank's GPU, where no other worker of pytest's is using it."""
+    return torch.cuda.mem_get_info()[0] if BACKEND != "sim" and ALONE else 0
+
+
 @NAMES_SHARED_MEMORY
+@pytest.mark.timeout(60 + 10 * LIVES)
 def test_lives_across_processes_leave_the_machine_as_it_was() -> None:
-    size = 2 if BACKEND == "sim" else 1
-    before, fds = (shared_memory_files(), thread_count()), []
-    for turn in range(10):
+    size = 2 if BACKEND == "sim" else torch.cuda.device_count()
+    before, fds, free = (shared_memory_files(), thread_count()), [], []
+    for turn in range(LIVES):
         with iris.RankPool(size) as pool:
+            free.append(pool.run(free_memory))
             pool.run(one_life, (turn,), timeout_s=60)
         fds.append(open_fds())
     assert (shared_memory_files(), thread_count()) == before
     assert fds[-1] == fds[0]  # the first pool of a process opens what outlives it, such as Python's resource tracker
+    assert free[-1] == free[0]
 
 
 # -- the end ------------------------------------------------------------------------------------------------

@@ -30,8 +30,9 @@ K, and flag each; the others compute as groups arrive. Every remote byte crosses
 copy engines are busy with other work; on 8 ranks, some gathers.
 
 **copy_engine**: every rank's copy engine puts its part into the staging memory of all peers, previous rank first, in
-``num_chunks`` chunks, and behind each chunk the call's epoch into a flag. The matmul reads its own part in place, then
-each chunk as it arrives. No SM moves data. When it wins: parts of a few MiB and more, in chunks that the library's
+``num_chunks`` chunks, and behind each chunk the call's epoch into a flag. The matmul reads its own rows in place (its
+own columns its programs copy to the staging memory first, which takes 10 to 30 µs), then each chunk as it arrives. No
+SM moves data over the links. When it wins: parts of a few MiB and more, in chunks that the library's
 tiles do not fill the device with.
 
 **decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk, on two lanes in turns,
