@@ -402,10 +402,14 @@ def test_a_sweep_takes_the_algorithms_own_best_options(algorithm: str, gather_di
             assert config == ops.pick_config(problem, h200, algorithm)
 
 
-def test_the_reference_takes_no_int8_which_torch_cannot_multiply() -> None:
-    status, _, err = printed(SWEEPS["nccl"], ["-v", "--datatype", "int8"])
-    assert status == 2
-    assert "invalid choice: 'int8'" in err
+@TWO
+@pytest.mark.parametrize("gather_dim", ["0", "1"])
+def test_the_reference_multiplies_int8(ranks: Ranks, gather_dim: str, tmp_path: Path) -> None:
+    arguments = ["-v", "-m", "24", "-n", "32", "-k", "48", "--datatype", "int8", "--output_dir", str(tmp_path)]
+    (status, text, _), _ = ranks.run(printed, SWEEPS["nccl"], [*arguments, "--gather_dim", gather_dim])
+    assert status == 0, text
+    (record,) = written(tmp_path).values()
+    assert record["validated"] is True
 
 
 def test_data_set_holds_the_table_and_can_be_shared_by_8_ranks() -> None:
@@ -421,8 +425,8 @@ def test_the_simulator_shrinks_the_projects_data_set_and_no_other(tmp_path: Path
     arguments = ["-v", "--num_ranks", "3", "--output_dir", str(tmp_path)]
     with mock.patch("iris.backends.detect") as detect:
         detect.return_value.name = "sim"
-        own = parse_options("", "pull", DATA_SET, ("bf16",), arguments).shapes
-        given = parse_options("", "pull", DATA_SET, ("bf16",), [*arguments, "--dataset", small_set(tmp_path)]).shapes
+        own = parse_options("", "pull", DATA_SET, arguments).shapes
+        given = parse_options("", "pull", DATA_SET, [*arguments, "--dataset", small_set(tmp_path)]).shapes
     full = Dataset.read(DATA_SET).shapes("all_gather_matmul", 3)
     assert len(own) == len(full)
     for small, shape in zip(own, full, strict=True):

@@ -21,5 +21,5 @@ from iris.bench.gather_sweep import run
 DATA_SET = Path(__file__).parents[2] / "dataset" / "ag_gemm.json"
 
 if __name__ == "__main__":
-    options = parse_options(__doc__, "pull", DATA_SET, ("fp16", "bf16", "fp32", "int8"))
+    options = parse_options(__doc__, "pull", DATA_SET)
     sys.exit(run(options))

@@ -19,6 +19,7 @@ from iris.errors import ArgumentError
 from iris.identity import identity
 
 OP = "all_gather_matmul"
+_DATATYPES = ("fp16", "bf16", "fp32", "int8")
 SIM_SHRINK = 128
 """The simulator divides the sizes of the project's own data set by this, so that a sweep takes seconds."""
 KERNEL_FLAGS = {
@@ -56,14 +57,12 @@ class Options:
     fields: Mapping[str, int]
 
 
-def parse_options(
-    doc: str | None, algorithm: str, data_set: Path, dtypes: Sequence[str], argv: Sequence[str] | None = None
-) -> Options:
+def parse_options(doc: str | None, algorithm: str, data_set: Path, argv: Sequence[str] | None = None) -> Options:
     """Read the command line of the program that runs ``algorithm``, by default on ``data_set``; make the output folder.
 
     A bad value ends the program with a line and status 2; no order to do anything, with status 1.
     """
-    parser = _parser(doc, algorithm, data_set, dtypes)
+    parser = _parser(doc, algorithm, data_set)
     given = parser.parse_args(argv)
     if not (given.validate or given.benchmark):
         parser.exit(
@@ -97,7 +96,7 @@ def parse_options(
     )
 
 
-def _parser(doc: str | None, algorithm: str, data_set: Path, dtypes: Sequence[str]) -> argparse.ArgumentParser:
+def _parser(doc: str | None, algorithm: str, data_set: Path) -> argparse.ArgumentParser:
     parser = rank_parser(doc)
     parser.add_argument("-v", "--validate", action="store_true", help="check every configuration, without timing it")
     parser.add_argument("-b", "--benchmark", action="store_true", help="check every configuration, and time it")
@@ -108,7 +107,7 @@ def _parser(doc: str | None, algorithm: str, data_set: Path, dtypes: Sequence[st
         type=Path,
         help=f"shapes, as for iris bench (default: {data_set.name}; its sizes / {SIM_SHRINK} if simulated)",
     )
-    parser.add_argument("--datatype", choices=dtypes, default="bf16", help="of A and B (default: %(default)s)")
+    parser.add_argument("--datatype", choices=_DATATYPES, default="bf16", help="of A and B (default: %(default)s)")
     parser.add_argument(
         "--gather_dim",
         type=int,

@@ -115,6 +115,8 @@ class Operands:
         if self.scales:
             scale_a, scale_b = self.scales.values()
             torch._scaled_mm(a, self.b, scale_a, scale_b, out_dtype=out.dtype, use_fast_accum=True, out=out)
+        elif a.dtype == torch.int8:
+            torch._int_mm(a, self.b, out=out)
         else:
             torch.matmul(a, self.b, out=out)
 

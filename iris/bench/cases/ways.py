@@ -118,12 +118,22 @@ def way(state: State, operands: Operands, name: str) -> Way:
     if options and named in (AUTO, *COMPARATORS):
         state.skip(f"{named} has no options")
     if name in COMPARATORS:
-        if operands.dtype == torch.int8:
-            state.skip(f"{name}: torch.matmul takes no int8")
+        if operands.dtype == torch.int8 and (reason := _int8_obstacle(operands, name)):
+            state.skip(f"{name}: {reason}")
         if name == MATMUL:
             return _matmul(operands)
         return _nccl(operands) if name == NCCL else _symm_mem(state, operands)
     return _iris(state, operands, name)
+
+
+def _int8_obstacle(operands: Operands, name: str) -> str:
+    """Why the library does not multiply these matrices of int8, if it does not."""
+    if name not in (NCCL, MATMUL):
+        return "takes no int8"
+    on_gpu = operands.ctx.backend_name != "sim"
+    if on_gpu and (operands.m <= 16 or operands.n % 8 or operands.k % 8):
+        return "torch._int_mm takes more than 16 rows, and N and K that are multiples of 8"
+    return ""
 
 
 def _iris(state: State, operands: Operands, name: str) -> Way:
