@@ -38,8 +38,8 @@ from iris.bench.cases.ways import MATMUL, check_options, way, with_options
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
 from iris.ops.config import EXCHANGING
 from iris.ops.hardware import floor_s, hardware
-from iris.ops.machine import machine
 from iris.ops.model import predicted_s
+from iris.ops.model.machine import machine
 from iris.ops.room import exchanged_blocks, memory_of, sent_in_words, tiles_sent
 from iris.ops.rows import MAX_CHUNKS, Rows, chunks_of
 from iris.ops.target import target_of

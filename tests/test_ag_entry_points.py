@@ -22,11 +22,11 @@ import torch
 from ranks import BACKEND, Failure, Ranks, context, failure_of, worlds
 
 from iris import ops
-from iris.bench import gather_sweep
 from iris.bench.cases import fused, ways
 from iris.bench.cases.ways import Way, way
 from iris.bench.dataset import Dataset
-from iris.bench.gather_options import OP, SIM_SHRINK, Options, parse_options
+from iris.bench.programs import gather_sweep
+from iris.bench.programs.gather_options import OP, SIM_SHRINK, Options, parse_options
 from iris.ops.hardware import HARDWARE, floor_s
 
 ROOT = Path(__file__).parents[1]

@@ -24,10 +24,10 @@ from ranks import BACKEND, NAMES_SHARED_MEMORY, Ranks, free_port, worlds
 
 import iris
 from iris import ops
-from iris.bench import gemm_options
 from iris.bench.accuracy import accuracy, roundings_of_sum, worst
-from iris.bench.gemm_cli import main, registers_of, write_result
-from iris.bench.gemm_options import Arguments, Device, config_of, fit, ignored, parse
+from iris.bench.programs import gemm_options
+from iris.bench.programs.gemm_cli import main, registers_of, write_result
+from iris.bench.programs.gemm_options import Arguments, Device, config_of, fit, ignored, parse
 from iris.context import MIN_HEAP_BYTES
 
 ROOT = Path(__file__).parents[1]
@@ -502,7 +502,7 @@ def test_a_run_that_fails_leaves_no_earlier_success(tmp_path: Path, capsys: pyte
     }
     assert capsys.readouterr().err == "benchmark: error: -k: expected a multiple of the 3 ranks, got 64\n"
     file.write_text('{"success": true}')
-    with mock.patch("iris.bench.gemm_cli.launch", side_effect=KeyboardInterrupt):
+    with mock.patch("iris.bench.programs.gemm_cli.launch", side_effect=KeyboardInterrupt):
         assert main(None, stream_k=False, argv=["--validate", "--num_ranks", "2", "--output_file", str(file)]) == 130
     assert "stopped" in capsys.readouterr().err
     assert json.loads(file.read_text())["success"] is False

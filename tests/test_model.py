@@ -17,8 +17,8 @@ import torch
 from iris.bench.cases import operands
 from iris.ops import FusedConfig, Problem, Target, model
 from iris.ops.hardware import HARDWARE, Hardware, floor_s
-from iris.ops.machine import machine
 from iris.ops.model import OPS, algorithms, predict_ms, predicted_s
+from iris.ops.model.machine import machine
 from iris.ops.pick import model_pick
 from iris.ops.problem import DTYPES
 

@@ -14,10 +14,10 @@ from ranks import BACKEND, Ranks, context, worlds
 
 from iris.ops.candidates import LIBRARY, TILES
 from iris.ops.config import FusedConfig, min_block_size_k
-from iris.ops.deal import Call
 from iris.ops.hardware import HARDWARE
-from iris.ops.machine import machine
 from iris.ops.matmul import start_kernel
+from iris.ops.model.machine import machine
+from iris.ops.model.matmul import Call
 from iris.ops.problem import DTYPES, QUANTISED, Problem
 from iris.ops.split import strip_stages, strips_of
 

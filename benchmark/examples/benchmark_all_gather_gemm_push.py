@@ -16,8 +16,8 @@ sizes divided by 128; times then say nothing.
 import sys
 from pathlib import Path
 
-from iris.bench.gather_options import parse_options
-from iris.bench.gather_sweep import run
+from iris.bench.programs.gather_options import parse_options
+from iris.bench.programs.gather_sweep import run
 
 DATA_SET = Path(__file__).parents[2] / "dataset" / "ag_gemm.json"
 

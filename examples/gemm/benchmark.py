@@ -18,7 +18,7 @@ examples/stream-k/benchmark.py is the same with Stream-K.
 
 import sys
 
-from iris.bench.gemm_cli import main
+from iris.bench.programs.gemm_cli import main
 
 if __name__ == "__main__":
     sys.exit(main(__doc__, stream_k=False))

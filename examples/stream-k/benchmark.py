@@ -12,7 +12,7 @@ Algorithms, operands and flags are those of examples/gemm/benchmark.py, to compa
 
 import sys
 
-from iris.bench.gemm_cli import main
+from iris.bench.programs.gemm_cli import main
 
 if __name__ == "__main__":
     sys.exit(main(__doc__, stream_k=True))

@@ -13,8 +13,8 @@ from iris.ops import tuned
 from iris.ops.candidates import ALGORITHMS, TILES, candidates, obstacle, plain
 from iris.ops.config import EXCHANGING, FusedConfig, Target
 from iris.ops.hardware import HARDWARE, Hardware, hardware, number_format
-from iris.ops.machine import machine
 from iris.ops.model import algorithms, predicted_s
+from iris.ops.model.machine import machine
 from iris.ops.problem import DTYPES, Problem
 
 _BACKENDS = ("cuda", "hip", "sim")

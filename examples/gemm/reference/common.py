@@ -24,9 +24,9 @@ import torch.distributed as dist
 import iris
 from iris import backends
 from iris.bench.accuracy import Accuracy, accuracy, worst
-from iris.bench.gemm_cli import NOT_OVER, write_failure, write_result
-from iris.bench.gemm_options import DATATYPES
 from iris.bench.options import output_file, positive, rank_parser, ranks_to_start
+from iris.bench.programs.gemm_cli import NOT_OVER, write_failure, write_result
+from iris.bench.programs.gemm_options import DATATYPES
 from iris.console import STOPPED
 from iris.errors import ArgumentError, IrisError
 from iris.identity import Identity, identity

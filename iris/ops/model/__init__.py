@@ -47,10 +47,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from iris.ops.config import FusedConfig
-from iris.ops.deal import Call
 from iris.ops.hardware import Hardware
-from iris.ops.machine import Machine, machine
 from iris.ops.model import gather, scatter, sums
+from iris.ops.model.machine import Machine, machine
+from iris.ops.model.matmul import Call
 from iris.ops.model.parts import local_s
 from iris.ops.problem import Problem
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from iris.ops.deal import Call, Deal, library_s
-from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
+from iris.ops.model.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
+from iris.ops.model.matmul import Call, Deal, library_s
 from iris.ops.model.parts import STEP_S, exchange_s, flag_s, landing_s, multiplied_s, next_copy_s
 from iris.ops.rows import abreast, arriving_groups, evenly
 
@@ -29,7 +29,7 @@ a tile, on average, as many are there before they are asked for."""
 _SENT_BESIDE, _NARROW = 1.14, 1.2
 """How much longer the wire takes there if the matmul takes as long; and tiles of less than 128 columns."""
 _CONTENTION, _CHUNKS_CONTENTION = 0.17, 0.25
-"""How much longer transfers take on 8 ranks for incast (:meth:`iris.ops.deal.Call.contention`): there; and in chunks of
+"""How much longer transfers take on 8 ranks for incast (:meth:`.Call.contention`): there; and in chunks of
 all ranks' columns."""
 _ARRIVALS = 4
 """Rows of tiles for which an arrival is looked at, of each part."""

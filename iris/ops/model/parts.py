@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from iris.ops.config import flagged_one_by_one, in_words
-from iris.ops.deal import Call, Deal, library_s
-from iris.ops.machine import FLAG_S, LAUNCH_S, WORD_S
+from iris.ops.model.machine import FLAG_S, LAUNCH_S, WORD_S
+from iris.ops.model.matmul import Call, Deal, library_s
 
 _EXCHANGE_S = 2.2e-6
 """From the library's matmul to the end of an exchange, or the other way round, beside bytes and flags."""
@@ -22,7 +22,7 @@ STEP_S, AWAITED_STEP_S = 1.5e-6, 3e-6
 _SOONER_S = 2.2e-6
 """``decomposed``: how much less than another a copy takes that follows one to another peer."""
 _CONTENTION, _LATE_S = 0.17, 7e-6
-"""How much longer the transfers of an exchange take on 8 ranks for incast (:meth:`iris.ops.deal.Call.contention`), and
+"""How much longer the transfers of an exchange take on 8 ranks for incast (:meth:`.Call.contention`), and
 at most (8 × H200, 2026-11-26, as all figures of contention)."""
 _TOLD_S = 6e-6
 """From the last copy of several until all ranks know, where copies have no flags (2 × H100 that stand for 8,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from iris.ops.config import RELAY_TEAM
-from iris.ops.deal import Call, Deal, library_s
-from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
+from iris.ops.model.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
+from iris.ops.model.matmul import Call, Deal, library_s
 from iris.ops.model.parts import AWAITED_STEP_S, KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
 
 _CONTENTION = 0.12
-"""How much longer tiles take to all peers on 8 ranks for incast (:meth:`iris.ops.deal.Call.contention`)."""
+"""How much longer tiles take to all peers on 8 ranks for incast (:meth:`.Call.contention`)."""
 _BLOCKS_CONTENTION = 0.08
 """How much longer blocks of what is finished take to all peers on 8 ranks from programs that only send, but those of a
 kernel of their own, of which it is not seen."""

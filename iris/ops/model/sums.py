@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from iris.ops.config import tiles_in_words
-from iris.ops.deal import Call, Deal, library_s
-from iris.ops.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
+from iris.ops.model.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
+from iris.ops.model.matmul import Call, Deal, library_s
 from iris.ops.model.parts import (
     AWAITED_STEP_S,
     KEEP_S,
@@ -42,7 +42,7 @@ _SUMMED_EXPOSED = 0.6
 """Of an exchange's traffic with the own memory, what comes behind the links' where a rank sums its rows, some of which
 arrive before others. Where the sums go on to all ranks, nothing is seen of it."""
 _TILES_CONTENTION, _COPIES_CONTENTION, _GROUPS_CONTENTION = 0.1, 0.08, 0.45
-"""How much longer transfers to owners take on 8 ranks for incast (:meth:`iris.ops.deal.Call.contention`): of tiles; of
+"""How much longer transfers to owners take on 8 ranks for incast (:meth:`.Call.contention`): of tiles; of
 rows; and of several owners' rows, which are sent together, so that a late rank collides with another at each owner."""
 _TURNS_CONTENTION = 0.1
 """How much longer both parts and sums take on 8 ranks, for each chunk after the second, as these leave in turns (4 and

@@ -22,8 +22,8 @@ programs, and not used.
 import sys
 from pathlib import Path
 
-from iris.bench.gather_options import parse_options
-from iris.bench.gather_sweep import run
+from iris.bench.programs.gather_options import parse_options
+from iris.bench.programs.gather_sweep import run
 
 DATA_SET = Path(__file__).parents[4] / "dataset" / "ag_gemm.json"
 

@@ -16,7 +16,7 @@ from iris.bench import records, session
 from iris.bench.axes import Params
 from iris.bench.cases import fused
 from iris.bench.environment import dated, environment
-from iris.bench.gather_options import OP, Options
+from iris.bench.programs.gather_options import OP, Options
 from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, State

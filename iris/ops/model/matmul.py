@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from iris.ops.config import FusedConfig
-from iris.ops.machine import LAUNCH_S, Machine
+from iris.ops.model.machine import LAUNCH_S, Machine
 from iris.ops.problem import Problem
 from iris.ops.rows import evenly
 from iris.ops.split import sharers_of, split_tiles, strips_of

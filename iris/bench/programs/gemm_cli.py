@@ -29,7 +29,8 @@ import triton
 from iris import files, ops
 from iris.bench.accuracy import Accuracy, accuracy, worst
 from iris.bench.environment import environment
-from iris.bench.gemm_options import (
+from iris.bench.options import by_option, no_picture, ranks_to_start
+from iris.bench.programs.gemm_options import (
     OPS,
     Arguments,
     Device,
@@ -39,7 +40,6 @@ from iris.bench.gemm_options import (
     parse,
     shared_extent,
 )
-from iris.bench.options import by_option, no_picture, ranks_to_start
 from iris.bench.timing import median_seconds, slowest
 from iris.console import STOPPED, counted, error_line
 from iris.context import Iris, iris
