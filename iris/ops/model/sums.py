@@ -20,6 +20,7 @@ from iris.ops.model.parts import (
     multiplied_s,
     next_copy_s,
 )
+from iris.ops.problem import QUANTISED
 from iris.ops.rows import evenly, owner_groups, summing_step
 
 _ROUNDS_APART, _ROUND_TILES = 0.25, 0.05
@@ -41,6 +42,9 @@ nobody has measured more than one."""
 _SUMMED_EXPOSED = 0.6
 """Of an exchange's traffic with the own memory, what comes behind the links' where a rank sums its rows, some of which
 arrive before others. Where the sums go on to all ranks, nothing is seen of it."""
+_ADDED = 1.2
+"""How much longer Iris's kernel, which adds up products of 8 bits round the ring, takes than the library for these (2 ×
+H200, 2026-11-27)."""
 _TILES_CONTENTION, _COPIES_CONTENTION, _GROUPS_CONTENTION = 0.1, 0.08, 0.45
 """How much longer transfers to owners take on 8 ranks for incast (:meth:`.Call.contention`): of tiles; of
 rows; and of several owners' rows, which are sent together, so that a late rank collides with another at each owner."""
@@ -204,6 +208,7 @@ def _ring(call: Call, *, everywhere: bool) -> float:
     copied to their place, or to all ranks."""
     chunks, _ = evenly(call.shard_rows, call.config.num_chunks)
     computing = library_s(call, call.world * chunks) / (call.world * chunks)
+    adding = computing * (_ADDED if call.problem.dtype in QUANTISED else 1.0)
     spreading = _owner_copy_s(call, 1 / chunks)
     each = spreading + WORD_S
     owned = call.output_nbytes / call.world / chunks
@@ -211,7 +216,7 @@ def _ring(call: Call, *, everywhere: bool) -> float:
     computed = sent = 0.0
     for step in range(call.world):
         for chunk in range(chunks):
-            computed = max(computed, arrived[chunk]) + computing + AWAITED_STEP_S
+            computed = max(computed, arrived[chunk]) + (adding if step else computing) + AWAITED_STEP_S
             if step < call.world - 1:
                 sent = max(sent, computed) + each
                 arrived[chunk] = sent + FLAG_S
