@@ -219,7 +219,12 @@ def test_picked_config(ranks: Ranks, seed: int) -> None:
         assert max(excesses) <= 1
 
 
-def traced(way: Way, seed: int) -> tuple[set[str], bool, set[int], float, float]:
+CARRYING = {(GATHER, "push"), (GATHER, "hbm_buffer"), (SCATTER, "split"), (SCATTER, "relay")}
+"""Whose programs, all or some, move what is not a tile of their own; beside gathers of columns by the copy engine, where
+they keep the own ones."""
+
+
+def traced(way: Way, seed: int) -> tuple[set[str], bool, bool, set[int], float, float]:
     ctx = context()
     one = trial(ctx, way, (32, 32, 32), torch.float16, seed)
     one.run(trace=True)
@@ -228,13 +233,16 @@ def traced(way: Way, seed: int) -> tuple[set[str], bool, set[int], float, float]
     events = trace.events(ctx)
     ordered = all(event.start_ns <= event.end_ns for event in events)
     everyone = {event.rank for event in trace.gather(ctx)}
-    return {event.kind for event in events}, ordered, everyone, trace.waited_s(ctx), excess
+    carried = any(event.kind == "wg_fetch" and event.detail == -1 for event in events)
+    return {event.kind for event in events}, carried, ordered, everyone, trace.waited_s(ctx), excess
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("way", [way for way in ALL_WAYS if way.algorithm not in LIBRARY], ids=str)
 def test_trace(ranks: Ranks, way: Way, seed: int) -> None:
-    for kinds, ordered, everyone, waited_s, excess in ranks.run(traced, way, seed):
+    keeps = (way.op, way.algorithm, way.gather_dim) == (GATHER, "copy_engine", 1)
+    for kinds, carried, ordered, everyone, waited_s, excess in ranks.run(traced, way, seed):
+        assert carried == (keeps or (way.op, way.algorithm) in CARRYING)
         assert {"wg_gemm", "wg_gemm_wait", "wg_fetch"} <= kinds
         assert everyone == {0, 1}
         assert ordered and excess <= 1
