@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from compiler import TARGETS, assembly, target, tensor
-from listing import Event
+from listing import Event, Listing
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris.device.handle import Handle
@@ -32,6 +32,7 @@ class Case:
         constants: constexpr arguments and launch options, by name.
         has: what its assembly must contain, so that no rule passes for want of anything to look at.
         wide: arguments, as :mod:`listing` calls them, that point to data which moves 16 bytes at a time.
+        unwritten: parameters, by name, whose descriptors are of memory that nobody writes while the kernel runs.
     """
 
     name: str
@@ -41,6 +42,14 @@ class Case:
     targets: tuple[str, ...] = EVERYWHERE
     has: Event = Event.NONE
     wide: frozenset[str] = frozenset()
+    unwritten: frozenset[str] = frozenset()
+
+    def unwritten_in(self, listing: Listing) -> frozenset[str]:
+        """``unwritten`` as ``listing``, this case's, calls them."""
+        passed = zip(self.kernel.arg_names, self.arguments(), strict=False)  # constants are not among the latter
+        names = [name for name, value in passed if isinstance(value, TensorDescriptor)]
+        here = zip(names, listing.descriptors, strict=True)
+        return frozenset(argument for name, argument in here if name in self.unwritten)
 
 
 def short(dtype: torch.dtype) -> str:

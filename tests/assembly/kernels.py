@@ -282,7 +282,7 @@ def _syncs() -> list[Case]:
             lambda: (handle(), described(torch.float16, 64), tensor(torch.float16), tensor(flags)),
             {"BLOCK": 64},
             CUDA,
-            Event.PROXY_FENCE | WAITS,
+            Event.BULK_LOAD | Event.PROXY_FENCE | WAITS,
         ),
     ]
 

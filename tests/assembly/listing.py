@@ -30,10 +30,13 @@ class Event(Flag):
     BARRIER = auto()
     """All threads of the program meet."""
     CLOCK = auto()
+    BULK_LOAD = auto()
+    """By TMA, from global to shared memory."""
     BULK_STORE = auto()
     BULK_WAIT = auto()
     """Waits for whole bulk stores, not only until their source has been read."""
     PROXY_FENCE = auto()
+    """Orders accesses to global memory before the bulk loads behind it."""
     WRITEBACK = auto()
     """AMD: this wave's stores are pushed through L2 to system scope."""
     DRAIN = auto()
@@ -76,11 +79,13 @@ class Block:
 
 @dataclass
 class Listing:
-    """A kernel's blocks, the first of which is its entry, and whether the program is one warp or wave."""
+    """A kernel's blocks, the first of which is its entry, whether the program is one warp or wave, and which arguments
+    are TMA descriptors, in their order."""
 
     amd: bool
     blocks: list[Block]
     single: bool
+    descriptors: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Instruction]:
         for block in self.blocks:
@@ -97,7 +102,8 @@ def read(text: str) -> Listing:
         size = re.search(r"max_flat_workgroup_size:\s*(\d+)", text)
         return Listing(True, _blocks(_amd_lines(text)), size is not None and int(size[1]) <= 64)
     size = re.search(r"\.reqntid\s+(\d+)", text)
-    return Listing(False, _blocks(_ptx_statements(text)), size is not None and int(size[1]) <= 32)
+    descriptors = tuple(f"argument {number}" for number in PTX_DESCRIPTOR.findall(text))
+    return Listing(False, _blocks(_ptx_statements(text)), size is not None and int(size[1]) <= 32, descriptors)
 
 
 def _blocks(items: Iterator[str | Instruction]) -> list[Block]:
@@ -127,6 +133,7 @@ def _blocks(items: Iterator[str | Instruction]) -> list[Block]:
 
 
 PTX_REGISTER = re.compile(r"%[a-z_]\w*(?:\.\w+)?")
+PTX_DESCRIPTOR = re.compile(r"\.param \.align 64 \.b8 \w+_param_(\d+)\[128\]")
 PTX_LABEL = re.compile(r"^(\$?\w+):\s*")
 PTX_NO_RESULT = {
     "st",
@@ -184,15 +191,23 @@ def _ptx_instruction(text: str) -> Instruction:
     found.writes = tuple(PTX_REGISTER.findall(first))
     found.reads = tuple(PTX_REGISTER.findall(others))
     found.address = tuple(PTX_REGISTER.findall(" ".join(re.findall(r"\[([^\]]*)\]", others))))
+    if found.events & (Event.BULK_LOAD | Event.BULK_STORE):
+        found.address = _bulk_address(others, Event.BULK_LOAD in found.events)
     shared = any(part.startswith("shared") for part in parts) or parts[0] in ("ldmatrix", "stmatrix")
     if shared and parts[0] in ("st", "stmatrix"):
         found.writes, found.guarded = ("shared",), True
     elif shared and parts[0] in ("ld", "ldmatrix"):
         found.reads += ("shared",)
-    if parts[:2] == ["ld", "param"]:
-        number = re.search(r"param_(\d+)", others)
+    number = re.search(r"param_(\d+)", others)
+    if parts[:2] == ["ld", "param"] or (parts[0] == "mov" and number):  # of a descriptor, the address
         found.argument = tuple(f"argument {number[1]}" if number else "argument" for _ in found.writes)
     return found
+
+
+def _bulk_address(operands: str, load: bool) -> tuple[str, ...]:
+    """The register that leads to global memory: the address itself, or that of a descriptor, without coordinates."""
+    places = re.findall(r"\[([^\]]*)\]", operands)
+    return tuple(PTX_REGISTER.findall(places[1 if load else 0])[:1])
 
 
 def _split_result(operands: str) -> tuple[str, str]:
@@ -218,7 +233,7 @@ def _ptx_events(parts: list[str], operands: str) -> Event:
             return Event.BULK_WAIT if "read" not in words and operands.strip() == "0" else events
         if "tensor" in words or "global" in words:
             to_global = parts.index("global") < min(i for i, part in enumerate(parts) if part.startswith("shared"))
-            return Event.BULK_STORE if to_global else Event.LOAD
+            return Event.BULK_STORE if to_global else Event.BULK_LOAD
         return events
     if parts[:2] == ["cp", "async"]:
         return Event.LOAD if "global" in words else events

@@ -48,6 +48,8 @@ PARTS = {"": (16, 4096, 64, 128), "_of_one": (1, 1, 1, 1)}
 to see whether it can, one target is enough."""
 OLD = int(VERSION < (3, 9))
 """Whether this is not the newest Triton; scripts/assembly runs two."""
+OPERANDS = frozenset({"own_desc", "a_desc", "b_desc", "bt_desc", "b_strip_desc", "bt_strip_desc"})
+"""Descriptors that the matmul kernel takes. Of what they describe, only an A that is gathered is written meanwhile."""
 COUNTING = (chunk.counted_after, reduction.kept_after)
 """Those that count tiles."""
 
@@ -226,11 +228,14 @@ def matmul_case(
         constants["EPOCHS"] = 148 if split else sync.NO_EPOCHS.value
     if op.startswith("local") and not split:
         has = Event.NONE
-    if cuda and OPS[op].get("SOURCE") is arrived_source:
+    if cuda and tma:
+        has |= Event.BULK_LOAD
+    if cuda and constants["SOURCE"] is arrived_source:
         has |= Event.PROXY_FENCE
+    unwritten = OPERANDS if constants["SOURCE"] is matmul.local_source else OPERANDS - {"a_desc"}
     arguments = partial(matmul_arguments, op, dtype, tma, traced, bias, split, block)
     name = f"matmul-{'-'.join(words)}-{'cuda' if cuda else 'hip'}"
-    return Case(name, matmul.matmul_kernel, arguments, constants, targets, has)
+    return Case(name, matmul.matmul_kernel, arguments, constants, targets, has, unwritten=unwritten)
 
 
 def matmuls() -> list[Case]:

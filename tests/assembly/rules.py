@@ -7,6 +7,8 @@ any path counts. So they prove, for the listing at hand and for any run of it:
   what had to be waited for first (bulk stores; on AMD every wave's own stores) was.
 - :func:`consumption`: after each acquire all threads meet before any of them touches memory other than the control
   words that the device handle leads to.
+- :func:`proxy`: after each acquire the fence for TMA comes before any bulk load of memory that may be written while the
+  kernel runs (NVIDIA).
 - :func:`scope`: nothing is atomic or ordered at less than system scope.
 - :func:`bounds`: a loop that ends when an acquire, or a look at a word, inside it finds what it waits for reads the
   clock.
@@ -51,6 +53,8 @@ class Fact(Flag):
     BULK_IN_FLIGHT = auto()
     ACQUIRED = auto()
     """An acquire since the threads last met."""
+    UNFENCED = auto()
+    """NVIDIA: an acquire since the last fence for TMA."""
 
 
 WORDS = {
@@ -97,7 +101,7 @@ def consumption(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]
     guesses = _guesses(listing)
     for block, facts in _facts(listing, used):
         for one in block.instructions:
-            plain = one.events & (Event.LOAD | Event.STORE | Event.BULK_STORE)
+            plain = one.events & (Event.LOAD | Event.STORE | Event.BULK_LOAD | Event.BULK_STORE)
             if plain and Fact.ACQUIRED in facts and not _ordered(one, listing) and id(one) not in guesses:
                 suspects.append(one)
             facts = _after(one, facts, listing, used)
@@ -105,6 +109,28 @@ def consumption(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]
         return []
     origin = origins(listing)
     return [f"no barrier between an acquire and {one.text}" for one in suspects if not origin[id(one)] <= private]
+
+
+def proxy(listing: Listing, unwritten: frozenset[str] = frozenset()) -> list[str]:
+    """Acquire → fence → bulk load of any memory but what the descriptors ``unwritten``, which are arguments, describe.
+
+    What nobody writes while the kernel runs, as an op's own operands, no acquire is about; and kernels load those by
+    TMA behind waits for other things, with no fence between. An address of unknown origin counts as written. What the
+    program itself stored before, with no acquire between, is not looked at.
+
+    The fence may stand on either side of the barrier that :func:`consumption` asks for: all threads execute it, both
+    the one that acquired and the one that loads. Under a predicate, where some may not, it does not count.
+    """
+    used = {register for one in listing for register in one.reads}
+    suspects = []
+    for block, facts in _facts(listing, used):
+        for one in block.instructions:
+            if Event.BULK_LOAD in one.events and Fact.UNFENCED in facts:
+                suspects.append(one)
+            facts = _after(one, facts, listing, used)
+    origin = origins(listing) if suspects else {}
+    written = [one for one in suspects if not origin[id(one)] or origin[id(one)] - unwritten]
+    return [f"no fence between an acquire and {one.text}" for one in written]
 
 
 def scope(listing: Listing) -> list[str]:
@@ -247,7 +273,9 @@ def _after(one: Instruction, facts: Fact, listing: Listing, used: set[str] | Non
     if Event.DRAIN in events:
         facts &= ~Fact.WRITING_BACK
     if Event.ACQUIRE in events and (used is None or listing.amd or any(name in used for name in one.writes)):
-        facts |= Fact.ACQUIRED
+        facts |= Fact.ACQUIRED | Fact.UNFENCED
+    if Event.PROXY_FENCE in events and not one.guarded:
+        facts &= ~Fact.UNFENCED
     if Event.BARRIER in events:
         behind = facts & (Fact.IN_FLIGHT | Fact.WRITING_BACK)
         facts &= ~(Fact.NEVER_MET | Fact.STORED | Fact.ACQUIRED | Fact.LEFT_BEHIND)
@@ -287,7 +315,7 @@ def origins(listing: Listing) -> dict[int, frozenset[str]]:
         number = todo.pop()
         state = dict(begin[number])
         for one in listing.blocks[number].instructions:
-            if one.events & (Event.LOAD | Event.STORE | Event.ATOMIC | Event.BULK_STORE):
+            if one.events & (Event.LOAD | Event.STORE | Event.ATOMIC | Event.BULK_LOAD | Event.BULK_STORE):
                 found[id(one)] = nothing.union(*(state.get(name, nothing) for name in one.address))
             if one.argument:
                 for name, argument in zip(one.writes, one.argument, strict=True):
@@ -310,9 +338,10 @@ def origins(listing: Listing) -> dict[int, frozenset[str]]:
 ALL = {
     "publication": publication,
     "consumption": consumption,
+    "proxy": proxy,
     "scope": scope,
     "bounds": bounds,
     "agreement": agreement,
     "timing": timing,
 }
-"""The rules that hold for every kernel."""
+"""The rules that hold for every kernel; ``proxy`` once it is told what nobody writes."""

@@ -7,6 +7,7 @@ import inspect
 import textwrap
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ def test_rules(name: str, target_name: str, compiled: dict[tuple[str, str], Futu
     if listing.amd and listing.single:
         missing &= ~Event.BARRIER
     assert not missing
-    wrong = [f"{rule}: {words}" for rule, check in rules.ALL.items() for words in check(listing)]
+    checks = rules.ALL | {"proxy": partial(rules.proxy, unwritten=case.unwritten_in(listing))}
+    wrong = [f"{rule}: {words}" for rule, check in checks.items() for words in check(listing)]
     if case.wide:
         wrong += rules.width(listing, case.wide)
     known = limits(name, target_name)

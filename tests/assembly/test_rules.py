@@ -344,6 +344,94 @@ def test_bulk_store_read_but_not_complete(target_name: str) -> None:
         assert rules.publication(read(assembly_of(wait_behind_the_barrier, target_name, *arguments, BLOCK=64)))
 
 
+FENCE = "fence.proxy.async.global;"
+BULK_LOAD = "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes"
+GATHERED = "matmul-put_rows-float16-tma-cuda"
+
+
+@pytest.mark.parametrize("name", ["bulk_consume", GATHERED])
+@on_cuda
+def test_a_fence_out_of_its_place(name: str, target_name: str) -> None:
+    """Behind each load, in front of each look at a flag, and nowhere."""
+    text = compile_named(name, target_name)
+    unwritten = CASES[name].unwritten_in(read(text))
+    assert rules.proxy(read(text), unwritten) == []
+    unfenced = without(text, FENCE)
+    late = without(unfenced, r"^(.*\bcp\.async\.bulk\.tensor.*)$", rf"\1\n{FENCE}")
+    early = without(unfenced, r"^(.*\b(?:ld|atom)\.global\.sys\.acquire.*)$", rf"{FENCE}\n\1")
+    for moved in (late, early, unfenced):
+        [words, *_] = rules.proxy(read(moved), unwritten)
+        assert words.startswith("no fence between an acquire and")
+
+
+@on_cuda
+def test_operands_that_need_no_fence(target_name: str) -> None:
+    """All but the gathered one."""
+    listing = read(without(compile_named(GATHERED, target_name), FENCE))
+    unwritten = CASES[GATHERED].unwritten_in(listing)
+    [gathered] = {*listing.descriptors} - unwritten
+    assert 0 < len(rules.proxy(listing, unwritten)) < len(rules.proxy(listing))
+    assert rules.proxy(listing, unwritten | {gathered}) == []
+
+
+@on_cuda
+def test_a_bulk_load_without_barrier(target_name: str) -> None:
+    wrong = rules.consumption(read(without(compile_named("bulk_consume", target_name), CTA_BARRIER)))
+    assert [words for words in wrong if "cp.async.bulk" in words]
+
+
+def bulk_loads(*statements: str) -> list[str]:
+    """What is wrong with a kernel of ``statements``; argument 3 describes what nobody writes."""
+    known = {
+        "acquire": "@%p1 ld.global.sys.acquire.b32 %r1, [%rd1]; st.shared.b32 [%r2], %r1;",
+        "barrier": "bar.sync 0;",
+        "fence": FENCE,
+        "load": f"@%p2 {BULK_LOAD} [%r3], [%rd2, {{%r4, %r5}}], [%r6];",
+        "load B": f"@%p2 {BULK_LOAD} [%r3], [%rd3, {{%r4, %r5}}], [%r6];",
+    }
+    arguments = "mov.b64 %rd2, kernel_param_2;\nmov.b32 %r7, kernel_param_3;\ncvt.u64.u32 %rd3, %r7;"
+    lines = [arguments, *(known.get(one, one) for one in statements), "ret;"]
+    return rules.proxy(read("\n{\n" + "\n".join(lines) + "\n}"), frozenset({"argument 3"}))
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("acquire", "fence", "load"),
+        ("acquire", "fence", "barrier", "load"),
+        ("acquire", "barrier", "fence.proxy.async;", "load", "load"),
+        ("load", "acquire"),
+        ("ld.global.sys.acquire.b32 %r9, [%rd1];", "load"),
+        ("acquire", "load B"),
+        ("again:", "acquire", "fence", "load", "load B", "@%p3 bra again;"),
+        ("acquire", "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd2, {%r4, %r5}], [%r3];"),
+        ("acquire", "cp.async.cg.shared.global [%r3], [%rd2], 16;"),
+    ],
+)
+def test_bulk_loads_in_order(statements: tuple[str, ...]) -> None:
+    assert bulk_loads(*statements) == []
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("acquire", "load"),
+        ("acquire", "barrier", "load", "fence"),
+        ("fence", "acquire", "barrier", "load"),
+        ("acquire", f"@%p1 {FENCE}", "barrier", "load"),
+        ("acquire", "fence.proxy.async.shared::cta;", "load"),
+        ("acquire", "@%p3 bra around;", "fence", "around:", "load"),
+        ("fence", "again:", "load", "acquire", "@%p3 bra again;"),
+        ("acquire", "selp.b64 %rd3, %rd2, %rd3, %p3;", "load B"),
+        ("ld.shared.b64 %rd3, [%r8];", "acquire", "load B"),
+        ("acquire", "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r3], [%rd2], 512, [%r6];"),
+    ],
+)
+def test_bulk_loads_out_of_order(statements: tuple[str, ...]) -> None:
+    [words] = bulk_loads(*statements)
+    assert words.startswith("no fence between an acquire and")
+
+
 @triton.jit
 def swap_few(words, out):
     lanes = tl.arange(0, 16)
