@@ -62,7 +62,8 @@ def do_bench(
     spans = [span() for span in timed]
     if shares is None:
         return _SUMMARIES[return_mode](spans)
-    at = torch.tensor(spans, dtype=torch.float64).quantile(torch.tensor(shares, dtype=torch.float64)).tolist()
+    measured, wanted = (torch.tensor(one, dtype=torch.float64, device="cpu") for one in (spans, shares))
+    at = measured.quantile(wanted).tolist()
     return float(at[0]) if len(at) == 1 else [float(one) for one in at]
 
 

@@ -71,6 +71,7 @@ def unpack(data: bytes, device: torch.device) -> Any:
         raise ArgumentError("broadcast", "value", _TAKEN, described["unsupported"])
     if "tensor" in described:
         dtype = getattr(torch, described["tensor"])
-        flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+        nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+        flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else nothing
         return flat.view(dtype).view(described["shape"]).to(device)
     return raw if "bytes" in described else described["json"]

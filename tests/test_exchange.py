@@ -27,7 +27,9 @@ LATE_S = 0.005
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("world_size", [2, 3, 8, 16])
-@pytest.mark.parametrize("part", [(1, 1), (1, 4096), (16, 2048), (24, 5000), (300, 7168), (16, 4096)], ids=str)
+@pytest.mark.parametrize(
+    "part", [(1, 1), (1, 4096), (16, 2048), (24, 5000), (300, 7168), (16, 4096), (8192, 128), (3000, 3)], ids=str
+)
 @pytest.mark.parametrize("hops", [1, 2])
 def test_blocks_cover_a_part(hops: int, part: tuple[int, int], world_size: int, dtype: torch.dtype) -> None:
     blocks = blocks_of(part, dtype, world_size, 132, hops)
@@ -37,6 +39,8 @@ def test_blocks_cover_a_part(hops: int, part: tuple[int, int], world_size: int, 
     assert -(-rows // blocks.block_m) * -(-cols // blocks.block_n) == blocks.count
     assert blocks.block_m & (blocks.block_m - 1) == blocks.block_n & (blocks.block_n - 1) == 0
     assert blocks.block_n * dtype.itemsize >= 4, "a word holds neighbours in a row"
+    whole = rows * max(cols, 16 // dtype.itemsize)
+    assert blocks.count * blocks.block_m * blocks.block_n <= max(4 * whole, 2048), "an inbox is of blocks"
     product = world_size * rows * cols * dtype.itemsize
     assert blocks.loaded == (hops == 2 and not blocks.words and product <= LOADED_NBYTES)
     nbytes = 2 * world_size * blocks.count * blocks.block_m * blocks.block_n * dtype.itemsize

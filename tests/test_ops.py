@@ -220,8 +220,8 @@ def test_picked_config(ranks: Ranks, seed: int) -> None:
 
 
 CARRYING = {(GATHER, "push"), (GATHER, "hbm_buffer"), (SCATTER, "split"), (SCATTER, "relay")}
-"""Whose programs, all or some, move what is not a tile of their own; beside gathers of columns by the copy engine, where
-they keep the own ones."""
+"""Whose programs, all or some, move what is not a tile of their own; beside gathers of columns by the copy engine,
+where they keep the own ones."""
 
 
 def traced(way: Way, seed: int) -> tuple[set[str], bool, bool, set[int], float, float]:

@@ -443,6 +443,22 @@ def test_the_heap_size_that_an_error_names_is_enough_for_scales_too(ranks: Ranks
         assert failure.kind == "nothing", failure
 
 
+def with_another_default_device() -> tuple[list[float], int]:
+    ctx = context()
+    operands = torch.full((16, 32), 0.5, device=ctx.device).to(FP8), torch.ones(32, 16, device=ctx.device).to(FP8)
+    output = torch.empty(16, 16, device=ctx.device)
+    with torch.device("meta"):
+        ctx.ops.matmul(output, *operands, config=replace(SMALL, algorithm="local"))
+        received = ctx.broadcast(torch.empty(0, device=ctx.device), 0)
+    return output.unique().tolist(), received.numel()
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="what the simulator makes of numbers by PyTorch")
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_pytorchs_default_device_makes_no_difference(ranks: Ranks) -> None:
+    assert ranks.run(with_another_default_device) == [([16.0], 0)] * 2
+
+
 @triton.jit
 def far_scales_kernel(out, numbers, first, stride, BLOCK: tl.constexpr):
     rows, cols = first + tl.arange(0, BLOCK), tl.arange(0, BLOCK)

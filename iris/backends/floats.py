@@ -52,7 +52,8 @@ def narrow(values: np.ndarray) -> np.ndarray:
 def _narrow_to_float8(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """float32 values as 8-bit patterns; what is too large becomes the largest number, as on a GPU."""
     largest = torch.finfo(dtype).max
-    patterns: np.ndarray = torch.tensor(values).clamp(-largest, largest).to(dtype).view(torch.uint8).numpy()
+    inside = torch.tensor(values, device="cpu").clamp(-largest, largest)
+    patterns: np.ndarray = inside.to(dtype).view(torch.uint8).numpy()
     return patterns
 
 
@@ -77,7 +78,7 @@ def _widened(handle: Any) -> Any:
     if _is_bfloat16(handle):
         return _Handle(widen(handle.data), tl.float32)
     if isinstance(handle, _Handle) and handle.dtype.scalar.name in _FLOAT8:
-        patterns = torch.tensor(handle.data).view(_FLOAT8[handle.dtype.scalar.name])
+        patterns = torch.tensor(handle.data, device="cpu").view(_FLOAT8[handle.dtype.scalar.name])
         return _Handle(patterns.float().numpy(), tl.float32)
     return handle
 

@@ -49,6 +49,7 @@ _MIN_ELEMENTS, _MAX_ELEMENTS = 512, 8192
 _MIN_WORDS, _MAX_WORDS, _ROUNDS = 128, 512, 3
 """Words that a program sends to each peer at a time, and how often at most before it sends more at a time: of 128 to
 1024 words what was fastest on 2 and 4 × H200, 2026-11-22."""
+_VECTOR_NBYTES = 16
 _MAX_WORDS_AWAITED = 4096
 """Words that a program waits for at a time."""
 LOADED_NBYTES, _LOADED = 4 << 20, 2048
@@ -92,8 +93,8 @@ class Blocks:
 def blocks_of(
     part: Sequence[int], dtype: torch.dtype, world_size: int, num_sms: int, hops: int = 1, by_flags: bool = False
 ) -> Blocks:
-    """A part of this shape in few blocks per program, each of whole vectors; in words if it is small enough, unless it
-    is to go ``by_flags``."""
+    """A part of this shape in few blocks per program, each of whole vectors, and no wider than it, as an inbox has room
+    for whole blocks; in words if it is small enough, unless it is to go ``by_flags``."""
     rows, cols = part
     nbytes = rows * cols * dtype.itemsize
     words = not by_flags and in_words(nbytes * (world_size - 1), world_size, hops)
@@ -107,8 +108,9 @@ def blocks_of(
     else:
         least, most, rounds = _MIN_ELEMENTS, _MAX_ELEMENTS, 1
     share = min(most, max(least, triton.next_power_of_2(math.ceil(rows * cols / (num_sms * rounds)))))
-    block_m = min(16, triton.next_power_of_2(rows))
-    return Blocks(rows, cols, block_m, share // block_m, words, hops, loaded)
+    wide = max(_VECTOR_NBYTES // dtype.itemsize, triton.next_power_of_2(cols))
+    block_n = min(share // min(16, triton.next_power_of_2(rows)), wide)
+    return Blocks(rows, cols, share // block_n, block_n, words, hops, loaded)
 
 
 @triton.jit

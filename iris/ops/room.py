@@ -3,11 +3,9 @@ what fits, and the ops for the workspace that holds it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-import triton
 
 from iris.context import Iris
 from iris.errors import HeapError
@@ -32,8 +30,6 @@ _IN_TILES = ("push", "copy_engine", "atomic", "two_shot", "one_shot")
 _BY_CHUNKS = ("split", "streams", "relay")
 """Algorithms of all-scatter whose senders wait for each chunk, of a group of tiles at least; those of a relay wait for
 each sender, and peer that it comes from, apart."""
-_VECTOR = 4
-"""Scales that are moved at once."""
 
 
 class Room(NamedTuple):
@@ -145,11 +141,8 @@ def scales_matrix(own: torch.Tensor) -> torch.Tensor:
 
 
 def scales_blocks(own: torch.Tensor, world_size: int, num_sms: int) -> Blocks:
-    """How these are cut for it: into blocks no wider than they are, as an inbox has room for whole blocks."""
-    shape = scales_matrix(own).shape
-    blocks = blocks_of(shape, torch.float32, world_size, num_sms)
-    block_n = min(blocks.block_n, max(_VECTOR, triton.next_power_of_2(shape[1])))
-    return replace(blocks, block_m=blocks.block_m * blocks.block_n // block_n, block_n=block_n)
+    """How these are cut for it."""
+    return blocks_of(scales_matrix(own).shape, torch.float32, world_size, num_sms)
 
 
 def scales_nbytes(own: torch.Tensor, world_size: int, num_sms: int) -> int:
