@@ -36,7 +36,7 @@ from iris.bench.cases.fused import GPU_SHAPES, local_params, obstacle
 from iris.bench.cases.operands import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, Operands, problem_of
 from iris.bench.cases.ways import MATMUL, check_options, way, with_options
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
-from iris.ops.config import EXCHANGING
+from iris.ops.algorithms import EXCHANGING
 from iris.ops.hardware import floor_s, hardware
 from iris.ops.model import predicted_s
 from iris.ops.model.machine import machine

@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 
 import iris
 from iris.ops import ALGORITHMS, FusedConfig
-from iris.ops.config import EXCHANGING
+from iris.ops.algorithms import EXCHANGING
 from iris.ops.problem import DTYPES, FLOATS, output_dtype
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ import iris
 from iris.device import sync
 from iris.device.arch import clock_ns
 from iris.ops import ALGORITHMS, BoundOps, FusedConfig, new_workspace
-from iris.ops.candidates import LIBRARY
+from iris.ops.algorithms import LIBRARY
 from iris.ops.replay import Replays, _identity, _rounding
 from iris.ops.workspace import FusedWorkspace
 

@@ -15,8 +15,8 @@ from ranks import BACKEND, Ranks, context, worlds
 
 from iris.errors import ArgumentError
 from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, pick, pick_config
+from iris.ops.algorithms import EXCHANGING
 from iris.ops.candidates import options_of
-from iris.ops.config import EXCHANGING
 
 H200 = Target("cuda", 132, tma=True)
 MI300X = Target("hip", 304)

@@ -14,7 +14,8 @@ from ops_inputs import IN_WORDS, Shape, Way, some, trial
 from ranks import BACKEND, Ranks, context, fresh, worlds
 
 from iris.ops import new_workspace
-from iris.ops.config import EXCHANGING, TILE_WORDS_NBYTES, WORDS_NBYTES, FusedConfig, in_words, tiles_in_words
+from iris.ops.algorithms import EXCHANGING
+from iris.ops.config import TILE_WORDS_NBYTES, WORDS_NBYTES, FusedConfig, in_words, tiles_in_words
 from iris.ops.exchange import FLAGS, LOADED_NBYTES, blocks_of
 from iris.ops.problem import DTYPES, Problem
 from iris.ops.room import room

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from iris.bench.cases import operands
-from iris.ops import FusedConfig, Problem, Target, model
+from iris.ops import FusedConfig, Problem, Target, candidates, model
+from iris.ops.algorithms import EXCHANGING, LIBRARY, OPS, TRAITS, algorithms
 from iris.ops.hardware import HARDWARE, Hardware, floor_s
-from iris.ops.model import OPS, algorithms, predict_ms, predicted_s
+from iris.ops.model import predict_ms, predicted_s
 from iris.ops.model.machine import machine
 from iris.ops.pick import model_pick
 from iris.ops.problem import DTYPES
@@ -68,6 +69,19 @@ def predicted(problem: Problem, config: FusedConfig, known: Hardware, calls: lis
 
 
 # -- beside measurements --------------------------------------------------------------------------------------
+
+
+def test_the_model_and_the_choice_know_the_algorithms_that_there_are() -> None:
+    assert {op: set(known) for op, known in model._PREDICTORS.items()} == {
+        op: set(known) for op, known in TRAITS.items()
+    }
+    assert candidates._STREAM_K | candidates._OF_FEW_ROWS <= {*EVERY}
+
+
+def test_an_algorithm_of_the_library_is_one_in_every_op() -> None:
+    """They are asked for by name alone."""
+    for op, name in EVERY:
+        assert (TRAITS[op][name].library, TRAITS[op][name].exchange) == (name in LIBRARY, name in EXCHANGING)
 
 
 def test_predictions_are_as_close_as_the_model_says() -> None:

@@ -30,7 +30,7 @@ from ops_inputs import (
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, poison, worlds
 
 import iris
-from iris.ops.candidates import LIBRARY
+from iris.ops.algorithms import LIBRARY
 from iris.ops.exchange import FLAGS
 from iris.ops.problem import DTYPES
 

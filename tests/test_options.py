@@ -15,8 +15,8 @@ from ranks import BACKEND, Ranks, context, fresh, poison, worlds
 import iris
 from iris.device.sync import NEXT_EPOCH
 from iris.ops import new_workspace
-from iris.ops.candidates import LIBRARY
-from iris.ops.config import EXCHANGING, min_block_size_k
+from iris.ops.algorithms import EXCHANGING, LIBRARY
+from iris.ops.config import min_block_size_k
 from iris.ops.problem import DTYPES
 from iris.ops.room import GATHER_FLAGS
 

@@ -18,9 +18,9 @@ from ordering import Watch, notes_nbytes
 from ranks import BACKEND, Ranks, fresh, worlds
 
 from iris.engine import CopyEngine
+from iris.ops.algorithms import EXCHANGING, LIBRARY
 from iris.ops.call import OpCall
-from iris.ops.candidates import LIBRARY
-from iris.ops.config import EXCHANGING, FusedConfig
+from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, Landing
 from iris.ops.exchange import FLAGS
 from iris.ops.room import GATHER_FLAGS

@@ -21,9 +21,9 @@ from test_model import problem_of
 
 from iris.errors import ArgumentError
 from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, choice, pick, pick_config, tuned
+from iris.ops.algorithms import EXCHANGING
 from iris.ops.candidates import ALGORITHMS as PICKED
 from iris.ops.candidates import candidates, has_no_tile, obstacle, variations
-from iris.ops.config import EXCHANGING
 from iris.ops.hardware import HARDWARE, Hardware, floor_s
 from iris.ops.model import predict_ms
 from iris.ops.pick import expected_ms, model_pick, predictions

@@ -16,7 +16,7 @@ from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 from iris.device.tile import ScalePointers, Tile, scaled
 from iris.ops import FusedConfig, Problem, Target, new_workspace
-from iris.ops.candidates import LIBRARY
+from iris.ops.algorithms import LIBRARY
 from iris.ops.choice import Adjusted, resolve
 from iris.ops.matmul import Plan, run, start_kernel
 from iris.ops.room import needed_nbytes, scales_blocks

@@ -12,7 +12,8 @@ import torch
 from ops_inputs import LOCAL, SMALL, Shape, Way, rotated, some, trial, ways
 from ranks import BACKEND, Ranks, context, worlds
 
-from iris.ops.candidates import LIBRARY, TILES
+from iris.ops.algorithms import LIBRARY
+from iris.ops.candidates import TILES
 from iris.ops.config import FusedConfig, min_block_size_k
 from iris.ops.hardware import HARDWARE
 from iris.ops.matmul import start_kernel

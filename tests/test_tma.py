@@ -16,7 +16,7 @@ from ops_inputs import SMALL, Shape, Way, some, trial, ways
 from ranks import BACKEND, Ranks, context, worlds
 from triton.runtime import interpreter
 
-from iris.ops.candidates import LIBRARY
+from iris.ops.algorithms import LIBRARY
 from iris.ops.config import min_block_size_k
 
 pytestmark = pytest.mark.skipif(BACKEND != "sim", reason="looks into the simulator")

@@ -33,8 +33,7 @@ from iris.device import matmul as kernels
 from iris.engine import CopyEngine
 from iris.errors import ArgumentError, LaunchError, PeerDied
 from iris.ops import ALGORITHMS, FusedConfig, Target, pick, pick_config, tuned
-from iris.ops.candidates import LIBRARY
-from iris.ops.config import EXCHANGING
+from iris.ops.algorithms import EXCHANGING, LIBRARY
 from iris.ops.workspace import FusedWorkspace
 from iris.tune import command, session
 from iris.tune.report import Finding, described_config, print_findings

@@ -33,7 +33,7 @@ from iris.bench.axes import Params, Value
 from iris.bench.case import registered
 from iris.bench.options import DTYPES
 from iris.errors import ArgumentError
-from iris.ops.model import OPS
+from iris.ops.algorithms import OPS
 
 _ALIKE = 0.8
 """How much of a name is that of an op which must have been meant."""

@@ -8,6 +8,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from iris.context import Iris
 from iris.eager import untraced
+from iris.ops.algorithms import TRAITS
 from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.config import FusedConfig, Target
 from iris.ops.hbm_buffer import all_gather_matmul_hbm_buffer, all_gather_matmul_hbm_buffer_preamble
@@ -15,7 +16,6 @@ from iris.ops.local_matmul import matmul
 from iris.ops.matmul_all_reduce import matmul_all_reduce
 from iris.ops.matmul_all_scatter import matmul_all_scatter
 from iris.ops.matmul_reduce_scatter import matmul_reduce_scatter
-from iris.ops.model import OPS, algorithms
 from iris.ops.pick import pick_config
 from iris.ops.problem import Problem
 from iris.ops.workspace import FusedWorkspace, new_workspace
@@ -40,7 +40,7 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ALGORITHMS: dict[str, tuple[str, ...]] = {op: algorithms(op) for op in OPS}
+ALGORITHMS: dict[str, tuple[str, ...]] = {op: tuple(named) for op, named in TRAITS.items()}
 """The algorithms of each op; ``"auto"`` is one more for all."""
 
 

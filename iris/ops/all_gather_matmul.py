@@ -68,6 +68,7 @@ from iris.device import schedule
 from iris.device.matmul import Crew
 from iris.device.tile import Flags, Matrix
 from iris.errors import ArgumentError, ShapeError
+from iris.ops.algorithms import TRAITS
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
@@ -102,8 +103,6 @@ from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "all_gather_matmul"
-_READ_BY_PEERS = ("pull", "hbm_buffer")
-"""Algorithms that need A on the symmetric heap."""
 
 
 @replayed
@@ -170,15 +169,17 @@ def all_gather_matmul(
     bias_is = bias_kind(OP, bias, m, n)
     dim = 0 if by_rows else 1
     problem = Problem(OP, m, n, k, A_sharded.dtype, world, dim, not has_contiguous_rows(B), output.dtype)
-    symmetric = ctx.is_symmetric(A_sharded)
-    takes = (lambda _: True) if symmetric else (lambda one: one not in _READ_BY_PEERS)
+    symmetric, traits = ctx.is_symmetric(A_sharded), TRAITS[OP]
     if scales.of_blocks and not by_rows and world > 1 and cols % BLOCK:
         raise ShapeError(OP, "A_sharded", f"a multiple of {BLOCK} columns, as blocks have scales", (rows, cols))
     # One number for one row may be that row's own.
     of_rows = scales.a if by_rows and world > 1 and scales.a is not None and scales.a.shape[0] == rows else None
     beside = 0 if of_rows is None else scales_nbytes(of_rows, world, ctx.num_sms)
-    chosen = resolve(ctx, problem, config, workspace, trace, takes=takes, scales=scales, scales_nbytes=beside)
-    if chosen.algorithm in _READ_BY_PEERS:
+    chosen = resolve(
+        ctx, problem, config, workspace, trace, takes=lambda one: symmetric or not traits[one].reads_peers,
+        scales=scales, scales_nbytes=beside,
+    )  # fmt: skip
+    if traits[chosen.algorithm].reads_peers:
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
         if world > 1:

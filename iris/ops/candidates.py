@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from iris.ops.config import EXCHANGING, IN_REGISTERS, FusedConfig, Target
-from iris.ops.model import algorithms
+from iris.ops.algorithms import EXCHANGING, LIBRARY, TRAITS, algorithms
+from iris.ops.config import IN_REGISTERS, FusedConfig, Target
 from iris.ops.problem import Problem
 from iris.ops.rows import MAX_CHUNKS
 
@@ -208,9 +208,6 @@ _ONLY_MEASURED: dict[str, dict[str, tuple[Fields, ...]]] = {
 """What only a measurement chooses. The library's matmul is mostly as fast as Iris's, but with few rows it takes up to
 1.9 times as long where it takes the wrong tile, which no figure of the hardware's tells."""
 
-LIBRARY = ("decomposed", "ring", "low_latency", "low_latency_two_shot", "baseline")
-"""Algorithms whose matmul is the library's, unless ``own_matmul`` is set."""
-
 _STREAM_K = {
     ("matmul", "local"), ("all_gather_matmul", "copy_engine"), ("matmul_all_scatter", "push"),
     ("matmul_all_scatter", "copy_engine"),
@@ -324,9 +321,9 @@ def plain(problem: Problem, algorithm: str, target: Target, *, wide: bool = Fals
     return FusedConfig(algorithm, **_tiles(problem, algorithm, target, wide)[0])
 
 
-def min_comm_programs(config: FusedConfig) -> int:
+def min_comm_programs(op: str, config: FusedConfig) -> int:
     """How many programs, at least, only move data."""
-    return config.comm_sms or (1 if config.algorithm in ("hbm_buffer", "split", "streams", "relay") else 0)
+    return config.comm_sms or int(TRAITS[op][config.algorithm].comm_programs)
 
 
 def has_no_tile(config: FusedConfig) -> bool:
@@ -381,7 +378,7 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         return f"{programs} programs on {target.num_sms} SMs"
     if algorithm == "relay" and problem.world_size < 3:
         return "relay where nothing is passed on"
-    moving = min_comm_programs(config)
+    moving = min_comm_programs(problem.op, config)
     if moving >= programs:
         return f"{moving} of {programs} programs would only move data"
     if (config.first_stage_fetch_sms or 0) > programs:

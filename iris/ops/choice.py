@@ -14,9 +14,9 @@ import torch
 from iris.context import Iris
 from iris.errors import ArgumentError, CaptureError, ranks_text
 from iris.ops import tuned
-from iris.ops.candidates import LIBRARY, has_no_tile, min_comm_programs, obstacle
+from iris.ops.algorithms import TRAITS, algorithms
+from iris.ops.candidates import has_no_tile, min_comm_programs, obstacle
 from iris.ops.config import FusedConfig
-from iris.ops.model import algorithms
 from iris.ops.operands import BIAS_KINDS, place_of
 from iris.ops.pick import can_run, has_row, pick_config
 from iris.ops.problem import Problem
@@ -27,14 +27,6 @@ from iris.ops.workspace import FusedWorkspace
 
 _BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
 """Variables for debugging, with which a launch returns when the kernel has run."""
-_NEEDS_LAUNCHES_THAT_RETURN = {("matmul_reduce_scatter", "copy_engine"), ("matmul_all_reduce", "copy_engine")}
-"""Whose kernel waits for copies that peers ask for when their own kernel's launch has returned."""
-_STREAM_WAITS = {*_NEEDS_LAUNCHES_THAT_RETURN, ("matmul_all_scatter", "copy_engine")}
-"""Whose copies wait, on their stream, for a word that the kernel beside them writes. In a graph that runs in a single
-queue that wait could come first, and the kernel never."""
-_BY_LIBRARY = {one for one in LIBRARY if one != "ring"}
-"""What "auto" prefers on NVIDIA GPUs where blocks have scales, as the library's matmul takes half as long with these as
-Iris's kernel, by which a ring adds products up."""
 
 
 class Adjusted(NamedTuple):
@@ -69,23 +61,24 @@ def resolve(
         RankMismatch: other ranks call the op with another problem, config, kind of bias, or workspace, or with
             ``shared`` operands of other strides or at another place of the heap. Found in the first call with these.
     """
-    by_library = scales.of_blocks and ctx.backend_name == "cuda"
+    by_library = scales.of_blocks and ctx.backend_name == "cuda"  # which takes half as long there as Iris's kernel
     chosen, key = _chosen(ctx, problem, config, workspace, bool(trace), takes, by_library, scales_nbytes)
     picked = ctx.backend_name == "cuda" and not isinstance(config, FusedConfig)
     fitting = scales.fitting(chosen, picked=picked)
     if isinstance(config, Adjusted):
         fitting = scales.fitting(replace(fitting, **dict(config.options)), picked=False)  # type: ignore[arg-type]
+    traits = TRAITS[problem.op]
     if trace and config is not None and has_no_tile(chosen):
-        traced = [name for name in algorithms(problem.op) if name not in LIBRARY]
+        traced = [name for name, one in traits.items() if not one.library]
         expected = f"none of {chosen.algorithm}, whose matmul is torch.matmul's"
         raise ArgumentError(problem.op, "trace", expected, "one", f"These have traces: {', '.join(traced)}.")
-    if chosen.algorithm == "atomic":
+    if traits[chosen.algorithm].atomic:
         _check_atomic(ctx, problem)
     if problem.world_size > 1:
-        if (problem.op, chosen.algorithm) in _NEEDS_LAUNCHES_THAT_RETURN and (blocking := _blocking(ctx)):
+        if traits[chosen.algorithm].async_launch and (blocking := _blocking(ctx)):
             expected = f"an algorithm whose kernel waits for no copy, as {blocking} is set"
             raise ArgumentError(problem.op, "config.algorithm", expected, chosen.algorithm, "Unset it, or take None.")
-        if (problem.op, chosen.algorithm) in _STREAM_WAITS and _in_one_queue(ctx):
+        if traits[chosen.algorithm].stream_waits and _in_one_queue(ctx):
             raise CaptureError(
                 f"{problem.op} by {chosen.algorithm} cannot be captured where CUDA_DEVICE_MAX_CONNECTIONS=1: in one "
                 "queue its copies could wait in front of the kernel that they wait for. Unset it, or take config=None."
@@ -211,14 +204,15 @@ def _chosen(
         return pick_config(problem, target_of(ctx), config), None
     elif config is not None and config != "auto":
         raise ArgumentError(problem.op, "config", "a FusedConfig, an algorithm's name, or None", type(config).__name__)
-    may = tuple(one for one in known if takes(one) and not (traced and one in LIBRARY))
+    traits = TRAITS[problem.op]
+    may = tuple(one for one in known if takes(one) and not (traced and traits[one].library))
     if _blocking(ctx):
-        may = tuple(one for one in may if (problem.op, one) not in _NEEDS_LAUNCHES_THAT_RETURN)
+        may = tuple(one for one in may if not traits[one].async_launch)
     if _in_one_queue(ctx):
-        may = tuple(one for one in may if (problem.op, one) not in _STREAM_WAITS)
+        may = tuple(one for one in may if not traits[one].stream_waits)
     if isinstance(workspace, FusedWorkspace) and workspace.op == problem.op:
         may = tuple(one for one in may if one == workspace.algorithm)
-    preferred = tuple(one for one in may if one in _BY_LIBRARY) if by_library else ()
+    preferred = tuple(one for one in may if by_library and traits[one].library and not traits[one].accumulates)
     beyond = tuple(one for one in may if one not in preferred) if preferred else ()
     first = pick_config(problem, target_of(ctx))
     made = isinstance(workspace, FusedWorkspace) and (
@@ -267,7 +261,7 @@ def _that_fits(ctx: Iris, key: _Choice, workspace: FusedWorkspace | None) -> Fus
     excluded: tuple[str, ...] = ()
     while problem.world_size > 1:
         config = completed(picked)
-        if picked.algorithm in may and min_comm_programs(config) < (config.num_sms or ctx.num_sms):
+        if picked.algorithm in may and min_comm_programs(problem.op, config) < (config.num_sms or ctx.num_sms):
             fits = has_memory(ctx, problem, config, workspace, key.scales_nbytes)
             if not fits and not too_large and workspace is None:
                 ctx.collect(problem.op)  # what all have let go of since may be enough

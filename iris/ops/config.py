@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from iris.errors import ArgumentError
+from iris.ops.algorithms import EXCHANGING
 from iris.ops.rows import Rows, chunks_of
 
 LAYOUTS = ("k_contiguous", "m_contiguous")
 """How A is staged: row by row, or column by column."""
-EXCHANGING = ("low_latency", "low_latency_two_shot")
-"""Algorithms that put a short collective before or behind a whole matmul."""
 WORDS_NBYTES = {1: 512 << 10, 2: 768 << 10}
 """By number of hops: the most that a rank sends as words in each hop, to all peers together. Beyond that, sending twice
 as many bytes costs more than the flags that are saved (2 and 4 × H200, 2026-11-22)."""

@@ -70,6 +70,7 @@ from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, signal_all, store_words, wait_all, wait_words
 from iris.device.tile import finished, local_sink, slot_pointers, store_everywhere
 from iris.errors import ShapeError
+from iris.ops.algorithms import TRAITS
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan
@@ -100,8 +101,6 @@ from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
 OP = "matmul_all_reduce"
-_ROW_BY_ROW = ("copy_engine", "decomposed", "ring")
-"""Algorithms that need an output whose rows are contiguous."""
 
 
 @triton.jit
@@ -244,9 +243,9 @@ def matmul_all_reduce(
     check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
     bias_is = bias_kind(OP, bias, m, n)
     problem = Problem(OP, m, n, k, A.dtype, world, None, not has_contiguous_rows(B), output.dtype)
-    whole = has_contiguous_rows(output)
+    whole, traits = has_contiguous_rows(output), TRAITS[OP]
     chosen = resolve(
-        ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
+        ctx, problem, config, workspace, trace, takes=lambda one: whole or not traits[one].contiguous_rows,
         shared={"output": output}, bias_is=bias_is, scales=scales,
     )  # fmt: skip
     if chosen.algorithm == "copy_engine" and m % world:
@@ -254,7 +253,7 @@ def matmul_all_reduce(
             OP, "A", f"rows that {world} ranks can share evenly, for copy_engine", tuple(A.shape),
             'Take algorithm "two_shot", or pad A with zero rows.',
         )  # fmt: skip
-    if chosen.algorithm in _ROW_BY_ROW:
+    if traits[chosen.algorithm].contiguous_rows:
         check_rows(OP, chosen.algorithm, output)
     recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
     call = _Call(ctx, problem, output, A, B, bias, bias_is, scales, chosen, recorded, ours)

@@ -56,6 +56,7 @@ from iris.device.chunk import counted_after
 from iris.device.peer import translate
 from iris.device.sync import enter, leave, signal, wait, wait_all_entered
 from iris.device.tile import Flags, Matrix, Slots, block_at, finished, peer_at, store_everywhere, tile_pointers
+from iris.ops.algorithms import TRAITS
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import RELAY_TEAM, FusedConfig
@@ -79,8 +80,6 @@ from iris.trace import Trace, trace_of
 
 OP = "matmul_all_scatter"
 _TEAM: tl.constexpr = tl.constexpr(RELAY_TEAM)
-_ROW_BY_ROW = ("copy_engine", "decomposed")
-"""Algorithms that need an output whose rows are contiguous."""
 
 
 @triton.jit
@@ -233,13 +232,13 @@ def matmul_all_scatter(
     check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
     bias_is = bias_kind(OP, bias, m, n)
     problem = Problem(OP, m, n, k, A.dtype, world, None, not has_contiguous_rows(B), output.dtype)
-    whole = has_contiguous_rows(output)
+    whole, traits = has_contiguous_rows(output), TRAITS[OP]
     chosen = resolve(
-        ctx, problem, config, workspace, trace, takes=lambda one: whole or one not in _ROW_BY_ROW,
+        ctx, problem, config, workspace, trace, takes=lambda one: whole or not traits[one].contiguous_rows,
         shared={"output": output}, scales=scales,
     )  # fmt: skip
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
-    if chosen.algorithm in _ROW_BY_ROW:
+    if traits[chosen.algorithm].contiguous_rows:
         check_rows(OP, chosen.algorithm, columns)
     recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
     call = _Call(ctx, problem, columns, A, B, bias, bias_is, scales, chosen, recorded, ours, output)

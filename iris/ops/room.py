@@ -10,7 +10,8 @@ import torch
 from iris.context import Iris
 from iris.errors import HeapError
 from iris.heap import align_up
-from iris.ops.config import EXCHANGING, FusedConfig, tiles_in_words
+from iris.ops.algorithms import TRAITS
+from iris.ops.config import FusedConfig, tiles_in_words
 from iris.ops.exchange import Blocks, blocks_of
 from iris.ops.problem import QUANTISED, Problem
 from iris.ops.workspace import (
@@ -25,11 +26,6 @@ from iris.ops.workspace import (
 
 GATHER_FLAGS = 1 << 16
 """Flags of a gather: one for each part of A that is announced apart."""
-_IN_TILES = ("push", "copy_engine", "atomic", "two_shot", "one_shot")
-"""Algorithms of the ops that sum whose peers send tiles."""
-_BY_CHUNKS = ("split", "streams", "relay")
-"""Algorithms of all-scatter whose senders wait for each chunk, of a group of tiles at least; those of a relay wait for
-each sender, and peer that it comes from, apart."""
 
 
 class Room(NamedTuple):
@@ -44,7 +40,8 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
     that has flags, so that nothing goes by words."""
     if problem.op == "all_gather_matmul" and (problem.world_size == 1 or config.algorithm == "pull"):
         return Room(0, 0)
-    if config.algorithm in EXCHANGING:
+    traits = TRAITS[problem.op][config.algorithm]
+    if traits.exchange:
         blocks = exchanged_blocks(problem, config.algorithm, num_sms, by_flags)
         return Room(blocks.inbox_nbytes(problem.world_size, _exchanged_dtype(problem)), blocks.num_flags)
     if problem.op == "all_gather_matmul" and config.algorithm == "push":
@@ -52,13 +49,13 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
     if problem.op == "all_gather_matmul":
         return Room(problem.m * problem.k * problem.dtype.itemsize, GATHER_FLAGS)
     if problem.op == "matmul_all_scatter":
-        if config.algorithm not in _BY_CHUNKS:
+        if not traits.comm_programs:
             return Room(0, 0)
-        each = 1
-        if config.algorithm == "relay":
+        each = 1  # for each chunk, of a group of tiles at least
+        if config.algorithm == "relay":  # for each sender, and peer that it comes from, apart
             each = max(1, problem.world_size - 1) * config.comm_programs(problem.op, num_sms)
         return Room(0, each * config.groups(problem.m))
-    if config.algorithm in _IN_TILES:
+    if not traits.library:  # peers send tiles
         slots, tiles = tiles_sent(problem, config)
         itemsize = 4 if config.algorithm == "atomic" else problem.output_dtype.itemsize
         nbytes, flags = tiles * config.tile_elements * itemsize, problem.world_size * tiles

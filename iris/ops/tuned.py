@@ -46,9 +46,9 @@ import torch
 
 from iris import files
 from iris.errors import ArgumentError
+from iris.ops.algorithms import OPS, algorithms
 from iris.ops.config import FusedConfig
 from iris.ops.hardware import hardware
-from iris.ops.model import OPS, algorithms
 from iris.ops.problem import DTYPES, Problem
 
 SCHEMA = 1

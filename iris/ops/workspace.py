@@ -17,7 +17,7 @@ from iris.engine import CopyEngine
 from iris.errors import ArgumentError, CaptureError, HeapError
 from iris.heap import align_up, format_bytes
 from iris.live import Live
-from iris.ops.model import algorithms
+from iris.ops.algorithms import algorithms
 from iris.ops.rows import MAX_CHUNKS
 
 MIN_FLAGS = MAX_RANKS * MAX_CHUNKS

@@ -24,6 +24,7 @@ from iris.bench.options import DTYPES, several_gpus
 from iris.bench.state import FATAL, State, described
 from iris.context import Iris
 from iris.ops import FusedConfig, Problem
+from iris.ops.algorithms import TRAITS
 from iris.ops.choice import settled
 from iris.ops.hardware import HARDWARE, Hardware, floor_s, hardware
 from iris.ops.model import predict_ms
@@ -39,8 +40,6 @@ GPU_SHAPES = (
     (1024, 28672, 8192),
     (512, 8192, 8192),
 )
-UNORDERED = ("atomic",)
-"""Algorithms that add floating-point numbers in the order in which they arrive."""
 SIM_SHAPES = ((128, 192, 256), (60, 84, 72))
 SHAPES = GPU_SHAPES if several_gpus() else SIM_SHAPES
 
@@ -120,7 +119,7 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
 def _tell(state: State, ctx: Iris, problem: Problem, config: FusedConfig, known: Hardware | None) -> None:
     """Note what an op of Iris runs with, and what follows from that."""
     state.set_config(changed_fields(config))
-    state.set_deterministic(config.algorithm not in UNORDERED or not problem.dtype.is_floating_point)
+    state.set_deterministic(not TRAITS[problem.op][config.algorithm].atomic or not problem.dtype.is_floating_point)
     if problem.op == LOCAL:
         tiles = -(-problem.m // config.block_size_m) * -(-problem.n // config.block_size_n)
         state.add_counter("waves", tiles / ctx.num_sms)

@@ -54,7 +54,7 @@ from iris.ops.model.matmul import Call
 from iris.ops.model.parts import local_s
 from iris.ops.problem import Problem
 
-_ALGORITHMS: dict[str, dict[str, Callable[[Call], float]]] = {
+_PREDICTORS: dict[str, dict[str, Callable[[Call], float]]] = {
     "all_gather_matmul": gather.ALGORITHMS,
     "matmul_all_scatter": scatter.ALGORITHMS,
     "matmul_reduce_scatter": sums.SCATTERED,
@@ -62,8 +62,6 @@ _ALGORITHMS: dict[str, dict[str, Callable[[Call], float]]] = {
     "matmul": {"local": local_s},
 }
 """By op and algorithm: what predicts seconds."""
-OPS = tuple(_ALGORITHMS)
-"""All ops."""
 
 
 def predict_ms(problem: Problem, config: FusedConfig, hardware: Hardware) -> float:
@@ -82,9 +80,4 @@ def predict_ms(problem: Problem, config: FusedConfig, hardware: Hardware) -> flo
 
 def predicted_s(problem: Problem, config: FusedConfig, rates: Machine) -> float:
     """As :func:`predict_ms`, in seconds, for one who asks for many configs."""
-    return _ALGORITHMS[problem.op][config.algorithm](Call(problem, config, rates))
-
-
-def algorithms(op: str) -> tuple[str, ...]:
-    """The algorithms of ``op``."""
-    return tuple(_ALGORITHMS.get(op, ()))
+    return _PREDICTORS[problem.op][config.algorithm](Call(problem, config, rates))
