@@ -45,6 +45,8 @@ _LONG = 200
 """Characters of a call that is worth shortening."""
 _ALIKE = "Every rank must make the same Iris calls, with the same sizes, in the same order."
 _PLACED = "Peers touch this operand: pass the same slice of the same ctx.empty on all ranks."
+_PADDED = "Ranks' parts must be equally large: pad the shorter ones with zeros."
+_SIZES = re.compile(r"\(…(, [mnk]=\d+)+\)$")
 _PLACES = re.compile(r"\(…(, \w+ (at heap offset|with strides) \w+)+\)$")
 _FIRST = 5
 """Arguments that tell such a call from others: of an op, its name, sizes and dtype."""
@@ -84,9 +86,12 @@ def _begun(call: str) -> str:
     return f"{name}({', '.join(one for one in first if one != f'op={name!r}')}, …)"
 
 
-def _differ_in_place(said: str) -> bool:
-    """Whether calls, told apart, are of one op and differ in nothing but where an operand lies."""
-    return all(_PLACES.search(one) for one in said.split("; "))
+def _remedy(said: str) -> str:
+    """What to do about calls, told apart as ``said``, of which some are of one op and differ in a single respect."""
+    for differ, remedy in ((_PLACES, _PLACED), (_SIZES, _PADDED)):
+        if all(differ.search(one) for one in said.split("; ")):
+            return remedy
+    return _ALIKE
 
 
 def _of_its_own(argument: str) -> str:
@@ -329,7 +334,7 @@ class Mesh:
                         selector.unregister(self._socket(peer))
         if len(set(tags.values())) > 1:
             said = _told_apart(tags)
-            raise RankMismatch(f"ranks made different calls: {said}. {_PLACED if _differ_in_place(said) else _ALIKE}")
+            raise RankMismatch(f"ranks made different calls: {said}. {_remedy(said)}")
         return payloads
 
     def exchange_fd(self, tag: str, fd: int) -> dict[int, int]:

@@ -715,6 +715,24 @@ def test_another_call_than_the_peers_is_told_in_short(ranks: Ranks, gather: bool
         assert calls + "Every rank must make the same Iris calls" in failure.message
 
 
+def unequal_parts() -> Failure:
+    """43 and 42 columns of a matrix of 85."""
+    with fresh(1 << 20) as ctx:
+        depth = 43 - ctx.rank
+        output, a, b = ctx.empty(16, 24), torch.ones(16, depth, device=ctx.device), torch.ones(depth, 24).to(ctx.device)
+        return failure_of(lambda: ctx.ops.matmul_all_reduce(output, a, b, config="baseline"))
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_parts_that_are_not_equal_are_told_to_be_padded(ranks: Ranks) -> None:
+    for failure in ranks.run(unequal_parts):
+        assert failure.kind == "RankMismatch"
+        told = (
+            "rank 0: matmul_all_reduce(…, k=43); rank 1: matmul_all_reduce(…, k=42). Ranks' parts must be equally large"
+        )
+        assert told in failure.message
+
+
 def untransposed_weight() -> list[Failure]:
     """Weights as a Linear has them, where ``output`` tells how many columns B should have, and where it does not."""
     ctx = context()

@@ -272,6 +272,7 @@ def refused_blocks() -> dict[str, Failure]:
         "no scale_a": failure(a, b, None, of_b),
         "columns": failure(a, b, of_a, of_b.new_ones(300)),
         "shape": failure(a, b, of_a, of_b.new_ones(2, 2)),
+        "turned": failure(a, b, of_a, of_b.new_ones(3, 2)),
         "neither": failure(a, b, of_a.new_ones(8, 3), of_b),
         "int8": failure(*int8, of_a, of_b),
         "cut": failure_of(
@@ -289,6 +290,7 @@ def test_scales_of_blocks_come_in_pairs_and_shapes(ranks: Ranks) -> None:
         kinds = {name: failure.kind for name, failure in found.items()}
         assert kinds == dict.fromkeys(found, "ShapeError") | {"int8": "DTypeError"}, found
         assert "scale_b: expected [2, 3], as the other matrix has" in found["no scale_b"].message
+        assert found["turned"].message.endswith("got (3, 2). Pass scale_b.t().")
         assert "scale_a: expected [8, 2], as the other matrix has" in found["no scale_a"].message
         assert "got (300,)" in found["columns"].message and "got (2, 2)" in found["shape"].message
         assert "scale_a: expected [8, 2]" in found["neither"].message

@@ -171,7 +171,8 @@ def all_gather_matmul(
     problem = Problem(OP, m, n, k, A_sharded.dtype, world, dim, not has_contiguous_rows(B), output.dtype)
     symmetric, traits = ctx.is_symmetric(A_sharded), TRAITS[OP]
     if scales.of_blocks and not by_rows and world > 1 and cols % BLOCK:
-        raise ShapeError(OP, "A_sharded", f"a multiple of {BLOCK} columns, as blocks have scales", (rows, cols))
+        expected, fix = f"a multiple of {BLOCK} columns, as blocks have scales", "Cut A between blocks, or add zeros."
+        raise ShapeError(OP, "A_sharded", expected, (rows, cols), fix)
     # One number for one row may be that row's own.
     of_rows = scales.a if by_rows and world > 1 and scales.a is not None and scales.a.shape[0] == rows else None
     beside = 0 if of_rows is None else scales_nbytes(of_rows, world, ctx.num_sms)

@@ -19,7 +19,7 @@ from iris.ops.candidates import has_no_tile, min_comm_programs, obstacle
 from iris.ops.config import FusedConfig
 from iris.ops.operands import BIAS_KINDS, place_of
 from iris.ops.pick import can_run, has_row, pick_config
-from iris.ops.problem import Problem
+from iris.ops.problem import QUANTISED, Problem
 from iris.ops.room import has_memory, needed_nbytes
 from iris.ops.scales import NO_SCALES, Scales
 from iris.ops.target import target_of
@@ -84,13 +84,14 @@ def resolve(
                 "queue its copies could wait in front of the kernel that they wait for. Unset it, or take config=None."
             )
         bias = () if bias_is is None else (BIAS_KINDS[bias_is],)
-        gathered = (f"scale_a for each {'block' if scales.of_blocks else 'row'}",) if scales_nbytes else ()
+        kind = f"scale_a for each {'block' if scales.of_blocks else 'row'}" if scales_nbytes else "no scale_a to gather"
+        gathered = (kind,) if problem.dtype in QUANTISED else ()
         places = (place_of(ctx, argument, tensor) for argument, tensor in shared.items())
         ctx.agree(problem.op, (problem, fitting, *bias, *gathered, *places, _memory(ctx, workspace)))
     if key is not None and key not in (known := _settled(ctx)):
         known[key] = chosen  # only now: ranks that did not make this call would choose later, with another heap
         if ctx.rank == 0:
-            _tell(ctx, problem, chosen, key, workspace)
+            _tell(ctx, problem, chosen, fitting, key, workspace)
     return fitting
 
 
@@ -108,10 +109,17 @@ def _check_atomic(ctx: Iris, problem: Problem) -> None:
         raise ArgumentError(problem.op, "config.algorithm", expected, "atomic", "Take config=None.")
 
 
-def _tell(ctx: Iris, problem: Problem, chosen: FusedConfig, key: _Choice, workspace: FusedWorkspace | None) -> None:
+def _tell(
+    ctx: Iris,
+    problem: Problem,
+    chosen: FusedConfig,
+    fitting: FusedConfig,
+    key: _Choice,
+    workspace: FusedWorkspace | None,
+) -> None:
     """Log what "auto" took for a new problem, and why: at level debug, but the first short heap of a context as a
-    warning."""
-    tile = f", tile {chosen.block_size_m} x {chosen.block_size_n} x {chosen.block_size_k}"
+    warning. ``fitting``: as it runs."""
+    tile = f", tile {fitting.block_size_m} x {fitting.block_size_n} x {fitting.block_size_k}"
     sizes = f"{problem.op}: m={problem.m}, n={problem.n}, k={problem.k}, {problem.dtype}"
     taken = f"{sizes}: auto takes {chosen.algorithm}{'' if has_no_tile(chosen) else tile}"
     best = key.first if key.given is None else replace(key.given, algorithm=key.first.algorithm)
@@ -119,6 +127,8 @@ def _tell(ctx: Iris, problem: Problem, chosen: FusedConfig, key: _Choice, worksp
         measured = has_row(problem, target_of(ctx), chosen)
         why = "a tuned row" if measured else "the simulator's list" if ctx.backend_name == "sim" else "the model"
         ctx.debug(f"{taken}, by {why if key.given is None else 'what is given'}")
+    elif best.algorithm in key.beyond:
+        ctx.debug(f"{taken}, as blocks have scales, with which the library's matmul is faster than {best.algorithm}'s")
     elif best.algorithm not in key.may:
         ctx.debug(f"{taken}, as this call's operands, trace or workspace rule out {best.algorithm}")
     elif has_memory(ctx, problem, best, workspace, key.scales_nbytes):

@@ -73,7 +73,7 @@ def min_block_size_k(dtype: torch.dtype) -> int:
 @dataclass(frozen=True)
 class FusedConfig:
     """Options of a fused op. ``config=None`` picks them (:func:`iris.ops.pick_config`). One config may serve several
-    algorithms: each ignores the options that it does not use.
+    algorithms: each ignores the options that it does not use, but what no launch could have is refused for all.
 
     Attributes:
         algorithm: how communication overlaps with compute; each op has its own names, and ``"auto"`` picks one.

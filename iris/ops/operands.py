@@ -197,7 +197,8 @@ def has_contiguous_rows(matrix: torch.Tensor) -> bool:
 def check_rows(op: str, algorithm: str, output: torch.Tensor) -> None:
     """Raise ShapeError unless the rows of ``output`` are contiguous."""
     if not has_contiguous_rows(output):
-        raise ShapeError(op, "output", f"contiguous rows, for {algorithm}", f"strides {output.stride()}")
+        fix = "Pass config=None, which takes an algorithm that does without."
+        raise ShapeError(op, "output", f"contiguous rows, for {algorithm}", f"strides {output.stride()}", fix)
 
 
 def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:

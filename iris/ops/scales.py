@@ -86,7 +86,8 @@ def scales_of(
     for argument, scale, shape in (("scale_a", scale_a, of_a), ("scale_b", scale_b, of_b)):
         if scale is None or tuple(scale.shape) != shape:
             expected = f"{list(shape)}, as the other matrix has a scale for each block of {BLOCK}"
-            raise ShapeError(op, argument, expected, "None" if scale is None else tuple(scale.shape))
+            got = "None" if scale is None else tuple(scale.shape)
+            raise ShapeError(op, argument, expected, got, _turned(argument, scale, shape))
     if matrix.dtype != torch.float8_e4m3fn:
         raise DTypeError(op, name, "torch.float8_e4m3fn, as blocks have scales", matrix.dtype)
     return Scales(scale_a, scale_b)
@@ -98,10 +99,15 @@ def _numbers_of(
     """``scale`` in one dimension."""
     if scale.numel() != 1 and tuple(scale.shape) not in ((max(shape),), shape):
         expected = f"one number, or one for each {one}: [{max(shape)}] or {list(shape)}, or block: {list(of_blocks)}"
-        raise ShapeError(op, argument, expected, tuple(scale.shape))
+        raise ShapeError(op, argument, expected, tuple(scale.shape), _turned(argument, scale, shape, of_blocks))
     if tuple(scale.shape) != of_blocks:  # of blocks as long as the matrix is wide, which may have any strides
         check_contiguous(op, argument, scale)
     return scale.view(-1)
+
+
+def _turned(argument: str, scale: torch.Tensor | None, *shapes: tuple[int, int]) -> str:
+    """What to do where the transpose of ``scale`` has one of the ``shapes``."""
+    return f"Pass {argument}.t()." if scale is not None and tuple(scale.shape)[::-1] in shapes else ""
 
 
 def check_contiguous(op: str, argument: str, given: torch.Tensor) -> None:
