@@ -82,6 +82,65 @@ class Operand(NamedTuple):
     row: Any
 
 
+class _Launch(NamedTuple):
+    """What is the same for every tile, by the names of :func:`matmul_kernel`; ``own`` and ``a`` each an
+    :class:`Operand`. From ``SCHEDULE`` on all are constexpr."""
+
+    # Constants last: Triton 3.6 keeps those in a tuple within this one, as a stride of 1, only if one stands behind it.
+    handle: Any
+    flags: Any
+    epoch: Any
+    own: Any
+    a: Any
+    c: Any
+    scales: Any
+    bias_ptr: Any
+    slots: Any
+    partials: Any
+    trace_ptr: Any
+    M: Any
+    N: Any
+    K: Any
+    per_shard: Any
+    per_round: Any
+    SCHEDULE: Any
+    SOURCE: Any
+    SINK: Any
+    SLICED: Any
+    AFTER: Any
+    EAGER: Any
+    GATE: Any
+    SITE: Any
+    SHARDS: Any
+    SHARDED: Any
+    SEGMENTS: Any
+    PIECEWISE: Any
+    BIAS: Any
+    BLOCK_M: Any
+    BLOCK_K: Any
+    GROUP_M: Any
+    EVEN_K: Any
+    PRECISION: Any
+    ACC_DTYPE: Any
+    TRACE: Any
+
+
+class _Place(NamedTuple):
+    """Where a tile lies. ``item``: its number, of which the schedule made ``shard``, ``index`` and ``block_m``;
+    ``row``, ``col``: its first; ``top``, ``row_end``: the first row of its shard, and that behind the last, where A is
+    cut by rows, else of the whole; ``first_k``: the column of A with which it begins."""
+
+    item: Any
+    shard: Any
+    index: Any
+    block_m: Any
+    top: Any
+    row: Any
+    row_end: Any
+    col: Any
+    first_k: Any
+
+
 @triton.jit
 def ring_start(me, K, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
     """The column of A with which this rank begins: the first of its own, or, so that all blocks are whole ones, the
@@ -137,234 +196,140 @@ def _plus(acc, a, b, scales, rows, cols, k, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _multiply(
-    acc,
-    a,
-    a_ptr,
-    b,
-    scales,
-    row,
-    row_end,
-    col,
-    first_k,
-    k_begin,
-    k_end,
-    N,
-    K_TOTAL,
-    WRAP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """``acc`` plus one tile of A times one of B, over ``k_begin``, …, ``k_end`` counted from column ``first_k`` of A.
+def _multiply(acc, launch, a, a_ptr, b, place, k_begin, k_end, BLOCK_N: tl.constexpr, STAGES: tl.constexpr):
+    """``acc`` plus one tile of A times one of B, over ``k_begin``, …, ``k_end`` counted from the tile's ``first_k``.
 
     What is left of K behind the last whole block is added apart, so that the loop needs no masks.
     """
-    ks = tl.arange(0, BLOCK_K)
-    rows = row + tl.arange(0, BLOCK_M)
-    rows = tl.where(rows < row_end, rows, row_end - 1)
-    cols = (col + tl.arange(0, BLOCK_N)) % N
-    if a.desc is None or not EVEN_K:
+    K_TOTAL = launch.K * launch.SEGMENTS
+    ks = tl.arange(0, launch.BLOCK_K)
+    rows = place.row + tl.arange(0, launch.BLOCK_M)
+    rows = tl.where(rows < place.row_end, rows, place.row_end - 1)
+    cols = (place.col + tl.arange(0, BLOCK_N)) % launch.N
+    if a.desc is None or not launch.EVEN_K:
         a_rows = tile_pointers(a.matrix, a_ptr, rows - a.row, ks)
-    if (b.desc is None and b.transposed_desc is None) or not EVEN_K:
+    if (b.desc is None and b.transposed_desc is None) or not launch.EVEN_K:
         b_cols = tile_pointers(b.matrix, b.matrix.ptr, ks, cols)
-    whole = k_end if EVEN_K else k_begin + (k_end - k_begin) // BLOCK_K * BLOCK_K
-    for position in tl.range(k_begin, whole, BLOCK_K, num_stages=STAGES):
-        k = position + first_k
-        if WRAP:
+    whole = k_end if launch.EVEN_K else k_begin + (k_end - k_begin) // launch.BLOCK_K * launch.BLOCK_K
+    for position in tl.range(k_begin, whole, launch.BLOCK_K, num_stages=STAGES):
+        k = position + place.first_k
+        if launch.SEGMENTS > 1:
             k = tl.where(k < K_TOTAL, k, k - K_TOTAL)
         if a.desc is None:
             a_tile = tl.load(a_rows + k.to(tl.int64) * a.matrix.col_stride)
         else:
-            a_tile = a.desc.load([row - a.row, k])
+            a_tile = a.desc.load([place.row - a.row, k])
         if b.desc is not None:
-            b_tile = b.desc.load([k, col])
+            b_tile = b.desc.load([k, place.col])
         elif b.transposed_desc is not None:
-            b_tile = b.transposed_desc.load([col, k]).T
+            b_tile = b.transposed_desc.load([place.col, k]).T
         else:
             b_tile = tl.load(b_cols + k.to(tl.int64) * b.matrix.row_stride)
-        acc = _plus(acc, a_tile, b_tile, scales, rows, cols, k, PRECISION)
-    if not EVEN_K:
+        acc = _plus(acc, a_tile, b_tile, launch.scales, rows, cols, k, launch.PRECISION)
+    if not launch.EVEN_K:
         if whole < k_end:
-            k = whole + first_k
-            if WRAP:
+            k = whole + place.first_k
+            if launch.SEGMENTS > 1:
                 k = tl.where(k < K_TOTAL, k, k - K_TOTAL)
             left = ks < k_end - whole
             a_ptrs = a_rows + k.to(tl.int64) * a.matrix.col_stride
             b_ptrs = b_cols + k.to(tl.int64) * b.matrix.row_stride
             a_tile = tl.load(a_ptrs, mask=left[None, :], other=0.0)
             b_tile = tl.load(b_ptrs, mask=left[:, None], other=0.0)
-            acc = _plus(acc, a_tile, b_tile, scales, rows, cols, k, PRECISION)
+            acc = _plus(acc, a_tile, b_tile, launch.scales, rows, cols, k, launch.PRECISION)
     return acc
 
 
 @triton.jit
-def _continue(
-    acc,
-    k,
-    k_end,
-    handle,
-    flags,
-    epoch,
-    a,
-    b,
-    scales,
-    trace_ptr,
-    shard,
-    block_m,
-    item,
-    row,
-    row_end,
-    col,
-    first_k,
-    M,
-    N,
-    K,
-    SOURCE: tl.constexpr,
-    SITE: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-    TRACE: tl.constexpr,
-):
+def _continue(acc, launch, b, place, k, k_end, BLOCK_N: tl.constexpr, STAGES: tl.constexpr):
     """``acc`` carried on from column ``k`` as far as the source has A, and that column."""
-    if TRACE:
+    if launch.TRACE:
         asked = clock_ns()
-    a_ptr, ready = SOURCE(
-        handle, a.matrix, flags, epoch, shard, block_m, k, M, K, SITE, SEGMENTS, BLOCK_K, EVEN_K
+    a_ptr, ready = launch.SOURCE(
+        launch.handle, launch.a.matrix, launch.flags, launch.epoch, place.shard, place.block_m, k, launch.M, launch.K,
+        launch.SITE, launch.SEGMENTS, launch.BLOCK_K, launch.EVEN_K,
     )  # fmt: skip
     stop = min(ready, k_end)
-    if TRACE:
+    if launch.TRACE:
         started = clock_ns()
-        trace.record(trace_ptr, trace.WAIT, asked, started, item)
-    acc = _multiply(
-        acc, a, a_ptr, b, scales, row, row_end, col, first_k, k, stop, N, K * SEGMENTS,
-        SEGMENTS > 1, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, STAGES, PRECISION,
-    )  # fmt: skip
-    if TRACE:
-        trace.record(trace_ptr, trace.GEMM, started, clock_ns(), item)
+        trace.record(launch.trace_ptr, trace.WAIT, asked, started, place.item)
+    acc = _multiply(acc, launch, launch.a, a_ptr, b, place, k, stop, BLOCK_N, STAGES)
+    if launch.TRACE:
+        trace.record(launch.trace_ptr, trace.GEMM, started, clock_ns(), place.item)
     return acc, stop
 
 
 @triton.jit
-def _pass_gate(gated, handle, flags, epoch, SITE: tl.constexpr, GATE: tl.constexpr):
+def _pass_gate(gated, launch):
     """Before a program's first sink: wait until all ranks have entered, if it is to. Returns 1, or 0 without a gate."""
-    if GATE:
+    if launch.GATE:
         if gated == 0:
-            wait_all_entered(flags.turnstile, epoch, handle, SITE)
+            wait_all_entered(launch.flags.turnstile, launch.epoch, launch.handle, launch.SITE)
             gated = 1
     return gated
 
 
 @triton.jit
-def _sink_slices(
-    handle,
-    c,
-    slots,
-    scales,
-    bias_ptr,
-    flags,
-    epoch,
-    partials,
-    worker,
-    sharers,
-    first,
-    last,
-    adders,
-    shard,
-    index,
-    per_shard,
-    top,
-    row,
-    row_end,
-    col,
-    N,
-    SINK: tl.constexpr,
-    SITE: tl.constexpr,
-    BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Each program that shares a tile with many, or all but the last of them, if ``adders`` is one less than they are,
-    sums some of its rows, and hands them to the sink."""
-    ROWS: tl.constexpr = min(BLOCK_M, max(1, SLICE_ELEMENTS // BLOCK_N))
+def _tile(launch, place, rows, cols):
+    """The tile at a place, or some rows of it, as sinks know it."""
+    return Tile(
+        place.shard, place.index, launch.per_shard, place.top, rows, cols, rows < place.row_end, cols < launch.N
+    )  # fmt: skip
+
+
+@triton.jit
+def _sink(acc, launch, tile):
+    """Hand the sum ``acc`` of a tile, or of some rows of it, to the sink."""
+    launch.SINK(
+        launch.handle, launch.c, launch.slots, scaled(acc, launch.scales, tile), launch.bias_ptr, tile, launch.flags,
+        launch.epoch, launch.SITE, launch.BIAS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _announce(launch, shard, index):
+    """Announce a tile that has been stored."""
+    launch.AFTER(launch.handle, launch.slots, shard, index, launch.per_shard, launch.flags, launch.epoch, launch.SITE)
+
+
+@triton.jit
+def _sink_slices(launch, place, share, BLOCK_N: tl.constexpr):
+    """Each program that shares a tile with many, or all but the last of them, if so many are to add it up, sums some of
+    its rows, and hands them to the sink."""
+    ROWS: tl.constexpr = min(launch.BLOCK_M, max(1, SLICE_ELEMENTS // BLOCK_N))
     cols = tl.arange(0, BLOCK_N)
-    if worker < first + adders:
-        wait_parts(handle, flags, epoch, first, last, sharers, SITE)
-        for number in range(worker - first, BLOCK_M // ROWS, adders):
+    if share.worker < share.first + share.adders:
+        wait_parts(launch.handle, launch.flags, launch.epoch, share, launch.SITE)
+        for number in range(share.worker - share.first, launch.BLOCK_M // ROWS, share.adders):
             down = number * ROWS + tl.arange(0, ROWS)
             within = down[:, None] * BLOCK_N + cols[None, :]
-            total, _ = slice_sum(partials, first, last, sharers, within, BLOCK_M * BLOCK_N)
-            rows = row + down
-            tile = Tile(shard, index, per_shard, top, rows, col + cols, rows < row_end, col + cols < N)
-            SINK(handle, c, slots, scaled(total, scales, tile), bias_ptr, tile, flags, epoch, SITE, BIAS)
+            total, _ = slice_sum(launch.partials, share, within, launch.BLOCK_M * BLOCK_N)
+            _sink(total, launch, _tile(launch, place, place.row + down, place.col + cols))
 
 
 @triton.jit
 def _tiles(
-    handle,
-    flags,
-    epoch,
-    own,
-    a,
+    launch,
     b,
-    c,
-    scales,
-    bias_ptr,
-    slots,
-    partials,
-    trace_ptr,
-    M,
-    N,
-    K,
     begin,
     end,
-    per_shard,
-    per_round,
     worker,
     workers,
-    SCHEDULE: tl.constexpr,
-    SOURCE: tl.constexpr,
-    SINK: tl.constexpr,
-    SLICED: tl.constexpr,
-    AFTER: tl.constexpr,
-    EAGER: tl.constexpr,
-    GATE: tl.constexpr,
-    SITE: tl.constexpr,
-    SHARDS: tl.constexpr,
-    SHARDED: tl.constexpr,
-    SEGMENTS: tl.constexpr,
     OWN: tl.constexpr,
-    PIECEWISE: tl.constexpr,
-    BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STRIPS: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    EVEN_K: tl.constexpr,
     SPLIT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STRIPS: tl.constexpr,
     STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ACC_DTYPE: tl.constexpr,
-    TRACE: tl.constexpr,
 ):
     """This program's part of the tiles ``begin``, …, ``end``. ``OWN``: they are of the own shard of rows. ``SPLIT``:
     they are shared out along K. The schedule's tiles are ``STRIPS`` times as wide as these."""
-    me = rank(handle)
-    m_blocks = tl.cdiv(M, BLOCK_M)
-    n_blocks = tl.cdiv(N, BLOCK_N * STRIPS)
+    me = rank(launch.handle)
+    m_blocks = tl.cdiv(launch.M, launch.BLOCK_M)
+    n_blocks = tl.cdiv(launch.N, BLOCK_N * STRIPS)
     begin *= STRIPS
     end *= STRIPS
-    K_TOTAL = K * SEGMENTS
-    per_tile = tl.cdiv(K_TOTAL, BLOCK_K)
+    K_TOTAL = launch.K * launch.SEGMENTS
+    per_tile = tl.cdiv(K_TOTAL, launch.BLOCK_K)
     if SPLIT:
         iterations = (end - begin) * per_tile
         sharers = split_sharers(end - begin, per_tile, workers)
@@ -383,84 +348,73 @@ def _tiles(
         strip = first + unit * step
         k_begin, k_end = 0, K_TOTAL
         if SPLIT:
-            k_begin = max(split_begin - (strip - begin) * per_tile, 0) * BLOCK_K
-            k_end = min(min(split_end - (strip - begin) * per_tile, per_tile) * BLOCK_K, K_TOTAL)
+            k_begin = max(split_begin - (strip - begin) * per_tile, 0) * launch.BLOCK_K
+            k_end = min(min(split_end - (strip - begin) * per_tile, per_tile) * launch.BLOCK_K, K_TOTAL)
         item = strip // STRIPS
-        shard, index, block_m, block_n = SCHEDULE(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M, SHARDS)
-        top = shard * M if SHARDED else 0
-        row, row_end = top + block_m * BLOCK_M, top + M
+        shard, index, block_m, block_n = launch.SCHEDULE(
+            item, me, launch.per_shard, launch.per_round, m_blocks, n_blocks, launch.GROUP_M, launch.SHARDS
+        )  # fmt: skip
+        top = shard * launch.M if launch.SHARDED else 0
+        row, row_end = top + block_m * launch.BLOCK_M, top + launch.M
         col = (block_n * STRIPS + strip % STRIPS) * BLOCK_N
-        first_k = ring_start(me, K, SEGMENTS, BLOCK_K, EVEN_K)
-        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
+        first_k = ring_start(me, launch.K, launch.SEGMENTS, launch.BLOCK_K, launch.EVEN_K)
+        place = _Place(item, shard, index, block_m, top, row, row_end, col, first_k)
+        acc = tl.zeros((launch.BLOCK_M, BLOCK_N), dtype=launch.ACC_DTYPE)
         k = k_begin
         if OWN:
-            if TRACE:
+            if launch.TRACE:
                 started = clock_ns()
-            acc = _multiply(
-                acc, own, own.matrix.ptr, b, scales, row, row_end, col, first_k, k, k_end, N, K_TOTAL,
-                False, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, STAGES, PRECISION,
-            )  # fmt: skip
-            if TRACE:
-                trace.record(trace_ptr, trace.GEMM, started, clock_ns(), item)
-        elif PIECEWISE:
+            a_ptr = launch.own.matrix.ptr
+            acc = _multiply(acc, launch, launch.own, a_ptr, b, place, k, k_end, BLOCK_N, STAGES)
+            if launch.TRACE:
+                trace.record(launch.trace_ptr, trace.GEMM, started, clock_ns(), item)
+        elif launch.PIECEWISE:
             while k < k_end:
-                acc, k = _continue(
-                    acc, k, k_end, handle, flags, epoch, a, b, scales, trace_ptr, shard, block_m, item, row, row_end,
-                    col, first_k, M, N, K, SOURCE, SITE, SEGMENTS, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, STAGES, PRECISION,
-                    TRACE,
-                )  # fmt: skip
+                acc, k = _continue(acc, launch, b, place, k, k_end, BLOCK_N, STAGES)
         else:
-            acc, k = _continue(
-                acc, k, k_end, handle, flags, epoch, a, b, scales, trace_ptr, shard, block_m, item, row, row_end, col,
-                first_k, M, N, K, SOURCE, SITE, SEGMENTS, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, STAGES, PRECISION, TRACE,
-            )  # fmt: skip
-        if AFTER is not None:
+            acc, k = _continue(acc, launch, b, place, k, k_end, BLOCK_N, STAGES)
+        if launch.AFTER is not None:
             if pending_index >= 0:
-                AFTER(handle, slots, pending_shard, pending_index, per_shard, flags, epoch, SITE)
+                _announce(launch, pending_shard, pending_index)
                 pending_index = me * 0 - 1
         whole = True
         if SPLIT:
             whole = k_begin == 0
             if (k_begin > 0) | (k_end < K_TOTAL):
-                acc, many, sharing, last, adders = handed_over(
-                    acc, handle, flags, epoch, partials, worker, sharers, strip - begin, per_tile, iterations,
-                    SITE, BLOCK_M, BLOCK_N,
+                acc, many, share = handed_over(
+                    acc, launch.handle, launch.flags, launch.epoch, launch.partials, worker, sharers, strip - begin,
+                    per_tile, iterations, launch.SITE, launch.BLOCK_M, BLOCK_N,
                 )  # fmt: skip
                 if many:
-                    if SLICED:
+                    if launch.SLICED:
                         whole = False
-                        if TRACE:
+                        if launch.TRACE:
                             asked = clock_ns()
-                        gated = _pass_gate(gated, handle, flags, epoch, SITE, GATE)
-                        _sink_slices(
-                            handle, c, slots, scales, bias_ptr, flags, epoch, partials, worker, sharers, sharing, last,
-                            adders, shard, index, per_shard, top, row, row_end, col, N, SINK, SITE, BIAS,
-                            BLOCK_M, BLOCK_N,
-                        )  # fmt: skip
-                        if TRACE:
-                            trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), item)
+                        gated = _pass_gate(gated, launch)
+                        _sink_slices(launch, place, share, BLOCK_N)
+                        if launch.TRACE:
+                            trace.record(launch.trace_ptr, trace.FETCH, asked, clock_ns(), item)
                     else:
                         acc = combined(
-                            acc, handle, flags, epoch, partials, worker, sharers, sharing, last, adders,
-                            SITE, BLOCK_M, BLOCK_N,
+                            acc, launch.handle, launch.flags, launch.epoch, launch.partials, share,
+                            launch.SITE, launch.BLOCK_M, BLOCK_N,
                         )  # fmt: skip
         if whole:
-            if TRACE:
+            if launch.TRACE:
                 asked = clock_ns()
-            gated = _pass_gate(gated, handle, flags, epoch, SITE, GATE)
-            rows, cols = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
-            tile = Tile(shard, index, per_shard, top, rows, cols, rows < row_end, cols < N)
-            SINK(handle, c, slots, scaled(acc, scales, tile), bias_ptr, tile, flags, epoch, SITE, BIAS)
-            if EAGER:
-                if AFTER is not None:
-                    AFTER(handle, slots, shard, index, per_shard, flags, epoch, SITE)
+            gated = _pass_gate(gated, launch)
+            rows, cols = row + tl.arange(0, launch.BLOCK_M), col + tl.arange(0, BLOCK_N)
+            _sink(acc, launch, _tile(launch, place, rows, cols))
+            if launch.EAGER:
+                if launch.AFTER is not None:
+                    _announce(launch, shard, index)
             else:
                 pending_shard, pending_index = shard, index
-            if TRACE:
-                trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), item)
-    if AFTER is not None:
+            if launch.TRACE:
+                trace.record(launch.trace_ptr, trace.FETCH, asked, clock_ns(), item)
+    if launch.AFTER is not None:
         if pending_index >= 0:
-            AFTER(handle, slots, pending_shard, pending_index, per_shard, flags, epoch, SITE)
+            _announce(launch, pending_shard, pending_index)
 
 
 def work_of(grid: Any, metadata: Any, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -577,13 +531,16 @@ def matmul_kernel(
             start = 0 if phase == 0 else begin if phase == 1 else dealt_out
             end = begin if phase == 0 else dealt_out if phase == 1 else tiles
             # Split tiles have a loop of their own: what brings their parts together costs the others a microsecond.
+            # _Launch is not assigned to a variable: Triton would make tensors of the constants in it.
             _tiles(
-                handle, flags, epoch, own_shard, gathered, right_of_strips if phase == 2 else right, c, scales,
-                bias_ptr, slots, partials, trace_ptr, M, N, K, start, end, per_shard, per_round, worker, workers,
-                SCHEDULE, SOURCE, SINK, SLICED, AFTER, EAGER, GATE, SITE, SHARDS, SHARDED, SEGMENTS, phase == 0,
-                PIECEWISE, BIAS, BLOCK_M, BLOCK_N // STRIPS if phase == 2 else BLOCK_N, BLOCK_K,
-                STRIPS if phase == 2 else 1, GROUP_M, EVEN_K, phase == 2, STRIP_STAGES if phase == 2 else None,
-                PRECISION, ACC_DTYPE, TRACE,
+                _Launch(
+                    handle, flags, epoch, own_shard, gathered, c, scales, bias_ptr, slots, partials, trace_ptr,
+                    M, N, K, per_shard, per_round, SCHEDULE, SOURCE, SINK, SLICED, AFTER, EAGER, GATE, SITE, SHARDS,
+                    SHARDED, SEGMENTS, PIECEWISE, BIAS, BLOCK_M, BLOCK_K, GROUP_M, EVEN_K, PRECISION, ACC_DTYPE, TRACE,
+                ),
+                right_of_strips if phase == 2 else right, start, end, worker, workers, phase == 0, phase == 2,
+                BLOCK_N // STRIPS if phase == 2 else BLOCK_N, STRIPS if phase == 2 else 1,
+                STRIP_STAGES if phase == 2 else None,
             )  # fmt: skip
             if phase == 0:  # the program behind the one with the last own tile goes on first
                 worker = (worker + workers - per_shard % workers) % workers
