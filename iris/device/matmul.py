@@ -15,8 +15,10 @@ All are ``@triton.jit`` functions passed as constexpr arguments, and may be the 
 A is cut in one of two ways, or not at all. ``SHARDED``: by rows, M of them per rank, and a tile lies in one ``shard``.
 ``SEGMENTS`` > 1: by columns, K of them per rank, and a tile needs all of them, beginning with this rank's own: ``k``
 counts columns in that order, from :func:`ring_start` on. The pointer is to where row 0, column 0 of the gathered A
-would be, so rows and columns are those of the whole; it need only be good for the part just waited for. ``EVEN_K``: K
-in all is a multiple of ``BLOCK_K``, and blocks may reach from one rank's segment into the next.
+would be, so rows and columns are those of the whole; it need only be good for the part just waited for. If it is told
+where all of A is gathered, the kernel may read it by TMA, so a source that waits then calls
+:func:`iris.device.arch.fence_async_proxy` behind its waits. ``EVEN_K``: K in all is a multiple of ``BLOCK_K``, and
+blocks may reach from one rank's segment into the next.
 
 ``OWN``: the shard of rows that needs no transfer comes first, and is read where it lies (``own``).
 

@@ -144,6 +144,7 @@ def run(
         workspace: made for this op alone, by ``iris.ops.new_workspace``.
         trace: records into it what the programs do.
         gathered: where all of A is once it has arrived, with both halves if there are two; None: the source finds it.
+            It may be read by TMA: a source of your own that waits calls ``iris.device.arch.fence_async_proxy`` then.
         slots: what ``sink`` and ``after`` are given under this name.
         scales: what the product is multiplied by before a sink has it: an ``iris.ops.scales.Scales``.
 
