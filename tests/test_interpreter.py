@@ -311,7 +311,7 @@ def test_a_poll_for_what_never_comes_ends(ranks: Ranks, kind: str) -> None:
     assert (failure.kind, seen) == ("WaitTimeout", 0)
     assert "program (0, 0, 0) polls address 0x" in failure.message
     assert "needs a larger first_timeout_s" in failure.message
-    assert 0.2 < failure.took_s < 5
+    assert 0.2 < failure.took_s < 20  # at once on an idle machine; it would be for ever
 
 
 @ONE
