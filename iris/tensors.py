@@ -77,6 +77,8 @@ def check_dense(op: str, argument: str, tensor: torch.Tensor) -> None:
 
 def address_of(tensor: torch.Tensor) -> int:
     """Where the first element is; 0 for a tensor without memory, as ``torch.vmap`` and tracers make them."""
+    if type(tensor).__name__ == "FakeTensor":  # which has none, and warns of being asked
+        return 0
     try:
         return tensor.data_ptr()
     except RuntimeError:

@@ -28,7 +28,8 @@ from ops_inputs import (
     trial,
     ways,
 )
-from ranks import Failure, Ranks, context, failure_of, fresh, worlds
+from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -713,6 +714,22 @@ def test_another_call_than_the_peers_is_told_in_short(ranks: Ranks, gather: bool
         assert failure.kind == "RankMismatch"
         calls = f": rank 0: {reduced}; rank 1: {gathered if gather else 'barrier'}. "
         assert calls + "Every rank must make the same Iris calls" in failure.message
+
+
+def fake_operands() -> tuple[Failure, int]:
+    """What is said of tensors that only stand for others, as where a model's shapes are worked out; and warnings."""
+    ctx = context()
+    with warnings.catch_warnings(record=True) as told, FakeTensorMode():
+        warnings.simplefilter("always")
+        output, a, b = (torch.empty(16, 16, device=ctx.device) for _ in range(3))
+        return failure_of(lambda: ctx.ops.matmul(output, a, b)), len(told)
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="calls on GPUs ask for addresses before they look at operands")
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_tensor_that_only_stands_for_others_is_refused_without_a_warning(ranks: Ranks) -> None:
+    ((failure, warned),) = ranks.run(fake_operands)
+    assert failure.kind == "ArgumentError" and "got a FakeTensor without" in failure.message and warned == 0
 
 
 def unequal_parts() -> Failure:
