@@ -37,6 +37,10 @@ HANDLE = frozenset({"argument 0", "argument 1"})
 """Kernel arguments that a leading device handle becomes: heap bases and info."""
 
 
+_ACCESSES = Event.LOAD | Event.STORE | Event.ATOMIC | Event.BULK_LOAD | Event.BULK_STORE
+"""Of global memory."""
+
+
 class Fact(Flag):
     """What may be so where the program stands."""
 
@@ -310,13 +314,16 @@ def origins(listing: Listing) -> dict[int, frozenset[str]]:
     begin: dict[int, dict[str, frozenset[str]]] = {0: {}}
     found: dict[int, frozenset[str]] = {}
     nothing: frozenset[str] = frozenset()
+    feeding = _feeding(listing)
     todo = [0]
     while todo:
         number = todo.pop()
         state = dict(begin[number])
         for one in listing.blocks[number].instructions:
-            if one.events & (Event.LOAD | Event.STORE | Event.ATOMIC | Event.BULK_LOAD | Event.BULK_STORE):
+            if one.events & _ACCESSES:
                 found[id(one)] = nothing.union(*(state.get(name, nothing) for name in one.address))
+            if not feeding & set(one.writes):
+                continue
             if one.argument:
                 for name, argument in zip(one.writes, one.argument, strict=True):
                     state[name] = frozenset({argument})
@@ -332,6 +339,22 @@ def origins(listing: Listing) -> dict[int, frozenset[str]]:
             if known is None or joined != known:
                 begin[after] = joined
                 todo.append(after)
+    return found
+
+
+def _feeding(listing: Listing) -> set[str]:
+    """Registers that the addresses of accesses are computed from, on whatever path."""
+    made: dict[str, set[str]] = {}
+    for one in listing:
+        for name in one.writes:
+            made.setdefault(name, set()).update(one.reads)
+    found: set[str] = set()
+    todo = [name for one in listing if one.events & _ACCESSES for name in one.address]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += made.get(name, ())
     return found
 
 
