@@ -31,9 +31,8 @@ from emulation import RANKS, Emulated, Region, mirror
 
 import iris
 from iris import bench
-from iris.bench.accuracy import roundings_of_sum
 from iris.bench.cases.fused import GPU_SHAPES, local_params, obstacle
-from iris.bench.cases.operands import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, Operands, problem_of
+from iris.bench.cases.operands import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, Operands, problem_of, roundings_of
 from iris.bench.cases.ways import MATMUL, check_options, way, with_options
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
 from iris.ops.algorithms import EXCHANGING
@@ -201,7 +200,7 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
         state.skip(f"ranks' places are no multiple of {VECTOR} bytes apart")
     one.turn(places)
     options: dict[str, Any] = {"gather_dim": gather_dim} if op == GATHER else {}
-    roundings = 2 + (roundings_of_sum(world) if op in (REDUCE_SCATTER, ALL_REDUCE) else 0)
+    roundings = roundings_of(op, world)
 
     def call() -> None:
         getattr(one.ops, op)(operands.output, operands.a, operands.b, config=config, **options)

@@ -26,6 +26,11 @@ class Accuracy(NamedTuple):
     def right(self) -> bool:
         return not self.wrong and self.error <= self.allowed
 
+    def record(self) -> dict[str, float | bool | None]:
+        """For JSON, which has no infinity."""
+        error = self.error if math.isfinite(self.error) else None
+        return {"error": error, "tolerance": self.allowed, "wrong_elements": self.wrong, "success": self.right}
+
     def __str__(self) -> str:
         off = f", {self.wrong} of {self.total} elements too far off" if self.wrong else ""
         return f"relative error {self.error:.2e}, at most {self.allowed:.2e}{off}"

@@ -1,4 +1,5 @@
-"""A ``torch.distributed`` process group over the ranks of a context, for the libraries that Iris is compared with."""
+"""The libraries that Iris is compared with: their matmul, and a ``torch.distributed`` process group over the ranks of a
+context."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
@@ -15,6 +17,14 @@ all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_in
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """By the names of PyTorch 2.13, else by the older ones."""
 _TIMEOUT = timedelta(seconds=300)
+
+
+def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """``out = a @ b``; of int8 matrices, in int32 (on CUDA their extents must be multiples of 8)."""
+    if a.dtype == torch.int8:
+        torch._int_mm(a, b, out=out)
+    else:
+        torch.matmul(a, b, out=out)
 
 
 def process_group(ctx: Iris) -> dist.ProcessGroup:

@@ -8,7 +8,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from iris.context import Iris
 from iris.eager import untraced
-from iris.ops.algorithms import TRAITS
+from iris.ops.algorithms import OPS, algorithms
 from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.config import FusedConfig, Target
 from iris.ops.hbm_buffer import all_gather_matmul_hbm_buffer, all_gather_matmul_hbm_buffer_preamble
@@ -40,7 +40,7 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ALGORITHMS: dict[str, tuple[str, ...]] = {op: tuple(named) for op, named in TRAITS.items()}
+ALGORITHMS: dict[str, tuple[str, ...]] = {op: algorithms(op) for op in OPS}
 """The algorithms of each op; ``"auto"`` is one more for all."""
 
 

@@ -80,9 +80,11 @@ TRAITS: dict[str, dict[str, Traits]] = {
 """By op and algorithm."""
 OPS = tuple(TRAITS)
 """All ops."""
-LIBRARY = tuple({name: None for of_op in TRAITS.values() for name, one in of_op.items() if one.library})
+_NAMED = {name: one for of_op in TRAITS.values() for name, one in of_op.items()}
+"""By name alone, for what is so in every op that has it."""
+LIBRARY = tuple(name for name, one in _NAMED.items() if one.library)
 """Algorithms that are of the library in any op, and so in every op that has them."""
-EXCHANGING = tuple({name: None for of_op in TRAITS.values() for name, one in of_op.items() if one.exchange})
+EXCHANGING = tuple(name for name, one in _NAMED.items() if one.exchange)
 """The same, of those with an exchange."""
 
 

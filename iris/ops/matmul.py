@@ -293,13 +293,15 @@ def _check(
     config.check(op, (config.algorithm,), ctx.num_sms, problem.dtype)
     if workspace.ctx is not ctx or workspace.op != op:
         raise ArgumentError(op, "workspace", f"one made for {op} on this context", repr(workspace))
-    if scales.of_blocks and BLOCK % config.block_size_k:
-        raise ArgumentError(op, "config.block_size_k", f"at most {BLOCK}, as blocks have scales", config.block_size_k)
-    if scales.of_blocks and problem.dtype != torch.float8_e4m3fn:
-        raise DTypeError(op, "problem.dtype", "torch.float8_e4m3fn, as blocks have scales", problem.dtype)
-    if scales.of_blocks and plan.segments > 1 and problem.k // plan.segments % BLOCK:
-        of_each = f"a multiple of {BLOCK} columns for each of {plan.segments} ranks, as blocks have scales"
-        raise ShapeError(op, "problem.k", of_each, problem.k)
+    if scales.of_blocks:
+        why = "as blocks have scales"
+        if BLOCK % config.block_size_k:
+            raise ArgumentError(op, "config.block_size_k", f"at most {BLOCK}, {why}", config.block_size_k)
+        if problem.dtype != torch.float8_e4m3fn:
+            raise DTypeError(op, "problem.dtype", f"torch.float8_e4m3fn, {why}", problem.dtype)
+        if plan.segments > 1 and problem.k // plan.segments % BLOCK:
+            of_each = f"a multiple of {BLOCK} columns for each of {plan.segments} ranks, {why}"
+            raise ShapeError(op, "problem.k", of_each, problem.k)
     check_shape(op, "own", own, (plan.rows(problem), problem.k // plan.segments), "this rank's part of A, by problem")
     check_shape(op, "b", b, (problem.k, problem.n), "by problem")
     if plan.sink is tile.local_sink:

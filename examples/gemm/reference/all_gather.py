@@ -9,9 +9,9 @@ Each rank has M / ranks rows of A and N / ranks columns of B, gathers all of A a
 import sys
 
 import torch
-from common import Job, Steps, main, multiply
+from common import Job, Steps, main
 
-from iris.bench.distributed import all_gather
+from iris.bench.distributed import all_gather, multiply
 
 
 def build(job: Job) -> Steps:

@@ -10,9 +10,10 @@ import sys
 
 import torch
 import torch.distributed as dist
-from common import Job, Steps, main, multiply
+from common import Job, Steps, main
 
 from iris.bench.accuracy import roundings_of_sum
+from iris.bench.distributed import multiply
 
 
 def build(job: Job) -> Steps:

@@ -5,7 +5,6 @@ of each step by itself and of both in a row, with all ranks at work, and of each
 """
 
 import argparse
-import math
 import os
 import secrets
 import socket
@@ -90,14 +89,6 @@ class Steps:
             step()
 
 
-def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """``out = a @ b``; of int8 matrices, in int32 (on CUDA their extents must be multiples of 8)."""
-    if a.dtype == torch.int8:
-        torch._int_mm(a, b, out=out)
-    else:
-        torch.matmul(a, b, out=out)
-
-
 def checked(job: Job, op: Steps, calls: int) -> Accuracy:
     """The worst of all ranks over ``calls`` calls on fresh random data. Collective."""
     found = []
@@ -177,10 +168,7 @@ def report(job: Job, name: str, op: Steps, options: argparse.Namespace) -> bool:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "arguments": vars(options) | {"m": job.m, "n": job.n, "k": job.k},
         **{step: rates.get(step) for step in ("matmul", "communication", "total")},
-        "error": found.error if math.isfinite(found.error) else None,
-        "tolerance": found.allowed,
-        "wrong_elements": found.wrong,
-        "success": success,
+        **found.record(),
     }
     write_result(options.output_file, record)
     return success

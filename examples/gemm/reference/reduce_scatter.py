@@ -11,10 +11,10 @@ the sum.
 import sys
 
 import torch
-from common import Job, Steps, main, multiply
+from common import Job, Steps, main
 
 from iris.bench.accuracy import roundings_of_sum
-from iris.bench.distributed import reduce_scatter
+from iris.bench.distributed import multiply, reduce_scatter
 
 
 def build(job: Job) -> Steps:

@@ -15,6 +15,7 @@ import torch
 
 from iris import ops
 from iris.bench.accuracy import accuracy, roundings_of_sum, row_blocks
+from iris.bench.distributed import multiply
 from iris.context import MAX_RANKS, Iris
 from iris.ops import FusedConfig, Problem
 from iris.ops.problem import output_dtype
@@ -40,6 +41,12 @@ def problem_of(
     """The problem of ``op`` whose local matmul is of ``sizes``, on ``world`` ranks."""
     dim = gather_dim if op == GATHER else None
     return Problem(op, *sizes, dtype, 1 if op == LOCAL else world, dim, transposed_b=b_layout == TRANSPOSED)
+
+
+def roundings_of(op: str, ranks: int) -> float:
+    """How often ``op`` may round, by any algorithm: as its matmul does, and each rank's part of a sum on its way
+    (:func:`iris.bench.accuracy.accuracy`)."""
+    return ROUNDINGS_OF_A_MATMUL + (roundings_of_sum(ranks) if CUT[op] == "k" else 0)
 
 
 class Operands:
@@ -100,9 +107,7 @@ class Operands:
 
     @property
     def roundings(self) -> float:
-        """How often the op may round, by any algorithm: as its matmul does, and each rank's part of a sum on its way
-        (:func:`iris.bench.accuracy.accuracy`)."""
-        return ROUNDINGS_OF_A_MATMUL + (roundings_of_sum(self.ctx.world_size) if CUT[self.op] == "k" else 0)
+        return roundings_of(self.op, self.ctx.world_size)
 
     def call(self, config: FusedConfig | None = None, ctx: Any = None, **options: Any) -> None:
         """The op; ``ctx`` is given in place of the context."""
@@ -115,10 +120,8 @@ class Operands:
         if self.scales:
             scale_a, scale_b = self.scales.values()
             torch._scaled_mm(a, self.b, scale_a, scale_b, out_dtype=out.dtype, use_fast_accum=True, out=out)
-        elif a.dtype == torch.int8:
-            torch._int_mm(a, self.b, out=out)
         else:
-            torch.matmul(a, self.b, out=out)
+            multiply(a, self.b, out)
 
     def fill(self, *, decoy: bool = False) -> None:
         """Draw A and B; as a decoy, numbers that the result must not be made of. Collective."""

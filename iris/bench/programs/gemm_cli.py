@@ -314,10 +314,7 @@ def run(asked: Arguments, given: frozenset[str], stream_k: bool) -> int:
                 "registers": registers,
                 "spills": spills,
                 **{name: asdict(rates[name]) if rates else None for name in ("matmul", "communication", "total")},
-                "error": found.error if math.isfinite(found.error) else None,
-                "tolerance": found.allowed,
-                "wrong_elements": found.wrong,
-                "success": success,
+                **found.record(),
             }
             write_result(fitted.output_file, record)
     return 0 if success else 1

@@ -29,8 +29,8 @@ a tile, on average, as many are there before they are asked for."""
 _SENT_BESIDE, _NARROW = 1.14, 1.2
 """How much longer the wire takes there if the matmul takes as long; and tiles of less than 128 columns."""
 _CONTENTION, _CHUNKS_CONTENTION = 0.17, 0.25
-"""How much longer transfers take on 8 ranks for incast (:meth:`.Call.contention`): there; and in chunks of
-all ranks' columns."""
+"""How much longer transfers take on 8 ranks for incast (:meth:`.Call.contention`): there; and in chunks of all ranks'
+columns."""
 _ARRIVALS = 4
 """Rows of tiles for which an arrival is looked at, of each part."""
 

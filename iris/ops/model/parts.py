@@ -22,8 +22,8 @@ STEP_S, AWAITED_STEP_S = 1.5e-6, 3e-6
 _SOONER_S = 2.2e-6
 """``decomposed``: how much less than another a copy takes that follows one to another peer."""
 _CONTENTION, _LATE_S = 0.17, 7e-6
-"""How much longer the transfers of an exchange take on 8 ranks for incast (:meth:`.Call.contention`), and
-at most (8 × H200, 2026-11-26, as all figures of contention)."""
+"""How much longer the transfers of an exchange take on 8 ranks for incast (:meth:`.Call.contention`), and at most (8 ×
+H200, 2026-11-26, as all figures of contention)."""
 _TOLD_S = 6e-6
 """From the last copy of several until all ranks know, where copies have no flags (2 × H100 that stand for 8,
 2026-11-25)."""

@@ -46,8 +46,8 @@ _ADDED = 1.2
 """How much longer Iris's kernel, which adds up products of 8 bits round the ring, takes than the library for these (2 ×
 H200, 2026-11-27)."""
 _TILES_CONTENTION, _COPIES_CONTENTION, _GROUPS_CONTENTION = 0.1, 0.08, 0.45
-"""How much longer transfers to owners take on 8 ranks for incast (:meth:`.Call.contention`): of tiles; of
-rows; and of several owners' rows, which are sent together, so that a late rank collides with another at each owner."""
+"""How much longer transfers to owners take on 8 ranks for incast (:meth:`.Call.contention`): of tiles; of rows; and of
+several owners' rows, which are sent together, so that a late rank collides with another at each owner."""
 _TURNS_CONTENTION = 0.1
 """How much longer both parts and sums take on 8 ranks, for each chunk after the second, as these leave in turns (4 and
 8 × H200, 2026-11-26)."""
