@@ -4,9 +4,10 @@ A line says what was measured (``case``, ``params``, ``world_size``), whether th
 there is no figure (``skipped``, ``error``), the figures, and the ``environment``. ``time_ms`` is of the slowest rank:
 for each call the longest time of any rank, and of those the median, the smallest, and the 10th and 90th percentile;
 ``rank_skew`` is the slowest rank's median minus the fastest's. ``back_to_back_ms`` is per call of many in a row, host
-included; ``host_us`` the host's time for one call. ``flops`` and ``nbytes`` are per rank and call. ``deterministic``
-says whether two calls on the same data give the same bits, null where nobody knows. Records of one ``batch`` were
-timed in turns; a ratio of times is given of such only, and of records without one, which are older.
+included, once the device is as warm as they make it; ``host_us`` the host's time for one call. ``flops`` and ``nbytes``
+are per rank and call. ``deterministic`` says whether two calls on the same data give the same bits, null where nobody
+knows. Records of one ``batch`` were timed in turns; a ratio of times is given of such only, and of records without one,
+which are older.
 """
 
 from __future__ import annotations

@@ -121,12 +121,13 @@ def _set_up(ctx: Iris, fn: CaseFunction, state: State) -> None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How often a call is timed, and how long the device waits for the host before it."""
+    """How often a call is timed; on GPUs also how long it takes the device and the host, and how long the one waits for
+    the other before it."""
 
     calls: int
-    in_a_row: int = 0
-    lead_s: float = 0.0
+    device_s: float | None = None
     host_s: float | None = None
+    lead_s: float = 0.0
 
 
 def _time(ctx: Iris, states: Sequence[State], settings: Settings, started: Callable[[State, int], None]) -> None:
@@ -146,7 +147,7 @@ def _time(ctx: Iris, states: Sequence[State], settings: Settings, started: Calla
                     ctx,
                     state.call,
                     together=True,
-                    warmup=1 if plan.in_a_row else 0,
+                    warmup=0 if plan.device_s is None else 1,
                     iterations=calls,
                     preamble=state.preamble,
                     lead_s=plan.lead_s,
@@ -157,9 +158,9 @@ def _time(ctx: Iris, states: Sequence[State], settings: Settings, started: Calla
 
 def _finish(ctx: Iris, state: State, plan: _Plan) -> None:
     assert state.call is not None
-    if plan.in_a_row and state.preamble is None:
+    if plan.device_s is not None and state.preamble is None:
         state.outcome.host_s = plan.host_s
-        state.outcome.back_to_back_s = back_to_back_seconds(ctx, state.call, plan.in_a_row)
+        state.outcome.back_to_back_s = back_to_back_seconds(ctx, state.call, plan.device_s)
     ctx.barrier()
     state.validate(f" after {plan.calls} more calls")
 
@@ -178,7 +179,7 @@ def _plan(ctx: Iris, state: State, settings: Settings) -> _Plan:
     host_s = slowest(ctx, host_seconds(ctx, call, HOST_CALLS))
     device_s = slowest(ctx, min(call_seconds(ctx, call, together=True, warmup=0, iterations=3)))
     few = max(MIN_CALLS, int(GPU_CALLS * LONG_CALL_S / max(device_s, LONG_CALL_S)))
-    return _Plan(_first(settings.repeat, state.repeat, few), few, min(MAX_LEAD_S, 2 * host_s + 50e-6), host_s)
+    return _Plan(_first(settings.repeat, state.repeat, few), device_s, host_s, min(MAX_LEAD_S, 2 * host_s + 50e-6))
 
 
 def _both(preamble: Call, call: Call) -> Call:

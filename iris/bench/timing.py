@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +16,10 @@ _GPU_WARMUP, _GPU_ITERATIONS = 3, 11
 _SIM_WARMUP, _SIM_ITERATIONS = 1, 3
 MAX_LEAD_S = 2e-3
 """The longest that a device idles before a call."""
+WARM_S, WARM_CALLS = 0.15, 100
+"""Calls in a row are timed behind others that take so long, but are no more than this."""
+ROW_S, ROW_CALLS = 0.02, (10, 100)
+"""How long calls in a row are timed, and the fewest and most of them."""
 _LATE = 0.25
 """The share of calls that a host may launch too late; their median is then still the device's."""
 
@@ -65,10 +70,23 @@ def median_seconds(ctx: Iris, call: Callable[[], object], *, together: bool = Fa
     return statistics.median(call_seconds(ctx, call, together=together))
 
 
-def back_to_back_seconds(ctx: Iris, call: Callable[[], object], calls: int) -> float:
-    """Seconds per call of ``calls`` calls in a row on this rank's GPU, the host's part included. Collective."""
+def back_to_back_seconds(ctx: Iris, call: Callable[[], object], call_s: float) -> float:
+    """Seconds per call of many calls in a row on this rank's GPU, the host's part included. Collective.
+
+    GPUs that are bound by power slow down for as long as it takes their controller to find the clock that they can keep
+    up, 0.15 s on H200, so it is timed behind that.
+
+    Args:
+        ctx: this rank's context.
+        call: launches work on the current stream.
+        call_s: about how long one call takes, the same on all ranks.
+    """
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     ctx.barrier()
+    for _ in range(min(math.ceil(WARM_S / call_s), WARM_CALLS)):
+        call()
+    fewest, most = ROW_CALLS
+    calls = min(max(math.ceil(ROW_S / call_s), fewest), most)
     begin.record()
     for _ in range(calls):
         call()
