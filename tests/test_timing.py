@@ -10,7 +10,7 @@ import torch
 
 import iris
 from iris import backends
-from iris.bench import timing
+from iris.bench import session, timing
 
 CTX: Any = SimpleNamespace(backend_name="cuda", world_size=2, rank=0, broadcast=lambda value, rank: value)
 
@@ -93,6 +93,25 @@ def test_calls_in_a_row_are_timed_on_a_device_that_they_have_warmed(
     monkeypatch.setattr(torch.cuda, "Event", Mark)
     assert timing.back_to_back_seconds(cast(Any, ctx), call, cool_s) == pytest.approx(made[-1])
     assert len(made) == calls and made[-1] == cool_s * (1 if cool_s < 1e-3 else 1.25)
+
+
+def test_the_device_idles_as_long_before_each_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before those whose host is fast, too: it would be hotter there, and slower."""
+    hosts, leads = {"fast": 2e-5, "slow": 8e-4}, list[tuple[str, float]]()
+    states = [SimpleNamespace(call=name, preamble=None, outcome=SimpleNamespace(seconds=[])) for name in hosts]
+
+    def call_seconds(ctx: Any, call: str, *, lead_s: float, **_: Any) -> list[float]:
+        leads.append((call, lead_s))
+        return []
+
+    def plan(ctx: Any, state: Any, settings: Any) -> session._Plan:
+        return session._Plan(10, 5e-3, hosts[state.call], 2 * hosts[state.call])
+
+    monkeypatch.setattr(session, "_plan", plan)
+    monkeypatch.setattr(session, "call_seconds", call_seconds)
+    monkeypatch.setattr(session, "_finish", lambda *_: None)
+    session._time(CTX, cast(Any, states), cast(Any, None), lambda *_: None)
+    assert sorted(set(leads)) == [("fast", 1.6e-3), ("slow", 1.6e-3)] and len(leads) == 2 * session.ROUNDS
 
 
 # -- do_bench -------------------------------------------------------------------------------------------------

@@ -121,8 +121,8 @@ def _set_up(ctx: Iris, fn: CaseFunction, state: State) -> None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How often a call is timed; on GPUs also how long it takes the device and the host, and how long the one waits for
-    the other before it."""
+    """How often a call is timed; on GPUs also how long it takes the device and the host, and how long the one has to
+    wait for the other before it."""
 
     calls: int
     device_s: float | None = None
@@ -134,9 +134,11 @@ def _time(ctx: Iris, states: Sequence[State], settings: Settings, started: Calla
     """Fill in the times of all states, a few calls of each in turn; ``started`` is called at each turn, from 1 on.
 
     Each turn has an order of its own, the same on all ranks: what runs behind a variant that leaves the device hot must
-    not do so every time.
+    not do so every time. And before all calls the device idles as long as the slowest host needs: it would be cooler,
+    and faster, before those that take the host long.
     """
     planned = [(state, _plan(ctx, state, settings)) for state in states]
+    lead_s = max((plan.lead_s for _, plan in planned), default=0.0)
     for turn in range(ROUNDS):
         for state, plan in random.Random(turn).sample(planned, len(planned)):
             assert state.call is not None
@@ -150,7 +152,7 @@ def _time(ctx: Iris, states: Sequence[State], settings: Settings, started: Calla
                     warmup=0 if plan.device_s is None else 1,
                     iterations=calls,
                     preamble=state.preamble,
-                    lead_s=plan.lead_s,
+                    lead_s=lead_s,
                 )
             if turn == ROUNDS - 1:
                 _finish(ctx, state, plan)
