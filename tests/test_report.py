@@ -24,6 +24,7 @@ from result_lines import ALGORITHMS, LARGE, SIMULATED, SIZES_OF_SWEEP, Record, d
 
 import iris
 from iris import cli, files
+from iris.ops.algorithms import OPS, TRAITS
 from iris.report import _tracked, comparison, drawing, markdown, tables
 from iris.report.charts import charts
 from iris.report.palette import PAPER, Palette
@@ -466,6 +467,44 @@ def test_each_algorithm_has_one_colour_and_strangers_get_their_own() -> None:
     assert palette.ordered(["nccl", "zeta", "push", "beta"]) == ["push", "beta", "zeta", "nccl"]
 
 
+def test_algorithms_of_one_chart_have_different_markers() -> None:
+    palette = Palette([f"strange-{place}" for place in range(6)])
+    compared = ("auto", "nccl", "torch_symm_mem", "matmul")
+    for op in OPS:
+        markers = [palette.marker(name) for name in (*compared, *TRAITS[op])]
+        assert len(set(markers)) == len(markers), op
+    assert all(tone.marker for tone in palette.tones.values())
+
+
+def test_charts_of_shares_are_about_as_long(tmp_path: Path) -> None:
+    lines = [record("all_gather_matmul", "auto", (16, n, 512), 4) for n in range(1024, 1037)]
+    parts = [
+        chart for chart in charts(Study(read(write(tmp_path / "x.jsonl", lines)))).values() if chart.kind == "shares"
+    ]
+    assert [len(chart.problems) for chart in parts] == [7, 6]
+
+
+def test_the_line_of_the_floor_does_not_cross_a_number(tmp_path: Path) -> None:
+    lines = [record("all_gather_matmul", name, LARGE[0], 4) for name in ("auto", "nccl")]
+    for line, ms in zip(lines, (0.9, 2.0), strict=True):
+        line["time_ms"] |= {"median": ms}
+        line["floor_ms"] = 1.0
+    study = Study(read(write(tmp_path / "x.jsonl", lines)))
+    (chart,) = [chart for chart in charts(study).values() if chart.kind == "times"]
+    (axes,) = drawing.draw(chart, study, Palette(["auto", "nccl"])).axes
+    grounds = {text.get_text(): text.get_bbox_patch() for text in axes.texts}
+    assert grounds["0.900"] is not None and grounds["2.000"] is None
+
+
+def test_axes_of_speed_ups_end_at_ticks(tmp_path: Path) -> None:
+    study = Study(read(layers_by_m(tmp_path)))
+    for chart in charts(study).values():
+        if chart.kind == "speedups":
+            for axes in drawing.draw(chart, study, Palette(["auto", "nccl"])).axes:
+                ticks = axes.get_yticks()
+                assert (ticks[0], ticks[-1]) == axes.get_ylim()
+
+
 def test_pictures_stand_alone(drawn: Path, study: Study) -> None:
     files = sorted((drawn / "svg").glob("*.svg"))
     assert {file.stem for file in files} == set(charts(study))
@@ -720,6 +759,12 @@ def page(tmp_path: Path) -> Path:
 def contents(folder: Path) -> dict[str, bytes]:
     """What there is below a folder, by name."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_text_of_markdown_is_in_lines_of_120(folder: Path, page: Path) -> None:
+    assert report(folder, "--markdown", page) == 0
+    lines = [line for line in page.read_text().splitlines() if not line.startswith(("|", "<details>", "- ["))]
+    assert max(map(len, lines)) <= 120
 
 
 def test_measurements_have_a_file_for_each_op_and_number_of_ranks(folder: Path, study: Study, page: Path) -> None:
@@ -983,6 +1028,20 @@ def test_compare_prints_what_changed(
     assert [line[0] for line in lines if line[:1] in (["new"], ["gone"])] == ["new", "gone"]
     assert lines[-1] == "1 slower, 1 new, 1 gone, 1 the same within noise".split()
     assert ["before:", "NVIDIA", "H200,"] == lines[0][:3]
+
+
+def test_compare_says_once_where_and_in_its_last_column_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = without_time(timed(1, shape=LARGE[1]), error="out of memory")
+    skipped = without_time(timed(1, shape=LARGE[2]), skipped="a long story")
+    whole = timed(1)
+    whole["environment"] = whole["environment"] | {"commit": "0123456789" * 4}
+    before = write(tmp_path / "a.jsonl", [whole, timed(1, shape=LARGE[1])])
+    after = write(tmp_path / "b.jsonl", [timed(1.25), failed, skipped])
+    assert report("--compare", before, after) == 0
+    printed = capsys.readouterr().out
+    assert "commit 0123456 and abc1234," in printed
+    table = printed[printed.index("before ms") :]
+    assert "NVIDIA H200" not in table and "a long story" not in table and "failed: out of memory" in table
 
 
 def test_a_regression_fails_only_if_asked(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,9 @@ def _speedups(study: Study) -> Iterator[Chart]:
     for problems in grouped(compared, lambda p: (p.section, p.case)).values():
         count = len({(problem.names, problem.setting, problem.shape and problem.shape[1:]) for problem in problems})
         if count > 1:
-            yield Chart("speedups", problems[0].case, f"{count} layers by M; line: geometric mean", problems)
+            yield Chart(
+                "speedups", problems[0].case, f"{count} layers by M, a dot each; line: geometric mean", problems
+            )
 
 
 def _times(study: Study) -> Iterator[Chart]:
@@ -84,8 +87,9 @@ def _times(study: Study) -> Iterator[Chart]:
 def _shares(study: Study) -> Iterator[Chart]:
     shared = [p for p in study.outstanding if any(r.floor_share is not None for r in p.timed.values())]
     for problems in grouped(shared, lambda p: (p.section, p.case, p.world_size, p.setting)).values():
-        for start in range(0, len(problems), _SHARES_PER_CHART):
-            part = problems[start : start + _SHARES_PER_CHART]
+        size = math.ceil(len(problems) / math.ceil(len(problems) / _SHARES_PER_CHART))  # all charts about as long
+        for start in range(0, len(problems), size):
+            part = problems[start : start + size]
             page = f"{start + 1} to {start + len(part)} of {len(problems)}" if len(part) < len(problems) else ""
             yield Chart("shares", _ranks(part[0]), _said(part[0].setting, page), part)
 

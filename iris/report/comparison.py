@@ -16,8 +16,8 @@ REGRESSIONS = ("slower", "broken", "gone")
 MIN_CALLS = 3
 """Of fewer calls nobody can tell the noise."""
 _HALF = 0.5
-_HEADINGS = ("", "op", "ranks", "parameters", "hardware", "before ms", "after ms", "change", *OPPONENTS)
-_NUMERIC = (2, *range(5, len(_HEADINGS)))
+_HEADINGS = ("", "op", "ranks", "parameters", "hardware", "before ms", "after ms", "change", *OPPONENTS, "why")
+_NUMERIC = {"ranks", "before ms", "after ms", "change", *OPPONENTS}
 _STYLES = {"broken": "bold red", "slower": "red", "faster": "green", "mended": "green"}
 _ORDER = ("broken", "slower", "faster", "mended", "new", "gone")
 
@@ -121,7 +121,12 @@ def show(changes: Sequence[Change], before: Sequence[Result], after: Sequence[Re
     changed = sorted((change for change in changes if change.kind in _ORDER), key=_badness)
     rivals = Rivals(changes)
     if changed:
-        print_table(_HEADINGS, [_row(change, rivals) for change in changed], right=_NUMERIC, styles=_STYLES)
+        several = len({change.result.hardware for change in changed}) > 1
+        rows = [_row(change, rivals, several) for change in changed]
+        used = [any(column) for column in zip(*rows, strict=True)]
+        headings, *rows = [list(itertools.compress(row, used)) for row in (_HEADINGS, *rows)]
+        right = [place for place, heading in enumerate(headings) if heading in _NUMERIC]
+        print_table(headings, rows, right=right, styles=_STYLES)
     for kind, rival in itertools.product(("slower", "faster"), OPPONENTS):
         mine = [one for one in changed if one.kind == kind and one.ours]
         moved = sum(rivals.as_much(one, rival) for one in mine)
@@ -152,12 +157,14 @@ def _origin(results: Sequence[Result]) -> str:
     return ", ".join([*told, dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"])
 
 
-def _row(change: Change, rivals: Rivals) -> list[str]:
+def _row(change: Change, rivals: Rivals, with_hardware: bool) -> list[str]:
     result = change.result
     times = [_time(change.before), _time(change.after)]
     moved = [_percent(rivals.ratio(change, rival)) for rival in OPPONENTS]
-    where = [change.kind, result.case, str(result.world_size), describe(result.params), result.hardware]
-    return [*where, *times, _percent(change.ratio), *moved]
+    where = [change.kind, result.case, str(result.world_size), describe(result.params)]
+    failed = {"broken": change.after, "mended": change.before}.get(change.kind)
+    why = failed.failure or "" if failed is not None else ""
+    return [*where, result.hardware if with_hardware else "", *times, _percent(change.ratio), *moved, why]
 
 
 def _percent(ratio: float | None) -> str:
@@ -165,6 +172,7 @@ def _percent(ratio: float | None) -> str:
 
 
 def _time(result: Result | None) -> str:
+    """The median, or why there is none."""
     if result is None:
         return ""
-    return (result.failure or "") if result.time is None else f"{result.time.median:.3f}"
+    return result.outcome if result.time is None else f"{result.time.median:.3f}"

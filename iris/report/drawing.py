@@ -29,6 +29,8 @@ _LEGEND_COLUMNS = 4
 _RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20, 32)
 _OPPONENT = {"nccl": "NCCL + matmul", "torch_symm_mem": "PyTorch"}
 _NEAR_RATIOS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3)
+_MARKER_SIZES = {"*": 8.5, "P": 6.8, "X": 6.5, "d": 6.5}
+"""Of markers that would look smaller than others of their size."""
 
 Curve = list[tuple[float, float]]
 
@@ -84,12 +86,14 @@ def _times(chart: Chart, study: Study, palette: Palette) -> Figure:
     for place, algorithm in enumerate(algorithms):
         result = problem.results[algorithm]
         if result.time is None:
-            axes.text(0.01 * longest, place, _short(result), va="center", color=LOSS.light, style="italic")
+            axes.text(0.01 * longest, place, result.outcome, va="center", color=LOSS.light, style="italic")
             continue
         time = time_of(result)
         axes.barh(place, time, 0.66, color=palette.tones[algorithm].light)
         weight = "bold" if time == problem.best_ms else "normal"
-        axes.text(time + 0.015 * longest, place, f"{time:.3f}", va="center", color=INK.light, weight=weight)
+        label = axes.text(time + 0.015 * longest, place, f"{time:.3f}", va="center", color=INK.light, weight=weight)
+        if floor is not None and time < floor < time + 0.2 * longest:  # or the floor's line would cross the number
+            label.set_bbox({"facecolor": PAPER.light, "edgecolor": "none", "pad": 0.5})
     axes.set_yticks(range(len(algorithms)), map(_label, algorithms))
     axes.set_ylim(len(algorithms) - 0.5, -1.1)
     axes.set_xlim(0, longest * 1.2)
@@ -201,15 +205,17 @@ def _m_axis(plots: Sequence[Axes], values: Sequence[float]) -> None:
         axes.set_xlim(min(values) / 1.3, max(values) * 1.3)
     for axes in plots[:-1]:
         axes.tick_params(labelbottom=False)
-    plots[-1].set_xlabel("M", color=MUTED.light)
+    plots[-1].set_xlabel("M (rows of A over all ranks)", color=MUTED.light)
 
 
 def _ratio_axis(axes: Axes) -> None:
-    """Twice as fast is as far above 1 as half as fast is below; below 1, Iris loses."""
+    """Twice as fast is as far above 1 as half as fast is below; below 1, Iris loses. The axis ends at a tick."""
     low, high = axes.get_ylim()
     low, high = min(low, 0.8), max(high, 1.25)
     axes.set_yscale("log")
     ratios = _NEAR_RATIOS if high < 4 * low else _RATIOS
+    low = max((ratio for ratio in ratios if ratio <= low), default=low)
+    high = min((ratio for ratio in ratios if ratio >= high), default=high)
     axes.yaxis.set_major_locator(FixedLocator([ratio for ratio in ratios if low <= ratio <= high]))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}×"))
@@ -314,17 +320,13 @@ def _mark(line: Line2D, algorithm: str, palette: Palette) -> None:
 def _dot(line: Line2D, colour: str, marker: str) -> None:
     line.set_color(colour)
     line.set_marker(marker)
-    line.set_markersize(5.5)
+    line.set_markersize(_MARKER_SIZES.get(marker, 5.5))
     line.set_markeredgecolor(PAPER.light)
     line.set_markeredgewidth(0.5)
 
 
 def _label(algorithm: str) -> str:
     return "torch.matmul" if algorithm == MATMUL else algorithm
-
-
-def _short(result: Result) -> str:
-    return "wrong result" if result.wrong else "skipped" if result.skipped is not None else "failed"
 
 
 def _two_lines(problem: Problem) -> str:

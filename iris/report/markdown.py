@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from iris.report.tables import Cell, Table
 
 _LONG = 150
 """Rows of a summary that are too many to be shown unfolded."""
+_WIDTH = 120
+"""Of a line of text."""
 BEGIN, END = "<!-- report:begin -->", "<!-- report:end -->"
 MARK = "<!-- Written by python -m iris report, which replaces or removes this file when it writes again. -->"
 """The first line of a file of measurements."""
@@ -134,7 +137,7 @@ def _measurements(sheets: Sequence[_Sheet], page: str) -> Iterator[str]:
             if table is not sheet.tables[0]:
                 yield f"## {_escaped(table.title)}\n"
             if table.note:
-                yield f"{table.note}\n"
+                yield f"{_wrapped(table.note)}\n"
             yield grid(table)
 
 
@@ -150,16 +153,16 @@ def _summary(study: Study, sheets: Sequence[_Sheet], folder: str) -> Iterator[st
             if len(table.rows) > _LONG:
                 yield _folded(f"{table.title}. {table.note}", f"{grid(table)}")
             elif table.rows:
-                yield f"**{table.title}.** {table.note}\n\n{grid(table)}"
+                yield f"{_wrapped(f'**{table.title}.** {table.note}')}\n\n{grid(table)}"
             else:
                 yield f"**{table.title}:** none.\n"
     environment = tables.environments(study)
     yield f"### {environment.title}\n"
     if environment.note:
-        yield f"{environment.note}\n"
+        yield f"{_wrapped(environment.note)}\n"
     yield grid(environment)
     yield "### Columns\n"
-    yield "\n".join(f"- *{name}*: {text}" for name, text in tables.EXPLANATIONS.items()) + "\n"
+    yield "\n".join(_wrapped(f"- *{name}*: {text}", "  ") for name, text in tables.EXPLANATIONS.items()) + "\n"
 
 
 def _link(sheet: _Sheet, folder: str) -> str:
@@ -175,6 +178,11 @@ def _address(path: Path) -> str:
 
 def _joined(blocks: Iterator[str]) -> str:
     return "\n".join(blocks)
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    """The text in lines as those of the pages of this project; ``indent`` is for all but the first."""
+    return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _folded(title: str, text: str) -> str:

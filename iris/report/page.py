@@ -18,12 +18,12 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _EXPLAINED = {
     "speedups": "What auto, or the fastest algorithm of Iris, gains on all shapes that were measured at several M. In "
     "the shaded part it is slower.",
-    "times": "Milliseconds of one call, the shorter the better. Dashed: the floor, what the hardware allows. Of "
-    "shapes that differ in nothing but M only the largest is here; the others are under crossover.",
+    "times": "Milliseconds of one call, the shorter the better. Dashed: the floor, what the hardware allows.",
     "shares": "The floor's time over the time taken. At 100 % nothing is left to gain.",
     "scaling": "The same problem on more ranks. Dashed: the floor.",
     "crossover": "Where one way overtakes another as M grows. In the shaded part it is slower than NCCL + matmul.",
 }
+_LARGEST = " Of shapes that differ in nothing but M only the largest is here; the others are under crossover."
 _SIMULATED = (
     "Simulated ranks are processes on a CPU: their results are right or wrong as on GPUs, but their times say nothing "
     "about a GPU: they are wall time, and nothing else is made of them. They are never in a chart with GPU results."
@@ -110,8 +110,10 @@ def _section(
         simulated = " (simulated)" if section.simulated else ""
         yield f'<section id="s{place}-{_escaped(case)}"><h3><code>{_escaped(case)}</code>{simulated}</h3>'
         yield _key(study, section, case, palette)
-        for kind, drawn in grouped(cases.get(case, ()), lambda pair: pair[0].kind).items():
-            yield f"<h4>{KINDS[kind]}</h4><p class=note>{_EXPLAINED[kind]}</p>"
+        kinds = grouped(cases.get(case, ()), lambda pair: pair[0].kind)
+        for kind, drawn in kinds.items():
+            more = _LARGEST if kind == "times" and "crossover" in kinds else ""
+            yield f"<h4>{KINDS[kind]}</h4><p class=note>{_EXPLAINED[kind]}{more}</p>"
             for pairs in grouped(drawn, _shelf).values():
                 yield f'<div class="charts {kind}">'
                 yield from (f"<figure>{picture}</figure>" for _, picture in pairs)

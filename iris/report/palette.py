@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from iris.report.study import COMPARATORS
 
 
 @dataclass(frozen=True)
 class Tone:
-    """A colour on light ground, the same on dark ground, and its name as a CSS variable."""
+    """A colour on light ground, the same on dark ground, and its name as a CSS variable; of an algorithm also the
+    marker of its points."""
 
     name: str
     light: str
     dark: str
+    marker: str = ""
 
 
 INK = Tone("ink", "#1b2230", "#e8ebf0")
@@ -26,32 +28,33 @@ WIN = Tone("win", "#1b6e3c", "#74d39a")
 GROUND = (INK, MUTED, RULE, PAPER, LOSS, WIN)
 
 ALGORITHMS = (
-    Tone("auto", "#1f4fd1", "#86a8ff"),
-    Tone("copy_engine", "#0f857a", "#42c7b8"),
-    Tone("push", "#cc6a08", "#f2a34f"),
-    Tone("pull", "#8438b4", "#c996f0"),
-    Tone("hbm_buffer", "#c4205f", "#f47aa8"),
-    Tone("split", "#5a8600", "#a9d153"),
-    Tone("streams", "#0a7ca6", "#5cc8ea"),
-    Tone("relay", "#00695c", "#4fd1b5"),
-    Tone("atomic", "#c93a2e", "#fa8d7e"),
-    Tone("one_shot", "#8f6a14", "#dcbb5f"),
-    Tone("two_shot", "#2c7a4b", "#70d199"),
-    Tone("decomposed", "#8a6d00", "#d9b84a"),
-    Tone("ring", "#9c4f7c", "#e3a0c8"),
-    Tone("low_latency", "#3d5a80", "#98c1d9"),
-    Tone("low_latency_two_shot", "#2f6f6f", "#8fd0d0"),
-    Tone("baseline", "#6b5a86", "#b3a2d0"),
-    Tone("local", "#3a6ea5", "#8db8e8"),
-    Tone("stream_k", "#a0522d", "#dd9b78"),
-    Tone("stream_k_one_tile", "#7a3e9d", "#c79be0"),
-    Tone("stream_k_two_tiles", "#a3561f", "#dea177"),
-    Tone("kernel", "#4b7f52", "#93c99a"),
-    Tone("nccl", "#7d8896", "#8f9aa9"),
-    Tone("torch_symm_mem", "#a5afbb", "#6c7786"),
-    Tone("matmul", "#c9d0d9", "#4a5462"),
+    Tone("auto", "#1f4fd1", "#86a8ff", "o"),
+    Tone("copy_engine", "#0f857a", "#42c7b8", "s"),
+    Tone("push", "#cc6a08", "#f2a34f", "D"),
+    Tone("pull", "#8438b4", "#c996f0", "^"),
+    Tone("hbm_buffer", "#c4205f", "#f47aa8", "v"),
+    Tone("split", "#5a8600", "#a9d153", "^"),
+    Tone("streams", "#0a7ca6", "#5cc8ea", "v"),
+    Tone("relay", "#00695c", "#4fd1b5", "X"),
+    Tone("atomic", "#c93a2e", "#fa8d7e", "<"),
+    Tone("one_shot", "#8f6a14", "#dcbb5f", "^"),
+    Tone("two_shot", "#2c7a4b", "#70d199", "X"),
+    Tone("decomposed", "#8a6d00", "#d9b84a", "p"),
+    Tone("ring", "#9c4f7c", "#e3a0c8", "v"),
+    Tone("low_latency", "#3d5a80", "#98c1d9", "P"),
+    Tone("low_latency_two_shot", "#2f6f6f", "#8fd0d0", "D"),
+    Tone("baseline", "#6b5a86", "#b3a2d0", "*"),
+    Tone("local", "#3a6ea5", "#8db8e8", "s"),
+    Tone("stream_k", "#a0522d", "#dd9b78", "D"),
+    Tone("stream_k_one_tile", "#7a3e9d", "#c79be0", "^"),
+    Tone("stream_k_two_tiles", "#a3561f", "#dea177", "v"),
+    Tone("kernel", "#4b7f52", "#93c99a", "D"),
+    Tone("nccl", "#7d8896", "#8f9aa9", ">"),
+    Tone("torch_symm_mem", "#a5afbb", "#6c7786", "h"),
+    Tone("matmul", "#c9d0d9", "#4a5462", "d"),
 )
-"""In the order in which charts show them: Iris first, comparators in greys last."""
+"""In the order in which charts show them: Iris first, comparators in greys last. Algorithms of one op have different
+markers."""
 
 _RANKS = (
     Tone("ranks-0", "#7b61d6", "#b3a1f5"),
@@ -68,7 +71,9 @@ _SPARE = (
     ("#9a7d0a", "#d9c15a"),
     ("#35707a", "#84bfca"),
 )
-MARKERS = "osD^vPX*<>hd"
+_MARKERS = "osD^"
+"""Of numbers of ranks, as ``_RANKS``."""
+_SPARE_MARKERS = "PX*<p"
 
 
 class Palette:
@@ -78,7 +83,9 @@ class Palette:
         known = {tone.name: tone for tone in ALGORITHMS}
         strange = sorted(set(algorithms) - known.keys())
         spare = {
-            name: Tone(f"other-{index}", *_SPARE[index % len(_SPARE)]) if index < len(_SPARE) else MUTED
+            name: Tone(f"other-{index}", *_SPARE[index], _SPARE_MARKERS[index])
+            if index < len(_SPARE)
+            else replace(MUTED, marker="H")
             for index, name in enumerate(strange)
         }
         ours = {name: tone for name, tone in known.items() if name not in COMPARATORS}
@@ -91,12 +98,12 @@ class Palette:
         return [name for name in self.tones if name in wanted]
 
     def marker(self, algorithm: str) -> str:
-        return MARKERS[list(self.tones).index(algorithm) % len(MARKERS)]
+        return self.tones[algorithm].marker
 
     def of_ranks(self, world_size: int) -> tuple[Tone, str]:
         """Tone and marker of a number of ranks."""
         index = min(len(_RANKS) - 1, max(0, (world_size - 1).bit_length() - 1))
-        return _RANKS[index], MARKERS[index]
+        return _RANKS[index], _MARKERS[index]
 
     @property
     def variables(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ _BEGIN = b'{"schema":'
 """What the line of a result begins with."""
 SIMULATOR = "sim"
 _RATE = "GB/s"
+_HASH = re.compile(r"\b([0-9a-f]{7})[0-9a-f]{33}\b")
+"""A whole hash of a commit, of which git shows the beginning."""
 """What a counter's name begins with that is a rate."""
 SERIES = ("algorithm", "way")
 """Parameters that say how something was computed or moved, rather than what."""
@@ -114,6 +117,11 @@ class Result:
             return f"failed: {self.error}"
         return None if self.time is not None else "failed: no time was recorded"
 
+    @property
+    def outcome(self) -> str:
+        """What became of a result without a time, in a word or two."""
+        return "wrong result" if self.wrong else "skipped" if self.skipped is not None else "failed"
+
 
 def read(path: Path) -> list[Result]:
     """The results of a file, or of all ``*.jsonl`` files below a folder, in the order of names and lines.
@@ -199,7 +207,11 @@ def _parse(line: _Fields, file: Path) -> Result:
         predicted_ms=line.optional_number("predicted_ms"),
         picked=line.inner("config", optional=True).optional_text("algorithm"),
         counters={name: value for name, value in counted.items() if on_gpus or not name.startswith(_RATE)},
-        environment={name: str(value) for name, value in environment.fields.items() if value is not None},
+        environment={
+            name: _HASH.sub(r"\1", str(value)) if name == "commit" else str(value)
+            for name, value in environment.fields.items()
+            if value is not None
+        },
         batch=line.optional_text("batch"),
         file=file,
     )
