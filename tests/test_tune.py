@@ -422,7 +422,7 @@ def test_a_run_writes_a_row_that_auto_takes_and_resume_keeps(
     )
     assert told.out.splitlines()[0].strip() == "2 × simulated, wall time"
     assert f"rows: {out}, which count for simulated ranks only\n" in told.out
-    assert "The best that progress tells before is of fewer calls" in told.out
+    assert "The best time that progress shows may be lower" in told.out
 
     # Again: a row that is finished stays as it is.
     tuned.write(out, [replace(row, unfinished=False)])

@@ -287,6 +287,7 @@ def make_parser(
         f"simulated {SIM_CALLS})",
     )
     parser.add_argument("--commit", help="what was measured, where git cannot tell")
+    parser.add_argument_group("columns of the table", _COLUMNS)
     where = "" if cases else ". The axes of a case and their values: iris bench CASE --help"
     axes = parser.add_argument_group(
         "axes", f"LIST is pow2:LO:HI, linear:START:STOP:STEP, or values with commas between{where}"
@@ -305,6 +306,17 @@ def make_parser(
         text = f"default: {listed}".replace("%", "%%") if listed else None
         axes.add_argument(*flags, dest=f"{_AXIS}{name}", metavar="LIST", help=text)
     return parser
+
+
+_COLUMNS = """\
+ms               median time of one call on the slowest rank
+spread           where 80 % of the calls lie: (p90 - p10) / median
+skew µs          median of the slowest rank minus that of the fastest
+back-to-back ms  time per call of calls issued back to back, host included
+host µs          the host's time to issue one call
+floor ms         the least that the hardware allows; "of floor" is its share of ms
+× NCCL           how many times as fast as NCCL + torch.matmul in the same run
+valid            whether the result was right when it was compared with a reference"""
 
 
 def _list_of(known: Mapping[str, Case]) -> str:

@@ -377,7 +377,7 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
     if programs > target.num_sms:
         return f"{programs} programs on {target.num_sms} SMs"
     if algorithm == "relay" and problem.world_size < 3:
-        return "relay where nothing is passed on"
+        return "relay passes data on from rank to rank, which takes 3 ranks or more"
     moving = min_comm_programs(problem.op, config)
     if moving >= programs:
         return f"{moving} of {programs} programs would only move data"

@@ -32,8 +32,11 @@ from iris.tune.trials import DROPPED, ENDED, Trials
 _START_S = 300.0
 """The most that ranks may take to start and to end, beside the budget."""
 _TIMES = (
-    "ms, untuned ms: medians, timed anew in turns at the end of a search that has time for it. The best that progress "
-    "tells before is of fewer calls, and the luckiest of many."
+    "config: the algorithm, its tile (M×N×K), w: num_warps, s: num_stages, then all else that is no default.\n"
+    "ms: of that config. untuned ms: of what auto takes without rows. Both are medians. If there is time, they are "
+    "measured once more at the end of a search, in turns. The best time that progress shows may be lower: it is the "
+    "luckiest of many, of fewer calls.\n"
+    "predicted ms: of that config, by the model of the hardware; none of simulated ranks."
 )
 _RESTARTS = 3
 """How many candidates may end their ranks in one run."""
