@@ -1041,6 +1041,7 @@ def test_compare_says_once_where_and_in_its_last_column_why(tmp_path: Path, caps
     printed = capsys.readouterr().out
     assert "commit 0123456 and abc1234," in printed
     table = printed[printed.index("before ms") :]
+    assert "8192x" in table and ", m " not in table
     assert "NVIDIA H200" not in table and "a long story" not in table and "failed: out of memory" in table
 
 

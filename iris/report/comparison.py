@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from iris.console import print_table
 from iris.errors import ArgumentError
-from iris.report.records import Result, newest
+from iris.report.records import Result, Value, newest
 from iris.report.study import COMPARATORS, OPPONENTS, describe, time_of
 
 REGRESSIONS = ("slower", "broken", "gone")
@@ -161,10 +161,15 @@ def _row(change: Change, rivals: Rivals, with_hardware: bool) -> list[str]:
     result = change.result
     times = [_time(change.before), _time(change.after)]
     moved = [_percent(rivals.ratio(change, rival)) for rival in OPPONENTS]
-    where = [change.kind, result.case, str(result.world_size), describe(result.params)]
+    where = [change.kind, result.case, str(result.world_size), describe(_told(result.params))]
     failed = {"broken": change.after, "mended": change.before}.get(change.kind)
     why = failed.failure or "" if failed is not None else ""
     return [*where, result.hardware if with_hardware else "", *times, _percent(change.ratio), *moved, why]
+
+
+def _told(params: Mapping[str, Value]) -> dict[str, Value]:
+    """Parameters without the sizes of one rank where there is the shape of the whole, which tells them."""
+    return {name: value for name, value in params.items() if "shape" not in params or name not in ("m", "n", "k")}
 
 
 def _percent(ratio: float | None) -> str:
