@@ -180,10 +180,10 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
     print(f"fresh random {options.dtype}, checked on every rank")
     print_table(_HEADINGS, rows, whole=True)
     print("error: relative to a float64 reference, worst rank. time: median call, slowest rank.")
-    print("waited: for data of other ranks, mean over the programs of the rank that waited longest, and of which time:")
-    print("that of one more call, which records a trace and is none of those timed.")
+    print("waited: how long a program waited for data of other ranks, and how long its call took; the mean over the")
+    print("programs of the rank that waited longest. This is of one more call, which is traced and not timed.")
     if any("(" in row[-1] for row in rows):
-        print("(algorithm): who waited is from a call by another algorithm, as torch's matmul records nothing.")
+        print("(algorithm): this call is by another algorithm than the timed ones, as torch's matmul records no trace.")
     for note in notes:
         print(note)
     return 0 if right else 1
@@ -192,7 +192,7 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
 def _picture(events: list[Event], path: Path, title: str) -> str:
     """Draw ``events``; what to say of the picture."""
     try:
-        return f"who computed and waited when: {draw(events, path, title)}"
+        return f"picture of who computed and waited when: {draw(events, path, title)}"
     except BackendError as error:
         return f"no picture: {error}"
     except OSError as error:

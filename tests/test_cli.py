@@ -492,7 +492,7 @@ def test_the_demo_looks_first_whether_it_can_draw(
     monkeypatch.setattr(demo, "sheltered", None)
     with pytest.raises(SystemExit, match="2"):
         demo.main(["--num_ranks", "1", "--picture_dir", str(tmp_path / "file")])
-    assert re.search(r"iris demo: error: --picture_dir .*file: File exists", capsys.readouterr().err)
+    assert re.search(r"iris demo: error: --picture_dir .*file: it is not a folder", capsys.readouterr().err)
 
 
 @SIM
@@ -531,7 +531,7 @@ def test_the_demo_without_rich_or_matplotlib(
     for op in demo.OPS:
         (row,) = (row for row in rows if row and row[0] == op)
         assert row[1:5] == ["low_latency", "2", "64×64×64", "sim"] and row[-1] == "(push)"
-    assert "is from a call by another algorithm" in printed
+    assert "this call is by another algorithm than the timed ones" in printed
     assert printed.count("no picture: drawing needs matplotlib") == 2
     assert folder.is_dir()
 
@@ -585,7 +585,7 @@ def test_the_demo_says_what_it_has_found_where_no_picture_can_be_written(
 def test_the_demo_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--num_ranks", "2", "--shape", "64", "64", "64", "--picture_dir", str(tmp_path)]) == 0
     told = capsys.readouterr()
-    assert "is from a call" not in told.out and "one more call, which records a trace" in told.out
+    assert "another algorithm" not in told.out and "one more call, which is traced and not timed" in told.out
     assert re.fullmatch(r"\[9/9, 0 s left\] ending ranks", told.err.splitlines()[-1])
     for op in demo.OPS:
         (row,) = (line for line in told.out.splitlines() if line.split()[:1] == [op])

@@ -183,6 +183,8 @@ def folder_trouble(folder: Path) -> str:
     """Make ``folder``; says why no file can be written there, or nothing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        return "it is not a folder"
     except OSError as error:
         return error.strerror or str(error)
     return "" if os.access(folder, os.W_OK) else "no file can be written there"
