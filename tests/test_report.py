@@ -578,6 +578,15 @@ def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
 
 
+def test_a_page_of_simulated_ranks_speaks_of_what_is_there(tmp_path: Path) -> None:
+    for name, hardware in (("gpu", {}), ("sim", SIMULATED)):
+        lines = [record("all_gather_matmul", one, LARGE[0], 4) for one in ("auto", "nccl")]
+        write(tmp_path / f"{name}.jsonl", [line | {"environment": line["environment"] | hardware} for line in lines])
+        assert report(tmp_path / f"{name}.jsonl", "--out", tmp_path / f"{name}.html") == 0
+        words = " ".join(Page((tmp_path / f"{name}.html").read_text()).words)
+        assert ("gloo + torch.matmul" in words, "Dashed" in words) == ((True, False) if hardware else (False, True))
+
+
 def test_text_from_results_stays_text(tmp_path: Path) -> None:
     line = record("all_gather_matmul", "push", LARGE[0], 4)
     line["params"]["model"] = '<script>alert(1)</script> $x$ & "y"'

@@ -18,11 +18,12 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _EXPLAINED = {
     "speedups": "What auto, or the fastest algorithm of Iris, gains on all shapes that were measured at several M. In "
     "the shaded part it is slower.",
-    "times": "Milliseconds of one call, the shorter the better. Dashed: the floor, what the hardware allows.",
+    "times": "Milliseconds of one call, the shorter the better.",
     "shares": "The floor's time over the time taken. At 100 % nothing is left to gain.",
     "scaling": "The same problem on more ranks. Dashed: the floor.",
     "crossover": "Where one way overtakes another as M grows. In the shaded part it is slower than NCCL + matmul.",
 }
+_FLOOR = " Dashed: the floor, what the hardware allows."
 _LARGEST = " Of shapes that differ in nothing but M only the largest is here; the others are under crossover."
 _SIMULATED = (
     "Simulated ranks are processes on a CPU: their results are right or wrong as on GPUs, but their times say nothing "
@@ -112,7 +113,10 @@ def _section(
         yield _key(study, section, case, palette)
         kinds = grouped(cases.get(case, ()), lambda pair: pair[0].kind)
         for kind, drawn in kinds.items():
-            more = _LARGEST if kind == "times" and "crossover" in kinds else ""
+            more = ""
+            if kind == "times":
+                more += "" if section.simulated else _FLOOR
+                more += _LARGEST if "crossover" in kinds else ""
             yield f"<h4>{KINDS[kind]}</h4><p class=note>{_EXPLAINED[kind]}{more}</p>"
             for pairs in grouped(drawn, _shelf).values():
                 yield f'<div class="charts {kind}">'
@@ -132,7 +136,7 @@ def _section(
 def _key(study: Study, section: Section, case: str, palette: Palette) -> str:
     names = palette.ordered(name for problem in study.of(section, case) for name in problem.results)
     what = {
-        "nccl": "NCCL + torch.matmul",
+        "nccl": f"{'gloo' if section.simulated else 'NCCL'} + torch.matmul",
         "torch_symm_mem": "torch.ops.symm_mem",
         MATMUL: "torch.matmul alone, no communication",
     }
