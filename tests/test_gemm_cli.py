@@ -646,6 +646,7 @@ def test_run_sh(tmp_path: Path) -> None:
     ("arguments", "status", "words"),
     [
         (["-h"], 0, "Usage: run.sh [-n NUM] [-c COLLECTIVE] [-h]"),
+        (["--help"], 0, "-h, --help     show this"),
         (["-c", "broadcast"], 2, "'broadcast' is not a collective"),
         (["-n", "two"], 2, "'two' is not a positive number"),
     ],

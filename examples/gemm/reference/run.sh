@@ -11,7 +11,7 @@ Check a collective with torch.matmul on fresh random data, and time it: what the
 
   -n NUM         ranks (default: all GPUs if there are two or more, else 4 on the CPU)
   -c COLLECTIVE  all_gather, all_reduce or reduce_scatter (default: all three)
-  -h             show this
+  -h, --help     show this
   OPTIONS        go to the program; try: run.sh -c all_reduce -- --help
 
 COLLECTIVE.json takes the result, in the current directory, unless OPTIONS name another --output_file.
@@ -28,6 +28,10 @@ fail() {
 
 ranks=()
 collectives=(all_gather all_reduce reduce_scatter)
+if [[ ${1:-} == --help ]]; then
+    usage
+    exit 0
+fi
 while getopts ":n:c:h" option; do
     case $option in
         n)
