@@ -6,7 +6,7 @@ import time
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer, num_warps
-from triton.language.target_info import cuda_capability_geq, is_hip
+from triton.language.target_info import cuda_capability_geq, is_hip, is_hip_cdna3
 
 
 def _host_clock_ns() -> int:
@@ -57,6 +57,12 @@ def copy_stages(dtype: tl.dtype, numel: int) -> int:
     if is_hip():
         return 1
     return 1 + min(_AHEAD_BITS // int(numel * dtype.primitive_bitwidth), _MOST_AHEAD)
+
+
+@triton.constexpr_function
+def dot_precision(precision: str) -> str:
+    """``precision`` as ``tl.dot`` takes it here: of AMD's GPUs only CDNA 3 has TF32, others refuse it for any dtype."""
+    return "ieee" if precision == "tf32" and is_hip() and not is_hip_cdna3() else precision
 
 
 @triton.jit

@@ -48,7 +48,7 @@ import triton
 import triton.language as tl
 
 from iris.device import trace
-from iris.device.arch import clock_ns
+from iris.device.arch import clock_ns, dot_precision
 from iris.device.handle import rank
 from iris.device.schedule import split_sharers, split_start, whole_tiles
 from iris.device.split import SLICE_ELEMENTS, combined, handed_over, slice_sum, wait_parts
@@ -180,7 +180,8 @@ def _dot(a, b, acc, PRECISION: tl.constexpr):
     """``acc + a @ b``. Hopper's tensor cores keep sums of fp8 in some 14 bits; with full ``PRECISION`` those of each
     block of K are added up in float32."""
     STEP: tl.constexpr = a.shape[1] if a.dtype.is_fp8() and PRECISION == "ieee" else None
-    return tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=STEP, out_dtype=acc.dtype)
+    TAKEN: tl.constexpr = dot_precision(PRECISION)
+    return tl.dot(a, b, acc, input_precision=TAKEN, max_num_imprecise_acc=STEP, out_dtype=acc.dtype)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from case import Case, compile_case, of
+from compiler import TARGETS
 from matmuls import matmul_case
 
 from iris.device import arch
@@ -50,3 +51,14 @@ def test_what_orders_tma_is_only_where_there_is_tma(target_name: str, times: int
     listing = compile_case(Case("fences", fences, of(torch.int32), targets=(target_name,)), target_name)
     for instruction in ("fence.proxy.async", "cp.async.bulk.wait_group"):
         assert listing.count(instruction) == times
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float32])
+@pytest.mark.parametrize("target_name", TARGETS)
+def test_full_precision_is_taken_where_there_is_no_tf32(target_name: str, dtype: torch.dtype) -> None:
+    """Ops ask for it where PyTorch allows it, and for products of fp8 that are kept in 16 bits."""
+    case = matmul_case("local", dtype, False, False, 0, True, False, (target_name,))
+    listing = compile_case(replace(case, constants=case.constants | {"PRECISION": "tf32"}), target_name)
+    there = dtype == torch.float32 and target_name != "gfx950"
+    assert bool(re.search(r"\bmma\.\S+\.tf32|v_mfma\S+_xf32", listing)) == there
