@@ -192,13 +192,9 @@ class Call:
         """The chunks in which ``decomposed`` cuts ``rows``, as shares of all."""
         return [chunk.count / rows for chunk in self.config.cut(rows)]
 
-    def groups(self, rows: int) -> int:
-        """Groups of ``rows`` block rows."""
-        return -(-rows // self.config.group_size_m)
-
     def chunks_of_groups(self, rows: int) -> int:
-        """How many chunks ``rows`` block rows travel in, where each is of whole groups."""
-        return evenly(self.groups(rows), self.config.num_chunks)[0]
+        """How many chunks ``rows`` rows travel in, where each is of whole groups of block rows."""
+        return evenly(self.config.groups(rows), self.config.num_chunks)[0]
 
     def first_tile(self, row: int) -> int:
         """Number of the first tile in block row ``row``, in grouped order."""

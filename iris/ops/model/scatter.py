@@ -40,7 +40,7 @@ def _behind(deal: Deal, chunks: int, each_s: float) -> float:
 
 def _copied(call: Call) -> float:
     deal = call.deal(call.rows * call.columns, tile_s=KEEP_S)
-    chunks = call.chunks_of_groups(call.rows)
+    chunks = call.chunks_of_groups(call.problem.m)
     drifting = call.contention(_DRIFTING + (chunks - 1) * _CHUNK_DRIFTING)
     each = (call.world - 1) * call.machine.copy_s(drifting * call.output_nbytes / chunks) + 2 * WORD_S
     return _behind(deal, chunks, each) + LAUNCH_S
@@ -49,7 +49,8 @@ def _copied(call: Call) -> float:
 def _with_senders(call: Call) -> tuple[int, Deal, int]:
     """How many programs only send, what the others compute, and in how many chunks that is sent."""
     senders = max(1, min(call.config.comm_sms or call.programs() // 8, call.programs() - 1))
-    return senders, call.deal(call.rows * call.columns, senders, tile_s=KEEP_S), call.groups(call.rows)
+    deal = call.deal(call.rows * call.columns, senders, tile_s=KEEP_S)
+    return senders, deal, call.config.groups(call.problem.m)
 
 
 def _split(call: Call, contention: float = _BLOCKS_CONTENTION) -> float:
