@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from iris.ops.algorithms import EXCHANGING, LIBRARY, TRAITS, algorithms
-from iris.ops.config import IN_REGISTERS, FusedConfig, Target
+from iris.ops.config import IN_REGISTERS, OF_TILE, FusedConfig, Target
 from iris.ops.problem import Problem
 from iris.ops.rows import MAX_CHUNKS
 
@@ -24,10 +24,6 @@ _ACCUMULATORS = 128
 
 _STREAM_K_FROM = 1.03
 """Splitting tiles is worth a try where whole waves take this much longer than the tiles themselves."""
-
-
-OF_TILE = ("block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages")
-"""Fields that each candidate has a value of its own for, whether its algorithm has a use for them or not."""
 
 
 def _tile(m: int, n: int, k: int, warps: int, stages: int) -> Fields:
@@ -257,7 +253,7 @@ _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
     ("matmul_all_reduce", "two_shot"): _ROUND_VARIATIONS,
 } | {(op, "baseline"): _TILE_VARIATIONS for op, options in ALGORITHMS.items() if "baseline" in options}
 _AMD_ONLY = {"waves_per_eu", "matrix_instr_nonkdim", "kpack"}
-_OF_KERNEL = {"block_size_m", "block_size_n", "block_size_k", "num_sms", *_VARIATIONS}
+_OF_KERNEL = {*OF_TILE, "num_sms", *_VARIATIONS}
 _CARRYING = {"num_rounds", "comm_sms", "k_per_flag", "num_fetch_stages", "first_stage_fetch_sms"}
 _CUTTING = {"num_chunks", "block_size_m"}
 _SUMMING = {"num_sms", *_TILE_VARIATIONS}

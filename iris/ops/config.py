@@ -39,6 +39,8 @@ IN_REGISTERS = {"hip": 1}
 """By backend, if not 0: how many of a pipelined loop's stages are in registers, not in shared memory."""
 WARPS = (1, 2, 4, 8, 16, 32)
 """What ``num_warps`` may be."""
+OF_TILE = ("block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages")
+"""Fields of a tile, which each candidate has values of its own for, whether its algorithm has a use for them or not."""
 
 
 FLAGGED_RANKS = 4

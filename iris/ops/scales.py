@@ -8,7 +8,7 @@ import torch
 
 from iris.device import tile
 from iris.errors import DTypeError, ShapeError
-from iris.ops.config import FusedConfig
+from iris.ops.config import OF_TILE, FusedConfig
 from iris.ops.rows import Rows
 
 BLOCK: int = tile.SCALE_BLOCK.value
@@ -41,8 +41,7 @@ class Scales:
         if not self.of_blocks:
             return config
         if picked and config.tile_elements > _TILE_OF_BLOCKS.tile_elements:
-            of_tile = ("block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages")
-            return replace(config, **{name: getattr(_TILE_OF_BLOCKS, name) for name in of_tile})
+            return replace(config, **{name: getattr(_TILE_OF_BLOCKS, name) for name in OF_TILE})
         return replace(config, block_size_k=min(config.block_size_k, BLOCK))
 
     @property

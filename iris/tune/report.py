@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from iris.console import print_table
 from iris.ops import FusedConfig
+from iris.ops.config import OF_TILE
 from iris.ops.tuned import Row, changed_fields
 
 _HEADINGS = ("problem", "config", "ms", "untuned ms", "predicted ms")
@@ -28,8 +29,7 @@ class Finding:
 
 def described_config(config: FusedConfig) -> str:
     """A config on a line: algorithm, tile, warps and stages, then what differs from the defaults."""
-    shown = {"algorithm", "block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages"}
-    rest = [f"{name}={value}" for name, value in changed_fields(config).items() if name not in shown]
+    rest = [f"{name}={value}" for name, value in changed_fields(config).items() if name not in ("algorithm", *OF_TILE)]
     tile = f"{config.block_size_m}x{config.block_size_n}x{config.block_size_k}"
     return " ".join([config.algorithm, tile, f"w{config.num_warps}", f"s{config.num_stages}", *rest])
 

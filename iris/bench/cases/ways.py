@@ -37,7 +37,8 @@ from iris.bench.state import State
 from iris.context import Iris
 from iris.errors import ArgumentError
 from iris.ops import FusedConfig, pick_config
-from iris.ops.candidates import OF_TILE, obstacle, options_of
+from iris.ops.candidates import obstacle, options_of
+from iris.ops.config import OF_TILE
 from iris.ops.target import target_of
 
 NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
