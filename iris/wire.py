@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from iris.errors import ArgumentError
+from iris.errors import ArgumentError, words_of
 
 _TAKEN = "None, bool, number, string, list or dict (with strings as keys) of those, bytes, or a dense tensor"
 _MAX_INT_BITS = 14_000
@@ -24,7 +24,7 @@ def pack(value: Any) -> bytes:
     except RecursionError:
         refused = f"{type(value).__name__} that holds itself, or is nested too deep"
     except Exception as error:  # noqa: BLE001 (a failure here alone would leave the peers waiting)
-        refused = f"{type(value).__name__} that cannot be read: {type(error).__name__}: {error}"
+        refused = f"{type(value).__name__} that cannot be read: {type(error).__name__}: {words_of(error)}"
     return json.dumps({"unsupported": refused}).encode() + b"\n"
 
 

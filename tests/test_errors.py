@@ -336,12 +336,23 @@ def test_a_rank_out_of_range(ranks: Ranks) -> None:
             assert re.search(rf"(a rank|distinct ranks) from 0 to {ranks.world_size - 1}\b.*, got", failure.message)
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("said nothing")
+
+
 class Unreadable(list[str]):
+    error: Exception = OSError("no such page")
+
     def __iter__(self) -> Any:
-        raise OSError("no such page")
+        raise self.error
 
     def __reduce__(self) -> Any:
-        return Unreadable, ()
+        return type(self), ()
+
+
+class Unspeakable(Unreadable):
+    error = Mute()
 
 
 UNSENDABLE = [
@@ -353,6 +364,7 @@ UNSENDABLE = [
     ([2**14_000], "got a number of 14001 bits, more than 14000 at value[0]"),
     (10**5000, "got a number of 16610 bits, more than 14000"),
     (Unreadable(), "got Unreadable that cannot be read: OSError: no such page"),
+    (Unspeakable(), "got Unspeakable that cannot be read: Mute: its words cannot be had"),
 ]
 
 
