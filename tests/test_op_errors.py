@@ -887,7 +887,7 @@ def mistakes_of_an_own_op() -> list[Failure]:
         {"scales": of_blocks},
         {"problem": of_fp8, "scales": of_blocks, "plan": replace(right["plan"], segments=2)},
         {},
-    ]  # fmt: skip
+    ]
     return [failure_of(lambda given=given: run(ctx, **{**right, **given})) for given in wrong]
 
 

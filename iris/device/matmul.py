@@ -277,7 +277,7 @@ def _tile(launch, place, rows, cols):
     """The tile at a place, or some rows of it, as sinks know it."""
     return Tile(
         place.shard, place.index, launch.per_shard, place.top, rows, cols, rows < place.row_end, cols < launch.N
-    )  # fmt: skip
+    )
 
 
 @triton.jit
@@ -356,7 +356,7 @@ def _tiles(
         item = strip // STRIPS
         shard, index, block_m, block_n = launch.SCHEDULE(
             item, me, launch.per_shard, launch.per_round, m_blocks, n_blocks, launch.GROUP_M, launch.SHARDS
-        )  # fmt: skip
+        )
         top = shard * launch.M if launch.SHARDED else 0
         row, row_end = top + block_m * launch.BLOCK_M, top + launch.M
         col = (block_n * STRIPS + strip % STRIPS) * BLOCK_N

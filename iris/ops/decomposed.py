@@ -132,7 +132,7 @@ class Decomposition:
         """Hold up the current lane until rank ``source`` has flagged ``slot``."""
         arrival_kernel[(1,)](
             self.ctx.handle, self.workspace.turnstile, self.workspace.ready, slot, source, SITE=self.site, num_warps=1
-        )  # fmt: skip
+        )
 
     def landings(self, count: int) -> list[Landing]:
         """Of what all ranks send to all others in so many chunks. Made before the engine is running, as its streams do
@@ -198,7 +198,7 @@ class Landing:
         parts, workspace = self.parts, self.parts.workspace
         landing_kernel[(1,)](
             parts.ctx.handle, workspace.turnstile, workspace.ready, self.sent, self.chunk, SITE=parts.site, num_warps=1
-        )  # fmt: skip
+        )
 
 
 def reduce_in_ring(

@@ -170,7 +170,7 @@ def _carry(
         for unit in range(first + program, total, crew.dedicated):
             _carry_piece(
                 handle, own, a, flags, epoch, unit, crew, M, K, chunk_rows, SENT, SEGMENTS, COURIER_M, COURIER_N
-            )  # fmt: skip
+            )
 
 
 @triton.jit

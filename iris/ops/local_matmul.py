@@ -148,7 +148,7 @@ def add_product(
     if a.dtype in QUANTISED:
         _multiply(
             workspace.ctx, total, a, b, None, scales, _own_tile(config), workspace.for_matmul, False, sink=add_sink
-        )  # fmt: skip
+        )
     else:
         torch.addmm(total, _contiguous_on_cpu(a), b, out=total)
 

@@ -239,7 +239,7 @@ def _reduce_decomposed(call: Call) -> float:
 def _scatter_exchanged(call: Call) -> float:
     return multiplied_s(call) + exchange_s(
         call, _sent_nbytes(call), call.output_nbytes / call.world, exposed=_SUMMED_EXPOSED
-    )  # fmt: skip
+    )
 
 
 def _scatter_then(call: Call) -> float:
