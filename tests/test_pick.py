@@ -503,6 +503,14 @@ def test_what_runs_by_its_name_alone_fits_into_less_shared_memory(world_size: in
     assert taken.num_stages * (taken.block_size_m + taken.block_size_n) * taken.block_size_k * dtype.itemsize < 99 << 10
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("op", ["matmul_reduce_scatter", "matmul_all_reduce"])
+@pytest.mark.parametrize("m", [512, 8192])
+def test_sums_that_are_added_by_atomics_fit_into_shared_memory(m: int, op: str, dtype: torch.dtype) -> None:
+    taken = pick_config(problem_of(op, m, 8192, 29568, 8, dtype), MI300X, "atomic")
+    assert 4 * taken.tile_elements <= 64 << 10
+
+
 def test_rules_of_single_ops() -> None:
     reduce = problem_of("matmul_all_reduce", 8191, 4096, 4096, 8)
     assert "cannot be shared evenly" in str(obstacle(reduce, replace(PLAIN, algorithm="copy_engine"), H200))

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-
 from iris.ops.algorithms import EXCHANGING, LIBRARY, TRAITS, algorithms
 from iris.ops.config import IN_REGISTERS, OF_TILE, FusedConfig, Target
 from iris.ops.problem import Problem
@@ -19,6 +17,8 @@ SHARED_NBYTES = {"cuda": 227 << 10, "hip": 64 << 10}
 """Shared memory of one program where a target does not say: sm_90 and sm_100; gfx942."""
 _BARRIERS_NBYTES = 256
 """More than the pipeline's barriers take beside its stages."""
+_SUM_NBYTES = 4
+"""Of a sum in float32. Before a tile is added by atomics, threads exchange its sums through shared memory."""
 _ACCUMULATORS = 128
 """float32 sums that a thread keeps in registers; more are spilled to memory."""
 
@@ -399,10 +399,10 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         return f"rows of {config.owners_per_matmul} ranks, where each has columns"
     if problem.op == "matmul_all_reduce" and algorithm == "copy_engine" and problem.m % problem.world_size:
         return f"{problem.m} rows cannot be shared evenly by {problem.world_size} ranks"
-    return None if has_no_tile(config) else _too_large(problem.dtype, config, target)
+    return None if has_no_tile(config) else _too_large(problem, config, target)
 
 
-def _too_large(dtype: torch.dtype, config: FusedConfig, target: Target) -> str | None:
+def _too_large(problem: Problem, config: FusedConfig, target: Target) -> str | None:
     """What of a GPU's program a tile does not fit into."""
     backend = target.backend
     if backend not in SHARED_NBYTES:
@@ -410,7 +410,9 @@ def _too_large(dtype: torch.dtype, config: FusedConfig, target: Target) -> str |
     most = target.shared_nbytes or SHARED_NBYTES[backend]
     m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
     stages = max(1, config.num_stages - IN_REGISTERS.get(backend, 0))
-    shared = stages * (m + n) * k * dtype.itemsize + (_BARRIERS_NBYTES if backend == "cuda" else 0)
+    shared = stages * (m + n) * k * problem.dtype.itemsize + (_BARRIERS_NBYTES if backend == "cuda" else 0)
+    if TRAITS[problem.op][config.algorithm].atomic:
+        shared = max(shared, m * n * _SUM_NBYTES)
     if shared > most:
         return f"{shared} bytes of shared memory: {most} at most"
     threads = config.num_warps * (32 if backend == "cuda" else 64)
@@ -426,7 +428,7 @@ def _tiles(problem: Problem, algorithm: str, target: Target, wide: bool) -> tupl
         tiles += MORE_TILES.get(key, ()) + few
     elif (problem.op, algorithm) in _OF_FEW_ROWS and few and problem.m <= few[0]["block_size_m"]:
         tiles = tuple(tile for tile in few if tile["block_size_m"] < max(2 * problem.m, 32))
-    fitting = tuple(tile for tile in tiles if _too_large(problem.dtype, FusedConfig(**tile), target) is None)
+    fitting = tuple(tile for tile in tiles if _too_large(problem, FusedConfig(algorithm, **tile), target) is None)
     return fitting or (_SMALL_TILE,)
 
 

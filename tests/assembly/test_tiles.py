@@ -10,10 +10,12 @@ import torch
 import triton
 import triton.language as tl
 from case import Case, compile_case, of
-from compiler import TARGETS
+from compiler import TARGETS, target
 from matmuls import matmul_case
 
 from iris.device import arch
+from iris.ops import Problem, Target
+from iris.ops.candidates import SHARED_NBYTES, plain
 
 WIDE = {"sm_90": r"cp\.async\.cg\.", "gfx942": r"buffer_load_dwordx4\b"}
 NARROW = {"sm_90": r"ld\.global\.b(8|16)\b", "gfx942": r"(buffer|global)_load_(u|s)(short|byte)\w*"}
@@ -62,3 +64,19 @@ def test_full_precision_is_taken_where_there_is_no_tf32(target_name: str, dtype:
     listing = compile_case(replace(case, constants=case.constants | {"PRECISION": "tf32"}), target_name)
     there = dtype == torch.float32 and target_name != "gfx950"
     assert bool(re.search(r"\bmma\.\S+\.tf32|v_mfma\S+_xf32", listing)) == there
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("kernel", "algorithm"), [("scatter_rows", "push"), ("add_rows", "atomic")])
+@pytest.mark.parametrize(("target_name", "backend"), [("sm_90", "cuda"), ("sm_100", "cuda"), ("gfx942", "hip")])
+def test_the_largest_tile_fits_into_shared_memory(target_name: str, backend: str, kernel: str, algorithm: str) -> None:
+    asked = Problem("matmul_reduce_scatter", 8192, 8192, 8192, torch.bfloat16, 8)
+    here = Target(backend, 132)
+    config = plain(asked, algorithm, here)
+    case = matmul_case(kernel, torch.bfloat16, False, False, 0, True, False, (target_name,))
+    tile = {"BLOCK_M": config.block_size_m, "BLOCK_N": config.block_size_n, "BLOCK_K": config.block_size_k}
+    with target(target_name):
+        compiled = case.kernel.warmup(
+            *case.arguments(), grid=(1,), **case.constants | tile | config.launch_options(here)
+        )
+    assert compiled.metadata.shared <= SHARED_NBYTES[backend]
