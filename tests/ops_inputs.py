@@ -247,8 +247,8 @@ def allowed(
 
 def lost_in_fp8(dtype: torch.dtype, typical: torch.Tensor, depth: int, out: torch.dtype) -> float:
     """What Hopper's tensor cores lose of sums of fp8 products, of ``depth`` of them, which they keep in 14 bits: each
-    step of 32 products rounds a sum by 2^-13 of it, at random, as on H200 (docs/performance.md); twice that. Sums in
-    float32 are so only within blocks of K, of which those of the tests are one step."""
+    step of 32 products rounds a sum by 2^-13 of it, at random, as on H200 (docs/performance-matmul.md); twice that.
+    Sums in float32 are so only within blocks of K, of which those of the tests are one step."""
     if dtype != torch.float8_e4m3fn or BACKEND == "sim":
         return 0.0
     steps = 1 if out == torch.float32 else -(-depth // 32)

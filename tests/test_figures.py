@@ -18,7 +18,9 @@ from iris.report.records import read
 from iris.report.study import OPPONENTS, Problem, Study, verdict
 
 ROOT = Path(__file__).parent.parent
-README, PERFORMANCE = ((ROOT / name).read_text() for name in ("README.md", "docs/performance.md"))
+README, PERFORMANCE, OF_MATMUL = (
+    (ROOT / name).read_text() for name in ("README.md", "docs/performance.md", "docs/performance-matmul.md")
+)
 OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "matmul_all_scatter")
 COUNTS = (2, 4, 8)
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
@@ -141,16 +143,16 @@ SHARDED = {None: "", 0: " rows", 1: " columns"}
 OTHERS = ("nccl", "torch_symm_mem", "matmul")
 
 
-def table(heading: str) -> list[list[str]]:
-    """The rows of the table of docs/performance.md whose first line begins so."""
-    lines = PERFORMANCE[PERFORMANCE.index(f"\n{heading}") :].strip().split("\n\n")[0].split("\n")
+def table(page: str, heading: str) -> list[list[str]]:
+    """The rows of the table of a page's text whose first line begins so."""
+    lines = page[page.index(f"\n{heading}") :].strip().split("\n\n")[0].split("\n")
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def on_8_gpus() -> dict[tuple[str, str], list[str]]:
     """What the table says, by op and shape: fastest, goal, auto, alone, wire, and fastest by two."""
     found, op = {}, ""
-    for name, shape, _, *rest in table("| Op | M×N×K | Fastest way |"):
+    for name, shape, _, *rest in table(PERFORMANCE, "| Op | M×N×K | Fastest way |"):
         op = name or op
         found[op, shape.replace("×", "x")] = rest
     return found
@@ -213,7 +215,7 @@ def test_what_stream_k_gains_is_that_of_the_results() -> None:
     for line in (ROOT / "results/2026-11-23/stream-k-strips-h200-x1-again.jsonl").read_text().splitlines():
         result = json.loads(line)
         times.setdefault(result["params"]["shape"], {})[result["params"]["algorithm"]] = result["time_ms"]["median"]
-    rows = table("| M×N×K | Tiles | Whole tiles only |")
+    rows = table(OF_MATMUL, "| M×N×K | Tiles | Whole tiles only |")
     assert len(rows) == len(times)
     for shape, _, *told, cost, gained in rows:
         m, n, k = map(int, shape.split("×"))

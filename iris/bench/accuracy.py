@@ -75,7 +75,7 @@ def row_blocks(matrix: torch.Tensor) -> Iterator[slice]:
 
 def lost_in_sums(dtype: torch.dtype, k: int) -> float:
     """What sums of ``k`` products of ``dtype`` may be off by, beside such a sum: in float32, and those of fp8 on Hopper
-    in some 14 bits by twice what they are on H200 (docs/performance.md)."""
+    in some 14 bits by twice what they are on H200 (docs/performance-matmul.md)."""
     lost = math.sqrt(k) * torch.finfo(torch.float32).eps
     return lost + (math.sqrt(k / 32) * 2**-12 if dtype == torch.float8_e4m3fn else 0.0)
 

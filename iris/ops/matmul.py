@@ -345,7 +345,8 @@ def accumulator_of(dtype: torch.dtype) -> torch.dtype:
 
 def _precision(dtype: torch.dtype, made: torch.dtype) -> str:
     """Of float32, what torch.matmul would use: all of it unless the user allows TF32. Sums of fp8 are kept in all of it
-    where the output is, ``made``; what they lose else is little beside rounding to 16 bits (docs/performance.md)."""
+    where the output is, ``made``; what they lose else is little beside rounding to 16 bits
+    (docs/performance-matmul.md)."""
     if dtype == torch.float32:
         return "tf32" if allows_tf32() else "ieee"
     return "tf32" if dtype == torch.float8_e4m3fn and made != torch.float32 else "ieee"
