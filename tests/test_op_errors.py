@@ -7,7 +7,8 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -35,7 +36,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import iris
 from iris.device import tile
-from iris.ops import ALGORITHMS, FusedConfig, Problem, new_workspace
+from iris.ops import ALGORITHMS, FusedConfig, Problem, new_workspace, target
 from iris.ops.matmul import Plan, run
 from iris.ops.operands import _share_memory, bias_kind
 from iris.ops.room import GATHER_FLAGS
@@ -332,6 +333,37 @@ def sums_without_native_atomics(seed: int) -> Failure:
 def test_sums_at_a_peer_are_refused_where_its_link_loses_some(ranks: Ranks, seed: int) -> None:
     for rank, failure in enumerate(ranks.run(sums_without_native_atomics, seed)):
         assert failure.kind == "ArgumentError" and f"the link to rank {1 - rank} has no native" in failure.message
+
+
+def fp8_without_units_for_it(seed: int) -> list[Failure]:
+    """By each op, where the GPU does not multiply fp8."""
+    ctx, found = context(), []
+    for way in ALL:
+        one = trial(ctx, way, (8, 8, 16), torch.float8_e4m3fn, seed)
+        with mock.patch("iris.ops.operands.multiplies_fp8", return_value=False):
+            found.append(failure_of(one.run))
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_fp8_is_refused_where_the_gpu_does_not_multiply_it(ranks: Ranks, seed: int) -> None:
+    for failures in ranks.run(fp8_without_units_for_it, seed):
+        for way, failure in zip(ALL, failures, strict=True):
+            name = "A_sharded" if way.op == GATHER else "A"
+            assert failure.kind == "DTypeError"
+            assert failure.message.startswith(f"{way.op}: {name}: expected one of torch.float16, ")
+            assert "got torch.float8_e4m3fn. fp8 takes a GPU of compute capability 8.9" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("backend", "capability", "there"), [("cuda", (8, 0), False), ("cuda", (8, 9), True), ("hip", (9, 4), True)]
+)
+def test_which_gpus_multiply_fp8(
+    monkeypatch: pytest.MonkeyPatch, backend: str, capability: tuple[int, int], there: bool
+) -> None:
+    monkeypatch.setattr(target, "_capability", lambda device: capability)
+    ctx = SimpleNamespace(backend_name=backend, device=torch.device("cuda", 0))
+    assert target.multiplies_fp8(cast(Any, ctx)) is there
 
 
 def dual_operands() -> list[tuple[str, Failure]]:

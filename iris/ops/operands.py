@@ -13,6 +13,7 @@ from iris.device import tile
 from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
 from iris.ops.problem import DTYPES, QUANTISED, output_dtypes
 from iris.ops.scales import Scales, check_contiguous, scales_of
+from iris.ops.target import multiplies_fp8
 from iris.tensors import check_dense, has_memory, has_tangent
 
 BIAS_KINDS = {
@@ -54,6 +55,10 @@ def check_operands(
         check_no_gradient(op, argument, matrix)
     if tensor.dtype not in DTYPES:
         raise DTypeError(op, name, f"one of {', '.join(map(str, DTYPES))}", tensor.dtype)
+    if tensor.dtype == torch.float8_e4m3fn and not multiplies_fp8(ctx):
+        others = ", ".join(str(dtype) for dtype in DTYPES if dtype != tensor.dtype)
+        fix = "fp8 takes a GPU of compute capability 8.9 or newer."
+        raise DTypeError(op, name, f"one of {others} on this GPU", tensor.dtype, fix)
     if b.dtype != tensor.dtype:
         raise DTypeError(op, "B", f"{tensor.dtype}, as {name}", b.dtype)
     scaled = scale_a is not None or scale_b is not None

@@ -11,6 +11,7 @@ from iris.ops.config import Target
 from iris.ops.tuned import SIMULATED
 
 _device_name = cache(torch.cuda.get_device_name)
+_capability = cache(torch.cuda.get_device_capability)
 
 
 @cache
@@ -23,5 +24,10 @@ def target_of(ctx: Iris, excluded: tuple[str, ...] = ()) -> Target:
     """The hardware under ``ctx``, as configs are picked for; ``excluded``: algorithms that cannot run."""
     if ctx.backend_name == "sim":
         return Target("sim", ctx.num_sms, excluded=excluded, hardware=SIMULATED)
-    tma = ctx.backend_name == "cuda" and torch.cuda.get_device_capability(ctx.device) >= (9, 0)
+    tma = ctx.backend_name == "cuda" and _capability(ctx.device) >= (9, 0)
     return Target(ctx.backend_name, ctx.num_sms, tma, excluded, _device_name(ctx.device), _shared_nbytes(ctx.device))
+
+
+def multiplies_fp8(ctx: Iris) -> bool:
+    """Whether the GPU under ``ctx`` does; Triton knows no way around it on NVIDIA's older ones."""
+    return ctx.backend_name != "cuda" or _capability(ctx.device) >= (8, 9)
