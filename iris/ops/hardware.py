@@ -105,8 +105,8 @@ _B200 = Hardware(
 )
 
 # AMD Instinct MI300X and MI325X data sheets and the CDNA 3 white paper: eight dies with 4 MiB of L2 each, seven
-# links of 64 GB/s per direction to seven peers.
-_CDNA3 = _rates(bf16=1307.4, fp16=1307.4, fp8=2614.9, int8=2614.9, tf32=653.7, fp32=163.4)
+# links of 64 GB/s per direction to seven peers. Their fp8 is another one, e4m3fnuz; Triton multiplies e4m3fn as fp16.
+_CDNA3 = _rates(bf16=1307.4, fp16=1307.4, fp8=1307.4, int8=2614.9, tf32=653.7, fp32=163.4)
 _MI300X = Hardware("MI300X", 304, _CDNA3, 5.3 * _TERA, 32 * _MIB, 7 * 64 * _GIGA, "hip", link_peers=7)
 _MI325X = Hardware("MI325X", 304, _CDNA3, 6.0 * _TERA, 32 * _MIB, 7 * 64 * _GIGA, "hip", link_peers=7)
 
