@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from iris.device.sync import MAX_RANKS
 from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, WaitTimeout, words_of
 from iris.identity import identity
 from iris.worker import FAREWELL, INTERPRET, described, serve
@@ -61,7 +62,7 @@ def launch(
     Args:
         fn: a function importable by name (defined at the top level of a module or script, but not of a
             ``__main__.py``). A script calls ``launch`` under ``if __name__ == "__main__":``, as every rank imports it.
-        num_ranks: how many processes to start, 1 or more.
+        num_ranks: how many processes to start, 1 to 16.
         args: passed to every rank; must be picklable. Ranks have this process's environment; see :class:`RankPool`.
         timeout_s: end the ranks and raise if they take longer; None waits as long as it takes.
 
@@ -148,6 +149,10 @@ class RankPool:
 
     def __init__(self, num_ranks: int, env: dict[str, str] | None = None) -> None:
         _check_number(num_ranks)
+        if num_ranks > MAX_RANKS.value:
+            raise LaunchError(
+                f"num_ranks must be at most {MAX_RANKS.value}, as many as a job may have, got {num_ranks}"
+            )
         _check_env(env)
         _check_not_importing()
         _check_not_daemonic()

@@ -360,6 +360,12 @@ def test_a_number_of_ranks_that_cannot_be(env: pytest.MonkeyPatch, number: Any) 
         iris.launch(product, number)
 
 
+@pytest.mark.parametrize("number", [17, 1 << 63])
+def test_more_ranks_than_a_job_may_have_are_not_started(env: pytest.MonkeyPatch, number: int) -> None:
+    with pytest.raises(iris.LaunchError, match=f"num_ranks must be at most 16, .* got {number}"):
+        iris.launch(product, number)
+
+
 def test_the_first_failure_is_reported_not_its_consequence(pool: iris.RankPool) -> None:
     with pytest.raises(iris.LaunchError) as caught:
         pool.run(fail_together, timeout_s=30)

@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mesh": {"errors", "processes"},
     "worker": {"errors", "live"},
     "identity": {"errors"},
-    "launch": {"errors", "identity", "worker"},
+    "launch": {"errors", "identity", "worker", "device.sync"},
     "membership": {"errors", "identity"},
     "failure": {"errors", "heap", "membership", "mesh", "status", "watcher", "device.sync"},
     "backends": {"errors", "heap", "mesh"},
