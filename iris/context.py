@@ -150,7 +150,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self.rank, self.world_size, self.timeout_s = who.rank, who.world_size, timeout_s
         self.backend_name, self.launched_by = choice.name, who.source
         self._global_ranks = global_ranks(group)
-        level = log_level if log_level is not None else os.environ.get("IRIS_LOG_LEVEL", "warning")
+        level = log_level if log_level is not None else os.environ.get("IRIS_LOG_LEVEL") or "warning"
         self._start_logging(self.rank, level)
         self._mesh = Mesh(who.rank, who.world_size, who.job, first_timeout_s)
         try:

@@ -17,7 +17,7 @@ class RankLogger:
         self._handler = logging.StreamHandler()
         self._handler.setFormatter(logging.Formatter(f"[iris %(levelname)s rank {rank}] %(message)s"))
         self._log.addHandler(self._handler)
-        self._set_level("iris", level or "warning")
+        self._set_level("iris", level)
 
     def set_log_level(self, level: str | int) -> None:
         """Show messages of ``level`` (``"debug"``, ``"info"``, ``"warning"``, ``"error"``) and above."""

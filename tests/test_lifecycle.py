@@ -478,6 +478,13 @@ def test_a_log_level_may_be_a_number(level: str | int, capsys: pytest.CaptureFix
     assert capsys.readouterr().err == "[iris WARNING rank 3] enough\n"
 
 
+def test_a_log_level_of_0_shows_all(capsys: pytest.CaptureFixture[str]) -> None:
+    log = RankLogger()
+    log._start_logging(3, 0)
+    log.debug("all")
+    assert capsys.readouterr().err == "[iris DEBUG rank 3] all\n"
+
+
 def test_log_lines_name_the_rank_and_appear_once(tmp_path: Path) -> None:
     for rank, (code, out, errors) in enumerate(run_ranks(LOGGING, tmp_path)):
         lines = [line for line in errors.splitlines() if "-" in line and " on " not in line]
