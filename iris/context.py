@@ -24,7 +24,7 @@ from iris.identity import Identity
 from iris.leases import Lease, Leases
 from iris.live import OPEN, Live, Opened, abandon_all, end_all, ending
 from iris.log import RankLogger
-from iris.membership import Group, global_ranks, identify, members, number
+from iris.membership import Group, global_ranks, identify, joined, members, number
 from iris.mesh import Mesh, require_linux
 from iris.status import GIVEN
 from iris.tensors import SymmetricTensors
@@ -168,6 +168,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self._compares_calls = backends.compares_calls()
         compared = ", IRIS_CHECK_CALLS=1" if self._compares_calls else ""
         self._mesh.exchange(f"iris(heap_size={heap_size}, backend={choice.name}{compared})")
+        joined(who)
         self._table = HeapTable(heap_size)
         self._backend = backends.open_backend(choice, self._mesh, who.local_rank, self._table.size)
         self._mesh.timeout_s = timeout_s

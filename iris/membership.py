@@ -18,8 +18,9 @@ from iris.identity import Identity, identity
 Group = Any
 """A torch ProcessGroup, a sequence of ranks, or None for all ranks."""
 
+_OF_TORCH = "torch.distributed"
 _joined = 0
-"""Contexts that have been made where ``torch.distributed`` names none."""
+"""Contexts whose ranks have met where ``torch.distributed`` names none."""
 
 
 def identify(group: Group, device: Any, timeout_s: float) -> Identity:
@@ -29,14 +30,12 @@ def identify(group: Group, device: Any, timeout_s: float) -> Identity:
     Raises:
         WaitTimeout, PeerDied: ranks that did not; the process that holds the store of ``torch.distributed`` is gone.
     """
-    global _joined
     gpu = None if device is None else _index(device)
     if not _distributed():
         if group is not None:
             raise ArgumentError("iris", "group", "None, as torch.distributed is not initialised", type(group).__name__)
         who = identity() or Identity(0, 1, 0, f"alone {os.getpid()}", "this process alone")
         local_rank = who.local_rank if gpu is None else gpu
-        _joined += 1  # here, where all ranks come alike: one that was refused must not count on
         return Identity(who.rank, who.world_size, local_rank, f"{who.job};#{_joined}", who.source)
     ranks = global_ranks(group)
     rank = torch.distributed.get_rank(group)
@@ -52,7 +51,14 @@ def identify(group: Group, device: Any, timeout_s: float) -> Identity:
     if gpu is None:
         chosen = {device for _, _, device in everyone}
         gpu = current if len(chosen) == len(ranks) else ranks[rank]
-    return Identity(rank, len(ranks), gpu, everyone[0][0], "torch.distributed")
+    return Identity(rank, len(ranks), gpu, everyone[0][0], _OF_TORCH)
+
+
+def joined(who: Identity) -> None:
+    """Note that all ranks have met as ``who`` says, so that the job of the next context has another name. Not before:
+    ranks of which some never came would count differently from then on, and never meet again."""
+    global _joined
+    _joined += who.source != _OF_TORCH
 
 
 def _meet(group: Group, ranks: list[int], rank: int, said: Any, timeout_s: float) -> list[Any]:

@@ -298,6 +298,29 @@ def test_several_contexts_at_once(ranks: Ranks) -> None:
     ranks.run(several_at_once)
 
 
+def all_but_one() -> Failure:
+    """Rank 0 leaves before it makes a context; the others wait for it in vain."""
+    if os.environ["IRIS_RANK"] == "0":
+        return Failure()
+    return failure_of(lambda: iris.iris(HEAP_SIZE, timeout_s=0.5))
+
+
+def meet() -> list[int]:
+    met = []
+    for source in range(2):
+        with iris.iris(HEAP_SIZE, timeout_s=20) as ctx:
+            met.append(ctx.broadcast(ctx.rank, source))
+    return met
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 3) if BACKEND == "sim" else worlds(2, 2), indirect=True)
+def test_ranks_that_waited_for_one_in_vain_meet_it_the_next_time(ranks: Ranks) -> None:
+    first, *others = ranks.run(all_but_one)
+    assert first.kind == "nothing"
+    assert {(one.kind, one.ranks) for one in others} == {("WaitTimeout", (0,))}
+    assert ranks.run(meet) == [[0, 1]] * ranks.world_size
+
+
 def close_without_the_others() -> Failure:
     """Rank 0 closes; the others do something else, and then nothing."""
     ctx = iris.iris(HEAP_SIZE, timeout_s=1)
