@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -19,14 +20,34 @@ if COMPILING:
 
 
 @pytest.fixture(scope="session")
-def compiled(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], Future[str]]]:
-    """Assembly by case and target, for those that this session's tests ask for, compiled by one process per core."""
+def pool() -> Iterator[ProcessPoolExecutor]:
+    """One process per core, for compilers."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as made:
+        yield made
+        made.shutdown(cancel_futures=True)
+
+
+def asking(request: pytest.FixtureRequest, fixture: str) -> Iterator[dict[str, Any]]:
+    """The parameters of this session's tests that ask for ``fixture``."""
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and fixture in item.fixturenames:
+            yield item.callspec.params
+
+
+@pytest.fixture(scope="session")
+def compiled(request: pytest.FixtureRequest, pool: ProcessPoolExecutor) -> dict[tuple[str, str], Future[str]]:
+    """Assembly by case and target, for those that this session's tests ask for."""
     from kernels import compile_named
 
-    functions = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    asking = [item.callspec.params for item in functions if "compiled" in item.fixturenames]
-    wanted = [(str(one["name"]), str(one["target_name"])) for one in asking]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        yield {one: pool.submit(compile_named, *one) for one in wanted}
-        pool.shutdown(cancel_futures=True)
+    wanted = [(str(one["name"]), str(one["target_name"])) for one in asking(request, "compiled")]
+    return {one: pool.submit(compile_named, *one) for one in wanted}
+
+
+@pytest.fixture(scope="session")
+def launched(request: pytest.FixtureRequest, pool: ProcessPoolExecutor) -> dict[tuple[str, str], Future[list[str]]]:
+    """What is wrong with what a call launches on a target, for those that this session's tests ask for."""
+    from launches import wrong_with
+
+    wanted = [(one["call"], str(one["target_name"])) for one in asking(request, "launched")]
+    return {(str(call), name): pool.submit(wrong_with, call, name) for call, name in wanted}

@@ -271,17 +271,24 @@ AMD_READS_SCC = re.compile(r"s_(cbranch_scc|cselect|cmov|addc|subb)")
 AMD_NO_RESULT = re.compile(
     r"s_(barrier|waitcnt|nop|endpgm|cbranch|branch|cmp|bitcmp|setprio|sleep|sethalt)|ds_write|buffer_(wbl2|inv)"
 )
+AMD_FAR = re.compile(r"\((\.LBB\w+)-\.Lpost_getpc\d+\)")
+"""How far a label is away: LLVM adds that to where the program stands, for a jump of more than 128 KiB."""
 
 
 def _amd_lines(text: str) -> Iterator[str | Instruction]:
     body = text[re.search(r"^\w+:", text, re.M).end() :].split(".Lfunc_end0:")[0]  # type: ignore[union-attr]
-    inline = False
+    inline, far = False, ""
     for raw in body.splitlines():
         inline = (inline or "#ASMSTART" in raw) and "#ASMEND" not in raw
         for line in raw.split("//")[0].split(";")[0].split("\\n"):
             label = re.match(r"^(\.LBB\w+):", line)
+            if distance := AMD_FAR.search(line):
+                far = distance[1]
             if label:
                 yield label[1]
+            elif far and line.strip().startswith("s_setpc_b64"):
+                yield _amd_instruction(f"s_branch {far}", inline)
+                far = ""
             elif line.strip() and not line.strip().startswith(".") and not line.strip().endswith(":"):
                 yield _amd_instruction(line.strip(), inline)
 

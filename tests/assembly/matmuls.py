@@ -157,6 +157,11 @@ of the others: what they add to each other is outside the waits. Stream-K, which
 source and with all that announces a tile; mostly last, as what comes first is compiled by both Tritons."""
 
 
+def unwritten(source: Any) -> frozenset[str]:
+    """Descriptors of what nobody writes while the kernel runs, with this ``SOURCE``."""
+    return OPERANDS if source is matmul.local_source else OPERANDS - {"a_desc"}
+
+
 def sliced(constants: dict[str, Any]) -> bool:
     """Whether the sink takes some rows, or columns, of a tile as it does a whole one."""
     return constants["AFTER"] is None and constants["SINK"] in (tile.local_sink, add_sink, push_sink)
@@ -232,10 +237,11 @@ def matmul_case(
         has |= Event.BULK_LOAD
     if cuda and constants["SOURCE"] is arrived_source:
         has |= Event.PROXY_FENCE
-    unwritten = OPERANDS if constants["SOURCE"] is matmul.local_source else OPERANDS - {"a_desc"}
     arguments = partial(matmul_arguments, op, dtype, tma, traced, bias, split, block)
     name = f"matmul-{'-'.join(words)}-{'cuda' if cuda else 'hip'}"
-    return Case(name, matmul.matmul_kernel, arguments, constants, targets, has, unwritten=unwritten)
+    return Case(
+        name, matmul.matmul_kernel, arguments, constants, targets, has, unwritten=unwritten(constants["SOURCE"])
+    )
 
 
 def matmuls() -> list[Case]:

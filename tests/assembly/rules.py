@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Flag, auto
+from functools import partial
 from itertools import pairwise
 
 from flow import decides, loops
@@ -132,7 +133,7 @@ def proxy(listing: Listing, unwritten: frozenset[str] = frozenset()) -> list[str
             if Event.BULK_LOAD in one.events and Fact.UNFENCED in facts:
                 suspects.append(one)
             facts = _after(one, facts, listing, used)
-    origin = origins(listing) if suspects else {}
+    origin = origins(listing, Event.BULK_LOAD) if suspects else {}
     written = [one for one in suspects if not origin[id(one)] or origin[id(one)] - unwritten]
     return [f"no fence between an acquire and {one.text}" for one in written]
 
@@ -305,8 +306,9 @@ def _facts(listing: Listing, used: set[str] | None = None) -> Iterator[tuple[Blo
         yield listing.blocks[number], begin[number]
 
 
-def origins(listing: Listing) -> dict[int, frozenset[str]]:
-    """For every access to global memory, by ``id``: the kernel arguments that its address was computed from.
+def origins(listing: Listing, kinds: Event = _ACCESSES) -> dict[int, frozenset[str]]:
+    """For every access to global memory, of these ``kinds``, by ``id``: the kernel arguments that its address was
+    computed from. The fewer kinds, the fewer registers are followed.
 
     A value that was loaded counts as computed from what its address was; what lies in shared memory or was spilled,
     from all that was ever put there.
@@ -314,13 +316,13 @@ def origins(listing: Listing) -> dict[int, frozenset[str]]:
     begin: dict[int, dict[str, frozenset[str]]] = {0: {}}
     found: dict[int, frozenset[str]] = {}
     nothing: frozenset[str] = frozenset()
-    feeding = _feeding(listing)
+    feeding = _feeding(listing, kinds)
     todo = [0]
     while todo:
         number = todo.pop()
         state = dict(begin[number])
         for one in listing.blocks[number].instructions:
-            if one.events & _ACCESSES:
+            if one.events & kinds:
                 found[id(one)] = nothing.union(*(state.get(name, nothing) for name in one.address))
             if not feeding & set(one.writes):
                 continue
@@ -342,14 +344,14 @@ def origins(listing: Listing) -> dict[int, frozenset[str]]:
     return found
 
 
-def _feeding(listing: Listing) -> set[str]:
-    """Registers that the addresses of accesses are computed from, on whatever path."""
+def _feeding(listing: Listing, kinds: Event) -> set[str]:
+    """Registers that the addresses of accesses of these ``kinds`` are computed from, on whatever path."""
     made: dict[str, set[str]] = {}
     for one in listing:
         for name in one.writes:
             made.setdefault(name, set()).update(one.reads)
     found: set[str] = set()
-    todo = [name for one in listing if one.events & _ACCESSES for name in one.address]
+    todo = [name for one in listing if one.events & kinds for name in one.address]
     while todo:
         name = todo.pop()
         if name not in found:
@@ -368,3 +370,9 @@ ALL = {
     "timing": timing,
 }
 """The rules that hold for every kernel; ``proxy`` once it is told what nobody writes."""
+
+
+def broken(listing: Listing, unwritten: frozenset[str]) -> list[str]:
+    """What is wrong by any of these rules; ``unwritten``: see :func:`proxy`."""
+    checks = ALL | {"proxy": partial(proxy, unwritten=unwritten)}
+    return [f"{rule}: {words}" for rule, check in checks.items() for words in check(listing)]

@@ -7,7 +7,6 @@ import inspect
 import textwrap
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,7 @@ def test_rules(name: str, target_name: str, compiled: dict[tuple[str, str], Futu
     if listing.amd and listing.single:
         missing &= ~Event.BARRIER
     assert not missing
-    checks = rules.ALL | {"proxy": partial(rules.proxy, unwritten=case.unwritten_in(listing))}
-    wrong = [f"{rule}: {words}" for rule, check in checks.items() for words in check(listing)]
+    wrong = rules.broken(listing, case.unwritten_in(listing))
     if case.wide:
         wrong += rules.width(listing, case.wide)
     known = limits(name, target_name)

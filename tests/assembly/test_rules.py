@@ -486,6 +486,15 @@ def test_a_jump_goes_to_the_label_of_its_own_braces() -> None:
     assert [block.after for block in listing.blocks[:3]] == [[0, 1], [1, 2], []]
 
 
+@on_amd
+def test_a_far_jump_goes_to_its_label(target_name: str) -> None:
+    """As LLVM writes one that is too far for a branch."""
+    text = assembly_of(one_path_without_barrier, target_name, torch.float32, torch.int32, 7, BLOCK=512)
+    far = r"s_add_u32 s98, s98, (\1-.Lpost_getpc0)&4294967295\n\ts_setpc_b64 s[98:99]"
+    listing, there = (read(one) for one in (text, without(text, r"s_branch (\.LBB\w+)", far)))
+    assert [block.after for block in listing.blocks] == [block.after for block in there.blocks]
+
+
 @everywhere
 def test_a_computed_jump_is_refused(target_name: str) -> None:
     text = assembly_of(bare_release, target_name, torch.float32, torch.int32, BLOCK=512)
