@@ -120,7 +120,7 @@ def launches(target_name: str) -> Iterator[dict[str, Launch]]:
     replaced = {
         "iris.ops.target._device_name": lambda _: device.name,
         "iris.ops.target._shared_nbytes": lambda _: None if amd else device.shared_nbytes,  # not told by PyTorch there
-        "torch.cuda.get_device_capability": lambda _: device.capability,
+        "iris.ops.target._capability": lambda _: device.capability,
         "torch.cuda.is_current_stream_capturing": lambda: False,
         "torch.version.hip": "7.0" if amd else None,
         "torch.zeros": torch.empty,  # large, and nobody looks at it
