@@ -575,11 +575,11 @@ def _check_stream(op: str, stream: object, fix: str = "") -> None:
 
 def _choice(backend: str | None) -> backends.Choice:
     choice = backends.chosen()
-    if backend is None or backend == choice.name:
+    if backend is None:
         return choice
-    if backend not in backends.NAMES:
+    if not isinstance(backend, str) or backend not in backends.NAMES:
         raise ArgumentError("iris", "backend", f"one of {', '.join(backends.NAMES)}", repr(backend))
-    return backends.Choice(backend, "asked for by the caller")
+    return choice if backend == choice.name else backends.Choice(backend, "asked for by the caller")
 
 
 def whereabouts(ctx: Iris, tensor: torch.Tensor) -> str:

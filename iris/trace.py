@@ -112,16 +112,27 @@ class Trace:
         return sum(waits) / max(1, self.programs) / 1e9
 
 
+def is_wanted(op: str, trace: object) -> bool:
+    """Whether a call with ``trace`` is to be recorded.
+
+    Raises:
+        ArgumentError: ``trace`` is neither a Trace nor True, nor False, None or 0.
+    """
+    if trace is None or (isinstance(trace, int) and not trace):
+        return False
+    if trace is not True and not isinstance(trace, Trace):
+        raise ArgumentError(op, "trace", "True, False or an iris.Trace", repr(trace))
+    return True
+
+
 def trace_of(ctx: Iris, op: str, trace: bool | Trace | None) -> Trace | None:
     """The Trace to record into, if any; also kept as ``ctx.last_trace``.
 
     Raises:
-        ArgumentError: ``trace`` is neither a Trace nor True, nor anything that is false.
+        ArgumentError: ``trace`` is none of those that :func:`is_wanted` knows.
     """
-    if not trace:
+    if not is_wanted(op, trace):
         return None
-    if trace is not True and not isinstance(trace, Trace):
-        raise ArgumentError(op, "trace", "True, False or an iris.Trace", repr(trace))
     chosen = trace if isinstance(trace, Trace) else Trace()
     chosen.op = op
     ctx.last_trace = chosen

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, cast
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -695,6 +696,25 @@ def test_options_without_a_hash_are_refused_by_name(ranks: Ranks) -> None:
     ((matmul, gather),) = ranks.run(without_a_hash)
     assert matmul.kind == "ArgumentError" and "config.num_sms: expected of type int, got [1]" in matmul.message, matmul
     assert gather.kind == "ArgumentError" and "config.comm_sms: expected of type int" in gather.message
+
+
+def traced_by_a_tensor() -> tuple[list[Failure], int]:
+    """Calls where calls are replayed, by what stands for the trace; and how many of those without one were replayed."""
+    with fresh(1 << 20) as ctx, counting() as counted:
+        operands = ctx, torch.zeros(2, 2), torch.ones(2, 3), torch.ones(3, 2)
+        traces: list[Any] = [torch.ones(1), torch.ones(2), np.ones(2), *([False, None, 0] * 3)]
+        found = [failure_of(lambda: iris.ops.matmul(*operands, trace=trace)) for trace in traces]  # noqa: B023
+        return found, counted.replayed
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="streams of the simulator are made up")
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_trace_that_is_a_tensor_is_refused_by_name(ranks: Ranks) -> None:
+    """Python's bool() of it was PyTorch's RuntimeError, and on a GPU waited for the device."""
+    ((found, replayed),) = ranks.run(traced_by_a_tensor)
+    for failure in found[:3]:
+        assert failure.kind == "ArgumentError" and "matmul: trace: expected True, False" in failure.message, failure
+    assert [failure.kind for failure in found[3:]] == ["nothing"] * 9 and replayed > 0
 
 
 def without_cuda() -> Failure:

@@ -199,6 +199,7 @@ def bad_arguments() -> list[Failure]:
         failure_of(iris.iris, True),
         failure_of(lambda: iris.iris(1 << 20, timeout_s=0)),
         failure_of(lambda: iris.iris(1 << 20, backend="tpu")),
+        failure_of(lambda: iris.iris(1 << 20, backend=np.array(["sim", "cuda"]))),  # type: ignore[arg-type]
         failure_of(lambda: iris.iris(1 << 20, group=[0, 1])),
         failure_of(lambda: with_variable("IRIS_TIMEOUT_S", "soon")),
         failure_of(lambda: with_variable("IRIS_TIMEOUT_S", "-1")),
@@ -245,7 +246,8 @@ def test_arguments_of_iris(ranks: Ranks) -> None:
         ),
         ("ArgumentError", "iris: heap_size: expected a whole number of bytes from 65536 to 70368744177664, got True"),
         ("ArgumentError", "iris: timeout_s: expected a number of seconds, more than 0"),
-        ("ArgumentError", "iris: backend: expected one of cuda, hip, sim"),
+        ("ArgumentError", "iris: backend: expected one of cuda, hip, sim, compile, got 'tpu'"),
+        ("ArgumentError", "iris: backend: expected one of cuda, hip, sim, compile, got array("),
         ("ArgumentError", "iris: group: expected None, as torch.distributed is not initialised, got list"),
         ("ArgumentError", "iris: IRIS_TIMEOUT_S: expected a number of seconds, got 'soon'"),
         ("ArgumentError", "iris: IRIS_TIMEOUT_S: expected a number of seconds, more than 0 and at most 31536000, got"),

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from ops_inputs import (
@@ -127,6 +128,15 @@ MISTAKES = {
     ),
     "unknown name": Mistake(
         ALL, lambda _: {"config": "fastest"}, "ArgumentError", "config", "a FusedConfig, or one of auto, "
+    ),
+    "config is an array": Mistake(
+        ALL, lambda _: {"config": np.ones(2)}, "ArgumentError", "config", "an algorithm's name, or None, got ndarray"
+    ),
+    "trace is a tensor": Mistake(
+        ALL, lambda one: {"trace": one.b}, "ArgumentError", "trace", "True, False or an iris.Trace, got tensor"
+    ),
+    "trace is an array": Mistake(
+        ALL, lambda _: {"trace": np.ones(2)}, "ArgumentError", "trace", "True, False or an iris.Trace, got array"
     ),
     "output shape": Mistake(ALL, lambda one: {"output": one.output[:, :-1]}, "ShapeError", "output", "columns of B"),
     "bias shape": Mistake(ALL, lambda one: {"bias": one.output.new_zeros(5)}, "ShapeError", "bias", "(5,)"),

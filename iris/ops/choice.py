@@ -24,6 +24,7 @@ from iris.ops.room import has_memory, needed_nbytes
 from iris.ops.scales import NO_SCALES, Scales
 from iris.ops.target import target_of
 from iris.ops.workspace import FusedWorkspace
+from iris.trace import is_wanted
 
 _BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
 """Variables for debugging, with which a launch returns when the kernel has run."""
@@ -57,21 +58,22 @@ def resolve(
     ``scales_nbytes``: what gathering those of rows takes of the heap, beside the workspace; 0: none are gathered.
 
     Raises:
-        ArgumentError: ``config`` cannot run, or cannot be traced.
+        ArgumentError: ``config`` cannot run, or cannot be traced; ``trace`` is none.
         RankMismatch: other ranks call the op with another problem, config, kind of bias, or workspace, or with
             ``shared`` operands of other strides or at another place of the heap. Found in the first call with these.
     """
     by_library = scales.of_blocks and ctx.backend_name == "cuda"  # which takes half as long there as Iris's kernel
-    chosen, key = _chosen(ctx, problem, config, workspace, bool(trace), takes, by_library, scales_nbytes)
+    traced = is_wanted(problem.op, trace)
+    chosen, key = _chosen(ctx, problem, config, workspace, traced, takes, by_library, scales_nbytes)
     picked = ctx.backend_name == "cuda" and not isinstance(config, FusedConfig)
     fitting = scales.fitting(chosen, picked=picked)
     if isinstance(config, Adjusted):
         fitting = scales.fitting(replace(fitting, **dict(config.options)), picked=False)  # type: ignore[arg-type]
     traits = TRAITS[problem.op]
-    if trace and config is not None and has_no_tile(chosen):
-        traced = [name for name, one in traits.items() if not one.library]
+    if traced and config is not None and has_no_tile(chosen):
+        others = [name for name, one in traits.items() if not one.library]
         expected = f"none of {chosen.algorithm}, whose matmul is torch.matmul's"
-        raise ArgumentError(problem.op, "trace", expected, "one", f"These have traces: {', '.join(traced)}.")
+        raise ArgumentError(problem.op, "trace", expected, "one", f"These have traces: {', '.join(others)}.")
     if traits[chosen.algorithm].atomic:
         _check_atomic(ctx, problem)
     if problem.world_size > 1:
@@ -212,7 +214,7 @@ def _chosen(
             expected = f"a FusedConfig, or one of {', '.join(('auto', *known))}"
             raise ArgumentError(problem.op, "config", expected, repr(config))
         return pick_config(problem, target_of(ctx), config), None
-    elif config is not None and config != "auto":
+    elif config is not None and not isinstance(config, str):
         raise ArgumentError(problem.op, "config", "a FusedConfig, an algorithm's name, or None", type(config).__name__)
     traits = TRAITS[problem.op]
     may = tuple(one for one in known if takes(one) and not (traced and traits[one].library))

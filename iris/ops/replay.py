@@ -30,6 +30,7 @@ from iris.errors import ArgumentError, CaptureError
 from iris.ops.hardware import allows_tf32
 from iris.ops.workspace import FusedWorkspace
 from iris.tensors import has_tangent
+from iris.trace import is_wanted
 
 P = ParamSpec("P")
 _KEPT = 4096
@@ -162,8 +163,9 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
             with ctx.on_device():
                 return call(ctx, *others, **kwargs)
         output: Any = others[0] if others else kwargs.get("output")
-        replays = _replays_of(ctx)
-        key = None if replays is None or kwargs.get("trace") else _key(ctx, output, others, kwargs)
+        replays, trace = _replays_of(ctx), kwargs.get("trace", False)
+        traced = trace is not False and is_wanted(op.__name__, trace)
+        key = None if replays is None or traced else _key(ctx, output, others, kwargs)
         if replays is None or key is None:
             called(ctx, *others, **kwargs)
         else:
