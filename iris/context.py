@@ -589,5 +589,12 @@ def whereabouts(ctx: Iris, tensor: torch.Tensor) -> str:
     return f"one on {tensor.device} {place}"
 
 
+def require_context(op: str, ctx: object) -> None:
+    """Raise ArgumentError if ``ctx`` is no context, nor what stands in for one while kernels are only compiled."""
+    if not hasattr(ctx, "backend_name"):
+        kind = "nothing" if ctx is None else type(ctx).__name__
+        raise ArgumentError(op, "ctx", "a context, as iris.iris() returns it", kind)
+
+
 atexit.register(end_all)
 os.register_at_fork(after_in_child=abandon_all)

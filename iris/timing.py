@@ -47,12 +47,15 @@ def do_bench(
         return_mode: what to return else: ``"mean"``, ``"median"``, ``"min"``, ``"max"``, or ``"all"`` times.
 
     Raises:
-        ArgumentError: a number of calls, quantile or ``return_mode`` that cannot be.
+        ArgumentError: what cannot be called; a number of calls, quantile or ``return_mode`` that cannot be.
     """
+    for name, called in (("fn", fn), ("barrier_fn", barrier_fn), ("preamble_fn", preamble_fn)):
+        if not callable(called):
+            raise ArgumentError("do_bench", name, "a function to call without arguments", repr(called))
     for name, count, least in (("n_warmup", n_warmup, 0), ("n_repeat", n_repeat, 1)):
         if isinstance(count, bool) or not isinstance(count, int) or count < least:
             raise ArgumentError("do_bench", name, f"a whole number of calls, at least {least}", repr(count))
-    if return_mode not in tuple(_SUMMARIES):
+    if not isinstance(return_mode, str) or return_mode not in _SUMMARIES:
         raise ArgumentError("do_bench", "return_mode", f"one of {', '.join(_SUMMARIES)}", repr(return_mode))
     shares = None if quantiles is None else _shares(quantiles)
     on_gpu = backends.chosen().name in backends.GPU_BACKENDS

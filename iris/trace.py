@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from iris.context import Iris
+from iris.context import Iris, require_context
 from iris.device import trace as device_trace
 from iris.errors import ArgumentError, BackendError
 
@@ -60,8 +60,9 @@ class Trace:
         ones.
 
         Raises:
-            ArgumentError: ``programs`` is no positive number.
+            ArgumentError: ``programs`` is no positive number, or ``ctx`` no context.
         """
+        require_context("Trace.begin", ctx)
         if type(programs) is not int or programs < 1:
             raise ArgumentError("Trace.begin", "programs", "a positive number", programs)
         self.programs = programs
@@ -71,6 +72,7 @@ class Trace:
     def events(self, ctx: Iris) -> list[Event]:
         """This rank's events, by program and time; a warning if there were more than are kept. Waits for the current
         stream."""
+        require_context("Trace.events", ctx)
         ctx.synchronize()
         if self.buffer is None:
             return []
@@ -89,6 +91,7 @@ class Trace:
         Ranks' clocks differ on GPUs. By how much is measured here, to some microseconds: all ranks leave a barrier at
         the same time, and the median of 33 counts. Times are by rank 0's clock.
         """
+        require_context("Trace.gather", ctx)
         mine = [[e.program, e.kind, e.start_ns, e.end_ns, e.detail] for e in self.events(ctx)]
         meetings = _meetings(ctx)
         everyone: list[Event] = []
@@ -108,6 +111,7 @@ class Trace:
 
         The wait in which ranks leave the kernel together is for no tile, and does not count.
         """
+        require_context("Trace.waited_s", ctx)
         waits = [e.end_ns - e.start_ns for e in self.events(ctx) if e.kind == _WAIT and e.detail >= 0]
         return sum(waits) / max(1, self.programs) / 1e9
 

@@ -563,6 +563,14 @@ def test_a_picture_of_what_is_no_events(tmp_path: Path) -> None:
         draw(iris.Trace(), tmp_path / "trace.svg")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("function", ["begin", "events", "gather", "waited_s"])
+@pytest.mark.parametrize(("wrong", "kind"), [(None, "nothing"), ("cuda", "str")])
+def test_a_trace_needs_a_context(function: str, wrong: Any, kind: str) -> None:
+    words = rf"Trace\.{function}: ctx: expected a context, as iris\.iris\(\) returns it, got {kind}"
+    with pytest.raises(iris.ArgumentError, match=words):
+        getattr(iris.Trace(), function)(wrong, *[3] * (function == "begin"))
+
+
 @pytest.mark.parametrize("programs", [0, -1, 2.5])
 def test_a_trace_of_no_programs(programs: Any) -> None:
     with pytest.raises(iris.ArgumentError, match=r"Trace.begin: programs: expected a positive number, got"):

@@ -884,6 +884,16 @@ def test_an_op_needs_a_context(op: str) -> None:
         getattr(iris.ops, op)(None, torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2))
 
 
+def test_memory_for_ops_needs_a_context() -> None:
+    operands: list[Any] = [torch.ones(2, 2), torch.ones(2, 2)]
+    with pytest.raises(
+        iris.ArgumentError, match=r"new_workspace: ctx: expected a context, as iris\.iris\(\) returns it"
+    ):
+        new_workspace(cast(Any, None), "mine", "local")
+    with pytest.raises(iris.ArgumentError, match=r"_hbm_buffer_preamble: ctx: expected a context, as iris\.iris\(\) "):
+        iris.ops.all_gather_matmul_hbm_buffer_preamble(cast(Any, "cuda"), *operands)
+
+
 def plain_sink(*_: object) -> None:
     """A part that lacks its decorator."""
 

@@ -196,6 +196,9 @@ def test_do_bench_sums_times_up(
             {"return_mode": "average"},
             "do_bench: return_mode: expected one of mean, median, min, max, all, got 'average'",
         ),
+        ({"barrier_fn": None}, "do_bench: barrier_fn: expected a function to call without arguments, got None"),
+        ({"preamble_fn": 0.5}, "do_bench: preamble_fn: expected a function to call without arguments, got 0.5"),
+        ({"fn": 3}, "do_bench: fn: expected a function to call without arguments, got 3"),
         ({"return_mode": ["mean"]}, r"do_bench: return_mode: expected one of mean, .*, got \['mean'\]"),
         ({"quantiles": [0.5, 90]}, r"do_bench: quantiles: expected a list of numbers from 0 to 1, got \[0.5, 90\]"),
         ({"quantiles": 0.5}, "do_bench: quantiles: expected a list of numbers from 0 to 1, got 0.5"),
@@ -204,4 +207,4 @@ def test_do_bench_sums_times_up(
 )
 def test_do_bench_refuses(options: dict[str, Any], words: str) -> None:
     with pytest.raises(iris.ArgumentError, match=words):
-        iris.do_bench(lambda: pytest.fail("it was called"), **options)
+        iris.do_bench(**{"fn": lambda: pytest.fail("it was called"), **options})

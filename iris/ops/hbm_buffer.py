@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from iris.context import Iris
+from iris.context import Iris, require_context
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.choice import Adjusted
@@ -109,6 +109,7 @@ def all_gather_matmul_hbm_buffer_preamble(
         HeapError, CaptureError: the heap has no room for it, or a capture is under way.
         RankMismatch, WaitTimeout, PeerDied: ranks ask for different sizes, or one does not come.
     """
+    require_context("all_gather_matmul_hbm_buffer_preamble", ctx)
     ctx.check("all_gather_matmul_hbm_buffer_preamble")  # first: in a forked child nothing can be asked of CUDA
     made = output_dtype(A_sharded.dtype) if isinstance(A_sharded, torch.Tensor) else torch.float32
     output = torch.empty(1, 1, dtype=made, device=ctx.device)  # stands for one that fits

@@ -24,9 +24,9 @@ import torch
 
 from iris import backends
 from iris.capture import Place, borrow_place, return_places
-from iris.context import Iris
+from iris.context import Iris, require_context
 from iris.eager import eager
-from iris.errors import ArgumentError, CaptureError
+from iris.errors import CaptureError
 from iris.ops.hardware import allows_tf32
 from iris.ops.workspace import FusedWorkspace
 from iris.tensors import has_tangent
@@ -174,9 +174,7 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         return cast("torch.Tensor", output)
 
     def not_on_a_context(ctx: Any, /, *others: Any, **kwargs: Any) -> torch.Tensor:
-        if not hasattr(ctx, "backend_name"):
-            kind = "nothing" if ctx is None else type(ctx).__name__
-            raise ArgumentError(op.__name__, "ctx", "a context, as iris.iris() returns it", kind)
+        require_context(op.__name__, ctx)
         return called(ctx, *others, **kwargs)  # on what stands in for one while kernels are only compiled
 
     called: Callable[..., torch.Tensor] = op

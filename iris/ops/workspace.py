@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from iris.context import MAX_RANKS, Iris
+from iris.context import MAX_RANKS, Iris, require_context
 from iris.device import sync
 from iris.engine import CopyEngine
 from iris.errors import ArgumentError, CaptureError, HeapError
@@ -261,6 +261,7 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
         HeapError, CaptureError: the heap has no room for it, or a capture is under way.
         RankMismatch, WaitTimeout, PeerDied: ranks ask for different sizes, or one does not come.
     """
+    require_context("new_workspace", ctx)
     ctx.check("new_workspace")
     for name, given in {"op": op, "algorithm": algorithm}.items():
         if not isinstance(given, str):
