@@ -11,6 +11,8 @@ import gc
 import json
 from collections.abc import Callable
 
+import torch
+
 from iris.errors import HeapError
 from iris.heap import HeapTable
 
@@ -50,7 +52,7 @@ class Leases:
         """A block of at least ``nbytes``, for ``op``. Collective; ``tag`` is what the ranks must agree on.
 
         Raises:
-            HeapError: there is none, not even when Python has collected its garbage.
+            HeapError: there is none, not even when all ranks that may have collected Python's garbage.
         """
         self._free_what_all_released(tag, exchange)
         try:
@@ -62,8 +64,13 @@ class Leases:
         return lease
 
     def collect(self, tag: str, exchange: Exchange) -> None:
-        """Free what all ranks have let go of, Python's garbage included. Collective, as :meth:`take`."""
-        gc.collect()
+        """Free what all ranks have let go of, Python's garbage included. Collective, as :meth:`take`.
+
+        A rank that captures a graph collects no garbage: that may hold graphs or streams, which no capture lets go of.
+        It meets the others all the same, and what it has not let go of is kept by all.
+        """
+        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            gc.collect()
         self._free_what_all_released(tag, exchange)
 
     def at(self, offset: int) -> Lease | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import random
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -526,6 +528,27 @@ def fill_again_and_again(how: str) -> int:
         return start - ctx.heap_free_bytes
 
 
+def garbage_in_a_capture(who: Sequence[int]) -> tuple[Failure, bool, Failure]:
+    """An allocation that needs what a cycle holds, while the ranks ``who`` capture a graph; whether this rank's cycle
+    is still there then; and one while nobody does."""
+    with fresh(heap_size=3 << 20) as ctx:
+        take: Callable[[], torch.Tensor] = lambda: ctx.empty(2 << 20, dtype=torch.uint8)  # noqa: E731
+        gc.disable()
+        try:
+            loop: list[Any] = [take()]
+            loop.append(loop)
+            block = weakref.ref(loop[0])
+            del loop
+            with (
+                mock.patch("torch.cuda.is_initialized", return_value=True),
+                mock.patch("torch.cuda.is_current_stream_capturing", return_value=ctx.rank in who),
+            ):
+                refused = failure_of(take)
+            return refused, block() is not None, failure_of(take)
+        finally:
+            gc.enable()
+
+
 def hold_on_one_rank() -> tuple[list[int], int]:
     """Rank 0 lets go at once, the others one allocation later."""
     with fresh() as ctx:
@@ -570,6 +593,15 @@ def tensors_outlive_the_context() -> Sequence[float]:
         ctx.barrier()
     values: list[float] = tensor.tolist()
     return values
+
+
+@TWO
+@pytest.mark.parametrize("who", [(0,), (0, 1)])
+def test_no_garbage_is_collected_in_a_capture(ranks: Ranks, who: Sequence[int]) -> None:
+    """It may hold graphs or streams, which no capture lets go of; ranks still agree on what is free."""
+    for rank, (refused, kept, taken) in enumerate(ranks.run(garbage_in_a_capture, who)):
+        assert refused.kind == "HeapError" and kept is (rank in who), refused
+        assert taken.kind == "nothing", taken
 
 
 @pytest.mark.parametrize("how", ["del", "free", "free a view", "cycle"])
