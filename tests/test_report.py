@@ -1030,13 +1030,34 @@ def test_compare_prints_what_changed(
     other["environment"] = other["environment"] | {"hardware": "NVIDIA B200"}
     before = write(tmp_path / "a" / "x.jsonl", [timed(1), timed(2, shape=LARGE[1]), timed(0.5, shape=LARGE[2])])
     after = write(tmp_path / "b" / "y.jsonl", [timed(1.25), timed(2.01, shape=LARGE[1]), other])
-    assert report("--compare", before.parent, after) == 0
+    assert report("--compare", before.parent, after, "--each") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     (slower,) = [line for line in lines if line[:1] == ["slower"]]
     assert slower[1:3] == ["all_gather_matmul", "4"] and slower[-4:] == ["1.000", "1.250", "+25.0", "%"]
     assert [line[0] for line in lines if line[:1] in (["new"], ["gone"])] == ["new", "gone"]
     assert lines[-1] == "1 slower, 1 new, 1 gone, 1 the same within noise".split()
     assert ["before:", "NVIDIA", "H200,"] == lines[0][:3]
+
+
+def test_compare_counts_what_is_new_or_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of sets that overlap little there were thousands of rows; all else is as with ``--each``."""
+    shapes = [(64 * number, 512, 512) for number in range(1, 31)]
+    wide = [timed(1, shape=shape) | {"world_size": 8} for shape in shapes[:2]]
+    a = write(tmp_path / "a.jsonl", [timed(1), *(timed(1, shape=shape) for shape in shapes[:12])])
+    b = write(tmp_path / "b.jsonl", [timed(2), *(timed(1, shape=shape) for shape in shapes[12:]), *wide])
+    assert report("--compare", a, b) == 0
+    counts = capsys.readouterr().out.splitlines()
+    assert report("--compare", a, b, "--each") == 0
+    cases = capsys.readouterr().out.splitlines()
+    alone, listed = ([line.split() for line in told if re.match(" *(new|gone) ", line)] for told in (counts, cases))
+    assert alone == [
+        ["new", "all_gather_matmul", "4", "18", "cases"],
+        ["new", "all_gather_matmul", "8", "2", "cases"],
+        ["gone", "all_gather_matmul", "4", "12", "cases"],
+    ]
+    assert len(listed) == 32 and len(cases) - len(counts) == 32 - 3
+    assert counts[-1] == cases[-1] == "1 slower, 20 new, 12 gone, 0 the same within noise"
+    assert next(line for line in counts if "slower" in line).split()[:3] == ["slower", "all_gather_matmul", "4"]
 
 
 def test_compare_says_once_where_and_in_its_last_column_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -1046,7 +1067,7 @@ def test_compare_says_once_where_and_in_its_last_column_why(tmp_path: Path, caps
     whole["environment"] = whole["environment"] | {"commit": "0123456789" * 4}
     before = write(tmp_path / "a.jsonl", [whole, timed(1, shape=LARGE[1])])
     after = write(tmp_path / "b.jsonl", [timed(1.25), failed, skipped])
-    assert report("--compare", before, after) == 0
+    assert report("--compare", before, after, "--each") == 0
     printed = capsys.readouterr().out
     assert "commit 0123456 and abc1234," in printed
     table = printed[printed.index("before ms") :]
@@ -1106,6 +1127,7 @@ def test_what_moved_with_its_opponent_is_told(tmp_path: Path, capsys: pytest.Cap
         ([], "give one file or folder of results, or --compare A B"),
         (["results", "--threshold", "2"], "belong to --compare A B"),
         (["results", "--fail_on_regression"], "belong to --compare A B"),
+        (["results", "--each"], "belong to --compare A B"),
         (["--compare", "a", "b", "--threshold", "nan"], "nan is not a number of percent, 0 or more"),
         (["--compare", "a", "b", "--threshold", "3%"], "3% is not a number of percent, 0 or more"),
         (["results", "--compare", "a", "b"], "give one file or folder of results, or --compare A B"),

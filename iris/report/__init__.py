@@ -33,11 +33,11 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--compare only prints: leave out --out, --svg_dir, --charts and --markdown")
     if given.charts and given.out is None and given.svg_dir is None and given.markdown is not None:
         parser.error("--charts needs --out or --svg_dir: --markdown writes tables only")
-    if given.compare is None and (given.threshold is not None or given.fail_on_regression):
-        parser.error("--threshold and --fail_on_regression belong to --compare A B")
+    if given.compare is None and (given.threshold is not None or given.fail_on_regression or given.each):
+        parser.error("--threshold, --fail_on_regression and --each belong to --compare A B")
     if given.compare is not None:
         threshold = THRESHOLD_PERCENT if given.threshold is None else given.threshold
-        return _compare(given.compare[0], given.compare[1], threshold, given.fail_on_regression)
+        return _compare(given.compare[0], given.compare[1], threshold, given.fail_on_regression, given.each)
     if given.markdown is not None:
         markdown.parts(given.markdown)
         markdown.folder_of(given.markdown)
@@ -58,10 +58,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _compare(before: Path, after: Path, threshold_percent: float, fail_on_regression: bool) -> int:
+def _compare(before: Path, after: Path, threshold_percent: float, fail_on_regression: bool, each: bool) -> int:
     old, new = read(before), read(after)
     changes = comparison.compare(old, new, threshold_percent)
-    comparison.show(changes, old, new)
+    comparison.show(changes, old, new, each)
     worse = any(change.regression for change in changes)
     return 1 if worse and fail_on_regression else 0
 
@@ -174,8 +174,11 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         nargs=2,
         metavar=("A", "B"),
-        help="two files or folders, A before and B after: say what is faster or slower beyond noise, what is new and "
-        "what is gone",
+        help="two files or folders, A before and B after: say what is faster or slower beyond noise, and how many "
+        "cases of each op and number of ranks are new or gone",
+    )
+    parser.add_argument(
+        "--each", action="store_true", help="with --compare: print each case that is new or gone, not only how many"
     )
     parser.add_argument(
         "--threshold",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from iris.console import print_table
+from iris.console import counted, print_table
 from iris.errors import ArgumentError
 from iris.report.records import Result, Value, newest
 from iris.report.study import COMPARATORS, OPPONENTS, describe, time_of
@@ -19,7 +20,9 @@ _HALF = 0.5
 _HEADINGS = ("", "op", "ranks", "parameters", "hardware", "before ms", "after ms", "change", *OPPONENTS, "why")
 _NUMERIC = {"ranks", "before ms", "after ms", "change", *OPPONENTS}
 _STYLES = {"broken": "bold red", "slower": "red", "faster": "green", "mended": "green"}
-_ORDER = ("broken", "slower", "faster", "mended", "new", "gone")
+_ALONE = ("new", "gone")
+"""Kinds of cases that are in one of the sets only."""
+_ORDER = ("broken", "slower", "faster", "mended", *_ALONE)
 
 
 @dataclass(frozen=True)
@@ -115,14 +118,16 @@ def _kind(before: Result | None, after: Result | None, threshold_percent: float)
     return "same"
 
 
-def show(changes: Sequence[Change], before: Sequence[Result], after: Sequence[Result]) -> None:
-    """Print what changed, the worst first, and how much the opponents did."""
+def show(changes: Sequence[Change], before: Sequence[Result], after: Sequence[Result], each: bool = False) -> None:
+    """Print what changed, the worst first, and how much the opponents did; of what is new or gone only how many, unless
+    ``each`` is to be printed."""
     print(f"before: {_origin(before)}\nafter:  {_origin(after)}\n")
     changed = sorted((change for change in changes if change.kind in _ORDER), key=_badness)
     rivals = Rivals(changes)
     if changed:
         several = len({change.result.hardware for change in changed}) > 1
-        rows = [_row(change, rivals, several) for change in changed]
+        rows = [_row(change, rivals, several) for change in changed if each or change.kind not in _ALONE]
+        rows += [] if each else _counts(changed)
         used = [any(column) for column in zip(*rows, strict=True)]
         headings, *rows = [list(itertools.compress(row, used)) for row in (_HEADINGS, *rows)]
         right = [place for place, heading in enumerate(headings) if heading in _NUMERIC]
@@ -165,6 +170,14 @@ def _row(change: Change, rivals: Rivals, with_hardware: bool) -> list[str]:
     failed = {"broken": change.after, "mended": change.before}.get(change.kind)
     why = failed.failure or "" if failed is not None else ""
     return [*where, result.hardware if with_hardware else "", *times, _percent(change.ratio), *moved, why]
+
+
+def _counts(changed: Sequence[Change]) -> list[list[str]]:
+    """Of each op and number of ranks, how many cases are new, and how many are gone."""
+    found = Counter((one.kind, one.result.case, one.result.world_size) for one in changed if one.kind in _ALONE)
+    ordered = sorted(found.items(), key=lambda item: (_ALONE.index(item[0][0]), *item[0][1:]))
+    blank = [""] * (len(_HEADINGS) - 4)
+    return [[kind, case, str(size), counted(count, "case"), *blank] for (kind, case, size), count in ordered]
 
 
 def _told(params: Mapping[str, Value]) -> dict[str, Value]:
