@@ -635,6 +635,22 @@ def test_a_reference_that_is_stopped_says_so(tmp_path: Path, capsys: pytest.Capt
     assert json.loads(file.read_text())["success"] is False
 
 
+def test_a_reference_that_is_refused_says_so_as_the_benchmark_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    file.write_text('{"success": true}')
+    options = ["--validate", "--num_ranks", "3", "-k", "64", "--output_file", str(file)]
+    assert run_reference("all_reduce", options, 1) == (1, "")
+    refused = "reference: -k: expected a multiple of the 3 ranks, got 64"
+    assert capsys.readouterr().err == f"all_reduce: error: {refused}\n"
+    assert json.loads(file.read_text()) == {"success": False, "failure": f"ArgumentError: {refused}"}
+    file.write_text('{"mine": 1}')
+    assert run_reference("all_reduce", options, 1) == (1, "")
+    assert "expected a new file, or one that this program has written" in capsys.readouterr().err
+    assert file.read_text() == '{"mine": 1}'
+
+
 @pytest.mark.gpu if BACKEND != "sim" else pytest.mark.timeout(120)
 def test_run_sh(tmp_path: Path) -> None:
     done = command("examples/gemm/reference/run.sh", ["-n", "2", "-c", "reduce_scatter", "--", *SIZES], tmp_path)

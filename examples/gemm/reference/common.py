@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -24,10 +23,9 @@ import iris
 from iris import backends
 from iris.bench.accuracy import Accuracy, accuracy, worst
 from iris.bench.options import output_file, positive, rank_parser, ranks_to_start
-from iris.bench.programs.gemm_cli import NOT_OVER, write_failure, write_result
+from iris.bench.programs.gemm_cli import exit_status, write_result
 from iris.bench.programs.gemm_options import DATATYPES
-from iris.console import STOPPED
-from iris.errors import ArgumentError, IrisError
+from iris.errors import ArgumentError
 from iris.identity import Identity, identity
 from iris.mesh import Mesh
 
@@ -249,24 +247,14 @@ def main(doc: str | None, name: str, build: Callable[[Job], Steps], cut: str) ->
     if not (options.validate or options.benchmark):
         print("nothing to do: say --validate to check, --benchmark to time", file=sys.stderr)
         return 1
-    who = None
-    try:
-        who, num_ranks = identity(), ranks_to_start(options.num_ranks)
-        if who is None or who.rank == 0:
-            write_failure(options.output_file, NOT_OVER)
+
+    def launched(who: Identity | None) -> int:
+        num_ranks = ranks_to_start(options.num_ranks)
         shape = shape_of(options, cut, who.world_size if who else num_ranks)
         told = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
         with tempfile.TemporaryDirectory() as folder:
             meet = f"file://{folder}/meet" if who is None else "env://" if told else None
             right = iris.launch(in_rank, num_ranks, (name, build, shape, options, meet))
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        return STOPPED
-    except IrisError as error:
-        said = f"{type(error).__name__}: {error}"
-        print(f"{name}: {said}", file=sys.stderr)
-        if who is None or who.rank == 0:
-            with suppress(ArgumentError):  # said above
-                write_failure(options.output_file, said)
-        return 1
-    return 0 if all(right) else 1
+        return 0 if all(right) else 1
+
+    return exit_status(name, options.output_file, launched)

@@ -45,7 +45,7 @@ from iris.console import STOPPED, counted, error_line
 from iris.context import Iris, iris
 from iris.device.matmul import matmul_kernel
 from iris.errors import ArgumentError, IrisError
-from iris.identity import identity
+from iris.identity import Identity, identity
 from iris.launch import in_full, launch
 from iris.ops.config import FusedConfig
 from iris.ops.problem import output_dtype
@@ -326,23 +326,34 @@ def main(doc: str | None, stream_k: bool, argv: Sequence[str] | None = None) -> 
     if not (asked.validate or asked.benchmark or asked.debug):
         print("nothing to do: say --validate to check, --benchmark to time, --debug for details", file=sys.stderr)
         return 1
-    who = None
-    try:
-        who, num_ranks = identity(), ranks_to_start(asked.num_ranks)
-        if who is None or who.rank == 0:
-            write_failure(asked.output_file, NOT_OVER)
+
+    def launched(who: Identity | None) -> int:
+        num_ranks = ranks_to_start(asked.num_ranks)
         name, world = shared_extent(asked), who.world_size if who else num_ranks
         if name in given and getattr(asked, name) % world:
             raise ArgumentError("benchmark", f"-{name}", f"a multiple of the {world} ranks", getattr(asked, name))
         return int(max(launch(run, num_ranks, (asked, given, stream_k))))
+
+    return exit_status("benchmark", asked.output_file, launched)
+
+
+def exit_status(program: str, output_file: str, launched: Callable[[Identity | None], int]) -> int:
+    """What ``launched`` returns, given who this process is. Without a traceback: 1 if it raises an Iris error, and
+    ``STOPPED`` after Ctrl-C. Until it writes its result, ``output_file`` says that it has not, or why not."""
+    who = None
+    try:
+        who = identity()
+        if who is None or who.rank == 0:
+            write_failure(output_file, NOT_OVER)
+        return launched(who)
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return STOPPED
     except IrisError as error:
         cause = error.__cause__
         why = cause if isinstance(cause, IrisError) else in_full(error)  # a rank's error says it all
-        print(by_option(error_line(f"benchmark{f', rank {who.rank}' if who else ''}", why)), file=sys.stderr)
+        print(by_option(error_line(f"{program}{f', rank {who.rank}' if who else ''}", why)), file=sys.stderr)
         if who is None or who.rank == 0:
             with suppress(ArgumentError):  # said above
-                write_failure(asked.output_file, by_option(f"{type(why).__name__}: {why}"))
+                write_failure(output_file, by_option(f"{type(why).__name__}: {why}"))
         return 1
