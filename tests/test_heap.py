@@ -57,17 +57,19 @@ def test_exhaustion_names_what_was_asked_what_is_free_and_what_would_do() -> Non
 
 
 def test_the_heap_size_that_exhaustion_advises_suffices() -> None:
-    table = HeapTable(64 * ALIGNMENT)
-    blocks = [table.allocate(ALIGNMENT) for _ in range(64)]
+    """Of blocks that are large beside the MiB to which it is rounded up."""
+    unit = 64 * ALIGNMENT
+    table = HeapTable(64 * unit)
+    blocks = [table.allocate(unit) for _ in range(64)]
     for block in blocks[::2]:
         table.free(block.offset)
     with pytest.raises(HeapError) as caught:
-        table.allocate(2 * ALIGNMENT)
-    assert "free 32.0 KiB of 64.0 KiB, largest free block 1.0 KiB" in str(caught.value)
+        table.allocate(2 * unit)
+    assert "free 2.0 MiB of 4.0 MiB, largest free block 64.0 KiB" in str(caught.value)
     larger = HeapTable(int(str(caught.value).split("heap_size=")[1].rstrip(".")))
-    for block in [larger.allocate(ALIGNMENT) for _ in range(64)][::2]:
+    for block in [larger.allocate(unit) for _ in range(64)][::2]:
         larger.free(block.offset)
-    larger.allocate(2 * ALIGNMENT)
+    larger.allocate(2 * unit)
 
 
 def test_freeing_what_is_no_block_is_an_error() -> None:
