@@ -1,4 +1,4 @@
-"""The heap's table of blocks: offsets only, so no rank is needed. Heaps that cannot be had."""
+"""The heap's table of blocks, and who holds them: offsets only, so no rank is needed. Heaps that cannot be had."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ranks import BACKEND, Failure, Ranks, failure_of, worlds
 import iris
 from iris import HeapError
 from iris.heap import ALIGNMENT, HeapTable, align_up, format_bytes
+from iris.leases import Leases
 
 
 def test_a_block_is_aligned_and_never_empty() -> None:
@@ -82,6 +83,15 @@ def test_freeing_what_is_no_block_is_an_error() -> None:
         table.free(block.offset)
 
 
+def test_a_byte_is_held_by_the_block_that_it_lies_in() -> None:
+    table = HeapTable(8 * ALIGNMENT)
+    first, second, third = (table.allocate(2 * ALIGNMENT) for _ in range(3))
+    table.free(second.offset)
+    for block in (first, third):
+        assert table.holding(block.offset) == table.holding(block.end - 1) == block
+    assert table.holding(second.offset) is table.holding(third.offset - 1) is table.holding(third.end) is None
+
+
 def test_a_failed_request_changes_nothing() -> None:
     table = HeapTable(4 * ALIGNMENT)
     table.allocate(ALIGNMENT)
@@ -144,6 +154,24 @@ def test_sizes_in_words() -> None:
         "5.0 GiB",
         "5120.0 GiB",
     ]
+
+
+def test_what_is_let_go_of_while_ranks_tell_each_other_is_told_the_next_time() -> None:
+    """As by another thread: a block that is never told is never used again."""
+    table = HeapTable(4 * ALIGNMENT)
+    leases = Leases(table, 2)
+
+    def exchange(tag: str, mine: bytes) -> dict[int, bytes]:
+        if tag == "meanwhile":
+            late.release()
+        return {0: mine, 1: mine}
+
+    early, late = (leases.take(ALIGNMENT, "zeros", "zeros", exchange) for _ in range(2))
+    early.release()
+    leases.collect("meanwhile", exchange)
+    assert table.used_bytes == ALIGNMENT
+    leases.collect("later", exchange)
+    assert table.used_bytes == 0
 
 
 # -- on GPUs --------------------------------------------------------------------------------------------------
