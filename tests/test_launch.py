@@ -116,6 +116,14 @@ def test_each_launcher_says_who_this_is(env: pytest.MonkeyPatch, source: str, va
     assert (who.rank, who.world_size, who.local_rank, who.source) == (2, 4, 2, source)
 
 
+@pytest.mark.parametrize("source", [source for source in LAUNCHERS if source != "iris.launch"])
+def test_a_launcher_may_number_local_ranks_otherwise(env: pytest.MonkeyPatch, source: str) -> None:
+    """As where ranks are dealt out to sockets: which GPU is whose is for the launcher to say."""
+    setenv(env, renamed(LAUNCHERS[source], "2", "1", "LOCAL"))
+    who = identity()
+    assert who is not None and (who.rank, who.local_rank) == (2, 1)
+
+
 @EACH
 def test_ranks_of_a_job_share_its_name(env: pytest.MonkeyPatch, source: str, variables: dict[str, str]) -> None:
     names = set()
@@ -131,9 +139,13 @@ def test_ranks_of_a_job_share_its_name(env: pytest.MonkeyPatch, source: str, var
     ("source", "name"),
     [
         ("iris.launch", "IRIS_JOB"),
+        ("torchrun", "MASTER_ADDR"),
         ("torchrun", "MASTER_PORT"),
         ("torchrun", "TORCHELASTIC_RUN_ID"),
+        ("torchrun", "TORCHELASTIC_RESTART_COUNT"),
         ("mpirun (Open MPI)", "OMPI_MCA_ess_base_jobid"),
+        ("mpirun (Open MPI)", "OMPI_MCA_orte_hnp_uri"),
+        ("mpirun (Open MPI)", "PMIX_NAMESPACE"),
         ("mpirun (MPICH)", "IRIS_JOB"),
         ("srun", "SLURM_JOB_ID"),
         ("srun", "SLURM_STEP_ID"),
@@ -158,11 +170,12 @@ def test_srun_that_speaks_pmi_is_srun(env: pytest.MonkeyPatch) -> None:
     assert who is not None and (who.source, who.local_rank) == ("srun", 2)
 
 
-def test_mpirun_within_a_step_of_slurm_is_mpirun(env: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rank", ["0", "2"])
+def test_mpirun_within_a_step_of_slurm_is_mpirun(env: pytest.MonkeyPatch, rank: str) -> None:
     one_task = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
-    setenv(env, {**one_task, **MPICH})
+    setenv(env, {**one_task, **renamed(MPICH, "2", rank, "RANK")})
     who = identity()
-    assert who is not None and (who.source, who.rank) == ("mpirun (MPICH)", 2)
+    assert who is not None and (who.source, who.rank, who.world_size) == ("mpirun (MPICH)", int(rank), 4)
 
 
 def test_iris_launch_counts_inside_another_launcher(env: pytest.MonkeyPatch) -> None:
