@@ -21,7 +21,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, Wrapper, dual, some, trial, ways
+from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, SMALL, Way, Wrapper, dual, some, trial, ways
 from ranks import BACKEND, TIMEOUT_S, Failure, Ranks, context, failure_of, fresh, worlds
 from torch.autograd import forward_ad
 
@@ -745,6 +745,30 @@ def test_memory_that_is_read_otherwise_is_another_call() -> None:
     views = [one, one.T, one[:2], one.view(torch.int32), one.detach().requires_grad_()]
     assert {view.data_ptr() for view in views} == {one.data_ptr()}
     assert len({_identity(view) for view in views}) == len(views)
+
+
+def numbers_of_named_calls() -> list[int]:
+    """Calls that differ in nothing but what is given by name."""
+    ctx, keys = context(), []
+    one = trial(ctx, Way(LOCAL, "local"), (16, 16, 16), torch.float32, 1)
+    numbers, others = torch.zeros(2, 16)
+    given: list[dict[str, Any]] = [{"config": SMALL}, {"config": replace(SMALL)}, {"config": replace(SMALL, num_sms=1)}]
+    given += [{"bias": numbers}, {"bias": others}, {"scale_a": numbers}, {"scale_b": numbers}]
+    recorder = mock.Mock(run=lambda key, call: keys.append(key))
+    with (
+        mock.patch("iris.ops.replay._replays_of", return_value=recorder),
+        mock.patch("iris.ops.replay._stream_of", return_value=0),
+    ):
+        for named in given:
+            iris.ops.matmul(ctx, one.output, one.a, one.b, **named)
+    return [list(dict.fromkeys(keys)).index(key) for key in keys]
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="needs no GPU")
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_call_with_other_options_or_under_other_names_is_another_one(ranks: Ranks) -> None:
+    """Of which only the first two are the same."""
+    assert ranks.run(numbers_of_named_calls) == [[0, 0, 1, 2, 3, 4, 5]]
 
 
 def keys_of_calls() -> list[object]:
