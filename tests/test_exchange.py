@@ -89,9 +89,10 @@ def in_turns(way: Way, dtype: torch.dtype, seed: int) -> tuple[list[float], bool
             one.run(workspace=workspace)
             excesses.append(one.excess())
             one.spoil()
-    epochs = by_words.staging.view(torch.int64) >> 32
-    # No other number is ever where an epoch is looked for.
-    only_words = int(epochs.min()) == 0 and int(epochs.max()) == len(SHAPES) and not bool(by_words.ready.any())
+    # No other number is ever where an epoch is looked for, and calls take the halves of the inbox in turns.
+    staging, half = by_words.halves()
+    even, odd = (set(one.tolist()) for one in (staging.view(torch.int64) >> 32).view(2, half // 8))
+    only_words = {4} <= even <= {0, 2, 4} and {3} <= odd <= {0, 1, 3} and not bool(by_words.ready.any())
     ctx.barrier()
     return excesses, only_words, bool(by_flags.ready.any())
 
