@@ -11,7 +11,7 @@ import rules
 import torch
 import triton
 import triton.language as tl
-from case import CUDA, EVERYWHERE, Case, compile_case, described, handle, of
+from case import CUDA, EVERYWHERE, Case, compile_case, described, handle, of, with_handle
 from compiler import TARGETS, VERSION
 from kernels import CASES, compile_named
 from listing import Event, UnknownAssembly, read
@@ -124,6 +124,34 @@ def test_barriers_of_one_kernel(target_name: str) -> None:
     assert rules.counting(read(twice)) == []
     [words, *_] = rules.counting(read(without(twice, CTA_BARRIER)))
     assert words.startswith("no barrier between a store and")
+
+
+@triton.jit
+def counted_in(counter, out):
+    if sync.arrive(counter, 4):
+        tl.store(out, 1)
+
+
+@triton.jit
+def recorded(handle):
+    sync._record(sync.CODE_EXPIRED, sync.SITE_USER, 1, 2, 3, 4, 5, 6, handle)
+
+
+@pytest.mark.parametrize("target_name", ["sm_90", "gfx942"])
+def test_every_signal_releases(target_name: str) -> None:
+    """Each of the three kinds; programs that count each other in, which acquire, too; and what tells the host, or other
+    programs, that a record is complete. No rule knows of a relaxed atomic what it should have been."""
+    made = (
+        CASES["signals"],
+        Case("counted_in", counted_in, of(torch.int32, torch.int32)),
+        Case("recorded", recorded, with_handle()),
+    )
+    listings = [read(compile_case(case, target_name)) for case in made]
+    numbers = [
+        tuple(sum(bool(one.events & event) for one in listing) for event in (Event.RELEASE, Event.ACQUIRE))
+        for listing in listings
+    ]
+    assert numbers == [(3, 0), (1, 1), (2, 1)]
 
 
 @on_amd
