@@ -86,6 +86,55 @@ def test_one_program_writes_each_record(ranks: Ranks, grid: tuple[int, ...], see
         assert min(codes_seen) > 0
 
 
+@triton.jit
+def wait_for_several_kernel(handle, memory, peers, wanted, KIND: tl.constexpr):
+    lanes = tl.arange(0, 4)
+    those = tl.load(peers + lanes)
+    if KIND == "all":
+        sync.wait_all(memory + lanes, wanted, those, lanes < 3, handle)
+    elif KIND == "leading":
+        sync.wait_leading(memory + lanes, wanted, those, lanes < 4, handle)
+    else:
+        words = memory + lanes[:, None, None] * 32 + tl.arange(0, 32)[None, None, :]
+        sync.wait_words(words, wanted, those, lanes < 4, handle)
+
+
+def wait_for_several(kind: str, wanted: int, late: int, seen: int) -> list[int]:
+    """What is recorded of a wait for four peers, 1, 3, 0 and 2, of which the one at place ``late`` has signalled less
+    than is ``wanted``: its flag, or one of 32 words, holds what is ``seen``. Offsets count from the first."""
+    with iris.iris(1 << 16, timeout_s=0.1, first_timeout_s=0.6) as ctx:
+        dtype, each = (torch.int64, 32) if kind == "words" else (torch.int32, 1)
+        memory = ctx.full((4 * each,), wanted << 32 if kind == "words" else wanted, dtype=dtype)
+        memory[late * each + each // 2] = seen << 32 if kind == "words" else seen
+        peers = torch.tensor([1, 3, 0, 2], dtype=torch.int32)
+        with suppress(iris.WaitTimeout):
+            wait_for_several_kernel[(1,)](ctx.handle, memory, peers, wanted, KIND=kind)
+        words: list[int] = ctx._status.tolist()
+        ctx._status.zero_()
+        words[sync.STATUS_FLAG.value] -= memory.data_ptr() - int(ctx.heap_bases[0])
+        return words[: sync.RECORD_WORDS.value]
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="one rank suffices")
+@pytest.mark.parametrize("ranks", [1], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "late", "peer", "offset"),
+    [("all", 0, 1, 0), ("all", 2, 0, 8), ("leading", 0, 1, 0), ("words", 0, 1, 128), ("words", 3, 2, 896)],
+)
+def test_of_several_peers_the_late_one_is_named(ranks: Ranks, kind: str, late: int, peer: int, offset: int) -> None:
+    ((*words, _),) = ranks.run(wait_for_several, kind, 5, late, 4)
+    assert words == [sync.CODE_EXPIRED.value, 0, 0, peer, offset, 5, 4]
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="one rank suffices")
+@pytest.mark.parametrize("ranks", [1], indirect=True)
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_first_wait_takes_longer(ranks: Ranks, wanted: int) -> None:
+    """Peers may still compile then."""
+    (words,) = ranks.run(wait_for_several, "all", wanted, 1, wanted - 1)
+    assert words[sync.STATUS_WAITED.value] > 0.6e9 and words[sync.STATUS_PEER.value] == 3
+
+
 @pytest.mark.parametrize(
     ("site", "wanted", "seen", "spoilt"),
     [(4, 3834, -456, True), (2, 7, 5000, True), (2, 7, 6, False), (2, 7, 0, False), (2, -5, 2**31 - 9, False),
