@@ -654,6 +654,31 @@ def test_several_flags_are_a_row(ranks: Ranks, kind: str) -> None:
 
 
 @triton.jit
+def reached_kernel(pairs, found, count, SITE: tl.constexpr):
+    for pair in range(count):
+        ahead = sync._ahead(tl.load(pairs + 2 * pair), tl.load(pairs + 2 * pair + 1), SITE)
+        tl.store(found + pair, (ahead >= 0).to(tl.int32))
+
+
+def which_are_reached(pairs: tuple[tuple[int, int], ...]) -> list[list[int]]:
+    device = context().device
+    given, found = torch.tensor(pairs, dtype=torch.int32, device=device), torch.zeros(2, len(pairs), dtype=torch.int32)
+    found = found.to(device)
+    for row, site in zip(found, (sync.SITE_MATMUL, sync.SITE_USER), strict=True):
+        reached_kernel[(1,)](given, row, len(pairs), SITE=site)
+    return [[int(one) for one in row] for row in found.cpu()]
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_what_looks_too_far_ahead_of_an_ops_wait_is_still_waited_for(ranks: Ranks) -> None:
+    """It was set before the count wrapped, or never; users may count as they like."""
+    last = (1 << 31) - 1
+    pairs = ((4, 5), (5, 5), (36, 5), (37, 5), (0, 0), (0, -3), (-3, -3), (1, -3), (last, -last - 1), (-last - 1, last))
+    of_op, of_user = [0, 1, 1, 0, 1, 0, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1, 1, 1, 0, 1]
+    assert ranks.run(which_are_reached, pairs) == [[of_op, of_user]]
+
+
+@triton.jit
 def following_kernel(words):
     tl.store(words + 1, sync._following(tl.load(words)))
 
