@@ -527,6 +527,9 @@ def test_rules_of_single_ops() -> None:
     assert "where each has columns" in str(obstacle(replace(gather, gather_dim=1), two, H200))
     assert "8 of 8 ranks in 1 chunks" in str(obstacle(reduce, replace(two, owners_per_matmul=8), H200))
     assert "3 chunks of 2 block rows" in str(obstacle(short, replace(PLAIN, num_chunks=3), H200))
+    relay = replace(PLAIN, algorithm="relay")
+    assert "takes 3 ranks" in str(obstacle(problem_of("matmul_all_scatter", 4096, 4096, 4096, 2), relay, H200))
+    assert obstacle(problem_of("matmul_all_scatter", 4096, 4096, 4096, 3), relay, H200) is None
 
 
 def test_what_is_as_large_as_it_can_be_is_not_ruled_out() -> None:
