@@ -512,7 +512,7 @@ def test_sums_that_are_added_by_atomics_fit_into_shared_memory(m: int, op: str, 
 
 
 def test_rules_of_single_ops() -> None:
-    reduce = problem_of("matmul_all_reduce", 8191, 4096, 4096, 8)
+    reduce = problem_of("matmul_all_reduce", 8190, 4096, 4096, 8)
     assert "cannot be shared evenly" in str(obstacle(reduce, replace(PLAIN, algorithm="copy_engine"), H200))
     assert obstacle(reduce, replace(PLAIN, algorithm="two_shot"), H200) is None
     short = problem_of("all_gather_matmul", 256, 256, 256, 2)
