@@ -768,8 +768,8 @@ def test_speed_up_is_over_nccl_on_the_same_shape_in_turns(capsys: pytest.Capture
 
 def test_times_are_of_the_slowest_rank_of_each_call() -> None:
     outcomes = [
-        Outcome(seconds=[0.010, 0.030, 0.010], back_to_back_s=0.5, host_s=1e-6),
         Outcome(seconds=[0.020, 0.010, 0.011], back_to_back_s=0.6, host_s=3e-6),
+        Outcome(seconds=[0.010, 0.030, 0.010], back_to_back_s=0.5, host_s=1e-6),
     ]
     one = records.record("trial", {}, outcomes, {}, 2)
     assert one["time_ms"] == {
@@ -781,6 +781,12 @@ def test_times_are_of_the_slowest_rank_of_each_call() -> None:
         "calls": 3,
     }
     assert (one["back_to_back_ms"], one["host_us"]) == (pytest.approx(600), pytest.approx(3))
+
+
+def test_a_wrong_result_is_no_success_whether_a_record_says_why_or_not() -> None:
+    for validated, error, right in ((True, None, True), (None, None, True), (False, None, False), (None, "why", False)):
+        one = records.record("trial", {}, [Outcome(validated=validated, error=error)], {}, 1)
+        assert records.succeeded(one) == right
 
 
 # -- data sets ----------------------------------------------------------------------------------------------
