@@ -164,6 +164,24 @@ def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, loaded_nbyte
         assert kinds == {True, False}
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("world_size", [2, 8])
+def test_an_inbox_has_room_for_the_tiles_of_all_ranks_as_words(world_size: int, dtype: torch.dtype) -> None:
+    """In each of its halves: other memory would be written, or the other half."""
+    problem = Problem("matmul_all_reduce", 100, 500, 64, dtype, world_size)
+    config = FusedConfig("one_shot", block_size_m=64, block_size_n=64)
+    words = 2 * 8 * 64 * 64 * dtype.itemsize // 4
+    assert room(problem, config, 132) == (2 * world_size * words * 8, 0)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_each_sender_of_a_relay_has_a_flag_for_each_chunk_of_each_peer(world_size: int) -> None:
+    """Of all whose columns it sends on, and its own: all but those of the rank that it sends to."""
+    problem = Problem("matmul_all_scatter", 16384, 1024, 1024, torch.float16, world_size)
+    config = FusedConfig("relay", block_size_m=128, group_size_m=2, comm_sms=48)
+    assert room(problem, config, 132).num_flags == (world_size - 1) * 48 * 64
+
+
 @pytest.mark.parametrize("algorithm", [*EXCHANGING, "one_shot"])
 @pytest.mark.parametrize("rows", [1, 16, 64, 128, 512])
 def test_a_workspace_for_flags_serves_what_would_go_by_words(algorithm: str, rows: int) -> None:
