@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import mmap
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from ops_inputs import GATHER, LOCAL, REDUCE_SCATTER, SMALL, Way, each_way, trial
+from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SMALL, Way, each_way, trial
 from ranks import BACKEND, Ranks, context, fresh, worlds
 
-from iris.ops import matmul_all_scatter
+from iris.ops import matmul_all_scatter, new_workspace
+from iris.ops.exchange import FLAGS, LOADED_NBYTES
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PROT_NONE = 0
@@ -50,6 +52,28 @@ def before_a_fence(way: Way, seed: int) -> float:
 @each_way
 def test_nothing_beyond_the_operands(ranks: Ranks, way: Way, seed: int) -> None:
     assert max(ranks.run(before_a_fence, way, seed)) <= 1
+
+
+def rows_below(loaded_nbytes: int, seed: int) -> list[float]:
+    """What stands below the output of a sum in two hops, behind flags, whose last rank has fewer rows than the others;
+    and how far the sum is off. Larger sums than ``loaded_nbytes`` are stored."""
+    ctx = context()
+    one = trial(ctx, Way(ALL_REDUCE, "low_latency_two_shot"), (17, 5, 35), torch.float32, seed)
+    whole = ctx.full((24, 5), 7.0)
+    one.output = one.frame = whole[:17]
+    workspace = new_workspace(ctx, ALL_REDUCE, "low_latency_two_shot", 1 << 20, FLAGS)
+    with mock.patch("iris.ops.exchange.LOADED_NBYTES", loaded_nbytes):
+        one.run(workspace=workspace)
+    ctx.barrier()
+    return [float(whole[17:].min()), float(whole[17:].max()), one.excess()]
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="three ranks share 17 rows")
+@pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True)
+@pytest.mark.parametrize("loaded_nbytes", [0, LOADED_NBYTES])
+def test_nothing_below_a_sum_in_two_hops(ranks: Ranks, loaded_nbytes: int, seed: int) -> None:
+    for least, most, excess in ranks.run(rows_below, loaded_nbytes, seed):
+        assert (least, most) == (7, 7) and excess <= 1
 
 
 def relayed_far_apart() -> list[list[float]]:
