@@ -330,6 +330,10 @@ def test_what_a_right_result_may_be_off_by(dtype: torch.dtype) -> None:
         wrong[7:9, 5:9] = spoilt
         found = accuracy(wrong, reference, 1, 1)
         assert 0 < found.wrong <= 8 and not found.right and "of 120000 elements too far off" in str(found)
+    single = reference.clone()
+    single[7, 5] += unit * single[7, 5].abs() + 12 * accuracy(rounded, reference, 1, 1).allowed
+    found_single = accuracy(single.to(dtype), reference, 1, 1)
+    assert found_single.error <= found_single.allowed and found_single.wrong == 1 and not found_single.right
     assert accuracy(rounded * float("nan"), reference, 1, 1).error == math.inf
     assert worst([accuracy(rounded, reference, 1, 1), found]) == (found.error, found.allowed, found.wrong, 240000)
 
