@@ -31,6 +31,7 @@ from iris.device.arch import clock_ns
 from iris.ops import ALGORITHMS, BoundOps, FusedConfig, new_workspace
 from iris.ops.algorithms import LIBRARY
 from iris.ops.replay import Replays, _identity, _rounding
+from iris.ops.room import GATHER_FLAGS
 from iris.ops.workspace import FusedWorkspace
 
 SOME_WAYS = ways() if BACKEND != "sim" else list({way.algorithm: way for way in ways()}.values())
@@ -745,6 +746,22 @@ def test_memory_that_is_read_otherwise_is_another_call() -> None:
     views = [one, one.T, one[:2], one.view(torch.int32), one.detach().requires_grad_()]
     assert {view.data_ptr() for view in views} == {one.data_ptr()}
     assert len({_identity(view) for view in views}) == len(views)
+
+
+def epochs_of_halves(seed: int) -> list[set[int]]:
+    """What the flags of each half of a gather's workspace hold after three calls."""
+    ctx = context()
+    workspace = new_workspace(ctx, GATHER, "push", 1 << 16, GATHER_FLAGS)
+    for turn in range(3):
+        trial(ctx, Way(GATHER, "push"), (20, 16, 16), torch.float32, seed + turn).run(SMALL, workspace)
+    ctx.barrier()
+    return [set(half.tolist()) for half in workspace.ready[:GATHER_FLAGS].view(2, -1)]
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_calls_of_a_gather_take_halves_of_the_flags_in_turns(ranks: Ranks, seed: int) -> None:
+    """Where the shape changes, a flag is of another rank's part in the next call, which some ranks may have begun."""
+    assert ranks.run(epochs_of_halves, seed) == [[{0, 2}, {0, 3}]] * ranks.world_size
 
 
 def numbers_of_named_calls() -> list[int]:
