@@ -354,6 +354,14 @@ def test_a_sum_that_is_rounded_at_each_rank_is_right(dtype: torch.dtype, ranks: 
     assert accuracy(total, reference, k, roundings).wrong > 64
 
 
+def test_sums_of_fp8_may_be_off_by_what_hopper_loses_of_them_and_no_more() -> None:
+    reference = torch.randn(200, 300, dtype=torch.float64)
+    for off, right in ((2**-12, True), (2**-9, False)):
+        found = (reference + off * torch.randn_like(reference)).float()
+        assert accuracy(found, reference, 32, 1, torch.float8_e4m3fn).right == right
+        assert not accuracy(found, reference, 32, 1).right
+
+
 def test_whole_numbers_are_equal_or_wrong() -> None:
     exact = torch.randint(-9, 9, (20, 30), dtype=torch.int32)
     assert accuracy(exact, exact.double(), 100, 2).right
