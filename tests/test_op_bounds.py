@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SMALL, Way, each_way, trial
+from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, SMALL, Way, each_way, trial
 from ranks import BACKEND, Ranks, context, fresh, worlds
 
 from iris.ops import matmul_all_scatter, new_workspace
@@ -74,6 +74,22 @@ def rows_below(loaded_nbytes: int, seed: int) -> list[float]:
 def test_nothing_below_a_sum_in_two_hops(ranks: Ranks, loaded_nbytes: int, seed: int) -> None:
     for least, most, excess in ranks.run(rows_below, loaded_nbytes, seed):
         assert (least, most) == (7, 7) and excess <= 1
+
+
+def flags_of_a_relay(seed: int) -> list[int]:
+    """What the flags hold that a call has room for, and those behind them."""
+    ctx = context()
+    way, config = Way(SCATTER, "relay"), replace(SMALL, comm_sms=1, group_size_m=1)
+    workspace = new_workspace(ctx, way.op, way.algorithm)
+    trial(ctx, way, (60, 16, 16), torch.float32, seed).run(config, workspace)
+    ctx.barrier()
+    count = (ctx.world_size - 1) * config.groups(60)
+    return [int(flags.sum()) for flags in (workspace.ready[:count], workspace.ready[count:])]
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True)
+def test_a_relay_sets_the_flags_that_it_has_room_for(ranks: Ranks, seed: int) -> None:
+    assert ranks.run(flags_of_a_relay, seed) == [[8, 0]] * 3
 
 
 def relayed_far_apart() -> list[list[float]]:
