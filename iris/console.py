@@ -127,6 +127,7 @@ def print_table(
     title: str = "",
     right: Collection[int] = (),
     whole: bool = False,
+    used: bool = False,
     styles: Mapping[str, str] | None = None,
     file: TextIO | None = None,
 ) -> None:
@@ -138,10 +139,15 @@ def print_table(
         title: a line above the table.
         right: numbers of the columns that are aligned to the right.
         whole: a cell is never cut in two, however narrow the terminal; where there is no terminal none is anyway.
+        used: columns without a word in any row are left out.
         styles: rich's styles of first cells, by their text.
         file: standard output if None.
     """
     out = sys.stdout if file is None else file
+    if used:
+        kept = [number for number, column in enumerate(zip(*rows, strict=True)) if any(column)]
+        headings, *rows = [[row[number] for number in kept] for row in (headings, *rows)]
+        right = [place for place, number in enumerate(kept) if number in right]
     try:
         from rich import box
         from rich.table import Table

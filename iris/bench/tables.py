@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
@@ -55,9 +54,8 @@ def write_table(results: Sequence[Record], cases: Mapping[str, Case], file: Text
         show = cases[name].show if name in cases else None
         counters = _counters(mine) if show is None else []
         rows = [_cells(one, base, cases, _names(mine), counters) for one in mine]
-        used = [any(column) for column in zip(*rows, strict=True)]
-        headers, *rows = [list(itertools.compress(row, used)) for row in [_headers(mine, counters), *rows]]
-        print_table(headers, rows, title=_title(mine), right=range(len(headers)), whole=True, file=file)
+        headers = _headers(mine, counters)
+        print_table(headers, rows, title=_title(mine), right=range(len(headers)), whole=True, used=True, file=file)
         file.writelines(_remarks(mine))
         if show is not None:
             show(mine)

@@ -18,7 +18,7 @@ MIN_CALLS = 3
 """Of fewer calls nobody can tell the noise."""
 _HALF = 0.5
 _HEADINGS = ("", "op", "ranks", "parameters", "hardware", "before ms", "after ms", "change", *OPPONENTS, "why")
-_NUMERIC = {"ranks", "before ms", "after ms", "change", *OPPONENTS}
+_NUMERIC = (2, *range(5, len(_HEADINGS) - 1))
 _STYLES = {"broken": "bold red", "slower": "red", "faster": "green", "mended": "green"}
 _ALONE = ("new", "gone")
 """Kinds of cases that are in one of the sets only."""
@@ -128,10 +128,7 @@ def show(changes: Sequence[Change], before: Sequence[Result], after: Sequence[Re
         several = len({change.result.hardware for change in changed}) > 1
         rows = [_row(change, rivals, several) for change in changed if each or change.kind not in _ALONE]
         rows += [] if each else _counts(changed)
-        used = [any(column) for column in zip(*rows, strict=True)]
-        headings, *rows = [list(itertools.compress(row, used)) for row in (_HEADINGS, *rows)]
-        right = [place for place, heading in enumerate(headings) if heading in _NUMERIC]
-        print_table(headings, rows, right=right, styles=_STYLES)
+        print_table(_HEADINGS, rows, right=_NUMERIC, used=True, styles=_STYLES)
     for kind, rival in itertools.product(("slower", "faster"), OPPONENTS):
         mine = [one for one in changed if one.kind == kind and one.ours]
         moved = sum(rivals.as_much(one, rival) for one in mine)
