@@ -391,7 +391,7 @@ def test_the_speed_up_by_m_is_a_geometric_mean_over_layers(tmp_path: Path) -> No
     (axes,) = figure.axes
     curves = {line.get_color(): line.get_ydata() for line in axes.lines if line.get_linewidth() == 1.7}
     for size in (2, 4):
-        tone, _ = Palette([]).of_ranks(size)
+        tone = Palette([]).of_ranks(size)
         assert np.asarray(curves[tone.light]).tolist() == pytest.approx([size * math.sqrt(1.2 * 1.5)] * 4)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["2 ranks", "4 ranks"]
 
@@ -461,7 +461,7 @@ def test_each_algorithm_has_one_colour_and_strangers_get_their_own() -> None:
     palette = Palette(["push", "nccl", "zeta", "beta"])
     light = [tone.light for tone in palette.tones.values()]
     dark = [tone.dark for tone in palette.tones.values()]
-    ranks = [palette.of_ranks(size)[0].light for size in (2, 4, 8, 16)]
+    ranks = [palette.of_ranks(size).light for size in (2, 4, 8, 16)]
     assert len(set(light)) == len(light) == len(set(dark)) == len(palette.variables) - 6 - len(set(ranks))
     assert len({*light, *ranks}) == len(light) + 4
     assert palette.ordered(["nccl", "zeta", "push", "beta"]) == ["push", "beta", "zeta", "nccl"]
@@ -471,7 +471,7 @@ def test_algorithms_of_one_chart_have_different_markers() -> None:
     palette = Palette([f"strange-{place}" for place in range(6)])
     compared = ("auto", "nccl", "torch_symm_mem", "matmul")
     for op in OPS:
-        markers = [palette.marker(name) for name in (*compared, *TRAITS[op])]
+        markers = [palette.tones[name].marker for name in (*compared, *TRAITS[op])]
         assert len(set(markers)) == len(markers), op
     assert all(tone.marker for tone in palette.tones.values())
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from iris.console import counted
 from iris.report.charts import Chart
-from iris.report.palette import INK, LOSS, MUTED, PAPER, RULE, Palette
+from iris.report.palette import INK, LOSS, MUTED, PAPER, RULE, Palette, Tone
 from iris.report.records import Result
 from iris.report.study import COMPARATORS, MATMUL, OPPONENTS, Problem, Study, grouped, time_of
 from iris.report.svg import SETTINGS
@@ -50,15 +50,15 @@ def _speedups(chart: Chart, study: Study, palette: Palette) -> Figure:
     for axes, (name, by_size) in zip(plots, drawn.items(), strict=True):
         for place, (size, points) in enumerate(sorted(by_size.items())):
             apart = 2 ** (0.16 * (place - (len(by_size) - 1) / 2))
-            tone, marker = palette.of_ranks(size)
-            axes.plot(*_columns([(m * apart, ratio) for m, ratio in points]), marker=marker, markersize=2.6,
+            tone = palette.of_ranks(size)
+            axes.plot(*_columns([(m * apart, ratio) for m, ratio in points]), marker=tone.marker, markersize=2.6,
                       linewidth=0, color=tone.light, alpha=0.4, markeredgewidth=0)  # fmt: skip
             means = [
                 (m * apart, math.exp(statistics.fmean(math.log(ratio) for _, ratio in group)))
                 for m, group in grouped(sorted(points), lambda point: point[0]).items()
             ]
             (line,) = axes.plot(*_columns(means), color=tone.light, linewidth=1.7, zorder=3)
-            _dot(line, tone.light, marker)
+            _mark(line, tone)
         _ratio_axis(axes)
         axes.grid(axis="y", color=RULE.light, linewidth=0.7)
         _unit(axes, f"speed-up over {_OPPONENT[name]} (shaded: slower)")
@@ -297,11 +297,7 @@ def _handle(name: str, palette: Palette) -> Line2D:
     if name == "floor":
         return Line2D([], [], color=INK.light, linestyle=(0, (3, 2)), linewidth=1, label=name)
     handle = Line2D([], [], linewidth=0, label=_label(name))
-    if name in palette.tones:
-        _mark(handle, name, palette)
-    else:
-        tone, marker = palette.of_ranks(int(name.split()[0]))
-        _dot(handle, tone.light, marker)
+    _mark(handle, palette.tones[name] if name in palette.tones else palette.of_ranks(int(name.split()[0])))
     return handle
 
 
@@ -309,18 +305,14 @@ def _plot(axes: Axes, points: Curve, algorithm: str, palette: Palette, joined: b
     """Markers of an algorithm, joined by a line or not; those of Iris lie above those of comparators."""
     theirs = algorithm in COMPARATORS
     (line,) = axes.plot(*_columns(points), zorder=2 if theirs else 3)
-    _mark(line, algorithm, palette)
+    _mark(line, palette.tones[algorithm])
     line.set_linewidth((1.2 if theirs else 1.7) if joined else 0)
 
 
-def _mark(line: Line2D, algorithm: str, palette: Palette) -> None:
-    _dot(line, palette.tones[algorithm].light, palette.marker(algorithm))
-
-
-def _dot(line: Line2D, colour: str, marker: str) -> None:
-    line.set_color(colour)
-    line.set_marker(marker)
-    line.set_markersize(_MARKER_SIZES.get(marker, 5.5))
+def _mark(line: Line2D, tone: Tone) -> None:
+    line.set_color(tone.light)
+    line.set_marker(tone.marker)
+    line.set_markersize(_MARKER_SIZES.get(tone.marker, 5.5))
     line.set_markeredgecolor(PAPER.light)
     line.set_markeredgewidth(0.5)
 

@@ -10,8 +10,8 @@ from iris.report.study import COMPARATORS
 
 @dataclass(frozen=True)
 class Tone:
-    """A colour on light ground, the same on dark ground, and its name as a CSS variable; of an algorithm also the
-    marker of its points."""
+    """A colour on light ground, the same on dark ground, and its name as a CSS variable; of algorithms and numbers of
+    ranks also the marker of their points."""
 
     name: str
     light: str
@@ -57,23 +57,20 @@ ALGORITHMS = (
 markers."""
 
 _RANKS = (
-    Tone("ranks-0", "#7b61d6", "#b3a1f5"),
-    Tone("ranks-1", "#1473b8", "#6fbdf0"),
-    Tone("ranks-2", "#0d8a66", "#57cfa8"),
-    Tone("ranks-3", "#b0661a", "#e8ab62"),
+    Tone("ranks-0", "#7b61d6", "#b3a1f5", "o"),
+    Tone("ranks-1", "#1473b8", "#6fbdf0", "s"),
+    Tone("ranks-2", "#0d8a66", "#57cfa8", "D"),
+    Tone("ranks-3", "#b0661a", "#e8ab62", "^"),
 )
 """Where curves differ in the number of ranks: 2 and fewer, 4 and fewer, 8 and fewer, more."""
 
 _SPARE = (
-    ("#5566aa", "#a3b1ee"),
-    ("#b0478a", "#e69aca"),
-    ("#7a4988", "#c79bd3"),
-    ("#9a7d0a", "#d9c15a"),
-    ("#35707a", "#84bfca"),
+    ("#5566aa", "#a3b1ee", "P"),
+    ("#b0478a", "#e69aca", "X"),
+    ("#7a4988", "#c79bd3", "*"),
+    ("#9a7d0a", "#d9c15a", "<"),
+    ("#35707a", "#84bfca", "p"),
 )
-_MARKERS = "osD^"
-"""Of numbers of ranks, as ``_RANKS``."""
-_SPARE_MARKERS = "PX*<p"
 
 
 class Palette:
@@ -83,9 +80,7 @@ class Palette:
         known = {tone.name: tone for tone in ALGORITHMS}
         strange = sorted(set(algorithms) - known.keys())
         spare = {
-            name: Tone(f"other-{index}", *_SPARE[index], _SPARE_MARKERS[index])
-            if index < len(_SPARE)
-            else replace(MUTED, marker="H")
+            name: Tone(f"other-{index}", *_SPARE[index]) if index < len(_SPARE) else replace(MUTED, marker="H")
             for index, name in enumerate(strange)
         }
         ours = {name: tone for name, tone in known.items() if name not in COMPARATORS}
@@ -97,13 +92,9 @@ class Palette:
         wanted = set(algorithms)
         return [name for name in self.tones if name in wanted]
 
-    def marker(self, algorithm: str) -> str:
-        return self.tones[algorithm].marker
-
-    def of_ranks(self, world_size: int) -> tuple[Tone, str]:
-        """Tone and marker of a number of ranks."""
-        index = min(len(_RANKS) - 1, max(0, (world_size - 1).bit_length() - 1))
-        return _RANKS[index], _MARKERS[index]
+    def of_ranks(self, world_size: int) -> Tone:
+        """Of a number of ranks."""
+        return _RANKS[min(len(_RANKS) - 1, max(0, (world_size - 1).bit_length() - 1))]
 
     @property
     def variables(self) -> dict[str, str]:

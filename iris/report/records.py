@@ -18,9 +18,9 @@ _BEGIN = b'{"schema":'
 """What the line of a result begins with."""
 SIMULATOR = "sim"
 _RATE = "GB/s"
+"""What a counter's name begins with that is a rate."""
 _HASH = re.compile(r"\b([0-9a-f]{7})[0-9a-f]{33}\b")
 """A whole hash of a commit, of which git shows the beginning."""
-"""What a counter's name begins with that is a rate."""
 SERIES = ("algorithm", "way")
 """Parameters that say how something was computed or moved, rather than what."""
 
