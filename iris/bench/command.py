@@ -312,7 +312,7 @@ _COLUMNS = """\
 ms               median time of one call on the slowest rank
 spread           where 80 % of the calls lie: (p90 - p10) / median
 skew µs          median of the slowest rank minus that of the fastest
-back-to-back ms  time per call of calls issued back to back, host included
+back-to-back ms  time per call of calls issued back to back, host included, on a device that they have warmed
 host µs          the host's time to issue one call
 floor ms         the least that the hardware allows; "of floor" is its share of ms
 × NCCL           how many times as fast as NCCL + torch.matmul in the same run
