@@ -36,6 +36,7 @@ from iris.bench.cases.operands import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTE
 from iris.bench.cases.ways import MATMUL, check_options, way, with_options
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
 from iris.ops.algorithms import EXCHANGING
+from iris.ops.config import word_dtype
 from iris.ops.hardware import floor_s, hardware
 from iris.ops.model import predicted_s
 from iris.ops.model.machine import machine
@@ -108,9 +109,8 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
     if algorithm in EXCHANGING:
         blocks = exchanged_blocks(problem, algorithm, num_sms, workspace.flagged)
         flags = FLAG * exchange.MAX_PROGRAMS
-        if not blocks.loaded:
-            block = blocks.block_m * blocks.block_n * item * (2 if blocks.words else 1)
-            part = Region(workspace.staging, blocks.count * block)
+        wide = word_dtype(problem.exchanged_dtype).itemsize // 4 if blocks.words else 1
+        part = Region(workspace.staging, blocks.count * blocks.block_m * blocks.block_n * item * wide)
         if problem.op == SCATTER:
             output = Region(operands.output, 0)
     elif problem.op in (REDUCE_SCATTER, ALL_REDUCE):
@@ -122,8 +122,10 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
                 flags = FLAG * -(-tiles // tiles_per_chunk(problem, config, tiles))
             elif algorithm == "atomic":
                 part, flags = Region(workspace.staging, 0), 0
+            elif sent_in_words(problem, config):
+                part = Region(workspace.staging, tiles * slot * word_dtype(problem.output_dtype).itemsize // 4)
             elif algorithm == "one_shot":
-                part = Region(workspace.staging, 2 * tiles * slot if sent_in_words(problem, config) else 0)
+                part = Region(workspace.staging, 0)
             if algorithm != "copy_engine":
                 output = Region(operands.output, 0)
         elif algorithm == "ring":
@@ -195,6 +197,10 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
     state.set_config(changed_fields(config))
     if known is not None:
         state.set_predicted(predicted_s(problem, config, replace(machine(known, problem.dtype), contention=False)))
+    if config.algorithm == "two_shot" and sent_in_words(problem, config):
+        tiles = -(-problem.m // config.block_size_m) * -(-problem.n // config.block_size_n)
+        if tiles % world:
+            state.skip(f"{tiles} tiles, of which {world} ranks do not own as many each")
     places = regions(operands, config, memory_of(one, problem, config, None), ctx.num_sms)
     if any(place.stride % VECTOR for place in places[:-2]):
         state.skip(f"ranks' places are no multiple of {VECTOR} bytes apart")

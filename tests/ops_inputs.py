@@ -113,7 +113,7 @@ def some(values: Sequence[T], one_of: int = 2) -> list[T]:
     return list(values) if BACKEND != "sim" else list(values)[turn::one_of]
 
 
-IN_WORDS = [way for way in ways() if way.algorithm in (*EXCHANGING, "one_shot")]
+IN_WORDS = [way for way in ways() if way.algorithm in (*EXCHANGING, "one_shot", "two_shot")]
 """What sends little by words, each of which says that it has come, and more by flags."""
 each_way = pytest.mark.parametrize("way", ways(), ids=str)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))

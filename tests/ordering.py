@@ -7,8 +7,10 @@ by acquiring what they released, by a launch, or by the end of a kernel. Of ever
 agent last read, wrote or, atomically, changed it. Whoever uses a word must know of all that others have done to it;
 else nothing but luck has put that first. (C. Flanagan and S. Freund, FastTrack, PLDI 2009, has the theory.)
 
-A flag of the copy engine is a copy of one word, seen no sooner than earlier copies. Words that hold data and epoch
-(int64) are atomic and order nothing.
+A flag of the copy engine is a copy of one word, seen no sooner than earlier copies. Words that say by themselves that
+they have come (:func:`iris.device.sync.store_words`) order nothing of what their kernel does. But whoever has taken one
+knows that the storer's kernel had begun, and so of all that was done before, and of what the storer had learned so
+itself; and a word may be stored only where none lies, by who knows that the one before was taken.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import iris
 from iris.backends import interpreter
 from iris.backends.memory import Memory
 from iris.backends.sim import SideStream, SimBackend
+from iris.device.sync import NO_WORD
 from iris.engine import CopyEngine
 from iris.ops import workspace
 from iris.ops.workspace import FusedWorkspace
@@ -70,6 +73,7 @@ class Watch(TorchDispatchMode):
         self._clock = np.zeros(world * _EACH, np.int32)
         self._known: dict[Hashable, Clocks] = {}
         self._stream, self._paused = CURRENT, False
+        self._words: list[range] = []
         self._patches = contextlib.ExitStack()
         for agent in (CURRENT, BESIDE, COPIES):
             self._known[agent] = np.zeros_like(self._clock)
@@ -125,11 +129,11 @@ class Watch(TorchDispatchMode):
             if offsets.size:
                 yield rank, np.unique(offsets[:, None] // _WORD + np.arange(-(-nbytes // _WORD)))
 
-    def _use(self, how: int, addresses: Addresses, nbytes: int) -> None:
+    def _use(self, how: int, addresses: Addresses, nbytes: int, unlike: tuple[int, ...] | None = None) -> None:
         agent, key = self._running()
         known = self._known[key]
         for rank, words in self._places(addresses, nbytes):
-            for before in _UNLIKE[how]:
+            for before in _UNLIKE[how] if unlike is None else unlike:
                 for late in np.flatnonzero((self._used[rank][before, words] > known).any(0)):
                     mine, other = self._rank * _EACH + agent, int(late)
                     self.unordered.add(
@@ -144,10 +148,24 @@ class Watch(TorchDispatchMode):
             mine = self._told[rank][words, self._rank]
             self._told[rank][words, self._rank] = np.maximum(mine, self._known[key]) if add else self._known[key]
 
-    def _acquire(self, addresses: Addresses) -> None:
-        _, key = self._running()
+    def _of_words(self, addresses: Addresses) -> bool:
+        """Whether it is words that are there, on whichever heap."""
+        offsets = [int(addresses[0]) - base for base in self._bases] if addresses.size else []
+        return any(offset in words for words in self._words for offset in offsets)
+
+    def _store_words(self, addresses: Addresses, values: Any) -> None:
+        if (values == NO_WORD.value).all():
+            self._use(WRITE, addresses, values.itemsize, (READ, WRITE))  # what was stored there has been seen
+            return
+        self._use(ATOMIC, addresses, values.itemsize)
+        if any(ctypes.c_int32.from_address(int(address)).value != NO_WORD.value for address in addresses):
+            self.unordered.add("a word is stored where another one lies")
         for rank, words in self._places(addresses, _WORD):
-            self._learn(key, self._told[rank][words].max((0, 1)))
+            self._told[rank][words, self._rank] = self._known["words", self._running()[1]]
+
+    def _acquire(self, addresses: Addresses, key: Hashable = None) -> None:
+        for rank, words in self._places(addresses, _WORD):
+            self._learn(self._running()[1] if key is None else key, self._told[rank][words].max((0, 1)))
 
     # -- kernels ----------------------------------------------------------------------------------------------
 
@@ -156,6 +174,7 @@ class Watch(TorchDispatchMode):
             programs = [("program", number) for number in range(grid[0])]
             for _, number in programs:
                 self._known["program", number] = self._known[self._stream].copy()
+                self._known["words", ("program", number)] = self._known[self._stream].copy()
                 self._tick(FIRST_PROGRAM + number % _PROGRAMS, ("program", number))
             self._tick(self._stream, self._stream)
             original(launch, body, grid)
@@ -166,15 +185,26 @@ class Watch(TorchDispatchMode):
 
     def _load(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load(memory: Memory, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
-            nbytes = np.dtype(dtype).itemsize
-            self._use(ATOMIC if nbytes > _WORD else READ, pointers[mask], nbytes)
-            return original(memory, pointers, mask, other, dtype)
+            addresses = pointers[mask]
+            words = self._of_words(addresses)
+            if not words:
+                self._use(READ, addresses, np.dtype(dtype).itemsize)
+            found = original(memory, pointers, mask, other, dtype)
+            if words:
+                _, key = self._running()
+                for one in (key, ("words", key)):
+                    self._acquire(addresses[found[mask] != NO_WORD.value], one)
+            return found
 
         return load
 
     def _store(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def store(memory: Memory, pointers: Any, values: Any, mask: Any) -> Any:
-            self._use(ATOMIC if values.itemsize > _WORD else WRITE, pointers[mask], values.itemsize)
+            addresses = pointers[mask]
+            if self._of_words(addresses):
+                self._store_words(addresses, values[mask])
+            else:
+                self._use(WRITE, addresses, values.itemsize)
             return original(memory, pointers, values, mask)
 
         return store
@@ -285,11 +315,15 @@ class Watch(TorchDispatchMode):
         return function(*args, **kwargs)
 
     def _unwatched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What is done behind a barrier of the hosts."""
+        """What is done behind a barrier of the hosts: a workspace made."""
 
         def call(*args: Any) -> Any:
             with mock.patch.object(self, "_paused", True):
-                return original(*args)
+                made = original(*args)
+                if made.staging.numel() and bool((made.staging == 0xFF).all()):
+                    first = made.staging.data_ptr() - self._bases[self._rank]
+                    self._words.append(range(first, first + made.staging.numel()))
+            return made
 
         return call
 

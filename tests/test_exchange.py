@@ -15,8 +15,8 @@ from ranks import BACKEND, Ranks, context, fresh, worlds
 
 from iris.ops import new_workspace
 from iris.ops.algorithms import EXCHANGING
-from iris.ops.config import TILE_WORDS_NBYTES, WORDS_NBYTES, FusedConfig, in_words, tiles_in_words
-from iris.ops.exchange import FLAGS, LOADED_NBYTES, blocks_of
+from iris.ops.config import TILE_WORDS_NBYTES, WORDS_NBYTES, FusedConfig, in_words, tiles_in_words, word_dtype
+from iris.ops.exchange import FLAGS, blocks_of
 from iris.ops.problem import DTYPES, Problem
 from iris.ops.room import room
 from iris.ops.workspace import MIN_FLAGS
@@ -35,44 +35,51 @@ LATE_S = 0.005
 def test_blocks_cover_a_part(hops: int, part: tuple[int, int], world_size: int, dtype: torch.dtype) -> None:
     blocks = blocks_of(part, dtype, world_size, 132, hops)
     rows, cols = part
-    assert blocks.words == in_words(rows * cols * dtype.itemsize * (world_size - 1), world_size, hops)
+    assert blocks.words == in_words(rows * cols * dtype.itemsize * (world_size - 1), dtype, world_size, hops)
     assert blocks.num_flags == (0 if blocks.words else FLAGS)
     assert -(-rows // blocks.block_m) * -(-cols // blocks.block_n) == blocks.count
     assert blocks.block_m & (blocks.block_m - 1) == blocks.block_n & (blocks.block_n - 1) == 0
     assert blocks.block_n * dtype.itemsize >= 4, "a word holds neighbours in a row"
     whole = rows * max(cols, 16 // dtype.itemsize)
     assert blocks.count * blocks.block_m * blocks.block_n <= max(4 * whole, 2048), "an inbox is of blocks"
-    product = world_size * rows * cols * dtype.itemsize
-    assert blocks.loaded == (hops == 2 and not blocks.words and product <= LOADED_NBYTES)
     nbytes = 2 * world_size * blocks.count * blocks.block_m * blocks.block_n * dtype.itemsize
-    carried = nbytes * (2 * hops if blocks.words else 1)
-    assert blocks.inbox_nbytes(world_size, dtype) == (product if blocks.loaded else carried)
+    carried = nbytes * (hops * word_dtype(dtype).itemsize // 4 if blocks.words else 1)
+    assert blocks.inbox_nbytes(world_size, dtype) == carried
 
 
 def test_words_are_for_little() -> None:
     """Bytes cost the same however many ranks they go to."""
     for world_size in (2, 4, 8):
-        for hops, most in ((1, 512 << 10), (2, 768 << 10)):
-            assert in_words(most, world_size, hops) and not in_words(most + 1, world_size, hops)
-    assert not in_words(0, 1, 1), "one rank sends nothing: its inbox need not be larger"
+        for (hops, size), most in WORDS_NBYTES.items():
+            dtype = torch.int32 if size == 8 else torch.bfloat16
+            assert in_words(most, dtype, world_size, hops) and not in_words(most + 1, dtype, world_size, hops)
+    assert not in_words(0, torch.bfloat16, 1, 1), "one rank sends nothing: its inbox need not be larger"
 
 
 @pytest.mark.parametrize(
     ("part", "elements"),
-    [((4, 8192), 256), ((16, 6144), 256), ((16, 7168), 512), ((32, 6144), 512), ((32, 7168), 1024), ((48, 8192), 1024)],
+    [
+        ((4, 8192), 512),
+        ((32, 6144), 512),
+        ((32, 7168), 1024),
+        ((64, 6144), 1024),
+        ((64, 7168), 2048),
+        ((96, 8192), 2048),
+    ],
     ids=str,
 )
 def test_blocks_of_words_are_as_large_as_was_fastest(part: tuple[int, int], elements: int) -> None:
-    """On 2 and 4 × H200, in bf16; results/2026-11-22/exchange-blocks-h200-x2.txt and -x4.txt."""
+    """On 2 and 4 × H200, in bf16; results/2026-11-27/exchange-alone-h200-x2.txt and -x4.txt."""
     blocks = blocks_of(part, torch.bfloat16, 2, 132, hops=2)
     assert blocks.words and blocks.block_m * blocks.block_n == elements
 
 
 def test_tiles_in_words_are_for_little() -> None:
     for world_size in (2, 4, 8):
-        most = TILE_WORDS_NBYTES // (world_size - 1)
-        assert tiles_in_words(most, world_size) and not tiles_in_words(most + 1, world_size)
-    assert not tiles_in_words(0, 1)
+        for dtype, most in ((torch.float16, TILE_WORDS_NBYTES), (torch.int32, TILE_WORDS_NBYTES // 2)):
+            most //= world_size - 1
+            assert tiles_in_words(most, dtype, world_size) and not tiles_in_words(most + 1, dtype, world_size)
+    assert not tiles_in_words(0, torch.float16, 1)
 
 
 def in_turns(way: Way, dtype: torch.dtype, seed: int) -> tuple[list[float], bool, bool]:
@@ -89,10 +96,8 @@ def in_turns(way: Way, dtype: torch.dtype, seed: int) -> tuple[list[float], bool
             one.run(workspace=workspace)
             excesses.append(one.excess())
             one.spoil()
-    # No other number is ever where an epoch is looked for, and calls take the halves of the inbox in turns.
-    staging, half = by_words.halves()
-    even, odd = (set(one.tolist()) for one in (staging.view(torch.int64) >> 32).view(2, half // 8))
-    only_words = {4} <= even <= {0, 2, 4} and {3} <= odd <= {0, 1, 3} and not bool(by_words.ready.any())
+    # All words that have come have been taken: nothing is left where the next ones are looked for.
+    only_words = bool((by_words.staging == 0xFF).all()) and not bool(by_words.ready.any())
     ctx.barrier()
     return excesses, only_words, bool(by_flags.ready.any())
 
@@ -109,7 +114,7 @@ def test_words_and_flags(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) 
         assert only_words and flags_set
 
 
-FEW = {1: 32 << 10, 2: 48 << 10}
+FEW = {(1, 4): 32 << 10, (2, 4): 48 << 10}
 """Of bytes in words, so that parts that are too large for them need not be large."""
 LARGE = {1: (40, 230), 2: (56, 230)}
 """A part of A, or of the product, in fp32, that then is, between 2 ranks, by hops."""
@@ -119,9 +124,9 @@ def hops_of(way: Way) -> int:
     return 2 if way.algorithm == "low_latency_two_shot" else 1
 
 
-def in_any_order(way: Way, seed: int, loaded_nbytes: int) -> tuple[list[float], set[bool]]:
+def in_any_order(way: Way, seed: int) -> tuple[list[float], set[bool]]:
     """Small calls and large ones by turns, in the context's own workspaces, and in one made for the large ones; and
-    what the ops were told when they asked whether to go by words. Larger sums than ``loaded_nbytes`` are not loaded."""
+    what the ops were told when they asked whether to go by words."""
     hops, excesses, kinds = hops_of(way), [], set()
     rows, cols = LARGE[hops]
     shapes: tuple[Shape, ...] = ((4, 32, 32), (rows * hops, cols, cols), (9, 40, 32), (rows * hops, cols, cols))
@@ -136,8 +141,7 @@ def in_any_order(way: Way, seed: int, loaded_nbytes: int) -> tuple[list[float], 
     with (
         fresh(1 << 25) as ctx,
         mock.patch.dict(WORDS_NBYTES, FEW),
-        mock.patch("iris.ops.exchange.LOADED_NBYTES", loaded_nbytes),
-        mock.patch("iris.ops.config.TILE_WORDS_NBYTES", FEW[1]),
+        mock.patch("iris.ops.config.TILE_WORDS_NBYTES", FEW[1, 4]),
         mock.patch("iris.ops.exchange.in_words", asked(in_words)),
         mock.patch("iris.ops.room.tiles_in_words", asked(tiles_in_words)),
     ):
@@ -152,14 +156,9 @@ def in_any_order(way: Way, seed: int, loaded_nbytes: int) -> tuple[list[float], 
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
-@pytest.mark.parametrize(
-    ("way", "loaded_nbytes"),
-    [(way, nbytes) for way in IN_WORDS for nbytes in ((64 << 10, LOADED_NBYTES) if hops_of(way) == 2 else (0,))],
-    ids=str,
-)
-def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, loaded_nbytes: int, seed: int) -> None:
-    """Of two hops the large ones are stored between calls that are loaded, or loaded, too."""
-    for excesses, kinds in ranks.run(in_any_order, way, seed, loaded_nbytes):
+@pytest.mark.parametrize("way", IN_WORDS, ids=str)
+def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, seed: int) -> None:
+    for excesses, kinds in ranks.run(in_any_order, way, seed):
         assert max(excesses) <= 1
         assert kinds == {True, False}
 
@@ -170,8 +169,8 @@ def test_an_inbox_has_room_for_the_tiles_of_all_ranks_as_words(world_size: int, 
     """In each of its halves: other memory would be written, or the other half."""
     problem = Problem("matmul_all_reduce", 100, 500, 64, dtype, world_size)
     config = FusedConfig("one_shot", block_size_m=64, block_size_n=64)
-    words = 2 * 8 * 64 * 64 * dtype.itemsize // 4
-    assert room(problem, config, 132) == (2 * world_size * words * 8, 0)
+    nbytes = 2 * 8 * 64 * 64 * dtype.itemsize
+    assert room(problem, config, 132) == (2 * world_size * nbytes, 0)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
@@ -182,7 +181,7 @@ def test_each_sender_of_a_relay_has_a_flag_for_each_chunk_of_each_peer(world_siz
     assert room(problem, config, 132).num_flags == (world_size - 1) * 48 * 64
 
 
-@pytest.mark.parametrize("algorithm", [*EXCHANGING, "one_shot"])
+@pytest.mark.parametrize("algorithm", [*EXCHANGING, "one_shot", "two_shot"])
 @pytest.mark.parametrize("rows", [1, 16, 64, 128, 512])
 def test_a_workspace_for_flags_serves_what_would_go_by_words(algorithm: str, rows: int) -> None:
     """One for the largest batch is large enough for all others."""
@@ -200,6 +199,6 @@ def test_a_workspace_for_flags_serves_what_would_go_by_words(algorithm: str, row
 def test_little_by_flags_is_cut_as_much_by_flags_is(hops: int) -> None:
     """In a workspace that has flags: words are cut smaller."""
     words, flags = (blocks_of((8, 2048), torch.float32, 4, 132, hops, by_flags) for by_flags in (False, True))
-    assert words.words and not words.loaded and words.num_flags == 0
-    assert not flags.words and flags.loaded == (hops == 2) and flags.num_flags == FLAGS
-    assert flags.block_m * flags.block_n == (2048 if flags.loaded else 512) > words.block_m * words.block_n
+    assert words.words and words.num_flags == 0
+    assert not flags.words and flags.num_flags == FLAGS
+    assert flags.block_m * flags.block_n == 512 > words.block_m * words.block_n

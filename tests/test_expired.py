@@ -96,7 +96,7 @@ def wait_for_several_kernel(handle, memory, peers, wanted, KIND: tl.constexpr):
         sync.wait_leading(memory + lanes, wanted, those, lanes < 4, handle)
     else:
         words = memory + lanes[:, None, None] * 32 + tl.arange(0, 32)[None, None, :]
-        sync.wait_words(words, wanted, those, lanes < 4, handle)
+        sync.take_words(words, wanted, those, lanes < 4, handle)
 
 
 def wait_for_several(kind: str, wanted: int, late: int, seen: int) -> list[int]:
@@ -104,8 +104,8 @@ def wait_for_several(kind: str, wanted: int, late: int, seen: int) -> list[int]:
     than is ``wanted``: its flag, or one of 32 words, holds what is ``seen``. Offsets count from the first."""
     with iris.iris(1 << 16, timeout_s=0.1, first_timeout_s=0.6) as ctx:
         dtype, each = (torch.int64, 32) if kind == "words" else (torch.int32, 1)
-        memory = ctx.full((4 * each,), wanted << 32 if kind == "words" else wanted, dtype=dtype)
-        memory[late * each + each // 2] = seen << 32 if kind == "words" else seen
+        memory = ctx.full((4 * each,), wanted, dtype=dtype)
+        memory[late * each + each // 2] = sync.NO_WORD.value if kind == "words" else seen
         peers = torch.tensor([1, 3, 0, 2], dtype=torch.int32)
         with suppress(iris.WaitTimeout):
             wait_for_several_kernel[(1,)](ctx.handle, memory, peers, wanted, KIND=kind)
@@ -123,7 +123,8 @@ def wait_for_several(kind: str, wanted: int, late: int, seen: int) -> list[int]:
 )
 def test_of_several_peers_the_late_one_is_named(ranks: Ranks, kind: str, late: int, peer: int, offset: int) -> None:
     ((*words, _),) = ranks.run(wait_for_several, kind, 5, late, 4)
-    assert words == [sync.CODE_EXPIRED.value, 0, 0, peer, offset, 5, 4]
+    held = 0 if kind == "words" else 4
+    assert words == [sync.CODE_EXPIRED.value, 0, 0, peer, offset, 5, held]
 
 
 @pytest.mark.skipif(BACKEND != "sim", reason="one rank suffices")

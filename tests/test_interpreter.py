@@ -352,10 +352,10 @@ def wait_leading_kernel(flags, epoch, peer, handle, LANES: tl.constexpr):
 
 
 @triton.jit
-def wait_words_kernel(words, epoch, handle, RANKS: tl.constexpr):
+def take_words_kernel(words, epoch, handle, RANKS: tl.constexpr):
     ranks = tl.arange(0, RANKS)
     block = ranks[:, None, None] * 128 + tl.arange(0, 8)[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
-    sync.wait_words(words + block, tl.cast(epoch, tl.int32), ranks, ranks < iris.world_size(handle), handle)
+    sync.take_words(words + block, tl.cast(epoch, tl.int32), ranks, ranks < iris.world_size(handle), handle)
 
 
 def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failure, Failure, int]:
@@ -365,9 +365,9 @@ def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failur
         flags[: ctx.world_size] = 4
         flags[missing] = 2
         came = torch.zeros(1, dtype=torch.int32, device=ctx.device)
-        words = ctx.full((4, 128), 4 << 32, dtype=torch.int64)
-        words[missing] = 2 << 32
-        waited_for = words if kind == "wait_words" else flags
+        words = ctx.zeros((4, 128), dtype=torch.int64)
+        words[missing] = sync.NO_WORD.value
+        waited_for = words if kind == "take_words" else flags
         offset = waited_for.data_ptr() - int(ctx.heap_bases[ctx.rank])
         ctx.device_barrier()
         ctx.barrier()
@@ -381,8 +381,8 @@ def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failur
                 wait_all_kernel[(1,)](flags, 4, came, ctx.handle, 16)
             elif kind == "wait_leading":
                 wait_leading_kernel[(1,)](flags[missing:], 4, missing, ctx.handle, 8)
-            elif kind == "wait_words":
-                wait_words_kernel[(1,)](words, 4, ctx.handle, 4)
+            elif kind == "take_words":
+                take_words_kernel[(1,)](words, 4, ctx.handle, 4)
             else:
                 ctx.device_barrier()
             ctx.barrier()
@@ -397,7 +397,7 @@ def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failur
     return first, again, offset
 
 
-@pytest.mark.parametrize("kind", ["wait by 1", "wait by 4", "wait_all", "wait_leading", "wait_words", "device_barrier"])
+@pytest.mark.parametrize("kind", ["wait by 1", "wait by 4", "wait_all", "wait_leading", "take_words", "device_barrier"])
 @pytest.mark.parametrize("ranks", worlds(2, 2) if BACKEND != "sim" else worlds(3, 3), indirect=True)
 def test_a_wait_for_what_never_comes_ends_on_every_rank_and_names_everything(ranks: Ranks, kind: str) -> None:
     timeout_s = 0.7
@@ -411,9 +411,9 @@ def test_a_wait_for_what_never_comes_ends_on_every_rank_and_names_everything(ran
     if kind == "device_barrier":
         site, flag = "device_barrier", r"flag at heap offset \d+ should reach 2, holds 1"
     else:
-        at, one = outcomes[0][2], 256 if kind == "wait_words" else 1
+        at, one = outcomes[0][2], 256 if kind == "take_words" else 1
         place = rf"heap offset {at + 4 * one} \(flag\[{one}\] of the tensor at {at}\)"
-        site, flag = "a user kernel", f"flag at {place} should reach 4, holds 2"
+        site, flag = "a user kernel", f"flag at {place} should reach 4, holds {0 if kind == 'take_words' else 2}"
     waiters = "0" if ranks.world_size == 2 else "(0|2)"
     # Where two wait, the first to give up tells the other, who may then have no record of its own.
     firsthand = rf"{site}: rank {waiters} waited (0\.[7-9]|1\.\d) s for rank 1: {flag}"

@@ -14,7 +14,7 @@ from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, SMALL
 from ranks import BACKEND, Ranks, context, fresh, worlds
 
 from iris.ops import FusedWorkspace, matmul_all_scatter, new_workspace
-from iris.ops.exchange import FLAGS, LOADED_NBYTES
+from iris.ops.exchange import FLAGS
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PROT_NONE = 0
@@ -63,25 +63,24 @@ def test_nothing_beyond_the_operands(ranks: Ranks, way: Way, seed: int) -> None:
     assert max(ranks.run(before_a_fence, way, seed)) <= 1
 
 
-def rows_below(loaded_nbytes: int, seed: int) -> list[float]:
-    """What stands below the output of a sum in two hops, behind flags, whose last rank has fewer rows than the others;
-    and how far the sum is off. Larger sums than ``loaded_nbytes`` are stored."""
+def rows_below(num_flags: int, seed: int) -> list[float]:
+    """What stands below the output of a sum in two hops whose last rank has fewer rows than the others; and how far the
+    sum is off."""
     ctx = context()
     one = trial(ctx, Way(ALL_REDUCE, "low_latency_two_shot"), (17, 5, 35), torch.float32, seed)
     whole = ctx.full((24, 5), 7.0)
     one.output = one.frame = whole[:17]
-    workspace = new_workspace(ctx, ALL_REDUCE, "low_latency_two_shot", 1 << 20, FLAGS)
-    with mock.patch("iris.ops.exchange.LOADED_NBYTES", loaded_nbytes):
-        one.run(workspace=workspace)
+    workspace = new_workspace(ctx, ALL_REDUCE, "low_latency_two_shot", 1 << 20, num_flags)
+    one.run(workspace=workspace)
     ctx.barrier()
     return [float(whole[17:].min()), float(whole[17:].max()), one.excess()]
 
 
 @pytest.mark.skipif(BACKEND != "sim", reason="three ranks share 17 rows")
 @pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True)
-@pytest.mark.parametrize("loaded_nbytes", [0, LOADED_NBYTES])
-def test_nothing_below_a_sum_in_two_hops(ranks: Ranks, loaded_nbytes: int, seed: int) -> None:
-    for least, most, excess in ranks.run(rows_below, loaded_nbytes, seed):
+@pytest.mark.parametrize("num_flags", [0, FLAGS], ids=["words", "flags"])
+def test_nothing_below_a_sum_in_two_hops(ranks: Ranks, num_flags: int, seed: int) -> None:
+    for least, most, excess in ranks.run(rows_below, num_flags, seed):
         assert (least, most) == (7, 7) and excess <= 1
 
 

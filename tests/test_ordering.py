@@ -18,7 +18,7 @@ from ordering import Watch, notes_nbytes
 from ranks import BACKEND, Ranks, fresh, worlds
 
 from iris.engine import CopyEngine
-from iris.ops.algorithms import EXCHANGING, LIBRARY
+from iris.ops.algorithms import LIBRARY, TRAITS
 from iris.ops.call import OpCall
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, Landing
@@ -35,8 +35,6 @@ HEAP_SIZE = 1 << 20
 STAGING_NBYTES = 5 << 16
 SHAPES = ((60, 9, 17), (1, 3, 5), (50, 9, 17))
 """Of the first and the last, owners have two chunks of rows; of the second, some own no rows."""
-LOADED_NBYTES = 1000
-"""Between the second shape's sum and the others'."""
 CHUNKED = replace(SMALL, num_chunks=2)
 SENT = replace(SMALL, comm_sms=1, k_per_flag=1)
 EACH: tuple[Call, ...] = tuple((shape, CHUNKED) for shape in SHAPES)
@@ -80,7 +78,7 @@ def no_gate() -> AbstractContextManager[Any]:
 
 def one_half() -> AbstractContextManager[Any]:
     """All calls send to the same half of the inbox."""
-    return mock.patch.object(FusedWorkspace, "halves", lambda ours: (ours.staging, 0))
+    return mock.patch.object(FusedWorkspace, "inbox", lambda ours, dtype: (ours.staging.view(dtype), 0))
 
 
 def one_stack() -> AbstractContextManager[Any]:
@@ -97,9 +95,9 @@ def no_wait_for_parts() -> AbstractContextManager[Any]:
 def unordered(way: Way, num_flags: int, flaw: Flaw, seed: int, calls: tuple[Call, ...] = EACH) -> list[str]:
     """What is not ordered in calls of one workspace between which nothing comes but new inputs in the same memory."""
     with fresh(HEAP_SIZE) as ctx, fresh(notes_nbytes(HEAP_SIZE, ctx.world_size)) as notes:
-        workspace = new_workspace(ctx, way.op, way.algorithm, STAGING_NBYTES, num_flags)
         trials = [trial(ctx, way, shape, torch.float32, seed + turn) for turn, (shape, _) in enumerate(calls)]
-        with Watch(ctx, notes) as watch, flaw(), mock.patch("iris.ops.exchange.LOADED_NBYTES", LOADED_NBYTES):
+        with Watch(ctx, notes) as watch, flaw():
+            workspace = new_workspace(ctx, way.op, way.algorithm, STAGING_NBYTES, num_flags)
             for one, (_, config) in zip(trials, calls, strict=True):
                 one.output.fill_(float("nan"))  # peers may write there only when this rank has come
                 one.run(config, workspace)
@@ -111,7 +109,7 @@ def unordered(way: Way, num_flags: int, flaw: Flaw, seed: int, calls: tuple[Call
 
 def numbers_of_flags(way: Way) -> tuple[int, ...]:
     """For workspaces in which little travels as words, and in which nothing does; of other ways: in which all fits."""
-    return (0, FLAGS) if way.algorithm in (*EXCHANGING, "one_shot") else (GATHER_FLAGS,)
+    return (0, FLAGS) if TRAITS[way.op][way.algorithm].words else (GATHER_FLAGS,)
 
 
 @pytest.mark.parametrize(
@@ -193,9 +191,23 @@ def test_relays_of_several_senders_are_ordered(ranks: Ranks, team: int, seed: in
         (Way(GATHER, "decomposed"), GATHER_FLAGS, no_meeting),
         (Way(REDUCE_SCATTER, "push"), 0, no_gate),
         (Way(ALL_REDUCE, "low_latency"), FLAGS, one_half),
+        (Way(ALL_REDUCE, "low_latency_two_shot"), 0, one_half),
+        (Way(ALL_REDUCE, "one_shot"), 0, one_half),
+        (Way(ALL_REDUCE, "two_shot"), 0, one_half),
         (Way(GATHER, "push"), GATHER_FLAGS, one_stack),
     ],
-    ids=["no_follow", "no_wait_in_sum", "no_wait_in_gather", "no_meeting", "no_gate", "one_half", "one_stack"],
+    ids=[
+        "no_follow",
+        "no_wait_in_sum",
+        "no_wait_in_gather",
+        "no_meeting",
+        "no_gate",
+        "one_half",
+        "words",
+        "tiles",
+        "sums",
+        "one_stack",
+    ],
 )
 def test_what_is_not_ordered_is_found(ranks: Ranks, way: Way, num_flags: int, flaw: Flaw, seed: int) -> None:
     assert any(ranks.run(unordered, way, num_flags, flaw, seed))

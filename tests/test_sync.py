@@ -604,15 +604,15 @@ def test_counts_of_more_bits_wrap_as_flags_do(ranks: Ranks, count: int) -> None:
 
 
 @triton.jit
-def wait_words_kernel(words, handle, WORDS: tl.constexpr):
+def take_words_kernel(words, handle, WORDS: tl.constexpr):
     lanes = tl.arange(0, 1)
-    sync.wait_words((words + tl.arange(0, WORDS))[None, None, :], lanes.sum() + 1, lanes, lanes == 0, handle)
+    sync.take_words((words + tl.arange(0, WORDS))[None, None, :], lanes.sum() + 1, lanes, lanes == 0, handle)
 
 
 def words_of(count: int) -> Failure:
     ctx = context()
-    words = ctx.full((count,), 1 << 32, dtype=torch.int64)
-    return failure_of(lambda: wait_words_kernel[(1,)](words, ctx.handle, count))
+    words = ctx.zeros((count,), dtype=torch.int32)
+    return failure_of(lambda: take_words_kernel[(1,)](words, ctx.handle, count))
 
 
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)

@@ -91,6 +91,10 @@ def abort_code(waiting: int, peer: int) -> int:
 
 _LEAST_WORDS: tl.constexpr = tl.constexpr(128)
 """Words that are waited for together: more than the lanes of a warp, or of AMD's wave."""
+NO_WORD: tl.constexpr = tl.constexpr(-1)
+"""What stands where a word is waited for, in 32 or 64 bits."""
+_ANOTHER_NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
+"""One float32, two of 16 bits, or four e4m3: NaNs all, as those of :data:`NO_WORD` are."""
 _POLLS_PER_CHECK: tl.constexpr = tl.constexpr(64)
 _MOST_AHEAD: tl.constexpr = tl.constexpr(32)
 """A flag of an op counts as reached only if it is less than this ahead of the value waited for. Epochs are ahead by a
@@ -291,71 +295,68 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
 
 
 @triton.jit
-def store_words(word_ptrs, data, epoch):
-    """Store a block of int32, to any rank, as *words*: int64, an element and the epoch side by side, so that whoever
-    finds the epoch has the element (the LL protocol of NCCL). Half of what crosses the link is data, but no flag
-    follows it and no fence waits for it.
+def store_words(word_ptrs, data):
+    """Store a block of int32, to any rank, as *words*: each says by itself that it has come, as where it lies there was
+    :data:`NO_WORD` before. So no flag follows the data, and no fence waits for it. (The custom all-reduces of
+    TensorRT-LLM and FlashInfer do so with zeros of negative sign, Lamport's way.)
 
     Args:
-        word_ptrs: where; memory that holds nothing but words, or zeros, ever.
+        word_ptrs: where; memory of which each word is stored to, and then taken by :func:`take_words`, by turns. Of
+            int32, for data that is floats: of these :data:`NO_WORD` is nothing but NaNs, and such NaNs become others.
+            Of int64 for any other data, of which no bits are left for that.
         data: int32.
-        epoch: of the call, int32, and not 0.
 
-    Sync: orders nothing, not even one word and the next. See :func:`wait_words`.
+    Sync: orders nothing, not even one word and the next.
     """
-    words = (epoch.to(tl.int64) << 32) | (data.to(tl.int64) & 0xFFFFFFFF)
+    if word_ptrs.dtype.element_ty == tl.int64:
+        words = data.to(tl.int64) & 0xFFFFFFFF
+    else:
+        words = tl.where(data == NO_WORD, _ANOTHER_NAN, data)
     tl.store(word_ptrs, words, cache_modifier=".wt")
 
 
 @triton.jit
-def wait_words(word_ptrs, epoch, peers, valid, handle, site: tl.constexpr = SITE_USER):
-    """Wait until words of this epoch stand at all of ``word_ptrs``, in this rank's heap. Returns the data, int32.
+def take_words(word_ptrs, epoch, peers, valid, handle, site: tl.constexpr = SITE_USER):
+    """Wait until words stand at all of ``word_ptrs``, in this rank's heap, and take them away: :data:`NO_WORD` stands
+    there then. Returns the data, int32.
 
     Args:
-        word_ptrs: a block of three dimensions, of which the first is the peer; at least 128 words.
-        epoch: of the call, int32.
+        word_ptrs: a block of three dimensions, of which the first is the peer; at least 128 words, of int32 or int64 as
+            they were stored.
+        epoch: of the call, int32; named if the wait expires.
         peers: the ranks expected to store the words, named if the wait expires.
         valid: which of these count; of others the data is 0.
 
-    Sync: orders nothing; what is returned is what was stored with the epoch. Bounded as :func:`wait`.
+    Sync: orders nothing, but what is stored there in a call that peers begin when they have had anything from this
+        rank's next call comes behind. Bounded as :func:`wait`.
     """
     _require_warps(word_ptrs)
-    seen = _look_at_words(word_ptrs, epoch, valid)
-    if _words_missing(seen, epoch) > 0:
+    mask = tl.broadcast_to(valid[:, None, None], word_ptrs.shape)
+    seen = load_fresh(word_ptrs, mask, 0)
+    if _words_missing(seen) > 0:
         started = clock_ns()
         stopped = 0
         polls = 0
-        while (_words_missing(seen, epoch) > 0) & (stopped == 0):
-            seen = _look_at_words(word_ptrs, epoch, valid)
+        while (_words_missing(seen) > 0) & (stopped == 0):
+            seen = load_fresh(word_ptrs, mask, 0)
             polls += 1
-            if polls % _POLLS_PER_CHECK == 0 and _words_missing(seen, epoch) > 0:
-                late = _epochs_of(seen) != epoch
+            if polls % _POLLS_PER_CHECK == 0 and _words_missing(seen) > 0:
+                late = seen == NO_WORD
                 first = tl.min(tl.where(late, word_ptrs.to(tl.int64), 1 << 62))
                 peer = tl.min(tl.where(late, peers[:, None, None], MAX_RANKS))
-                held = tl.min(tl.where(word_ptrs.to(tl.int64) == first, _epochs_of(seen), 0x7FFFFFFF))
-                stopped = _check_bounds(first - _own_base(handle), epoch, held, peer, started, handle, site)
+                stopped = _check_bounds(first - _own_base(handle), epoch, 0, peer, started, handle, site)
     if repeated(word_ptrs):
         # One thread saw a word come, and all go by that; another that holds the same word may have looked before.
-        seen = _look_at_words(word_ptrs, epoch, valid)
+        seen = load_fresh(word_ptrs, mask, 0)
+        tl.debug_barrier()
+    tl.store(word_ptrs, tl.zeros_like(seen) + NO_WORD, mask=mask)
     return seen.to(tl.int32)
 
 
 @triton.jit
-def _look_at_words(word_ptrs, epoch, valid):
-    """What stands at ``word_ptrs``; for peers that are not valid, words of this epoch."""
-    mask = tl.broadcast_to(valid[:, None, None], word_ptrs.shape)
-    return load_fresh(word_ptrs, mask, epoch.to(tl.int64) << 32)
-
-
-@triton.jit
-def _epochs_of(words):
-    return (words >> 32).to(tl.int32)
-
-
-@triton.jit
-def _words_missing(words, epoch):
-    """Whether any word is not of this epoch, int32."""
-    return tl.max((_epochs_of(words) != epoch).to(tl.int32))
+def _words_missing(words):
+    """Whether any word has not come, int32."""
+    return tl.max((words == NO_WORD).to(tl.int32))
 
 
 @triton.jit

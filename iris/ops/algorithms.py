@@ -11,6 +11,7 @@ class Traits(NamedTuple):
     Attributes:
         library: its matmul is the library's, unless ``own_matmul`` is set.
         exchange: it puts a short collective before or behind a whole matmul.
+        words: what it sends travels as words if it is little.
         accumulates: its matmuls add to a sum, which in 8 bits only Iris's kernel does.
         comm_programs: some programs of its kernels only move data.
         reads_peers: programs load A from peers, so it must be on the symmetric heap.
@@ -23,6 +24,7 @@ class Traits(NamedTuple):
 
     library: bool = False
     exchange: bool = False
+    words: bool = False
     accumulates: bool = False
     comm_programs: bool = False
     reads_peers: bool = False
@@ -32,8 +34,8 @@ class Traits(NamedTuple):
     async_launch: bool = False
 
 
-_PLAIN, _LIBRARY, _EXCHANGE = Traits(), Traits(library=True), Traits(library=True, exchange=True)
-_COMM, _ATOMIC = Traits(comm_programs=True), Traits(atomic=True)
+_PLAIN, _LIBRARY, _EXCHANGE = Traits(), Traits(library=True), Traits(library=True, exchange=True, words=True)
+_COMM, _ATOMIC, _WORDS = Traits(comm_programs=True), Traits(atomic=True), Traits(words=True)
 
 TRAITS: dict[str, dict[str, Traits]] = {
     "all_gather_matmul": {
@@ -66,8 +68,8 @@ TRAITS: dict[str, dict[str, Traits]] = {
     },
     "matmul_all_reduce": {
         "atomic": _ATOMIC,
-        "one_shot": _PLAIN,
-        "two_shot": _PLAIN,
+        "one_shot": _WORDS,
+        "two_shot": _WORDS,
         "copy_engine": Traits(contiguous_rows=True, stream_waits=True, async_launch=True),
         "decomposed": Traits(library=True, contiguous_rows=True),
         "ring": Traits(library=True, accumulates=True, contiguous_rows=True),

@@ -95,7 +95,7 @@ from iris.ops.operands import (
 )
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
-from iris.ops.room import GATHER_FLAGS, memory_of, moved_by_four, scales_blocks, scales_matrix, scales_nbytes
+from iris.ops.room import GATHER_FLAGS, memory_of, scales_blocks, scales_matrix, scales_nbytes
 from iris.ops.row_major import aligned, row_major
 from iris.ops.rows import MAX_CHUNKS, Rows, abreast, arriving_groups, chunks_of, evenly
 from iris.ops.scales import BLOCK
@@ -312,8 +312,9 @@ class _Call(OpCall):
     def low_latency(self) -> None:
         gathered = self.workspace.scratch_matrix("gathered", self.problem.m, self.problem.k, self.a.dtype)
         mine, result = self.a, gathered
-        if moved_by_four(self.problem):
-            mine, result = aligned(self.workspace, mine, 4).view(torch.int32), gathered.view(torch.int32)
+        moved = self.problem.exchanged_dtype
+        if moved != mine.dtype:
+            mine, result = aligned(self.workspace, mine, 4).view(moved), gathered.view(moved)
         exchange(self.ctx, self.workspace, self.blocks(), mine, result, self.site, by_rows=self.by_rows)
         with self.workspace.engine.unbroken(announced=True):  # peers take their parts
             self.fill(gathered)

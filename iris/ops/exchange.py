@@ -5,15 +5,11 @@ A program stores its share of this rank's part into an *inbox* at every peer, an
 There is no handshake before and no barrier after, so data crosses the link once: the one-shot scheme of NCCL's LL
 protocols and of the custom all-reduces of serving engines. There are two ways to know what has come:
 
-* *words* (:func:`iris.device.sync.store_words`), for little: each int64 in the inbox holds four bytes of data and the
-  epoch of the call. Twice as many bytes, but nothing is waited for between data and flag, 2 µs of 6.
+* *words* (:func:`iris.device.sync.store_words`), for little: each says that it has come, so nothing is waited for
+  between data and flag, 2 µs of 6. A word has four bytes of data; of floats it is no larger than that, else twice.
 * *flags*, one per program, which are set behind the data.
 
 The two-shot scheme sends fewer bytes, in two hops: each rank sums a part of the rows, and sends the sum to every rank.
-Where flags are used, and the sum is of a few MiB, the ranks only say that their parts are there, and each loads what it
-sums from where the peers computed it, as PyTorch's ``two_shot_all_reduce_`` does: then data has to be fenced off once,
-not twice. A part is free again when all sums have come. Loads cross the link more slowly than stores, so larger parts
-are stored.
 
 An inbox has two halves, which calls take in turns. A rank that is in call n has had data from every peer in call
 n - 1; each peer had by then finished call n - 2, the last to read the half that is now written. Behind flags a sum goes
@@ -36,9 +32,9 @@ from iris.context import Iris
 from iris.device import handle as handles
 from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
-from iris.device.sync import MAX_RANKS, end_own_epoch, own_epoch, signal_all, store_words, wait_all, wait_words
+from iris.device.sync import MAX_RANKS, end_own_epoch, own_epoch, signal_all, store_words, take_words, wait_all
 from iris.device.tile import Matrix, Tile, block_at, finished, slot_pointers, tile_mask, tile_pointers
-from iris.ops.config import in_words
+from iris.ops.config import in_words, word_dtype
 from iris.ops.workspace import FusedWorkspace
 
 MAX_PROGRAMS = 512
@@ -46,22 +42,18 @@ FLAGS = 2 * MAX_RANKS.value * MAX_PROGRAMS
 """Flags of a workspace: one per rank and program, and as many for sums."""
 _MIN_ELEMENTS, _MAX_ELEMENTS = 512, 8192
 """Elements that a program moves at a time, behind flags."""
-_MIN_WORDS, _MAX_WORDS, _ROUNDS = 128, 512, 3
+_MIN_WORDS, _MAX_WORDS, _ROUNDS = 256, 1024, 3
 """Words that a program sends to each peer at a time, and how often at most before it sends more at a time: of 128 to
-1024 words what was fastest on 2 and 4 × H200, 2026-11-22."""
+4096 words what was fastest on 2 and 4 × H200, 2026-11-27."""
 _VECTOR_NBYTES = 16
-_MAX_WORDS_AWAITED = 4096
+_MAX_WORDS_AWAITED = 2048
 """Words that a program waits for at a time."""
-LOADED_NBYTES, _LOADED = 4 << 20, 2048
-"""The largest sum, of all rows, whose parts owners load, and how many elements a program then loads from each peer at a
-time: what was fastest on 4 × H200, 2026-11-22."""
 
 
 @dataclass(frozen=True)
 class Blocks:
     """How a part of ``rows`` × ``cols`` is cut: ``count`` blocks of ``block_m`` × ``block_n``; ``words``: these travel
-    as words, not behind flags; ``hops``: parts to all (1), or parts to owners, and their sums to all (2); ``loaded``:
-    owners load the parts from where they were computed."""
+    as words, not behind flags; ``hops``: parts to all (1), or parts to owners, and their sums to all (2)."""
 
     rows: int
     cols: int
@@ -69,7 +61,6 @@ class Blocks:
     block_n: int
     words: bool
     hops: int
-    loaded: bool
 
     @property
     def count(self) -> int:
@@ -82,12 +73,9 @@ class Blocks:
         return 0 if self.words else FLAGS
 
     def inbox_nbytes(self, world_size: int, dtype: torch.dtype) -> int:
-        """Both halves, each with room for every rank's blocks, in words for their sums, too. Parts that are loaded lie
-        in there once, as they are."""
-        if self.loaded:
-            return world_size * self.rows * self.cols * dtype.itemsize
-        carried = 2 * self.hops if self.words else 1
-        return 2 * world_size * self.count * self.block_m * self.block_n * dtype.itemsize * carried
+        """Both halves, each with room for every rank's blocks, in words for their sums, too."""
+        each = self.hops * word_dtype(dtype).itemsize // 4 if self.words else 1
+        return 2 * world_size * self.count * self.block_m * self.block_n * dtype.itemsize * each
 
 
 def blocks_of(
@@ -97,20 +85,17 @@ def blocks_of(
     for whole blocks; in words if it is small enough, unless it is to go ``by_flags``."""
     rows, cols = part
     nbytes = rows * cols * dtype.itemsize
-    words = not by_flags and in_words(nbytes * (world_size - 1), world_size, hops)
-    loaded = hops == 2 and not words and nbytes * world_size <= LOADED_NBYTES
+    words = not by_flags and in_words(nbytes * (world_size - 1), dtype, world_size, hops)
     if words:
         each = 4 // dtype.itemsize
         most = min(_MAX_WORDS, _MAX_WORDS_AWAITED // triton.next_power_of_2(world_size)) * each
         least, rounds = _MIN_WORDS * each, _ROUNDS
-    elif loaded:
-        least, most, rounds = _LOADED, _LOADED, 1
     else:
         least, most, rounds = _MIN_ELEMENTS, _MAX_ELEMENTS, 1
     share = min(most, max(least, triton.next_power_of_2(math.ceil(rows * cols / (num_sms * rounds)))))
     wide = max(_VECTOR_NBYTES // dtype.itemsize, triton.next_power_of_2(cols))
     block_n = min(share // min(16, triton.next_power_of_2(rows)), wide)
-    return Blocks(rows, cols, share // block_n, block_n, words, hops, loaded)
+    return Blocks(rows, cols, share // block_n, block_n, words, hops)
 
 
 @triton.jit
@@ -155,7 +140,6 @@ def exchange_kernel(
     SPLIT: tl.constexpr,
     TOTAL: tl.constexpr,
     EVERYWHERE: tl.constexpr,
-    LOADED: tl.constexpr,
     BY_ROWS: tl.constexpr,
     BIAS: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
@@ -168,19 +152,17 @@ def exchange_kernel(
     ``SPLIT``: ``mine`` holds a part for each rank, one below the other, ``all_rows`` in all, so that the last may be
     shorter; else the same part goes to all. ``TOTAL``: the parts are summed in rank order, and the bias added; else
     they stand below (``BY_ROWS``) or beside each other. ``EVERYWHERE``: the sum goes to every rank's ``result``,
-    symmetric, at the rows that the part has there. ``LOADED``: parts come from the peers' ``mine``, symmetric, not from
-    the inbox, and the sum begins with the own one.
+    symmetric, at the rows that the part has there.
     """
     epoch = own_epoch(epochs)
     me, program = handles.rank(handle), tl.program_id(0)
     inbox += (epoch & 1).to(tl.int64) * half
-    if not LOADED:
-        for block in range(program, blocks, tl.num_programs(0)):
-            tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
-            for step in tl.static_range(WORLD):
-                peer = (me + step) % WORLD
-                part = _part_for(peer, mine, tile, rows, all_rows, SPLIT)
-                tl.store(slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, BLOCK_N), part)
+    for block in range(program, blocks, tl.num_programs(0)):
+        tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
+        for step in tl.static_range(WORLD):
+            peer = (me + step) % WORLD
+            part = _part_for(peer, mine, tile, rows, all_rows, SPLIT)
+            tl.store(slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, BLOCK_N), part)
     if program < blocks:
         lanes = tl.arange(0, MAX_RANKS)
         others = (lanes < WORLD) & (lanes != me)
@@ -193,12 +175,7 @@ def exchange_kernel(
                 below = _block_below(tile, me * rows, all_rows) if EVERYWHERE else tile
                 acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_DTYPE)
                 for source in tl.static_range(WORLD):
-                    if LOADED:  # no two ranks that are level load from the same one
-                        peer_ptr = translate(handle, mine.ptr, (me + source) % WORLD)
-                        there = tile_pointers(mine, peer_ptr, below.rows, below.cols)
-                        part = tl.load(there, mask=tile_mask(below), other=0.0)
-                    else:
-                        part = tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N))
+                    part = tl.load(slot_pointers(inbox, source, tile, BLOCK_M, BLOCK_N))
                     acc += part.to(ACC_DTYPE)
                 value = finished(acc, bias_ptr, below, result.ptr.dtype.element_ty, BIAS)
                 for step in tl.static_range(WORLD if EVERYWHERE else 1):
@@ -226,7 +203,7 @@ def _words_of(
     sources = tl.arange(0, SOURCES)
     slots = slot_pointers(inbox, first, tile, BLOCK_M, WORDS_N)
     slots = slots[None, :, :] + (sources * blocks).to(tl.int64)[:, None, None] * (BLOCK_M * WORDS_N)
-    return wait_words(slots, epoch, sources, sources < WORLD, handle, SITE)
+    return take_words(slots, epoch, sources, sources < WORLD, handle, SITE)
 
 
 @triton.jit
@@ -268,7 +245,7 @@ def exchange_words_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """As :func:`exchange_kernel`, but the parts travel as words: ``inbox`` is of int64, with ``PACK`` elements in each.
+    """As :func:`exchange_kernel`, but the parts travel as words, with ``PACK`` elements in each.
     ``SOURCES``: the power of two from ``WORLD`` on. Sums for every rank travel as words, too, to the slots
     behind those of the parts."""
     epoch = own_epoch(epochs)
@@ -281,7 +258,7 @@ def exchange_words_kernel(
         for step in tl.static_range(WORLD):
             peer = (me + step) % WORLD
             part = packed(_part_for(peer, mine, tile, rows, all_rows, SPLIT))
-            store_words(slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, WORDS_N), part, epoch)
+            store_words(slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, WORDS_N), part)
     for block in range(program, blocks, tl.num_programs(0)):
         tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
         words = _words_of(inbox, 0, tile, blocks, epoch, handle, SITE, WORLD, SOURCES, BLOCK_M, WORDS_N)
@@ -293,7 +270,7 @@ def exchange_words_kernel(
                 value = packed(finished(acc, bias_ptr, below, result.ptr.dtype.element_ty, BIAS))
                 for step in tl.static_range(WORLD):
                     there = translate(handle, inbox, (me + step) % WORLD)
-                    store_words(slot_pointers(there, WORLD + me, tile, BLOCK_M, WORDS_N), value, epoch)
+                    store_words(slot_pointers(there, WORLD + me, tile, BLOCK_M, WORDS_N), value)
             else:
                 value = finished(acc, bias_ptr, tile, result.ptr.dtype.element_ty, BIAS)
                 tl.store(tile_pointers(result, result.ptr, tile.rows, tile.cols), value, mask=tile_mask(tile))
@@ -322,12 +299,10 @@ def exchange(
     bias_is: int = 0,
 ) -> None:
     """Launch :func:`exchange_kernel`, or :func:`exchange_words_kernel`. The workspace has staging memory for both
-    halves of the inbox, and the flags that ``blocks`` need. Of two hops ``split`` and ``total`` are part; ``mine`` is
-    symmetric where parts are loaded.
+    halves of the inbox, and the flags that ``blocks`` need. Of two hops ``split`` and ``total`` are part.
 
     Sync: on the current stream; ``result`` is complete behind it, and ``mine`` may be overwritten.
     """
-    staging, half = workspace.halves()
     grid = (min(ctx.num_sms, MAX_PROGRAMS),)
     epochs = workspace.scratch("epochs", MAX_PROGRAMS, torch.int32)
     operands = (
@@ -337,15 +312,16 @@ def exchange(
     constants: dict[str, Any] = {
         "SITE": site, "WORLD": ctx.world_size, "SPLIT": split, "TOTAL": total, "BY_ROWS": by_rows, "BIAS": bias_is,
         "EVERYWHERE": blocks.hops == 2, "ACC_DTYPE": tl.int32 if mine.dtype == torch.int32 else tl.float32,
-        "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": 8 if blocks.loaded else 4,
+        "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": 4,
     }  # fmt: skip
     if blocks.words:
+        inbox, half = workspace.inbox(word_dtype(mine.dtype))
         exchange_words_kernel[grid](
-            ctx.handle, epochs, staging.view(torch.int64), half // 8, *operands,
+            ctx.handle, epochs, inbox, half, *operands,
             SOURCES=triton.next_power_of_2(ctx.world_size), PACK=4 // mine.element_size(), **constants,
         )  # fmt: skip
     else:
+        inbox, half = workspace.inbox(mine.dtype)
         exchange_kernel[grid](
-            ctx.handle, epochs, workspace.ready, staging.view(mine.dtype), half // mine.element_size(),
-            *operands, FLAGS_EACH=MAX_PROGRAMS, LOADED=blocks.loaded, **constants,
+            ctx.handle, epochs, workspace.ready, inbox, half, *operands, FLAGS_EACH=MAX_PROGRAMS, **constants,
         )  # fmt: skip

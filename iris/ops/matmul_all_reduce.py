@@ -67,12 +67,21 @@ from iris.device import schedule
 from iris.device.chunk import counted_after
 from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
-from iris.device.sync import MAX_RANKS, signal_all, store_words, wait_all, wait_words
-from iris.device.tile import finished, local_sink, slot_pointers, store_everywhere
+from iris.device.sync import MAX_RANKS, signal_all, store_words, take_words, wait_all
+from iris.device.tile import (
+    Tile,
+    finished,
+    local_sink,
+    peer_at,
+    slot_pointers,
+    store_everywhere,
+    tile_mask,
+    tile_pointers,
+)
 from iris.errors import ShapeError
 from iris.ops.algorithms import TRAITS
 from iris.ops.choice import resolve
-from iris.ops.config import FusedConfig
+from iris.ops.config import FusedConfig, word_dtype
 from iris.ops.matmul import Plan
 from iris.ops.operands import (
     bias_kind,
@@ -146,8 +155,8 @@ def one_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.
 
 
 class Inbox(NamedTuple):
-    """Room for every rank's tiles as words: int64, in two halves of ``half`` words, which calls take in turns, for the
-    reason given in :mod:`iris.ops.exchange`."""
+    """Room for every rank's tiles as words, in two halves of ``half`` words, which calls take in turns, for the reason
+    given in :mod:`iris.ops.exchange`."""
 
     words: Any
     half: Any
@@ -168,7 +177,7 @@ def one_shot_words_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SIT
     data = packed(value)
     for step in range(1, world):
         there = translate(handle, slots.words, (me + step) % world)
-        store_words(_inbox_words(slots, there, me, tile, epoch, data.shape[0], data.shape[1]), data, epoch)
+        store_words(_inbox_words(slots, there, me, tile, epoch, data.shape[0], data.shape[1]), data)
     total = tl.zeros_like(acc)
     for source in range(world):
         if source == me:
@@ -176,9 +185,41 @@ def one_shot_words_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SIT
         else:
             sources = tl.full((1,), 0, tl.int32) + source
             words = _inbox_words(slots, slots.words, source, tile, epoch, data.shape[0], data.shape[1])[None, :, :]
-            part = unpacked(wait_words(words, epoch, sources, sources >= 0, handle, SITE), dtype)
+            part = unpacked(take_words(words, epoch, sources, sources >= 0, handle, SITE), dtype)
             total += tl.reshape(part, acc.shape).to(acc.dtype)
     local_sink(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
+
+
+@triton.jit
+def two_shot_words_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
+    """As :func:`two_shot_sink`, but as words, to the owner's inbox, and behind all parts there the sums to every one.
+
+    A program waits for the sum of its tile before it goes on. That ends, as all ranks compute the same tiles in the
+    same order: the first one whose sum is missing waits for nothing but what its programs are computing."""
+    me, world = handles.rank(handle), handles.world_size(handle)
+    dtype: tl.constexpr = c.ptr.dtype.element_ty
+    WORDS_N: tl.constexpr = acc.shape[1] * dtype.primitive_bitwidth // 32
+    owner, index, each = tile.index % world, tile.index // world, tl.cdiv(tile.per_shard, world)
+    owned = Tile(owner, index, each, tile.top, tile.rows, tile.cols, tile.row_mask, tile.col_mask)
+    if owner == me:
+        for other in range(world - 1):
+            source = other + tl.where(other < me, 0, 1)
+            sources = tl.full((1,), 0, tl.int32) + source
+            words = _inbox_words(slots, slots.words, source, owned, epoch, acc.shape[0], WORDS_N)[None, :, :]
+            part = unpacked(take_words(words, epoch, sources, sources >= 0, handle, SITE), dtype)
+            acc += tl.reshape(part, acc.shape).to(acc.dtype)
+        value = finished(acc, bias_ptr, tile, dtype, BIAS)
+        data = packed(value)
+        for step in range(1, world):
+            there = translate(handle, slots.words, peer_at(handle, step, index))
+            store_words(_inbox_words(slots, there, world + owner, owned, epoch, acc.shape[0], WORDS_N), data)
+    else:
+        there = translate(handle, slots.words, owner)
+        store_words(_inbox_words(slots, there, me, owned, epoch, acc.shape[0], WORDS_N), packed(acc.to(dtype)))
+        sources = tl.full((1,), 0, tl.int32) + owner
+        words = _inbox_words(slots, slots.words, world + owner, owned, epoch, acc.shape[0], WORDS_N)[None, :, :]
+        value = tl.reshape(unpacked(take_words(words, epoch, sources, sources >= 0, handle, SITE), dtype), acc.shape)
+    tl.store(tile_pointers(c, c.ptr, tile.rows, tile.cols), value, mask=tile_mask(tile))
 
 
 @triton.jit
@@ -265,15 +306,20 @@ class _Call(SumCall):
     """A method per algorithm."""
 
     def one_shot(self) -> None:
-        if sent_in_words(self.problem, self.config) and not self.workspace.flagged:
-            staging, half = self.workspace.halves()
-            plan = Plan(self.site, sink=one_shot_words_sink, own_epochs=True)
-            self.launch(plan, slots=Inbox(staging.view(torch.int64), half // 8))
-        else:
+        if not self._sent_in_words(one_shot_words_sink):
             self.launch_reduction(Plan(self.site, sink=one_shot_sink))
 
     def two_shot(self) -> None:
-        self.launch_reduction(self._plan(two_shot_sink, delivered_after))
+        if not self._sent_in_words(two_shot_words_sink):
+            self.launch_reduction(self._plan(two_shot_sink, delivered_after))
+
+    def _sent_in_words(self, sink: Any) -> bool:
+        """Launch the matmul with ``sink``, if tiles are to travel as words; say whether."""
+        words = sent_in_words(self.problem, self.config) and not self.workspace.flagged
+        if words:
+            inbox, half = self.workspace.inbox(word_dtype(self.problem.output_dtype))
+            self.launch(Plan(self.site, sink=sink, own_epochs=True), slots=Inbox(inbox, half))
+        return words
 
     def atomic(self) -> None:
         self.launch_reduction(self._plan(atomic_sink, added_after))

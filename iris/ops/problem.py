@@ -60,6 +60,18 @@ class Problem:
         return self.asked or output_dtype(self.dtype)
 
     @property
+    def exchanged_dtype(self) -> torch.dtype:
+        """What an exchange (:mod:`iris.ops.exchange`) moves elements of: of A for a gather, else of the product. Four
+        neighbours in a row of A of 8 bits are moved as one element of 32 bits, if rows can be cut so: one by one they
+        take as long as so many of 32. The floats among them stay floats, as words of these are shorter."""
+        if self.op != "all_gather_matmul":
+            return self.output_dtype
+        cols = self.k // self.world_size if self.gather_dim == 1 else self.k
+        if self.dtype not in QUANTISED or cols % 4:
+            return self.dtype
+        return torch.float32 if self.dtype.is_floating_point else torch.int32
+
+    @property
     def flops(self) -> int:
         """Floating-point (or integer) operations on this rank."""
         return 2 * self.m * self.n * self.k

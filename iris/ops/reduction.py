@@ -349,10 +349,7 @@ class SumCall(OpCall):
         """The product, then an exchange of it; ``split``: of the part for each rank, whose sum goes to that rank, or in
         the second hop to all."""
         m, n, blocks = self.problem.m, self.problem.n, self.blocks()
-        if blocks.loaded:
-            product = self.workspace.staged(m, n, self.output.dtype)
-        else:
-            product = self.workspace.scratch_matrix("product", m, n, self.output.dtype)
+        product = self.workspace.scratch_matrix("product", m, n, self.output.dtype)
         self.multiply(product, self.a)
         exchange(
             self.ctx, self.workspace, blocks, product, self.output, self.site, split=split, total=True,

@@ -11,9 +11,9 @@ from iris.context import Iris
 from iris.errors import HeapError
 from iris.heap import align_up
 from iris.ops.algorithms import TRAITS
-from iris.ops.config import FusedConfig, tiles_in_words
+from iris.ops.config import FusedConfig, tiles_in_words, word_dtype
 from iris.ops.exchange import Blocks, blocks_of
-from iris.ops.problem import QUANTISED, Problem
+from iris.ops.problem import Problem
 from iris.ops.workspace import (
     MIN_FLAGS,
     FusedWorkspace,
@@ -43,7 +43,7 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
     traits = TRAITS[problem.op][config.algorithm]
     if traits.exchange:
         blocks = exchanged_blocks(problem, config.algorithm, num_sms, by_flags)
-        return Room(blocks.inbox_nbytes(problem.world_size, _exchanged_dtype(problem)), blocks.num_flags)
+        return Room(blocks.inbox_nbytes(problem.world_size, problem.exchanged_dtype), blocks.num_flags)
     if problem.op == "all_gather_matmul" and config.algorithm == "push":
         return Room(stacked_nbytes(problem.m, problem.k, problem.dtype), GATHER_FLAGS)
     if problem.op == "all_gather_matmul":
@@ -59,11 +59,12 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
         slots, tiles = tiles_sent(problem, config)
         itemsize = 4 if config.algorithm == "atomic" else problem.output_dtype.itemsize
         nbytes, flags = tiles * config.tile_elements * itemsize, problem.world_size * tiles
-        if config.algorithm != "one_shot":
-            return Room(slots * nbytes, flags)
-        if sent_in_words(problem, config) and not by_flags:
-            return Room(4 * problem.world_size * nbytes, 0)  # twice the bytes, in two halves
-        return Room(nbytes, max(flags, MIN_FLAGS + 1))
+        if traits.words:
+            if sent_in_words(problem, config) and not by_flags:
+                kept = problem.world_size if config.algorithm == "one_shot" else 2 * slots
+                return Room(kept * nbytes * word_dtype(problem.output_dtype).itemsize // 2, 0)  # in two halves
+            flags = max(flags, MIN_FLAGS + 1)
+        return Room(slots * nbytes, flags)
     if problem.op == "matmul_all_reduce" and config.algorithm == "ring":
         return Room(0, 0)
     rows = -(-problem.m // problem.world_size) * problem.world_size
@@ -104,9 +105,14 @@ def _flagged(workspace: FusedWorkspace | None) -> bool:
 
 
 def sent_in_words(problem: Problem, config: FusedConfig) -> bool:
-    """Whether the tiles of ``one_shot`` travel as words, where the workspace has no flags for them."""
+    """Whether the tiles of ``one_shot``, or of ``two_shot`` in one round, travel as words, where the workspace has no
+    flags for them."""
+    if config.algorithm not in ("one_shot", "two_shot"):
+        return False
     nbytes = tiles_sent(problem, config)[1] * config.tile_elements * problem.output_dtype.itemsize
-    return tiles_in_words(nbytes, problem.world_size)
+    if config.algorithm == "two_shot":  # what one rank owns: parts of it go there, and its sum to all
+        return config.num_rounds == 1 and tiles_in_words(2 * nbytes, problem.output_dtype, problem.world_size)
+    return tiles_in_words(nbytes, problem.output_dtype, problem.world_size)
 
 
 def tiles_sent(problem: Problem, config: FusedConfig) -> tuple[int, int]:
@@ -126,10 +132,10 @@ def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int, by_flags: b
     twice = algorithm == "low_latency_two_shot"
     if problem.op == "all_gather_matmul":
         rows, cols = (m, k // world) if problem.gather_dim == 1 else (m // world, k)
-        part = rows, cols * problem.dtype.itemsize // _exchanged_dtype(problem).itemsize
+        part = rows, cols * problem.dtype.itemsize // problem.exchanged_dtype.itemsize
     else:
         part = (-(-m // world) if problem.op == "matmul_reduce_scatter" or twice else m, n)
-    return blocks_of(part, _exchanged_dtype(problem), world, num_sms, 2 if twice else 1, by_flags)
+    return blocks_of(part, problem.exchanged_dtype, world, num_sms, 2 if twice else 1, by_flags)
 
 
 def scales_matrix(own: torch.Tensor) -> torch.Tensor:
@@ -146,16 +152,3 @@ def scales_nbytes(own: torch.Tensor, world_size: int, num_sms: int) -> int:
     """Bytes of the heap that this exchange needs beside the call's own workspace."""
     blocks = scales_blocks(own, world_size, num_sms)
     return align_up(workspace_nbytes(*size_class(blocks.inbox_nbytes(world_size, torch.float32), blocks.num_flags)))
-
-
-def _exchanged_dtype(problem: Problem) -> torch.dtype:
-    if problem.op != "all_gather_matmul":
-        return problem.output_dtype
-    return torch.int32 if moved_by_four(problem) else problem.dtype
-
-
-def moved_by_four(problem: Problem) -> bool:
-    """Whether four elements of A, of 8 bits each, are exchanged as one of int32: one by one they take as long as so
-    many of 32."""
-    cols = problem.k // problem.world_size if problem.gather_dim == 1 else problem.k
-    return problem.dtype in QUANTISED and cols % 4 == 0

@@ -17,7 +17,7 @@ from iris.engine import CopyEngine
 from iris.errors import ArgumentError, CaptureError, HeapError
 from iris.heap import align_up, format_bytes
 from iris.live import Live
-from iris.ops.algorithms import algorithms
+from iris.ops.algorithms import TRAITS, algorithms
 from iris.ops.rows import MAX_CHUNKS
 
 MIN_FLAGS = MAX_RANKS * MAX_CHUNKS
@@ -82,10 +82,10 @@ class FusedWorkspace(Live):
             )  # fmt: skip
         return self.staged(second + rows, cols, dtype), second
 
-    def halves(self) -> tuple[torch.Tensor, int]:
-        """The staging memory as two halves, which calls take in turns, and the bytes of each."""
+    def inbox(self, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+        """The staging memory as two halves, which calls take in turns, and the elements of each."""
         half = self.staging.numel() // 2 // 16 * 16
-        return self.staging[: 2 * half], half
+        return self.staging[: 2 * half].view(dtype), half // dtype.itemsize
 
     def scratch(self, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
         """At least ``count`` elements of memory of this rank alone, zero when first made, kept under ``name``.
@@ -110,7 +110,7 @@ class FusedWorkspace(Live):
         key = name, *sizes
         if key not in self.others:
             _refuse_in_capture(self.ctx, self.op)
-            self.others[key] = _made(self.ctx, self.op, self.algorithm, *sizes, self.engine)
+            self.others[key] = _made(self.ctx, self.op, self.algorithm, *sizes, self.engine, True)
         return self.others[key]
 
     @cached_property
@@ -173,7 +173,7 @@ def workspace_for(
         if not ctx.has_workspace(key):
             _refuse_in_capture(ctx, op)
         engine = ctx.kept(CopyEngine, lambda: CopyEngine(ctx))
-        return ctx.workspace(key, lambda: _made(ctx, op, algorithm, *sizes, engine))
+        return ctx.workspace(key, lambda: _made(ctx, op, algorithm, *sizes, engine, _in_words(op, algorithm)))
     if type(workspace) is not FusedWorkspace:
         raise ArgumentError(op, "workspace", f"None, or one made with {call}, …)", type(workspace).__name__)
     if (workspace.op, workspace.algorithm) != (op, algorithm) or workspace.ctx is not ctx:
@@ -274,12 +274,17 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
         if isinstance(count, bool) or not isinstance(count, Integral) or count < 0:
             raise ArgumentError("new_workspace", name, "a whole number, 0 or more", repr(count))
     _refuse_in_capture(ctx, op)
-    return _made(ctx, op, algorithm, staging_nbytes, num_flags, CopyEngine(ctx))
+    return _made(ctx, op, algorithm, staging_nbytes, num_flags, CopyEngine(ctx), _in_words(op, algorithm))
+
+
+def _in_words(op: str, algorithm: str) -> bool:
+    return op in TRAITS and TRAITS[op][algorithm].words
 
 
 def _made(
-    ctx: Iris, op: str, algorithm: str, staging_nbytes: int, num_flags: int, engine: CopyEngine
+    ctx: Iris, op: str, algorithm: str, staging_nbytes: int, num_flags: int, engine: CopyEngine, words: bool
 ) -> FusedWorkspace:
+    """``words``: without flags for what its algorithm sends, it is for words."""
     num_flags = max(num_flags, MIN_FLAGS)
     try:
         with _outlasting_inference():
@@ -288,6 +293,8 @@ def _made(
             turnstiles[:, sync.NEXT_EPOCH.value] = 1
             ready = memory[_TURNSTILES_NBYTES:][: 4 * num_flags].view(torch.int32)
             staging = memory[_staging_offset(num_flags) :]
+            if words and num_flags == MIN_FLAGS:
+                staging.fill_(0xFF)  # no word: sync.NO_WORD
     except HeapError as error:
         kept = f"{format_bytes(staging_nbytes)} for staging, {format_bytes(4 * num_flags)} for flags"
         raise HeapError(f"{op} by {algorithm} keeps {kept}. {error}") from error

@@ -14,6 +14,7 @@ from listing import Event
 
 from iris.device import chunk, matmul, schedule, sync, tile
 from iris.ops import reduction
+from iris.ops.config import word_dtype
 from iris.ops.decomposed import arrival_kernel, entered_kernel, entry_kernel, exit_kernel, landing_kernel
 from iris.ops.exchange import exchange_kernel, exchange_words_kernel
 from iris.ops.gathering import (
@@ -34,6 +35,7 @@ from iris.ops.matmul_all_reduce import (
     one_shot_sink,
     one_shot_words_sink,
     two_shot_sink,
+    two_shot_words_sink,
 )
 from iris.ops.matmul_all_scatter import push_sink, relay_courier, send_courier, send_kernel
 from iris.ops.matmul_reduce_scatter import add_rows_sink, keep_rows_sink, scatter_rows_sink
@@ -89,6 +91,7 @@ OPS: dict[str, dict[str, Any]] = {
     "add_rows": ROWS | {"SINK": add_rows_sink, "AFTER": reduction.added_after},
     "one_shot": {"SINK": one_shot_sink},
     "one_shot_words": {"SINK": one_shot_words_sink, "EPOCHS": 148},
+    "two_shot_words": {"SINK": two_shot_words_sink, "EPOCHS": 148},
     "two_shot": DEALT | {"SINK": two_shot_sink, "AFTER": reduction.delivered_after},
     "atomic": DEALT | {"SINK": atomic_sink, "AFTER": reduction.added_after, "EAGER": True},
     "copied": ROWS | {"SINK": copied_sink, "AFTER": chunk.counted_after, "EAGER": True},
@@ -144,6 +147,8 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("one_shot", torch.bfloat16, True, True, 2, True, False),
     ("one_shot_words", torch.bfloat16, True, False, 2, True, False),
     ("one_shot_words", torch.int8, False, True, 1, False, True),
+    ("two_shot_words", torch.bfloat16, True, False, 2, True, False),
+    ("two_shot_words", torch.int8, False, True, 1, False, True),
     ("two_shot", torch.bfloat16, True, False, 0, True, False),
     ("two_shot", torch.float32, False, True, 2, False, False),
     ("atomic", torch.float16, True, False, 0, True, False),
@@ -198,8 +203,8 @@ def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias:
 
 def _slots(constants: dict[str, Any], out: torch.dtype, total: torch.dtype) -> Any:
     """What the op's sink and what announces its tiles take as ``slots``."""
-    if constants["SINK"] is one_shot_words_sink:
-        return Inbox(tensor(torch.int64), 1 << 20)
+    if constants["SINK"] in (one_shot_words_sink, two_shot_words_sink):
+        return Inbox(tensor(word_dtype(out)), 1 << 20)
     if constants["AFTER"] is None and constants["SINK"] is not one_shot_sink:
         return None
     copied = constants["AFTER"] in COUNTING
@@ -306,7 +311,7 @@ def collectives() -> list[Case]:
                 "BY_ROWS": kind == "gather",
                 "SOURCES": 4,
                 "PACK": 4 if kind == "gather" else 2,
-                "BLOCK_N": 128 if kind == "gather" else 64,
+                "BLOCK_N": 256 if kind == "gather" else 128,
             },
             targets=CUDA[:1] if of else EVERYWHERE,
             has=Event.CLOCK,
@@ -323,16 +328,15 @@ def collectives() -> list[Case]:
             {
                 **exchanged,
                 "FLAGS_EACH": 512,
-                "SPLIT": kind in ("scatter", "twice", "loaded"),
+                "SPLIT": kind in ("scatter", "twice"),
                 "TOTAL": kind != "gather",
-                "EVERYWHERE": kind in ("twice", "loaded"),
-                "LOADED": kind == "loaded",
+                "EVERYWHERE": kind == "twice",
                 "BY_ROWS": kind == "gather",
             },
             targets=CUDA[:1] if of else EVERYWHERE,
         )
         for of, sizes in PARTS.items()
-        for kind in (*kinds, "loaded")
+        for kind in kinds
     ]
     site, one_warp = {"SITE": 2}, {"num_warps": 1}
     small = [
@@ -359,7 +363,7 @@ def exchange_arguments(sizes: tuple[int, ...]) -> Any:
 
 def word_arguments(dtype: torch.dtype, sizes: tuple[int, ...]) -> Any:
     matrix = tile.Matrix(tensor(dtype), 4096, 1)
-    return handle(), tensor(torch.int32), tensor(torch.int64), 65536, matrix, matrix, tensor(dtype), *sizes
+    return handle(), tensor(torch.int32), tensor(word_dtype(dtype)), 65536, matrix, matrix, tensor(dtype), *sizes
 
 
 def copy_arguments() -> Any:

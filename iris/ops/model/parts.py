@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iris.ops.config import flagged_one_by_one, in_words
+from iris.ops.config import flagged_one_by_one, in_words, word_dtype
 from iris.ops.model.machine import FLAG_S, LAUNCH_S, WORD_S
 from iris.ops.model.matmul import Call, Deal, library_s
 
@@ -38,8 +38,9 @@ def exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, hops: int = 1
     """Through inboxes, which peers write and this rank reads, as words if it is little; ``sent_nbytes`` in each hop, of
     which a second one goes past the inbox if it is not by words. ``kept_nbytes`` of results then go to memory.
     ``exposed``: the share of the traffic with the own memory, if not by words, that the links do not hide."""
-    words = in_words(sent_nbytes, call.world, hops)
-    carried_nbytes, inboxes = (2 * sent_nbytes, hops) if words else (sent_nbytes, 1)
+    dtype = call.problem.exchanged_dtype
+    words = in_words(sent_nbytes, dtype, call.world, hops)
+    carried_nbytes, inboxes = (sent_nbytes * word_dtype(dtype).itemsize / 4, hops) if words else (sent_nbytes, 1)
     waiting = (hops - 1) * _HOP_S if words else _FLAGGING_S + (hops - 1) * _FLAGGED_HOP_S
     crossing = hops * call.machine.store_s(carried_nbytes, call.programs(), call.world)
     crossing = min(crossing * call.contention(_CONTENTION), crossing + _LATE_S)

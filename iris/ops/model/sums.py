@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from iris.ops.config import tiles_in_words
+from iris.ops.config import tiles_in_words, word_dtype
 from iris.ops.model.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
 from iris.ops.model.matmul import Call, Deal, library_s
 from iris.ops.model.parts import (
@@ -132,8 +132,10 @@ def _reduce_everywhere(call: Call) -> float:
     """Every rank gets the parts of all."""
     tiles = call.rows * call.columns
     deal, nbytes = call.deal(tiles), tiles * call.config.tile_elements * call.problem.output_dtype.itemsize
-    if tiles_in_words(nbytes, call.world):
-        storing = call.machine.store_s(2 * (call.world - 1) * call.output_nbytes, call.programs(), call.world)
+    dtype = call.problem.output_dtype
+    if tiles_in_words(nbytes, dtype, call.world):
+        carried_nbytes = (call.world - 1) * call.output_nbytes * word_dtype(dtype).itemsize / 4
+        storing = call.machine.store_s(carried_nbytes, call.programs(), call.world)
         return LAUNCH_S + deal.total_s + storing + (call.world - 1) * _TILE_WORDS_S
     loading = call.machine.load_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
     return LAUNCH_S + deal.total_s + loading + 2 * MEET_S
