@@ -36,14 +36,14 @@ from iris.bench.cases.operands import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTE
 from iris.bench.cases.ways import MATMUL, check_options, way, with_options
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
 from iris.ops.algorithms import EXCHANGING
-from iris.ops.config import word_dtype
 from iris.ops.hardware import floor_s, hardware
 from iris.ops.model import predicted_s
 from iris.ops.model.machine import machine
-from iris.ops.room import exchanged_blocks, memory_of, sent_in_words, tiles_sent
+from iris.ops.room import exchanged_blocks, memory_of
 from iris.ops.rows import MAX_CHUNKS, Rows, chunks_of
 from iris.ops.target import target_of
 from iris.ops.tuned import changed_fields
+from iris.ops.words import sent_in_words, tiles_sent, word_dtype
 from iris.ops.workspace import FusedWorkspace
 
 SIMULATED = iris.backends.detect().name == "sim"

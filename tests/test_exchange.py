@@ -15,10 +15,11 @@ from ranks import BACKEND, Ranks, context, fresh, worlds
 
 from iris.ops import new_workspace
 from iris.ops.algorithms import EXCHANGING
-from iris.ops.config import TILE_WORDS_NBYTES, WORDS_NBYTES, FusedConfig, in_words, tiles_in_words, word_dtype
+from iris.ops.config import FusedConfig
 from iris.ops.exchange import FLAGS, blocks_of
 from iris.ops.problem import DTYPES, Problem
 from iris.ops.room import room
+from iris.ops.words import TILE_WORDS_NBYTES, WORDS_NBYTES, in_words, tiles_in_words, word_dtype
 from iris.ops.workspace import MIN_FLAGS
 
 SHAPES: tuple[Shape, ...] = ((17, 33, 24), (3, 31, 8), (20, 70, 8), (1, 1, 1))
@@ -141,9 +142,9 @@ def in_any_order(way: Way, seed: int) -> tuple[list[float], set[bool]]:
     with (
         fresh(1 << 25) as ctx,
         mock.patch.dict(WORDS_NBYTES, FEW),
-        mock.patch("iris.ops.config.TILE_WORDS_NBYTES", FEW[1, 4]),
+        mock.patch("iris.ops.words.TILE_WORDS_NBYTES", FEW[1, 4]),
         mock.patch("iris.ops.exchange.in_words", asked(in_words)),
-        mock.patch("iris.ops.room.tiles_in_words", asked(tiles_in_words)),
+        mock.patch("iris.ops.words.tiles_in_words", asked(tiles_in_words)),
     ):
         made = new_workspace(ctx, way.op, way.algorithm, 5 << 20, FLAGS)
         for call, shape in enumerate(shapes):

@@ -103,7 +103,12 @@ FEW_ROWS: dict[tuple[str, int], tuple[Fields, ...]] = {
 """Tiles for up to as many rows as the first has, where reading B is all that counts: they load more of it at a time
 than tiles of 64 rows."""
 
-_OF_FEW_ROWS = {("matmul", "local"), ("matmul_all_scatter", "push"), ("matmul_all_reduce", "one_shot")}
+_OF_FEW_ROWS = {
+    ("matmul", "local"),
+    ("matmul_all_scatter", "push"),
+    ("matmul_all_reduce", "one_shot"),
+    ("matmul_all_reduce", "two_shot"),
+}
 """Where these tiles replace those above with so few rows; for other algorithms only measuring chooses them."""
 
 _SMALL_TILE = _tile(64, 64, 32, 4, 2)

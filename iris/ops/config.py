@@ -14,13 +14,6 @@ from iris.ops.rows import Rows, chunks_of
 
 LAYOUTS = ("k_contiguous", "m_contiguous")
 """How A is staged: row by row, or column by column."""
-WORDS_NBYTES = {(1, 4): 3 << 20, (2, 4): 4 << 20, (1, 8): 512 << 10, (2, 8): 768 << 10}
-"""By number of hops, and bytes of a word: the most that a rank sends as words in each hop, to all peers together.
-Beyond that programs, which wait for all words of a block before the next, lose more than the flags cost that are saved,
-and words of eight bytes more links (2 and 4 × H200, 2026-11-22 and 27)."""
-TILE_WORDS_NBYTES = 4 << 20
-"""The most that a matmul kernel's tiles send as words of four bytes, to all peers together, while other tiles are
-computed; of words of eight bytes half as much (2 × H200, 2026-11-22)."""
 _KINDS: dict[str, type] = {
     "algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool, "own_matmul": bool,
     "chunk_growth": float,
@@ -52,25 +45,9 @@ RELAY_TEAM = 8
 of 16 (2 × H200 that stand for 8, 2026-11-26)."""
 
 
-def word_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of the words that carry ``dtype``, four bytes each (:func:`iris.device.sync.store_words`)."""
-    return torch.int32 if dtype.is_floating_point else torch.int64
-
-
-def in_words(sent_nbytes: float, dtype: torch.dtype, world_size: int, hops: int) -> bool:
-    """Whether an exchange goes by words, of ``hops`` hops in each of which a rank sends ``sent_nbytes`` of ``dtype`` to
-    all peers together."""
-    return world_size > 1 and sent_nbytes <= WORDS_NBYTES[hops, word_dtype(dtype).itemsize]
-
-
 def flagged_one_by_one(world_size: int) -> bool:
     """Whether each copy of a chunk to another rank has a flag behind it where all ranks' are waited for together."""
     return world_size <= FLAGGED_RANKS
-
-
-def tiles_in_words(nbytes: int, dtype: torch.dtype, world_size: int) -> bool:
-    """Whether tiles of so many bytes of ``dtype`` in all, which a matmul kernel sends to each peer, travel as words."""
-    return world_size > 1 and (world_size - 1) * nbytes * word_dtype(dtype).itemsize <= 4 * TILE_WORDS_NBYTES
 
 
 def min_block_size_k(dtype: torch.dtype) -> int:

@@ -34,7 +34,7 @@ from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, end_own_epoch, own_epoch, signal_all, store_words, take_words, wait_all
 from iris.device.tile import Matrix, Tile, block_at, finished, slot_pointers, tile_mask, tile_pointers
-from iris.ops.config import in_words, word_dtype
+from iris.ops.words import in_words, word_dtype
 from iris.ops.workspace import FusedWorkspace
 
 MAX_PROGRAMS = 512

@@ -81,7 +81,7 @@ from iris.device.tile import (
 from iris.errors import ShapeError
 from iris.ops.algorithms import TRAITS
 from iris.ops.choice import resolve
-from iris.ops.config import FusedConfig, word_dtype
+from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan
 from iris.ops.operands import (
     bias_kind,
@@ -104,8 +104,9 @@ from iris.ops.reduction import (
     keep,
 )
 from iris.ops.replay import replayed
-from iris.ops.room import memory_of, sent_in_words
+from iris.ops.room import memory_of
 from iris.ops.rows import evenly
+from iris.ops.words import sent_in_words, word_dtype
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 

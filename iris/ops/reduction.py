@@ -57,8 +57,8 @@ from iris.ops.decomposed import Landing, bias_of, reduce_in_ring, wait_landed
 from iris.ops.exchange import exchange
 from iris.ops.local_matmul import add_product
 from iris.ops.matmul import Plan, accumulator_of
-from iris.ops.room import tiles_sent
 from iris.ops.rows import Rows, chunks_of, owned_from, owner_groups, summing_step
+from iris.ops.words import tiles_sent
 
 _SUM_PROGRAMS = 4
 """Programs per SM of a kernel that only sums: enough loads at a time to keep the memory busy."""

@@ -11,9 +11,10 @@ from iris.context import Iris
 from iris.errors import HeapError
 from iris.heap import align_up
 from iris.ops.algorithms import TRAITS
-from iris.ops.config import FusedConfig, tiles_in_words, word_dtype
+from iris.ops.config import FusedConfig
 from iris.ops.exchange import Blocks, blocks_of
 from iris.ops.problem import Problem
+from iris.ops.words import sent_in_words, tiles_sent, word_dtype
 from iris.ops.workspace import (
     MIN_FLAGS,
     FusedWorkspace,
@@ -102,28 +103,6 @@ def needed_nbytes(ctx: Iris, problem: Problem, config: FusedConfig) -> int:
 
 def _flagged(workspace: FusedWorkspace | None) -> bool:
     return isinstance(workspace, FusedWorkspace) and workspace.flagged
-
-
-def sent_in_words(problem: Problem, config: FusedConfig) -> bool:
-    """Whether the tiles of ``one_shot``, or of ``two_shot`` in one round, travel as words, where the workspace has no
-    flags for them."""
-    if config.algorithm not in ("one_shot", "two_shot"):
-        return False
-    nbytes = tiles_sent(problem, config)[1] * config.tile_elements * problem.output_dtype.itemsize
-    if config.algorithm == "two_shot":  # what one rank owns: parts of it go there, and its sum to all
-        return config.num_rounds == 1 and tiles_in_words(2 * nbytes, problem.output_dtype, problem.world_size)
-    return tiles_in_words(nbytes, problem.output_dtype, problem.world_size)
-
-
-def tiles_sent(problem: Problem, config: FusedConfig) -> tuple[int, int]:
-    """Slots for each tile that a rank sums, and the number of these tiles."""
-    world = problem.world_size
-    by_rows = problem.op == "matmul_reduce_scatter" or config.algorithm == "copy_engine"
-    rows = -(-problem.m // world) if by_rows else problem.m
-    tiles = -(-rows // config.block_size_m) * -(-problem.n // config.block_size_n)
-    if config.algorithm == "one_shot":
-        return 1, tiles
-    return 1 if config.algorithm == "atomic" else world, tiles if by_rows else -(-tiles // world)
 
 
 def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int, by_flags: bool) -> Blocks:

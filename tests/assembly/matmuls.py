@@ -14,7 +14,6 @@ from listing import Event
 
 from iris.device import chunk, matmul, schedule, sync, tile
 from iris.ops import reduction
-from iris.ops.config import word_dtype
 from iris.ops.decomposed import arrival_kernel, entered_kernel, entry_kernel, exit_kernel, landing_kernel
 from iris.ops.exchange import exchange_kernel, exchange_words_kernel
 from iris.ops.gathering import (
@@ -41,6 +40,7 @@ from iris.ops.matmul_all_scatter import push_sink, relay_courier, send_courier, 
 from iris.ops.matmul_reduce_scatter import add_rows_sink, keep_rows_sink, scatter_rows_sink
 from iris.ops.problem import output_dtype
 from iris.ops.row_major import copy_kernel
+from iris.ops.words import word_dtype
 
 ROWS = {"SCHEDULE": schedule.own_last, "GATE": True, "SHARDS": 8, "SHARDED": True, "MEET": False}
 DEALT = {"SCHEDULE": schedule.dealt, "GATE": True, "SHARDS": 8}

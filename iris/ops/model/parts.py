@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from iris.ops.config import flagged_one_by_one, in_words, word_dtype
+from iris.ops.config import flagged_one_by_one
 from iris.ops.model.machine import FLAG_S, LAUNCH_S, WORD_S
 from iris.ops.model.matmul import Call, Deal, library_s
+from iris.ops.words import in_words, word_dtype
 
 _EXCHANGE_S = 2.2e-6
 """From the library's matmul to the end of an exchange, or the other way round, beside bytes and flags."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from iris.ops.config import tiles_in_words, word_dtype
 from iris.ops.model.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
 from iris.ops.model.matmul import Call, Deal, library_s
 from iris.ops.model.parts import (
@@ -22,6 +21,7 @@ from iris.ops.model.parts import (
 )
 from iris.ops.problem import QUANTISED
 from iris.ops.rows import evenly, owner_groups, summing_step
+from iris.ops.words import sent_in_words, word_dtype
 
 _ROUNDS_APART, _ROUND_TILES = 0.25, 0.05
 """How far many rounds let programs drift apart, as they wait at different times; and what each round costs, in tiles,
@@ -36,9 +36,11 @@ _COLLECT_BYTES_PER_S, _COLLECT_S = 32e9, 1e-6
 _AHEAD_BYTES_PER_S, _AHEAD_S = 60e9, 0.7e-6
 """At which it reads each other peer's part, and the least that this takes: NVIDIA GPUs load it while the one before is
 added (2 × H100 that stand for 8, 2026-11-25)."""
-_TILE_WORDS_S = 2e-6
-"""The last tile's words, beside their bytes, from when they are stored until they have been added up: of each peer, as
-nobody has measured more than one."""
+_TAKE_S, _TAKE_BYTES_PER_S = 0.4e-6, 16e9
+"""Of a tile that comes as words, what one peer's part takes the program that waits for it: however small, and by its
+bytes."""
+_SUM_HOP_S = 1.2e-6
+"""From an owner's sum of such a tile until the others see it (2 and 4 × H200, 2026-11-27, as the figures above)."""
 _SUMMED_EXPOSED = 0.6
 """Of an exchange's traffic with the own memory, what comes behind the links' where a rank sums its rows, some of which
 arrive before others. Where the sums go on to all ranks, nothing is seen of it."""
@@ -86,8 +88,24 @@ def _own_waves(call: Call, deal: Deal) -> int:
     return -(-(deal.whole // call.world or 1) // deal.workers)
 
 
+def _taken_s(call: Call, parts: int) -> float:
+    """So many parts of a tile, as words."""
+    return parts * (_TAKE_S + call.config.tile_elements * call.problem.output_dtype.itemsize / _TAKE_BYTES_PER_S)
+
+
+def _in_words_s(call: Call, copies: float) -> float:
+    """The matmul, whose tiles all are sent so many times as words, masked rows included."""
+    tiles, word = call.rows * call.columns, word_dtype(call.problem.output_dtype).itemsize
+    nbytes = copies * tiles * call.config.tile_elements * call.problem.output_dtype.itemsize * word / 4
+    return LAUNCH_S + call.deal(tiles).total_s + call.machine.store_s(nbytes, call.programs(), call.world)
+
+
 def _sum_pushed(call: Call, item: float = 1.0, *, everywhere: bool) -> float:
     """Tiles are stored to their owners, item times as large as the output's; with ``everywhere`` sums to all."""
+    if sent_in_words(call.problem, call.config):
+        waves = -(-call.rows * call.columns // call.programs())
+        summing = _taken_s(call, call.world - 1) + _SUM_HOP_S + _taken_s(call, 1)
+        return _in_words_s(call, 2 * (call.world - 1) / call.world) + waves * summing
     tiles = call.columns * (call.rows if everywhere else call.world * call.shard_rows)
     returned_nbytes = _sent_nbytes(call) if everywhere else 0.0
     rounds = min(call.config.num_rounds, max(1, tiles // call.world))
@@ -130,13 +148,9 @@ def _reduce_added(call: Call) -> float:
 
 def _reduce_everywhere(call: Call) -> float:
     """Every rank gets the parts of all."""
-    tiles = call.rows * call.columns
-    deal, nbytes = call.deal(tiles), tiles * call.config.tile_elements * call.problem.output_dtype.itemsize
-    dtype = call.problem.output_dtype
-    if tiles_in_words(nbytes, dtype, call.world):
-        carried_nbytes = (call.world - 1) * call.output_nbytes * word_dtype(dtype).itemsize / 4
-        storing = call.machine.store_s(carried_nbytes, call.programs(), call.world)
-        return LAUNCH_S + deal.total_s + storing + (call.world - 1) * _TILE_WORDS_S
+    if sent_in_words(call.problem, call.config):
+        return _in_words_s(call, call.world - 1) + _taken_s(call, call.world - 1)
+    deal = call.deal(call.rows * call.columns)
     loading = call.machine.load_s((call.world - 1) * call.output_nbytes, call.programs(), call.world)
     return LAUNCH_S + deal.total_s + loading + 2 * MEET_S
 
