@@ -61,10 +61,10 @@ def test_words_are_for_little() -> None:
     ("part", "elements"),
     [
         ((4, 8192), 512),
-        ((32, 6144), 512),
-        ((32, 7168), 1024),
-        ((64, 6144), 1024),
-        ((64, 7168), 2048),
+        ((16, 8192), 512),
+        ((32, 6144), 1024),
+        ((32, 8192), 1024),
+        ((64, 6144), 2048),
         ((96, 8192), 2048),
     ],
     ids=str,
@@ -72,7 +72,20 @@ def test_words_are_for_little() -> None:
 def test_blocks_of_words_are_as_large_as_was_fastest(part: tuple[int, int], elements: int) -> None:
     """On 2 and 4 × H200, in bf16; results/2026-11-27/exchange-alone-h200-x2.txt and -x4.txt."""
     blocks = blocks_of(part, torch.bfloat16, 2, 132, hops=2)
-    assert blocks.words and blocks.block_m * blocks.block_n == elements
+    assert blocks.words and (blocks.block_m, blocks.block_n) == (1, elements)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("world_size", [2, 4, 8, 16])
+@pytest.mark.parametrize("part", [(1, 1), (1, 4096), (16, 2048), (5, 8192), (300, 24)], ids=str)
+def test_no_two_threads_share_a_word_and_none_has_those_of_fewer_ranks(
+    part: tuple[int, int], world_size: int, dtype: torch.dtype
+) -> None:
+    """With as many vectors as threads, or more, each thread has all ranks' words of its own places, to sum them."""
+    blocks = blocks_of(part, dtype, world_size, 132)
+    words = blocks.block_m * blocks.block_n * dtype.itemsize // 4
+    assert 128 <= words and blocks.num_warps in (2, 4)
+    assert not blocks.words or words * word_dtype(dtype).itemsize >= 16 * 32 * blocks.num_warps
 
 
 def test_tiles_in_words_are_for_little() -> None:

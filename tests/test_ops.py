@@ -173,11 +173,8 @@ def assert_same_bits(way: Way, found: list[tuple[str, str]]) -> None:
         assert len({second for _, second in found}) == 1
 
 
-LOADING = (
-    Way(REDUCE_SCATTER, "baseline"), Way(ALL_REDUCE, "baseline"), Way(ALL_REDUCE, "low_latency_two_shot"),
-    Way(ALL_REDUCE, "one_shot"),
-)  # fmt: skip
-"""Whose kernels load from all peers in turns: the second and the third where nothing goes by words."""
+LOADING = Way(REDUCE_SCATTER, "baseline"), Way(ALL_REDUCE, "baseline"), Way(ALL_REDUCE, "one_shot")
+"""Whose kernels load from all peers in turns: the last where nothing goes by words."""
 
 
 def begun_with(way: Way) -> list[float]:

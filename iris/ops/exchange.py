@@ -42,18 +42,24 @@ FLAGS = 2 * MAX_RANKS.value * MAX_PROGRAMS
 """Flags of a workspace: one per rank and program, and as many for sums."""
 _MIN_ELEMENTS, _MAX_ELEMENTS = 512, 8192
 """Elements that a program moves at a time, behind flags."""
-_MIN_WORDS, _MAX_WORDS, _ROUNDS = 256, 1024, 3
+_MIN_WORDS, _MAX_WORDS, _ROUNDS = 256, 1024, 2
 """Words that a program sends to each peer at a time, and how often at most before it sends more at a time: of 128 to
 4096 words what was fastest on 2 and 4 × H200, 2026-11-27."""
-_VECTOR_NBYTES = 16
-_MAX_WORDS_AWAITED = 2048
-"""Words that a program waits for at a time."""
+_VECTOR_NBYTES, _LANES, _WARPS = 16, 32, 4
+"""What a thread moves at once, and the threads of a program: no more than such a block of words has vectors. Then each
+has the words of all ranks in the same place, and sums them by itself; else threads exchange them through shared memory,
+which takes up to 2 µs."""
+_MAX_WORDS_AWAITED = 4096
+"""Words that a program waits for at a time, from all ranks."""
+_MAX_ROWS = 16
+"""Of a block behind flags; one of words is a row, or a part of one, where rows are long enough."""
 
 
 @dataclass(frozen=True)
 class Blocks:
     """How a part of ``rows`` × ``cols`` is cut: ``count`` blocks of ``block_m`` × ``block_n``; ``words``: these travel
-    as words, not behind flags; ``hops``: parts to all (1), or parts to owners, and their sums to all (2)."""
+    as words, not behind flags; ``hops``: parts to all (1), or parts to owners, and their sums to all (2);
+    ``num_warps``: of a program that moves them."""
 
     rows: int
     cols: int
@@ -61,6 +67,7 @@ class Blocks:
     block_n: int
     words: bool
     hops: int
+    num_warps: int
 
     @property
     def count(self) -> int:
@@ -94,8 +101,11 @@ def blocks_of(
         least, most, rounds = _MIN_ELEMENTS, _MAX_ELEMENTS, 1
     share = min(most, max(least, triton.next_power_of_2(math.ceil(rows * cols / (num_sms * rounds)))))
     wide = max(_VECTOR_NBYTES // dtype.itemsize, triton.next_power_of_2(cols))
-    block_n = min(share // min(16, triton.next_power_of_2(rows)), wide)
-    return Blocks(rows, cols, share // block_n, block_n, words, hops)
+    high = 1 if words else min(_MAX_ROWS, triton.next_power_of_2(rows))
+    block_n = min(share // high, wide)
+    vectors = share * dtype.itemsize // 4 * word_dtype(dtype).itemsize // _VECTOR_NBYTES
+    num_warps = min(_WARPS, max(1, vectors // _LANES)) if words else _WARPS
+    return Blocks(rows, cols, share // block_n, block_n, words, hops, num_warps)
 
 
 @triton.jit
@@ -312,7 +322,7 @@ def exchange(
     constants: dict[str, Any] = {
         "SITE": site, "WORLD": ctx.world_size, "SPLIT": split, "TOTAL": total, "BY_ROWS": by_rows, "BIAS": bias_is,
         "EVERYWHERE": blocks.hops == 2, "ACC_DTYPE": tl.int32 if mine.dtype == torch.int32 else tl.float32,
-        "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": 4,
+        "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": blocks.num_warps,
     }  # fmt: skip
     if blocks.words:
         inbox, half = workspace.inbox(word_dtype(mine.dtype))
