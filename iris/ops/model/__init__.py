@@ -13,29 +13,35 @@ among them, as these fetch, send and take turns otherwise since; gathers by ``pu
 enter, are, and the model still counts that wait where all programs send. With ``own_matmul`` it is less sure: 25 calls
 of 16 to 128 rows lie between 0.70 and 1.40.
 
-Beside 1117 calls of later ops on 2 and 4 × H200 (tests/data/h200_again.json: all ops, 1 to 16384 rows, 2026-11-26), to
-some of which it was fitted, it is 4 % off in the median, and nine of ten are within 0.88 and 1.12; of the configs of
-240 shapes the one that it prefers took 0.9 % more than the fastest on average, and 17 % at worst. What is furthest off
-is slow: ``two_shot`` with several tiles of 64 × 64 for each program takes twice as long as predicted.
+Beside 725 calls of later ops on 2 and 4 × H200 (tests/data/h200_again.json: all ops, 32 to 16384 rows, 2026-11-26), to
+some of which it was fitted, it is 4 % off in the median, and nine of ten are within 0.90 and 1.12; of the configs of
+186 shapes the one that it prefers took 1 % more than the fastest on average, and 17 % at worst. What is furthest off is
+slow: ``two_shot`` with several tiles of 64 × 64 for each program takes twice as long as predicted.
 
-Beside 812 calls measured on 8 × H200 (tests/data/h200_eight.json: all ops, 1 to 16384 rows, 2026-11-26) it is 4 % off
-in the median, nine of ten are within 0.88 and 1.10, and all but one within 0.75 and 1.26; of the configs of 81 shapes
-the one that it prefers took 1.4 % more than the fastest on average, and 11 % at worst. To the first 603 it was fitted;
-of the other 209, measured afterwards, it has learned that there is incast in ``split``, too. What is furthest off
-is slow: ``push`` of an all-scatter with four tiles of 64 × 64 for each program takes 1.6 times as long as predicted.
+Beside 730 calls whose data travel as words on 2 and 4 × H200 (tests/data/h200_words.json: 1 to 512 rows, 2026-11-27),
+to which it was fitted, it is 5 % off in the median, and nine of ten are within 0.88 and 1.14; of the configs of 132
+shapes the one that it prefers took 0.3 % more than the fastest on average, and 11 % at worst. What is furthest off is
+slow: tiles of twice as many rows as there are. Words had twice as many bytes before, so no calls that travel as such
+are in the other sets; on 8 GPUs they have not been measured since.
 
-Nobody has measured AMD GPUs beside it. Beside 878 calls as one of 8 or 4 ranks for which two H200s stand
+Beside 565 calls measured on 8 × H200 (tests/data/h200_eight.json: all ops, 128 to 16384 rows, 2026-11-26), to most of
+which it was fitted, it is 4 % off in the median, nine of ten are within 0.90 and 1.12, and all but one within 0.75 and
+1.26; of the configs of 81 shapes the one that it prefers took 1.4 % more than the fastest on average, and 11 % at
+worst. What is furthest off is slow: ``push`` of an all-scatter with four tiles of 64 × 64 for each program takes 1.6
+times as long as predicted.
+
+Nobody has measured AMD GPUs beside it. Beside 831 calls as one of 8 or 4 ranks for which two H200s stand
 (tests/data/h200_mirrored.json: all ops, 16 to 16384 rows, benchmark/mirrored.py), where there is no incast, which the
 model is told (``Machine.contention``), it is 4 % off in the median, nine of ten are within 0.91 and 1.23, and of the
-configs of 219 shapes the one that it prefers took 1.3 % more than the fastest on average, and 46 % at worst; 45 of the
-shapes were measured as H100s had said that it is wrong there. Most are of 2026-11-23: the sums of tiles of when
+configs of 196 shapes the one that it prefers took 1.5 % more than the fastest on average, and 46 % at worst; some of
+the shapes were measured as H100s had said that it is wrong there. Most are of 2026-11-23: the sums of tiles of when
 programs waited for each part that they add up; they now load the next ones ahead, and take up to 5 % less, which the
 model counts. Of sums and gathers of columns by ``decomposed`` of 8 ranks, whose copies have no flags any more, there
 are those of two days later. What is furthest off is slow: ``one_shot`` of wide matrices, and many chunks.
 
-Of H100 it has the rates that data sheets say; some constants are fitted to what follows. Beside 2286 calls on two H100s
+Of H100 it has the rates that data sheets say; some constants are fitted to what follows. Beside 2261 calls on two H100s
 that stand for 8, 4 or 2 ranks (tests/data/h100_mirrored.json, 2026-11-24 and 25) it is 3 % off in the median, and nine
-of ten are within 0.91 and 1.12; of the configs of 389 shapes the one that it prefers took 2 % more than the fastest on
+of ten are within 0.91 and 1.12; of the configs of 377 shapes the one that it prefers took 2 % more than the fastest on
 average, one in seven more than 5 %, and one 81 %: where the library takes twice as long for 512×2304×16384 as for
 others of this size. The calls of ``decomposed`` with several ranks' rows in one matmul among them were predicted before
 any of them had been measured; those of all-reduces in several chunks, but for about 100, are of when a chunk was summed
