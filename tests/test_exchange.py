@@ -3,6 +3,7 @@ matmul of ``one_shot`` itself."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -126,6 +127,34 @@ def test_words_and_flags(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) 
     for excesses, only_words, flags_set in ranks.run(in_turns, way, dtype, seed):
         assert max(excesses) <= 1
         assert only_words and flags_set
+
+
+def numbers_that_are_none(dtype: torch.dtype, seed: int) -> tuple[list[bool], list[float]]:
+    """Whether gathers of nothing but set bits, which of floats are NaNs, give NaNs only, or of int8 what -1 gives, by
+    both halves of the inbox; and how far off calls are behind each."""
+    ctx = context()
+    found, excesses = [], []
+    for call in range(2):
+        one = trial(ctx, Way("all_gather_matmul", "low_latency"), (5, 33, 24), dtype, seed + call)
+        usual = one.a.view(torch.uint8).clone()
+        one.a.view(torch.uint8).fill_(0xFF)
+        one.run()
+        ctx.synchronize()
+        minus_one = -one.b.double().sum(0).expand_as(one.output)
+        expected = torch.full_like(minus_one, math.nan) if dtype.is_floating_point else minus_one
+        found.append(torch.equal(torch.nan_to_num(one.output.double(), 1e9), torch.nan_to_num(expected, 1e9)))
+        one.spoil()
+        one.a.view(torch.uint8).copy_(usual)
+        one.run()
+        excesses.append(one.excess())
+    return found, excesses
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_looks_as_if_nothing_had_come_is_sent_all_the_same(ranks: Ranks, dtype: torch.dtype, seed: int) -> None:
+    for found, excesses in ranks.run(numbers_that_are_none, dtype, seed):
+        assert all(found) and max(excesses) <= 1
 
 
 FEW = {(1, 4): 32 << 10, (2, 4): 48 << 10}
