@@ -327,8 +327,8 @@ def take_words(word_ptrs, epoch, peers, valid, handle, site: tl.constexpr = SITE
         peers: the ranks expected to store the words, named if the wait expires.
         valid: which of these count; of others the data is 0.
 
-    Sync: orders nothing, but what is stored there in a call that peers begin when they have had anything from this
-        rank's next call comes behind. Bounded as :func:`wait`.
+    Sync: orders nothing. Who stores there again must have had something that this rank sent in a later kernel.
+        Bounded as :func:`wait`.
     """
     _require_warps(word_ptrs)
     mask = tl.broadcast_to(valid[:, None, None], word_ptrs.shape)

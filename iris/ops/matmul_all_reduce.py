@@ -7,7 +7,7 @@ Unfused::
     output += bias
 
 Algorithms (:mod:`iris.ops.reduction` has the signals of ``two_shot``, ``copy_engine`` and ``atomic``). "When it wins"
-was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 26.
+was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 27.
 
 **two_shot**: the tiles are dealt to the ranks. The epilogue stores every finished tile into a slot at its owner, who
 adds up its own tiles, in float32 and in rank order, and stores the results into every rank's output. ``num_rounds``
@@ -164,9 +164,28 @@ class Inbox(NamedTuple):
 
 
 @triton.jit
-def _inbox_words(inbox, ptr, source, tile, epoch, BLOCK_M: tl.constexpr, WORDS_N: tl.constexpr):
-    """Pointers to the words of rank ``source``'s part of a tile, in the inbox that lies at ``ptr``."""
-    return slot_pointers(ptr + (epoch & 1).to(tl.int64) * inbox.half, source, tile, BLOCK_M, WORDS_N)
+def _inbox_words(inbox, ptr, slot, tile, epoch, BLOCK_M: tl.constexpr, WORDS_N: tl.constexpr):
+    """Pointers to the words in number ``slot`` of the slots for a tile, in the inbox that lies at ``ptr``."""
+    return slot_pointers(ptr + (epoch & 1).to(tl.int64) * inbox.half, slot, tile, BLOCK_M, WORDS_N)
+
+
+@triton.jit
+def _send(handle, inbox, peer, slot, tile, data, epoch):
+    """Store ``data``, which is :func:`packed`, into a slot of a peer's inbox."""
+    there = translate(handle, inbox.words, peer)
+    store_words(_inbox_words(inbox, there, slot, tile, epoch, data.shape[0], data.shape[1]), data)
+
+
+@triton.jit
+def _take(
+    handle, inbox, peer, slot, tile, epoch, dtype: tl.constexpr, SITE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What ``peer`` sends into a slot of this rank's inbox, once it has come."""
+    WORDS_N: tl.constexpr = BLOCK_N * dtype.primitive_bitwidth // 32
+    words = _inbox_words(inbox, inbox.words, slot, tile, epoch, BLOCK_M, WORDS_N)[None, :, :]
+    peers = tl.full((1,), 0, tl.int32) + peer
+    return tl.reshape(unpacked(take_words(words, epoch, peers, peers >= 0, handle, SITE), dtype), (BLOCK_M, BLOCK_N))
 
 
 @triton.jit
@@ -177,17 +196,14 @@ def one_shot_words_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SIT
     value = acc.to(dtype)
     data = packed(value)
     for step in range(1, world):
-        there = translate(handle, slots.words, (me + step) % world)
-        store_words(_inbox_words(slots, there, me, tile, epoch, data.shape[0], data.shape[1]), data)
+        _send(handle, slots, (me + step) % world, me, tile, data, epoch)
     total = tl.zeros_like(acc)
     for source in range(world):
         if source == me:
             total += value.to(acc.dtype)
         else:
-            sources = tl.full((1,), 0, tl.int32) + source
-            words = _inbox_words(slots, slots.words, source, tile, epoch, data.shape[0], data.shape[1])[None, :, :]
-            part = unpacked(take_words(words, epoch, sources, sources >= 0, handle, SITE), dtype)
-            total += tl.reshape(part, acc.shape).to(acc.dtype)
+            part = _take(handle, slots, source, source, tile, epoch, dtype, SITE, acc.shape[0], acc.shape[1])
+            total += part.to(acc.dtype)
     local_sink(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
 
 
@@ -199,27 +215,20 @@ def two_shot_words_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SIT
     same order: the first one whose sum is missing waits for nothing but what its programs are computing."""
     me, world = handles.rank(handle), handles.world_size(handle)
     dtype: tl.constexpr = c.ptr.dtype.element_ty
-    WORDS_N: tl.constexpr = acc.shape[1] * dtype.primitive_bitwidth // 32
     owner, index, each = tile.index % world, tile.index // world, tl.cdiv(tile.per_shard, world)
     owned = Tile(owner, index, each, tile.top, tile.rows, tile.cols, tile.row_mask, tile.col_mask)
     if owner == me:
         for other in range(world - 1):
             source = other + tl.where(other < me, 0, 1)
-            sources = tl.full((1,), 0, tl.int32) + source
-            words = _inbox_words(slots, slots.words, source, owned, epoch, acc.shape[0], WORDS_N)[None, :, :]
-            part = unpacked(take_words(words, epoch, sources, sources >= 0, handle, SITE), dtype)
-            acc += tl.reshape(part, acc.shape).to(acc.dtype)
+            part = _take(handle, slots, source, source, owned, epoch, dtype, SITE, acc.shape[0], acc.shape[1])
+            acc += part.to(acc.dtype)
         value = finished(acc, bias_ptr, tile, dtype, BIAS)
         data = packed(value)
         for step in range(1, world):
-            there = translate(handle, slots.words, peer_at(handle, step, index))
-            store_words(_inbox_words(slots, there, world + owner, owned, epoch, acc.shape[0], WORDS_N), data)
+            _send(handle, slots, peer_at(handle, step, index), world + owner, owned, data, epoch)
     else:
-        there = translate(handle, slots.words, owner)
-        store_words(_inbox_words(slots, there, me, owned, epoch, acc.shape[0], WORDS_N), packed(acc.to(dtype)))
-        sources = tl.full((1,), 0, tl.int32) + owner
-        words = _inbox_words(slots, slots.words, world + owner, owned, epoch, acc.shape[0], WORDS_N)[None, :, :]
-        value = tl.reshape(unpacked(take_words(words, epoch, sources, sources >= 0, handle, SITE), dtype), acc.shape)
+        _send(handle, slots, owner, me, owned, packed(acc.to(dtype)), epoch)
+        value = _take(handle, slots, owner, world + owner, owned, epoch, dtype, SITE, acc.shape[0], acc.shape[1])
     tl.store(tile_pointers(c, c.ptr, tile.rows, tile.cols), value, mask=tile_mask(tile))
 
 
