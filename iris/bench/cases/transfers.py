@@ -36,7 +36,8 @@ def move_kernel(source_ptr, target_ptr, count, peer, handle, PUT: tl.constexpr, 
     """``count`` elements at ``source_ptr`` → ``target_ptr``: this rank's → ``peer``'s, if ``PUT``, or ``peer``'s → this
     rank's."""
     offsets = tl.arange(0, BLOCK)
-    for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+    # In 64 bits, as a step behind a count just below 2**31 would wrap around.
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0) * BLOCK):
         at = start + offsets
         if PUT:
             peers.put(handle, source_ptr + at, target_ptr + at, peer, mask=at < count)
