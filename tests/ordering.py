@@ -158,7 +158,8 @@ class Watch(TorchDispatchMode):
             self._use(WRITE, addresses, values.itemsize, (READ, WRITE))  # what was stored there has been seen
             return
         self._use(ATOMIC, addresses, values.itemsize)
-        if any(ctypes.c_int32.from_address(int(address)).value != NO_WORD.value for address in addresses):
+        word = ctypes.c_int64 if values.itemsize == 8 else ctypes.c_int32
+        if any(word.from_address(int(address)).value != NO_WORD.value for address in addresses):
             self.unordered.add("a word is stored where another one lies")
         for rank, words in self._places(addresses, _WORD):
             self._told[rank][words, self._rank] = self._known["words", self._running()[1]]

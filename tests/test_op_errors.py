@@ -56,7 +56,7 @@ STAGED = tuple(
     for way in ways(GATHER, REDUCE_SCATTER, ALL_REDUCE)
     if way.algorithm != "pull" and (way.op, way.algorithm) != (ALL_REDUCE, "ring")
 )
-FLAGGED = (Way(GATHER, "push"), Way(SCATTER, "split"), Way(REDUCE_SCATTER, "push"), Way(ALL_REDUCE, "two_shot"))
+FLAGGED = (Way(GATHER, "push"), Way(SCATTER, "split"), Way(REDUCE_SCATTER, "push"), Way(ALL_REDUCE, "copy_engine"))
 
 
 def configured(**fields: Any) -> Change:

@@ -10,6 +10,7 @@ from iris.ops.algorithms import EXCHANGING, LIBRARY, TRAITS, algorithms
 from iris.ops.config import IN_REGISTERS, OF_TILE, FusedConfig, Target
 from iris.ops.problem import Problem
 from iris.ops.rows import MAX_CHUNKS
+from iris.ops.words import sent_in_words, words_nbytes
 
 Fields = Mapping[str, Any]
 
@@ -19,6 +20,8 @@ _BARRIERS_NBYTES = 256
 """More than the pipeline's barriers take beside its stages."""
 _SUM_NBYTES = 4
 """Of a sum in float32. Before a tile is added by atomics, threads exchange its sums through shared memory."""
+_WORDS_SHARED = 0.25
+"""Of a tile's words, what lies in shared memory at a time when threads exchange them (gfx942)."""
 _ACCUMULATORS = 128
 """float32 sums that a thread keeps in registers; more are spilled to memory."""
 
@@ -418,6 +421,8 @@ def _too_large(problem: Problem, config: FusedConfig, target: Target) -> str | N
     shared = stages * (m + n) * k * problem.dtype.itemsize + (_BARRIERS_NBYTES if backend == "cuda" else 0)
     if TRAITS[problem.op][config.algorithm].atomic:
         shared = max(shared, m * n * _SUM_NBYTES)
+    if sent_in_words(problem, config):
+        shared = max(shared, int(words_nbytes(m * n, problem.output_dtype) * _WORDS_SHARED))
     if shared > most:
         return f"{shared} bytes of shared memory: {most} at most"
     threads = config.num_warps * (32 if backend == "cuda" else 64)

@@ -34,7 +34,7 @@ from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, end_own_epoch, own_epoch, signal_all, store_words, take_words, wait_all
 from iris.device.tile import Matrix, Tile, block_at, finished, slot_pointers, tile_mask, tile_pointers
-from iris.ops.words import in_words, word_dtype
+from iris.ops.words import in_words, word_dtype, words_nbytes
 from iris.ops.workspace import FusedWorkspace
 
 MAX_PROGRAMS = 512
@@ -43,12 +43,14 @@ FLAGS = 2 * MAX_RANKS.value * MAX_PROGRAMS
 _MIN_ELEMENTS, _MAX_ELEMENTS = 512, 8192
 """Elements that a program moves at a time, behind flags."""
 _MIN_WORDS, _MAX_WORDS, _ROUNDS = 256, 1024, 2
-"""Words that a program sends to each peer at a time, and how often at most before it sends more at a time: of 128 to
-4096 words what was fastest on 2 and 4 × H200, 2026-11-27."""
-_VECTOR_NBYTES, _LANES, _WARPS = 16, 32, 4
-"""What a thread moves at once, and the threads of a program: no more than such a block of words has vectors. Then each
-has the words of all ranks in the same place, and sums them by itself; else threads exchange them through shared memory,
-which takes up to 2 µs."""
+"""Words that a program sends to each peer at a time, and how many such blocks it has at most before they get larger: of
+128 to 4096 words what was fastest on 2 and 4 × H200, 2026-11-27."""
+_VECTOR_NBYTES, _WORDS_PER_WARP, _WARPS = 16, 128, 4
+"""A thread takes four words at a time, and a program has no more threads (of NVIDIA's warps) than take a block once.
+Then each has the words of all ranks in the same place, and sums them by itself; else threads exchange them through
+shared memory, which takes up to 2 µs."""
+_MOST_PADDED = 1.25
+"""How much longer rows may be in whole blocks than they are; else blocks are shorter, down to the shortest."""
 _MAX_WORDS_AWAITED = 4096
 """Words that a program waits for at a time, from all ranks."""
 _MAX_ROWS = 16
@@ -81,8 +83,8 @@ class Blocks:
 
     def inbox_nbytes(self, world_size: int, dtype: torch.dtype) -> int:
         """Both halves, each with room for every rank's blocks, in words for their sums, too."""
-        each = self.hops * word_dtype(dtype).itemsize // 4 if self.words else 1
-        return 2 * world_size * self.count * self.block_m * self.block_n * dtype.itemsize * each
+        elements = world_size * self.count * self.block_m * self.block_n
+        return 2 * (self.hops * words_nbytes(elements, dtype) if self.words else elements * dtype.itemsize)
 
 
 def blocks_of(
@@ -93,18 +95,19 @@ def blocks_of(
     rows, cols = part
     nbytes = rows * cols * dtype.itemsize
     words = not by_flags and in_words(nbytes * (world_size - 1), dtype, world_size, hops)
+    each = 4 // dtype.itemsize
     if words:
-        each = 4 // dtype.itemsize
         most = min(_MAX_WORDS, _MAX_WORDS_AWAITED // triton.next_power_of_2(world_size)) * each
         least, rounds = _MIN_WORDS * each, _ROUNDS
     else:
         least, most, rounds = _MIN_ELEMENTS, _MAX_ELEMENTS, 1
     share = min(most, max(least, triton.next_power_of_2(math.ceil(rows * cols / (num_sms * rounds)))))
     wide = max(_VECTOR_NBYTES // dtype.itemsize, triton.next_power_of_2(cols))
+    while words and least < share <= wide and -(-cols // share) * share > _MOST_PADDED * cols:
+        share //= 2
     high = 1 if words else min(_MAX_ROWS, triton.next_power_of_2(rows))
     block_n = min(share // high, wide)
-    vectors = share * dtype.itemsize // 4 * word_dtype(dtype).itemsize // _VECTOR_NBYTES
-    num_warps = min(_WARPS, max(1, vectors // _LANES)) if words else _WARPS
+    num_warps = min(_WARPS, share // each // _WORDS_PER_WARP) if words else _WARPS
     return Blocks(rows, cols, share // block_n, block_n, words, hops, num_warps)
 
 

@@ -13,7 +13,7 @@ was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 27.
 adds up its own tiles, in float32 and in rank order, and stores the results into every rank's output. ``num_rounds``
 rounds spread these stores over the matmul; own tiles come a round later than the others'. When it wins: outputs of more
 than a few hundred KiB; each rank receives about twice the output. Few tiles in one round, and their sums, travel as
-words to inboxes, as those of ``one_shot``; then some ten rows on 4 ranks suffice.
+words to inboxes, as those of ``one_shot``; then 32 rows on 4 ranks suffice, or 16 of wide matrices.
 
 **copy_engine**: as ``two_shot``, the ranks owning rows, but the copy engine moves tiles and results, in ``num_chunks``
 chunks for each rank. M must be a multiple of the number of ranks. When it wins: outputs of a few MiB per rank and more,
@@ -33,8 +33,8 @@ as the transfer, or longer; in chunks, where one is enough to fill the device.
 
 **one_shot**: the epilogue stores every finished tile into an inbox at every peer, as words, each of which says that it
 has come, and sums everybody's as they come: one kernel, and one trip over the link. When it wins: few rows, where these
-count, and the library's matmul reads B no faster. Larger outputs, of which twice the bytes would take longer than flags
-do, stay in slots of their own rank's, flagged at all peers, who read them.
+count, and the library's matmul reads B no faster. Larger outputs, of which words would take longer than flags do, stay
+in slots of their own rank's, flagged at all peers, who read them.
 
 **atomic**: as ``two_shot``, but tiles are added to one float32 sum at the owner. **Not deterministic**: the order of
 the sum depends on timing. All ranks still end with the same bits. When it wins: memory is short.
@@ -256,7 +256,7 @@ def matmul_all_reduce(
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
 ) -> torch.Tensor:
-    """``output = sum over ranks of A @ B, + bias`` on all ranks, the same bits on each.
+    """``output = sum over ranks of A @ B, + bias`` on all ranks, the same bits on each, but for which NaN a NaN is.
 
     Args:
         output: [M, N] on the symmetric heap, at one place and with the same strides on all ranks, rows contiguous for

@@ -14,7 +14,7 @@ from iris.ops.algorithms import TRAITS
 from iris.ops.config import FusedConfig
 from iris.ops.exchange import Blocks, blocks_of
 from iris.ops.problem import Problem
-from iris.ops.words import sent_in_words, tiles_sent, word_dtype
+from iris.ops.words import sent_in_words, tiles_sent, words_nbytes
 from iris.ops.workspace import (
     MIN_FLAGS,
     FusedWorkspace,
@@ -63,7 +63,8 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
         if traits.words:
             if sent_in_words(problem, config) and not by_flags:
                 kept = problem.world_size if config.algorithm == "one_shot" else 2 * slots
-                return Room(kept * nbytes * word_dtype(problem.output_dtype).itemsize // 2, 0)  # in two halves
+                sent = words_nbytes(tiles * config.tile_elements, problem.output_dtype)
+                return Room(2 * kept * sent, 0)  # in two halves
             flags = max(flags, MIN_FLAGS + 1)
         return Room(slots * nbytes, flags)
     if problem.op == "matmul_all_reduce" and config.algorithm == "ring":

@@ -23,6 +23,11 @@ def word_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.int32 if dtype.is_floating_point else torch.int64
 
 
+def words_nbytes(elements: int, dtype: torch.dtype) -> int:
+    """Bytes of the words that carry so many elements."""
+    return elements * dtype.itemsize // 4 * word_dtype(dtype).itemsize
+
+
 def in_words(sent_nbytes: float, dtype: torch.dtype, world_size: int, hops: int) -> bool:
     """Whether an exchange goes by words, of ``hops`` hops in each of which a rank sends ``sent_nbytes`` of ``dtype`` to
     all peers together."""

@@ -16,6 +16,7 @@ from matmuls import matmul_case
 from iris.device import arch
 from iris.ops import Problem, Target
 from iris.ops.candidates import SHARED_NBYTES, plain
+from iris.ops.words import sent_in_words
 
 WIDE = {"sm_90": r"cp\.async\.cg\.", "gfx942": r"buffer_load_dwordx4\b"}
 NARROW = {"sm_90": r"ld\.global\.b(8|16)\b", "gfx942": r"(buffer|global)_load_(u|s)(short|byte)\w*"}
@@ -66,14 +67,31 @@ def test_full_precision_is_taken_where_there_is_no_tf32(target_name: str, dtype:
     assert bool(re.search(r"\bmma\.\S+\.tf32|v_mfma\S+_xf32", listing)) == there
 
 
+SUMS = Problem("matmul_reduce_scatter", 8192, 8192, 8192, torch.bfloat16, 8)
+OF_INTEGERS = Problem("matmul_all_reduce", 256, 1024, 8192, torch.int8, 2)
+"""Whose tiles travel as words of eight bytes."""
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("kernel", "algorithm"), [("scatter_rows", "push"), ("add_rows", "atomic")])
-@pytest.mark.parametrize(("target_name", "backend"), [("sm_90", "cuda"), ("sm_100", "cuda"), ("gfx942", "hip")])
-def test_the_largest_tile_fits_into_shared_memory(target_name: str, backend: str, kernel: str, algorithm: str) -> None:
-    asked = Problem("matmul_reduce_scatter", 8192, 8192, 8192, torch.bfloat16, 8)
+@pytest.mark.parametrize(
+    ("target_name", "backend", "kernel", "algorithm", "asked"),
+    [
+        *(
+            (target_name, backend, kernel, algorithm, SUMS)
+            for kernel, algorithm in (("scatter_rows", "push"), ("add_rows", "atomic"))
+            for target_name, backend in (("sm_90", "cuda"), ("sm_100", "cuda"), ("gfx942", "hip"))
+        ),
+        ("gfx942", "hip", "two_shot_words", "two_shot", OF_INTEGERS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_largest_tile_fits_into_shared_memory(
+    target_name: str, backend: str, kernel: str, algorithm: str, asked: Problem
+) -> None:
     here = Target(backend, 132)
     config = plain(asked, algorithm, here)
-    case = matmul_case(kernel, torch.bfloat16, False, False, 0, True, False, (target_name,))
+    assert sent_in_words(asked, config) == (asked is OF_INTEGERS)
+    case = matmul_case(kernel, asked.dtype, False, False, 0, True, False, (target_name,))
     tile = {"BLOCK_M": config.block_size_m, "BLOCK_N": config.block_size_n, "BLOCK_K": config.block_size_k}
     with target(target_name):
         compiled = case.kernel.warmup(

@@ -21,7 +21,7 @@ from iris.ops.model.parts import (
 )
 from iris.ops.problem import QUANTISED
 from iris.ops.rows import evenly, owner_groups, summing_step
-from iris.ops.words import sent_in_words, word_dtype
+from iris.ops.words import sent_in_words, words_nbytes
 
 _ROUNDS_APART, _ROUND_TILES = 0.25, 0.05
 """How far many rounds let programs drift apart, as they wait at different times; and what each round costs, in tiles,
@@ -95,8 +95,8 @@ def _taken_s(call: Call, parts: int) -> float:
 
 def _in_words_s(call: Call, copies: float) -> float:
     """The matmul, whose tiles all are sent so many times as words, masked rows included."""
-    tiles, word = call.rows * call.columns, word_dtype(call.problem.output_dtype).itemsize
-    nbytes = copies * tiles * call.config.tile_elements * call.problem.output_dtype.itemsize * word / 4
+    tiles = call.rows * call.columns
+    nbytes = copies * words_nbytes(tiles * call.config.tile_elements, call.problem.output_dtype)
     return LAUNCH_S + call.deal(tiles).total_s + call.machine.store_s(nbytes, call.programs(), call.world)
 
 
