@@ -148,7 +148,7 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("one_shot_words", torch.bfloat16, True, False, 2, True, False),
     ("one_shot_words", torch.int8, False, True, 1, False, True),
     ("two_shot_words", torch.bfloat16, True, False, 2, True, False),
-    ("two_shot_words", torch.int8, False, True, 1, False, True),
+    ("two_shot_words", torch.int8, False, True, 1, False, False),
     ("two_shot", torch.bfloat16, True, False, 0, True, False),
     ("two_shot", torch.float32, False, True, 2, False, False),
     ("atomic", torch.float16, True, False, 0, True, False),
