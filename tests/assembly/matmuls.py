@@ -298,28 +298,35 @@ def collectives() -> list[Case]:
     ]
     exchanged = {"SITE": 2, "WORLD": 4, "BIAS": 2, "ACC_DTYPE": tl.float32, "BLOCK_M": 16, "BLOCK_N": 64}
     kinds = ("gather", "scatter", "total", "twice")
+    carried = {
+        "gather": (FP8, 4),
+        "scatter": (torch.int32, 1),
+        "total": (torch.float16, 2),
+        "twice": (torch.float16, 2),
+    }
     in_words = [
         Case(
             f"exchange_words-{kind}{of}",
             exchange_words_kernel,
-            partial(word_arguments, FP8 if kind == "gather" else torch.float16, sizes),
+            partial(word_arguments, dtype, sizes),
             {
                 **exchanged,
                 "SPLIT": kind in ("scatter", "twice"),
                 "TOTAL": kind != "gather",
                 "EVERYWHERE": kind == "twice",
                 "BY_ROWS": kind == "gather",
+                "ACC_DTYPE": tl.int32 if dtype == torch.int32 else tl.float32,
                 "SOURCES": 4,
-                "PACK": 4 if kind == "gather" else 2,
+                "PACK": pack,
                 "BLOCK_M": 1,
-                "BLOCK_N": 4096 if kind == "gather" else 2048,
+                "BLOCK_N": 1024 * pack,
             },
             targets=CUDA[:1] if of else EVERYWHERE,
             has=Event.CLOCK,
             wide=frozenset({"argument 3"}),
         )
         for of, sizes in PARTS.items()
-        for kind in kinds
+        for kind, (dtype, pack) in carried.items()
     ]
     exchanges = [
         Case(

@@ -489,12 +489,13 @@ def test_narrow_moves(target_name: str) -> None:
 
 
 @on_cuda
-def test_a_word_in_two_halves(target_name: str) -> None:
-    """Words are stored, and looked at, as 64 bits, two of them at a time."""
-    text = compile_named("exchange_words-total", target_name)
+@pytest.mark.parametrize(("kind", "words"), [("total", "v4.b32"), ("scatter", "v2.b64")])
+def test_words_one_by_one_or_in_two_halves(target_name: str, kind: str, words: str) -> None:
+    """They are stored, and looked at, whole, and as many at a time as 16 bytes hold: of integers they have 64 bits."""
+    text = compile_named(f"exchange_words-{kind}", target_name)
     assert rules.width(read(text), frozenset({"argument 3"})) == []
-    for whole in (r"st\.global\.wt\.v2\.b64", r"ld\.volatile\.global\.v2\.b64"):
-        torn = without(text, whole, whole.replace("\\", "").replace("v2.b64", "b32"))
+    for whole in (r"st\.global\.wt\.", r"ld\.volatile\.global\."):
+        torn = without(text, whole + re.escape(words), whole.replace("\\", "") + "b32")
         assert rules.width(read(torn), frozenset({"argument 3"}))
 
 
