@@ -43,7 +43,7 @@ from iris.ops.room import exchanged_blocks, memory_of
 from iris.ops.rows import MAX_CHUNKS, Rows, chunks_of
 from iris.ops.target import target_of
 from iris.ops.tuned import changed_fields
-from iris.ops.words import sent_in_words, tiles_sent, word_dtype
+from iris.ops.words import sent_in_words, tiles_sent, words_nbytes
 from iris.ops.workspace import FusedWorkspace
 
 SIMULATED = iris.backends.detect().name == "sim"
@@ -109,8 +109,9 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
     if algorithm in EXCHANGING:
         blocks = exchanged_blocks(problem, algorithm, num_sms, workspace.flagged)
         flags = FLAG * exchange.MAX_PROGRAMS
-        wide = word_dtype(problem.exchanged_dtype).itemsize // 4 if blocks.words else 1
-        part = Region(workspace.staging, blocks.count * blocks.block_m * blocks.block_n * item * wide)
+        elements = blocks.count * blocks.block_m * blocks.block_n
+        nbytes = words_nbytes(elements, problem.exchanged_dtype) if blocks.words else elements * item
+        part = Region(workspace.staging, nbytes)
         if problem.op == SCATTER:
             output = Region(operands.output, 0)
     elif problem.op in (REDUCE_SCATTER, ALL_REDUCE):
@@ -123,7 +124,7 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
             elif algorithm == "atomic":
                 part, flags = Region(workspace.staging, 0), 0
             elif sent_in_words(problem, config):
-                part = Region(workspace.staging, tiles * slot * word_dtype(problem.output_dtype).itemsize // 4)
+                part = Region(workspace.staging, words_nbytes(tiles * config.tile_elements, problem.output_dtype))
             elif algorithm == "one_shot":
                 part = Region(workspace.staging, 0)
             if algorithm != "copy_engine":

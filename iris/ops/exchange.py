@@ -327,14 +327,13 @@ def exchange(
         "EVERYWHERE": blocks.hops == 2, "ACC_DTYPE": tl.int32 if mine.dtype == torch.int32 else tl.float32,
         "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": blocks.num_warps,
     }  # fmt: skip
+    inbox, half = workspace.inbox(word_dtype(mine.dtype) if blocks.words else mine.dtype)
     if blocks.words:
-        inbox, half = workspace.inbox(word_dtype(mine.dtype))
         exchange_words_kernel[grid](
             ctx.handle, epochs, inbox, half, *operands,
             SOURCES=triton.next_power_of_2(ctx.world_size), PACK=4 // mine.element_size(), **constants,
         )  # fmt: skip
     else:
-        inbox, half = workspace.inbox(mine.dtype)
         exchange_kernel[grid](
             ctx.handle, epochs, workspace.ready, inbox, half, *operands, FLAGS_EACH=MAX_PROGRAMS, **constants,
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from iris.ops.algorithms import TRAITS
 from iris.ops.config import FusedConfig
 from iris.ops.problem import Problem
 
@@ -43,7 +44,8 @@ def tiles_in_words(nbytes: int, dtype: torch.dtype, world_size: int) -> bool:
 def sent_in_words(problem: Problem, config: FusedConfig) -> bool:
     """Whether the tiles of ``one_shot``, or of ``two_shot`` in one round, travel as words, where the workspace has no
     flags for them."""
-    if config.algorithm not in ("one_shot", "two_shot"):
+    traits = TRAITS[problem.op][config.algorithm]
+    if traits.exchange or not traits.words:
         return False
     nbytes = tiles_sent(problem, config)[1] * config.tile_elements * problem.output_dtype.itemsize
     if config.algorithm == "two_shot":  # what one rank owns: parts of it go there, and its sum to all

@@ -297,7 +297,6 @@ def collectives() -> list[Case]:
         for kind in ("beside", "alone")
     ]
     exchanged = {"SITE": 2, "WORLD": 4, "BIAS": 2, "ACC_DTYPE": tl.float32, "BLOCK_M": 16, "BLOCK_N": 64}
-    kinds = ("gather", "scatter", "total", "twice")
     carried = {
         "gather": (FP8, 4),
         "scatter": (torch.int32, 1),
@@ -344,7 +343,7 @@ def collectives() -> list[Case]:
             targets=CUDA[:1] if of else EVERYWHERE,
         )
         for of, sizes in PARTS.items()
-        for kind in kinds
+        for kind in carried
     ]
     site, one_warp = {"SITE": 2}, {"num_warps": 1}
     small = [
