@@ -96,7 +96,7 @@ def wait_for_several_kernel(handle, memory, peers, wanted, KIND: tl.constexpr):
         sync.wait_leading(memory + lanes, wanted, those, lanes < 4, handle)
     else:
         words = memory + lanes[:, None, None] * 32 + tl.arange(0, 32)[None, None, :]
-        sync.take_words(words, wanted, those, lanes < 4, handle)
+        sync.take_words(words, wanted, those, (lanes < 4)[:, None, None], handle)
 
 
 def wait_for_several(kind: str, wanted: int, late: int, seen: int) -> list[int]:

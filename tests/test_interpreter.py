@@ -355,7 +355,8 @@ def wait_leading_kernel(flags, epoch, peer, handle, LANES: tl.constexpr):
 def take_words_kernel(words, epoch, handle, RANKS: tl.constexpr):
     ranks = tl.arange(0, RANKS)
     block = ranks[:, None, None] * 128 + tl.arange(0, 8)[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
-    sync.take_words(words + block, tl.cast(epoch, tl.int32), ranks, ranks < iris.world_size(handle), handle)
+    here = (ranks < iris.world_size(handle))[:, None, None]
+    sync.take_words(words + block, tl.cast(epoch, tl.int32), ranks, here, handle)
 
 
 def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failure, Failure, int]:

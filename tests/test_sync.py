@@ -606,7 +606,9 @@ def test_counts_of_more_bits_wrap_as_flags_do(ranks: Ranks, count: int) -> None:
 @triton.jit
 def take_words_kernel(words, handle, WORDS: tl.constexpr):
     lanes = tl.arange(0, 1)
-    sync.take_words((words + tl.arange(0, WORDS))[None, None, :], lanes.sum() + 1, lanes, lanes == 0, handle)
+    sync.take_words(
+        (words + tl.arange(0, WORDS))[None, None, :], lanes.sum() + 1, lanes, (lanes == 0)[:, None, None], handle
+    )
 
 
 def words_of(count: int) -> Failure:

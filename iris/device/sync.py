@@ -295,7 +295,7 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
 
 
 @triton.jit
-def store_words(word_ptrs, data):
+def store_words(word_ptrs, data, mask=None):
     """Store a block of int32, to any rank, as *words*: each says by itself that it has come, as where it lies there was
     :data:`NO_WORD` before. So no flag follows the data, and no fence waits for it. (The custom all-reduces of
     TensorRT-LLM and FlashInfer do so with zeros of negative sign, Lamport's way.)
@@ -305,6 +305,7 @@ def store_words(word_ptrs, data):
             int32, for data that is floats: of these :data:`NO_WORD` is nothing but NaNs, and such NaNs become others.
             Of int64 for any other data, of which no bits are left for that.
         data: int32.
+        mask: which of the words are stored.
 
     Sync: orders nothing, not even one word and the next.
     """
@@ -312,11 +313,11 @@ def store_words(word_ptrs, data):
         words = data.to(tl.int64) & 0xFFFFFFFF
     else:
         words = tl.where(data == NO_WORD, _ANOTHER_NAN, data)
-    tl.store(word_ptrs, words, cache_modifier=".wt")
+    tl.store(word_ptrs, words, mask=mask, cache_modifier=".wt")
 
 
 @triton.jit
-def take_words(word_ptrs, epoch, peers, valid, handle, site: tl.constexpr = SITE_USER):
+def take_words(word_ptrs, epoch, peers, mask, handle, site: tl.constexpr = SITE_USER):
     """Wait until words stand at all of ``word_ptrs``, in this rank's heap, and take them away: :data:`NO_WORD` stands
     there then. Returns the data, int32.
 
@@ -325,13 +326,13 @@ def take_words(word_ptrs, epoch, peers, valid, handle, site: tl.constexpr = SITE
             they were stored.
         epoch: of the call, int32; named if the wait expires.
         peers: the ranks expected to store the words, named if the wait expires.
-        valid: which of these count; of others the data is 0.
+        mask: which of the words come, broadcast to the block; of others the data is 0.
 
     Sync: orders nothing. Who stores there again must have had something that this rank sent in a later kernel.
         Bounded as :func:`wait`.
     """
     _require_warps(word_ptrs)
-    mask = tl.broadcast_to(valid[:, None, None], word_ptrs.shape)
+    mask = tl.broadcast_to(mask, word_ptrs.shape)
     seen = load_fresh(word_ptrs, mask, 0)
     if _words_missing(seen) > 0:
         started = clock_ns()

@@ -42,19 +42,20 @@ FLAGS = 2 * MAX_RANKS.value * MAX_PROGRAMS
 """Flags of a workspace: one per rank and program, and as many for sums."""
 _MIN_ELEMENTS, _MAX_ELEMENTS = 512, 8192
 """Elements that a program moves at a time, behind flags."""
-_MIN_WORDS, _MAX_WORDS, _ROUNDS = 256, 1024, 2
-"""Words that a program sends to each peer at a time, and how many such blocks it has at most before they get larger: of
-128 to 4096 words what was fastest on 2 and 4 × H200, 2026-11-27."""
+_MIN_WORDS, _MAX_WORDS, _BLOCKS_PER_SM, _PROGRAMS_PER_SM = 256, 512, 4, 8
+"""Words of a block, the longer one where the shorter makes more blocks for each SM; and programs, each of which takes
+the next block when it is through with one. Of blocks of 128 to 4096 words and 1 to 8 programs what was fastest on 2 ×
+H200, 2026-11-27."""
 _VECTOR_NBYTES, _WORDS_PER_WARP, _WARPS = 16, 128, 4
 """A thread takes four words at a time, and a program has no more threads (of NVIDIA's warps) than take a block once.
 Then each has the words of all ranks in the same place, and sums them by itself; else threads exchange them through
 shared memory, which takes up to 2 µs."""
-_MOST_PADDED = 1.25
-"""How much longer rows may be in whole blocks than they are; else blocks are shorter, down to the shortest."""
 _MAX_WORDS_AWAITED = 4096
 """Words that a program waits for at a time, from all ranks."""
 _MAX_ROWS = 16
-"""Of a block behind flags; one of words is a row, or a part of one, where rows are long enough."""
+"""Of a block behind flags; one of words is a part of one row, or a row, if that is no less than half a block."""
+_WORDS_AT_A_TIME = 16
+"""A row is so many words, or a multiple: that lets Triton store and load vectors."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,10 @@ class Blocks:
     def count(self) -> int:
         return -(-self.rows // self.block_m) * -(-self.cols // self.block_n)
 
+    def words_n(self, dtype: torch.dtype) -> int:
+        """Words that carry a row: of its last block no others are sent."""
+        return -(-self.cols * dtype.itemsize // (4 * _WORDS_AT_A_TIME)) * _WORDS_AT_A_TIME
+
     @property
     def num_flags(self) -> int:
         """Flags of the workspace. So a workspace that has them is for flags, and nothing but words is ever stored where
@@ -90,25 +95,26 @@ class Blocks:
 def blocks_of(
     part: Sequence[int], dtype: torch.dtype, world_size: int, num_sms: int, hops: int = 1, by_flags: bool = False
 ) -> Blocks:
-    """A part of this shape in few blocks per program, each of whole vectors, and no wider than it, as an inbox has room
-    for whole blocks; in words if it is small enough, unless it is to go ``by_flags``."""
+    """A part of this shape in few blocks for each SM, of whole vectors; in words if it is small enough, unless it is to
+    go ``by_flags``."""
     rows, cols = part
     nbytes = rows * cols * dtype.itemsize
-    words = not by_flags and in_words(nbytes * (world_size - 1), dtype, world_size, hops)
-    each = 4 // dtype.itemsize
-    if words:
+    if not by_flags and in_words(nbytes * (world_size - 1), dtype, world_size, hops):
+        each = 4 // dtype.itemsize
         most = min(_MAX_WORDS, _MAX_WORDS_AWAITED // triton.next_power_of_2(world_size)) * each
-        least, rounds = _MIN_WORDS * each, _ROUNDS
-    else:
-        least, most, rounds = _MIN_ELEMENTS, _MAX_ELEMENTS, 1
-    share = min(most, max(least, triton.next_power_of_2(math.ceil(rows * cols / (num_sms * rounds)))))
+        share = _share(rows * cols, num_sms * _BLOCKS_PER_SM, _MIN_WORDS * each, most)
+        block_n = min(share, max(_WORDS_AT_A_TIME * each, 2 * triton.next_power_of_2(cols)))
+        num_warps = max(1, min(_WARPS, share // each // _WORDS_PER_WARP))
+        return Blocks(rows, cols, share // block_n, block_n, True, hops, num_warps)
+    share = _share(rows * cols, num_sms, _MIN_ELEMENTS, _MAX_ELEMENTS)
     wide = max(_VECTOR_NBYTES // dtype.itemsize, triton.next_power_of_2(cols))
-    while words and least < share <= wide and -(-cols // share) * share > _MOST_PADDED * cols:
-        share //= 2
-    high = 1 if words else min(_MAX_ROWS, triton.next_power_of_2(rows))
-    block_n = min(share // high, wide)
-    num_warps = min(_WARPS, share // each // _WORDS_PER_WARP) if words else _WARPS
-    return Blocks(rows, cols, share // block_n, block_n, words, hops, num_warps)
+    block_n = min(share // min(_MAX_ROWS, triton.next_power_of_2(rows)), wide)
+    return Blocks(rows, cols, share // block_n, block_n, False, hops, _WARPS)
+
+
+def _share(elements: int, blocks: int, least: int, most: int) -> int:
+    """Of so many elements what each of ``blocks`` blocks gets: a power of two, within bounds."""
+    return min(most, max(least, triton.next_power_of_2(math.ceil(elements / blocks))))
 
 
 @triton.jit
@@ -209,14 +215,15 @@ def exchange_kernel(
 
 @triton.jit
 def _words_of(
-    inbox, first, tile, blocks, epoch, handle, SITE: tl.constexpr, WORLD: tl.constexpr, SOURCES: tl.constexpr,
+    inbox, first, tile, epoch, handle, SITE: tl.constexpr, WORLD: tl.constexpr, SOURCES: tl.constexpr,
     BLOCK_M: tl.constexpr, WORDS_N: tl.constexpr,
 ):  # fmt: skip
-    """What every rank has sent of a block, by rank, when it has come; from slot ``first`` of the inbox on."""
+    """What every rank has sent of a block of words, by rank, when it has come; from slot ``first`` of the inbox on."""
     sources = tl.arange(0, SOURCES)
     slots = slot_pointers(inbox, first, tile, BLOCK_M, WORDS_N)
-    slots = slots[None, :, :] + (sources * blocks).to(tl.int64)[:, None, None] * (BLOCK_M * WORDS_N)
-    return take_words(slots, epoch, sources, sources < WORLD, handle, SITE)
+    slots = slots[None, :, :] + (sources * tile.per_shard).to(tl.int64)[:, None, None] * (BLOCK_M * WORDS_N)
+    here = tile_mask(tile)[None, :, :] & (sources < WORLD)[:, None, None]
+    return take_words(slots, epoch, sources, here, handle, SITE)
 
 
 @triton.jit
@@ -245,6 +252,8 @@ def exchange_words_kernel(
     cols,
     blocks,
     all_rows,
+    words_n,
+    programs,
     SITE: tl.constexpr,
     WORLD: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -258,9 +267,9 @@ def exchange_words_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """As :func:`exchange_kernel`, but the parts travel as words, with ``PACK`` elements in each.
+    """As :func:`exchange_kernel`, but the parts travel as words, with ``PACK`` elements in each, ``words_n`` for a row.
     ``SOURCES``: the power of two from ``WORLD`` on. Sums for every rank travel as words, too, to the slots
-    behind those of the parts."""
+    behind those of the parts. A call has up to ``programs`` programs."""
     epoch = own_epoch(epochs)
     me, program = handles.rank(handle), tl.program_id(0)
     inbox += (epoch & 1).to(tl.int64) * half
@@ -268,14 +277,17 @@ def exchange_words_kernel(
     WORDS_N: tl.constexpr = BLOCK_N // PACK
     for block in range(program, blocks, tl.num_programs(0)):
         tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
+        words = _block(me, block, blocks, rows, words_n, BLOCK_M, WORDS_N)
+        here = tile_mask(words)
         for step in tl.static_range(WORLD):
             peer = (me + step) % WORLD
             part = packed(_part_for(peer, mine, tile, rows, all_rows, SPLIT))
-            store_words(slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, WORDS_N), part)
+            store_words(slot_pointers(translate(handle, inbox, peer), me, words, BLOCK_M, WORDS_N), part, here)
     for block in range(program, blocks, tl.num_programs(0)):
         tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
-        words = _words_of(inbox, 0, tile, blocks, epoch, handle, SITE, WORLD, SOURCES, BLOCK_M, WORDS_N)
-        parts = unpacked(words, dtype)
+        words = _block(me, block, blocks, rows, words_n, BLOCK_M, WORDS_N)
+        came = _words_of(inbox, 0, words, epoch, handle, SITE, WORLD, SOURCES, BLOCK_M, WORDS_N)
+        parts = unpacked(came, dtype)
         if TOTAL:
             acc = tl.sum(parts.to(ACC_DTYPE), 0)
             if EVERYWHERE:
@@ -283,7 +295,7 @@ def exchange_words_kernel(
                 value = packed(finished(acc, bias_ptr, below, result.ptr.dtype.element_ty, BIAS))
                 for step in tl.static_range(WORLD):
                     there = translate(handle, inbox, (me + step) % WORLD)
-                    store_words(slot_pointers(there, WORLD + me, tile, BLOCK_M, WORDS_N), value)
+                    store_words(slot_pointers(there, WORLD + me, words, BLOCK_M, WORDS_N), value, tile_mask(words))
             else:
                 value = finished(acc, bias_ptr, tile, result.ptr.dtype.element_ty, BIAS)
                 tl.store(tile_pointers(result, result.ptr, tile.rows, tile.cols), value, mask=tile_mask(tile))
@@ -292,9 +304,10 @@ def exchange_words_kernel(
     if EVERYWHERE:
         for block in range(program, blocks, tl.num_programs(0)):
             tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
-            words = _words_of(inbox, WORLD, tile, blocks, epoch, handle, SITE, WORLD, SOURCES, BLOCK_M, WORDS_N)
-            _store_parts(result, unpacked(words, dtype), tile, rows, cols, all_rows, WORLD, True)
-    end_own_epoch(epochs, epoch, tl.num_programs(0))
+            words = _block(me, block, blocks, rows, words_n, BLOCK_M, WORDS_N)
+            came = _words_of(inbox, WORLD, words, epoch, handle, SITE, WORLD, SOURCES, BLOCK_M, WORDS_N)
+            _store_parts(result, unpacked(came, dtype), tile, rows, cols, all_rows, WORLD, True)
+    end_own_epoch(epochs, epoch, programs)
 
 
 def exchange(
@@ -316,8 +329,6 @@ def exchange(
 
     Sync: on the current stream; ``result`` is complete behind it, and ``mine`` may be overwritten.
     """
-    grid = (min(ctx.num_sms, MAX_PROGRAMS),)
-    epochs = workspace.scratch("epochs", MAX_PROGRAMS, torch.int32)
     operands = (
         Matrix(mine, *mine.stride()), Matrix(result, *result.stride()), bias, blocks.rows, blocks.cols, blocks.count,
         mine.shape[0],
@@ -329,11 +340,16 @@ def exchange(
     }  # fmt: skip
     inbox, half = workspace.inbox(word_dtype(mine.dtype) if blocks.words else mine.dtype)
     if blocks.words:
+        programs = ctx.num_sms * _PROGRAMS_PER_SM
+        grid = (min(programs, max(ctx.num_sms, blocks.count)),)
+        epochs = workspace.scratch("epochs", programs, torch.int32)
         exchange_words_kernel[grid](
-            ctx.handle, epochs, inbox, half, *operands,
+            ctx.handle, epochs, inbox, half, *operands, blocks.words_n(mine.dtype), programs,
             SOURCES=triton.next_power_of_2(ctx.world_size), PACK=4 // mine.element_size(), **constants,
         )  # fmt: skip
     else:
+        grid = (min(ctx.num_sms, MAX_PROGRAMS),)
+        epochs = workspace.scratch("epochs", grid[0], torch.int32)
         exchange_kernel[grid](
             ctx.handle, epochs, workspace.ready, inbox, half, *operands, FLAGS_EACH=MAX_PROGRAMS, **constants,
         )  # fmt: skip

@@ -185,7 +185,9 @@ def _take(
     WORDS_N: tl.constexpr = BLOCK_N * dtype.primitive_bitwidth // 32
     words = _inbox_words(inbox, inbox.words, slot, tile, epoch, BLOCK_M, WORDS_N)[None, :, :]
     peers = tl.full((1,), 0, tl.int32) + peer
-    return tl.reshape(unpacked(take_words(words, epoch, peers, peers >= 0, handle, SITE), dtype), (BLOCK_M, BLOCK_N))
+    return tl.reshape(
+        unpacked(take_words(words, epoch, peers, (peers >= 0)[:, None, None], handle, SITE), dtype), (BLOCK_M, BLOCK_N)
+    )
 
 
 @triton.jit

@@ -12,8 +12,8 @@ WORDS_NBYTES = {(1, 4): 3 << 20, (2, 4): 3 << 20, (1, 8): 512 << 10, (2, 8): 768
 """By number of hops, and bytes of a word: the most that a rank sends as words in each hop, to all peers together.
 Beyond that programs, which wait for all words of a block before the next, lose more than the flags cost that are saved,
 and words of eight bytes more links (2 and 4 × H200, 2026-11-22 and 27)."""
-_EACH_NBYTES = 1 << 20
-"""For each rank no more than this: between two ranks 2 MiB (2 × H200, 2026-11-27)."""
+_PAIR_NBYTES = 4 << 20
+"""Between two ranks, in words of four bytes (2 × H200, 2026-11-27)."""
 TILE_WORDS_NBYTES = 4 << 20
 """The most that a matmul kernel's tiles send as words of four bytes, to all peers together, while other tiles are
 computed; of words of eight bytes half as much (2 × H200, 2026-11-22)."""
@@ -32,7 +32,8 @@ def words_nbytes(elements: int, dtype: torch.dtype) -> int:
 def in_words(sent_nbytes: float, dtype: torch.dtype, world_size: int, hops: int) -> bool:
     """Whether an exchange goes by words, of ``hops`` hops in each of which a rank sends ``sent_nbytes`` of ``dtype`` to
     all peers together."""
-    most = min(WORDS_NBYTES[hops, word_dtype(dtype).itemsize], world_size * _EACH_NBYTES)
+    nbytes = word_dtype(dtype).itemsize
+    most = _PAIR_NBYTES if world_size == 2 and nbytes == 4 else WORDS_NBYTES[hops, nbytes]
     return world_size > 1 and sent_nbytes <= most
 
 

@@ -370,7 +370,8 @@ def exchange_arguments(sizes: tuple[int, ...]) -> Any:
 
 def word_arguments(dtype: torch.dtype, sizes: tuple[int, ...]) -> Any:
     matrix = tile.Matrix(tensor(dtype), 4096, 1)
-    return handle(), tensor(torch.int32), tensor(word_dtype(dtype)), 65536, matrix, matrix, tensor(dtype), *sizes
+    words, inbox = max(16, sizes[1] * dtype.itemsize // 4), tensor(word_dtype(dtype))
+    return handle(), tensor(torch.int32), inbox, 65536, matrix, matrix, tensor(dtype), *sizes, words, 1056
 
 
 def copy_arguments() -> Any:

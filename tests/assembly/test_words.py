@@ -19,7 +19,7 @@ from iris.device import sync
 def words(handle, ptr, out, ROWS: tl.constexpr, COLS: tl.constexpr):
     lanes = tl.arange(0, 1)
     offsets = tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :]
-    seen = sync.take_words((ptr + offsets)[None, :, :], lanes.sum() + 7, lanes, lanes == 0, handle)
+    seen = sync.take_words((ptr + offsets)[None, :, :], lanes.sum() + 7, lanes, (lanes == 0)[:, None, None], handle)
     tl.store(out + offsets, tl.reshape(seen, (ROWS, COLS)))
 
 
