@@ -48,7 +48,7 @@ def test_blocks_cover_a_part(hops: int, part: tuple[int, int], world_size: int, 
     assert blocks.count * blocks.block_m * blocks.block_n <= max(4 * whole, 2048), "an inbox is of blocks"
     if blocks.words:
         words, width = blocks.words_n(dtype), blocks.block_n * dtype.itemsize // 4
-        assert words % 16 == 0 and 0 <= 4 * words - cols * dtype.itemsize < 64
+        assert words % min(16, width) == 0 and 0 <= 4 * words - cols * dtype.itemsize < 4 * min(16, width)
         assert -(-words // width) == -(-cols // blocks.block_n), "a row has as many blocks of words as of elements"
     nbytes = 2 * world_size * blocks.count * blocks.block_m * blocks.block_n * dtype.itemsize
     carried = nbytes * (hops * word_dtype(dtype).itemsize // 4 if blocks.words else 1)

@@ -53,9 +53,9 @@ shared memory, which takes up to 2 µs."""
 _MAX_WORDS_AWAITED = 4096
 """Words that a program waits for at a time, from all ranks."""
 _MAX_ROWS = 16
-"""Of a block behind flags; one of words is a part of one row, or a row, if that is no less than half a block."""
+"""Of a block behind flags; one of words is a part of one row, or a row of no less than a quarter of a block."""
 _WORDS_AT_A_TIME = 16
-"""A row is so many words, or a multiple: that lets Triton store and load vectors."""
+"""A row is a multiple of so many words, or whole blocks: that lets Triton store and load vectors."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class Blocks:
 
     def words_n(self, dtype: torch.dtype) -> int:
         """Words that carry a row: of its last block no others are sent."""
-        return -(-self.cols * dtype.itemsize // (4 * _WORDS_AT_A_TIME)) * _WORDS_AT_A_TIME
+        words = -(-self.cols * dtype.itemsize // (4 * _WORDS_AT_A_TIME)) * _WORDS_AT_A_TIME
+        return min(words, -(-self.cols // self.block_n) * self.block_n * dtype.itemsize // 4)
 
     @property
     def num_flags(self) -> int:
@@ -99,15 +100,15 @@ def blocks_of(
     go ``by_flags``."""
     rows, cols = part
     nbytes = rows * cols * dtype.itemsize
+    wide = max(_VECTOR_NBYTES // dtype.itemsize, triton.next_power_of_2(cols))
     if not by_flags and in_words(nbytes * (world_size - 1), dtype, world_size, hops):
         each = 4 // dtype.itemsize
         most = min(_MAX_WORDS, _MAX_WORDS_AWAITED // triton.next_power_of_2(world_size)) * each
         share = _share(rows * cols, num_sms * _BLOCKS_PER_SM, _MIN_WORDS * each, most)
-        block_n = min(share, max(_WORDS_AT_A_TIME * each, 2 * triton.next_power_of_2(cols)))
+        block_n = share if 2 * wide >= share else wide
         num_warps = max(1, min(_WARPS, share // each // _WORDS_PER_WARP))
         return Blocks(rows, cols, share // block_n, block_n, True, hops, num_warps)
     share = _share(rows * cols, num_sms, _MIN_ELEMENTS, _MAX_ELEMENTS)
-    wide = max(_VECTOR_NBYTES // dtype.itemsize, triton.next_power_of_2(cols))
     block_n = min(share // min(_MAX_ROWS, triton.next_power_of_2(rows)), wide)
     return Blocks(rows, cols, share // block_n, block_n, False, hops, _WARPS)
 
