@@ -18,6 +18,7 @@ from types import ModuleType
 import pytest
 import torch
 from doc_scripts import run_together
+from ops_inputs import some
 from ranks import NAMES_SHARED_MEMORY, free_port
 
 import iris
@@ -237,7 +238,7 @@ def whole_scripts(page: Path) -> list[str]:
 SCRIPTS = [(f"{page.stem}-{number}", text) for page in DOCS for number, text in enumerate(whole_scripts(page), 1)]
 
 
-@pytest.mark.parametrize("text", [text for _, text in SCRIPTS], ids=[name for name, _ in SCRIPTS])
+@pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in some(SCRIPTS)])
 def test_a_whole_script_runs(text: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(text)

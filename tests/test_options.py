@@ -84,7 +84,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 8) if BACKEND != "sim" else worlds(2, 2), indirect=True)
-@pytest.mark.parametrize(("way", "options", "turn"), some(VARIANTS))
+@pytest.mark.parametrize(("way", "options", "turn"), some(VARIANTS, 3))
 def test_options(ranks: Ranks, way: Way, options: dict[str, Any], turn: int, seed: int) -> None:
     assert max(ranks.run(with_options, way, options, turn, seed)) <= 1
 

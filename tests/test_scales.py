@@ -43,7 +43,7 @@ def scaled_int8(way: Way, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("ranks", worlds(1, 3), indirect=True)
-@pytest.mark.parametrize("way", some(ways(), 3), ids=str)
+@pytest.mark.parametrize("way", some(ways(), 5), ids=str)
 def test_int8_with_scales_makes_floats(ranks: Ranks, way: Way, seed: int) -> None:
     for found in ranks.run(scaled_int8, way, seed):
         assert max(found) <= 1
@@ -137,7 +137,7 @@ def _by_columns(matrix: torch.Tensor | None) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("ranks", worlds(1, 4), indirect=True)
-@pytest.mark.parametrize("way", some(ways(), 4), ids=str)
+@pytest.mark.parametrize("way", some(ways(), 8), ids=str)
 def test_blocks_have_scales(ranks: Ranks, way: Way, seed: int) -> None:
     for found in ranks.run(scaled_by_block, way, seed):
         assert max(found) <= 1

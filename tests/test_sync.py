@@ -18,6 +18,7 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 from mistakes import MISTAKES, mistaken_kernel
+from ops_inputs import some
 from ranks import Failure, Ranks, context, failure_of, fresh, poison, worlds
 
 import iris
@@ -381,8 +382,9 @@ def test_a_barrier_in_a_kernel_many_times(ranks: Ranks) -> None:
     ranks.run(run_barrier_in_kernel, 12)
 
 
-@pytest.mark.parametrize("late", [None, 0], ids=["", "rank-0-late"])
-@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize(
+    ("on_device", "late"), some([(False, None), (True, 0), (True, None), (False, 0)]), ids=lambda value: str(value)
+)
 def test_barriers_of_any_mix_of_groups(ranks: Ranks, on_device: bool, late: int | None, seed: int) -> None:
     assert all(met > 0 for met in ranks.run(run_groups, on_device, 40, late, seed))
 
