@@ -115,7 +115,8 @@ def blocks_of(
 
 def _share(elements: int, blocks: int, least: int, most: int) -> int:
     """Of so many elements what each of ``blocks`` blocks gets: a power of two, within bounds."""
-    return min(most, max(least, triton.next_power_of_2(math.ceil(elements / blocks))))
+    share: int = triton.next_power_of_2(math.ceil(elements / blocks))
+    return min(most, max(least, share))
 
 
 @triton.jit
