@@ -79,7 +79,7 @@ def test_words_are_for_little() -> None:
     ids=str,
 )
 def test_blocks_of_words_are_as_large_as_was_fastest(part: tuple[int, int], elements: int) -> None:
-    """On 2 × H200, in bf16; results/2026-11-27/blocks-alone-h200-x2.txt."""
+    """On 2 × H200, in bf16; results/2026-11-27/programs-alone-h200-x2.txt."""
     blocks = blocks_of(part, torch.bfloat16, 2, 132, hops=2)
     assert blocks.words and (blocks.block_m, blocks.block_n) == (1, elements)
 

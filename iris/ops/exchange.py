@@ -15,6 +15,10 @@ An inbox has two halves, which calls take in turns. A rank that is in call n has
 n - 1; each peer had by then finished call n - 2, the last to read the half that is now written. Behind flags a sum goes
 straight to a peer's output, when that peer's part of it has come: the peer is then in the same call, and what read its
 output is over. In words it goes to the inbox, which has room for parts and for sums.
+
+In words there may be more programs than are resident at once. Each sends all it has before it waits, and waits only for
+what programs of its own number send. GPUs start programs in order (no vendor promises it): of those that have not ended
+the first has begun on every rank, and it ends, as its peers have sent.
 """
 
 from __future__ import annotations
@@ -42,16 +46,18 @@ FLAGS = 2 * MAX_RANKS.value * MAX_PROGRAMS
 """Flags of a workspace: one per rank and program, and as many for sums."""
 _MIN_ELEMENTS, _MAX_ELEMENTS = 512, 8192
 """Elements that a program moves at a time, behind flags."""
-_MIN_WORDS, _MAX_WORDS, _BLOCKS_PER_SM, _PROGRAMS_PER_SM = 256, 512, 4, 8
-"""Words of a block, the longer one where the shorter makes more blocks for each SM; and programs, each of which takes
-the next block when it is through with one. Of blocks of 128 to 4096 words and 1 to 8 programs what was fastest on 2 ×
-H200, 2026-11-27."""
+_MIN_WORDS, _MAX_WORDS = 256, 512
+"""Words of a block: the shorter one, until that makes more than one block for each program, or two where an SM has one
+program. Of 128 to 4096 words the fastest on 2 × H200, 2026-11-27."""
 _VECTOR_NBYTES, _WORDS_PER_WARP, _WARPS = 16, 128, 4
 """A thread takes four words at a time, and a program has no more threads (of NVIDIA's warps) than take a block once.
 Then each has the words of all ranks in the same place, and sums them by itself; else threads exchange them through
 shared memory, which takes up to 2 µs."""
 _MAX_WORDS_AWAITED = 4096
 """Words that a program waits for at a time, from all ranks."""
+_RANKS_PER_SM = 8
+"""The programs on an SM, times the ranks: with the registers that the words of all ranks take, they then leave room for
+those of another call, on another stream, which they might have to wait for."""
 _MAX_ROWS = 16
 """Of a block behind flags; one of words is a part of one row, or a row of no less than a quarter of a block."""
 _WORDS_AT_A_TIME = 16
@@ -96,7 +102,7 @@ class Blocks:
 def blocks_of(
     part: Sequence[int], dtype: torch.dtype, world_size: int, num_sms: int, hops: int = 1, by_flags: bool = False
 ) -> Blocks:
-    """A part of this shape in few blocks for each SM, of whole vectors; in words if it is small enough, unless it is to
+    """A part of this shape in few blocks per program, of whole vectors; in words if it is small enough, unless it is to
     go ``by_flags``."""
     rows, cols = part
     nbytes = rows * cols * dtype.itemsize
@@ -104,13 +110,18 @@ def blocks_of(
     if not by_flags and in_words(nbytes * (world_size - 1), dtype, world_size, hops):
         each = 4 // dtype.itemsize
         most = min(_MAX_WORDS, _MAX_WORDS_AWAITED // triton.next_power_of_2(world_size)) * each
-        share = _share(rows * cols, num_sms * _BLOCKS_PER_SM, _MIN_WORDS * each, most)
+        share = _share(rows * cols, num_sms * max(2, _programs_per_sm(world_size)), _MIN_WORDS * each, most)
         block_n = share if 2 * wide >= share else wide
         num_warps = max(1, min(_WARPS, share // each // _WORDS_PER_WARP))
         return Blocks(rows, cols, share // block_n, block_n, True, hops, num_warps)
     share = _share(rows * cols, num_sms, _MIN_ELEMENTS, _MAX_ELEMENTS)
     block_n = min(share // min(_MAX_ROWS, triton.next_power_of_2(rows)), wide)
     return Blocks(rows, cols, share // block_n, block_n, False, hops, _WARPS)
+
+
+def _programs_per_sm(world_size: int) -> int:
+    """At most, of a kernel that exchanges words: while some wait, others send or sum."""
+    return max(1, _RANKS_PER_SM // world_size)
 
 
 def _share(elements: int, blocks: int, least: int, most: int) -> int:
@@ -342,7 +353,7 @@ def exchange(
     }  # fmt: skip
     inbox, half = workspace.inbox(word_dtype(mine.dtype) if blocks.words else mine.dtype)
     if blocks.words:
-        programs = ctx.num_sms * _PROGRAMS_PER_SM
+        programs = ctx.num_sms * _programs_per_sm(ctx.world_size)
         grid = (min(programs, max(ctx.num_sms, blocks.count)),)
         epochs = workspace.scratch("epochs", programs, torch.int32)
         exchange_words_kernel[grid](
