@@ -109,9 +109,7 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
     if algorithm in EXCHANGING:
         blocks = exchanged_blocks(problem, algorithm, num_sms, workspace.flagged)
         flags = FLAG * exchange.MAX_PROGRAMS
-        elements = blocks.count * blocks.block_m * blocks.block_n
-        nbytes = words_nbytes(elements, problem.exchanged_dtype) if blocks.words else elements * item
-        part = Region(workspace.staging, nbytes)
+        part = Region(workspace.staging, blocks.nbytes(problem.exchanged_dtype))
         if problem.op == SCATTER:
             output = Region(operands.output, 0)
     elif problem.op in (REDUCE_SCATTER, ALL_REDUCE):

@@ -383,7 +383,15 @@ def test_a_barrier_in_a_kernel_many_times(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_device", "late"), some([(False, None), (True, 0), (True, None), (False, 0)]), ids=lambda value: str(value)
+    ("on_device", "late"),
+    some(
+        [
+            pytest.param(False, None, id="host"),
+            pytest.param(False, 0, id="host-rank-0-late"),
+            pytest.param(True, 0, id="device-rank-0-late"),
+            pytest.param(True, None, id="device"),
+        ]
+    ),
 )
 def test_barriers_of_any_mix_of_groups(ranks: Ranks, on_device: bool, late: int | None, seed: int) -> None:
     assert all(met > 0 for met in ranks.run(run_groups, on_device, 40, late, seed))

@@ -93,10 +93,14 @@ class Blocks:
         words are waited for."""
         return 0 if self.words else FLAGS
 
+    def nbytes(self, dtype: torch.dtype) -> int:
+        """Room for one rank's blocks, as they travel."""
+        elements = self.count * self.block_m * self.block_n
+        return words_nbytes(elements, dtype) if self.words else elements * dtype.itemsize
+
     def inbox_nbytes(self, world_size: int, dtype: torch.dtype) -> int:
         """Both halves, each with room for every rank's blocks, in words for their sums, too."""
-        elements = world_size * self.count * self.block_m * self.block_n
-        return 2 * (self.hops * words_nbytes(elements, dtype) if self.words else elements * dtype.itemsize)
+        return 2 * world_size * (self.hops if self.words else 1) * self.nbytes(dtype)
 
 
 def blocks_of(
@@ -352,17 +356,15 @@ def exchange(
         "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": blocks.num_warps,
     }  # fmt: skip
     inbox, half = workspace.inbox(word_dtype(mine.dtype) if blocks.words else mine.dtype)
+    programs = ctx.num_sms * _programs_per_sm(ctx.world_size) if blocks.words else min(ctx.num_sms, MAX_PROGRAMS)
+    epochs = workspace.scratch("epochs", programs, torch.int32)
     if blocks.words:
-        programs = ctx.num_sms * _programs_per_sm(ctx.world_size)
         grid = (min(programs, max(ctx.num_sms, blocks.count)),)
-        epochs = workspace.scratch("epochs", programs, torch.int32)
         exchange_words_kernel[grid](
             ctx.handle, epochs, inbox, half, *operands, blocks.words_n(mine.dtype), programs,
             SOURCES=triton.next_power_of_2(ctx.world_size), PACK=4 // mine.element_size(), **constants,
         )  # fmt: skip
     else:
-        grid = (min(ctx.num_sms, MAX_PROGRAMS),)
-        epochs = workspace.scratch("epochs", grid[0], torch.int32)
-        exchange_kernel[grid](
+        exchange_kernel[(programs,)](
             ctx.handle, epochs, workspace.ready, inbox, half, *operands, FLAGS_EACH=MAX_PROGRAMS, **constants,
         )  # fmt: skip
