@@ -60,8 +60,8 @@ def test_words_are_for_little() -> None:
     for world_size in (2, 4, 8):
         for (hops, size), most in WORDS_NBYTES.items():
             dtype = torch.int32 if size == 8 else torch.bfloat16
-            if size == 4 and world_size == 2:
-                most = 4 << 20
+            if size == 4 and world_size <= 4:
+                most = (8 << 20) // world_size * (world_size - 1)
             assert in_words(most, dtype, world_size, hops) and not in_words(most + 1, dtype, world_size, hops)
     assert not in_words(0, torch.bfloat16, 1, 1), "one rank sends nothing: its inbox need not be larger"
 
@@ -192,7 +192,7 @@ def in_any_order(way: Way, seed: int) -> tuple[list[float], set[bool]]:
     with (
         fresh(1 << 25) as ctx,
         mock.patch.dict(WORDS_NBYTES, FEW),
-        mock.patch("iris.ops.words._PAIR_NBYTES", FEW[1, 4]),
+        mock.patch("iris.ops.words._GATHERED_NBYTES", 2 * FEW[1, 4]),
         mock.patch("iris.ops.words.TILE_WORDS_NBYTES", FEW[1, 4]),
         mock.patch("iris.ops.exchange.in_words", asked(in_words)),
         mock.patch("iris.ops.words.tiles_in_words", asked(tiles_in_words)),

@@ -55,7 +55,7 @@ Then each has the words of all ranks in the same place, and sums them by itself;
 shared memory, which takes up to 2 µs."""
 _MAX_WORDS_AWAITED = 4096
 """Words that a program waits for at a time, from all ranks."""
-_RANKS_PER_SM = 8
+_RANKS_PER_SM = 12
 """The programs on an SM, times the ranks: with the registers that the words of all ranks take, they then leave room for
 those of another call, on another stream, which they might have to wait for."""
 _MAX_ROWS = 16
@@ -125,7 +125,7 @@ def blocks_of(
 
 def _programs_per_sm(world_size: int) -> int:
     """At most, of a kernel that exchanges words: while some wait, others send or sum."""
-    return max(1, _RANKS_PER_SM // world_size)
+    return max(1, _RANKS_PER_SM // triton.next_power_of_2(world_size))
 
 
 def _share(elements: int, blocks: int, least: int, most: int) -> int:

@@ -12,8 +12,9 @@ WORDS_NBYTES = {(1, 4): 3 << 20, (2, 4): 3 << 20, (1, 8): 512 << 10, (2, 8): 768
 """By number of hops, and bytes of a word: the most that a rank sends as words in each hop, to all peers together.
 Beyond that programs, which wait for all words of a block before the next, lose more than the flags cost that are saved,
 and words of eight bytes more links (2 and 4 × H200, 2026-11-22 and 27)."""
-_PAIR_NBYTES = 4 << 20
-"""Between two ranks, in words of four bytes (2 × H200, 2026-11-27)."""
+_GATHERED_NBYTES, _FEW_RANKS = 8 << 20, 4
+"""Of so few ranks, in words of four bytes: the most that the parts of all are together, in each hop (2 and 4 × H200,
+2026-11-27)."""
 TILE_WORDS_NBYTES = 4 << 20
 """The most that a matmul kernel's tiles send as words of four bytes, to all peers together, while other tiles are
 computed; of words of eight bytes half as much (2 × H200, 2026-11-22)."""
@@ -33,8 +34,9 @@ def in_words(sent_nbytes: float, dtype: torch.dtype, world_size: int, hops: int)
     """Whether an exchange goes by words, of ``hops`` hops in each of which a rank sends ``sent_nbytes`` of ``dtype`` to
     all peers together."""
     nbytes = word_dtype(dtype).itemsize
-    most = _PAIR_NBYTES if world_size == 2 and nbytes == 4 else WORDS_NBYTES[hops, nbytes]
-    return world_size > 1 and sent_nbytes <= most
+    if nbytes == 4 and 1 < world_size <= _FEW_RANKS:
+        return sent_nbytes * world_size <= _GATHERED_NBYTES * (world_size - 1)
+    return world_size > 1 and sent_nbytes <= WORDS_NBYTES[hops, nbytes]
 
 
 def tiles_in_words(nbytes: int, dtype: torch.dtype, world_size: int) -> bool:
