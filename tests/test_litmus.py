@@ -68,4 +68,5 @@ if not TURNS:
 
     @pytest.mark.parametrize("ranks", worlds(2, 8), indirect=True)
     def test_what_is_not_signalled_may_come_late(ranks: Ranks) -> None:
-        assert sum(ranks.run(late_elements, False)) > 0
+        """Seldom where other programs use the same GPUs, too."""
+        assert any(sum(ranks.run(late_elements, False)) for _ in range(20))

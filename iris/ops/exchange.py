@@ -125,7 +125,8 @@ def blocks_of(
 
 def _programs_per_sm(world_size: int) -> int:
     """At most, of a kernel that exchanges words: while some wait, others send or sum."""
-    return max(1, _RANKS_PER_SM // triton.next_power_of_2(world_size))
+    ranks: int = triton.next_power_of_2(world_size)
+    return max(1, _RANKS_PER_SM // ranks)
 
 
 def _share(elements: int, blocks: int, least: int, most: int) -> int:

@@ -13,6 +13,9 @@ _FLAGGING_S = 2e-6
 """The fence behind the data of the first hop, and the flag's way."""
 _HOP_S, _FLAGGED_HOP_S = 1.2e-6, 4e-6
 """What a second hop takes beside its bytes; where it has flags of its own (2, 4 and 8 × H200, 2026-11-26)."""
+_HIDDEN, _HIDDEN_FROM = 0.5, 4 << 20
+"""Two hops of words: the share of the traffic with the own memory that the links hide, beyond so many bytes, as blocks
+that came first are summed and sent on while others come (2 and 4 × H200, 2026-11-27)."""
 _BESIDE, _BESIDE_WAVES = 0.6, 16
 """Where programs store to peers between their tiles: the share of the shorter of both that runs beside the other, after
 so many waves; before, programs compute and store all at the same time."""
@@ -45,7 +48,11 @@ def exchange_s(call: Call, sent_nbytes: float, kept_nbytes: float, hops: int = 1
     waiting = (hops - 1) * _HOP_S if words else _FLAGGING_S + (hops - 1) * _FLAGGED_HOP_S
     crossing = hops * call.machine.store_s(carried_nbytes, call.programs(), call.world)
     crossing = min(crossing * call.contention(_CONTENTION), crossing + _LATE_S)
-    moved_nbytes = (1.0 if words else exposed) * (2 * inboxes * carried_nbytes + kept_nbytes)
+    moved_nbytes = 2 * inboxes * carried_nbytes + kept_nbytes
+    if not words:
+        moved_nbytes *= exposed
+    elif hops == 2:
+        moved_nbytes -= _HIDDEN * max(0.0, moved_nbytes - _HIDDEN_FROM)
     return _EXCHANGE_S + waiting + crossing + moved_nbytes / call.machine.memory_rate
 
 
