@@ -519,7 +519,7 @@ def captured_in_one_queue(seed: int) -> tuple[dict[str, str], float]:
     ctx, refused, excesses = context(), {}, []
     with mock.patch("iris.ops.choice._in_one_queue", return_value=True):
         for way in ways():
-            one = trial(ctx, way, (64, 96, 64), torch.float32, seed)
+            one = trial(ctx, way, (8, 16, 16), torch.float32, seed)
             failure = failure_of(one.run)
             if failure.kind == "CaptureError":
                 refused[str(way)] = failure.message
@@ -668,7 +668,7 @@ def test_a_heap_without_room_to_stage(ranks: Ranks, seed: int) -> None:
 def advised(algorithm: str, heap_size: int) -> str:
     """What a gather of an A that is not on the heap says of a heap of this size; "" if it is enough."""
     with fresh(heap_size) as ctx:
-        rows, k, n = 512, 512, 8
+        rows, k, n = 128, 512, 8
         a, b = (torch.ones(shape, device=ctx.device) for shape in ((rows, k), (k, n)))
         output = torch.zeros(rows * ctx.world_size, n, device=ctx.device)
         failure = failure_of(lambda: ctx.ops.all_gather_matmul(output, a, b, config=algorithm))
@@ -680,9 +680,9 @@ def advised(algorithm: str, heap_size: int) -> str:
 @pytest.mark.parametrize("algorithm", ["auto", "low_latency", "push", "decomposed"])
 def test_the_heap_that_is_advised_is_large_enough(ranks: Ranks, algorithm: str) -> None:
     """Also for "auto", which names the algorithm that needs least."""
-    said = ranks.run(advised, algorithm, 1 << 20)[0]
-    staging = {"auto": "2.0", "decomposed": "2.0"}.get(algorithm, "4.0")
-    assert f"keeps {staging} MiB for staging" in said and algorithm in (*said.split(), "auto")
+    said = ranks.run(advised, algorithm, 1 << 18)[0]
+    staging = {"auto": "512.0 KiB", "decomposed": "512.0 KiB"}.get(algorithm, "1.0 MiB")
+    assert f"keeps {staging} for staging" in said and algorithm in (*said.split(), "auto")
     assert ranks.run(advised, algorithm, int(said.rpartition("heap_size=")[2].rstrip("."))) == ["", ""]
 
 
