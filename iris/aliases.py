@@ -8,7 +8,7 @@ import torch
 
 
 class Aliases(ABC):
-    """The half of the context that has second names for what it has anyway."""
+    """The part of the context that has second names for what it has anyway."""
 
     rank: int
     world_size: int

@@ -390,8 +390,15 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
     def device_barrier(self, group: Group = None) -> None:
         """A barrier of ``group`` on the current stream: the host does not wait, and it can be captured in a graph.
 
+        Args:
+            group: the ranks that take part (default: all).
+
         Sync: work on the stream before it, on any participating rank, is seen by work behind it on all.
         All ranks of ``group`` must launch it, in the same order as their other device barriers.
+
+        Raises:
+            ArgumentError: a group without this rank, or no group.
+            CaptureError: in a capture, the first barrier of a group.
         """
         self._require_open("device_barrier")
         ranks = self._ranks_of("device_barrier", group)
@@ -418,7 +425,12 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
 
     @eager
     def synchronize(self, stream: Any = None) -> None:
-        """Wait for ``stream`` (default: the current one), noticing meanwhile when a peer dies or a wait expires."""
+        """Wait for ``stream`` (default: the current one), noticing meanwhile when a peer dies or a wait expires.
+
+        Raises:
+            ArgumentError: what is no stream.
+            WaitTimeout, PeerDied: naming the ranks that a kernel waited for in vain, or that have left.
+        """
         self._require_open("synchronize")
         _check_stream("synchronize", stream)
         try:

@@ -82,8 +82,8 @@ class LaunchError(IrisError):
     """Ranks could not be started, or one of them failed."""
 
 
-class WaitTimeout(IrisError, TimeoutError):
-    """A wait that reached its bound. ``ranks`` are the ranks that were waited for."""
+class _AboutRanks(Exception):
+    """What errors share that name ``ranks``."""
 
     def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
         super().__init__(message)
@@ -93,17 +93,14 @@ class WaitTimeout(IrisError, TimeoutError):
         return type(self), (str(self), self.ranks)
 
 
-class PeerDied(IrisError):
+class WaitTimeout(_AboutRanks, IrisError, TimeoutError):
+    """A wait that reached its bound. ``ranks`` are the ranks that were waited for."""
+
+
+class PeerDied(_AboutRanks, IrisError):
     """A peer's process ended without closing its context, or left it on an error, which the message then quotes, unless
     it broke off within another one.
     ``ranks`` are the ranks that have left."""
-
-    def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
-        super().__init__(message)
-        self.ranks = tuple(ranks)
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (str(self), self.ranks)
 
 
 def words_of(error: BaseException) -> str:

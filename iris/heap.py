@@ -21,12 +21,13 @@ def align_up(nbytes: int, alignment: int = ALIGNMENT) -> int:
 
 def format_bytes(nbytes: int) -> str:
     """``nbytes`` as people read it: ``3.0 MiB``."""
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable")
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    size, unit = nbytes / 1024, "KiB"
+    for larger in ("MiB", "GiB"):
+        if size >= 1024:
+            size, unit = size / 1024, larger
+    return f"{size:.1f} {unit}"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 class RankLogger:
-    """The logging half of the context: a logger of its own, which goes when the context goes."""
+    """The logging part of the context: a logger of its own, which goes when the context goes."""
 
     def _start_logging(self, rank: int, level: str | int) -> None:
         self._log = logging.Logger(f"iris.rank{rank}", level=1)  # the handler decides

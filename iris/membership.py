@@ -97,7 +97,7 @@ def _meet(group: Group, ranks: list[int], rank: int, said: Any, timeout_s: float
 
 
 def global_ranks(group: Group) -> list[int]:
-    """``torch.distributed`` ranks of the context's ranks, in rank order; where it is not used, the ranks themselves."""
+    """``torch.distributed`` ranks of the context's ranks, in rank order; none where it is not used."""
     if not _distributed():
         return []
     if group is torch.distributed.GroupMember.NON_GROUP_MEMBER:

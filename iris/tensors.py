@@ -115,7 +115,7 @@ def _refused(op: str, arguments: tuple[Any, ...], error: Exception) -> ArgumentE
 
 
 class SymmetricTensors(ABC):
-    """The tensor-making half of the context."""
+    """The tensor-making part of the context."""
 
     device: torch.device
 

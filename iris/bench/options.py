@@ -15,18 +15,14 @@ from iris.console import Parser
 from iris.context import MAX_RANKS, MIN_HEAP_BYTES
 from iris.errors import BackendError
 from iris.identity import identity
+from iris.ops.tuned import DTYPE_NAMES
 
 SIMULATED_RANKS = 4
 MAX_SECONDS = 1e5
 """More than a day: system calls that wait take no more than some weeks."""
 PICTURES = (".svg", ".png")
-DTYPES = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
+DTYPES = DTYPE_NAMES | {
     "fp64": torch.float64,
-    "fp8": torch.float8_e4m3fn,
-    "int8": torch.int8,
     "int16": torch.int16,
     "int32": torch.int32,
     "int64": torch.int64,

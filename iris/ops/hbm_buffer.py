@@ -103,6 +103,13 @@ def all_gather_matmul_hbm_buffer_preamble(
     ``k_per_flag`` and ``staged_a_layout`` are checked, and change nothing. What a ``scale_a`` for each row is gathered
     in is made by the first call with one.
 
+    Args:
+        A_sharded, B: operands like those of the calls.
+        config, k_per_flag, staged_a_layout: as the calls will have them.
+
+    Returns:
+        What to pass as ``workspace``.
+
     Raises:
         ContextError: the context is closed, or belongs to a parent process.
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is made.

@@ -251,8 +251,12 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
     not replayed any more. An op of your own may have any name that is none of Iris's, and algorithms as you name them.
 
     Args:
+        op, algorithm: what it is for; calls of others refuse it.
         staging_nbytes, num_flags: of its staging memory, and of its flags, for ops of your own, or where you know what
             a call needs; Iris's ops say so if these are too few.
+
+    Returns:
+        What to pass as ``workspace``.
 
     Raises:
         ArgumentError: a name that is no string, an algorithm that the op does not have, or a size that is no number of
