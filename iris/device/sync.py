@@ -445,11 +445,19 @@ def _record(code: tl.constexpr, site: tl.constexpr, me, peer, offset, wanted, se
 
 
 @triton.jit
-def _everyone(handle):
+def everyone(handle):
     """All ranks as a block of ``MAX_RANKS`` lanes, and which lanes are real."""
     lanes = tl.arange(0, MAX_RANKS)
     valid = lanes < world_size(handle)
     return tl.where(valid, lanes, rank(handle)), valid
+
+
+@triton.jit
+def others(handle):
+    """All ranks but this one as a block of ``MAX_RANKS`` lanes, and which lanes are real."""
+    lanes, me = tl.arange(0, MAX_RANKS), rank(handle)
+    valid = (lanes < world_size(handle)) & (lanes != me)
+    return tl.where(valid, lanes, me), valid
 
 
 @triton.jit
@@ -478,7 +486,7 @@ def barrier(handle, site: tl.constexpr = SITE_BARRIER):
     Sync: what each rank's program stored before, and what ran before its kernel on the stream, is seen by every
     rank's program, and by what runs after its kernel.
     """
-    peers, valid = _everyone(handle)
+    peers, valid = everyone(handle)
     _meet(peers, valid, handle, site)
 
 
@@ -511,7 +519,7 @@ def enter(turnstile_ptr, handle):
     """
     epoch = coming_epoch(turnstile_ptr)
     if tl.program_id(0) == 0:
-        peers, valid = _everyone(handle)
+        peers, valid = everyone(handle)
         signal_all(turnstile_ptr + _ENTERED + rank(handle), epoch, peers, valid, handle)
     return epoch
 
@@ -525,7 +533,7 @@ def wait_entered(turnstile_ptr, epoch, peer, handle, site: tl.constexpr = SITE_U
 @triton.jit
 def wait_all_entered(turnstile_ptr, epoch, handle, site: tl.constexpr = SITE_USER):
     """Wait until all ranks have entered the kernel of the same epoch."""
-    peers, valid = _everyone(handle)
+    peers, valid = everyone(handle)
     wait_all(turnstile_ptr + _ENTERED + peers, epoch, peers, valid, handle, site)
 
 
@@ -581,7 +589,7 @@ def leave(turnstile_ptr, epoch, handle, site: tl.constexpr = SITE_USER, meet: tl
     """
     if arrive(turnstile_ptr + _LEFT_COUNT, tl.num_programs(0)):
         if meet:
-            peers, valid = _everyone(handle)
+            peers, valid = everyone(handle)
             signal_all(turnstile_ptr + _LEFT + rank(handle), epoch, peers, valid, handle)
             wait_all(turnstile_ptr + _LEFT + peers, epoch, peers, valid, handle, site)
         tl.store(turnstile_ptr, epoch)

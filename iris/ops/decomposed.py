@@ -24,11 +24,11 @@ from iris.context import Iris
 from iris.device import handle as handles
 from iris.device.sync import (
     COPIED,
-    MAX_RANKS,
     NEXT_EPOCH,
     coming_epoch,
     enter,
     leave,
+    others,
     signal_all,
     wait,
     wait_all,
@@ -71,16 +71,14 @@ def wait_landed(handle, ready, sent, chunk, epoch, SITE: tl.constexpr):
     rank's; the first program clears that, and flags them. Called by every program of the kernel.
     """
     me, world = handles.rank(handle), handles.world_size(handle)
-    lanes = tl.arange(0, MAX_RANKS)
-    others = (lanes < world) & (lanes != me)
-    ranks = tl.where(others, lanes, me)
+    peers, valid = others(handle)
     flags = ready + chunk * world
     if sent is not None:
         if tl.program_id(0) == 0:
             wait(sent + chunk, COPIED, me, handle, SITE)
             tl.store(sent + chunk, 0)
-            signal_all(flags + me, epoch, ranks, others, handle)
-    wait_all(flags + ranks, epoch, ranks, others, handle, SITE)
+            signal_all(flags + me, epoch, peers, valid, handle)
+    wait_all(flags + peers, epoch, peers, valid, handle, SITE)
 
 
 @triton.jit(do_not_specialize=["chunk"])

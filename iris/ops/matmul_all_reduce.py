@@ -67,7 +67,7 @@ from iris.device import schedule
 from iris.device.chunk import counted_after
 from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
-from iris.device.sync import MAX_RANKS, signal_all, store_words, take_words, wait_all
+from iris.device.sync import everyone, signal_all, store_words, take_words, wait_all
 from iris.device.tile import (
     Tile,
     finished,
@@ -142,13 +142,11 @@ def one_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.
     It begins with the same rank's on all ranks, for the same bits, and with another one's for the next tile, so that
     not all programs load from one rank at the same time."""
     me, world = handles.rank(handle), handles.world_size(handle)
-    lanes = tl.arange(0, MAX_RANKS)
-    ranks = lanes < world
-    peers = tl.where(ranks, lanes, me)
+    peers, valid = everyone(handle)
     mine = slot_pointers(slots.incoming, 0, tile, acc.shape[0], acc.shape[1])
     tl.store(mine, acc.to(slots.incoming.dtype.element_ty))
-    signal_all(flags.ready + me * flags.chunks + tile.index, epoch, peers, ranks, handle)
-    wait_all(flags.ready + peers * flags.chunks + tile.index, epoch, peers, ranks, handle, SITE)
+    signal_all(flags.ready + me * flags.chunks + tile.index, epoch, peers, valid, handle)
+    wait_all(flags.ready + peers * flags.chunks + tile.index, epoch, peers, valid, handle, SITE)
     total = tl.zeros_like(acc)
     for step in range(world):
         total += tl.load(translate(handle, mine, (tile.index + step) % world)).to(acc.dtype)

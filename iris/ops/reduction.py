@@ -30,10 +30,10 @@ from iris.device.arch import copy_stages
 from iris.device.chunk import counted_after
 from iris.device.peer import translate
 from iris.device.sync import (
-    MAX_RANKS,
     coming_epoch,
     enter,
     leave,
+    others,
     signal,
     signal_add,
     wait,
@@ -100,11 +100,9 @@ def kept_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.co
 def collected(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
     """``acc`` plus all other ranks' parts of a tile that this rank owns, in rank order, each once it has come."""
     me, world = handles.rank(handle), handles.world_size(handle)
-    lanes = tl.arange(0, MAX_RANKS)
-    others = (lanes < world) & (lanes != me)
-    sources = tl.where(others, lanes, me)
+    sources, valid = others(handle)
     ready = flags.ready + sources * flags.chunks + tile.index // flags.blocks_per_chunk
-    wait_all(ready, epoch, sources, others, handle, SITE)
+    wait_all(ready, epoch, sources, valid, handle, SITE)
     stages: tl.constexpr = copy_stages(slots.incoming.dtype.element_ty, acc.numel)
     for other in tl.range(world - 1, num_stages=stages):
         source = other + tl.where(other < me, 0, 1)
