@@ -8,6 +8,8 @@ import iris
 FIRST_A_FLAG = "expected a pointer to a flag: the first argument"
 FIRST_A_POINTER = "expected a pointer: the first argument; in iris.peer's functions the second, after the handle"
 NO_HANDLE = "expected ctx.handle: the first argument of iris.peer's functions, the last of iris.signal"
+NO_RANKS = "expected whole numbers as ranks"
+NO_MEMBERS = "expected a pointer to int32 ranks, and their number"
 NO_BASES = "heap_bases: expected ctx.heap_bases"
 NO_EPOCH = "value: expected whole numbers, as flags are int32"
 MISTAKES = {
@@ -30,6 +32,16 @@ MISTAKES = {
     "signal_add of a float": NO_EPOCH,
     "wait for a float": NO_EPOCH,
     "wait_all for floats": NO_EPOCH,
+    "wait, handle before peer": NO_RANKS,
+    "wait, flag for peer": NO_RANKS,
+    "signal, data for peer": NO_RANKS,
+    "signal_all, handle before valid": NO_RANKS,
+    "signal_all, no handle": NO_HANDLE,
+    "load, data for rank": NO_RANKS,
+    "copy, data for rank": NO_RANKS,
+    "barrier_among, handle first": NO_MEMBERS,
+    "barrier_among, handle second": NO_MEMBERS,
+    "barrier_among, bases last": NO_HANDLE,
     "wait for a block": "wait() takes one flag: for a block of them there is wait_all()",
 }
 
@@ -75,6 +87,26 @@ def mistaken_kernel(flag, data, handle, KIND: tl.constexpr):
     elif KIND == "wait_all for floats":
         lanes = tl.arange(0, 2)
         iris.wait_all(flag + lanes, lanes * 1.0, lanes * 0, lanes < 2, handle)
+    elif KIND == "wait, handle before peer":
+        iris.wait(flag, 1, handle, 0)
+    elif KIND == "wait, flag for peer":
+        iris.wait(flag, 1, flag, handle)
+    elif KIND == "signal, data for peer":
+        iris.signal(flag, 1, data, handle)
+    elif KIND == "signal_all, handle before valid":
+        iris.signal_all(flag, 1, handle, 0, True)
+    elif KIND == "signal_all, no handle":
+        iris.signal_all(flag, 1, 0, True, handle.bases)
+    elif KIND == "load, data for rank":
+        tl.store(data, iris.peer.load(handle, data, data))
+    elif KIND == "copy, data for rank":
+        iris.copy(data, data + 1, 0, data, 0, handle.bases)
+    elif KIND == "barrier_among, handle first":
+        iris.barrier_among(handle, flag, 1)
+    elif KIND == "barrier_among, handle second":
+        iris.barrier_among(flag, handle, 1)
+    elif KIND == "barrier_among, bases last":
+        iris.barrier_among(flag, 1, handle.bases)
     else:
         tl.static_assert(KIND == "wait for a block")
         lanes = tl.arange(0, 2)

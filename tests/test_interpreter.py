@@ -105,6 +105,33 @@ def test_a_misspelt_keyword_is_refused_as_on_a_gpu(ranks: Ranks, misspelt: str, 
     assert failure.kind == "KeyError" and words in failure.message and total == 0
 
 
+def launch_in(grid: object) -> tuple[Failure, int]:
+    """What a launch says, and how many programs ran."""
+    count = context().zeros(1, dtype=torch.int32)
+    return failure_of(lambda: counting_kernel[grid](count)), int(count.item())
+
+
+@triton.jit
+def counting_kernel(count):
+    tl.atomic_add(count, 1)
+
+
+@ONE
+@pytest.mark.parametrize("grid", [(2.5,), (40 / 20,), ("2",), (1, 1, 1, 1), (), 2], ids=str)
+def test_a_grid_is_of_whole_numbers(ranks: Ranks, grid: object) -> None:
+    """Of M / BLOCK programs, cut off, the last would be missing."""
+    ((failure, programs),) = ranks.run(launch_in, grid)
+    assert failure.kind == "TypeError" and programs == 0
+    assert failure.message == f"counting_kernel: grid: expected one to three whole numbers, got {grid!r}"
+
+
+@ONE
+def test_sizes_of_a_grid_may_be_of_any_whole_kind(ranks: Ranks) -> None:
+    for grid, programs in (((np.int64(2), 3), 6), ([torch.tensor(2)], 2), ((2, 1, 2), 4), ((0,), 0)):
+        ((failure, ran),) = ranks.run(launch_in, grid)
+        assert (failure.kind, ran) == ("nothing", programs)
+
+
 @triton.jit
 def taking_kernel(out, value):
     tl.store(out, 1)

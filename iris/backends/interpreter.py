@@ -29,6 +29,7 @@ import functools
 import inspect
 import itertools
 import math
+import operator
 import sys
 import threading
 import time
@@ -176,7 +177,7 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
                 name: value if name in self.constexprs else _taken(self.fn, name, value)
                 for name, value in bound.items()
             }
-            grid = (*(int(size) for size in grid), 1, 1)[:3]
+            grid = _sizes(self.fn, grid)
             upstream.interpreter_builder.set_grid_dim(*grid)
             with ExitStack() as entered:
                 for one in around:
@@ -185,6 +186,17 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
         finally:
             launch.restore()
             _current = outer
+
+
+def _sizes(kernel: Any, grid: Any) -> tuple[int, ...]:
+    """All three sizes of ``grid``. Raises TypeError of what is none, as is M / 16, of which int() would drop a part."""
+    try:
+        sizes = tuple(operator.index(size) for size in grid)
+    except TypeError:
+        sizes = ()
+    if not 1 <= len(sizes) <= 3:
+        raise TypeError(f"{kernel.__name__}: grid: expected one to three whole numbers, got {grid!r}")
+    return (*sizes, 1, 1)[:3]
 
 
 def _surroundings(arguments: Iterable[object]) -> set[Surroundings]:

@@ -30,7 +30,7 @@ def _is_handle(value: Any) -> bool:
 
 
 @triton.jit
-def _require_handle(handle):
+def require_handle(handle):
     tl.static_assert(
         _is_handle(handle),
         "expected ctx.handle: the first argument of iris.peer's functions, the last of iris.signal, wait and barrier",
@@ -40,12 +40,12 @@ def _require_handle(handle):
 @triton.jit
 def rank(handle):
     """This rank, int32."""
-    _require_handle(handle)
+    require_handle(handle)
     return tl.load(handle.info + RANK).to(tl.int32)
 
 
 @triton.jit
 def world_size(handle):
     """The number of ranks, int32."""
-    _require_handle(handle)
+    require_handle(handle)
     return tl.load(handle.info + WORLD_SIZE).to(tl.int32)

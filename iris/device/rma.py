@@ -59,6 +59,9 @@ def _distance(from_rank, to_rank, heap_bases):
     tl.static_assert(
         points_to(heap_bases, tl.int64), "heap_bases: expected ctx.heap_bases, or handle.bases; behind all ranks"
     )
+    tl.static_assert(
+        is_whole(from_rank) and is_whole(to_rank), "expected whole numbers as ranks; pointers and values come first"
+    )
     from_base = tl.load(heap_bases + from_rank).to(tl.int64)
     return tl.load(heap_bases + to_rank).to(tl.int64) - from_base
 

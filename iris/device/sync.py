@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from iris.device.arch import clock_ns, load_fresh, meet_to_publish, repeated
-from iris.device.handle import FIRST_TIMEOUT_NS, STATUS_ADDRESS, TIMEOUT_NS, rank, world_size
+from iris.device.handle import FIRST_TIMEOUT_NS, STATUS_ADDRESS, TIMEOUT_NS, rank, require_handle, world_size
 from iris.device.rma import is_whole, points_to, translate
 
 MAX_RANKS: tl.constexpr = tl.constexpr(16)
@@ -139,6 +139,12 @@ def _as_epoch(value):
 
 
 @triton.jit
+def _require_peers(peers, handle):
+    tl.static_assert(is_whole(peers), "expected whole numbers as ranks; pointers and values come first")
+    require_handle(handle)
+
+
+@triton.jit
 def _require_one(flag_ptr):
     tl.static_assert(not flag_ptr.type.is_block(), "wait() takes one flag: for a block of them there is wait_all()")
 
@@ -205,6 +211,7 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
     """
     _require_flag(flag_ptr)
     _require_one(flag_ptr)
+    _require_peers(peer, handle)
     value = _as_epoch(value)
     seen = _poll(flag_ptr)
     if _ahead(seen, value, site) < 0:
@@ -241,6 +248,7 @@ def signal_all(flag_ptr, values, peers, valid, handle):
     """:func:`signal` to several peers at once: ``peers`` is a block, masked by ``valid``; ``values`` is such a block,
     too, or one epoch for all."""
     _require_flag(flag_ptr)
+    _require_peers(peers, handle)
     remote = translate(flag_ptr + peers * 0, rank(handle), peers, handle.bases)
     meet_to_publish()
     tl.atomic_xchg(remote, _as_epoch(values), mask=valid, sem="release", scope="sys")
@@ -252,6 +260,7 @@ def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_
     ``values`` and ``peers`` are such blocks, too, or one for all. Returns whether all were reached: not, if the wait
     expired."""
     _require_row(flag_ptrs)
+    _require_peers(peers, handle)
     values = _as_epoch(values)
     ahead = _poll_all(flag_ptrs, values, valid, site)
     if tl.min(ahead) < 0:
@@ -277,6 +286,7 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
     Sync: acquires for all that are counted. Bounded: as :func:`wait`.
     """
     _require_row(flag_ptrs)
+    _require_peers(peers, handle)
     values = _as_epoch(values)
     lanes = tl.arange(0, valid.shape[0])
     leading = _leading(flag_ptrs, values, valid, lanes, site)
@@ -493,6 +503,10 @@ def barrier(handle, site: tl.constexpr = SITE_BARRIER):
 @triton.jit
 def barrier_among(members_ptr, count, handle, site: tl.constexpr = SITE_BARRIER):
     """:func:`barrier` of the ``count`` ranks listed at ``members_ptr`` (int32), this rank among them."""
+    tl.static_assert(
+        points_to(members_ptr, tl.int32) and is_whole(count),
+        "expected a pointer to int32 ranks, and their number: iris.barrier_among(members_ptr, count, handle)",
+    )
     lanes = tl.arange(0, MAX_RANKS)
     valid = lanes < count
     _meet(tl.load(members_ptr + lanes, mask=valid, other=rank(handle)), valid, handle, site)

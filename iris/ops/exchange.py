@@ -57,7 +57,9 @@ _MAX_WORDS_AWAITED = 4096
 """Words that a program waits for at a time, from all ranks."""
 _RANKS_PER_SM = 12
 """The programs on an SM, times the ranks: with the registers that the words of all ranks take, they then leave room for
-those of another call, on another stream, which they might have to wait for."""
+one of another call, on another stream, which they might have to wait for."""
+_REGISTERS = 1 << 16
+"""Of an SM of any NVIDIA GPU since 2014."""
 _MAX_ROWS = 16
 """Of a block behind flags; one of words is a part of one row, or a row of no less than a quarter of a block."""
 _WORDS_AT_A_TIME = 16
@@ -127,6 +129,17 @@ def _programs_per_sm(world_size: int) -> int:
     """At most, of a kernel that exchanges words: while some wait, others send or sum."""
     ranks: int = triton.next_power_of_2(world_size)
     return max(1, _RANKS_PER_SM // ranks)
+
+
+def registers(num_warps: int, world_size: int) -> int:
+    """The most that a thread of an exchange in words may take, for an SM to have room for one program more."""
+    threads = 32 * num_warps * (_programs_per_sm(world_size) + 1)
+    return min(255, _REGISTERS // threads // 8 * 8)
+
+
+def _in_vectors(blocks: Blocks, *matrices: torch.Tensor) -> bool:
+    """Whether Triton knows that rows are made of whole vectors."""
+    return blocks.cols % 16 == 0 and all(one.stride(0) % 16 == 0 and one.stride(1) == 1 for one in matrices)
 
 
 def _share(elements: int, blocks: int, least: int, most: int) -> int:
@@ -360,6 +373,8 @@ def exchange(
     programs = ctx.num_sms * _programs_per_sm(ctx.world_size) if blocks.words else min(ctx.num_sms, MAX_PROGRAMS)
     epochs = workspace.scratch("epochs", programs, torch.int32)
     if blocks.words:
+        if ctx.backend_name == "cuda" and not _in_vectors(blocks, mine, result):  # else fewer suffice
+            constants["maxnreg"] = registers(blocks.num_warps, ctx.world_size)
         grid = (min(programs, max(ctx.num_sms, blocks.count)),)
         exchange_words_kernel[grid](
             ctx.handle, epochs, inbox, half, *operands, blocks.words_n(mine.dtype), programs,

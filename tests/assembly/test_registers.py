@@ -5,21 +5,26 @@ from __future__ import annotations
 import re
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from case import compile_case
+from compiler import tensor
 from kernels import CASES
+from matmuls import word_arguments
 from triton import knobs
 
-from iris.ops.exchange import _MAX_WORDS, _programs_per_sm, blocks_of
+from iris.device.tile import Matrix
+from iris.ops.exchange import _programs_per_sm, blocks_of, registers
 
-REGISTERS, THREADS = 1 << 16, 2048
-"""Of an SM of compute capability 9.0."""
+REGISTERS, THREADS, ALLOCATED = 1 << 16, 2048, 8
+"""Of an SM of compute capability 9.0, and a multiple of how many registers a thread gets."""
 
 
-def registers(ptx: str, tmp_path: Path) -> int:
+def taken(ptx: str, tmp_path: Path) -> int:
     """What a thread takes, by the newer of the assemblers that come with Triton."""
     source = tmp_path / "kernel.ptx"
     source.write_text(ptx)
@@ -29,18 +34,50 @@ def registers(ptx: str, tmp_path: Path) -> int:
     return int(re.findall(r"Used (\d+) registers", done.stderr)[-1])
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
-def test_an_exchange_in_words_leaves_room_for_another(world_size: int, tmp_path: Path) -> None:
+def strided(dtype: torch.dtype, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+    """Of matrices that have no vectors."""
+    handle, epochs, inbox, half, *_, bias = word_arguments(dtype, sizes)[:7]
+    mine, result = Matrix(tensor(dtype), 4097, 1), Matrix(tensor(dtype), 4097, 3)
+    rows, cols, *others = sizes
+    return handle, epochs, inbox, half, mine, result, bias, rows, cols - 1, *others, cols * dtype.itemsize // 4, 1056
+
+
+OPERANDS = {"vectors": word_arguments, "strided": strided}
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("kind", ["twice", "total", "gather"])
+@pytest.mark.parametrize(
+    ("dtype", "operands"),
+    [
+        (torch.float16, "vectors"),
+        (torch.float32, "vectors"),
+        (torch.int32, "vectors"),
+        (torch.float16, "strided"),
+        (torch.float8_e4m3fn, "strided"),
+    ],
+    ids=str,
+)
+def test_an_exchange_in_words_leaves_room_for_another(
+    dtype: torch.dtype, operands: str, kind: str, world_size: int, tmp_path: Path
+) -> None:
     """Two streams may run two at a time: if one took whole SMs, each rank could have begun another one, and wait for
-    its peers for ever."""
-    blocks = blocks_of((192 // world_size, 8192), torch.float16, world_size, 132, hops=2)
-    assert blocks.words and blocks.block_n == 2 * _MAX_WORDS, "the largest blocks take the most"
-    case = CASES["exchange_words-twice"]
-    sizes = {
-        "WORLD": world_size, "SOURCES": world_size, "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n,
-        "num_warps": blocks.num_warps,
+    its peers for ever. (Among more ranks than four there is one program on an SM, whatever it takes.)"""
+    if dtype == torch.float8_e4m3fn and kind != "gather":
+        pytest.skip("sums are never of fp8")
+    part = ((16 if dtype == torch.int32 else 400 // dtype.itemsize) // world_size, 8192)
+    blocks = blocks_of(part, dtype, world_size, 132, hops=2 if kind == "twice" else 1)
+    assert blocks.words
+    assert blocks.num_warps == 4 or dtype == torch.int32, "the largest blocks take the most"
+    case = CASES[f"exchange_words-{kind}"]
+    constants = {
+        "WORLD": world_size, "SOURCES": world_size, "PACK": 4 // dtype.itemsize, "BLOCK_M": blocks.block_m,
+        "BLOCK_N": blocks.block_n, "num_warps": blocks.num_warps,
     }  # fmt: skip
-    case = replace(case, constants=case.constants | sizes)
-    threads = (_programs_per_sm(world_size) + 1) * 32 * blocks.num_warps
+    if operands == "strided":
+        constants["maxnreg"] = registers(blocks.num_warps, world_size)
+    arguments = partial(OPERANDS[operands], dtype, (*part, blocks.count, world_size * part[0]))
+    ptx = compile_case(replace(case, constants=case.constants | constants, arguments=arguments), "sm_90")
+    threads = 32 * blocks.num_warps * (_programs_per_sm(world_size) + 1)
     assert threads <= THREADS
-    assert threads * registers(compile_case(case, "sm_90"), tmp_path) <= REGISTERS
+    assert threads * -(-taken(ptx, tmp_path) // ALLOCATED) * ALLOCATED <= REGISTERS
