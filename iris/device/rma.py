@@ -23,6 +23,7 @@ HEAP_ALIGNMENT: tl.constexpr = tl.constexpr(1024)
 DEFAULT_CACHE: tl.constexpr = tl.constexpr("")
 ACQ_REL: tl.constexpr = tl.constexpr("acq_rel")
 SYS: tl.constexpr = tl.constexpr("sys")
+EXPECTED_RANKS: tl.constexpr = tl.constexpr("expected whole numbers as ranks; pointers and values come first")
 
 
 @triton.constexpr_function
@@ -59,9 +60,7 @@ def _distance(from_rank, to_rank, heap_bases):
     tl.static_assert(
         points_to(heap_bases, tl.int64), "heap_bases: expected ctx.heap_bases, or handle.bases; behind all ranks"
     )
-    tl.static_assert(
-        is_whole(from_rank) and is_whole(to_rank), "expected whole numbers as ranks; pointers and values come first"
-    )
+    tl.static_assert(is_whole(from_rank) and is_whole(to_rank), EXPECTED_RANKS)
     from_base = tl.load(heap_bases + from_rank).to(tl.int64)
     return tl.load(heap_bases + to_rank).to(tl.int64) - from_base
 

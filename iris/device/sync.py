@@ -19,7 +19,7 @@ import triton.language as tl
 
 from iris.device.arch import clock_ns, load_fresh, meet_to_publish, repeated
 from iris.device.handle import FIRST_TIMEOUT_NS, STATUS_ADDRESS, TIMEOUT_NS, rank, require_handle, world_size
-from iris.device.rma import is_whole, points_to, translate
+from iris.device.rma import EXPECTED_RANKS, is_whole, points_to, translate
 
 MAX_RANKS: tl.constexpr = tl.constexpr(16)
 
@@ -140,7 +140,7 @@ def _as_epoch(value):
 
 @triton.jit
 def _require_peers(peers, handle):
-    tl.static_assert(is_whole(peers), "expected whole numbers as ranks; pointers and values come first")
+    tl.static_assert(is_whole(peers), EXPECTED_RANKS)
     require_handle(handle)
 
 

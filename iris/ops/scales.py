@@ -100,13 +100,8 @@ def _numbers_of(
 ) -> torch.Tensor:
     """``scale`` in one dimension."""
     if scale.numel() != 1 and tuple(scale.shape) not in ((max(shape),), shape):
-        raise ShapeError(
-            op,
-            argument,
-            f"one number, or one for each {each}",
-            tuple(scale.shape),
-            _turned(argument, scale, shape, of_blocks),
-        )
+        expected = f"one number, or one for each {each}"
+        raise ShapeError(op, argument, expected, tuple(scale.shape), _turned(argument, scale, shape, of_blocks))
     if tuple(scale.shape) != of_blocks:  # of blocks as long as the matrix is wide, which may have any strides
         check_contiguous(op, argument, scale)
     return scale.view(-1)

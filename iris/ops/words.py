@@ -33,10 +33,12 @@ def words_nbytes(elements: int, dtype: torch.dtype) -> int:
 def in_words(sent_nbytes: float, dtype: torch.dtype, world_size: int, hops: int) -> bool:
     """Whether an exchange goes by words, of ``hops`` hops in each of which a rank sends ``sent_nbytes`` of ``dtype`` to
     all peers together."""
+    if world_size == 1:
+        return False
     nbytes = word_dtype(dtype).itemsize
-    if nbytes == 4 and 1 < world_size <= _FEW_RANKS:
+    if nbytes == 4 and world_size <= _FEW_RANKS:
         return sent_nbytes * world_size <= _GATHERED_NBYTES * (world_size - 1)
-    return world_size > 1 and sent_nbytes <= WORDS_NBYTES[hops, nbytes]
+    return sent_nbytes <= WORDS_NBYTES[hops, nbytes]
 
 
 def tiles_in_words(nbytes: int, dtype: torch.dtype, world_size: int) -> bool:
