@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from warm import python
 
 
 def run_together(script: Path, environments: Sequence[dict[str, str]], timeout_s: float) -> list[tuple[int, str]]:
     """Start ``script`` once in each of ``environments``; the exit status and the output of each."""
     running = [
         subprocess.Popen(
-            [sys.executable, str(script)],
+            [python(), str(script)],
             env=environment,
             cwd=script.parent,
             stdout=subprocess.PIPE,

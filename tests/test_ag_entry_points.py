@@ -20,6 +20,7 @@ from unittest import mock
 import pytest
 import torch
 from ranks import BACKEND, Failure, Ranks, context, failure_of, worlds
+from warm import python
 
 from iris import ops
 from iris.bench.cases import fused, ways
@@ -53,7 +54,8 @@ SMALL: list[dict[str, Any]] = [
 ]
 SMALL_TILE = ops.FusedConfig(block_size_m=16, block_size_n=16, block_size_k=16)
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+SMALL_HEAP = ["--heap_size", str(1 << 24)]  # ranks keep it from test to test, beside others on the same GPUs
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 def printed(path: str, arguments: Sequence[str]) -> tuple[int | str | None, str, str]:
@@ -69,9 +71,15 @@ def printed(path: str, arguments: Sequence[str]) -> tuple[int | str | None, str,
 
 def command(start: Sequence[str], path: str, arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     """``path`` from the command line."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "error",
+        "OMP_NUM_THREADS": "1",
+        "PYTHON_EXEC": python(),
+    }
     return subprocess.run(
-        [*start, str(ROOT / path), *arguments],
+        [python(), *start, str(ROOT / path), *arguments],
         cwd=cwd,
         env=environment,
         capture_output=True,
@@ -190,7 +198,7 @@ def test_sweep_of_a_data_set(ranks: Ranks, algorithm: str, gather_dim: int, tmp_
     """Three shapes, one of which two ranks cannot share: a line and a file for each."""
     folder = tmp_path / "made" / "here"
     arguments = ["-b", "--dataset", small_set(tmp_path), "--gather_dim", str(gather_dim), "--output_dir", str(folder)]
-    (status, text, _), (other_status, other, _) = ranks.run(printed, SWEEPS[algorithm], arguments)
+    (status, text, _), (other_status, other, _) = ranks.run(printed, SWEEPS[algorithm], [*arguments, *SMALL_HEAP])
     assert status == other_status == 0, text
     assert other == ""
     assert [line[:6] for line in text.splitlines()[1:4]] == ["[1/3] ", "[2/3] ", "[3/3] "]
@@ -225,7 +233,7 @@ def test_sweep_of_a_data_set(ranks: Ranks, algorithm: str, gather_dim: int, tmp_
 def test_validate_checks_without_timing(ranks: Ranks, algorithm: str, dtype: str, tmp_path: Path) -> None:
     arguments = ["-v", "-m", "20", "-n", "24", "-k", "40", "--datatype", dtype, "--output_dir", str(tmp_path)]
     flags = ["--BLK_M", "16", "--BLK_N", "32", "--BLK_K", "32", "--gsize_m", "2", "--num_sms", "1"]
-    flags += ["--num_stages", "2", "--num_warps", "2", "--heap_size", str(1 << 24)]
+    flags += ["--num_stages", "2", "--num_warps", "2", *SMALL_HEAP]
     (status, text, _), _ = ranks.run(printed, SWEEPS[algorithm], [*arguments, *flags])
     assert status == 0, text
     (record,) = written(tmp_path).values()
@@ -239,7 +247,7 @@ def test_validate_checks_without_timing(ranks: Ranks, algorithm: str, dtype: str
 @TWO
 def test_a_config_that_cannot_run_is_recorded_and_fails(ranks: Ranks, tmp_path: Path) -> None:
     arguments = ["-v", "-m", "16", "-n", "16", "-k", "16", "--BLK_M", "24", "--output_dir", str(tmp_path)]
-    (status, text, _), (other_status, _, _) = ranks.run(printed, SWEEPS["pull"], arguments)
+    (status, text, _), (other_status, _, _) = ranks.run(printed, SWEEPS["pull"], [*arguments, *SMALL_HEAP])
     assert status == other_status == 1
     assert "FAILED: ArgumentError: all_gather_matmul: config.block_size_m: expected a power of two" in text
     (record,) = written(tmp_path).values()
@@ -278,7 +286,7 @@ def test_a_wrong_result_is_found(ranks: Ranks, tmp_path: Path) -> None:
 @TWO
 def test_nothing_that_could_run_is_no_success(ranks: Ranks, tmp_path: Path) -> None:
     arguments = ["-v", "-m", "16", "-n", "16", "-k", "15", "--output_dir", str(tmp_path)]
-    (status, text, _), _ = ranks.run(printed, SWEEPS["nccl"], arguments)
+    (status, text, _), _ = ranks.run(printed, SWEEPS["nccl"], [*arguments, *SMALL_HEAP])
     assert status == 1
     assert "skipped: K=15: no multiple of 2 ranks" in text
 
@@ -288,7 +296,7 @@ def test_nothing_that_could_run_is_no_success(ranks: Ranks, tmp_path: Path) -> N
 
 def test_sweep_that_starts_ranks(tmp_path: Path) -> None:
     arguments = ["--num_ranks", "2", "-v", "-m", "8", "-n", "8", "-k", "8"]
-    done = command([sys.executable], SWEEPS["push"], arguments, tmp_path)
+    done = command([], SWEEPS["push"], arguments, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "[1/1] 8x8x8 bf16 gather_dim 1: right\n1 right, 0 failed, 0 skipped" in done.stdout
     (record,) = written(tmp_path / "results" / "all_gather_gemm_push").values()
@@ -406,7 +414,7 @@ def test_a_sweep_takes_the_algorithms_own_best_options(algorithm: str, gather_di
 @pytest.mark.parametrize("gather_dim", ["0", "1"])
 def test_the_reference_multiplies_int8(ranks: Ranks, gather_dim: str, tmp_path: Path) -> None:
     arguments = ["-v", "-m", "24", "-n", "32", "-k", "48", "--datatype", "int8", "--output_dir", str(tmp_path)]
-    (status, text, _), _ = ranks.run(printed, SWEEPS["nccl"], [*arguments, "--gather_dim", gather_dim])
+    (status, text, _), _ = ranks.run(printed, SWEEPS["nccl"], [*arguments, "--gather_dim", gather_dim, *SMALL_HEAP])
     assert status == 0, text
     (record,) = written(tmp_path).values()
     assert record["validated"] is True

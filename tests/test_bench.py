@@ -26,6 +26,7 @@ import triton
 from interrupted import interrupted
 from ranks import BACKEND, Ranks, context, fresh, worlds
 from trials import WAYS, ranges, trial
+from warm import python
 
 from iris import bench
 from iris.bench import cases, command, driver, progress, records, tables
@@ -81,9 +82,9 @@ def test_the_case_in_the_docstring_is_a_program(tmp_path: Path) -> None:
     program, command_line = [textwrap.dedent(block) for block in re.findall(r"::\n\n((?:    .*\n|\n)+)", bench.__doc__)]
     script = tmp_path / "my_cases.py"
     script.write_text(program)
-    python, name, *arguments = command_line.split()
-    assert (python, name) == ("python", script.name)
-    done = subprocess.run([sys.executable, name, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    program, name, *arguments = command_line.split()
+    assert (program, name) == ("python", script.name)
+    done = subprocess.run([python(), name, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     results = lines(tmp_path / "copies.jsonl")
     assert [(one["params"]["dtype"], one["params"]["count"]) for one in results] == [

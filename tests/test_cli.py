@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from interrupted import interrupted
+from warm import python
 
 import iris
 from iris import backends, cli, console, demo, info, report, startup
@@ -40,7 +41,7 @@ GPUS = [info.Gpu(0, "H200", 150 << 30, 132, "sm_90"), info.Gpu(1, "H200", 150 <<
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("IRIS_", "TRITON_"))}
     return subprocess.run(
-        [sys.executable, "-m", "iris", *arguments],
+        [python(), "-m", "iris", *arguments],
         env=clean | {"PYTHONPATH": str(ROOT)} | env,
         capture_output=True,
         text=True,
@@ -207,7 +208,7 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(words: list[str], both: b
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, *words],
+        [python(), *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
         stdout=writer,
         stderr=writer if both else subprocess.PIPE,
@@ -223,7 +224,7 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(words: list[str], both: b
 def test_output_that_cannot_be_written_is_an_error_that_says_so(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, *words],
+            [python(), *words],
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "", "IRIS_BACKEND": "sim"},
             stdout=full,
             stderr=subprocess.PIPE,

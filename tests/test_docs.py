@@ -20,6 +20,7 @@ import torch
 from doc_scripts import run_together
 from ops_inputs import some
 from ranks import NAMES_SHARED_MEMORY, free_port
+from warm import python
 
 import iris
 from iris.bench.cases.operands import problem_of
@@ -244,7 +245,7 @@ def test_a_whole_script_runs(text: str, tmp_path: Path) -> None:
     script.write_text(text)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")}
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [python(), str(script)],
         env=clean | {"IRIS_BACKEND": "sim", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
         cwd=tmp_path,
         capture_output=True,
@@ -283,7 +284,7 @@ def test_a_page_runs_under_mpirun_as_it_says(tmp_path: Path) -> None:
     command = command.replace("29500", str(free_port()))
     (tmp_path / "serve.py").write_text("\n\n".join(python_blocks(ROOT / "docs" / "serving.md")))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")}
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(Path(python()).parent), os.environ["PATH"]])
     env = clean | {"PATH": path, "IRIS_BACKEND": "sim", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
     env |= {"OMPI_MCA_plm": "isolated"}  # it looks for ssh even where all ranks are here
     done = subprocess.run(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ops_inputs import some
 from ranks import worlds
+from warm import python
 
 from iris.ops import ALGORITHMS
 
@@ -22,7 +22,7 @@ UNCHECKED = ("atomic", "two_shot")
 
 def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, ROOT / "benchmark" / f"{script}.py", *options],
+        [python(), ROOT / "benchmark" / f"{script}.py", *options],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 

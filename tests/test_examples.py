@@ -19,6 +19,7 @@ import pytest
 import torch
 from ops_inputs import some
 from ranks import BACKEND, Failure, Ranks, context, failure_of, worlds
+from warm import python
 
 from iris.bench.matrix import (
     draw_matrix,
@@ -73,7 +74,7 @@ def printed_by(name: str, arguments: list[str]) -> str:
 def command_line(name: str, arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments],
+        [python(), str(ROOT / "examples" / f"{name}.py"), *arguments],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +12,7 @@ import triton
 import triton.language as tl
 from ranks import BACKEND
 from triton.runtime import interpreter as upstream
+from warm import python
 
 import iris
 
@@ -399,7 +399,7 @@ except Exception as error:
 
 def run_script(script: str) -> list[str]:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", script]
+    command = [python(), "-c", script]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -22,6 +22,7 @@ import pytest
 import torch
 from ops_inputs import some
 from ranks import BACKEND, NAMES_SHARED_MEMORY, Ranks, free_port, worlds
+from warm import python
 
 import iris
 from iris import ops
@@ -561,8 +562,8 @@ def test_what_iris_refuses_on_a_rank_is_said_without_a_traceback(
 def command(path: str, arguments: list[str], cwd: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     # Open MPI looks for ssh even where all ranks are here, unless told that there is nowhere else.
-    environment = clean | {"OMP_NUM_THREADS": "1", "OMPI_MCA_plm": "isolated", "PYTHON": sys.executable}
-    program = [str(ROOT / path)] if path.endswith(".sh") else [sys.executable, str(ROOT / path)]
+    environment = clean | {"OMP_NUM_THREADS": "1", "OMPI_MCA_plm": "isolated", "PYTHON": python()}
+    program = [str(ROOT / path)] if path.endswith(".sh") else [python(), str(ROOT / path)]
     return subprocess.run(
         [*launcher, *program, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=90
     )

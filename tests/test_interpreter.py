@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 import triton_types
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
+from warm import python
 
 import iris
 from iris.device import sync
@@ -903,7 +904,7 @@ def test_triton_may_be_imported_before_iris(first: str, second: str, tmp_path: o
     with open(script, "w") as file:
         file.write(SCRIPT.format(first=first, second=second))
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([python(), script], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("38.0\n", "")
 
 
@@ -949,7 +950,7 @@ def test_a_kernel_decorated_before_iris_was_imported_is_said_to_be(tmp_path: os.
     with open(script, "w") as file:
         file.write(EARLY)
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([python(), script], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
     of_kernel, of_device_function, outside, of_another_language = done.stdout.splitlines()
     assert of_kernel == of_device_function

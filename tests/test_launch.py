@@ -22,6 +22,7 @@ import pytest
 import torch
 from ops_inputs import some
 from ranks import BACKEND, NAMES_SHARED_MEMORY
+from warm import python
 
 import iris
 from iris import backends
@@ -315,7 +316,7 @@ def test_what_a_rank_raised_is_printed_with_one_traceback_of_its_own(tmp_path: P
     script = tmp_path / "script.py"
     lines = ["import iris", "def main():", "    raise ValueError('too much')", "if __name__ == '__main__':"]
     script.write_text("\n".join([*lines, "    iris.launch(main, 2)\n"]))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([python(), str(script)], capture_output=True, text=True, timeout=60, check=False)
     told = done.stderr.splitlines()
     assert done.returncode == 1 and len(told) < 30, done.stderr
     assert told[0] in [f"iris.launch.RankTraceback: rank {rank}:" for rank in range(2)]
@@ -452,7 +453,7 @@ def test_what_a_main_module_defines_is_not_taken_for_another(
     text = 'import iris\ndef main(): print("here")\nif __name__ == "__main__":\n    iris.launch(main, 1)\n'
     (package / "__main__.py").write_text(text)
     words = ["-m", "package"] if named else ["package"]
-    command = [sys.executable, *words]
+    command = [python(), *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and done.stdout == ""
     assert "main at 0x" in done.stderr and "or a __main__.py, from which no other process can import it" in done.stderr
@@ -461,7 +462,7 @@ def test_what_a_main_module_defines_is_not_taken_for_another(
 def test_a_script_without_guard_is_told_so(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import iris\niris.launch(print, 2)\n")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([python(), str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     said = r"LaunchError: rank [01] failed \(also failed: [01]\): iris\.launch was called while a new rank"
     assert re.search(said, done.stderr), done.stderr

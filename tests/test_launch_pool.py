@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+from warm import python
 
 import iris
 
@@ -188,7 +189,7 @@ def test_what_a_rank_cannot_unpickle_comes_with_its_traceback(pool: iris.RankPoo
 def test_a_function_under_the_guard_is_explained(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text('import iris\nif __name__ == "__main__":\n    def f(): pass\n    iris.launch(f, 1)\n')
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([python(), str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert "Can't get attribute 'f'" in done.stderr
     assert 'not under `if __name__ == "__main__":` or in a function' in done.stderr
 
@@ -423,7 +424,7 @@ def test_ranks_that_cannot_be_started(case: str, words: str, tmp_path: Path) -> 
     script.write_text(textwrap.dedent(REFUSED))
     environment = {name: value for name, value in os.environ.items() if name != IN_A_RANK}
     done = subprocess.run(
-        [sys.executable, str(script), case], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [python(), str(script), case], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert re.match(words, done.stdout), done.stdout + done.stderr
 

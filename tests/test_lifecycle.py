@@ -36,6 +36,7 @@ from ranks import (
     thread_count,
     worlds,
 )
+from warm import python
 
 import iris
 from iris import live
@@ -393,7 +394,7 @@ def run_ranks(source: str, tmp_path: Path, size: int = 2) -> list[tuple[int, str
     job = {"IRIS_WORLD_SIZE": str(size), "IRIS_JOB": f"{tmp_path.name}-{os.getpid()}"}
     started = [
         subprocess.Popen(
-            [sys.executable, str(script)],
+            [python(), str(script)],
             env={**os.environ, **job, "IRIS_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -6,13 +6,13 @@ import json
 import os
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from ranks import BACKEND, Ranks, context, worlds
+from warm import python
 
 from iris.bench.cases.operands import problem_of
 from iris.ops import FusedConfig, tuned
@@ -81,7 +81,7 @@ def test_float32_is_checked_in_float64(tmp_path: Path) -> None:
 
 def script(*options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, SCRIPT, *map(str, options)],
+        [python(), SCRIPT, *map(str, options)],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 

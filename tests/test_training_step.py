@@ -6,13 +6,13 @@ import json
 import os
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from ranks import BACKEND, Ranks, context, worlds
+from warm import python
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "benchmark" / "training_step.py"
@@ -25,7 +25,7 @@ def test_gradients_of_every_way_are_right(num_ranks: int) -> None:
     options = [f"--axis_{name}={size}" for name, size in zip(("tokens", "hidden", "inner"), SIZES, strict=True)]
     heap = ["--heap_size", str(1 << 26)]
     done = subprocess.run(
-        [sys.executable, SCRIPT, "--num_ranks", str(num_ranks), "--benchmark_format", "json", *options, *heap],
+        [python(), SCRIPT, "--num_ranks", str(num_ranks), "--benchmark_format", "json", *options, *heap],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

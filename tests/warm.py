@@ -1,0 +1,236 @@
+"""Interpreters that have PyTorch already.
+
+A test that runs a program waits 2 s for ``import torch``, and as long again where the program starts ranks.
+:func:`python` names what to put in the place of ``sys.executable``: it runs a script, a module or a command as Python
+does, with the same arguments, environment, folder and files, in a process that is forked from one which has imported
+PyTorch and nothing of Iris or Triton. What starts ranks in there forks them from another such process.
+
+Three processes take part. The *server* imports PyTorch; there is one for each test process, and it ends with that. The
+*stand-in*, which is what a test has started, hands the server its files and passes signals on. The *program* is a fork
+of the server; its *keeper*, another, waits for it, and kills it if the stand-in has been.
+
+Tests of how processes start, end and die (tests/test_launch.py, tests/test_lifecycle.py, ...) start real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+_ADDRESS = "IRIS_TEST_WARM"
+"""The variable that holds where the server listens."""
+_HEEDED = {"PYTHONUTF8", "PYTHONCOERCECLOCALE", "PYTHONIOENCODING", "PYTHONHASHSEED"}
+"""What Python heeds as it starts: with these, and with options that are not known here, it is started anew."""
+_MOST_FDS = 64
+_FAR = 512
+"""More than any number of a file that a stand-in has open."""
+
+
+# -- in the test process ------------------------------------------------------------------------------------
+
+
+def python() -> str:
+    """The path of a program that stands in for ``sys.executable``."""
+    import atexit
+    import shlex
+    import subprocess
+    import tempfile
+    from pathlib import Path
+
+    global _program
+    if _program is None:
+        folder = tempfile.TemporaryDirectory(prefix="iris-warm-")
+        address, program = Path(folder.name, "server"), Path(folder.name, "python")
+        words = ["env", f"{_ADDRESS}={address}", sys.executable, "-IS", __file__]
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        program.chmod(0o700)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(address))
+            listener.listen(_MOST_FDS)
+            server = subprocess.Popen(
+                [sys.executable, __file__, str(listener.fileno()), str(program)],
+                env={name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "IRIS_"))},
+                stdin=subprocess.PIPE,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+        atexit.register(folder.cleanup)
+        atexit.register(server.communicate)
+        _program = str(program)
+    return _program
+
+
+_program: str | None = None
+
+
+# -- the stand-in -------------------------------------------------------------------------------------------
+
+
+def _stand_in(words: list[str]) -> None:
+    """Have the server run ``words``, and end as that does."""
+    address = os.environ.pop(_ADDRESS)
+    fds = [fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}")]
+    known = bool(words) and not _HEEDED & set(os.environ) and _first(words) is not None
+    if not known or "from multiprocessing.resource_tracker import main" in words[-1]:
+        os.execv(sys.executable, [sys.executable, *words])
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        request = json.dumps([words, dict(os.environ), os.getcwd(), fds]).encode()
+        socket.send_fds(connection, [_number(len(request))], fds)
+        connection.sendall(request)
+        program = _received(connection)
+        for sort in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(sort, lambda sort, _: os.kill(program, sort))
+        ended = _received(connection)
+    if ended < 0:
+        if -ended != signal.SIGKILL:
+            signal.signal(-ended, signal.SIG_DFL)
+        os.kill(os.getpid(), -ended)
+    os._exit(ended)
+
+
+def _first(words: list[str]) -> int | None:
+    """Which of ``words`` says what to run; those before it, if known here, are options. None: none, or others are."""
+    for number, word in enumerate(words):
+        if word in ("-c", "-m") or os.path.exists(word):
+            return number
+        if word != "-u" and not word.startswith("-W"):
+            return None
+    return None
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(4, "little", signed=True)
+
+
+def _received(connection: socket.socket) -> int:
+    return int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "little", signed=True)
+
+
+# -- the server ---------------------------------------------------------------------------------------------
+
+
+def _serve(listener: socket.socket) -> list[str]:
+    """Fork a keeper, and that a program, for each stand-in. Returns in the program: its words."""
+    import select
+
+    while True:
+        ready, _, _ = select.select([listener.fileno(), 0], [], [])
+        if 0 in ready:
+            os._exit(0)
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.detach()  # as below
+            return _keep(connection)
+        connection.close()
+        while _reaped():
+            pass
+
+
+def _reaped() -> int:
+    try:
+        return os.waitpid(-1, os.WNOHANG)[0]
+    except ChildProcessError:
+        return 0
+
+
+def _keep(connection: socket.socket) -> list[str]:
+    import select
+
+    size, files, _, _ = socket.recv_fds(connection, 4, _MOST_FDS)
+    request = connection.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL)
+    words, environment, folder, fds = json.loads(request)
+    os.environ.clear()
+    os.environ.update(environment)
+    program = os.fork()
+    if program == 0:
+        connection.detach()  # its number may be one of the program's
+        os.chdir(folder)
+        _take(files, fds, "-u" in words[: _first(words)] or bool(os.environ.get("PYTHONUNBUFFERED")))
+        return list(words)
+    for file in files:
+        os.close(file)
+    connection.sendall(_number(program))
+    ended = os.pidfd_open(program)
+    ready, _, _ = select.select([ended, connection.fileno()], [], [])
+    if ended not in ready:
+        os.kill(program, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    if ended in ready:
+        connection.sendall(_number(status))
+    os._exit(0)
+
+
+def _take(files: list[int], fds: list[int], unbuffered: bool) -> None:
+    """Make ``files`` those that this process has open, with the numbers ``fds``, and no others."""
+    import fcntl
+    import io
+
+    far = [fcntl.fcntl(file, fcntl.F_DUPFD, _FAR) for file in files]
+    os.closerange(0, _FAR)
+    for moved, fd in zip(far, fds, strict=True):
+        os.dup2(moved, fd)
+        os.close(moved)
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = None
+        if fd in fds:
+            file = io.FileIO(fd, "w" if fd else "r", closefd=False)
+            stream = io.TextIOWrapper(
+                io.BufferedWriter(file) if fd else io.BufferedReader(file),
+                errors="backslashreplace" if fd == 2 else "strict",
+                line_buffering=fd == 2 or file.isatty(),
+                write_through=unbuffered and fd > 0,
+            )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+# -- the program --------------------------------------------------------------------------------------------
+
+
+def _run(words: list[str], stand_in: str, beyond: list[str]) -> None:
+    """What Python does with ``words``; ``stand_in``: for it, where it starts ranks; ``beyond``: the end of its path."""
+    import multiprocessing
+    import runpy
+    import types
+    import warnings
+
+    first = _first(words) or 0
+    named = [word[2:] for word in words[:first] if word != "-u"]
+    sys.warnoptions = [*filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")), *named]
+    warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
+    multiprocessing.set_executable(stand_in)
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    named = [os.path.abspath(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    sys.orig_argv, words = [sys.executable, *words], words[first:]
+    if words[0] == "-m":
+        sys.argv, sys.path = ["-m", *words[2:]], [os.getcwd(), *named, *beyond]
+        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
+    elif words[0] == "-c":
+        sys.argv, sys.path = ["-c", *words[2:]], ["", *named, *beyond]
+        exec(compile(words[1], "<string>", "exec"), vars(main))
+    else:
+        path = os.path.abspath(words[0])
+        sys.argv, sys.path = words, [path if os.path.isdir(path) else os.path.dirname(path), *named, *beyond]
+        if os.path.isdir(path):
+            runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        else:
+            main.__file__ = path
+            with open(path, "rb") as script:
+                code = compile(script.read(), path, "exec")
+            exec(code, vars(main))
+
+
+if __name__ == "__main__" and sys.flags.isolated:
+    _stand_in(sys.argv[1:])
+elif __name__ == "__main__":
+    import gc
+
+    import torch  # noqa: F401 (which is what the server is for)
+
+    gc.freeze()
+    listening, stand_in = sys.argv[1:]
+    _run(_serve(socket.socket(fileno=int(listening))), stand_in, sys.path[1:])
