@@ -99,3 +99,10 @@ def test_the_program_ends_with_what_stands_in_for_it() -> None:
     assert process.stdout.read() == b""  # comes when nobody has it open any more
     process.stdout.close()
     assert not Path(f"/proc/{program}/exe").exists()  # as of a process that is gone, or waited for by its keeper
+
+
+def test_a_keeper_that_has_gone_is_no_success() -> None:
+    lines = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+    done = subprocess.run([python(), "-c", lines], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "tests/warm.py: the server, or the keeper of this program, has ended\n"

@@ -9,7 +9,7 @@ Three processes take part. The *server* imports PyTorch; there is one for each t
 *stand-in*, which is what a test has started, hands the server its files and passes signals on. The *program* is a fork
 of the server; its *keeper*, another, waits for it, and kills it if the stand-in has been.
 
-Tests of how processes start, end and die (tests/test_launch.py, tests/test_lifecycle.py, ...) start real ones.
+Tests of launchers, of Ctrl-C, and of what outlives a process start real ones.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
+from functools import cache
 
 _ADDRESS = "IRIS_TEST_WARM"
 """The variable that holds where the server listens."""
@@ -32,6 +34,7 @@ _FAR = 512
 # -- in the test process ------------------------------------------------------------------------------------
 
 
+@cache
 def python() -> str:
     """The path of a program that stands in for ``sys.executable``."""
     import atexit
@@ -40,30 +43,24 @@ def python() -> str:
     import tempfile
     from pathlib import Path
 
-    global _program
-    if _program is None:
-        folder = tempfile.TemporaryDirectory(prefix="iris-warm-")
-        address, program = Path(folder.name, "server"), Path(folder.name, "python")
-        words = ["env", f"{_ADDRESS}={address}", sys.executable, "-IS", __file__]
-        program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-        program.chmod(0o700)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(address))
-            listener.listen(_MOST_FDS)
-            server = subprocess.Popen(
-                [sys.executable, __file__, str(listener.fileno()), str(program)],
-                env={name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "IRIS_"))},
-                stdin=subprocess.PIPE,
-                pass_fds=[listener.fileno()],
-                start_new_session=True,
-            )
-        atexit.register(folder.cleanup)
-        atexit.register(server.communicate)
-        _program = str(program)
-    return _program
-
-
-_program: str | None = None
+    folder = tempfile.TemporaryDirectory(prefix="iris-warm-")
+    address, program = Path(folder.name, "server"), Path(folder.name, "python")
+    words = ["env", f"{_ADDRESS}={address}", sys.executable, "-IS", __file__]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    program.chmod(0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(address))
+        listener.listen(_MOST_FDS)
+        server = subprocess.Popen(
+            [sys.executable, __file__, str(listener.fileno()), str(program)],
+            env={name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "IRIS_"))},
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    atexit.register(folder.cleanup)
+    atexit.register(server.communicate)
+    return str(program)
 
 
 # -- the stand-in -------------------------------------------------------------------------------------------
@@ -82,8 +79,13 @@ def _stand_in(words: list[str]) -> None:
         socket.send_fds(connection, [_number(len(request))], fds)
         connection.sendall(request)
         program = _received(connection)
+
+        def pass_on(sort: int, _: object) -> None:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(program, sort)
+
         for sort in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(sort, lambda sort, _: os.kill(program, sort))
+            signal.signal(sort, pass_on)
         ended = _received(connection)
     if ended < 0:
         if -ended != signal.SIGKILL:
@@ -107,7 +109,10 @@ def _number(value: int) -> bytes:
 
 
 def _received(connection: socket.socket) -> int:
-    return int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "little", signed=True)
+    told = connection.recv(4, socket.MSG_WAITALL)
+    if len(told) < 4:
+        sys.exit("tests/warm.py: the server, or the keeper of this program, has ended")
+    return int.from_bytes(told, "little", signed=True)
 
 
 # -- the server ---------------------------------------------------------------------------------------------
