@@ -275,6 +275,8 @@ def refused_blocks() -> dict[str, Failure]:
         "turned": failure(a, b, of_a, of_b.new_ones(3, 2)),
         "neither": failure(a, b, of_a.new_ones(8, 3), of_b),
         "int8": failure(*int8, of_a, of_b),
+        "int8, one": failure(*int8, of_a, None),
+        "int8, turned": failure(*int8, of_a.new_ones(2, 8), None),
         "cut": failure_of(
             lambda: ctx.ops.all_gather_matmul(
                 output, ctx.ones(8, 192, dtype=FP8), b[:1].expand(whole, 300), gather_dim=1,
@@ -288,7 +290,9 @@ def refused_blocks() -> dict[str, Failure]:
 def test_scales_of_blocks_come_in_pairs_and_shapes(ranks: Ranks) -> None:
     for found in ranks.run(refused_blocks):
         kinds = {name: failure.kind for name, failure in found.items()}
-        assert kinds == dict.fromkeys(found, "ShapeError") | {"int8": "DTypeError"}, found
+        of_dtype = dict.fromkeys(("int8", "int8, one"), "DTypeError")
+        assert kinds == dict.fromkeys(found, "ShapeError") | of_dtype, found
+        assert found["int8, turned"].message.endswith("row of A: [8] or [8, 1], got (2, 8)")
         assert "scale_b: expected [2, 3], as the other matrix has" in found["no scale_b"].message
         assert found["turned"].message.endswith("got (3, 2). Pass scale_b.t().")
         assert "scale_a: expected [8, 2], as the other matrix has" in found["no scale_a"].message

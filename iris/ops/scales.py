@@ -75,30 +75,32 @@ def scales_of(
     (name, matrix), (k, n) = a, b.shape
     m = matrix.shape[0]
     of_a, of_b = shapes_of_blocks(m, n, k)
+    takes_blocks = matrix.dtype == torch.float8_e4m3fn
     a_has = scale_a is not None and tuple(scale_a.shape) == of_a != (m, 1)
     b_has = scale_b is not None and tuple(scale_b.shape) == of_b and of_b not in ((1, n), (1, 1))
     if not a_has and not b_has:
         rows, columns = f"row of {name}: [{m}] or [{m}, 1]", f"column of B: [{n}] or [1, {n}]"
-        if matrix.dtype == torch.float8_e4m3fn:
+        if takes_blocks:
             rows, columns = f"{rows}, or block: {list(of_a)}", f"{columns}, or block: {list(of_b)}"
+        blocks = (of_a, of_b) if takes_blocks else (None, None)
         return Scales(
-            None if scale_a is None else _numbers_of(op, "scale_a", scale_a, (m, 1), rows, of_a),
-            None if scale_b is None else _numbers_of(op, "scale_b", scale_b, (1, n), columns, of_b),
+            None if scale_a is None else _numbers_of(op, "scale_a", scale_a, (m, 1), rows, blocks[0]),
+            None if scale_b is None else _numbers_of(op, "scale_b", scale_b, (1, n), columns, blocks[1]),
         )
+    if not takes_blocks:
+        raise DTypeError(op, name, "torch.float8_e4m3fn, as blocks have scales", matrix.dtype)
     for argument, scale, shape in (("scale_a", scale_a, of_a), ("scale_b", scale_b, of_b)):
         if scale is None or tuple(scale.shape) != shape:
             expected = f"{list(shape)}, as the other matrix has a scale for each block of {BLOCK}"
             got = "None" if scale is None else tuple(scale.shape)
             raise ShapeError(op, argument, expected, got, _turned(argument, scale, shape))
-    if matrix.dtype != torch.float8_e4m3fn:
-        raise DTypeError(op, name, "torch.float8_e4m3fn, as blocks have scales", matrix.dtype)
     return Scales(scale_a, scale_b)
 
 
 def _numbers_of(
-    op: str, argument: str, scale: torch.Tensor, shape: tuple[int, int], each: str, of_blocks: tuple[int, int]
+    op: str, argument: str, scale: torch.Tensor, shape: tuple[int, int], each: str, of_blocks: tuple[int, int] | None
 ) -> torch.Tensor:
-    """``scale`` in one dimension."""
+    """``scale`` in one dimension; ``of_blocks``: the shape that it has where blocks have scales, if they may."""
     if scale.numel() != 1 and tuple(scale.shape) not in ((max(shape),), shape):
         expected = f"one number, or one for each {each}"
         raise ShapeError(op, argument, expected, tuple(scale.shape), _turned(argument, scale, shape, of_blocks))
@@ -107,7 +109,7 @@ def _numbers_of(
     return scale.view(-1)
 
 
-def _turned(argument: str, scale: torch.Tensor | None, *shapes: tuple[int, int]) -> str:
+def _turned(argument: str, scale: torch.Tensor | None, *shapes: tuple[int, int] | None) -> str:
     """What to do where the transpose of ``scale`` has one of the ``shapes``."""
     return f"Pass {argument}.t()." if scale is not None and tuple(scale.shape)[::-1] in shapes else ""
 
