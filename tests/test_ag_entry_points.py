@@ -76,7 +76,7 @@ def command(start: Sequence[str], path: str, arguments: Sequence[str], cwd: Path
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "error",
         "OMP_NUM_THREADS": "1",
-        "PYTHON_EXEC": python(),
+        "PYTHON_EXEC": python(),  # by which torchrun starts ranks
     }
     return subprocess.run(
         [python(), *start, str(ROOT / path), *arguments],

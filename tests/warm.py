@@ -70,12 +70,12 @@ def _stand_in(words: list[str]) -> None:
     """Have the server run ``words``, and end as that does."""
     address = os.environ.pop(_ADDRESS)
     fds = [fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}")]
-    known = bool(words) and not _HEEDED & set(os.environ) and _first(words) is not None
-    if not known or "from multiprocessing.resource_tracker import main" in words[-1]:
+    parts = _parts(words)
+    if parts is None or _HEEDED & set(os.environ) or "from multiprocessing.resource_tracker import main" in words[-1]:
         os.execv(sys.executable, [sys.executable, *words])
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
-        request = json.dumps([words, dict(os.environ), os.getcwd(), fds]).encode()
+        request = json.dumps([*parts, dict(os.environ), os.getcwd(), fds]).encode()
         socket.send_fds(connection, [_number(len(request))], fds)
         connection.sendall(request)
         program = _received(connection)
@@ -94,11 +94,12 @@ def _stand_in(words: list[str]) -> None:
     os._exit(ended)
 
 
-def _first(words: list[str]) -> int | None:
-    """Which of ``words`` says what to run; those before it, if known here, are options. None: none, or others are."""
+def _parts(words: list[str]) -> tuple[list[str], list[str]] | None:
+    """The options among ``words``, and what is to run with its arguments. None: that is nothing, or an option is not
+    known here."""
     for number, word in enumerate(words):
         if word in ("-c", "-m") or os.path.exists(word):
-            return number
+            return words[:number], words[number:]
         if word != "-u" and not word.startswith("-W"):
             return None
     return None
@@ -118,8 +119,8 @@ def _received(connection: socket.socket) -> int:
 # -- the server ---------------------------------------------------------------------------------------------
 
 
-def _serve(listener: socket.socket) -> list[str]:
-    """Fork a keeper, and that a program, for each stand-in. Returns in the program: its words."""
+def _serve(listener: socket.socket) -> tuple[list[str], list[str]]:
+    """Fork a keeper, and that a program, for each stand-in. Returns in the program: its :func:`_parts`."""
     import select
 
     while True:
@@ -142,20 +143,20 @@ def _reaped() -> int:
         return 0
 
 
-def _keep(connection: socket.socket) -> list[str]:
+def _keep(connection: socket.socket) -> tuple[list[str], list[str]]:
     import select
 
     size, files, _, _ = socket.recv_fds(connection, 4, _MOST_FDS)
     request = connection.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL)
-    words, environment, folder, fds = json.loads(request)
+    options, words, environment, folder, fds = json.loads(request)
     os.environ.clear()
     os.environ.update(environment)
     program = os.fork()
     if program == 0:
         connection.detach()  # its number may be one of the program's
         os.chdir(folder)
-        _take(files, fds, "-u" in words[: _first(words)] or bool(os.environ.get("PYTHONUNBUFFERED")))
-        return list(words)
+        _take(files, fds, "-u" in options or bool(os.environ.get("PYTHONUNBUFFERED")))
+        return options, words
     for file in files:
         os.close(file)
     connection.sendall(_number(program))
@@ -196,21 +197,20 @@ def _take(files: list[int], fds: list[int], unbuffered: bool) -> None:
 # -- the program --------------------------------------------------------------------------------------------
 
 
-def _run(words: list[str], stand_in: str, beyond: list[str]) -> None:
+def _run(options: list[str], words: list[str], stand_in: str, beyond: list[str]) -> None:
     """What Python does with ``words``; ``stand_in``: for it, where it starts ranks; ``beyond``: the end of its path."""
     import multiprocessing
     import runpy
     import types
     import warnings
 
-    first = _first(words) or 0
-    named = [word[2:] for word in words[:first] if word != "-u"]
-    sys.warnoptions = [*filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")), *named]
+    sys.warnoptions = [one for one in os.environ.get("PYTHONWARNINGS", "").split(",") if one]
+    sys.warnoptions += [option.removeprefix("-W") for option in options if option != "-u"]
     warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
     multiprocessing.set_executable(stand_in)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     named = [os.path.abspath(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    sys.orig_argv, words = [sys.executable, *words], words[first:]
+    sys.orig_argv = [sys.executable, *options, *words]
     if words[0] == "-m":
         sys.argv, sys.path = ["-m", *words[2:]], [os.getcwd(), *named, *beyond]
         runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
@@ -238,4 +238,4 @@ elif __name__ == "__main__":
 
     gc.freeze()
     listening, stand_in = sys.argv[1:]
-    _run(_serve(socket.socket(fileno=int(listening))), stand_in, sys.path[1:])
+    _run(*_serve(socket.socket(fileno=int(listening))), stand_in, sys.path[1:])

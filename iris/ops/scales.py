@@ -79,13 +79,10 @@ def scales_of(
     a_has = scale_a is not None and tuple(scale_a.shape) == of_a != (m, 1)
     b_has = scale_b is not None and tuple(scale_b.shape) == of_b and of_b not in ((1, n), (1, 1))
     if not a_has and not b_has:
-        rows, columns = f"row of {name}: [{m}] or [{m}, 1]", f"column of B: [{n}] or [1, {n}]"
-        if takes_blocks:
-            rows, columns = f"{rows}, or block: {list(of_a)}", f"{columns}, or block: {list(of_b)}"
         blocks = (of_a, of_b) if takes_blocks else (None, None)
         return Scales(
-            None if scale_a is None else _numbers_of(op, "scale_a", scale_a, (m, 1), rows, blocks[0]),
-            None if scale_b is None else _numbers_of(op, "scale_b", scale_b, (1, n), columns, blocks[1]),
+            None if scale_a is None else _numbers_of(op, "scale_a", scale_a, (m, 1), f"row of {name}", blocks[0]),
+            None if scale_b is None else _numbers_of(op, "scale_b", scale_b, (1, n), "column of B", blocks[1]),
         )
     if not takes_blocks:
         raise DTypeError(op, name, "torch.float8_e4m3fn, as blocks have scales", matrix.dtype)
@@ -98,11 +95,13 @@ def scales_of(
 
 
 def _numbers_of(
-    op: str, argument: str, scale: torch.Tensor, shape: tuple[int, int], each: str, of_blocks: tuple[int, int] | None
+    op: str, argument: str, scale: torch.Tensor, shape: tuple[int, int], one: str, of_blocks: tuple[int, int] | None
 ) -> torch.Tensor:
     """``scale`` in one dimension; ``of_blocks``: the shape that it has where blocks have scales, if they may."""
     if scale.numel() != 1 and tuple(scale.shape) not in ((max(shape),), shape):
-        expected = f"one number, or one for each {each}"
+        expected = f"one number, or one for each {one}: [{max(shape)}] or {list(shape)}"
+        if of_blocks is not None:
+            expected += f", or block: {list(of_blocks)}"
         raise ShapeError(op, argument, expected, tuple(scale.shape), _turned(argument, scale, shape, of_blocks))
     if tuple(scale.shape) != of_blocks:  # of blocks as long as the matrix is wide, which may have any strides
         check_contiguous(op, argument, scale)
