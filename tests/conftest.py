@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, os.environ.get("
 
 # They import it hundreds of times: let them keep its bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell without job control has what runs in its background ignore Ctrl-C, and what that starts: tests send it some.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What looks into the simulator cannot be imported where it cannot run.
 collect_ignore = [] if importlib.util.find_spec("greenlet") else ["test_ordering.py"]

@@ -177,15 +177,26 @@ def _nccl(operands: Operands) -> Way:
 
 def _nccl_gather(operands: Operands) -> Callable[[], None]:
     full = operands.a.new_empty(operands.m, operands.k)
-    parts = [torch.empty_like(operands.a) for _ in range(operands.ctx.world_size)] if operands.gather_dim == 1 else []
+    shard, whole = _sent(operands.a), _sent(full)
+    gather = _gather_columns(shard, whole) if operands.gather_dim == 1 else partial(all_gather, whole, shard)
 
     def call() -> None:
-        if operands.gather_dim == 0:
-            all_gather(_sent(full), _sent(operands.a))
-        else:
-            dist.all_gather([*map(_sent, parts)], _sent(operands.a))
-            torch.cat(parts, dim=1, out=full)
+        gather()
         operands.multiply(full, operands.output)
+
+    return call
+
+
+def _gather_columns(shard: torch.Tensor, full: torch.Tensor) -> Callable[[], None]:
+    """All ranks' ``shard``, side by side in ``full``. A collective puts them one below the other. (Given a list, as of
+    ``torch.distributed.all_gather``, PyTorch's NCCL would do so, too, and copy from there to the list.)"""
+    rows, world_size = len(shard), full.shape[1] // shard.shape[1]
+    below = shard.new_empty(world_size * rows, shard.shape[1])
+    parts = below.split(rows)
+
+    def call() -> None:
+        all_gather(below, shard)
+        torch.cat(parts, dim=1, out=full)
 
     return call
 
@@ -197,12 +208,11 @@ def _sent(matrix: torch.Tensor) -> torch.Tensor:
 
 def _nccl_scatter(operands: Operands) -> Callable[[], None]:
     columns = operands.output.new_empty(operands.m, operands.n)
-    parts = [torch.empty_like(columns) for _ in range(operands.ctx.world_size)]
+    gather = _gather_columns(columns, operands.output)
 
     def call() -> None:
         operands.multiply(operands.a, columns)
-        dist.all_gather(parts, columns)
-        torch.cat(parts, dim=1, out=operands.output)
+        gather()
 
     return call
 
