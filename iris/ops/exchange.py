@@ -55,9 +55,11 @@ Then each has the words of all ranks in the same place, and sums them by itself;
 shared memory, which takes up to 2 µs."""
 _MAX_WORDS_AWAITED = 4096
 """Words that a program waits for at a time, from all ranks."""
-_RANKS_PER_SM = 12
-"""The programs on an SM, times the ranks: with the registers that the words of all ranks take, they then leave room for
+_PROGRAMS_PER_SM = {2: 6, 4: 3, 8: 2}
+"""By ranks, or the next power of two: with the registers that the words of all ranks take, programs then leave room for
 one of another call, on another stream, which they might have to wait for."""
+FREE_RANKS = 4
+"""Of so few the words need no bound to leave that room, if rows have vectors."""
 _REGISTERS = 1 << 16
 """Of an SM of any NVIDIA GPU since 2014."""
 _MAX_ROWS = 16
@@ -127,8 +129,7 @@ def blocks_of(
 
 def _programs_per_sm(world_size: int) -> int:
     """At most, of a kernel that exchanges words: while some wait, others send or sum."""
-    ranks: int = triton.next_power_of_2(world_size)
-    return max(1, _RANKS_PER_SM // ranks)
+    return _PROGRAMS_PER_SM.get(triton.next_power_of_2(world_size), 1)
 
 
 def registers(num_warps: int, world_size: int) -> int:
@@ -373,7 +374,7 @@ def exchange(
     programs = ctx.num_sms * _programs_per_sm(ctx.world_size) if blocks.words else min(ctx.num_sms, MAX_PROGRAMS)
     epochs = workspace.scratch("epochs", programs, torch.int32)
     if blocks.words:
-        if ctx.backend_name == "cuda" and not _in_vectors(blocks, mine, result):  # else fewer suffice
+        if ctx.backend_name == "cuda" and not (ctx.world_size <= FREE_RANKS and _in_vectors(blocks, mine, result)):
             constants["maxnreg"] = registers(blocks.num_warps, ctx.world_size)
         grid = (min(programs, max(ctx.num_sms, blocks.count)),)
         exchange_words_kernel[grid](

@@ -12,8 +12,8 @@ WORDS_NBYTES = {(1, 4): 3 << 20, (2, 4): 3 << 20, (1, 8): 512 << 10, (2, 8): 768
 """By number of hops, and bytes of a word: the most that a rank sends as words in each hop, to all peers together.
 Beyond that programs, which wait for all words of a block before the next, lose more than the flags cost that are saved,
 and words of eight bytes more links (2 and 4 × H200, 2026-11-22 and 27)."""
-_GATHERED_NBYTES, _FEW_RANKS = 8 << 20, 4
-"""Of so few ranks, in words of four bytes: the most that the parts of all are together, in each hop (2 and 4 × H200,
+_GATHERED_NBYTES, _FEW_RANKS = 8 << 20, 8
+"""Of so few ranks, in words of four bytes: the most that the parts of all are together, in each hop (2, 4 and 8 × H200,
 2026-11-27)."""
 TILE_WORDS_NBYTES = 4 << 20
 """The most that a matmul kernel's tiles send as words of four bytes, to all peers together, while other tiles are

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from iris import ops
+from iris.bench.accuracy import roundings_of_sum
 from iris.bench.axes import parse_values
 from iris.bench.cases.operands import (
     ALL_REDUCE,
@@ -251,7 +252,8 @@ def _symm_mem(state: State, operands: Operands) -> Way:
         def gather() -> None:
             made[:] = fused_gather()[1]
 
-        return Way(gather, lambda: made[0], operands.roundings, refresh=lambda: a.copy_(operands.a))
+        sums = roundings_of_sum(operands.ctx.world_size) if operands.gather_dim == 1 else 0  # one part behind the other
+        return Way(gather, lambda: made[0], operands.roundings + sums, refresh=lambda: a.copy_(operands.a))
     if operands.op == REDUCE_SCATTER:
         fused_sum = _fused_reduce_scatter(operands, group)
 
