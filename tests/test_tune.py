@@ -140,7 +140,18 @@ def test_candidates_are_timed_in_turns() -> None:
     world = World({1: 1.0, 2: 1.1})
     world.search(CONFIGS[:2], nothing_more, 0)
     timed = [step.configs[0].group_size_m for step in world.steps if step.kind == "time"]
-    assert timed[:4] == [1, 2, 1, 2]
+    first, last = timed[:4], timed[-10:]  # between them the faster one is alone
+    turns = {(first[0], first[1]), (first[2], first[3]), *zip(last[::2], last[1::2], strict=True)}
+    assert turns == {(1, 2), (2, 1)}, "neither is always the one behind the other"
+
+
+def test_what_may_end_the_ranks_is_compiled_alone() -> None:
+    world = World(dict.fromkeys(range(1, 9), 1.0))
+    search = Search(CONFIGS, CONFIGS[0], nothing_more, lambda: 1.0, 4, 3, suspects={CONFIGS[1], CONFIGS[4]})
+    batches = [[one.group_size_m for one in batch] for batch in search._batches(CONFIGS)]
+    assert batches == [[1], [2], [3, 4], [5], [6, 7, 8]]
+    world.search(CONFIGS, nothing_more, 3)
+    assert [len(step.configs) for step in world.steps if step.kind == "compile"] == [3, 3, 2]
 
 
 def test_what_is_far_off_is_left_out_at_once() -> None:
@@ -586,16 +597,23 @@ def test_two_runs_do_not_share_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     assert '"kept"' in Trials(out).path.read_text()
 
 
+LOCALS = [FusedConfig("local", group_size_m=size) for size in range(1, 4)]
+
+
 def dying(options: Options) -> tuple[list[Finding], bool]:
-    """What a run does whose first candidate ends rank 0, and so the others."""
+    """What a run does whose second candidate ends rank 0, and so the others, when it is compiled among others."""
     trials, key = Trials(options.out, options.run), ["simulated", 2, "matmul", None, "fp32", 1, 1, 1]
-    culprit = FusedConfig("local", group_size_m=1)
+    suspects = {config for (_, config), one in trials.histories().items() if one.run == options.run and one.unanswered}
     if not failed(trials):
         if os.environ["IRIS_RANK"] == "0":
-            trials.add(key, culprit, STARTED)
+            if suspects:
+                assert suspects == set(LOCALS[:3])
+                trials.start(key, LOCALS[:1])
+                trials.answered()
+            trials.start(key, LOCALS[1:2] if suspects else LOCALS[:3])
             os._exit(3)
         raise PeerDied("rank 0 is gone", [0])
-    assert failed(trials) == {(problem_name(key), culprit): ENDED}
+    assert failed(trials) == {(problem_name(key), LOCALS[1]): ENDED}
     return [Finding("tuned", FINISHED)], False
 
 
@@ -614,7 +632,8 @@ def test_a_candidate_that_ends_its_ranks_is_left_out(
     )  # is not to blame
     assert command.main([*TINY, "--out", str(tmp_path / "rows.json")]) == 0
     told = capsys.readouterr()
-    assert "a candidate ended its ranks, and is left out" in told.err
+    assert "a candidate ended its ranks, one of 3: each of these is compiled alone from now on" in told.err
+    assert "a candidate ended its ranks, and is left out from now on" in told.err
     assert "tuned" in told.out
     monkeypatch.setattr(session, "run", always_dying)
     with pytest.raises(LaunchError, match="exit code 3"):
@@ -810,7 +829,7 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
     key = ["NVIDIA H200", 2, "matmul_all_scatter", None, "bf16", 8, 8, 8, False]
     for config, states in zip(
         CONFIGS,
-        ((STARTED,) * 2, (STARTED, RIGHT), (STARTED, DROPPED), (STARTED, RIGHT, MEASURED), (STARTED,)),
+        ((RIGHT, STARTED, STARTED), (STARTED, RIGHT), (STARTED, DROPPED), (STARTED, RIGHT, MEASURED), (STARTED,)),
         strict=False,
     ):
         for state in states:
@@ -828,6 +847,20 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
     trials.add([*key[:-1], True], CONFIGS[3], DROPPED, why="another problem")
     trials.forget(key)
     assert failed(trials) == {(problem_name([*key[:-1], True]), CONFIGS[3]): "another problem"}
+
+
+def test_a_candidate_is_to_blame_while_it_runs_and_no_longer(out: Path) -> None:
+    """Compiled, checked or timed, of those that were right before, too."""
+    options, blamed = options_for(out), []
+
+    def look(_: str, __: int) -> None:
+        blamed.append({config for (_, config), one in Trials(out).histories().items() if one.unanswered})
+
+    with mock.patch.object(session, "_STATUS_S", -1.0), mock.patch.object(session, "_quiet", look):
+        finding, steps = tune_alone(options, steps=40)
+    assert finding.row is not None and len(blamed) == steps
+    assert all(len(found) == 1 for found in blamed) and len(set(map(frozenset, blamed))) < steps
+    assert not any(one.unanswered for one in Trials(out).histories().values())
 
 
 @pytest.mark.parametrize(

@@ -181,14 +181,18 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
             pool.close()
             return outcome
         except LaunchError as error:
-            lost = [at for at, known in trials.histories().items() if known.unanswered and known.run == options.run]
-            for name, config in lost:
+            starts = {at: one.unanswered for at, one in trials.histories().items() if one.run == options.run}
+            most = max(starts.values(), default=0)
+            lost = [at for at, count in starts.items() if most and count == most]
+            if len(lost) == 1:
+                ((name, config),) = lost
                 trials.add(json.loads(name), config, DROPPED, why=ENDED)
             if not lost or attempt == _RESTARTS:
                 if isinstance(error.__cause__, IrisError):
                     raise  # says all, without a rank's traceback
                 raise in_full(error) from error.__cause__
-            print(f"a candidate ended its ranks, and is left out from now on: {error}", file=sys.stderr)
+            what = "and is left out" if len(lost) == 1 else f"one of {len(lost)}: each of these is compiled alone"
+            print(f"a candidate ended its ranks, {what} from now on: {error}", file=sys.stderr)
             left_s = max(1.0, options.budget_s - (time.monotonic() - began))
             options = replace(options, budget_s=left_s)
         finally:

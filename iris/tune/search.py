@@ -1,7 +1,7 @@
 """Which configs to measure next: what rank 0 decides. Pure: it asks for steps and is told what they gave.
 
 Candidates are compiled and checked, the most promising of each algorithm first, for at most half of the time. Those
-that are right are timed in turns, A B C A B C, a few calls each, and the slower half is left out, again and again. What
+that are right are timed in turns, A B C B C A, a few calls each, and the slower half is left out, again and again. What
 is left is varied field by field, as long as that helps and there is time. In the end the best are measured beside what
 is picked without rows, and a local matmul beside the library's.
 """
@@ -9,9 +9,10 @@ is picked without rows, and a local matmul beside the library's.
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -77,6 +78,7 @@ class Search:
         calls: timed calls of one config in one turn.
         known: milliseconds of candidates that an earlier search has found right and timed.
         beside_library: whether the library's matmul is measured beside the best.
+        suspects: what is compiled alone, as it may end the ranks.
 
     Attributes:
         trials: of every config that was tried.
@@ -93,12 +95,14 @@ class Search:
         calls: int,
         known: Mapping[FusedConfig, float] | None = None,
         beside_library: bool = False,
+        suspects: Collection[FusedConfig] = (),
     ) -> None:
         self.untuned, self.unfinished = untuned, False
         self._library, self._beside_library = Trial(), beside_library
         self.trials = {config: Trial([ms]) for config, ms in (known or {}).items()}
         self._candidates = [config for config in dict.fromkeys(candidates) if config not in self.trials]
         self._variations, self._left_s, self._batch, self._calls = variations, left_s, batch, calls
+        self._suspects, self._order = suspects, random.Random(0)
         self._final: dict[FusedConfig, Trial] = {}
 
     def steps(self) -> Steps:
@@ -156,9 +160,7 @@ class Search:
 
     def _admit(self, configs: Sequence[FusedConfig], until_s: float) -> Steps:
         """Compile and check ``configs`` until ``until_s`` seconds are left, the first one in any case."""
-        size = self._batch or 1
-        for start in range(0, len(configs), size):
-            batch = tuple(configs[start : start + size])
+        for batch in self._batches(configs):
             if self._out_of_time(until_s):
                 return
             complaints = (yield Step("compile", batch)) if self._batch else [None] * len(batch)
@@ -168,6 +170,21 @@ class Search:
                 if complaint is None:
                     complaint = yield Step("check", (config,))
                 self.trials[config] = Trial(dropped=complaint)
+
+    def _batches(self, configs: Sequence[FusedConfig]) -> Iterator[tuple[FusedConfig, ...]]:
+        """``configs`` as they are compiled together."""
+        batch: list[FusedConfig] = []
+        for config in configs:
+            alone = config in self._suspects
+            if batch and (alone or len(batch) >= self._batch):
+                yield tuple(batch)
+                batch = []
+            if alone:
+                yield (config,)
+            else:
+                batch.append(config)
+        if batch:
+            yield tuple(batch)
 
     def _out_of_time(self, until_s: float) -> bool:
         left = self._left_s()
@@ -179,7 +196,7 @@ class Search:
         alive = sorted(configs, key=lambda one: bool(self.trials[one].times_ms))  # what was never timed comes first
         while alive:
             for _ in range(_TURNS):
-                for config in alive:
+                for config in self._turn(alive):
                     # What has been compiled and checked is timed once, even if that took longer than there was.
                     grace_s = 0.0 if self.trials[config].times_ms else _GRACE_S
                     if self.best is not None and self._ends(grace_s):
@@ -190,6 +207,12 @@ class Search:
             alive.sort(key=lambda config: self.trials[config].median_ms)
             alive = self._near(alive)[: max(1, len(alive) // 2)]
 
+    def _turn(self, configs: Sequence[FusedConfig]) -> list[FusedConfig]:
+        """``configs`` in another order each time: a call may be faster or slower for what ran before it. Those that
+        were never timed still come first."""
+        found = self._order.sample(configs, len(configs))
+        return sorted(found, key=lambda one: bool(self.trials[one].times_ms))
+
     def _finish(self) -> Steps:
         while self.best is not None and (complaint := (yield Step("check", (self.best,)))) is not None:
             self.trials[self.best] = Trial(dropped=f"after many calls: {complaint}")
@@ -197,7 +220,7 @@ class Search:
         last = list(dict.fromkeys([*ranked[:2], *(one for one in ranked if one == self.untuned)]))
         final = {config: Trial() for config in last}
         for _ in range(_FINAL_TURNS):
-            for config in last:
+            for config in self._turn(last):
                 if self._ends():
                     return
                 final[config].times_ms += yield Step("time", (config,), self._calls)

@@ -36,7 +36,7 @@ from iris.ops.tuned import Row, changed_fields, row_key
 from iris.tune.compilation import compile_only
 from iris.tune.report import Finding, described_config
 from iris.tune.search import Search, Step, by_turns
-from iris.tune.trials import DROPPED, LEFT, MEASURED, RIGHT, STARTED, History, Trials, problem_name
+from iris.tune.trials import DROPPED, LEFT, MEASURED, RIGHT, History, Trials, problem_name
 
 PROMISING = 1.6
 """Candidates predicted to take this much longer than the fastest are not tried."""
@@ -318,6 +318,7 @@ class Coordinator:
             lambda config: filter(may, variations(problem, config, target)), self._left_s,
             self._runner.ctx.world_size if gpu else 0, _GPU_CALLS if gpu else _SIM_CALLS,
             measured, problem.op == LOCAL and problem.dtype not in QUANTISED,
+            {config for config, one in known if one.unanswered},
         )  # fmt: skip
 
     def _left_s(self) -> float:
@@ -326,13 +327,13 @@ class Coordinator:
     def _order(self, step: Step | None) -> dict[str, Any] | None:
         if step is None:
             return None
-        if step.kind == "check" and step.configs[0] not in self._search.trials:
-            self._trials.add(self._key, step.configs[0], STARTED)
+        self._trials.start(self._key, step.configs)
         self._say(step)
         return {"kind": step.kind, "configs": [changed_fields(one) for one in step.configs], "calls": step.calls}
 
     def _note(self, step: Step, result: Any) -> None:
         """Write down what is known now of a candidate, and tell the user of one that is dropped."""
+        self._trials.answered()
         found = {"compile": result, "check": [result]}.get(step.kind, [])
         for config, complaint in zip(step.configs, found, strict=False):
             if complaint is not None:

@@ -1,9 +1,10 @@
 """What became of each candidate, written beside the rows as it happens, a JSON line for each event.
 
-A candidate is ``started`` before it is first run, then ``right`` or ``dropped``, and ``measured`` in the end. One that
-has ended its ranks, by a crash or by never coming back, is dropped by who started them. One that was started only was
-there when somebody killed the run, perhaps by no fault of its own: it is tried once more. The best of a search that
-ended early beside a finished row, which stays, is ``left``: ``--resume`` goes on with that problem, too.
+A candidate is ``right`` or ``dropped`` when it has been checked, and ``measured`` in the end. It is ``started`` while
+it is compiled, checked or timed, and no longer. One that has ended its ranks, by a crash or by never coming back, still
+is, and dropped by who started them. Where several were compiled at a time none is dropped: each is compiled alone then.
+One that still is when somebody has killed the run, perhaps by no fault of its own, is tried once more. The best of a
+search that ended early beside a finished row, which stays, is ``left``: ``--resume`` goes on with that problem, too.
 
 Where an event cannot be written, the search goes on without: what counts are rows.
 
@@ -16,9 +17,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ class Trials:
     def __init__(self, rows: Path, run: str = "") -> None:
         self.run = run
         self.path = rows.with_name(f"{rows.name}.trials")  # not .jsonl, which a report would take for results
+        self._answered = 0
 
     @contextmanager
     def own(self) -> Iterator[None]:
@@ -122,6 +124,17 @@ class Trials:
                     file.truncate(end)  # the next line may not stand behind half a one
                     raise
 
+    def start(self, key: Sequence[Any], configs: Iterable[FusedConfig]) -> None:
+        """Write down what is run next, until it is :meth:`answered`."""
+        self._answered = self.path.stat().st_size if self.path.exists() else 0
+        for config in configs:
+            self.add(key, config, STARTED)
+
+    def answered(self) -> None:
+        """What was started last has come back."""
+        with self._if_possible():
+            os.truncate(self.path, self._answered)
+
     @contextmanager
     def _if_possible(self) -> Iterator[None]:
         """Go on if the block cannot write, and say so once."""
@@ -151,7 +164,7 @@ class Trials:
                 raise _no_trial(where, line) from error
             before = found.get(place, History())
             if state == STARTED:
-                found[place] = History(before.unanswered + 1, run=run)
+                found[place] = replace(before, unanswered=before.unanswered + 1, run=run)
             else:
                 found[place] = History(0, why if state == DROPPED else None, measured_ms, run, state == LEFT)
         return found
