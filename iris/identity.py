@@ -135,7 +135,7 @@ def _first_ancestor_without(variable: str) -> int:
     while pid > 1:
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
-            status = Path(f"/proc/{pid}/status").read_text()
+            status = Path(f"/proc/{pid}/status").read_text(errors="replace")
         except OSError:  # another user's, or gone
             break
         if not any(one.startswith(f"{variable}=".encode()) for one in environment.split(b"\0")):

@@ -43,6 +43,10 @@ _MAX_WAIT_S = 3600.0
 _GRACE_S = 30.0
 """How long ranks may go on when one has failed. Those that wait for it are told at once; what others do may be worth
 finishing, or may never end."""
+_TOLD_AFTER_S = 2.0
+"""How long others may still go on before the user is told why nothing happens."""
+_HELD_NBYTES = 32 << 10
+"""A pipe holds a call of so many bytes, whether the rank reads it or not."""
 _NO_GUARD = 93
 """Exit code of a rank whose script would start ranks while it is imported."""
 _GUARD = (
@@ -160,6 +164,7 @@ class RankPool:
         self.num_ranks = num_ranks
         self._pipes: list[multiprocessing.connection.Connection] = []
         self.processes: list[ForkServerProcess] = []
+        self._senders: list[threading.Thread] = []
         self._turn = threading.RLock()
         self._over = ""
         shared = _passed_on() | (env or {}) | {"IRIS_WORLD_SIZE": str(num_ranks), "IRIS_JOB": secrets.token_hex(8)}
@@ -220,18 +225,22 @@ class RankPool:
 
     def _exchange(self, calls: list[bytes], timeout_s: float | None, grace_s: float) -> list[_Outcome]:
         """Send every rank its call, and collect all outcomes."""
-        for pipe, call in zip(self._pipes, calls, strict=True):
-            with contextlib.suppress(OSError):  # of a rank that died: what it answers says so
-                pipe.send_bytes(call)
         limit_s = min(math.inf if timeout_s is None else timeout_s, threading.TIMEOUT_MAX)
-        deadline = time.monotonic() + limit_s
+        deadline, tell_at = time.monotonic() + limit_s, math.inf
         since = ""
         pending = dict(enumerate(self._pipes))
         outcomes: dict[int, _Outcome] = {}
+        self._send(calls)
         while pending:
-            left = max(0.0, deadline - time.monotonic())
-            ready = multiprocessing.connection.wait(list(pending.values()), min(left, _MAX_WAIT_S))
-            if not ready and left <= _MAX_WAIT_S:
+            now = time.monotonic()
+            left = max(0.0, deadline - now)
+            if now >= tell_at:
+                tell_at = math.inf
+                told = f"{_failure(outcomes.values())}\nwaiting for ranks {sorted(pending)}, {left:.0f} s at most"
+                print(told, file=sys.stderr, flush=True)
+            limit = min(left, tell_at - now, _MAX_WAIT_S)
+            ready = multiprocessing.connection.wait(list(pending.values()), limit)
+            if not ready and left <= limit:
                 late = f"ranks {sorted(pending)} did not finish within {limit_s:g} s{since} and were ended"
                 raise _failure(outcomes.values(), late) or LaunchError(late)
             for rank in [rank for rank, pipe in pending.items() if pipe in ready]:
@@ -240,7 +249,18 @@ class RankPool:
                 if outcomes[rank].error is not None and deadline - time.monotonic() > grace_s:
                     limit_s, since = grace_s, f" of the failure of rank {rank}"
                     deadline = time.monotonic() + grace_s
+                    tell_at = time.monotonic() + _TOLD_AFTER_S
         return [outcomes[rank] for rank in range(self.num_ranks)]
+
+    def _send(self, calls: list[bytes]) -> None:
+        """What a pipe does not hold is sent beside: a rank may be slow to read it, or never come to."""
+        self._senders = []
+        for pipe, call in zip(self._pipes, calls, strict=True):
+            if len(call) <= _HELD_NBYTES:
+                _send_to(pipe, call)
+            else:
+                self._senders.append(threading.Thread(target=_send_to, args=(pipe, call), daemon=True))
+                self._senders[-1].start()
 
     def _collect(self, rank: int) -> _Outcome:
         try:
@@ -277,6 +297,8 @@ class RankPool:
         for process in self.processes:
             if process.is_alive():
                 process.kill()
+        for sender in self._senders:  # nobody is left that it could send to
+            sender.join(1)
         self._over = self._over or "it was killed"
         self.close()
 
@@ -307,6 +329,11 @@ class RankPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _send_to(pipe: multiprocessing.connection.Connection, call: bytes) -> None:
+    with contextlib.suppress(OSError):  # of a rank that died: what it answers says so
+        pipe.send_bytes(call)
 
 
 def start_server() -> ForkServerContext:

@@ -71,10 +71,12 @@ def give_up(before: set[Live], error: BaseException) -> None:
 
 def end_all() -> None:
     """At interpreter exit: close what the program forgot, in the order in which it was made, which is the same on all
-    ranks; or give it up, if the program ends on an error. Processes that are to blame for it end first."""
+    ranks; or give it up, if the program ends on an error. Processes that are to blame for it end first. An interactive
+    session does not end on its last error, which may be long ago."""
     global _ending
     _ending = True
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    interactive = sys.flags.interactive or hasattr(sys, "ps1")
+    error = None if interactive else getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for opened in list(OPEN.values()):
         try:
             if error is None:

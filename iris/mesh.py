@@ -359,7 +359,7 @@ class Mesh:
 
     def _receive_some(self, peer: int, tag: str) -> None:
         try:
-            data, ancillary, _, _ = self.peers[peer].recvmsg(1 << 20, socket.CMSG_SPACE(4))
+            data, ancillary, _, _ = self.peers[peer].recvmsg(1 << 20, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
             for _, _, rights in ancillary:
                 self._fds[peer].append(int.from_bytes(rights[:4], sys.byteorder))
         except BlockingIOError:

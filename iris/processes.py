@@ -15,7 +15,7 @@ _culprits: set[int] = set()
 
 def _stat(pid: int) -> list[str]:
     """What Linux says of a process behind its name; the state comes first."""
-    with open(f"/proc/{pid}/stat") as file:
+    with open(f"/proc/{pid}/stat", errors="replace") as file:  # names may be cut off within a character
         return file.read().rpartition(")")[2].split()
 
 

@@ -314,9 +314,10 @@ def test_info_gives_the_reason_and_not_what_iris_set_itself() -> None:
     assert "TRITON_INTERPRET" not in told["backend_reason"]
 
 
-def test_triton_interpret_asks_for_the_simulator() -> None:
-    told = json.loads(run("info", "--json", TRITON_INTERPRET="1").stdout)
-    assert (told["backend"], told["backend_reason"]) == ("sim", "TRITON_INTERPRET=1 was set")
+@pytest.mark.parametrize("yes", ["1", "True"])
+def test_triton_interpret_asks_for_the_simulator(yes: str) -> None:
+    told = json.loads(run("info", "--json", TRITON_INTERPRET=yes).stdout)
+    assert (told["backend"], told["backend_reason"]) == ("sim", f"TRITON_INTERPRET={yes} was set")
 
 
 def test_info_names_the_launcher() -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -418,3 +419,14 @@ def test_a_process_is_gone_when_nobody_knows_it_any_more(monkeypatch: pytest.Mon
         child.kill()
     assert processes.is_ending(child.pid)
     assert not processes.is_ending(os.getpid())
+
+
+def test_a_process_may_have_any_name() -> None:
+    """Linux cuts names off behind 15 bytes, within a character, too."""
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    name.write_bytes(b"caf\xc3")
+    try:
+        assert not processes.is_ending(os.getpid())
+    finally:
+        name.write_bytes(before)

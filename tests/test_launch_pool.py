@@ -148,6 +148,35 @@ def test_a_call_after_one_that_took_too_long_says_so(pool: iris.RankPool) -> Non
         pool.run(same, (1,))
 
 
+def test_a_call_that_a_rank_does_not_read_ends_in_time(pool: iris.RankPool) -> None:
+    """More than a pipe holds, for a rank that has been stopped."""
+    pid = pool.processes[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(iris.LaunchError, match=r"ranks \[1\] did not finish within 2 s and were ended$"):
+        pool.run(same, (bytes(8 << 20),), timeout_s=2)
+    assert time.monotonic() - started < 10 and not any(sender.is_alive() for sender in pool._senders)
+
+
+def fail_on(rank: int, others_s: float) -> float:
+    if os.environ["IRIS_RANK"] == str(rank):
+        raise ValueError("wrong")
+    return sleep(others_s)
+
+
+def test_who_is_waited_for_when_a_rank_has_failed_is_told(
+    pool: iris.RankPool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules["iris.launch"], "_TOLD_AFTER_S", 0.2)
+    outcomes = pool.outcomes(fail_on, (0, 1.0), grace_s=9)
+    assert outcomes[1].value == 1.0
+    told = capsys.readouterr().err
+    assert told == "rank 0 failed: ValueError: wrong\nwaiting for ranks [1], 9 s at most\n"
+    pool.outcomes(fail_on, (1, 0.0), grace_s=9)
+    assert capsys.readouterr().err == "", "others that end at once need no words"
+
+
 @pytest.mark.parametrize("raised", [False, True])
 def test_what_cannot_be_unpickled_here_is_an_error_of_its_rank(pool: iris.RankPool, raised: bool) -> None:
     with pytest.raises(iris.LaunchError) as caught:

@@ -492,6 +492,17 @@ def test_a_context_that_cannot_be_ended_keeps_no_other_open_at_exit(
     assert capsys.readouterr().err == "iris: rank 0 was not closed cleanly: an illegal memory access\n"
 
 
+def test_an_interactive_session_does_not_end_on_its_last_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    opened = live.Opened("rank 0", lambda: said.append("closed"), lambda _: said.append("given up"), lambda: None)
+    monkeypatch.setattr(sys, "last_exc", NameError("mistyped, long ago"), raising=False)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.setattr(live, "_ending", False)
+    with mock.patch.dict(live.OPEN, {live.Live(): opened}, clear=True):
+        live.end_all()
+    assert said == ["closed"]
+
+
 @pytest.mark.parametrize("level", ["30", 30, "Warning"])
 def test_a_log_level_may_be_a_number(level: str | int, capsys: pytest.CaptureFixture[str]) -> None:
     """Which is text in the environment."""

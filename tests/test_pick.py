@@ -95,6 +95,14 @@ def test_users_rows_come_first_then_shipped_ones_then_the_model(target: Target) 
     assert pick_config(GATHER, target) == other
 
 
+def test_a_row_of_just_this_shape_comes_before_the_users_of_another() -> None:
+    near, good = replace(GATHER, m=GATHER.m + 512), model_pick(GATHER, H200)
+    user_rows(row_for(near, mine := replace(good, group_size_m=5)))
+    shipped_rows(row_for(GATHER))
+    assert pick_config(near, H200) == pick_config(replace(GATHER, m=GATHER.m + 256), H200) == mine
+    assert pick_config(GATHER, H200) == ODD
+
+
 def test_a_row_counts_for_its_own_kind_of_problem_only() -> None:
     user_rows(row_for(GATHER))
     for other in (
@@ -626,9 +634,12 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
 def test_an_unfinished_row_replaces_no_finished_one(tmp_path: Path) -> None:
     path, finished = tmp_path / "rows.json", row_for(GATHER)
     unfinished = replace(finished, measured_ms=0.5, unfinished=True)
+    tuned.write(path, [slower := replace(unfinished, measured_ms=2.0)])
     tuned.write(path, [unfinished])
-    tuned.write(path, [again := replace(unfinished, measured_ms=2.0)])
-    assert tuned.read(path) == [again]
+    tuned.write(path, [slower])
+    assert tuned.read(path) == [unfinished], "a longer search had found a faster one"
+    tuned.write(path, [other := replace(slower, versions={"triton": "99"})])
+    assert tuned.read(path) == [other]
     tuned.write(path, [finished])
     tuned.write(path, [unfinished])
     assert tuned.read(path) == [finished]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 GPU_BACKENDS = ("cuda", "hip")
 NAMES = (*GPU_BACKENDS, "sim", "compile")
+_TRUE = ("1", "true", "on", "yes", "y")
+"""What Triton takes for yes."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,9 @@ def detect() -> Choice:
         return Choice(kind, f"IRIS_BACKEND={wanted}")
     if wanted:
         raise BackendError(f"IRIS_BACKEND={wanted} is not one of {', '.join((*NAMES, 'gpu'))}")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return Choice("sim", "TRITON_INTERPRET=1 was set")
+    interpret = os.environ.get("TRITON_INTERPRET", "")
+    if interpret.lower() in _TRUE:
+        return Choice("sim", f"TRITON_INTERPRET={interpret} was set")
     if kind and count:
         return Choice(kind, f"PyTorch sees {count} GPU{'s' if count > 1 else ''}")
     return Choice("sim", f"PyTorch is built for {kind or 'the CPU only'} and sees no GPU")

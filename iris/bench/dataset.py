@@ -72,7 +72,7 @@ class Dataset:
             ArgumentError: there is no such file, or it is no data set; names file, entry and field.
         """
         try:
-            content = json.loads(path.read_text())
+            content = json.loads(path.read_bytes())
         except OSError as error:
             raise ArgumentError("dataset", str(path), "a file that can be read", error.strerror) from error
         except (ValueError, RecursionError) as error:

@@ -55,7 +55,7 @@ def versions(backend: str, commit: str | None) -> dict[str, str | None]:
 
 def here() -> tuple[str, str]:
     """Hardware and backend that ranks started here will have."""
-    backend = backends.chosen().name
+    backend = backends.detect().name
     return (torch.cuda.get_device_name(0) if backend in backends.GPU_BACKENDS else SIMULATED), backend
 
 

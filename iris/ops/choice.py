@@ -249,7 +249,7 @@ def _adjusted(ctx: Iris, problem: Problem, wanted: Adjusted) -> FusedConfig:
 
 def _blocking(ctx: Iris) -> str:
     """The variable that has launches block on this GPU, if any."""
-    set_ = (name for name in _BLOCKING if ctx.backend_name != "sim" and os.environ.get(name, "0") != "0")
+    set_ = (name for name in _BLOCKING if ctx.backend_name != "sim" and os.environ.get(name) not in (None, "", "0"))
     return next(set_, "")
 
 

@@ -48,6 +48,8 @@ def pick_config(problem: Problem, target: Target, algorithm: str | None = None) 
     2. rows that come with Iris;
     3. what :func:`iris.ops.model.predict_ms` expects to be fastest of all that can run.
 
+    A row of just this shape comes before those of shapes near it, whosever they are.
+
     A row counts for its hardware, op, world size and dtype, and for shapes near its own; see :mod:`iris.ops.tuned`. In
     the simulator, where no model holds, what is taken without a row is one small tile and ``push``, or ``two_shot`` for
     ``matmul_all_reduce``, whatever GPUs would take; another algorithm if that one cannot run. ``algorithm``: choose
@@ -184,12 +186,12 @@ def _beside_exchange(row: tuned.Row, config: FusedConfig) -> FusedConfig | None:
 
 
 def _near(problem: Problem, target: Target, user_path: Path | None, *, local: bool = False) -> list[tuned.Row]:
-    """The rows to look at, the user's first, but those of unfinished searches last where a finished one is of just this
-    shape; see :meth:`iris.ops.tuned.Rows.near`."""
+    """The rows to look at: those of just this shape first, and among equals the user's; those of unfinished searches
+    last where a finished one is of this shape; see :meth:`iris.ops.tuned.Rows.near`."""
     sources = tuned.user_rows(user_path), tuned.shipped_rows()
     near = [row for rows in sources for row in rows.near(problem, target.hardware, local=local)]
     finished = any(row.exact(problem) and not row.unfinished for row in near)
-    return sorted(near, key=lambda row: finished and row.unfinished)
+    return sorted(near, key=lambda row: (finished and row.unfinished, not row.exact(problem)))
 
 
 def _counts(row: tuned.Row, measured: FusedConfig, other: FusedConfig, problem: Problem, target: Target) -> bool:

@@ -258,7 +258,7 @@ def read(path: Path) -> list[Row]:
         got = "a folder" if os.path.isdir(path) else "a pipe or device"
         raise ArgumentError("tuned rows", str(path), "a file", got, f"Have {ENVIRONMENT_VARIABLE} name a file.")
     try:
-        text = path.read_text()
+        text = path.read_bytes()  # UTF-8, whatever the locale
         content = json.loads(text) if text.strip() else {"schema": SCHEMA, "rows": []}
     except FileNotFoundError:
         return []
@@ -273,8 +273,9 @@ def read(path: Path) -> list[Row]:
 
 def write(path: Path, rows: Sequence[Row]) -> None:
     """Put ``rows`` into ``path``, beside what is there; rows for the same problem are replaced, but no finished one by
-    an unfinished one. The file is replaced whole, so that a reader sees the old one or the new one; who writes it at
-    the same time waits. A link stays one, and the file keeps its mode.
+    an unfinished one, nor a faster unfinished one of the same versions. The file is replaced whole, so that a reader
+    sees the old one or the new one; who writes it at the same time waits. A link stays one, and the file
+    keeps its mode.
 
     Raises:
         ArgumentError: what is there is broken, or nothing can be written there.
@@ -301,10 +302,16 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _as_good(old: Row, row: Row) -> bool:
+    """Whether an earlier search was as fast, with the same versions."""
+    return old.versions == row.versions and old.measured_ms <= row.measured_ms
+
+
 def _merged(before: Sequence[Row], rows: Sequence[Row]) -> str:
     kept: dict[tuple[Any, ...], Row] = {}
     for row in [*before, *rows]:
-        if not row.unfinished or kept.get(row.key, row).unfinished:
+        old = kept.get(row.key)
+        if old is None or not row.unfinished or (old.unfinished and not _as_good(old, row)):
             kept[row.key] = row
     ordered = sorted(kept.values(), key=lambda row: [str(part).rjust(12) for part in row.key])
     lines = ",\n".join(json.dumps(row.as_json(), allow_nan=False) for row in ordered)

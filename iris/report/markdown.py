@@ -144,7 +144,7 @@ def _measurements(sheets: Sequence[_Sheet], page: str) -> Iterator[str]:
 def _summary(study: Study, sheets: Sequence[_Sheet], folder: str) -> Iterator[str]:
     """Links to the measurements, and all that is not of one op alone. Long tables are folded."""
     for section in study.sections:
-        yield f"### {section.title}\n"
+        yield f"### {_escaped(section.title)}\n"
         if section.simulated:
             yield _SIMULATED
         yield "**Measurements.** A row is a problem, or a result where no algorithms compete.\n"
