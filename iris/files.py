@@ -59,6 +59,19 @@ def replace(file: Path, text: str) -> None:
         unfinished.replace(target)
 
 
+def require_writable(program: str, argument: str, file: Path) -> None:
+    """Refuse early what :func:`write` would refuse late; a folder that is yet to be made is not looked at.
+
+    Raises:
+        ArgumentError: nothing can be written there; names ``argument`` and the file.
+    """
+    target = Path(os.path.realpath(file))
+    with _write_errors(program, argument, file):
+        if target.parent.exists() and (target.is_file() or not target.exists()):
+            with _beside(target, b""):
+                pass
+
+
 def require_own(program: str, argument: str, file: Path, own: Callable[[dict[str, Any]], bool]) -> None:
     """Refuse to replace a file that ``program`` has not written.
 

@@ -163,7 +163,8 @@ class Mesh:
                 raise WaitTimeout(
                     f"rendezvous: rank {self.rank} waited {self.timeout_s:g} s for {ranks_text(missing)} "
                     f"of {self.world_size}, which never arrived{hint}. Were all {self.world_size} ranks "
-                    "started on this host, and are they still running?",
+                    "started on this host, and are they still running? Ranks that take long to start need a larger "
+                    "IRIS_TIMEOUT_S.",
                     missing,
                 )
 

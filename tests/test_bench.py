@@ -154,6 +154,24 @@ def test_an_axis_without_values_is_refused() -> None:
         bench.axis("M,N", [(1, 2), (3,)])
 
 
+def test_a_word_is_no_list_of_values() -> None:
+    with pytest.raises(ArgumentError, match=r"dtype: expected several values, such as a tuple, got 'fp16'\. One is"):
+        bench.axis("dtype", "fp16")
+
+
+def test_an_axis_may_have_the_small_name_of_another_cases(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--axis_m`` is ``--axis_M`` otherwise."""
+    with mock.patch.dict("iris.bench.case._cases"):
+
+        @bench.register
+        @bench.axis("m", (16, 32))
+        def small(state: State, ctx: Iris) -> None: ...
+
+        given = ["--num_ranks=2", "--benchmark_list", "--benchmark_filter=small|matmul shape=8x", "--axis_m=3"]
+        assert bench.main(["small", "matmul", *given, "--axis_M=8"]) == 0
+    assert {"small m=3"} < set(capsys.readouterr().out.splitlines())
+
+
 def test_two_axes_of_one_name_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"bench\.axis: x,y: expected a name that no other axis has, got x"):
         bench.axis("x,y", [(1, 2)])(bench.axis("x", [3])(lambda state, ctx: None))
@@ -1095,7 +1113,8 @@ def test_two_cases_of_one_name_in_one_file_are_refused() -> None:
         register_twin()
         register_twin()  # the same lines, as when a script is imported by its ranks
 
-        with pytest.raises(ArgumentError, match="twin: expected a name that no other case has"):
+        line = rf"one in {__file__}:\d+"
+        with pytest.raises(ArgumentError, match=rf"twin: expected a name that one case has, got {line}, {line}"):
 
             @bench.register
             def twin(state: State, ctx: Iris) -> None: ...

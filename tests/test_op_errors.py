@@ -177,7 +177,11 @@ MISTAKES = {
     ),
     "no gather_dim fits": Mistake(
         (Way(GATHER, "push"),), lambda one: {"gather_dim": None, "b": one.b[:-1]}, "ShapeError", "A_sharded",
-        "sharded by columns",
+        "columns (sharded by rows)",
+    ),
+    "gather_dim guessed": Mistake(
+        (Way(GATHER, "push"),), lambda one: {"gather_dim": None, "b": one.b.repeat(one.ctx.world_size, 1)},
+        "ShapeError", "output", "columns of B, A_sharded being taken as sharded by columns)",
     ),
     "uneven rows": Mistake(
         (*ways(REDUCE_SCATTER), *(way for way in ways() if way.even_rows)), lambda _: {}, "ShapeError", "A",
@@ -938,6 +942,8 @@ def mistakes_of_an_own_op() -> list[Failure]:
         {"problem": of_fp8, "own": own.to(of_fp8.dtype), "b": b.to(of_fp8.dtype), "scales": of_blocks},
         {"scales": of_blocks},
         {"problem": of_fp8, "scales": of_blocks, "plan": replace(right["plan"], segments=2)},
+        {"problem": replace(problem, m=25), "own": own[:12], "plan": replace(right["plan"], shards=2, sharded=True)},
+        {"problem": replace(problem, k=33), "own": own[:, :16], "plan": replace(right["plan"], segments=2)},
         {},
     ]
     return [failure_of(lambda given=given: run(ctx, **{**right, **given})) for given in wrong]
@@ -974,6 +980,8 @@ def test_an_own_op_that_is_given_what_does_not_belong_together(ranks: Ranks) -> 
         ("nothing", ""),
         ("DTypeError", "mine: problem.dtype: expected torch.float8_e4m3fn, as blocks have scales, got torch.float32"),
         ("ShapeError", "mine: problem.k: expected a multiple of 128 columns for each of 2 ranks"),
+        ("ShapeError", "mine: problem.m: expected a multiple of 2, as ranks share it by plan, got 25"),
+        ("ShapeError", "mine: problem.k: expected a multiple of 2, as ranks share it by plan, got 33"),
         ("nothing", ""),
     ]
     for failures in ranks.run(mistakes_of_an_own_op):

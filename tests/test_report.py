@@ -403,9 +403,23 @@ def test_what_was_drawn_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture
     assert told.out.splitlines() == [f"1 chart: {tmp_path / 'svg'}", f"32 results, 1 chart: {out}"]
 
 
-def test_progress_is_shown_on_a_terminal_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_where_drawing_takes_a_while(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert list(_tracked(range(30))) == list(range(30))
     assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("iris.report._STATUS_S", 0.0)
+    assert list(_tracked(range(2))) == [0, 1]
+    assert capsys.readouterr() == ("", "[1/2, 0 s left] drawing\n[2/2, 0 s left] drawing\n")
+
+
+def test_a_page_that_cannot_be_written_is_told_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(tmp_path / "none.jsonl", "--out", "/sys/report.html") == 2
+    assert "--out: expected a file that can be written, got /sys/report.html: " in capsys.readouterr().err
+    assert report(tmp_path / "none.jsonl", "--out", page := tmp_path / "page.html") == 2
+    assert "none.jsonl" in capsys.readouterr().err and not page.exists() and not list(tmp_path.iterdir())
 
 
 def test_charts_of_one_kind_only(tmp_path: Path) -> None:

@@ -96,6 +96,8 @@ def axis(
             A function of the word and what is added may raise an ``ArgumentError``, before anything runs.
     """
     names = tuple(part.strip() for part in name.split(","))
+    if isinstance(values, str):
+        raise ArgumentError("bench.axis", name, "several values, such as a tuple", repr(values), "One is (value,).")
     rows: tuple[tuple[Any, ...], ...] = tuple(value if isinstance(value, tuple) else (value,) for value in values)
     if not rows or any(len(row) != len(names) for row in rows):
         raise ArgumentError("bench.axis", name, f"values, each with {len(names)} parts", list(rows))

@@ -111,8 +111,8 @@ def _add(fn: CaseFunction, localize: Localize | None, show: Show | None) -> Case
     name = fn.__name__
     known = _cases.get(name)
     if known is not None and _place(known.fn) != _place(fn):
-        file, line = _place(known.fn)
-        raise ArgumentError("bench.register", name, "a name that no other case has", f"that of {file}:{line}")
+        one, other = (":".join(map(str, _place(each))) for each in (known.fn, fn))
+        raise ArgumentError("bench.register", name, "a name that one case has", f"one in {one}, one in {other}")
     _cases[name] = Case(name, fn, localize, show)
     return fn
 

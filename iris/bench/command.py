@@ -302,7 +302,8 @@ def make_parser(
                 others = f"; also: {', '.join(more)}" if more else ""
                 shown.setdefault(name, f"{listed}{others}" if cases else "")
     for name, listed in shown.items():
-        flags = dict.fromkeys((f"--{_AXIS}{name}", f"--{_AXIS}{name.lower()}"))
+        small = name if name.lower() in shown else name.lower()  # which may be an axis of another case
+        flags = dict.fromkeys((f"--{_AXIS}{name}", f"--{_AXIS}{small}"))
         text = f"default: {listed}".replace("%", "%%") if listed else None
         axes.add_argument(*flags, dest=f"{_AXIS}{name}", metavar="LIST", help=text)
     return parser

@@ -32,8 +32,8 @@ def redrawn() -> bool:
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Advance]:
-    """Show progress over ``total`` points while the block runs."""
+def progress(total: int, first: str = "starting ranks") -> Iterator[Advance]:
+    """Show progress over ``total`` points while the block runs, ``first`` in words."""
     if not redrawn():
         yield _lines(total)
         return
@@ -47,7 +47,7 @@ def progress(total: int) -> Iterator[Advance]:
         TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
     )
     with Progress(*columns, console=console(sys.stderr), transient=True, expand=True) as bar:
-        task = bar.add_task("starting ranks", total=total)
+        task = bar.add_task(first, total=total)
 
         def advance(following: str, finished: int) -> None:
             bar.update(task, description=following or None, advance=finished)

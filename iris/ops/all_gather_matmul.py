@@ -165,7 +165,8 @@ def all_gather_matmul(
     (rows, cols), (k, n) = A_sharded.shape, B.shape
     m = rows * world if by_rows else rows
     check_rows_of_b(OP, B, cols if by_rows else cols * world, output.shape[1], "the gathered A")
-    check_shape(OP, "output", output, (m, n), "rows of the gathered A, columns of B")
+    guessed = "" if by_rows or gather_dim is not None else ", A_sharded being taken as sharded by columns"
+    check_shape(OP, "output", output, (m, n), f"rows of the gathered A, columns of B{guessed}")
     bias_is = bias_kind(OP, bias, m, n)
     dim = 0 if by_rows else 1
     problem = Problem(OP, m, n, k, A_sharded.dtype, world, dim, not has_contiguous_rows(B), output.dtype)
@@ -379,10 +380,8 @@ def _gather_dim(a: torch.Tensor, b: torch.Tensor, world: int, given: int | None)
         return 0
     if a.shape[1] * world == b.shape[0]:
         return 1
+    rows = b.shape[0]
+    or_part = "" if rows % world else f", or {rows // world} (sharded by columns)"
     raise ShapeError(
-        OP,
-        "A_sharded",
-        f"{b.shape[0]} columns (sharded by rows) or {b.shape[0]} / {world} columns (sharded by columns), as B has "
-        f"{b.shape[0]} rows",
-        tuple(a.shape),
+        OP, "A_sharded", f"{rows} columns (sharded by rows){or_part}, as B has {rows} rows", tuple(a.shape)
     )

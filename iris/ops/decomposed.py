@@ -7,7 +7,7 @@ Deep Learning Models, ASPLOS 2023.
 :func:`reduce_in_ring` sums products over ranks without a kernel that sums. The sum of a chunk of rows travels from rank
 to rank, and ends at the rank that owns the rows; each rank's matmul adds to it what it computes, which the library does
 in its epilogue. While one chunk's sum is on its way, the next one's is computed. A sum is rounded once per rank, as in
-NCCL's ring, and in an order that is always the same.
+NCCL's ring, with a bias once more, and in an order that is always the same.
 """
 
 from __future__ import annotations

@@ -299,9 +299,10 @@ def exchange_words_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """As :func:`exchange_kernel`, but the parts travel as words, with ``PACK`` elements in each, ``words_n`` for a row.
-    ``SOURCES``: the power of two from ``WORLD`` on. Sums for every rank travel as words, too, to the slots
-    behind those of the parts. A call has up to ``programs`` programs."""
+    """As :func:`exchange_kernel`, but the parts travel as words, with ``PACK`` elements in each, ``words_n`` for a row,
+    and are summed in an order of the compiler's, the same on all ranks. ``SOURCES``: the power of two from ``WORLD``
+    on. Sums for every rank travel as words, too, to the slots behind those of the parts. A call has up to ``programs``
+    programs."""
     epoch = own_epoch(epochs)
     me, program = handles.rank(handle), tl.program_id(0)
     inbox += (epoch & 1).to(tl.int64) * half

@@ -302,6 +302,11 @@ def _check(
         if plan.segments > 1 and problem.k // plan.segments % BLOCK:
             of_each = f"a multiple of {BLOCK} columns for each of {plan.segments} ranks, {why}"
             raise ShapeError(op, "problem.k", of_each, problem.k)
+    for name, size, parts in (
+        ("problem.m", problem.m, plan.shards if plan.sharded else 1), ("problem.k", problem.k, plan.segments),
+    ):  # fmt: skip
+        if size % parts:
+            raise ShapeError(op, name, f"a multiple of {parts}, as ranks share it by plan", size)
     check_shape(op, "own", own, (plan.rows(problem), problem.k // plan.segments), "this rank's part of A, by problem")
     check_shape(op, "b", b, (problem.k, problem.n), "by problem")
     if plan.sink is tile.local_sink:

@@ -392,7 +392,7 @@ class SumCall(OpCall):
         )  # fmt: skip
 
     def _summing(self, rows: Rows) -> int:
-        """Programs of a kernel that sums these rows. None waits for another, so not all must be resident."""
+        """Programs of a kernel that sums these rows. None waits for a later one, so not all must be resident."""
         blocks = -(-max(1, rows.count) // self.config.comm_block_m) * -(-self.problem.n // self.config.comm_block_n)
         return min(blocks, _SUM_PROGRAMS * (self.config.num_sms or self.ctx.num_sms))
 

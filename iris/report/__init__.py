@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from iris import files
-from iris.console import Parser, console, counted
+from iris.bench.progress import progress
+from iris.console import Parser, counted
 from iris.errors import ArgumentError, BackendError
 from iris.report import comparison, markdown, page
 from iris.report.charts import KINDS, Chart, charts
@@ -21,6 +22,7 @@ from iris.report.study import Study, grouped
 
 T = TypeVar("T")
 THRESHOLD_PERCENT = 3.0
+_STATUS_S = 2.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,10 +43,13 @@ def main(arguments: Sequence[str]) -> int:
     if given.markdown is not None:
         markdown.parts(given.markdown)
         markdown.folder_of(given.markdown)
-    results = read(given.results)
-    study, out = Study(results), given.out
+    out = given.out
     if out is None and given.markdown is None and given.svg_dir is None:
         out = Path("report.html")
+    if out is not None:
+        _check_page(out)
+    results = read(given.results)
+    study = Study(results)
     if out is not None and os.path.realpath(out) in {os.path.realpath(result.file) for result in results}:
         raise ArgumentError("report", "--out", "a file that no results are read from", out)
     if out is not None or given.svg_dir is not None:
@@ -84,11 +89,6 @@ def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[
         _make("--svg_dir", svg_dir)
     if out is not None:
         _make("--out", out.parent)
-        with files.argument_errors("report", "--out", "a file that can be written", out):
-            is_folder = out.is_dir()
-        if is_folder:
-            fix = f"Try --out {out / 'report.html'}."
-            raise ArgumentError("report", "--out", "a file", f"{out}, which is a folder", fix)
     palette = Palette(result.algorithm for result in study.results)
     pictures: list[tuple[Chart, str]] = []
     for name, chart in _tracked(wanted):
@@ -104,29 +104,30 @@ def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[
         print(f"{counted(len(study.results), 'result')}, {counted(len(pictures), 'chart')}: {out}")
 
 
+def _check_page(out: Path) -> None:
+    """What is wrong with it is better said now than when all is drawn."""
+    with files.argument_errors("report", "--out", "a file that can be written", out):
+        is_folder = out.is_dir()
+    if is_folder:
+        fix = f"Try --out {out / 'report.html'}."
+        raise ArgumentError("report", "--out", "a file", f"{out}, which is a folder", fix)
+    files.require_writable("report", "--out", out)
+
+
 def _make(option: str, folder: Path) -> None:
     with files.argument_errors("report", option, "a folder to write into", folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def _tracked(items: Sequence[T]) -> Iterable[T]:
-    """The items, with a progress bar on a terminal if rich is installed."""
-    try:
-        from rich.progress import track
-
-        screen = console(sys.stderr)
-    except ImportError:
-        return _counted(items)
-    if len(items) < 20 or not screen.is_interactive:
-        return items
-    return track(items, description="drawing", console=screen, transient=True)
-
-
-def _counted(items: Sequence[T]) -> Iterator[T]:
-    for number, item in enumerate(items, 1):
-        if number % 100 == 0:
-            print(f"drawing chart {number} of {len(items)}", flush=True)
-        yield item
+def _tracked(items: Sequence[T]) -> Iterator[T]:
+    """The items, with what is left of them on stderr if they take a while."""
+    with progress(len(items), "drawing") as advance:
+        said = time.monotonic()
+        for item in items:
+            yield item
+            late = time.monotonic() - said >= _STATUS_S
+            said = time.monotonic() if late else said
+            advance("drawing" if late else "", 1)
 
 
 def _percent(text: str) -> float:
