@@ -79,7 +79,7 @@ def test_pip_installs_a_cpu_build(setup: ModuleType, monkeypatch: pytest.MonkeyP
     ran = install(setup, monkeypatch, Commands(plan), "cpu")
     assert len(ran) == 2
     assert "--dry-run" in ran[0]
-    assert ran[1].endswith(f"install --quiet {TORCH}")
+    assert ran[1].endswith(f"install --no-compile --quiet {TORCH}")
 
 
 def test_uv_takes_the_cpu_build_where_pip_would_bring_cuda(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,8 @@ _SENT_BESIDE, _NARROW = 1.14, 1.2
 _CONTENTION, _CHUNKS_CONTENTION = 0.17, 0.25
 """How much longer transfers take on 8 ranks for incast (:meth:`.Call.contention`): there; and in chunks of all ranks'
 columns."""
+_COLUMNS_S = 20e-6
+"""``copy_engine``: what a gather of columns takes beside that (2 and 4 × H200, 2026-11-27)."""
 _ARRIVALS = 4
 """Rows of tiles for which an arrival is looked at, of each part."""
 
@@ -81,7 +83,8 @@ def _copied(call: Call) -> float:
             else:
                 ready = ((step - 1) * chunks + chunk + 1) * each
                 arrivals.append((ready + FLAG_S, first, 0.0))
-    return LAUNCH_S + max(_keep_own_s(call) + deal.total_s, deal.end_s(arrivals)) + MEET_S
+    beside = LAUNCH_S + MEET_S + (_COLUMNS_S if _by_columns(call) else 0.0)
+    return beside + max(_keep_own_s(call) + deal.total_s, deal.end_s(arrivals))
 
 
 def _pushed(call: Call) -> float:
