@@ -158,10 +158,14 @@ def on_8_gpus() -> dict[tuple[str, str], list[str]]:
     return found
 
 
+RUNS = ("2026-11-26/ops-h200-x8", "2026-11-26/ops-h200-x8-again", "2026-11-27/ops-h200-x8")
+"""Of dataset/ag_gemm.json as a whole, on 8 GPUs."""
+
+
 @cache
-def taken(run: str = "-again") -> dict[tuple[str, int | None, str, str], float]:
+def taken(run: str = RUNS[-1]) -> dict[tuple[str, int | None, str, str], float]:
     """What a run of dataset/ag_gemm.json took on 8 GPUs, the last one, by case, dimension, shape and way."""
-    records = map(json.loads, (ROOT / f"results/2026-11-26/ops-h200-x8{run}.jsonl").read_text().splitlines())
+    records = map(json.loads, (ROOT / f"results/{run}.jsonl").read_text().splitlines())
     return {
         (one["case"], told.get("gather_dim"), told["shape"], told["algorithm"]): one["time_ms"]["median"]
         for one in records
@@ -176,7 +180,7 @@ def fastest(op: str, shape: str) -> float:
     lines = re.findall(rf"^{case} {shape}{SHARDED[dim]}: (.*)", WAYS, re.MULTILINE)
     told = [pair for line in lines for pair in re.findall(r"(\S+) (\d+\.\d+) \(", line)]
     ways = [float(ms) for way, ms in told if way not in OTHERS and "kpack" not in way]
-    return min([*(taken(run)[case, dim, shape, "auto"] for run in ("", "-again")), *ways])
+    return min([*(taken(run)[case, dim, shape, "auto"] for run in RUNS), *ways])
 
 
 def fastest_by_two() -> dict[tuple[str, str], float]:
