@@ -68,11 +68,12 @@ def launch(
             ``__main__.py``). A script calls ``launch`` under ``if __name__ == "__main__":``, as every rank imports it.
         num_ranks: how many processes to start, 1 to 16.
         args: passed to every rank; must be picklable. Ranks have this process's environment; see :class:`RankPool`.
-        timeout_s: end the ranks and raise if they take longer; None waits as long as it takes.
+        timeout_s: end the ranks and raise if they take longer; None waits as long as it takes. Ranks that a launcher
+            has started are its own to end.
 
     A context that ``fn`` leaves open is closed when it returns, as ``with`` would, so that peers which still wait for
     this rank are told; if it raises, they are told of that. Ranks that are not done 30 s after one has failed are
-    ended.
+    ended; before, a line on stderr says who is waited for.
 
     Raises:
         LaunchError: a rank failed; it names those that did and says what the first to fail raised, which is its

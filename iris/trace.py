@@ -193,18 +193,18 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
     with matplotlib.rc_context({"svg.hashsalt": "iris"}):
         figure = Figure(figsize=(10, min(14.0, 1.5 + 0.16 * len(lines))), layout="constrained")
         axes = figure.add_subplot()
+        bars: dict[tuple[str, tuple[int, int]], list[tuple[float, float]]] = {}
+        for e in events:
+            bar = e.start_ns / scale, (e.end_ns - e.start_ns) / scale
+            bars.setdefault((e.kind, (e.rank, e.program)), []).append(bar)
         for kind, color in COLORS.items():
             for line in lines:
-                bars = [
-                    (e.start_ns / scale, (e.end_ns - e.start_ns) / scale)
-                    for e in events
-                    if (e.rank, e.program) == line and e.kind == kind
-                ]
-                axes.broken_barh(bars, (place[line] - 0.4, 0.8), facecolors=color, linewidth=0)
+                if mine := bars.get((kind, line)):
+                    axes.broken_barh(mine, (place[line] - 0.4, 0.8), facecolors=color, linewidth=0)
         ranks = sorted({rank for rank, _ in lines})
         for rank in ranks:
-            mine = [place[line] for line in lines if line[0] == rank]
-            axes.axhline(max(mine) + 0.5, color="#cccccc", linewidth=0.6)
+            last = max(place[line] for line in lines if line[0] == rank)
+            axes.axhline(last + 0.5, color="#cccccc", linewidth=0.6)
         middles = [statistics.mean(place[line] for line in lines if line[0] == rank) for rank in ranks]
         axes.set_yticks(middles, [f"rank {rank}" for rank in ranks])
         axes.invert_yaxis()
