@@ -12,6 +12,7 @@ import torch
 from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, some, trial
 from ranks import Ranks, context, worlds
 
+from iris.backends.sim import SideStream
 from iris.ops.call import OpCall
 from iris.ops.decomposed import Decomposition
 from iris.ops.matmul import Plan
@@ -110,3 +111,20 @@ def test_all_rows_are_fetched_side_by_side_if_all_tiles_begin_at_once(ranks: Ran
     assert set(ranks.run(fetched_abreast, (1, tiles_n, 64), seed)) == {2}
     assert set(ranks.run(fetched_abreast, (tiles_m, tiles_n, 64), seed)) == {2}
     assert set(ranks.run(fetched_abreast, (4 * tiles_m, tiles_n, 64), seed)) == {1}
+
+
+def test_a_simulated_copy_that_fails_is_told_and_the_next_launch_is_none_the_worse() -> None:
+    stream, done = SideStream(), list[str]()
+
+    def fails() -> None:
+        raise MemoryError("of the copy")
+
+    stream.add(lambda: done.append("before"))
+    stream.add(fails)
+    stream.add(lambda: done.append("behind"))
+    with pytest.raises(MemoryError, match="of the copy"), stream:
+        pass
+    stream.add(lambda: done.append("next"))
+    with stream:
+        pass
+    assert done == ["before", "next"]

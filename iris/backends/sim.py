@@ -28,7 +28,8 @@ DEFAULT_SMS = 4
 class SideStream:
     """What a stream of copies is on a GPU: a thread that does one task after the other, beside the interpreter.
 
-    Used as a context manager around a kernel; all tasks are done when it ends.
+    Used as a context manager around a kernel; all tasks are done when it ends. If one raises, those behind it are not
+    done, and the error is raised at the end.
     """
 
     _POLL_S = 2e-4
@@ -36,6 +37,7 @@ class SideStream:
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._cancelled = False
+        self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
     def add(self, task: Callable[[], object]) -> None:
@@ -49,10 +51,14 @@ class SideStream:
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            task()
+            try:
+                if self._error is None:
+                    task()
+            except Exception as error:  # noqa: BLE001 (is raised where the kernel was launched)
+                self._error = error
 
     def __enter__(self) -> None:
-        self._cancelled = False
+        self._cancelled, self._error = False, None
         self._thread = threading.Thread(target=self._work, name="iris-side-stream", daemon=True)
         self._thread.start()
 
@@ -61,6 +67,8 @@ class SideStream:
         self._tasks.put(None)
         if self._thread is not None:
             self._thread.join()
+        if self._error is not None:
+            raise self._error  # a kernel that has waited in vain has waited for this
 
 
 class SimBackend(Backend):
