@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -23,6 +24,7 @@ from ranks import (
     NAMES_SHARED_MEMORY,
     Failure,
     failure_of,
+    free_port,
     iris_sockets,
     open_fds,
     shared_memory_files,
@@ -31,6 +33,7 @@ from ranks import (
 
 import iris
 from iris import backends, processes
+from iris.backends import gpu
 from iris.identity import identity
 from iris.mesh import Mesh, address
 
@@ -95,8 +98,6 @@ def while_heaps_are_shared(rank: int) -> Work:
     if rank == VICTIM and BACKEND == "sim":
         Mesh.exchange_fd = lambda self, tag, fd: die()  # type: ignore[method-assign, assignment, return-value]
     elif rank == VICTIM:
-        from iris.backends import gpu
-
         torch_memory = vars(gpu)["_SymmetricMemory"]
         made = SimpleNamespace(empty_strided_p2p=torch_memory.empty_strided_p2p, rendezvous=lambda *heap: die())
         vars(gpu)["_SymmetricMemory"] = made
@@ -430,3 +431,17 @@ def test_a_process_may_have_any_name() -> None:
         assert not processes.is_ending(os.getpid())
     finally:
         name.write_bytes(before)
+
+
+@pytest.mark.parametrize("dead", [[0], []])
+def test_a_rank_that_dies_before_others_have_joined_its_store_is_named(dead: list[int]) -> None:
+    """It hosts what PyTorch maps heaps by."""
+    mesh: Any = SimpleNamespace(
+        rank=1, world_size=2, timeout_s=1.0, exchange=lambda *_: {0: str(free_port()).encode()},
+        dead_ranks=lambda: dead, death=lambda peer, _: iris.PeerDied(f"rank {peer} died", [peer]),
+    )  # fmt: skip
+    kind, words = (
+        (iris.PeerDied, "rank 0 died") if dead else (iris.BackendError, "could not map the heaps of all ranks")
+    )
+    with pytest.raises(kind, match=words), gpu._mapping_errors(mesh):
+        gpu._shared_store(mesh)

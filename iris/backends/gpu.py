@@ -11,8 +11,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -99,20 +99,17 @@ class GpuBackend(Backend):
                 )
 
     def _rendezvous(self, mesh: Mesh, heap_size: int) -> tuple[torch.Tensor, Any]:
-        """Allocate and map all heaps; the store that PyTorch needs for it lives only as long as this call."""
+        """Allocate and map all heaps; PyTorch's store for it, at rank 0, lives until all have mapped them."""
         heap = self._allocate(mesh, heap_size)
-        store = _shared_store(mesh)
+        with _mapping_errors(mesh):
+            store = _shared_store(mesh)
         name = mesh.exchange("name heap", f"iris-{secrets.token_hex(8)}".encode())[0].decode()
         group = cast("GroupName", name)
         members = ProcessGroup(store, mesh.rank, mesh.world_size)
         _register_process_group(group, members)
         try:
-            handle = _SymmetricMemory.rendezvous(heap, group)
-        except torch.distributed.DistError as error:
-            dead = mesh.dead_ranks()
-            if dead:
-                raise mesh.death(min(dead), "share heaps") from None
-            raise BackendError(f"PyTorch could not map the heaps of all ranks: {error}") from error
+            with _mapping_errors(mesh):
+                handle = _SymmetricMemory.rendezvous(heap, group)
         finally:
             _unregister_process_group(group)
         mesh.exchange("heap mapped")
@@ -304,6 +301,18 @@ def _load_word_operations(name: str) -> tuple[Callable[[int, int, int], int], Ca
     wait.argtypes = [stream, address, number, ctypes.c_uint, number]
     write.argtypes = [stream, address, number, ctypes.c_uint]
     return (lambda s, a, v: int(wait(s, a, v, _WAIT_ANY_BIT, _ALL_BITS))), (lambda s, a, v: int(write(s, a, v, 0)))
+
+
+@contextmanager
+def _mapping_errors(mesh: Mesh) -> Iterator[None]:
+    """Raise an error of PyTorch's store as that of a peer that has died, if one has."""
+    try:
+        yield
+    except torch.distributed.DistError as error:
+        dead = mesh.dead_ranks()
+        if dead:
+            raise mesh.death(min(dead), "share heaps") from None
+        raise BackendError(f"PyTorch could not map the heaps of all ranks: {error}") from error
 
 
 def _shared_store(mesh: Mesh) -> Store:
