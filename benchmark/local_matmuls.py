@@ -41,7 +41,6 @@ from iris.bench.cases.operands import B_LAYOUTS, LOCAL, ROW_MAJOR, TRANSPOSED, p
 from iris.bench.dataset import Dataset
 from iris.bench.environment import checked_out_commit
 from iris.bench.options import DTYPES, positive
-from iris.bench.progress import progress
 from iris.bench.timing import call_seconds
 from iris.console import Parser, exit_status
 from iris.ops import FusedConfig, Problem, tuned
@@ -50,6 +49,7 @@ from iris.ops.problem import DTYPES as OP_DTYPES
 from iris.ops.problem import QUANTISED
 from iris.ops.target import target_of
 from iris.ops.tuned import Row
+from iris.progress import progress
 from iris.tune.compilation import compile_only
 from iris.tune.report import described_config
 from iris.tune.session import measured_row, promising

@@ -22,12 +22,12 @@ from iris.bench.accuracy import Accuracy, accuracy, worst
 from iris.bench.cases.operands import Operands
 from iris.bench.driver import as_failure, refuse_launcher, sheltered
 from iris.bench.options import DTYPES, add_num_ranks, folder_trouble, no_picture, positive, seconds
-from iris.bench.progress import progress
 from iris.console import Parser, counted, print_table
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
 from iris.launch import in_full
 from iris.ops.choice import resolve
+from iris.progress import progress
 from iris.trace import Event, Trace, draw
 
 OPS = ("all_gather_matmul", "matmul_all_scatter")

@@ -29,7 +29,7 @@ from trials import WAYS, ranges, trial
 from warm import python
 
 from iris import bench
-from iris.bench import cases, command, driver, progress, records, tables
+from iris.bench import cases, command, driver, messages, records, tables
 from iris.bench.axes import Axis, axes_of, expand, parse_values
 from iris.bench.case import registered
 from iris.bench.cases import fused, ways
@@ -419,11 +419,11 @@ def test_what_is_done_within_a_point_is_shown_where_it_is_redrawn(
 
 def test_a_status_message_that_nobody_reads_is_lost() -> None:
     received: list[str] = []
-    with progress.receiving(received.append) as address, closing(progress.StatusSender(address)) as send:
+    with messages.receiving(received.append) as address, closing(messages.StatusSender(address)) as send:
         send("something")
     with closing(send):
         send("too late")
-    with closing(progress.StatusSender(None)) as send:
+    with closing(messages.StatusSender(None)) as send:
         send("to nobody")
     assert received == ["something"]
 

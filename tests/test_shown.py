@@ -14,10 +14,10 @@ from iris.bench.axes import Params
 from iris.bench.case import Case
 from iris.bench.cases import fused, transfers
 from iris.bench.driver import Group
-from iris.bench.progress import progress
 from iris.bench.records import record
 from iris.bench.state import Outcome
 from iris.bench.tables import write_csv, write_json, write_table
+from iris.progress import progress
 from iris.report import tables
 from iris.report.records import read
 from iris.report.study import Study

@@ -19,6 +19,7 @@ from iris.bench.case import SHAPE_AXIS, Case
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group, as_failure, grouped, label, live, measured, refuse_launcher
 from iris.bench.environment import here, versions
+from iris.bench.messages import receiving
 from iris.bench.options import (
     DTYPES,
     add_heap_size,
@@ -28,13 +29,13 @@ from iris.bench.options import (
     ranks_to_start,
     seconds,
 )
-from iris.bench.progress import progress, receiving, redrawn
 from iris.bench.records import Record
 from iris.bench.session import GPU_CALLS, GPU_WARMUP, MIN_CALLS, SIM_CALLS, Settings
 from iris.bench.tables import FORMATS
 from iris.console import STOPPED, Parser, counted
 from iris.errors import ArgumentError, IrisError
 from iris.ops import tuned
+from iris.progress import progress, redrawn
 
 _AXIS = "axis_"
 

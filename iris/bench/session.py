@@ -14,7 +14,7 @@ from iris.bench.axes import Params
 from iris.bench.case import CaseFunction
 from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
-from iris.bench.progress import StatusSender
+from iris.bench.messages import StatusSender
 from iris.bench.state import FATAL, REPORTED, Call, Outcome, Skipped, State, agreed, described
 from iris.bench.timing import MAX_LEAD_S, back_to_back_seconds, call_seconds, host_seconds, slowest
 from iris.context import Iris, iris

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from iris import files
-from iris.bench.progress import progress
 from iris.console import Parser, counted
 from iris.errors import ArgumentError, BackendError
+from iris.progress import progress
 from iris.report import comparison, markdown, page
 from iris.report.charts import KINDS, Chart, charts
 from iris.report.palette import Palette

@@ -21,7 +21,6 @@ from iris.bench.cases.operands import LOCAL, ROW_MAJOR, Operands
 from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
 from iris.bench.options import DTYPES
-from iris.bench.progress import Advance, progress
 from iris.bench.state import FATAL, agreed, described
 from iris.bench.timing import call_seconds
 from iris.console import counted
@@ -33,6 +32,7 @@ from iris.ops.pick import model_pick, pick_config, predictions
 from iris.ops.problem import QUANTISED
 from iris.ops.target import target_of
 from iris.ops.tuned import Row, changed_fields, row_key
+from iris.progress import Advance, progress
 from iris.tune.compilation import compile_only
 from iris.tune.report import Finding, described_config
 from iris.tune.search import Search, Step, by_turns

@@ -1,17 +1,11 @@
-"""How far a run is, on stderr: a bar with the time that is left, or without rich a line per step.
-
-Within a step, ranks send status messages to the process that started them, for it to show: a datagram for each. No rank
-waits for a reader: a message that is not read in time is lost.
-"""
+"""How far a run is, on stderr: a bar with the time that is left, or without rich a line per step."""
 
 from __future__ import annotations
 
-import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from iris.console import console
 
@@ -19,8 +13,6 @@ Advance = Callable[[str, int], None]
 """Takes what comes next, in words, and how many points have just been finished."""
 _BAR_WIDTH = 20
 """So that of 80 columns half are left to the words."""
-_MAX_BYTES = 1 << 10
-"""Of a status message."""
 
 
 def redrawn() -> bool:
@@ -70,46 +62,3 @@ def _lines(total: int) -> Advance:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-# -- status messages ----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def receiving(show: Callable[[str], None]) -> Iterator[bytes]:
-    """Have a thread hand status messages to ``show`` while the block runs. Yields the address to send them to."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
-        inbox.bind("")  # Linux chooses a name that is in no file system
-        address: bytes = inbox.getsockname()
-
-        def listen() -> None:
-            while message := inbox.recv(_MAX_BYTES):
-                show(message.decode(errors="replace"))
-
-        thread = threading.Thread(target=listen, name="iris-status", daemon=True)
-        thread.start()
-        try:
-            yield address
-        finally:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
-                while thread.is_alive():  # the inbox may be full, or ``show`` have failed
-                    with suppress(BlockingIOError):
-                        last.sendto(b"", socket.MSG_DONTWAIT, address)
-                    thread.join(0.05)
-
-
-class StatusSender:
-    """Sends one rank's status messages to ``address``; without one, nowhere."""
-
-    def __init__(self, address: bytes | None) -> None:
-        self._address = address
-        self._socket = None if address is None else socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-
-    def __call__(self, message: str) -> None:
-        if self._socket is not None and self._address is not None:
-            with suppress(OSError):
-                self._socket.sendto(message.encode()[:_MAX_BYTES], socket.MSG_DONTWAIT, self._address)
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
