@@ -258,8 +258,8 @@ def read(path: Path) -> list[Row]:
         got = "a folder" if os.path.isdir(path) else "a pipe or device"
         raise ArgumentError("tuned rows", str(path), "a file", got, f"Have {ENVIRONMENT_VARIABLE} name a file.")
     try:
-        text = path.read_bytes()  # UTF-8, whatever the locale
-        content = json.loads(text) if text.strip() else {"schema": SCHEMA, "rows": []}
+        written = path.read_bytes()  # UTF-8, whatever the locale
+        content = json.loads(written) if written.strip() else {"schema": SCHEMA, "rows": []}
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -274,8 +274,8 @@ def read(path: Path) -> list[Row]:
 def write(path: Path, rows: Sequence[Row]) -> None:
     """Put ``rows`` into ``path``, beside what is there; rows for the same problem are replaced, but no finished one by
     an unfinished one, nor a faster unfinished one of the same versions. The file is replaced whole, so that a reader
-    sees the old one or the new one; who writes it at the same time waits. A link stays one, and the file
-    keeps its mode.
+    sees the old one or the new one; who writes it at the same time waits. A link stays one, and
+    the file keeps its mode.
 
     Raises:
         ArgumentError: what is there is broken, or nothing can be written there.

@@ -125,9 +125,10 @@ def _tracked(items: Sequence[T]) -> Iterator[T]:
         said = time.monotonic()
         for item in items:
             yield item
-            late = time.monotonic() - said >= _STATUS_S
-            said = time.monotonic() if late else said
-            advance("drawing" if late else "", 1)
+            words = ""
+            if time.monotonic() - said >= _STATUS_S:
+                words, said = "drawing", time.monotonic()
+            advance(words, 1)
 
 
 def _percent(text: str) -> float:

@@ -193,7 +193,7 @@ class Search:
         return up
 
     def _halve(self, configs: Sequence[FusedConfig]) -> Steps:
-        alive = sorted(configs, key=lambda one: bool(self.trials[one].times_ms))  # what was never timed comes first
+        alive = list(configs)
         while alive:
             for _ in range(_TURNS):
                 for config in self._turn(alive):
@@ -209,7 +209,7 @@ class Search:
 
     def _turn(self, configs: Sequence[FusedConfig]) -> list[FusedConfig]:
         """``configs`` in another order each time: a call may be faster or slower for what ran before it. Those that
-        were never timed still come first."""
+        were never timed come first."""
         found = self._order.sample(configs, len(configs))
         return sorted(found, key=lambda one: bool(self.trials[one].times_ms))
 
