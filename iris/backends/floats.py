@@ -31,6 +31,7 @@ _FLOAT8 = {
     "fp8e5b16": torch.float8_e5m2fnuz,
     "fp8e4b8": torch.float8_e4m3fnuz,
 }
+_NARROW = {"bf16", "fp8e4b15", *_FLOAT8}
 _BFLOAT16_NAN = 0x7FC0
 
 
@@ -200,6 +201,8 @@ def _widen_operands(name: str) -> None:
 
     def operate(self: Any, *operands_and_op: Any) -> Any:
         *operands, op = operands_and_op
+        if not any(operand.dtype.scalar.name in _NARROW for operand in operands):
+            return original(self, *operands, op)
         if op is not np.where:
             _refuse_float8(op.__name__, *operands)
         if op is np.where or not any(map(_is_bfloat16, operands)):

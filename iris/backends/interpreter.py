@@ -130,6 +130,8 @@ class _Launch:
         else:
             scope = upstream._patch_lang(fn)
             scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+            for owner, name, _ in scope._changes:
+                setattr(owner, name, _direct(getattr(owner, name)))
             _changes[key] = [(owner, name, getattr(owner, name)) for owner, name, _ in scope._changes]
         self.scopes.append(scope)
 
@@ -149,6 +151,24 @@ class _Launch:
             scope.restore()
 
 
+_BUILTIN = tl.core.add.__code__
+"""Of what surrounds each of Triton's builtin functions, to refuse it on the host."""
+
+
+def _direct(patched: Any) -> Any:
+    """Instead of ``patched``, by which Triton redirects a function of its language, what calls it without detours."""
+    member: Any = (getattr(patched, "__kwdefaults__", None) or {}).get("member")
+    if getattr(member, "__code__", None) is not _BUILTIN:
+        return patched
+    function, semantic = member.__wrapped__, upstream.interpreter_semantic
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = semantic
+        return function(*args, **kwargs)
+
+    return call
+
+
 _changes: dict[Any, list[tuple[Any, str, Any]]] = {}
 """What :meth:`_Launch.patch` changes, by what a function sees of the language and what was changed before."""
 _current: _Launch | None = None
@@ -160,8 +180,7 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
     global _current
     with _turn:
         upstream._interpreter.forget()
-        specification = inspect.getfullargspec(self.fn)
-        names = {*specification.args, *specification.kwonlyargs}
+        names = _names(self.fn)
         _require_known(kwargs, names)
         kwargs = {name: value for name, value in kwargs.items() if name in names}
         for hook in self.pre_run_hooks:
@@ -186,6 +205,13 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
         finally:
             launch.restore()
             _current = outer
+
+
+@functools.cache
+def _names(fn: Callable[..., Any]) -> frozenset[str]:
+    """Of the arguments of ``fn``."""
+    specification = inspect.getfullargspec(fn)
+    return frozenset((*specification.args, *specification.kwonlyargs))
 
 
 def _sizes(kernel: Any, grid: Any) -> tuple[int, ...]:
@@ -219,7 +245,7 @@ def _launch_options() -> frozenset[str]:
     return frozenset(field.name for kind in options for field in fields(kind))
 
 
-def _require_known(keywords: Iterable[str], names: set[str]) -> None:
+def _require_known(keywords: Iterable[str], names: frozenset[str]) -> None:
     """Raise what Triton raises on GPUs of a keyword that is neither an argument of the kernel nor a launch option."""
     known = names | _launch_options()
     for keyword in keywords:

@@ -138,15 +138,32 @@ def _call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 def _install_masks() -> None:
-    """Triton takes the result of a comparison to have the dtype of what was compared."""
-    splat = _Builder.create_splat
+    """Triton takes the result of a comparison to have the dtype of what was compared. It also fills a block where a
+    view of the one number does, and has NumPy make views by a function that takes several times as long."""
+    broadcast = _Builder.create_broadcast
 
     def create_splat(self: Any, ret_ty: Any, arg: Any) -> Any:
-        if arg.data.dtype == np.bool_:
-            return _Handle(np.full(ret_ty.shape, arg.data.reshape(-1)[0]), tl.int1)
-        return splat(self, ret_ty, arg)
+        number = arg.data.reshape(-1)[:1]
+        dtype = tl.int1 if number.dtype == np.bool_ else arg.dtype.scalar
+        return _Handle(_view(number, ret_ty.shape, (0,) * len(ret_ty.shape)), dtype)
 
-    _Builder.create_splat = create_splat
+    def create_broadcast(self: Any, arg: Any, shape: Any) -> Any:
+        data = arg.data
+        if not data.flags.c_contiguous or data.ndim != len(shape):
+            return broadcast(self, arg, shape)
+        strides = tuple(
+            stride if size == wanted else 0
+            for size, wanted, stride in zip(data.shape, shape, data.strides, strict=True)
+        )
+        return _Handle(_view(data, tuple(shape), strides), arg.dtype.scalar)
+
+    _Builder.create_splat, _Builder.create_broadcast = create_splat, create_broadcast
+
+
+def _view(numbers: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    view: np.ndarray = np.ndarray(shape, numbers.dtype, numbers, strides=strides)
+    view.flags.writeable = False
+    return view
 
 
 def _descriptor_reduce(self: Any, kind: Any, desc: Any, value: Any, indices: Any) -> None:

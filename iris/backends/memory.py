@@ -3,6 +3,7 @@ would end the process."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable
@@ -16,6 +17,14 @@ from iris.errors import AddressError
 
 _MAPS = Path("/proc/self/maps")
 _LINE = re.compile(rb"^(\w+)-(\w+) (..)", re.MULTILINE)
+
+
+@functools.cache
+def everywhere(shape: tuple[int, ...]) -> np.ndarray:
+    """The mask of an access without one."""
+    mask = np.ones(shape, np.bool_)
+    mask.flags.writeable = False
+    return mask
 
 
 class Memory:
@@ -41,15 +50,15 @@ class Memory:
         self._writable.forget()
 
     def load(self, pointers: np.ndarray, mask: np.ndarray, other: np.ndarray, dtype: Any) -> Any:
-        self._require(self._readable, pointers[mask], np.dtype(dtype).itemsize, "loads from")
+        self._require(self._readable, _active(pointers, mask), np.dtype(dtype).itemsize, "loads from")
         return self._module.load(pointers, mask, other, dtype)
 
     def store(self, pointers: np.ndarray, values: np.ndarray, mask: np.ndarray) -> Any:
-        self._require(self._writable, pointers[mask], values.itemsize, "stores to")
+        self._require(self._writable, _active(pointers, mask), values.itemsize, "stores to")
         return self._module.store(pointers, values, mask)
 
     def atomic_rmw(self, op: Any, pointers: np.ndarray, values: np.ndarray, mask: np.ndarray, order: Any) -> Any:
-        self._require(self._writable, pointers[mask], values.itemsize, "does an atomic at")
+        self._require(self._writable, _active(pointers, mask), values.itemsize, "does an atomic at")
         return self._module.atomic_rmw(op, pointers, values, mask, order)
 
     def atomic_cas(self, pointers: np.ndarray, expected: np.ndarray, values: np.ndarray, order: Any) -> Any:
@@ -90,6 +99,10 @@ class Memory:
         self._writable.learn([(begin, end) for begin, end, permissions in spans if b"w" in permissions])
 
 
+def _active(pointers: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    return pointers if mask is everywhere(pointers.shape) else pointers[mask]
+
+
 class _Ranges:
     """Addresses that this process may read, or write."""
 
@@ -111,7 +124,8 @@ class _Ranges:
 
     def hold(self, addresses: np.ndarray, nbytes: int) -> bool:
         """Whether ``nbytes`` at all ``addresses`` are in the range that was asked for last."""
-        return self._begin <= int(addresses.min()) and int(addresses.max()) + nbytes <= self._end
+        first, last = (addresses.min(), addresses.max()) if addresses.size > 1 else (addresses.item(),) * 2
+        return self._begin <= int(first) and int(last) + nbytes <= self._end
 
     def outside(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
         """Those of ``addresses`` at which there are not ``nbytes`` bytes of memory."""

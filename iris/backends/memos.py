@@ -3,13 +3,20 @@ nothing else is remembered here: simulated ops take half the time."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as upstream
+
+from iris.backends.memory import everywhere
+
+_MOST_CONSTANTS = 4096
+"""So many numbers beside a type are remembered at a time; each a view of a single number."""
 
 
 def install() -> None:
@@ -18,19 +25,23 @@ def install() -> None:
     _remember_block_types()
     _remember_numpy_types()
     _remember_promotions()
+    _remember_agreements()
+    _remember_sizes()
+    _remember_masks()
+    _unwrap_what_is_wrapped()
     _compare_by_identity_first()
 
 
 def _remember_shapes() -> None:
     """Of tensors, as Triton wants them: each size a constant."""
-    known: dict[tuple[int, ...], tuple[Any, Any]] = {}
+    known: dict[str, tuple[Any, Any]] = {}
 
     def init_tensor(self: Any, handle: Any, type: Any) -> None:
-        shape = tuple(type.shape) if type.is_block() else ()
-        if shape not in known:
-            known[shape] = tl.core.tuple([tl.constexpr(size) for size in shape]), tl.constexpr(math.prod(shape))
+        if type.name not in known:
+            shape = tuple(type.shape) if type.is_block() else ()
+            known[type.name] = tl.core.tuple([tl.constexpr(size) for size in shape]), tl.constexpr(math.prod(shape))
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = known[shape]
+        self.shape, self.numel = known[type.name]
 
     tl.tensor.__init__ = init_tensor
 
@@ -79,6 +90,129 @@ def _remember_promotions() -> None:
         return known[key]
 
     TritonSemantic.computation_type_impl = computation_type_impl
+
+
+def _remember_agreements() -> None:
+    """Of the operands of ``+``, ``<``, loads and the like: what they become, and an integer beside another operand.
+    Triton says so by their types, and of an integer by its value."""
+    for name in ("binary_op_type_checking_impl", "broadcast_impl_value"):
+        setattr(TritonSemantic, name, _agreeing(getattr(TritonSemantic, name)))
+
+
+def _agreeing(original: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
+    """``original``, which makes two operands alike, with a memory of how."""
+    changes: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+    constants: dict[tuple[Any, ...], Any] = {}
+
+    def agree(self: Any, lhs: Any, rhs: Any, *options: Any, **named: Any) -> tuple[Any, Any]:
+        if type(lhs) is not tl.tensor or type(rhs) not in (tl.tensor, int):
+            return original(self, lhs, rhs, *options, **named)
+        if type(rhs) is int:
+            key = lhs.type.name, rhs, options, *named.items()
+            if key in constants:
+                return lhs, constants[key]
+            left, right = original(self, lhs, rhs, *options, **named)
+            if left is lhs:
+                if len(constants) == _MOST_CONSTANTS:
+                    constants.clear()
+                constants[key] = right
+            return left, right
+        key = lhs.type.name, rhs.type.name, options, *named.items()
+        if key in changes:
+            left, right = changes[key]
+            return lhs if left is None else left(self, lhs), rhs if right is None else right(self, rhs)
+        left, right = original(self, lhs, rhs, *options, **named)
+        if _ranks_agree(lhs, left) and _ranks_agree(rhs, right):
+            changes[key] = _change(lhs, left), _change(rhs, right)
+        return left, right
+
+    return agree
+
+
+def _ranks_agree(operand: Any, result: Any) -> bool:
+    return not operand.type.is_block() or len(operand.shape) == len(result.shape)
+
+
+def _change(operand: Any, result: Any) -> Callable[[Any, Any], Any] | None:
+    """What makes ``result`` of such an operand: its dtype first, then its shape, as Triton does. None: it is that."""
+    if result is operand:
+        return None
+    dtype = None if operand.dtype.name == result.dtype.name else result.dtype
+    type = None if operand.shape == result.shape else result.type
+    block = operand.type.is_block()
+
+    def change(semantic: Any, operand: Any) -> Any:
+        if dtype is not None:
+            operand = semantic.cast(operand, dtype)
+        if type is None:
+            return operand
+        builder = semantic.builder
+        spread = (
+            builder.create_broadcast(operand.handle, type.shape)
+            if block
+            else builder.create_splat(type, operand.handle)
+        )
+        return tl.tensor(spread, type)
+
+    return change
+
+
+def _remember_sizes() -> None:
+    """Of elements that NumPy has for a type: whether they are no larger than that."""
+    original: Callable[[Any], None] = upstream.TensorHandle.__post_init__
+    fitting: set[tuple[int, str]] = set()
+
+    def post_init(self: Any) -> None:
+        key = self.data.itemsize, self.dtype.name
+        if key not in fitting:
+            original(self)
+            fitting.add(key)
+
+    upstream.TensorHandle.__post_init__ = post_init
+
+
+def _remember_masks() -> None:
+    """Of accesses that have none; and the zeros of loads that say nothing of what to take elsewhere."""
+    builder, handle = upstream.InterpreterBuilder, upstream.TensorHandle
+    load: Callable[..., Any] = builder.create_masked_load
+
+    @functools.cache
+    def zeros(shape: tuple[int, ...], dtype: Any) -> Any:
+        block = np.zeros(shape, upstream._get_np_dtype(dtype))
+        block.flags.writeable = False
+        return handle(block, dtype)
+
+    @functools.cache
+    def mask(shape: tuple[int, ...]) -> Any:
+        return handle(everywhere(shape), tl.int1)
+
+    def create_load(self: Any, ptr: Any, *options: Any) -> Any:
+        return self.create_masked_load(ptr, mask(ptr.data.shape), None, *options)
+
+    def create_store(self: Any, ptr: Any, value: Any, *options: Any) -> Any:
+        return self.create_masked_store(ptr, value, mask(ptr.data.shape), *options)
+
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *options: Any, **named: Any) -> Any:
+        if other is None:
+            other = zeros(ptrs.data.shape, ptrs.get_element_ty())
+        return load(self, ptrs, mask, other, *options, **named)
+
+    builder.create_load, builder.create_store, builder.create_masked_load = (
+        create_load,
+        create_store,
+        create_masked_load,
+    )
+
+
+def _unwrap_what_is_wrapped() -> None:
+    """Most of what Triton asks for the constant in it is none."""
+    original: Callable[[Any], Any] = tl.core._unwrap_if_constexpr
+    plain = {tl.tensor, int, float, bool, str, type(None)}
+
+    def unwrap_if_constexpr(value: Any) -> Any:
+        return value if type(value) in plain else original(value)
+
+    tl.core._unwrap_if_constexpr = unwrap_if_constexpr
 
 
 def _compare_by_identity_first() -> None:
