@@ -11,8 +11,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -77,7 +77,8 @@ class GpuBackend(Backend):
         self._poke_stream = torch.cuda.Stream(self.device, priority=-1)  # which users have few of: none may be it
         self._memcpy_async, self._memcpy_2d_async = _load_copies(name)
         self._wait_value, self._write_value = _load_word_operations(name)
-        self._heap, self._handle = self._rendezvous(mesh, heap_size)
+        self._heap = self._allocate(mesh, heap_size)
+        self._handle = _shared(self._heap, mesh)
         self.bases = [int(pointer) for pointer in self._handle.buffer_ptrs]
 
     def _require_peer_access(self, mesh: Mesh) -> None:
@@ -97,23 +98,6 @@ class GpuBackend(Backend):
                     f"GPU {ours} cannot reach the memory of GPU {peer} (no NVLink or PCIe peer access). "
                     "`nvidia-smi topo -p2p r` shows which pairs can; choose those with CUDA_VISIBLE_DEVICES."
                 )
-
-    def _rendezvous(self, mesh: Mesh, heap_size: int) -> tuple[torch.Tensor, Any]:
-        """Allocate and map all heaps; PyTorch's store for it, at rank 0, lives until all have mapped them."""
-        heap = self._allocate(mesh, heap_size)
-        with _mapping_errors(mesh):
-            store = _shared_store(mesh)
-        name = mesh.exchange("name heap", f"iris-{secrets.token_hex(8)}".encode())[0].decode()
-        group = cast("GroupName", name)
-        members = ProcessGroup(store, mesh.rank, mesh.world_size)
-        _register_process_group(group, members)
-        try:
-            with _mapping_errors(mesh):
-                handle = _SymmetricMemory.rendezvous(heap, group)
-        finally:
-            _unregister_process_group(group)
-        mesh.exchange("heap mapped")
-        return heap, handle
 
     def _allocate(self, mesh: Mesh, heap_size: int) -> torch.Tensor:
         """This rank's heap, if all ranks have memory for theirs."""
@@ -303,16 +287,30 @@ def _load_word_operations(name: str) -> tuple[Callable[[int, int, int], int], Ca
     return (lambda s, a, v: int(wait(s, a, v, _WAIT_ANY_BIT, _ALL_BITS))), (lambda s, a, v: int(write(s, a, v, 0)))
 
 
-@contextmanager
-def _mapping_errors(mesh: Mesh) -> Iterator[None]:
-    """Raise an error of PyTorch's store as that of a peer that has died, if one has."""
+def _shared(heap: torch.Tensor, mesh: Mesh) -> Any:
+    """PyTorch's handle of all ranks' heaps."""
     try:
-        yield
+        return _map(heap, mesh)
     except torch.distributed.DistError as error:
         dead = mesh.dead_ranks()
         if dead:
             raise mesh.death(min(dead), "share heaps") from None
         raise BackendError(f"PyTorch could not map the heaps of all ranks: {error}") from error
+
+
+def _map(heap: torch.Tensor, mesh: Mesh) -> Any:
+    """The store that PyTorch needs for it, at rank 0, lives until all have mapped the heaps."""
+    store = _shared_store(mesh)
+    name = mesh.exchange("name heap", f"iris-{secrets.token_hex(8)}".encode())[0].decode()
+    group = cast("GroupName", name)
+    members = ProcessGroup(store, mesh.rank, mesh.world_size)
+    _register_process_group(group, members)
+    try:
+        handle = _SymmetricMemory.rendezvous(heap, group)
+    finally:
+        _unregister_process_group(group)
+    mesh.exchange("heap mapped")
+    return handle
 
 
 def _shared_store(mesh: Mesh) -> Store:
