@@ -866,6 +866,24 @@ def swap(dtype: torch.dtype) -> Failure:
     return failure_of(lambda: swap_kernel[(1,)](torch.zeros(4, dtype=dtype), 0, 1, 4))
 
 
+@triton.jit
+def one_number_kernel(row, rows, n):
+    """Into a row, and into each of two."""
+    offsets = tl.arange(0, 8)
+    tl.atomic_xchg(row + offsets, n, mask=n > 0)
+    tl.store(row + 8 + offsets, n + 1, mask=n > 0)
+    tl.atomic_cas(row + 16 + offsets, tl.full((8,), 0, tl.int32), tl.full((8,), 9, tl.int32))
+    column = tl.broadcast_to(tl.arange(0, 2)[:, None], (2, 8))
+    tl.atomic_add(rows + 8 * column + offsets[None, :], column)
+
+
+def test_one_number_goes_to_all_of_a_block() -> None:
+    row, rows = torch.zeros(24, dtype=torch.int32), torch.zeros(2, 8, dtype=torch.int32)
+    one_number_kernel[(1,)](row, rows, 7)
+    assert row.tolist() == [7] * 8 + [8] * 8 + [9] * 8
+    assert rows.tolist() == [[0] * 8, [1] * 8]
+
+
 # -- types --------------------------------------------------------------------------------------------------
 
 
@@ -876,7 +894,8 @@ def test_what_is_remembered_of_types_is_what_triton_works_out() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert vars(tl.tensor)["__init__"].__module__ == "iris.backends.memos"
-    assert "\n".join(triton_types.types() * 2) + "\n" == done.stdout
+    told = [line for _ in range(2) for line in (*triton_types.types(), *triton_types.operands())]
+    assert told == done.stdout.splitlines()
 
 
 SCRIPT = """

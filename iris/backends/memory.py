@@ -51,19 +51,19 @@ class Memory:
 
     def load(self, pointers: np.ndarray, mask: np.ndarray, other: np.ndarray, dtype: Any) -> Any:
         self._require(self._readable, _active(pointers, mask), np.dtype(dtype).itemsize, "loads from")
-        return self._module.load(pointers, mask, other, dtype)
+        return self._module.load(*_packed(pointers, mask, other), dtype)
 
     def store(self, pointers: np.ndarray, values: np.ndarray, mask: np.ndarray) -> Any:
         self._require(self._writable, _active(pointers, mask), values.itemsize, "stores to")
-        return self._module.store(pointers, values, mask)
+        return self._module.store(*_packed(pointers, values, mask))
 
     def atomic_rmw(self, op: Any, pointers: np.ndarray, values: np.ndarray, mask: np.ndarray, order: Any) -> Any:
         self._require(self._writable, _active(pointers, mask), values.itemsize, "does an atomic at")
-        return self._module.atomic_rmw(op, pointers, values, mask, order)
+        return self._module.atomic_rmw(op, *_packed(pointers, values, mask), order)
 
     def atomic_cas(self, pointers: np.ndarray, expected: np.ndarray, values: np.ndarray, order: Any) -> Any:
         self._require(self._writable, pointers, values.itemsize, "does an atomic at")
-        return self._module.atomic_cas(pointers, expected, values, order)
+        return self._module.atomic_cas(*_packed(pointers, expected, values), order)
 
     def _require(self, ranges: _Ranges, addresses: np.ndarray, nbytes: int, does: str) -> None:
         if not addresses.size or ranges.hold(addresses, nbytes):
@@ -101,6 +101,12 @@ class Memory:
 
 def _active(pointers: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return pointers if mask is everywhere(pointers.shape) else pointers[mask]
+
+
+def _packed(*arrays: np.ndarray) -> list[np.ndarray]:
+    """``arrays`` with one number behind the other. Triton 3.6 takes those of one dimension to be so, which views of a
+    single number are not."""
+    return [np.asarray(array, order="C") for array in arrays]
 
 
 class _Ranges:
