@@ -1,5 +1,6 @@
-"""Triton's interpreter works out the same types over and over, for every number that a kernel touches. What depends on
-nothing else is remembered here: simulated ops take half the time."""
+"""Triton's interpreter works out the same over and over, for every number that a kernel touches: types, how operands
+are made alike, the masks of accesses without one. What depends on nothing else is remembered here: simulated ops take
+less than half the time."""
 
 from __future__ import annotations
 
