@@ -14,7 +14,7 @@ from triton.runtime import interpreter
 NUMBERS = (tl.int1, tl.int8, tl.uint8, tl.int32, tl.uint32, tl.int64, tl.uint64, tl.float16, tl.bfloat16, tl.float32)
 POINTERS = (tl.pointer_type(tl.float16), tl.pointer_type(tl.float16, const=True), tl.pointer_type(tl.int64))
 SHAPES = ([1], [4, 8], [8, 4], [tl.constexpr(2), 2, 2])
-OPERANDS = ([], [1], [8], [4, 8], [4, 1], [1, 4, 1])
+OPERANDS: tuple[list[int], ...] = ([], [1], [8], [4, 8], [4, 1], [1, 4, 1])
 """Shapes of operands, the first that of a single number."""
 VALUES = (0, 1, -1, 200, 1 << 31, -(1 << 40), 1 << 63, True, 0.5, -0.0, float("nan"))
 WRONG_SHAPES: tuple[list[object], ...] = ([], ["4"], [3], [tl.constexpr(5)], [None])
