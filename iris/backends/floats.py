@@ -201,12 +201,9 @@ def _widen_operands(name: str) -> None:
 
     def operate(self: Any, *operands_and_op: Any) -> Any:
         *operands, op = operands_and_op
-        if not any(operand.dtype.scalar.name in _NARROW for operand in operands):
+        if op is np.where or not any(operand.dtype.scalar.name in _NARROW for operand in operands):
             return original(self, *operands, op)
-        if op is not np.where:
-            _refuse_float8(op.__name__, *operands)
-        if op is np.where or not any(map(_is_bfloat16, operands)):
-            return original(self, *operands, op)
+        _refuse_float8(op.__name__, *operands)
         result = original(self, *map(_widened, operands), op)
         return result if result.data.dtype == np.bool_ else _narrowed(result)
 

@@ -18,9 +18,9 @@ What changes while Iris simulates:
 * **Tuning.** ``triton.autotune`` takes its first config, as simulated times say nothing.
 * **Speed.** Triton patches its language module anew at each call of a device function (about 1 ms);
   here once per launch, and what to patch is found once. It calls each function of its language by way of two others;
-  here there are none. It also computes every integer sum and product again
-  in 64 bits, for a check of overflows that is made only where ``debug`` is set; here only there. And it works
-  out types anew for every number; see :mod:`iris.backends.memos`.
+  here there are none. It also computes every integer sum and product again in 64 bits, for a check of overflows that
+  is made only where ``debug`` is set; here only there. And it works out types anew for every number; see
+  :mod:`iris.backends.memos`.
 """
 
 from __future__ import annotations

@@ -198,11 +198,8 @@ def _remember_masks() -> None:
             other = zeros(ptrs.data.shape, ptrs.get_element_ty())
         return load(self, ptrs, mask, other, *options, **named)
 
-    builder.create_load, builder.create_store, builder.create_masked_load = (
-        create_load,
-        create_store,
-        create_masked_load,
-    )
+    builder.create_load, builder.create_store = create_load, create_store
+    builder.create_masked_load = create_masked_load
 
 
 def _unwrap_what_is_wrapped() -> None:
