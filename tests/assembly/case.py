@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from compiler import TARGETS, assembly, target, tensor
+from compiler import TARGETS, VERSION, assembly, target, tensor
 from listing import Event, Listing
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -16,11 +16,21 @@ from iris.device.handle import Handle
 
 EVERYTHING = os.environ.get("IRIS_ASSEMBLY") == "all"
 """Whether each Triton compiles each kernel for each GPU (``scripts/assembly --all``); else they take turns."""
+OLD = int(VERSION < (3, 9))
+"""Whether this is not the newest Triton; scripts/assembly runs two."""
 EVERYWHERE = tuple(TARGETS)
 CUDA = ("sm_90", "sm_100")
 HIP = ("gfx942", "gfx950")
 WAITS = Event.ACQUIRE | Event.BARRIER | Event.CLOCK
 SIGNALS = Event.RELEASE | Event.BARRIER
+
+
+T = TypeVar("T")
+
+
+def in_turn(values: Sequence[T]) -> Sequence[T]:
+    """Those of ``values`` that this Triton compiles; the other one compiles the others."""
+    return values if EVERYTHING else values[OLD::2]
 
 
 @dataclass(frozen=True)

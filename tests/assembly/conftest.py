@@ -17,6 +17,7 @@ collect_ignore_glob = [] if COMPILING else ["test_*.py"]
 if COMPILING:
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # what Triton 3.9 does, but warns about if nothing is said
     os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")  # two thirds of a listing's text, and no rule reads it
+    os.environ.setdefault("MLIR_DISABLE_MULTITHREADING", "1")  # each core has a compiler of its own
 
 
 @pytest.fixture(scope="session")

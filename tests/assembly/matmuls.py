@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import triton.language as tl
-from case import CUDA, EVERYTHING, EVERYWHERE, HIP, SIGNALS, WAITS, Case, described, handle, short
-from compiler import VERSION, tensor
+from case import CUDA, EVERYTHING, EVERYWHERE, HIP, OLD, SIGNALS, WAITS, Case, described, handle, short
+from compiler import tensor
 from listing import Event
 
 from iris.device import chunk, matmul, schedule, sync, tile
@@ -48,8 +48,6 @@ HALVED = {"EPOCHS": 148, "HALF_FLAGS": 1 << 15}
 PARTS = {"": (16, 4096, 64, 128), "_of_one": (1, 1, 1, 1)}
 """Rows, columns, blocks and all rows of an exchange. Triton compiles numbers that are 1 into the kernel, as Python's;
 to see whether it can, one target is enough."""
-OLD = int(VERSION < (3, 9))
-"""Whether this is not the newest Triton; scripts/assembly runs two."""
 OPERANDS = frozenset({"own_desc", "a_desc", "b_desc", "bt_desc", "b_strip_desc", "bt_strip_desc"})
 """Descriptors that the matmul kernel takes. Of what they describe, only an A that is gathered is written meanwhile."""
 COUNTING = (chunk.counted_after, reduction.kept_after)
@@ -159,7 +157,7 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
 )
 """Op, dtype, operands by TMA, traced, kind of bias, whole blocks of K, Stream-K. Every op, and every value of each
 of the others: what they add to each other is outside the waits. Stream-K, which doubles the time to compile, with every
-source and with all that announces a tile; mostly last, as what comes first is compiled by both Tritons."""
+source and with all that announces a tile; mostly last, as what comes first is compiled for AMD, too."""
 
 
 def unwritten(source: Any) -> frozenset[str]:
@@ -250,22 +248,23 @@ def matmul_case(
 
 
 def matmuls() -> list[Case]:
-    """For sm_90 the first variant of every op, and half of the others, the other half with the other Triton; for each
-    other GPU one variant of half of the ops, without Stream-K if there is one. So each op is compiled for each GPU, and
-    by each Triton, and each variant by one at least. With ``--all`` nothing is left to the other Triton."""
+    """Of every op one variant for one GPU of each vendor: the older Triton compiles its first for sm_90, as Iris is
+    measured with both, and the newer one, for sm_100, one without Stream-K if there is one; AMD's GPUs take turns. Of
+    what is left for sm_90 each Triton compiles half. So each op is compiled for each GPU, and by each Triton, and each
+    variant by one of them. With ``--all`` nothing is left to the other Triton."""
     first = {variant[0]: variant for variant in reversed(VARIANTS)}
     light = {variant[0]: variant for variant in sorted(VARIANTS, key=lambda variant: not variant[-1])}
     others = [variant for variant in VARIANTS if variant != first[variant[0]]]
     cases = []
     for variant in VARIANTS:
         op, dtype, tma, traced, bias, even_k, split = variant
-        again = EVERYTHING or variant == first[op] or (others.index(variant) + OLD) % 2
+        again = OLD if variant == first[op] else (others.index(variant) + OLD) % 2
         turn = (list(OPS).index(op) + OLD) % 2
         chosen = (
-            (CUDA[0], variant, again), (CUDA[1], light[op], EVERYTHING or turn),
-            (HIP[0], first[op], EVERYTHING or turn), (HIP[1], light[op], EVERYTHING or not turn),
+            (CUDA[0], variant, again), (CUDA[1], light[op], not OLD),
+            (HIP[0], first[op], turn), (HIP[1], light[op], not turn),
         )  # fmt: skip
-        here = [one for one, picked, runs in chosen if picked == variant and runs]
+        here = [one for one, picked, runs in chosen if picked == variant and (EVERYTHING or runs)]
         for targets, described_a in ((CUDA, tma), (HIP, False)):
             those = tuple(one for one in here if one in targets)
             if those:

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import rules
-from case import CUDA, EVERYTHING, HIP
+from case import CUDA, EVERYTHING, HIP, OLD
 from compiler import TARGETS, VERSION
 from kernels import CASES, EXAMPLES, ROOT
 from listing import Event, read
-from matmuls import OLD
 from triton.runtime.jit import JITFunction
 
 from iris.device.matmul import matmul_kernel

@@ -5,10 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 import pytest
-from case import EVERYTHING
+from case import EVERYTHING, OLD
 from compiler import TARGETS
 from launches import CALLS_EACH, WAYS, Call, call_of
-from matmuls import OLD
 
 
 def taking_turns(old: int) -> list[tuple[int, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from case import compile_case
+from case import compile_case, in_turn
 from compiler import tensor
 from kernels import CASES
 from matmuls import word_arguments
@@ -43,20 +43,20 @@ def strided(dtype: torch.dtype, sizes: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 OPERANDS = {"vectors": word_arguments, "strided": strided}
+EXCHANGES = (
+    ("twice", torch.float16, "vectors"),
+    ("twice", torch.float32, "vectors"),
+    ("twice", torch.int32, "vectors"),
+    ("total", torch.float16, "vectors"),
+    ("gather", torch.float32, "vectors"),
+    ("twice", torch.float16, "strided"),
+    ("gather", torch.float8_e4m3fn, "strided"),
+)
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
 @pytest.mark.parametrize(
-    ("kind", "dtype", "operands"),
-    [
-        ("twice", torch.float16, "vectors"),
-        ("twice", torch.float32, "vectors"),
-        ("twice", torch.int32, "vectors"),
-        ("total", torch.float16, "vectors"),
-        ("gather", torch.float32, "vectors"),
-        ("twice", torch.float16, "strided"),
-        ("gather", torch.float8_e4m3fn, "strided"),
-    ],
+    ("kind", "dtype", "operands", "world_size"),
+    in_turn([(*exchange, world_size) for exchange in EXCHANGES for world_size in (2, 4, 8)]),
     ids=str,
 )
 def test_an_exchange_in_words_leaves_room_for_another(

@@ -11,22 +11,17 @@ import rules
 import torch
 import triton
 import triton.language as tl
-from case import CUDA, EVERYWHERE, Case, compile_case, described, handle, of, with_handle
+from case import CUDA, HIP, Case, compile_case, described, handle, in_turn, of, with_handle
 from compiler import TARGETS, VERSION
 from kernels import CASES, compile_named
 from listing import Event, UnknownAssembly, read
-from matmuls import OLD
 
 from iris.device import sync
 from iris.device.arch import clock_ns, load_fresh, meet_to_publish, wait_bulk_stores
 
-AMD = tuple(one for one in EVERYWHERE if one not in CUDA)
-
-NOW = slice(OLD, None, 2)
-"""Of a vendor's two GPUs, that which this Triton compiles for; each of the two that scripts/assembly runs has one."""
-everywhere = pytest.mark.parametrize("target_name", (*CUDA[NOW], *AMD[NOW]))
-on_amd = pytest.mark.parametrize("target_name", AMD[NOW])
-on_cuda = pytest.mark.parametrize("target_name", CUDA[NOW])
+everywhere = pytest.mark.parametrize("target_name", (*in_turn(CUDA), *in_turn(HIP)))
+on_amd = pytest.mark.parametrize("target_name", in_turn(HIP))
+on_cuda = pytest.mark.parametrize("target_name", in_turn(CUDA))
 
 CTA_BARRIER = re.compile(r"^\s*(bar\.sync\s.*|s_barrier)$", re.M)
 
@@ -87,7 +82,7 @@ def test_release_without_barrier(kernel: Any, target_name: str) -> None:
     wrong = rules.publication(read(assembly_of(kernel, target_name, torch.float32, torch.int32, *count, BLOCK=1024)))
     if VERSION < (3, 9):
         assert [words for words in wrong if words.startswith(("no barrier before", "a store between the barrier and"))]
-    elif target_name in AMD:
+    elif target_name in HIP:
         assert [words for words in wrong if words.startswith("a wave may still have stores in flight")]
     else:
         assert wrong == []
@@ -527,11 +522,11 @@ def test_a_far_jump_goes_to_its_label(target_name: str) -> None:
 @everywhere
 def test_a_computed_jump_is_refused(target_name: str) -> None:
     text = assembly_of(bare_release, target_name, torch.float32, torch.int32, BLOCK=512)
-    jump = "s_setpc_b64 s[0:1]" if target_name in AMD else "brx.idx %r1, table;"
-    end = "s_endpgm" if target_name in AMD else "ret;"
+    jump = "s_setpc_b64 s[0:1]" if target_name in HIP else "brx.idx %r1, table;"
+    end = "s_endpgm" if target_name in HIP else "ret;"
     with pytest.raises(UnknownAssembly, match=jump.split()[0]):
         read(without(text, rf"^\s*{end}", jump))
 
 
 def test_targets_are_all_here() -> None:
-    assert {*CUDA, *AMD} == set(TARGETS)
+    assert {*CUDA, *HIP} == set(TARGETS)

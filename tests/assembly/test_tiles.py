@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from case import Case, compile_case, of
+from case import Case, compile_case, in_turn, of
 from compiler import TARGETS, target
 from matmuls import matmul_case
 
@@ -32,7 +32,7 @@ def test_tiles_by_pointers_move_16_bytes_at_a_time(target_name: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("op", ["hbm_rows", "hbm_columns"])
+@pytest.mark.parametrize("op", in_turn(["hbm_rows", "hbm_columns"]))
 def test_fetchers_load_ahead(op: str) -> None:
     """A block of 64 × 128 takes four accesses of each thread; the first six are asked for before the loop."""
     case = matmul_case(op, torch.bfloat16, True, False, 0, True, False, ("sm_90",))
@@ -75,14 +75,16 @@ OF_INTEGERS = Problem("matmul_all_reduce", 256, 1024, 8192, torch.int8, 2)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("target_name", "backend", "kernel", "algorithm", "asked"),
-    [
-        *(
-            (target_name, backend, kernel, algorithm, SUMS)
-            for kernel, algorithm in (("scatter_rows", "push"), ("add_rows", "atomic"))
-            for target_name, backend in (("sm_90", "cuda"), ("sm_100", "cuda"), ("gfx942", "hip"))
-        ),
-        ("gfx942", "hip", "two_shot_words", "two_shot", OF_INTEGERS),
-    ],
+    in_turn(
+        [
+            *(
+                (target_name, backend, kernel, algorithm, SUMS)
+                for kernel, algorithm in (("scatter_rows", "push"), ("add_rows", "atomic"))
+                for target_name, backend in (("sm_90", "cuda"), ("sm_100", "cuda"), ("gfx942", "hip"))
+            ),
+            ("gfx942", "hip", "two_shot_words", "two_shot", OF_INTEGERS),
+        ]
+    ),
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_largest_tile_fits_into_shared_memory(
