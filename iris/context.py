@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -46,6 +48,8 @@ _MAX_HEAP_BYTES = 1 << 46
 """Bytes of a heap: more than any address space has for all ranks'."""
 MAX_RANKS = sync.MAX_RANKS.value
 _never_freed: list[object] = []
+_numbers = itertools.count()
+_BY_KEY = WeakValueDictionary[str, "Iris"]()
 
 
 def iris(
@@ -142,7 +146,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         log_level: str | int | None,
     ) -> None:
         require_linux()
-        self._pid, self._open = os.getpid(), False
+        self._pid, self._open, self.key = os.getpid(), False, str(next(_numbers))
         choice = _choice(backend)
         who = identify(group, device, first_timeout_s)
         if who.world_size > MAX_RANKS:
@@ -159,6 +163,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
             self._mesh.leave(error)
             raise
         self._open = True
+        _BY_KEY[self.key] = self
         OPEN[self] = Opened(f"rank {self.rank}", self.close, self._release, self._mesh.abandon)
         self._backend.surround_launches([self._heap_bases, self._alone.bases], self._failure.of_simulated_kernel)
 
@@ -599,6 +604,14 @@ def whereabouts(ctx: Iris, tensor: torch.Tensor) -> str:
     others = (one for one in OPEN if isinstance(one, Iris) and one is not ctx)
     place = "on the heap of another context" if any(one.is_symmetric(tensor) for one in others) else "outside it"
     return f"one on {tensor.device} {place}"
+
+
+def context_by_key(op: str, key: str) -> Iris:
+    """The context that has ``key``; ContextError, of ``op``, if it is gone."""
+    ctx = _BY_KEY.get(key)
+    if ctx is None:
+        raise ContextError(f"{op}: the context that this graph was compiled with is gone: keep it, or compile again.")
+    return ctx
 
 
 def require_context(op: str, ctx: object) -> None:

@@ -1,4 +1,4 @@
-"""Calls under ``torch.compile``: they are not traced, a compiled graph breaks at them."""
+"""Calls under ``torch.compile``: they are not traced. A compiled graph breaks at them, or has something else there."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ _traced = torch.compiler.is_dynamo_compiling
 _REASON = "Iris's calls are not traced: a graph breaks at them, so leave out fullgraph=True"
 
 
-def eager(function: Callable[P, T]) -> Callable[P, T]:
-    """``function``, never traced by ``torch.compile``. PyTorch's own decorator for that imports the compiler, which
-    takes longer than to import all of Iris, and it takes microseconds in every call. So it is applied only inside of
-    compiled code."""
+def eager(function: Callable[P, T], in_graph: Callable[P, T] | None = None) -> Callable[P, T]:
+    """``function``, never traced by ``torch.compile``; if ``in_graph`` is given, that is, in its place. PyTorch's own
+    decorator for that imports the compiler, which takes longer than to import all of Iris, and it takes microseconds in
+    every call. So it is applied only inside of compiled code."""
     disabled: list[Callable[P, T]] = []
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if in_graph is not None and _traced():
+            return in_graph(*args, **kwargs)
         if "torch._dynamo" not in sys.modules or (not _traced() and _compiled_by() is None):
             return function(*args, **kwargs)
         if not disabled:
             disabled.append(torch.compiler.disable(function, reason=_REASON))
         return disabled[0](*args, **kwargs)
 
-    return untraced(call)
+    return untraced(call) if in_graph is None else call
 
 
 def untraced(function: Callable[P, T]) -> Callable[P, T]:

@@ -107,26 +107,6 @@ def test_a_choice_stands(ranks: Ranks) -> None:
         assert found == ["pull", "pull"]
 
 
-def compiled() -> torch.Tensor:
-    """Ops inside of what ``torch.compile`` compiles: bound there, by their module, and bound before."""
-    with fresh(1 << 20) as ctx:
-        output, b = ctx.empty(16, 16), torch.full((8, 16), 0.5, device=ctx.device)
-        matmul = ctx.ops.matmul
-
-        def layer(a: torch.Tensor) -> torch.Tensor:
-            ctx.ops.matmul_all_reduce(output, a * 2, b)
-            products = [torch.empty_like(output) for _ in range(2)]
-            return output + iris.ops.matmul(ctx, products[0], a, b) + matmul(products[1], a, b)
-
-        return torch.compile(layer, backend="eager")(torch.full((16, 8), 1.0 + ctx.rank, device=ctx.device)).cpu()
-
-
-@TWO
-def test_compiled_code_breaks_at_ops(ranks: Ranks) -> None:
-    for rank, found in enumerate(ranks.run(compiled)):
-        assert (found == 8 * (1 + 2) + 2 * 4 * (1 + rank)).all()
-
-
 def compiled_calls() -> list[float]:
     """Calls of the context inside of what ``torch.compile`` compiles."""
     with fresh(1 << 20) as ctx:
@@ -148,10 +128,9 @@ def test_compiled_code_breaks_at_calls_of_the_context(ranks: Ranks) -> None:
 
 
 def compiled_whole() -> tuple[str, str]:
-    """An op inside of what must not break."""
+    """A call of the context inside of what must not break."""
     with fresh(1 << 20) as ctx:
-        a = torch.ones(8, 8, device=ctx.device)
-        layer = torch.compile(lambda: ctx.ops.matmul(torch.empty_like(a), a, a), backend="eager", fullgraph=True)
+        layer = torch.compile(lambda: ctx.barrier(), backend="eager", fullgraph=True)
         return failure_of(layer).kind, failure_of(layer).message
 
 

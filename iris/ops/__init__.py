@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
+import torch
+
 from iris.context import Iris
-from iris.eager import untraced
 from iris.ops.algorithms import OPS, algorithms
 from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.config import FusedConfig, Target
@@ -54,10 +56,11 @@ class _Bound(Generic[P, T]):
     def __get__(self, ops: None, owner: type[BoundOps]) -> Callable[Concatenate[Iris, P], T]: ...
     @overload
     def __get__(self, ops: BoundOps, owner: type[BoundOps]) -> Callable[P, T]: ...
-    @untraced
     def __get__(self, ops: BoundOps | None, owner: type[BoundOps]) -> Callable[..., T]:
         if ops is None:
             return self._op
+        if torch.compiler.is_dynamo_compiling():  # which knows no MethodType
+            return partial(self._op, ops._ctx)
         return MethodType(self._op, ops._ctx)
 
 

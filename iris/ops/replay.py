@@ -27,6 +27,7 @@ from iris.capture import Place, borrow_place, return_places
 from iris.context import Iris, require_context
 from iris.eager import eager
 from iris.errors import CaptureError
+from iris.ops.graphed import in_graph
 from iris.ops.hardware import allows_tf32
 from iris.ops.workspace import FusedWorkspace
 from iris.tensors import has_tangent
@@ -149,7 +150,8 @@ def _no_collection() -> Iterator[None]:
 
 
 def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
-    """``op``, with repeated calls replayed; its first two arguments are ``ctx`` and ``output``.
+    """``op``, with repeated calls replayed; its first two arguments are ``ctx`` and ``output``. In a graph of
+    ``torch.compile`` a node stands for it (:mod:`iris.ops.graphed`).
 
     The Python that a replay runs takes the host longer than the replay itself, so it is kept short.
     """
@@ -178,7 +180,8 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         return called(ctx, *others, **kwargs)  # on what stands in for one while kernels are only compiled
 
     called: Callable[..., torch.Tensor] = op
-    return eager(cast("Callable[P, torch.Tensor]", wraps(op)(call)))
+    whole = cast("Callable[P, torch.Tensor]", wraps(op)(call))
+    return eager(whole, in_graph=in_graph(whole, eager(whole)))
 
 
 def _replays_of(ctx: Iris) -> Replays | None:

@@ -1,0 +1,119 @@
+"""Calls in the graphs that ``torch.compile`` makes.
+
+A call is one node there, ``torch.ops.iris.<op>``, which makes a new tensor; the graph copies it to ``output``, unless
+``output`` was made in the graph, or is written again. For outputs that peers write, a context has a buffer on the
+symmetric heap, which all its nodes share.
+
+A node that writes ``output`` itself would not do. Some compilers pass it a copy, which no peer sees; and where two such
+nodes write the same input of a graph, TorchInductor (PyTorch 2.13) reads what the first one wrote after the second one.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from iris.context import Iris, context_by_key
+from iris.ops.config import FusedConfig
+from iris.ops.operands import check_no_gradient
+
+Op = Callable[..., torch.Tensor]
+PEERS_WRITE = ("matmul_all_reduce", "matmul_all_scatter")
+"""Ops whose output must be on the symmetric heap."""
+_LIBRARY = torch.library.Library("iris", "FRAGMENT")
+_SCHEMA = (
+    "(str ctx, SymInt[] shape, ScalarType dtype, Tensor A, Tensor B, Tensor? bias, Tensor? scale_a, Tensor? scale_b, "
+    "int? gather_dim, str config) -> Tensor"
+)
+_FIELDS = tuple(FusedConfig.__dataclass_fields__)
+
+
+class _Buffer:
+    """Memory of ``ctx`` on the symmetric heap for what one node makes at a time. Captured CUDA graphs may hold any that
+    there was, so it is kept when there is a larger one."""
+
+    def __init__(self, ctx: Iris) -> None:
+        self._ctx, self._made = ctx, list[torch.Tensor]()
+
+    def matrix(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+        nbytes = shape[0] * shape[1] * dtype.itemsize
+        if not self._made or self._made[-1].numel() < nbytes:
+            self._made.append(self._ctx.empty(1 << (nbytes - 1).bit_length(), dtype=torch.uint8))
+        return self._made[-1][:nbytes].view(dtype).view(shape)
+
+
+def in_graph(op: Op, untraced: Op) -> Op:
+    """What ``torch.compile`` traces in place of ``op``. ``untraced``: the same, but a graph breaks at it: for calls
+    that no node can make."""
+    name, names = op.__name__, list(inspect.signature(op).parameters)
+    gathers, peers_write = "gather_dim" in names, name in PEERS_WRITE
+
+    def run(
+        key: str, shape: list[int], dtype: torch.dtype, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+        scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, gather_dim: int | None, config: str,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx = context_by_key(name, key)
+        made = torch.empty(shape, dtype=dtype, device=a.device)
+        output = ctx.kept(_Buffer, lambda: _Buffer(ctx)).matrix(shape, dtype) if peers_write else made
+        dim = {"gather_dim": gather_dim} if gathers else {}
+        op(ctx, output, a, b, bias, scale_a=scale_a, scale_b=scale_b, config=_config_of(config), **dim)
+        return made.copy_(output) if peers_write else made
+
+    def fake(key: str, shape: list[int], dtype: torch.dtype, a: torch.Tensor, *_: object) -> torch.Tensor:
+        return a.new_empty(shape, dtype=dtype)
+
+    def refuse_gradients(
+        key: str, shape: list[int], dtype: torch.dtype, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+        scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, *others: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        given = {names[2]: a, "B": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+        for argument, tensor in given.items():
+            if tensor is not None:
+                check_no_gradient(name, argument, tensor)
+        with torch._C._AutoDispatchBelowAutograd():
+            made: torch.Tensor = node(key, shape, dtype, a, b, bias, scale_a, scale_b, *others)
+        return made
+
+    _LIBRARY.define(name + _SCHEMA)
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, refuse_gradients, "Autograd")
+    torch.library.register_fake(f"iris::{name}", fake, lib=_LIBRARY)
+    node = getattr(torch.ops.iris, name).default
+
+    def traced(
+        ctx: Iris, output: torch.Tensor, A: Any = None, B: Any = None, bias: Any = None, *, A_sharded: Any = None,
+        scale_a: Any = None, scale_b: Any = None, gather_dim: int | None = None, config: Any = None,
+        workspace: Any = None, trace: Any = False,
+    ) -> torch.Tensor:  # fmt: skip
+        a = A if A_sharded is None else A_sharded
+        known = config is None or isinstance(config, (str, FusedConfig))
+        if workspace is not None or trace is not False or not known or not isinstance(ctx, Iris):
+            dim = {"gather_dim": gather_dim} if gathers else {}
+            return untraced(
+                ctx, output, a, B, bias, scale_a=scale_a, scale_b=scale_b, config=config, workspace=workspace,
+                trace=trace, **dim,
+            )  # fmt: skip
+        made = node(ctx.key, output.shape, output.dtype, a, B, bias, scale_a, scale_b, gather_dim, _text_of(config))
+        return output.copy_(made)
+
+    return traced
+
+
+def _text_of(config: FusedConfig | str | None) -> str:
+    """``config`` as a node has it."""
+    if config is None or isinstance(config, str):
+        return config or "auto"
+    return ",".join([f"{name}={getattr(config, name)!r}" for name in _FIELDS])
+
+
+@cache
+def _config_of(text: str) -> FusedConfig | str:
+    if "=" not in text:
+        return text
+    pairs = [field.split("=") for field in text.split(",")]
+    return FusedConfig(**{name: ast.literal_eval(value) for name, value in pairs})

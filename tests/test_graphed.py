@@ -1,0 +1,257 @@
+"""Ops in the graphs that ``torch.compile`` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from ranks import BACKEND, Failure, Ranks, failure_of, fresh, worlds
+
+import iris
+from iris.ops import FusedConfig, new_workspace
+from iris.ops.graphed import _config_of, _text_of
+
+TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+COMPILERS = ["eager", "aot_eager"] if BACKEND == "sim" else ["aot_eager", "inductor"]
+"""On CPUs TorchInductor needs a compiler of C++."""
+TILE = FusedConfig("two_shot", block_size_m=16, block_size_n=16, block_size_k=16, num_sms=2, num_warps=4)
+ROWS, INNER = 12, 32
+BOUND = 1e-5
+"""Of an error in float32, over the largest expected number."""
+
+
+def compiled(function: Callable[..., Any], compiler: Any, **options: Any) -> Callable[..., Any]:
+    """``function`` as one graph, whatever was compiled before."""
+    torch._dynamo.reset()
+    made: Callable[..., Any] = torch.compile(function, backend=compiler, fullgraph=True, **options)
+    return made
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).abs().max() / expected.double().abs().max())
+
+
+def drawn(ctx: iris.Iris, *shape: int, seed: int = 0) -> torch.Tensor:
+    """Equal on all ranks."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(ctx.device)
+
+
+def of_each_op(compiler: str) -> list[float]:
+    """How far from plain PyTorch's what each op gives in one graph, with and without a bias."""
+    with fresh(1 << 20) as ctx, torch.no_grad():
+        x, weight, bias = drawn(ctx, ROWS, INNER), drawn(ctx, INNER, INNER, seed=1), drawn(ctx, INNER, seed=2)
+        heap, matmul = ctx.empty(2, ROWS, INNER, dtype=torch.float32), ctx.ops.matmul
+
+        def own(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+            return tensor.chunk(ctx.world_size, dim)[ctx.rank]
+
+        def layers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            rows = iris.ops.all_gather_matmul(
+                ctx, torch.empty_like(x), A_sharded=own(x, 0), B=weight, bias=bias, gather_dim=0
+            )
+            columns = ctx.ops.all_gather_matmul(torch.empty_like(x), own(x, 1), weight, gather_dim=1, config="push")
+            scattered = ctx.ops.matmul_reduce_scatter(torch.empty_like(own(x, 0)), own(x, 1), own(weight, 0), bias)
+            everywhere = ctx.ops.matmul_all_scatter(heap[0], x, own(weight, 1))
+            reduced = ctx.ops.matmul_all_reduce(heap[1], own(x, 1), own(weight, 0), config=TILE)
+            alone = matmul(torch.empty_like(x), x * 2, weight)
+            return rows, columns, scattered, everywhere + 1, reduced + 1, alone
+
+        found = compiled(layers, compiler)(x)
+        ctx.synchronize()
+        product = x @ weight
+        expected = product + bias, product, own(product + bias, 0), product + 1, product + 1, product * 2
+        written = [error(one, product) for one in heap]
+        return written + [error(one, other) for one, other in zip(found, expected, strict=True)]
+
+
+@TWO
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_each_op_in_one_graph(ranks: Ranks, compiler: str) -> None:
+    for errors in ranks.run(of_each_op, compiler):
+        assert len(errors) == 8 and max(errors) < BOUND, errors
+
+
+def layers_that_share(compiler: str) -> tuple[list[float], int]:
+    """Three calls in a row of layers that write one output, with numbers of rows that the graph does not know; and how
+    many graphs there are."""
+    with fresh(1 << 20) as ctx, torch.no_grad():
+        shared = ctx.empty(ROWS + 8, INNER, dtype=torch.float32)
+        weights = [drawn(ctx, INNER, INNER, seed=seed) / INNER for seed in range(3)]
+
+        def layers(x: torch.Tensor) -> torch.Tensor:
+            for weight in weights:
+                own, part = (one.chunk(ctx.world_size, dim)[ctx.rank] for one, dim in ((x, 1), (weight, 0)))
+                x = x + ctx.ops.matmul_all_reduce(shared[: x.shape[0]], own, part, config="two_shot")
+            return x
+
+        torch._dynamo.utils.counters.clear()
+        model, found = compiled(layers, compiler, dynamic=True), []
+        for rows in (ROWS, ROWS // 2, ROWS):
+            x = drawn(ctx, rows, INNER, seed=rows)
+            result = model(x)
+            ctx.synchronize()
+            for weight in weights:
+                product = x @ weight
+                x = x + product
+            found += [error(result, x), error(shared[:rows], product)]
+        return found, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@TWO
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_layers_may_share_an_output(ranks: Ranks, compiler: str) -> None:
+    """A graph reads what each has written, although the next one writes there, too."""
+    for errors, graphs in ranks.run(layers_that_share, compiler):
+        assert graphs == 1 and max(errors) < BOUND, errors
+
+
+def nodes_of_calls() -> list[str]:
+    """Configs of the nodes that calls become, and how many nodes each graph has."""
+    seen: list[str] = []
+
+    def note(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        seen.extend(str(node.args[-1]) for node in graph.graph.nodes if str(node.target).startswith("iris."))
+        return graph.forward
+
+    with fresh(1 << 20) as ctx, torch.no_grad():
+        x = drawn(ctx, ROWS, INNER)
+        for config in (None, "auto", "local", replace(TILE, algorithm="local")):
+            compiled(lambda config=config: ctx.ops.matmul(x.new_empty(ROWS, ROWS), x, x.t(), config=config), note)()
+    return seen
+
+
+@TWO
+def test_a_call_is_one_node(ranks: Ranks) -> None:
+    for *named, tile in ranks.run(nodes_of_calls):
+        assert named == ["auto", "auto", "local"]
+        assert _config_of(tile) == replace(TILE, algorithm="local")
+
+
+def test_every_field_of_a_config_is_in_its_node() -> None:
+    numbers = iter(range(16, 1 << 10))
+    kinds: dict[type, Callable[[Any], Any]] = {
+        str: lambda value: value[::-1], bool: lambda value: not value, float: lambda value: value / 2,
+    }  # fmt: skip
+    default = FusedConfig("ring")
+    changed = {name: kinds.get(type(value), lambda _: next(numbers))(value) for name, value in vars(default).items()}
+    other = FusedConfig(**changed)
+    assert not vars(other).items() & vars(default).items()
+    for config in (default, other):
+        assert _config_of(_text_of(config)) == config
+
+
+def mistakes() -> list[Failure]:
+    """What graphs raise: when they run, when they are made (PyTorch then says what was raised), and when their context
+    is gone."""
+    with fresh(1 << 20) as ctx, torch.no_grad():
+        x, few = drawn(ctx, ROWS, INNER), drawn(ctx, INNER - 1, INNER)
+        layer = compiled(lambda a, b: ctx.ops.matmul(torch.empty_like(a), a, b), "eager")
+        found = [failure_of(layer, x, few)]
+        with torch.enable_grad():
+            found.append(failure_of(layer, x, drawn(ctx, INNER, INNER).requires_grad_()))
+            a, b = x.clone().requires_grad_(), drawn(ctx, INNER, INNER)
+            gather = compiled(lambda: iris.ops.all_gather_matmul(ctx, ctx.rank + x, a, b, gather_dim=1), "eager")
+            found.append(failure_of(gather))
+        node = torch.ops.iris.matmul.default
+        operands = x.shape, x.dtype, x, x.t().contiguous(), None, None, None, None, "auto"
+    return [*found, failure_of(layer, x, x.t()), failure_of(node, "none", *operands)]
+
+
+@TWO
+def test_mistakes_in_graphs_are_typed(ranks: Ranks) -> None:
+    for shape, gradient, named, closed, gone in ranks.run(mistakes):
+        assert shape.kind == "ShapeError" and "matmul: B" in shape.message, shape
+        for failure, argument in ((gradient, "matmul: B"), (named, "all_gather_matmul: A_sharded")):
+            assert "RuntimeError" in failure.bases and f"{argument}: expected a tensor that" in failure.message, failure
+        assert closed.kind == "ContextError" and "closed" in closed.message, closed
+        assert gone.kind == "ContextError" and "compile again" in gone.message, gone
+
+
+def of_another_context() -> list[float]:
+    """One compiled function, with a context, and another one in its place."""
+    found = []
+    torch._dynamo.reset()
+    layer = torch.compile(
+        lambda ctx, output, a, b: ctx.ops.matmul_all_reduce(output, a, b), backend="eager", fullgraph=True
+    )
+    for turn in range(2):
+        with fresh(1 << 20) as ctx, torch.no_grad():
+            output, a, b = ctx.empty(8, 8), drawn(ctx, 8, 8, seed=turn), torch.eye(8, device=ctx.device)
+            layer(ctx, output, a, b)
+            ctx.synchronize()
+            found.append(error(output, ctx.world_size * a))
+    return found
+
+
+@TWO
+def test_another_context_has_a_graph_of_its_own(ranks: Ranks) -> None:
+    for errors in ranks.run(of_another_context):
+        assert max(errors) < BOUND
+
+
+def with_a_workspace(whole: bool) -> tuple[Failure, bool]:
+    """A call that no node can make; ``whole``: as one graph."""
+    with fresh(1 << 20) as ctx, torch.no_grad():
+        output, a, b = ctx.empty(8, 8), drawn(ctx, 8, 8), torch.eye(8, device=ctx.device)
+        workspace = new_workspace(ctx, "matmul_all_reduce", "two_shot", 1 << 17)
+
+        def layer() -> torch.Tensor:
+            return ctx.ops.matmul_all_reduce(output, a, b, config="two_shot", workspace=workspace) + 1
+
+        torch._dynamo.reset()
+        failure = failure_of(torch.compile(layer, backend="eager", fullgraph=whole))
+        ctx.synchronize()
+        return failure, not whole and error(output, ctx.world_size * a) < BOUND
+
+
+@TWO
+def test_calls_with_a_workspace_break_a_graph(ranks: Ranks) -> None:
+    for failure, right in ranks.run(with_a_workspace, False):
+        assert right and failure.kind == "nothing", failure
+    for failure, _ in ranks.run(with_a_workspace, True):
+        assert failure.kind == "Unsupported" and "leave out fullgraph=True" in failure.message, failure
+
+
+class Gathered(torch.autograd.Function):
+    """``all_gather(x) @ weight.t()``, with its gradients."""
+
+    @staticmethod
+    def forward(call: Any, ctx: iris.Iris, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        call.save_for_backward(x, weight)
+        call.iris = ctx
+        output = x.new_empty(ctx.world_size * x.shape[0], weight.shape[0])
+        return ctx.ops.all_gather_matmul(output, x, weight.t(), gather_dim=0)
+
+    @staticmethod
+    def backward(call: Any, *grads: torch.Tensor) -> tuple[None, torch.Tensor, torch.Tensor]:
+        (x, weight), ops = call.saved_tensors, call.iris.ops
+        grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
+        ops.matmul_reduce_scatter(grad_x, grads[0], weight)
+        ops.all_gather_matmul(grad_weight.t(), x.t(), grads[0], gather_dim=1)
+        return None, grad_x, grad_weight
+
+
+def trained(compiler: str) -> list[float]:
+    """Forward and backward pass of a layer in graphs, against the same on one rank."""
+    with fresh(1 << 20) as ctx:
+        whole, weight = (drawn(ctx, ROWS, INNER, seed=seed).requires_grad_() for seed in range(2))
+        (whole @ weight.t()).sin().sum().backward()
+
+        def loss(x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+            return Gathered.apply(ctx, x * 1, own).sin().sum()  # type: ignore[no-any-return]
+
+        x, own = (one.detach().chunk(ctx.world_size)[ctx.rank].clone().requires_grad_() for one in (whole, weight))
+        compiled(loss, compiler)(x, own).backward()
+        ctx.synchronize()
+        grads = [one.grad.chunk(ctx.world_size)[ctx.rank] for one in (whole, weight) if one.grad is not None]
+        return [error(found.grad, grad) for found, grad in zip((x, own), grads, strict=True) if found.grad is not None]
+
+
+@TWO
+@pytest.mark.parametrize("compiler", [one for one in COMPILERS if one != "eager"])
+def test_layers_are_trained_in_graphs(ranks: Ranks, compiler: str) -> None:
+    for errors in ranks.run(trained, compiler):
+        assert len(errors) == 2 and max(errors) < BOUND, errors
