@@ -52,6 +52,8 @@ class Layers:
             right += functional.gelu(right @ up.double().t()) @ down.double().t()
             own = up.chunk(ctx.world_size)[ctx.rank], down.chunk(ctx.world_size, 1)[ctx.rank]
             self.weights.append((own[0].clone(), own[1].clone()))
+            for weight in self.weights[-1]:
+                torch._dynamo.mark_static_address(weight)  # as a module's parameters: CUDA graphs copy all else
         self.right = right
 
     def complaint(self, found: torch.Tensor) -> str:
@@ -94,13 +96,17 @@ def compiled_layers(state: bench.State, ctx: iris.Iris) -> None:
     way, summed = state["way"], sum_by(state["way"], ctx)
     graphs = way.endswith("+graphs")
 
+    def layer(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        return x + summed(functional.gelu(x @ up.t()), down, layers.shared)
+
     def model(x: torch.Tensor) -> torch.Tensor:
         for up, down in layers.weights:
-            x = x + summed(functional.gelu(x @ up.t()), down, layers.shared)
+            x = layer(x, up, down)
         return x
 
     if way != "eager":
-        model.__code__ = model.__code__.replace(co_name=f"model_{way}")  # for which the compiler keeps what it makes
+        for one in (layer, model):  # the compiler keeps what it makes for each code
+            one.__code__ = one.__code__.replace(co_name=f"{one.__name__}_{way}")
         options: dict[str, Any] = {"fullgraph": way != "broken"}
         if SIMULATED:
             options["backend"] = "aot_eager"  # TorchInductor needs a compiler of C++ on CPUs

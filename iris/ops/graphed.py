@@ -99,7 +99,9 @@ def in_graph(op: Op, untraced: Op) -> Op:
                 trace=trace, **dim,
             )  # fmt: skip
         made = node(ctx.key, output.shape, output.dtype, a, B, bias, scale_a, scale_b, gather_dim, _text_of(config))
-        return output.copy_(made)
+        # Not output.copy_(made): if nobody uses what that returns, PyTorch 2.11 leaves it out of a Function's backward.
+        copied: torch.Tensor = torch.ops.aten.copy_.default(output, made)
+        return copied
 
     return traced
 
