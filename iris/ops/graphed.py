@@ -99,9 +99,8 @@ def in_graph(op: Op, untraced: Op) -> Op:
                 trace=trace, **dim,
             )  # fmt: skip
         made = node(ctx.key, output.shape, output.dtype, a, B, bias, scale_a, scale_b, gather_dim, _text_of(config))
-        # Not output.copy_(made): if nobody uses what that returns, PyTorch 2.11 leaves it out of a Function's backward.
-        copied: torch.Tensor = torch.ops.aten.copy_.default(output, made)
-        return copied
+        output[...] = made  # copy_ returns output: of a Function that returns it, PyTorch 2.11 then has no gradients
+        return output
 
     return traced
 
