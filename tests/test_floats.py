@@ -288,8 +288,14 @@ def float8_kernel(a, b, target, OP: tl.constexpr, N: tl.constexpr):
         r = x + y.to(tl.float32)
     elif OP == "div":
         r = x / y
+    elif OP == "half":
+        r = x / 2.0
     elif OP == "where":
         r = tl.where(at % 2 == 0, x, y)
+    elif OP == "or one":
+        r = tl.where(at % 2 == 0, x, 1.0)
+    elif OP == "or zero":
+        r = tl.where(at % 2 == 0, x, 0.0)
     elif OP == "abs":
         r = tl.abs(x)
     else:
@@ -302,14 +308,20 @@ FLOAT8_ARITHMETIC: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor
     "widened": lambda x, y: x + y,
     "one widened": lambda x, y: x + y,
     "div": lambda x, y: x / y,
+    "half": lambda x, y: x / 2,
     "where": lambda x, y: torch.where(torch.arange(len(x)) % 2 == 0, x, y),
+    "or one": lambda x, y: torch.where(torch.arange(len(x)) % 2 == 0, x, 1),
+    "or zero": lambda x, y: torch.where(torch.arange(len(x)) % 2 == 0, x, 0),
     "abs": lambda x, y: x.abs(),
     "max": lambda x, y: x.max().expand(len(x)),
 }
+TAKEN_SINCE = {"or one": (3, 7), "div": (3, 9), "half": (3, 9)}
+"""Triton's compilers make no 8-bit number but 0 before 3.7, and do not widen what is divided before 3.9."""
+REFUSED = [op for op, since in TAKEN_SINCE.items() if tuple(map(int, triton.__version__.split(".")[:2])) < since]
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)
-@pytest.mark.parametrize("op", FLOAT8_ARITHMETIC)
+@pytest.mark.parametrize("op", [op for op in FLOAT8_ARITHMETIC if op not in REFUSED])
 def test_what_compilers_take_of_8_bits(op: str, dtype: torch.dtype, seed: int) -> None:
     x, y = eighths(seed, 64), eighths(seed + 1, 64)
     y[y == 0] = 0.375
@@ -320,7 +332,7 @@ def test_what_compilers_take_of_8_bits(op: str, dtype: torch.dtype, seed: int) -
 
 
 @pytest.mark.parametrize(
-    "op", ["add", "multiply", "negative", "less", "equal", "maximum", "fma", "sum", "cumsum", "min_max"]
+    "op", ["add", "multiply", "negative", "less", "equal", "maximum", "fma", "sum", "cumsum", "min_max", *REFUSED]
 )
 def test_arithmetic_on_8_bits_is_refused_as_by_compilers(op: str) -> None:
     x = torch.ones(64).to(torch.float8_e5m2)

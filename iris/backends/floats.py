@@ -4,8 +4,8 @@ Triton computes on the patterns in arithmetic, ``tl.dot``, ``tl.fma``, reduction
 where it does convert, its rounding loses the carry into the exponent. Here they are widened to float32,
 computed, and rounded to nearest even.
 
-Of 8-bit floats Triton compiles casts, products (``tl.dot``), quotients, choices (``tl.where``) and absolute values; all
-else is an error here, too.
+Of 8-bit floats Triton compiles casts, products (``tl.dot``), choices (``tl.where``), absolute values, from 3.7 on
+numbers beside them, and from 3.9 on quotients; all else is an error here, too.
 
 A sum or scan is rounded once, at its end, as Triton's own sum of float16 is. A GPU rounds each partial sum, in an
 order that nobody promises.
@@ -13,6 +13,7 @@ order that nobody promises.
 
 from __future__ import annotations
 
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,17 @@ def _refuse_float8(op: str, *operands: Any) -> None:
     """Raise if an operand is an 8-bit float, of which no GPU's compiler takes ``op``."""
     for operand in operands:
         if isinstance(operand, _Handle) and operand.dtype.scalar.name.startswith("fp8"):
-            fix = "Triton compiles no such arithmetic, nor comparisons: cast to float32 first, x.to(tl.float32)."
-            raise DTypeError(op, "operand", "a dtype of 16 bits or more", operand.dtype.scalar.name, fix)
+            raise _too_narrow(op, operand.dtype.scalar.name, "Triton compiles no such arithmetic, nor comparisons")
+
+
+def _refuse_number(_: Any, dtype: str, value: float) -> None:
+    """Raise of any number but 0, as the compilers of Triton 3.6 do; newer ones do not ask for it in 8 bits."""
+    raise _too_narrow(f"the number {value}", dtype, "This Triton compiles none of 8 bits but 0")
+
+
+def _too_narrow(op: str, dtype: str, why: str) -> DTypeError:
+    fix = f"{why}: cast to float32 first, x.to(tl.float32)."
+    return DTypeError(op, "operand", "a dtype of 16 bits or more", dtype, fix)
 
 
 def _widened(handle: Any) -> Any:
@@ -142,6 +152,8 @@ def _install_casts() -> None:
     _Builder.cast_impl = cast_impl
     _Builder.create_fp_to_fp = create_fp_to_fp
     _Builder.get_bf16 = get_bf16
+    for name in _NARROW - {"bf16"}:
+        setattr(_Builder, f"get_{name}", partialmethod(_refuse_number, name))
     _Builder.create_print = create_print
 
 
