@@ -1,4 +1,5 @@
-"""benchmark/training_step.py: gradients of layers that are made of the ops."""
+"""benchmark/training_step.py: gradients of layers that are made of the ops; benchmark/compiled_layers.py: layers in
+graphs."""
 
 from __future__ import annotations
 
@@ -20,18 +21,32 @@ SIZES = (48, 40, 72)
 WAYS = ("auto", "nccl", "nccl_overlapped")
 
 
-@pytest.mark.parametrize("num_ranks", worlds(2, 2))
-def test_gradients_of_every_way_are_right(num_ranks: int) -> None:
-    options = [f"--axis_{name}={size}" for name, size in zip(("tokens", "hidden", "inner"), SIZES, strict=True)]
+def records_of(script: Path, num_ranks: int, *options: str) -> list[dict[str, Any]]:
+    """Of what ``script`` measures; all are right."""
     heap = ["--heap_size", str(1 << 26)]
     done = subprocess.run(
-        [python(), SCRIPT, "--num_ranks", str(num_ranks), "--benchmark_format", "json", *options, *heap],
+        [python(), script, "--num_ranks", str(num_ranks), "--benchmark_format", "json", *options, *heap],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    records: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [one["params"]["algorithm"] for one in records] == list(WAYS), done.stdout
+    records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert all(one["validated"] and one["error"] is None for one in records), records
+    return records
+
+
+@pytest.mark.parametrize("num_ranks", worlds(2, 2))
+def test_gradients_of_every_way_are_right(num_ranks: int) -> None:
+    options = [f"--axis_{name}={size}" for name, size in zip(("tokens", "hidden", "inner"), SIZES, strict=True)]
+    records = records_of(SCRIPT, num_ranks, *options)
+    assert [one["params"]["algorithm"] for one in records] == list(WAYS)
+
+
+@pytest.mark.parametrize("num_ranks", worlds(2, 2))
+def test_compiled_layers_are_right(num_ranks: int) -> None:
+    ways = "compiled", "broken", "nccl", "compiled+graphs"
+    sizes = "--axis_rows=6", "--axis_hidden=64", "--axis_inner=128"
+    records = records_of(SCRIPT.with_name("compiled_layers.py"), num_ranks, f"--axis_way={','.join(ways)}", *sizes)
+    assert [one["params"]["way"] for one in records] == list(ways)
 
 
 def complaints(dtype: torch.dtype) -> list[str]:

@@ -5,7 +5,7 @@ A call is one node there, ``torch.ops.iris.<op>``, which makes a new tensor; the
 symmetric heap, which all its nodes share.
 
 A node that writes ``output`` itself would not do. Some compilers pass it a copy, which no peer sees; and where two such
-nodes write the same input of a graph, TorchInductor (PyTorch 2.13) reads what the first one wrote after the second one.
+nodes write the same input of a graph, TorchInductor (PyTorch 2.11, 2.13) reads what the first wrote after the second.
 """
 
 from __future__ import annotations
