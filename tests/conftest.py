@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,17 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell without job control has what runs in its background ignore Ctrl-C, and what that starts: tests send it some.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Ranks import the tests' modules, and with them pytest; Triton imports the other as soon as a kernel gets an argument.
+# Let the server that they are forked from do that, once.
+_preload = ForkServerContext.set_forkserver_preload
+
+
+def _preload_more(context: ForkServerContext, names: list[str]) -> None:
+    _preload(context, [*names, "pytest", "triton.experimental.gluon.nvidia.hopper"])
+
+
+ForkServerContext.set_forkserver_preload = _preload_more  # type: ignore[method-assign,assignment]
 
 # What looks into the simulator cannot be imported where it cannot run.
 collect_ignore = [] if importlib.util.find_spec("greenlet") else ["test_ordering.py"]

@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 import iris
 from iris.ops import ALGORITHMS, FusedConfig
 from iris.ops.algorithms import EXCHANGING
-from iris.ops.problem import DTYPES, FLOATS, output_dtype
+from iris.ops.problem import FLOATS, output_dtype
 
 T = TypeVar("T")
 
@@ -116,7 +116,6 @@ def some(values: Sequence[T], one_of: int = 2) -> list[T]:
 IN_WORDS = [way for way in ways() if way.algorithm in (*EXCHANGING, "one_shot", "two_shot")]
 """What sends little by words, each of which says that it has come, and more by flags."""
 each_way = pytest.mark.parametrize("way", ways(), ids=str)
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
 def rotated(values: tuple[Any, ...], turn: int, count: int) -> list[Any]:

@@ -137,6 +137,19 @@ def fresh(heap_size: int = 1 << 20, timeout_s: float = TIMEOUT_S) -> Iterator[ir
         yield ctx
 
 
+def assert_close(got: torch.Tensor, expected: torch.Tensor, rtol: float = 0.0, atol: float = 0.0) -> None:
+    """As ``torch.testing.assert_close``, which in each rank first imports for a second; NaN is equal to NaN."""
+    kinds = [(one.dtype, one.shape, one.device, one.layout) for one in (got, expected)]
+    assert kinds[0] == kinds[1]
+    if got.dtype.is_floating_point and got.itemsize == 1:
+        got, expected = got.float(), expected.float()
+    near = (got == expected) | ((got != got) & (expected != expected))
+    if rtol or atol:
+        near |= (got - expected).abs() <= atol + rtol * expected.abs()
+    far = ~near
+    assert not bool(far.any()), f"{int(far.sum())} of {far.numel()} differ: {got[far][:9]}, not {expected[far][:9]}"
+
+
 # -- what a process holds -----------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from ranks import BACKEND
+from ranks import BACKEND, assert_close
 from triton.runtime import interpreter as upstream
 from warm import python
 
@@ -24,7 +24,7 @@ M, N = 4, 16
 
 
 def equal(got: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert_close(got, expected)
 
 
 def eighths(seed: int, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -216,7 +216,7 @@ def test_elementwise(op: str, seed: int) -> None:
     target = torch.empty_like(x)
     elementwise_kernel[(1,)](x, y, z, target, op, 64)
     rounding = 0.01 if op == "softmax" else 0
-    torch.testing.assert_close(target, ELEMENTWISE[op](x, y, z), rtol=rounding, atol=0)
+    assert_close(target, ELEMENTWISE[op](x, y, z), rtol=rounding, atol=0)
 
 
 def test_an_fma_is_rounded_once() -> None:

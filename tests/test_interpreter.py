@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 import triton_types
-from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
+from ranks import BACKEND, Failure, Ranks, assert_close, context, failure_of, fresh, worlds
 from warm import python
 
 import iris
@@ -600,7 +600,7 @@ def draws(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def equal(got: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert_close(got, expected)
 
 
 def run_arithmetic(seed: int) -> None:
@@ -674,7 +674,7 @@ def run_dots(seed: int) -> None:
         a, b = (torch.randn(64, 64, generator=generator).to(dtype) for _ in range(2))
         c = torch.empty(64, 64)
         dot_kernel[(1,)](a, b, c, 64)
-        torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-5)
+        assert_close(c.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-5)
 
 
 def run_atomic_add(seed: int) -> None:

@@ -21,7 +21,6 @@ from ops_inputs import (
     SMALL,
     Shape,
     Way,
-    each_dtype,
     each_way,
     some,
     trial,
@@ -58,8 +57,14 @@ def results(way: Way, dtype: torch.dtype, seed: int) -> list[tuple[Shape, str, f
     return found
 
 
-@each_dtype
-@each_way
+@pytest.mark.parametrize(
+    ("way", "dtype"),
+    [
+        pytest.param(way, dtype, id=f"{way}-{dtype}".replace("torch.", ""))
+        for dtype in DTYPES
+        for way in (some(ALL_WAYS, 3) if dtype == torch.float8_e4m3fn else ALL_WAYS)  # see tests/test_scales.py
+    ],
+)
 def test_result(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) -> None:
     for rank, found in enumerate(ranks.run(results, way, dtype, seed)):
         for shape, options, excess in found:
@@ -68,7 +73,8 @@ def test_result(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) -> None:
 
 @each_way
 def test_each_way_meets_everything(way: Way) -> None:
-    met = [index for size in (1, 2, 3, 4) for dtype in DTYPES for index in turns(way, dtype, size)]
+    always = [dtype for dtype in DTYPES if dtype != torch.float8_e4m3fn]
+    met = [index for size in (1, 2, 3, 4) for dtype in always for index in turns(way, dtype, size)]
     assert {index % len(SHAPES) for index in met} == set(range(len(SHAPES)))
     assert {(index % 3, index // 3 % 3) for index in met} == {
         (bias, layout) for bias in range(3) for layout in range(3)
@@ -114,7 +120,7 @@ def back_to_back(way: Way, seed: int) -> list[float]:
     return [one.excess() for one in trials]
 
 
-@pytest.mark.parametrize("ranks", worlds(4, 8), indirect=True)
+@pytest.mark.parametrize("ranks", worlds(4, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
 @pytest.mark.parametrize("way", some(ALL_WAYS), ids=str)
 def test_back_to_back_with_a_late_rank(ranks: Ranks, way: Way, seed: int) -> None:
     for excesses in ranks.run(back_to_back, way, seed):
@@ -319,7 +325,9 @@ def abreast_left(gather_dim: int, seed: int) -> list[float]:
     """Chunks carried side by side, of which the last ones are fewer."""
     ctx, found = context(), []
     for algorithm in ("hbm_buffer", "push"):
-        one = trial(ctx, Way(GATHER, algorithm, gather_dim), (88, 40, 70), torch.float32, seed)
+        one = trial(
+            ctx, Way(GATHER, algorithm, gather_dim), (88, 15 if BACKEND == "sim" else 40, 70), torch.float32, seed
+        )
         one.run(replace(SMALL, comm_sms=1, k_per_flag=1))
         found.append(one.excess())
     return found
@@ -333,10 +341,10 @@ def test_the_last_chunks_side_by_side_are_fewer(ranks: Ranks, gather_dim: int, s
 
 
 def run_some_ways(seed: int) -> dict[str, float]:
-    """Every third way, once, of 16 ranks every eighth: those that another number of ranks, or seed, leaves out."""
+    """Every thirteenth way, once: a gather, one that sends or sums, and one that sums. Others with another seed."""
     ctx, found = context(), {}
     for turn, way in enumerate(ALL_WAYS):
-        if (turn + seed + ctx.world_size) % max(3, ctx.world_size // 2):
+        if (turn + seed) % 13:
             continue
         shape, dtype = ((1, 1, 1), (3, 5, 7))[turn // 2 % 2], DTYPES[turn // 2 % len(DTYPES)]
         one = trial(ctx, way, shape, dtype, seed + turn, BIASES[turn % 3])

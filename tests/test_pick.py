@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ranks import BACKEND, Ranks, fresh, worlds
+from ranks import BACKEND, Ranks, assert_close, fresh, worlds
 from test_model import problem_of
 
 from iris.errors import ArgumentError
@@ -802,7 +802,7 @@ def algorithms_run(path: str) -> list[set[str]]:
             ctx.ops.all_gather_matmul(output, a, b)
             ctx.synchronize()
             whole = torch.cat([ctx.broadcast(a, rank) for rank in range(ctx.world_size)])
-            torch.testing.assert_close(output, whole @ b, rtol=1e-4, atol=1e-4)
+            assert_close(output, whole @ b, rtol=1e-4, atol=1e-4)
             keys: list[Any] = list(ctx._workspaces)
             found.append({key[1] for key in keys if key[0] == "all_gather_matmul"})
     del os.environ["IRIS_TUNED"]

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from mistakes import MISTAKES, mistaken_kernel
 from ops_inputs import some
-from ranks import Failure, Ranks, context, failure_of, fresh, poison, worlds
+from ranks import Failure, Ranks, assert_close, context, failure_of, fresh, poison, worlds
 
 import iris
 from iris.device import sync
@@ -134,7 +134,7 @@ def run_messages(receive_first: bool, late: int | None, seed: int) -> None:
             inbox, outbox, result, flag, following, previous, epoch, ctx.handle, receive_first, N, num_warps=1
         )
     ctx.barrier()
-    torch.testing.assert_close(result.cpu(), sent[previous], rtol=0, atol=0)
+    assert_close(result.cpu(), sent[previous])
 
 
 def run_count(programs: int) -> int:
@@ -227,7 +227,7 @@ def run_barrier_in_kernel(rounds: int) -> None:
         rounds_kernel[(1,)](slots, seen, first, ctx.handle, rounds, 16)
         ctx.barrier()
         expected = torch.arange(first, first + rounds, dtype=torch.int32)[:, None].expand(rounds, ctx.world_size)
-        torch.testing.assert_close(seen[:, : ctx.world_size].cpu(), expected, rtol=0, atol=0)
+        assert_close(seen[:, : ctx.world_size].cpu(), expected)
 
 
 def run_groups(on_device: bool, turns: int, late: int | None, seed: int) -> int:
@@ -500,7 +500,7 @@ def run_broadcasts(source: int, seed: int) -> None:
     for tensor in tensors_to_send(seed):
         got = ctx.broadcast(tensor if mine else object(), source)
         assert got.device == ctx.device
-        torch.testing.assert_close(got.cpu(), tensor, rtol=0, atol=0)
+        assert_close(got.cpu(), tensor)
     symmetric = ctx.full((4,), float(ctx.rank))
     assert ctx.broadcast(symmetric, source).tolist() == [float(source)] * 4
 
