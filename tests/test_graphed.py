@@ -156,6 +156,9 @@ def mistakes() -> list[Failure]:
             a, b = x.clone().requires_grad_(), drawn(ctx, INNER, INNER)
             gather = compiled(lambda: iris.ops.all_gather_matmul(ctx, ctx.rank + x, a, b, gather_dim=1), "eager")
             found.append(failure_of(gather))
+        wrong: dict[str, Any] = {"gather_dim": 0}
+        loose = torch.compile(lambda: ctx.ops.matmul(torch.empty_like(x), x, x, **wrong), backend="eager")
+        found.append(failure_of(loose))
         node = torch.ops.iris.matmul.default
         operands = x.shape, x.dtype, x, x.t().contiguous(), None, None, None, None, "auto"
     return [*found, failure_of(layer, x, x.t()), failure_of(node, "none", *operands)]
@@ -163,10 +166,11 @@ def mistakes() -> list[Failure]:
 
 @TWO
 def test_mistakes_in_graphs_are_typed(ranks: Ranks) -> None:
-    for shape, gradient, named, closed, gone in ranks.run(mistakes):
+    for shape, gradient, named, unknown, closed, gone in ranks.run(mistakes):
         assert shape.kind == "ShapeError" and "matmul: B" in shape.message, shape
         for failure, argument in ((gradient, "matmul: B"), (named, "all_gather_matmul: A_sharded")):
             assert "RuntimeError" in failure.bases and f"{argument}: expected a tensor that" in failure.message, failure
+        assert unknown.kind == "TypeError" and "gather_dim" in unknown.message, unknown
         assert closed.kind == "ContextError" and "closed" in closed.message, closed
         assert gone.kind == "ContextError" and "compile again" in gone.message, gone
 

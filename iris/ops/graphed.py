@@ -51,6 +51,7 @@ def in_graph(op: Op, untraced: Op) -> Op:
     """What ``torch.compile`` traces in place of ``op``. ``untraced``: the same, but a graph breaks at it: for calls
     that no node can make."""
     name, names = op.__name__, list(inspect.signature(op).parameters)
+    operands = names[: names.index("bias") + 1]
     gathers, peers_write = "gather_dim" in names, name in PEERS_WRITE
 
     def run(
@@ -71,7 +72,7 @@ def in_graph(op: Op, untraced: Op) -> Op:
         key: str, shape: list[int], dtype: torch.dtype, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
         scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, *others: Any,
     ) -> torch.Tensor:  # fmt: skip
-        given = {names[2]: a, "B": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+        given = {**dict(zip(operands[2:], (a, b, bias), strict=True)), "scale_a": scale_a, "scale_b": scale_b}
         for argument, tensor in given.items():
             if tensor is not None:
                 check_no_gradient(name, argument, tensor)
@@ -85,22 +86,19 @@ def in_graph(op: Op, untraced: Op) -> Op:
     torch.library.register_fake(f"iris::{name}", fake, lib=_LIBRARY)
     node = getattr(torch.ops.iris, name).default
 
-    def traced(
-        ctx: Iris, output: torch.Tensor, A: Any = None, B: Any = None, bias: Any = None, *, A_sharded: Any = None,
-        scale_a: Any = None, scale_b: Any = None, gather_dim: int | None = None, config: Any = None,
-        workspace: Any = None, trace: Any = False,
-    ) -> torch.Tensor:  # fmt: skip
-        a = A if A_sharded is None else A_sharded
-        known = config is None or isinstance(config, (str, FusedConfig))
-        if workspace is not None or trace is not False or not known or not isinstance(ctx, Iris):
-            dim = {"gather_dim": gather_dim} if gathers else {}
-            return untraced(
-                ctx, output, a, B, bias, scale_a=scale_a, scale_b=scale_b, config=config, workspace=workspace,
-                trace=trace, **dim,
-            )  # fmt: skip
-        made = node(ctx.key, output.shape, output.dtype, a, B, bias, scale_a, scale_b, gather_dim, _text_of(config))
-        output[...] = made  # copy_ returns output: of a Function that returns it, PyTorch 2.11 then has no gradients
-        return output
+    def traced(*args: Any, **kwargs: Any) -> torch.Tensor:
+        given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+        values: list[Any] = [given.get(argument) for argument in operands]
+        ctx, output, a, b, bias = values
+        config, plain = given.get("config"), given.get("workspace") is None and given.get("trace", False) is False
+        mistaken = len(args) > len(operands) or not all(argument in names for argument in given)
+        if mistaken or not plain or not isinstance(ctx, Iris) or not isinstance(config, str | FusedConfig | None):
+            return untraced(*args, **kwargs)
+        others = bias, given.get("scale_a"), given.get("scale_b"), given.get("gather_dim"), _text_of(config)
+        made = node(ctx.key, output.shape, output.dtype, a, b, *others)
+        result: torch.Tensor = output
+        result[...] = made  # copy_ returns output: of a Function that returns it, PyTorch 2.11 then has no gradients
+        return result
 
     return traced
 
