@@ -48,7 +48,7 @@ def ragged_chunks(seed: int) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("ranks", worlds(3, 8), indirect=True)
+@pytest.mark.parametrize("ranks", worlds(3, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
 def test_chunks_that_do_not_come_out_even(ranks: Ranks, seed: int) -> None:
     for excesses in ranks.run(ragged_chunks, seed):
         assert max(excesses) <= 1

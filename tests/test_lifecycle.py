@@ -104,7 +104,7 @@ def many_lives() -> tuple[dict[str, Any], dict[str, Any], list[str]]:
 
 
 @NAMES_SHARED_MEMORY
-@FEW
+@TWO
 def test_a_hundred_lives_in_one_process_leave_it_as_it_was(ranks: Ranks) -> None:
     for early, late, files in ranks.run(many_lives):
         assert late["fds"] == early["fds"]
