@@ -109,7 +109,7 @@ def test_a_hundred_lives_in_one_process_leave_it_as_it_was(ranks: Ranks) -> None
     for early, late, files in ranks.run(many_lives):
         assert late["fds"] == early["fds"]
         assert late["threads"] == early["threads"]
-        assert abs(late["maps"] - early["maps"]) <= 4
+        assert abs(late["maps"] - early["maps"]) < 10, "a leak by one way of three to close would be 33"
         assert late["rss_kib"] - early["rss_kib"] < 4096, "a leak of one heap page table a life would be more"
         assert late["gpu"] == early["gpu"]
         assert files == []
