@@ -146,7 +146,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         log_level: str | int | None,
     ) -> None:
         require_linux()
-        self._pid, self._open, self.key = os.getpid(), False, str(next(_numbers))
+        self._pid, self._open, self._key = os.getpid(), False, str(next(_numbers))
         choice = _choice(backend)
         who = identify(group, device, first_timeout_s)
         if who.world_size > MAX_RANKS:
@@ -163,7 +163,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
             self._mesh.leave(error)
             raise
         self._open = True
-        _BY_KEY[self.key] = self
+        _BY_KEY[self._key] = self
         OPEN[self] = Opened(f"rank {self.rank}", self.close, self._release, self._mesh.abandon)
         self._backend.surround_launches([self._heap_bases, self._alone.bases], self._failure.of_simulated_kernel)
 

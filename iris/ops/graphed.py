@@ -95,7 +95,7 @@ def in_graph(op: Op, untraced: Op) -> Op:
         if mistaken or not plain or not isinstance(ctx, Iris) or not isinstance(config, str | FusedConfig | None):
             return untraced(*args, **kwargs)
         others = bias, given.get("scale_a"), given.get("scale_b"), given.get("gather_dim"), _text_of(config)
-        made = node(ctx.key, output.shape, output.dtype, a, b, *others)
+        made = node(ctx._key, output.shape, output.dtype, a, b, *others)
         result: torch.Tensor = output
         result[...] = made  # copy_ returns output: of a Function that returns it, PyTorch 2.11 then has no gradients
         return result

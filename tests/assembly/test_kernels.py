@@ -123,4 +123,6 @@ def test_every_example_is_looked_at() -> None:
 
 
 def test_every_target_is_compiled_for() -> None:
-    assert {one for _, one in PAIRS} == set(TARGETS)
+    """But for sm_100 by the older of two Tritons."""
+    left = {CUDA[1]} if OLD and not EVERYTHING else set()
+    assert {one for _, one in PAIRS} == set(TARGETS) - left
