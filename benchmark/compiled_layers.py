@@ -22,6 +22,7 @@ from torch.nn import functional
 import iris
 from iris import bench
 from iris.bench.distributed import process_group
+from iris.bench.matrix import normal_draws
 
 SIMULATED = iris.backends.detect().name == "sim"
 LAYERS = 2 if SIMULATED else 4
@@ -37,12 +38,7 @@ class Layers:
 
     def __init__(self, ctx: iris.Iris, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
         rows, hidden, inner = sizes
-        generator = torch.Generator(ctx.device).manual_seed(int(ctx.broadcast(torch.seed() % (1 << 31), 0)))
-
-        def drawn(rows: int, cols: int, scale: float) -> torch.Tensor:
-            whole = torch.randn(rows, cols, device=ctx.device, dtype=torch.float32, generator=generator)
-            return (whole * scale).to(dtype)
-
+        drawn = normal_draws(ctx, dtype)
         self.x = drawn(rows, hidden, 1)
         self.shared = ctx.empty(rows, hidden, dtype=dtype)
         self.weights: list[tuple[torch.Tensor, torch.Tensor]] = []

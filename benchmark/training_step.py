@@ -22,6 +22,7 @@ from torch.nn import functional
 import iris
 from iris import bench
 from iris.bench.distributed import all_gather, process_group, reduce_scatter
+from iris.bench.matrix import normal_draws
 
 SIZES = ((2048, 4096, 14336), (8192, 4096, 14336), (8192, 8192, 28672), (16384, 5120, 25600))
 SMALL = ((32, 24, 64),)
@@ -134,12 +135,7 @@ class Step:
 
     def __init__(self, ctx: iris.Iris, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
         tokens, hidden, inner = sizes
-        generator = torch.Generator(ctx.device).manual_seed(int(ctx.broadcast(torch.seed() % (1 << 31), 0)))
-
-        def drawn(rows: int, cols: int, scale: float) -> torch.Tensor:
-            whole = torch.randn(rows, cols, device=ctx.device, dtype=torch.float32, generator=generator)
-            return (whole * scale).to(dtype)
-
+        drawn = normal_draws(ctx, dtype)
         self.ctx = ctx
         self.whole = (
             drawn(tokens, hidden, 1), drawn(inner, hidden, hidden**-0.5), drawn(hidden, inner, inner**-0.5),

@@ -330,7 +330,7 @@ class Watch(TorchDispatchMode):
 
     def _scratch(self, _: object) -> Callable[..., torch.Tensor]:
         def scratch(ours: FusedWorkspace, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
-            key = name, workspace._power_of_two(count), dtype
+            key = name, workspace.power_of_two(count), dtype
             if key not in ours.local:
                 with mock.patch.object(self, "_paused", True):
                     ours.local[key] = ours.ctx.empty(key[1], dtype=dtype)

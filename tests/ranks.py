@@ -28,11 +28,13 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 
 import iris
 from iris import backends
 
 BACKEND = backends.detect().name
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 HEAP_SIZE = 24 << 20
 TIMEOUT_S = 30.0
 RUN_LIMIT_S = 90.0

@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from ranks import BACKEND, assert_close
+from ranks import BACKEND, TRITON, assert_close
 from triton.runtime import interpreter as upstream
 from warm import python
 
@@ -317,7 +317,7 @@ FLOAT8_ARITHMETIC: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor
 }
 TAKEN_SINCE = {"or one": (3, 7), "div": (3, 9), "half": (3, 9)}
 """Triton's compilers make no 8-bit number but 0 before 3.7, and do not widen what is divided before 3.9."""
-REFUSED = [op for op, since in TAKEN_SINCE.items() if tuple(map(int, triton.__version__.split(".")[:2])) < since]
+REFUSED = [op for op, since in TAKEN_SINCE.items() if TRITON < since]
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)

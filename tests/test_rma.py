@@ -15,7 +15,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from ranks import Ranks, context, fresh, poison, worlds
+from ranks import TRITON, Ranks, context, fresh, poison, worlds
 
 import iris
 
@@ -40,7 +40,7 @@ ATOMICS: dict[str, tuple[str, ...]] = {
     "max": INTS + WIDE_FLOATS,
 }
 """What Triton compiles for both vendors (3.9; the float compare-and-swaps on AMD need 3.8 or newer)."""
-WRONG_RETURN = {("min", "float64")} if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8) else set()
+WRONG_RETURN = {("min", "float64")} if TRITON < (3, 8) else set()
 """Triton before 3.8 takes the old value of a negative minimum for a pointer; memory is right."""
 PLAIN = ("int8", "uint8", "int16", "uint16", *INTS, *FLOATS)
 

@@ -93,6 +93,18 @@ def shared_generator(ctx: Iris, stream: int) -> torch.Generator:
     return torch.Generator().manual_seed((int(seed) + stream * _SEED_STEP) % (1 << 32))
 
 
+def normal_draws(ctx: Iris, dtype: torch.dtype) -> Callable[[int, int, float], torch.Tensor]:
+    """Draws matrices on this rank's device, the same on all ranks, others each time: rows, columns, standard deviation.
+    They are drawn in float32, then rounded to ``dtype``. Collective."""
+    generator = torch.Generator(ctx.device).manual_seed(int(ctx.broadcast(torch.seed() % (1 << 31), 0)))
+
+    def drawn(rows: int, cols: int, scale: float) -> torch.Tensor:
+        whole = torch.randn(rows, cols, device=ctx.device, dtype=torch.float32, generator=generator)
+        return (whole * scale).to(dtype)
+
+    return drawn
+
+
 def random_bits(ctx: Iris, stream: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     """``count`` elements of random bits on this rank's device; the same on all ranks, see :func:`shared_generator`."""
     words = -(-count * dtype.itemsize // 8)

@@ -21,6 +21,7 @@ import torch
 from iris.context import Iris, context_by_key
 from iris.ops.config import FusedConfig
 from iris.ops.operands import check_no_gradient
+from iris.ops.workspace import power_of_two
 
 Op = Callable[..., torch.Tensor]
 PEERS_WRITE = ("matmul_all_reduce", "matmul_all_scatter")
@@ -43,7 +44,7 @@ class _Buffer:
     def matrix(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
         nbytes = shape[0] * shape[1] * dtype.itemsize
         if not self._made or self._made[-1].numel() < nbytes:
-            self._made.append(self._ctx.empty(1 << (nbytes - 1).bit_length(), dtype=torch.uint8))
+            self._made.append(self._ctx.empty(power_of_two(nbytes), dtype=torch.uint8))
         return self._made[-1][:nbytes].view(dtype).view(shape)
 
 

@@ -92,7 +92,7 @@ class FusedWorkspace(Live):
 
         One for each power of two, and none is let go: captured calls go on using them.
         """
-        key = (name, _power_of_two(count), dtype)
+        key = (name, power_of_two(count), dtype)
         if key not in self.local:
             _refuse_in_capture(self.ctx, self.op)
             with _outlasting_inference():
@@ -228,17 +228,17 @@ def _staging_offset(num_flags: int) -> int:
 
 def size_class(staging_nbytes: int, num_flags: int) -> tuple[int, int]:
     """What is made for calls that need so much: powers of two."""
-    return _power_of_two(staging_nbytes), max(MIN_FLAGS, _power_of_two(num_flags))
+    return power_of_two(staging_nbytes), max(MIN_FLAGS, power_of_two(num_flags))
 
 
 def stacked_nbytes(rows: int, cols: int, dtype: torch.dtype) -> int:
     """Staging memory in which two such matrices fit, each in a half of its own (:meth:`FusedWorkspace.stacked`): with a
     row more for each, where the middle may lie within a row."""
     row_nbytes = cols * dtype.itemsize
-    return 2 * row_nbytes * (rows if row_nbytes == _power_of_two(row_nbytes) else rows + 1)
+    return 2 * row_nbytes * (rows if row_nbytes == power_of_two(row_nbytes) else rows + 1)
 
 
-def _power_of_two(count: int) -> int:
+def power_of_two(count: int) -> int:
     """The next power of two; 0 for 0."""
     return 1 << (count - 1).bit_length() if count else 0
 

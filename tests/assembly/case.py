@@ -23,8 +23,6 @@ CUDA = ("sm_90", "sm_100")
 HIP = ("gfx942", "gfx950")
 WAITS = Event.ACQUIRE | Event.BARRIER | Event.CLOCK
 SIGNALS = Event.RELEASE | Event.BARRIER
-
-
 T = TypeVar("T")
 
 
