@@ -43,7 +43,7 @@ def test_gradients_of_every_way_are_right(num_ranks: int) -> None:
 
 @pytest.mark.parametrize("num_ranks", worlds(2, 2))
 def test_compiled_layers_are_right(num_ranks: int) -> None:
-    ways = "compiled", "broken", "nccl", "compiled+graphs"
+    ways = "compiled", "broken", "nccl+graphs", "compiled+graphs"
     sizes = "--axis_rows=6", "--axis_hidden=64", "--axis_inner=128"
     records = records_of(SCRIPT.with_name("compiled_layers.py"), num_ranks, f"--axis_way={','.join(ways)}", *sizes)
     assert [one["params"]["way"] for one in records] == list(ways)

@@ -3,7 +3,9 @@ context."""
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -57,6 +59,10 @@ def process_group(ctx: Iris) -> dist.ProcessGroup:
 
 
 def leave() -> None:
-    """End the group, if there is one."""
+    """End the group, if there is one, behind all CUDA graphs of compiled functions: NCCL waits for those that have
+    captured its calls."""
     if dist.is_initialized():
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()
+        gc.collect()
         dist.destroy_process_group()
