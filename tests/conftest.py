@@ -27,12 +27,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Ranks import the tests' modules, and with them pytest; Triton imports the other as soon as a kernel gets an argument.
-# Let the server that they are forked from do that, once.
+# Let the server that they are forked from do that, once, and what else each of them would.
 _preload = ForkServerContext.set_forkserver_preload
 
 
 def _preload_more(context: ForkServerContext, names: list[str]) -> None:
-    _preload(context, [*names, "pytest", "triton.experimental.gluon.nvidia.hopper"])
+    _preload(context, [*names, "pytest", "triton.experimental.gluon.nvidia.hopper", "tests.rewritten"])
 
 
 ForkServerContext.set_forkserver_preload = _preload_more  # type: ignore[method-assign,assignment]

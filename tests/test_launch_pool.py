@@ -420,7 +420,9 @@ REFUSED = """
     if __name__ == "__main__":
         case = sys.argv[1]
         if case == "files":
-            resource.setrlimit(resource.RLIMIT_NOFILE, (10, 10))
+            free = os.dup(0)
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, free + 1))  # one file, but no pipe
         if case == "folder":
             tempfile.tempdir = os.path.join(os.path.dirname(sys.argv[0]), "d" * 120)
             os.mkdir(tempfile.tempdir)

@@ -42,6 +42,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
 from triton.runtime import interpreter as upstream
@@ -187,7 +188,8 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
         for hook in self.pre_run_hooks:
             hook(*args, **kwargs)
         outer, _current = _current, _Launch()
-        launch = _current
+        launch, threads = _current, torch.get_num_threads()
+        torch.set_num_threads(1)  # products of tiles are too small to share
         try:
             launch.patch(self.fn)
             bound = inspect.getcallargs(self.fn, *args, **kwargs)
@@ -204,6 +206,7 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
                     entered.enter_context(one())
                 _run_programs(launch, lambda: self.fn(**bound), grid)
         finally:
+            torch.set_num_threads(threads)
             launch.restore()
             _current = outer
 

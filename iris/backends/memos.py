@@ -5,8 +5,9 @@ less than half the time."""
 from __future__ import annotations
 
 import functools
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,11 @@ def install() -> None:
     _remember_numpy_types()
     _remember_promotions()
     _remember_agreements()
-    _remember_sizes()
+    _remember_scalars()
+    _operate_on_what_fits(_remember_sizes())
+    _remember_pointed_sizes()
     _remember_masks()
+    _read_sources_once()
     _unwrap_what_is_wrapped()
     _compare_by_identity_first()
 
@@ -49,18 +53,19 @@ def _remember_shapes() -> None:
 
 def _remember_block_types() -> None:
     original: Callable[[Any, Any, Any], None] = tl.block_type.__init__
-    known: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
-        sizes = tuple(size.value if isinstance(size, tl.constexpr) else size for size in shape)
-        key = element_ty.name, sizes
-        if not all(isinstance(size, int) for size in sizes):
-            original(self, element_ty, shape)  # which says what is wrong with it
-        elif key in known:
-            vars(self).update(known[key], element_ty=element_ty)
-        else:
+        key = element_ty.name, *shape, *map(type, shape)
+        try:
+            fields = known.get(key)
+        except TypeError:  # of a size that is no number
+            fields = None
+        if fields is None:
             original(self, element_ty, shape)
             known[key] = dict(vars(self))
+        else:
+            vars(self).update(fields, element_ty=element_ty, scalar=element_ty)
 
     tl.block_type.__init__ = init_block_type
 
@@ -158,18 +163,58 @@ def _change(operand: Any, result: Any) -> Callable[[Any, Any], Any] | None:
     return change
 
 
-def _remember_sizes() -> None:
-    """Of elements that NumPy has for a type: whether they are no larger than that."""
-    original: Callable[[Any], None] = upstream.TensorHandle.__post_init__
+def _remember_scalars() -> None:
+    """Of types: what one element is."""
+    for kind, found in (tl.dtype, lambda self: self), (tl.block_type, lambda self: self.element_ty):
+        kind.scalar = functools.cached_property(found)
+        kind.scalar.__set_name__(kind, "scalar")
+
+
+def _remember_sizes() -> set[tuple[int, str]]:
+    """Of elements that NumPy has for a type: whether they are no larger than that. Returns those known so far."""
+    check: Callable[[Any], None] = upstream.TensorHandle.__post_init__
     fitting: set[tuple[int, str]] = set()
 
-    def post_init(self: Any) -> None:
-        key = self.data.itemsize, self.dtype.name
+    def init_handle(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+        key = data.itemsize, dtype.name
         if key not in fitting:
-            original(self)
+            check(self)
             fitting.add(key)
 
-    upstream.TensorHandle.__post_init__ = post_init
+    upstream.TensorHandle.__init__ = init_handle
+    return fitting
+
+
+def _operate_on_what_fits(fitting: Set[tuple[int, str]]) -> None:
+    """Of two numbers that NumPy has and a result that fits, NumPy's is the result."""
+    builder, handle = upstream.InterpreterBuilder, upstream.TensorHandle
+    original: Callable[..., Any] = builder.binary_op
+    native = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {"fp16", "fp32", "fp64"}
+
+    def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        dtype = lhs.dtype
+        if dtype.name in native and rhs.dtype.name in native:
+            result = op(lhs.data, rhs.data)
+            if (result.itemsize, dtype.name) in fitting:
+                return handle(result, dtype)
+        return original(self, lhs, rhs, op)
+
+    builder.binary_op = binary_op
+
+
+def _remember_pointed_sizes() -> None:
+    """Of what pointers point to."""
+    builder, handle = upstream.InterpreterBuilder, upstream.TensorHandle
+    known: dict[str, int] = {}
+
+    def create_addptr(self: Any, ptr: Any, offset: Any) -> Any:
+        name = ptr.dtype.name
+        if name not in known:
+            known[name] = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
+        return handle(ptr.data + known[name] * offset.data.astype(np.uint64), ptr.dtype)
+
+    builder.create_addptr = create_addptr
 
 
 def _remember_masks() -> None:
@@ -200,6 +245,23 @@ def _remember_masks() -> None:
 
     builder.create_load, builder.create_store = create_load, create_store
     builder.create_masked_load = create_masked_load
+
+
+def _read_sources_once() -> None:
+    """Of functions that are rewritten for the interpreter: Triton reads each of them twice, once for its line."""
+    rewriter = upstream.FunctionRewriter
+
+    def rewrite_ast(self: Any) -> Any:
+        try:
+            lines, first = inspect.getsourcelines(self.fn)
+        except OSError:
+            return self.fn
+        self.filename = self.fn.__code__.co_filename
+        self.def_file_lineno = first + next(at for at, line in enumerate(lines) if line.strip().startswith("def "))
+        self.def_lineno = self._find_def(lines)
+        return self._compile_and_exec(self._transform_ast(self._prepare_source(lines)))
+
+    rewriter.rewrite_ast = rewrite_ast
 
 
 def _unwrap_what_is_wrapped() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from iris.context import MAX_RANKS
@@ -156,13 +156,16 @@ def _picked(
     """``numbers``: how the dtype is multiplied, which may change."""
     if algorithm is None and not can_run(problem, target):
         raise ArgumentError("pick_config", "target.excluded", "an algorithm left that can run", target.excluded)
-    best = model_pick(problem, target, algorithm)
+    best = cache(
+        lambda: model_pick(problem, target, algorithm)
+    )  # takes milliseconds; a row of just this shape needs none
     for row in _near(problem, target, user_path):
         if algorithm not in (None, row.config.algorithm) or obstacle(problem, row.config, target) is not None:
             continue
         if _counts(row, row.config, best, problem, target):
             return row.config
-    return _with_measured_matmul(best, problem, target, user_path) if best.algorithm in EXCHANGING else best
+    exchanging = best().algorithm in EXCHANGING
+    return _with_measured_matmul(best(), problem, target, user_path) if exchanging else best()
 
 
 def _with_measured_matmul(config: FusedConfig, problem: Problem, target: Target, user_path: Path | None) -> FusedConfig:
@@ -171,7 +174,7 @@ def _with_measured_matmul(config: FusedConfig, problem: Problem, target: Target,
         measured = _beside_exchange(row, config)
         if measured is None or obstacle(problem, measured, target) is not None:
             continue
-        if row.library_ms is not None or _counts(row, measured, config, problem, target):
+        if row.library_ms is not None or _counts(row, measured, lambda: config, problem, target):
             return measured
     return config
 
@@ -194,11 +197,14 @@ def _near(problem: Problem, target: Target, user_path: Path | None, *, local: bo
     return sorted(near, key=lambda row: (finished and row.unfinished, not row.exact(problem)))
 
 
-def _counts(row: tuned.Row, measured: FusedConfig, other: FusedConfig, problem: Problem, target: Target) -> bool:
-    """Whether ``measured``, from ``row``, is to be taken instead of ``other``."""
+def _counts(
+    row: tuned.Row, measured: FusedConfig, other: Callable[[], FusedConfig], problem: Problem, target: Target
+) -> bool:
+    """Whether ``measured``, from ``row``, is to be taken instead of ``other()``, which is asked for only if it
+    matters."""
     if row.own or not any(row.distances(problem)):
         return True
     if row.untuned_ms is not None and row.untuned_ms < _GAINED * row.measured_ms:
         return False
-    times = predictions(problem, target, (measured, other))
-    return times[measured] <= _WORSE * times[other]
+    times = predictions(problem, target, (measured, other()))
+    return times[measured] <= _WORSE * times[other()]

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ class Result:
         """The algorithm, and the one behind ``auto`` if that is known."""
         return f"auto: {self.picked}" if self.algorithm == "auto" and self.picked else self.algorithm
 
-    @property
+    @cached_property
     def key(self) -> str:
         """What another measurement of the same thing has in common with this one."""
         return self.key_of(self.params)
@@ -150,7 +151,8 @@ def _read_file(file: Path) -> list[Result]:
         where = f"{file}:{number}"
         try:
             fields = json.loads(line)
-            json.dumps(fields, ensure_ascii=False).encode()  # halves of characters cannot be written
+            if b"\\u" in line:
+                json.dumps(fields, ensure_ascii=False).encode()  # halves of characters cannot be written
             results.append(_parse(_Fields(where, "", fields), file))
         except ArgumentError:
             raise
