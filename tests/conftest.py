@@ -19,6 +19,10 @@ import iris
 _ROOT = str(Path(iris.__file__).parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
 
+# Where several test processes share the cores, threads of PyTorch's wait for each other, and ranks are many.
+if BACKEND == "sim":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # They import it hundreds of times: let them keep its bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

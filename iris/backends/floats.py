@@ -13,6 +13,7 @@ order that nobody promises.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partialmethod
 from typing import Any
 
@@ -108,7 +109,7 @@ def _matmul(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """
     wide = np.float64 if np.issubdtype(dtype, np.integer) else dtype
     left, right = (torch.from_numpy(np.ascontiguousarray(x, dtype=wide)) for x in (a, b))
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
         return torch.matmul(left, right).numpy().astype(dtype, copy=False)
 
 

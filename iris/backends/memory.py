@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,10 @@ def _packed(*arrays: np.ndarray) -> list[np.ndarray]:
     return [np.asarray(array, order="C") for array in arrays]
 
 
+_REMEMBERED = 4
+"""So many ranges are looked at before all are: a kernel's operands are in few."""
+
+
 class _Ranges:
     """Addresses that this process may read, or write."""
 
@@ -125,13 +130,16 @@ class _Ranges:
         self.forget()
 
     def forget(self) -> None:
-        """Look up the next access, wherever the last one was."""
-        self._begin = self._end = 0
+        """Look up the next accesses, wherever the last ones were."""
+        self._last: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
     def hold(self, addresses: np.ndarray, nbytes: int) -> bool:
-        """Whether ``nbytes`` at all ``addresses`` are in the range that was asked for last."""
-        first, last = (addresses.min(), addresses.max()) if addresses.size > 1 else (addresses.item(),) * 2
-        return self._begin <= int(first) and int(last) + nbytes <= self._end
+        """Whether ``nbytes`` at all ``addresses`` are in one of the ranges that were asked for last."""
+        first = last = addresses.item(0)
+        if addresses.size > 1:
+            first, last = int(np.minimum.reduce(addresses, None)), int(np.maximum.reduce(addresses, None))
+        last += nbytes
+        return any(begin <= first and last <= end for begin, end in self._last)
 
     def outside(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
         """Those of ``addresses`` at which there are not ``nbytes`` bytes of memory."""
@@ -141,5 +149,5 @@ class _Ranges:
         room: np.ndarray = np.where(ends >= asked, ends - asked, np.uint64(0))
         outside: np.ndarray = asked[room < nbytes]
         if not outside.size:
-            self._begin, self._end = int(self._begins[indices[0] - 1]), int(ends[0])
+            self._last.appendleft((int(self._begins[indices[0] - 1]), int(ends[0])))
         return outside

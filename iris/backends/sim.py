@@ -83,7 +83,7 @@ class SimBackend(Backend):
         interpreter.install()
         interpreter.limits_s[self] = mesh.timeout_s
         self.device = torch.device("cpu")
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // mesh.world_size))
+        torch.set_num_threads(min(torch.get_num_threads(), max(1, (os.cpu_count() or 1) // mesh.world_size)))
         self.num_sms = _sms()
         self._heaps = self._map_heaps(mesh, heap_size)
         self._surrounded: dict[int, Surroundings] = {}
