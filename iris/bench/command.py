@@ -30,7 +30,7 @@ from iris.bench.options import (
     seconds,
 )
 from iris.bench.records import Record
-from iris.bench.session import GPU_CALLS, GPU_WARMUP, MIN_CALLS, SIM_CALLS, Settings
+from iris.bench.session import GPU_CALLS, GPU_WARMUP, LONG_CALLS, MIN_CALLS, SIM_CALLS, Settings
 from iris.bench.tables import FORMATS
 from iris.console import STOPPED, Parser, counted
 from iris.errors import ArgumentError, IrisError
@@ -284,7 +284,7 @@ def make_parser(
     parser.add_argument(
         "--repeat",
         type=positive,
-        help=f"timed calls (default: the case's, else {GPU_CALLS}, of long calls {MIN_CALLS} or more; "
+        help=f"timed calls (default: the case's, else {GPU_CALLS}, of long calls {MIN_CALLS} to {LONG_CALLS}; "
         f"simulated {SIM_CALLS})",
     )
     parser.add_argument("--commit", help="what was measured, where git cannot tell")

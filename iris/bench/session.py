@@ -21,8 +21,9 @@ from iris.context import Iris, iris
 
 ROUNDS = 5
 GPU_WARMUP, GPU_CALLS, SIM_CALLS = 5, 30, 3
-MIN_CALLS, LONG_CALL_S = 10, 5e-3
-"""A call that takes longer than LONG_CALL_S is timed less often, but never less than MIN_CALLS times."""
+MIN_CALLS, LONG_CALLS, LONG_CALL_S, LONG_S = 10, 100, 1e-3, 0.6
+"""A call of LONG_CALL_S or more is timed LONG_CALLS times, as GPUs that are bound by power take a while to settle; less
+often if that took longer than LONG_S, but never less than MIN_CALLS times."""
 HOST_CALLS = 10
 MAX_WAIT_S = 60.0
 
@@ -180,8 +181,8 @@ def _plan(ctx: Iris, state: State, settings: Settings) -> _Plan:
         return _Plan(_first(settings.repeat, state.repeat, SIM_CALLS))
     host_s = slowest(ctx, host_seconds(ctx, call, HOST_CALLS))
     device_s = slowest(ctx, min(call_seconds(ctx, call, together=True, warmup=0, iterations=3)))
-    few = max(MIN_CALLS, int(GPU_CALLS * LONG_CALL_S / max(device_s, LONG_CALL_S)))
-    return _Plan(_first(settings.repeat, state.repeat, few), device_s, host_s, min(MAX_LEAD_S, 2 * host_s + 50e-6))
+    calls = GPU_CALLS if device_s < LONG_CALL_S else max(MIN_CALLS, min(LONG_CALLS, int(LONG_S / device_s)))
+    return _Plan(_first(settings.repeat, state.repeat, calls), device_s, host_s, min(MAX_LEAD_S, 2 * host_s + 50e-6))
 
 
 def _both(preamble: Call, call: Call) -> Call:
