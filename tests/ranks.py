@@ -56,6 +56,14 @@ def worlds(at_least: int = 1, at_most: int = 16) -> list[Any]:
     return [pytest.param(size, marks=pytest.mark.gpu) for size in _GPU_WORLD_SIZES if at_least <= size <= limit]
 
 
+def marks_for(size: int) -> list[pytest.MarkDecorator]:
+    """Of a test of so many ranks: on GPUs it is skipped where there are too few."""
+    if BACKEND == "sim":
+        return []
+    few = not backends.oversubscribed() and torch.cuda.device_count() < size
+    return [pytest.mark.gpu, pytest.mark.skipif(few, reason=f"fewer than {size} GPUs")]
+
+
 # -- in the test process ------------------------------------------------------------------------------------
 
 

@@ -24,11 +24,11 @@ import pytest
 import torch
 import triton
 from interrupted import interrupted
-from ranks import BACKEND, Ranks, context, fresh, worlds
+from ranks import BACKEND, Ranks, context, fresh, marks_for, worlds
 from trials import WAYS, ranges, trial
 from warm import python
 
-from iris import backends, bench
+from iris import bench
 from iris.bench import cases, command, driver, messages, records, tables
 from iris.bench.axes import Axis, axes_of, expand, parse_values
 from iris.bench.case import registered
@@ -55,8 +55,7 @@ ON_TWO = ("--num_ranks=2", f"--heap_size={256 << 20}")
 """On GPUs as large a heap as simulated ranks have: a quarter of the memory, the default, is not free beside others."""
 TWO = ["trial", *ON_TWO, "--axis_count=8"]
 SIMULATED = BACKEND == "sim"
-FEW = not (SIMULATED or backends.oversubscribed()) and torch.cuda.device_count() < 2
-pytestmark = [] if SIMULATED else [pytest.mark.gpu, pytest.mark.skipif(FEW, reason="fewer than 2 GPUs")]
+pytestmark = marks_for(2)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -26,13 +26,14 @@ from ranks import (
     failure_of,
     free_port,
     iris_sockets,
+    marks_for,
     open_fds,
     shared_memory_files,
     worlds,
 )
 
 import iris
-from iris import backends, processes
+from iris import processes
 from iris.backends import gpu
 from iris.identity import identity
 from iris.mesh import Mesh, address
@@ -43,8 +44,6 @@ SIZE = 3
 VICTIM = 1
 TIMEOUT_S = 1.5
 Work = Callable[[], object]
-FEW = not backends.oversubscribed() and torch.cuda.device_count() < SIZE
-MARKS = [] if BACKEND == "sim" else [pytest.mark.gpu, pytest.mark.skipif(FEW, reason=f"fewer than {SIZE} GPUs")]
 
 
 @triton.jit
@@ -302,7 +301,7 @@ def children() -> set[str]:
     return family - {ours}
 
 
-@pytest.mark.parametrize("point", [pytest.param(one, marks=MARKS, id=one.__name__) for one in POINTS])
+@pytest.mark.parametrize("point", [pytest.param(one, marks=marks_for(SIZE), id=one.__name__) for one in POINTS])
 def test_survivors_name_the_killed_rank_in_time(point: Callable[[int], Work], doomed: iris.RankPool) -> None:
     outcomes = doomed.outcomes(survive, (point,), timeout_s=30)
     victim = outcomes[VICTIM]

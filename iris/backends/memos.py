@@ -254,7 +254,7 @@ def _read_sources_once() -> None:
     def rewrite_ast(self: Any) -> Any:
         try:
             lines, first = inspect.getsourcelines(self.fn)
-        except OSError:
+        except (OSError, TypeError):  # of a function without source
             return self.fn
         self.filename = self.fn.__code__.co_filename
         self.def_file_lineno = first + next(at for at, line in enumerate(lines) if line.strip().startswith("def "))
