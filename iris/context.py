@@ -24,7 +24,7 @@ from iris.failure import Failure
 from iris.heap import HeapTable, format_bytes
 from iris.identity import Identity
 from iris.leases import Lease, Leases
-from iris.live import OPEN, Live, Opened, abandon_all, end_all, ending
+from iris.live import OPEN, Live, Opened, abandon_all, end_all, ending, failure, hold
 from iris.log import RankLogger
 from iris.membership import Group, global_ranks, identify, joined, members, number
 from iris.mesh import Mesh, require_linux
@@ -164,7 +164,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
             raise
         self._open = True
         _BY_KEY[self._key] = self
-        OPEN[self] = Opened(f"rank {self.rank}", self.close, self._release, self._mesh.abandon)
+        hold(self, Opened(f"rank {self.rank}", self.close, self._release, self._mesh.abandon))
         self._backend.surround_launches([self._heap_bases, self._alone.bases], self._failure.of_simulated_kernel)
 
     def _start(
@@ -567,10 +567,11 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        failed = failure(error)
+        if failed is None:
             self.close()
         elif self._open and self._pid == os.getpid():
-            self._release(error)
+            self._release(failed)
 
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"

@@ -140,7 +140,7 @@ def _other_call(rank: int, call: str, own: str) -> str:
     """That ``rank`` is in ``call``, for the words about this rank's ``own``."""
     if own.startswith(f"{call}:"):
         return (
-            f"Rank {rank} compares a new call of {call} with the other ranks: shapes, bias, config or workspace are "
-            "others there."
+            f"Rank {rank} compares a new call of {call} with the other ranks: shapes, bias, config, workspace or "
+            "trace are others there."
         )
     return f"Rank {rank} is in another call: {call}."

@@ -85,9 +85,8 @@ class HeapTable:
 
     def would_do(self, nbytes: int) -> int:
         """The size of a heap that would hold a block of ``nbytes`` beside what is in use now."""
-        wanted = align_up(nbytes)
-        used = self.size if self.free_bytes >= wanted else self.used_bytes  # what is free may be in pieces there, too
-        return align_up(used + wanted, 1 << 20)
+        used = max((block.end for block in self._used.values()), default=0)  # holes below it would be there, too
+        return align_up(used + align_up(nbytes), 1 << 20)
 
     def holding(self, offset: int) -> Block | None:
         """The block in use that ``offset`` lies in."""

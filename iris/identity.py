@@ -22,6 +22,8 @@ class Identity:
     local_rank: int
     job: str
     source: str
+    num_here: int | None = None
+    """How many ranks there are on this host, if the launcher says so."""
 
 
 _RANK, _WORLD, _LOCAL_RANK, _LOCAL_WORLD = "rank", "world size", "local rank", "local world size"
@@ -82,8 +84,7 @@ def identity() -> Identity | None:
     An allocation shell of Slurm (``salloc``) sets ``SLURM_PROCID`` for a single task; that is no launch.
 
     Raises:
-        LaunchError: the launcher's variables contradict each other, or a rank above 0 has no number of ranks beside it,
-            or ranks span several hosts.
+        LaunchError: the launcher's variables contradict each other, or a rank above 0 has no number of ranks beside it.
     """
     for source, names in _LAUNCHERS.items():
         rank, world = _first(names[_RANK]), _first(names[_WORLD])
@@ -96,22 +97,27 @@ def identity() -> Identity | None:
             continue
         if source == "mpirun (MPICH)" and _srun_speaks_pmi(world):
             continue
+        here = re.match(r"\d+", _first(names.get(_LOCAL_WORLD, ())) or "")
+        num_here = int(here.group()) if here is not None else None
         try:
-            found = Identity(int(rank), int(world), int(_first(names[_LOCAL_RANK]) or rank), _job(source), source)
+            local_rank = int(_first(names[_LOCAL_RANK]) or rank)
+            found = Identity(int(rank), int(world), local_rank, _job(source), source, num_here)
         except ValueError as error:
             raise LaunchError(f"{source} set a rank variable that is not a number: {_said(names)}") from error
         if not 0 <= found.rank < found.world_size or found.local_rank < 0:
             ranks = f"{source} says rank {found.rank} of {found.world_size} ranks"
             raise LaunchError(f"{ranks}: {_said(names)} contradict each other")
-        local_world = _first(names.get(_LOCAL_WORLD, ()))
-        here = re.match(r"\d+", local_world or "")
-        if here is not None and int(here.group()) != found.world_size:
-            raise LaunchError(
-                f"{source} started {found.world_size} ranks, {here.group()} of them on this host. A symmetric heap "
-                "spans one host: start all ranks on one, or pass group=<a ProcessGroup of this host's ranks>."
-            )
         return found
     return None
+
+
+def require_one_host(who: Identity) -> None:
+    """Raise LaunchError if the launcher says that there are ranks on other hosts, too."""
+    if who.num_here not in (None, who.world_size):
+        raise LaunchError(
+            f"{who.source} started {who.world_size} ranks, {who.num_here} of them on this host. A symmetric heap spans "
+            "one host: start all ranks on one, or pass group=<a ProcessGroup of this host's ranks>."
+        )
 
 
 def _job(source: str) -> str:

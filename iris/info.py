@@ -23,7 +23,7 @@ from iris.backends.gpu import has_native_atomics
 from iris.console import Parser, counted, print_table
 from iris.errors import ArgumentError, BackendError, LaunchError
 from iris.heap import format_bytes
-from iris.identity import identity
+from iris.identity import identity, require_one_host
 from iris.ops import tuned
 
 LIBRARIES = ("torch", "triton", "numpy", "greenlet", "rich", "matplotlib")
@@ -83,7 +83,10 @@ def collect() -> Info:
         backend, reason = None, str(error)
     try:
         who = identity()
-        launcher = f"{who.source}: rank {who.rank} of {who.world_size}" if who else "none: this process is alone"
+        launcher = "none: this process is alone"
+        if who is not None:
+            require_one_host(who)
+            launcher = f"{who.source}: rank {who.rank} of {who.world_size}"
     except LaunchError as error:
         launcher = str(error)
     beside_python = os.path.dirname(sys.executable)

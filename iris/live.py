@@ -3,6 +3,8 @@ with a function, or with the process."""
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.util
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,6 +46,27 @@ class Opened(NamedTuple):
 OPEN: dict[Live, Opened] = {}
 """What is open in this process, in the order in which it was made."""
 _ending = False
+_FIRST = 1000
+"""Before all else that ends with a process of multiprocessing."""
+_hooked = False
+
+
+def hold(one: Live, opened: Opened) -> None:
+    """Note that ``one`` is open, and have it end with the process."""
+    global _hooked
+    OPEN[one] = opened
+    if not _hooked and multiprocessing.parent_process() is not None:
+        # Forked ones leave without the handlers of atexit, and spawned ones come to these when an error is forgotten.
+        multiprocessing.util.Finalize(None, end_all, exitpriority=_FIRST)
+        _hooked = True
+
+
+def failure(error: BaseException | None) -> BaseException | None:
+    """``error``, or None if it only ends a program that has succeeded, as ``sys.exit()`` does. That of ``sys.exit(1)``
+    in a handler is what was handled there."""
+    if not isinstance(error, SystemExit):
+        return error
+    return None if error.code in (None, 0) else error.__context__ or error
 
 
 def ending() -> bool:
@@ -70,13 +93,13 @@ def give_up(before: set[Live], error: BaseException) -> None:
 
 
 def end_all() -> None:
-    """At interpreter exit: close what the program forgot, in the order in which it was made, which is the same on all
+    """When the process ends: close what the program forgot, in the order in which it was made, which is the same on all
     ranks; or give it up, if the program ends on an error. Processes that are to blame for it end first. An interactive
     session does not end on its last error, which may be long ago."""
     global _ending
     _ending = True
     interactive = sys.flags.interactive or hasattr(sys, "ps1")
-    error = None if interactive else getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    error = None if interactive else failure(sys.exc_info()[1] or _last_error())
     for opened in list(OPEN.values()):
         try:
             if error is None:
@@ -89,8 +112,16 @@ def end_all() -> None:
         let_culprits_go_first()
 
 
+def _last_error() -> BaseException | None:
+    """What the interpreter has reported, as nobody caught it."""
+    error: BaseException | None = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return error
+
+
 def abandon_all() -> None:
     """In a forked child: close inherited sockets, so that the parent's death stays visible to its peers."""
+    global _hooked
+    _hooked = False
     for opened in OPEN.values():
         opened.abandon()
     OPEN.clear()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from iris.errors import ArgumentError, BackendError, PeerDied, WaitTimeout, ranks_text
-from iris.identity import Identity, identity
+from iris.identity import Identity, identity, require_one_host
 
 Group = Any
 """A torch ProcessGroup, a sequence of ranks, or None for all ranks."""
@@ -35,6 +35,7 @@ def identify(group: Group, device: Any, timeout_s: float) -> Identity:
         if group is not None:
             raise ArgumentError("iris", "group", "None, as torch.distributed is not initialised", type(group).__name__)
         who = identity() or Identity(0, 1, 0, f"alone {os.getpid()}", "this process alone")
+        require_one_host(who)
         local_rank = who.local_rank if gpu is None else gpu
         return Identity(who.rank, who.world_size, local_rank, f"{who.job};#{_joined}", who.source)
     ranks = global_ranks(group)

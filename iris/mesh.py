@@ -230,7 +230,7 @@ class Mesh:
             raise LaunchError(f"rank {expected}'s socket belongs to user {uid}, not to you ({os.getuid()})")
         self._strangers[connection] = _Stranger(pid, expected)
         with contextlib.suppress(OSError):  # it is gone: reading says so
-            connection.sendall(_HELLO.pack(self.rank, self.world_size))
+            connection.sendall(_HELLO.pack(self.rank, self.world_size), socket.MSG_NOSIGNAL)
 
     def _hear(self, connection: socket.socket) -> None:
         """Take in what a stranger says; once that is all, file the connection under its rank."""
@@ -352,7 +352,7 @@ class Mesh:
         self, peer: int, data: memoryview, rights: list[tuple[int, int, array.array[int]]], tag: str
     ) -> memoryview:
         try:
-            return data[self.peers[peer].sendmsg([data], rights) :]
+            return data[self.peers[peer].sendmsg([data], rights, socket.MSG_NOSIGNAL) :]
         except BlockingIOError:
             return data
         except OSError:
@@ -469,7 +469,7 @@ class Mesh:
         for connection in self.peers.values():
             try:
                 connection.settimeout(0.2)
-                connection.sendall(frame)
+                connection.sendall(frame, socket.MSG_NOSIGNAL)
             except OSError:
                 continue
 

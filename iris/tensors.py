@@ -6,6 +6,7 @@ Every one of these calls is collective: all ranks call it, with the same argumen
 from __future__ import annotations
 
 import operator
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,6 +95,12 @@ def has_tangent(tensor: torch.Tensor) -> bool:
     """Whether derivatives in forward mode are taken of what is computed from ``tensor``."""
     level: int = forward_ad._current_level  # to look at that first takes a tenth of the time
     return level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def waited(value: Any) -> Any:
+    """What a functional collective of PyTorch's has made, once it has; anything else as it is."""
+    functional = sys.modules.get("torch.distributed._functional_collectives")
+    return value.wait() if functional and isinstance(value, functional.AsyncCollectiveTensor) else value
 
 
 def _check_given(op: str, argument: str, tensor: object) -> None:
@@ -410,6 +417,7 @@ class SymmetricTensors(ABC):
             ArgumentError: a gradient is to flow back through a copy, and gradients are enabled; or it has a tangent.
         """
         self._require_open("as_symmetric")
+        tensor = waited(tensor)
         _check_given("as_symmetric", "tensor", tensor)
         here = self.is_symmetric(tensor)
         if not here and tensor.grad_fn is not None and torch.is_grad_enabled():

@@ -12,7 +12,7 @@ import traceback
 from multiprocessing.reduction import ForkingPickler
 
 from iris.errors import LaunchError
-from iris.live import OPEN, close, give_up
+from iris.live import OPEN, close, failure, give_up
 
 INTERPRET = "TRITON_INTERPRET"
 FAREWELL = b""
@@ -85,8 +85,8 @@ def _answer(call: bytes) -> tuple[str, bytes]:
         try:
             value = fn(*args)
         except SystemExit as left:  # as a script that returns from its end, and under torchrun
-            if left.code not in (None, 0):
-                give_up(before, left)
+            if failed := failure(left):
+                give_up(before, failed)
                 raise
             value = None
         sent = _result(value)  # before the memory of what is sent is given back

@@ -237,8 +237,9 @@ def test_each_sender_of_a_relay_has_a_flag_for_each_chunk_of_each_peer(world_siz
 @pytest.mark.parametrize("rows", [1, 16, 64, 128, 512])
 def test_a_workspace_for_flags_serves_what_would_go_by_words(algorithm: str, rows: int) -> None:
     """One for the largest batch is large enough for all others."""
+    flagged = mock.Mock(flagged=True)
     most, asked = (
-        room(Problem("matmul_all_reduce", m, 8192, 2048, torch.bfloat16, 4), FusedConfig(algorithm), 132, True)
+        room(Problem("matmul_all_reduce", m, 8192, 2048, torch.bfloat16, 4), FusedConfig(algorithm), 132, flagged)
         for m in (512, rows)
     )
     assert asked.staging_nbytes <= most.staging_nbytes

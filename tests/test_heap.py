@@ -73,6 +73,22 @@ def test_the_heap_size_that_exhaustion_advises_suffices() -> None:
     larger.allocate(2 * unit)
 
 
+def test_the_heap_size_that_is_advised_counts_no_holes() -> None:
+    """The same program has them on a larger heap, too."""
+    mib = 1 << 20
+    sizes, size = [], 16 * mib
+    while size not in sizes:
+        sizes.append(size)
+        table = HeapTable(size)
+        for block in [table.allocate(mib) for _ in range(14)][::2]:
+            table.free(block.offset)
+        try:
+            table.allocate(12 * mib)
+        except HeapError as error:
+            size = int(str(error).split("heap_size=")[1].rstrip("."))
+    assert sizes == [16 * mib, 26 * mib]
+
+
 def test_freeing_what_is_no_block_is_an_error() -> None:
     table = HeapTable(4 * ALIGNMENT)
     block = table.allocate(2 * ALIGNMENT)

@@ -232,8 +232,10 @@ def test_a_rank_that_is_no_number_is_named(env: pytest.MonkeyPatch, source: str,
 )
 def test_ranks_on_several_hosts_are_refused(env: pytest.MonkeyPatch, source: str, variables: dict[str, str]) -> None:
     setenv(env, variables)
+    who = identity()
+    assert who is not None and who.num_here == 2
     with pytest.raises(iris.LaunchError) as caught:
-        identity()
+        iris.iris(1 << 20)
     assert f"{source} started 4 ranks, 2 of them on this host." in str(caught.value)
     assert "start all ranks on one, or pass group=" in str(caught.value)
 

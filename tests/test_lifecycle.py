@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pickle
 import resource
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -214,6 +216,16 @@ def use_after_close() -> tuple[dict[str, Failure], str]:
     return {name: failure_of(use) for name, use in uses_of(ctx, tensor).items()}, repr(ctx)
 
 
+def leave_in_success(at: int) -> int:
+    """By ``sys.exit()`` out of the block, on all ranks, of which one comes later."""
+    with iris.iris(HEAP_SIZE, timeout_s=30) as ctx:
+        ctx.barrier()
+        if ctx.rank == at:
+            time.sleep(0.5)
+            ctx.check()
+        sys.exit()
+
+
 def with_statement() -> tuple[str, str, Failure]:
     with iris.iris(HEAP_SIZE, timeout_s=30) as ctx:
         inside = repr(ctx)
@@ -292,6 +304,11 @@ def test_a_with_block_closes(ranks: Ranks) -> None:
         assert inside.startswith(f"Iris(rank={rank}, world_size={ranks.world_size}, device=")
         assert inside.endswith("open)") and after.endswith("closed)")
         assert again.kind == "ContextError" and "this context is closed" in again.message
+
+
+@TWO
+def test_to_exit_without_an_error_closes(ranks: Ranks) -> None:
+    assert ranks.run(leave_in_success, 1) == [None, None]
 
 
 @FEW
@@ -453,6 +470,41 @@ def test_a_rank_that_ends_on_an_error_tells_its_peers(tmp_path: Path) -> None:
     assert (code, their_code) == (1, 1)
     assert their_errors.rstrip().endswith("KeyError: 'the cause'")
     assert errors.rstrip().endswith("iris.errors.PeerDied: rank 1 left with KeyError: 'the cause'")
+
+
+def forget_to_close(rank: int, job: str, pipe: Any, fails: str) -> None:
+    """As a rank in a process of multiprocessing. The one that fails does so as ``torch.multiprocessing`` has it."""
+    os.environ |= {"IRIS_WORLD_SIZE": "2", "IRIS_JOB": job, "IRIS_RANK": str(rank)}
+    ctx = iris.iris(1 << 20, timeout_s=10)
+    ctx.barrier()
+    try:
+        if rank == 0 and fails:
+            raise ValueError(fails)
+        if rank == 1:
+            time.sleep(0.5)
+            ctx.barrier() if fails else ctx.check()
+        pipe.send("done")
+    except ValueError:
+        sys.exit(1)
+    except iris.PeerDied as error:
+        pipe.send(str(error))
+
+
+@pytest.mark.parametrize("fails", ["", "the cause"])
+def test_a_process_of_multiprocessing_ends_as_any_other(fails: str) -> None:
+    """These come to no exit handlers, or when what was raised is forgotten."""
+    here, there = multiprocessing.Pipe(duplex=False)
+    job = f"{os.getpid()} {fails}"
+    server = multiprocessing.get_context("forkserver")
+    started = [server.Process(target=forget_to_close, args=(rank, job, there, fails)) for rank in range(2)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(30)
+    assert [process.exitcode for process in started] == [1 if fails else 0, 0]
+    assert [here.recv() for _ in started[bool(fails) :]] == (
+        [f"rank 0 left with ValueError: {fails}"] if fails else ["done"] * 2
+    )
 
 
 # -- logging ------------------------------------------------------------------------------------------------

@@ -58,6 +58,26 @@ def test_inference_mode_and_autocast(ranks: Ranks, way: Way, seed: int) -> None:
         assert max(excesses) <= 1
 
 
+def still_on_their_way(seed: int) -> list[float]:
+    """Operands as PyTorch's functional collectives return them."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    found = []
+    with fresh(1 << 22) as ctx:
+        for way in ways():
+            one = trial(ctx, way, (16, 16, 32), torch.float32, seed)
+            one = replace(one, a=AsyncCollectiveTensor(one.a), b=AsyncCollectiveTensor(one.b))
+            one.run()
+            found.append(one.excess())
+        assert ctx.is_symmetric(ctx.as_symmetric(AsyncCollectiveTensor(torch.ones(3, device=ctx.device))))
+    return found
+
+
+@TWO
+def test_operands_that_are_still_on_their_way(ranks: Ranks, seed: int) -> None:
+    assert max(excess for found in ranks.run(still_on_their_way, seed) for excess in found) <= 1
+
+
 def with_default_device(name: str) -> tuple[str, list[float]]:
     with torch.device(name), iris.iris(1 << 20) as ctx:
         made = ctx.ones(3)

@@ -142,7 +142,8 @@ def all_gather_matmul(
             all of A on the symmetric heap, ``push`` and ``low_latency`` for twice that; "auto" takes ``pull`` where
             that is not free, if A_sharded is on it.
         workspace: needed only to run the op on several streams at once; see ``iris.ops.new_workspace``.
-        trace: record per-program intervals, kept as ``ctx.last_trace`` or in the Trace given.
+        trace: record per-program intervals, kept as ``ctx.last_trace`` or in the Trace given. With "auto" on all ranks
+            or on none, as then it takes an algorithm that can be traced.
 
     Returns:
         ``output``.

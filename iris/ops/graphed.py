@@ -60,6 +60,7 @@ def in_graph(op: Op, untraced: Op) -> Op:
         scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, gather_dim: int | None, config: str,
     ) -> torch.Tensor:  # fmt: skip
         ctx = context_by_key(name, key)
+        ctx.check(name)
         made = torch.empty(shape, dtype=dtype, device=a.device)
         output = ctx.kept(_Buffer, lambda: _Buffer(ctx)).matrix(shape, dtype) if peers_write else made
         dim = {"gather_dim": gather_dim} if gathers else {}

@@ -30,7 +30,7 @@ from iris.errors import CaptureError
 from iris.ops.graphed import in_graph
 from iris.ops.hardware import allows_tf32
 from iris.ops.workspace import FusedWorkspace
-from iris.tensors import has_tangent
+from iris.tensors import has_tangent, waited
 from iris.trace import is_wanted
 
 P = ParamSpec("P")
@@ -169,7 +169,8 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         traced = trace is not False and is_wanted(op.__name__, trace)
         key = None if replays is None or traced else _key(ctx, output, others, kwargs)
         if replays is None or key is None:
-            called(ctx, *others, **kwargs)
+            others, kwargs = [*map(waited, others)], {name: waited(value) for name, value in kwargs.items()}
+            output = called(ctx, *others, **kwargs)
         else:
             replays.run((op, *key), lambda: called(ctx, *others, **kwargs))
         torch.autograd.graph.increment_version(output)  # so that a backward pass which needs what was there says so

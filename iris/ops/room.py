@@ -36,9 +36,10 @@ class Room(NamedTuple):
     num_flags: int
 
 
-def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = False) -> Room:
-    """What a call of ``problem`` with ``config`` needs on a device with ``num_sms`` SMs; ``by_flags``: in a workspace
-    that has flags, so that nothing goes by words."""
+def room(problem: Problem, config: FusedConfig, num_sms: int, workspace: FusedWorkspace | None = None) -> Room:
+    """What a call of ``problem`` with ``config`` needs on a device with ``num_sms`` SMs, in the context's own
+    workspace, or in one that is given: nothing goes by words in one that has flags."""
+    by_flags = workspace is not None and workspace.flagged
     if problem.op == "all_gather_matmul" and (problem.world_size == 1 or config.algorithm == "pull"):
         return Room(0, 0)
     traits = TRAITS[problem.op][config.algorithm]
@@ -46,7 +47,7 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, by_flags: bool = F
         blocks = exchanged_blocks(problem, config.algorithm, num_sms, by_flags)
         return Room(blocks.inbox_nbytes(problem.world_size, problem.exchanged_dtype), blocks.num_flags)
     if problem.op == "all_gather_matmul" and config.algorithm == "push":
-        return Room(stacked_nbytes(problem.m, problem.k, problem.dtype), GATHER_FLAGS)
+        return Room(stacked_nbytes(problem.m, problem.k, problem.dtype, workspace), GATHER_FLAGS)
     if problem.op == "all_gather_matmul":
         return Room(problem.m * problem.k * problem.dtype.itemsize, GATHER_FLAGS)
     if problem.op == "matmul_all_scatter":
@@ -78,7 +79,7 @@ def memory_of(
 ) -> FusedWorkspace:
     """``workspace``, if a call has room in it, or the context's own; see :func:`iris.ops.workspace.workspace_for`.
     ``scales_nbytes``: what the call needs beside it, of which an error tells."""
-    needed = room(problem, config, ctx.num_sms, _flagged(workspace))
+    needed = _room_in(ctx, problem, config, workspace)
     try:
         return workspace_for(ctx, problem.op, config.algorithm, workspace, *needed)
     except HeapError as error:
@@ -93,7 +94,7 @@ def has_memory(
 ) -> bool:
     """Whether :func:`memory_of` would find it, or make it and leave room for ``scales_nbytes``; the same on all
     ranks."""
-    needed = room(problem, config, ctx.num_sms, _flagged(workspace))
+    needed = _room_in(ctx, problem, config, workspace)
     return staging_fits(ctx, problem.op, config.algorithm, workspace, *needed, scales_nbytes)
 
 
@@ -102,8 +103,9 @@ def needed_nbytes(ctx: Iris, problem: Problem, config: FusedConfig) -> int:
     return workspace_nbytes(*size_class(*room(problem, config, ctx.num_sms)))
 
 
-def _flagged(workspace: FusedWorkspace | None) -> bool:
-    return isinstance(workspace, FusedWorkspace) and workspace.flagged
+def _room_in(ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None) -> Room:
+    """What a call needs in ``workspace``, whatever the caller has passed for one."""
+    return room(problem, config, ctx.num_sms, workspace if isinstance(workspace, FusedWorkspace) else None)
 
 
 def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int, by_flags: bool) -> Blocks:

@@ -68,18 +68,9 @@ class FusedWorkspace(Live):
     def stacked(self, rows: int, cols: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
         """Two matrices in the staging memory, for calls to take in turns, as one that holds both; and where, in rows,
         the second begins: with the first whole row in the second half, so that no matrix, however wide, reaches into
-        the other half. See :func:`stacked_nbytes`.
-
-        Raises:
-            ArgumentError: they do not fit.
+        the other half. They fit into :func:`stacked_nbytes`.
         """
         second = -(-(self.staging.numel() // 2) // (cols * dtype.itemsize))
-        if self.staging.numel() < (second + rows) * cols * dtype.itemsize:
-            least = 2 * (rows + 1) * cols * dtype.itemsize
-            raise ArgumentError(
-                self.op, "workspace", f"{format_bytes(least)} of staging memory", format_bytes(self.staging.numel()),
-                f"Make it with {_call_for(self.op, self.algorithm)}, {least}, {self.ready.numel()}).",
-            )  # fmt: skip
         return self.staged(second + rows, cols, dtype), second
 
     def inbox(self, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
@@ -231,11 +222,16 @@ def size_class(staging_nbytes: int, num_flags: int) -> tuple[int, int]:
     return power_of_two(staging_nbytes), max(MIN_FLAGS, power_of_two(num_flags))
 
 
-def stacked_nbytes(rows: int, cols: int, dtype: torch.dtype) -> int:
+def stacked_nbytes(rows: int, cols: int, dtype: torch.dtype, workspace: FusedWorkspace | None = None) -> int:
     """Staging memory in which two such matrices fit, each in a half of its own (:meth:`FusedWorkspace.stacked`): with a
-    row more for each, where the middle may lie within a row."""
+    row more for each, where the middle of the context's own may lie within a row, or in ``workspace`` they do not fit
+    otherwise."""
     row_nbytes = cols * dtype.itemsize
-    return 2 * row_nbytes * (rows if row_nbytes == power_of_two(row_nbytes) else rows + 1)
+    if workspace is None:
+        return 2 * row_nbytes * (rows if row_nbytes == power_of_two(row_nbytes) else rows + 1)
+    staging_nbytes = workspace.staging.numel()
+    needed = 2 * (rows * row_nbytes + -(staging_nbytes // 2) % row_nbytes)
+    return needed if needed <= staging_nbytes else 2 * row_nbytes * (rows + 1)
 
 
 def power_of_two(count: int) -> int:
