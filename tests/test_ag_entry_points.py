@@ -291,6 +291,18 @@ def test_nothing_that_could_run_is_no_success(ranks: Ranks, tmp_path: Path) -> N
     assert "skipped: K=15: no multiple of 2 ranks" in text
 
 
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    taken = tmp_path / "8x8x8_bf16_dim0_ranks1.json"
+    taken.mkdir()
+    arguments = ["-v", "-m", "8", "-n", "8", "-k", "8", "--gather_dim", "0", "--output_dir", str(tmp_path)]
+    status, _, err = printed(SWEEPS["push"], ["--num_ranks", "1", *arguments])
+    assert status == 1
+    assert (
+        err.strip()
+        == f"benchmark: error: --output_dir: expected a file that can be written, got {taken}: Is a directory"
+    )
+
+
 # -- from the command line ----------------------------------------------------------------------------------
 
 

@@ -722,6 +722,16 @@ def test_csv(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (rows["right"]["answer"], rows["right"]["count"], rows["wrong"]["time_ms_median"]) == ("42.0", "8", "")
 
 
+def test_csv_of_axes_that_are_called_as_other_columns(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = by_way(lines(measured))["right"]
+    one["params"] = {"case": "upper", "error": 3, "count": 8}
+    tables.FORMATS["csv"]([one], registered(), sys.stdout)
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert [row[name] for name in ("case", "axis_case", "error", "axis_error", "count")] == [
+        one["case"], "upper", "", "3", "8",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("with_rich", [True, False])
 def test_table(
     measured: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, with_rich: bool
@@ -842,6 +852,7 @@ def test_llm_shapes_are_shared_evenly_and_have_sources() -> None:
         ('[{"m": 1, "n": 2, "k": 3, "q": 4}]', "entry 1, field 'q': expected no other fields than"),
         ('[{"m": 1, "n": 2, "k": 3, "dtype": "bf17"}]', "entry 1, field 'dtype': expected one of fp16"),
         ('[{"m": 1, "n": 2, "k": 3, "gather_dim": 2}]', "entry 1, field 'gather_dim': expected 0 or 1"),
+        ('[{"m": 1, "n": 2, "k": 3, "gather_dim": 1.0}]', "entry 1, field 'gather_dim': expected 0 or 1, got 1.0"),
         ('[{"m": 1, "n": 2, "k": 3, "op": [4]}]', "entry 1, field 'op': expected the name of an op"),
         ('[{"m": 1, "n": 2, "k": 3, "op": "matmul_allreduce"}]', "entry 1, field 'op': expected matmul_all_reduce.?"),
         (

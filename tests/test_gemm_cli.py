@@ -681,6 +681,8 @@ def test_run_sh(tmp_path: Path) -> None:
         (["--help"], 0, "-h, --help     show this"),
         (["-c", "broadcast"], 2, "'broadcast' is not a collective"),
         (["-n", "two"], 2, "'two' is not a positive number"),
+        (["-n", "2", "--", "--output_file", "one.json"], 2, "--output_file: one file for 3 collectives"),
+        (["--", "-m", "8", "--output_file=one.json"], 2, "choose one of these by -c"),
     ],
 )
 def test_options_of_run_sh(arguments: list[str], status: int, words: str, tmp_path: Path) -> None:

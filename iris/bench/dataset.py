@@ -134,7 +134,7 @@ def _entry(fields: _Fields, whole: _Fields) -> Entry:
             raise fields.wrong(name, "text", fields.get(name))
     if fields.get("dtype", "bf16") not in DTYPES:
         raise fields.wrong("dtype", f"one of {', '.join(DTYPES)}", fields.get("dtype"))
-    if fields.get("gather_dim", 0) not in (0, 1) or isinstance(fields.get("gather_dim"), bool):
+    if fields.get("gather_dim", 0) not in (0, 1) or type(fields.get("gather_dim", 0)) is not int:
         raise fields.wrong("gather_dim", "0 or 1", fields.get("gather_dim"))
     models = whole.get("models")
     if models is not None and fields.get("model") not in models:

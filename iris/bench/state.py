@@ -90,7 +90,7 @@ class State:
         self.outcome.nbytes = _count("set_bytes", nbytes)
 
     def set_floor(self, seconds: float | None) -> None:
-        """The time that no implementation beats on this hardware; None if a rate is not known."""
+        """The least time that the hardware's sustained rates allow; None if one is not known."""
         self.outcome.floor_s = None if seconds is None else _amount("set_floor", seconds)
 
     def set_predicted(self, seconds: float | None) -> None:
@@ -121,7 +121,7 @@ class State:
         self.warmup = _at_least(0, "set_warmup", calls)
 
     def set_repeat(self, calls: int) -> None:
-        """Timed calls (default 30, fewer if a call takes more than 5 ms, simulated 3)."""
+        """Timed calls (default 30, from 1 ms on up to 100, as many as take 0.6 s; simulated 3)."""
         self.repeat = _at_least(1, "set_repeat", calls)
 
     def share(self, key: Hashable, make: Callable[[], T]) -> T:

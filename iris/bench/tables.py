@@ -28,13 +28,15 @@ def write_json(results: Sequence[Record], cases: Mapping[str, Case], file: TextI
 
 
 def write_csv(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
-    """One line per record under a line of names."""
+    """One line per record under a line of names. A parameter that is called as another column is ``axis_`` and its
+    name."""
     names = list(dict.fromkeys(name for one in results for name in one["params"]))
     counters = _counters(results)
-    head = ["case", *names, "picked", "world_size", "validated", "deterministic", "skipped", "error"]
-    head += [*(f"time_ms_{name}" for name in TIMES)]
+    known = ["picked", "world_size", "validated", "deterministic", "skipped", "error"]
+    known += [*(f"time_ms_{name}" for name in TIMES), *FIGURES, "speedup", *counters, *WHERE]
+    axes = [f"axis_{name}" if name in ("case", *known) else name for name in names]
     out = csv.writer(file, lineterminator="\n")
-    out.writerow([*head, *FIGURES, "speedup", *counters, *WHERE])
+    out.writerow(["case", *axes, *known])
     base = _references(results, cases)
     for one in results:
         time = one["time_ms"] or {}

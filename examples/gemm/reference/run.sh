@@ -14,7 +14,7 @@ Check a collective with torch.matmul on fresh random data, and time it: what the
   -h, --help     show this
   OPTIONS        go to the program; try: run.sh -c all_reduce -- --help
 
-COLLECTIVE.json takes the result, in the current directory, unless OPTIONS name another --output_file.
+COLLECTIVE.json takes the result, in the current directory; with -c, OPTIONS may name another --output_file.
 PYTHON is the interpreter (default: the first with PyTorch of python, .venv/bin/python of this checkout, python3).
 
   run.sh -n 8 -c all_reduce -- -m 8192 -n 8192 -k 29568 --datatype bf16
@@ -63,6 +63,11 @@ interpreter() {
     fail "no Python with PyTorch here: make setup, or set PYTHON"
 }
 
+for given in "$@"; do
+    if [[ ${#collectives[@]} -gt 1 && ${given%%=*} == --output_file ]]; then
+        fail "--output_file: one file for ${#collectives[@]} collectives; choose one of these by -c"
+    fi
+done
 python=${PYTHON:-$(interpreter)}
 for collective in "${collectives[@]}"; do
     "$python" "$here/$collective.py" --validate --benchmark --output_file "$collective.json" \

@@ -64,7 +64,7 @@ def rma(state: State, ctx: Iris) -> None:
     nbytes, put = state["buffer_size"], state["direction"] == "put"
     count = nbytes // 4
     if not count or nbytes % 4:
-        state.skip(f"{nbytes} bytes: not a multiple of 4")
+        state.skip(f"{nbytes} bytes: not a multiple of 4, or nothing")
     source, target = state.share(
         "buffers", lambda: (ctx.empty(count, dtype=torch.int32), ctx.empty(count, dtype=torch.int32))
     )

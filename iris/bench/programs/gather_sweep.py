@@ -5,24 +5,24 @@ A file holds one record on one line, as :mod:`iris.bench.records` describes it, 
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-from iris import ops
+from iris import files, ops
 from iris.bench import records, session
 from iris.bench.axes import Params
 from iris.bench.cases import fused
 from iris.bench.environment import dated, environment
 from iris.bench.programs.gather_options import OP, Options
-from iris.bench.records import Record
+from iris.bench.records import Record, line_of
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, State
-from iris.console import STOPPED, counted
+from iris.console import STOPPED, counted, error_line
 from iris.context import Iris, iris
-from iris.launch import launch
+from iris.errors import IrisError
+from iris.launch import in_full, launch
 from iris.ops import FusedConfig
 
 LIMIT_S = 120.0
@@ -37,6 +37,10 @@ def run(options: Options) -> int:
     except KeyboardInterrupt:
         print(f"\nstopped; files of what was done are in {options.output_dir}", file=sys.stderr)
         return STOPPED
+    except IrisError as error:
+        why = error.__cause__ if isinstance(error.__cause__, IrisError) else in_full(error)
+        print(f"\n{error_line('benchmark', why)}", file=sys.stderr)
+        return 1
 
 
 def sweep(options: Options) -> int:
@@ -60,7 +64,7 @@ def sweep(options: Options) -> int:
             wrong += not records.succeeded(record)
             if first:
                 print(_told(record), flush=True)
-                (options.output_dir / _file_name(record)).write_text(json.dumps(record) + "\n")
+                files.write("benchmark", "--output_dir", options.output_dir / _file_name(record), line_of(record))
         session.close_rank()
         if first:
             print(f"{right} right, {wrong} failed, {total - right - wrong} skipped; files in {options.output_dir}")
