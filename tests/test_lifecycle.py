@@ -32,6 +32,7 @@ from ranks import (
     context,
     failure_of,
     map_count,
+    marks_for,
     open_fds,
     resident_kib,
     shared_memory_files,
@@ -490,7 +491,7 @@ def forget_to_close(rank: int, job: str, pipe: Any, fails: str) -> None:
         pipe.send(str(error))
 
 
-@pytest.mark.parametrize("fails", ["", "the cause"])
+@pytest.mark.parametrize("fails", [pytest.param(why, marks=marks_for(2)) for why in ("", "the cause")])
 def test_a_process_of_multiprocessing_ends_as_any_other(fails: str) -> None:
     """These come to no exit handlers, or when what was raised is forgotten."""
     here, there = multiprocessing.Pipe(duplex=False)
