@@ -205,8 +205,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self._failure = Failure(self._mesh, self._watcher, status, self._table, self._global_ranks)
         self.info(f"rank {self.rank} of {self.world_size} on {self.device} ({choice.reason})")
 
-    # -- what a rank may ask ------------------------------------------------------------------------
-
     @property
     def heap_bases(self) -> torch.Tensor:
         """int64 tensor, the address of every rank's heap as this rank sees it; pass it to kernels."""
@@ -249,8 +247,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
     def heap_size_for(self, nbytes: int) -> int:
         """The ``heap_size`` that would hold a block of ``nbytes`` beside what is in use now."""
         return self._table.would_do(nbytes)
-
-    # -- memory -------------------------------------------------------------------------------------
 
     def _allocate(self, op: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         self._require_open(op)
@@ -369,8 +365,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         raw = self._backend.peer_bytes(rank, offset, tensor.numel() * tensor.element_size())
         return raw.view(tensor.dtype).view(tensor.shape)
 
-    # -- synchronisation and small data -------------------------------------------------------------
-
     @eager
     def barrier(self, stream: Any = None, group: Group = None) -> None:
         """Wait until this rank's ``stream`` is done and all ranks of ``group`` have come here.
@@ -475,8 +469,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         with self._failure.of_meeting():
             return self._mesh.exchange(tag, payload, ranks)
 
-    # -- failure ------------------------------------------------------------------------------------
-
     def check(self, op: str = "check") -> None:
         """Raise if a kernel's wait expired or a peer died since the last look. Costs no synchronisation.
 
@@ -505,8 +497,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
             )
         if not self._open:
             raise ContextError(f"{op}: this context is closed. Create a new one with iris.iris(...).")
-
-    # -- the end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Wait for all ranks to be done, then give back all memory, sockets and threads. Collective.

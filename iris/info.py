@@ -69,9 +69,6 @@ class Info:
     missing: list[Missing]
 
 
-# -- collecting -------------------------------------------------------------------------------------------
-
-
 def collect() -> Info:
     """Look at this machine."""
     versions = {"python": platform.python_version(), "iris": iris.__version__, **library_versions(), **gpu_versions()}
@@ -288,9 +285,6 @@ def output_of(*command: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
-
-
-# -- printing ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,6 @@ class Mesh:
                 self.leave(error)
                 raise
 
-    # -- rendezvous ---------------------------------------------------------------------------------
-
     def _connect(self, key: str, deadline: float) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
             self._bind(listener, address(key, self.rank))
@@ -272,8 +270,6 @@ class Mesh:
             raise PeerDied(f"rendezvous: rank {peer} died while ranks were meeting", [peer])
         self._received[peer] += data
         self._take_frame(peer, only_abort=True)
-
-    # -- collective calls ---------------------------------------------------------------------------
 
     def exchange(
         self,
@@ -434,8 +430,6 @@ class Mesh:
         if len(buffer) < place.stop:
             return None
         return kind, bytes(buffer[_HEADER.size : place.start]).decode(), place
-
-    # -- life and death -----------------------------------------------------------------------------
 
     def dead_ranks(self) -> set[int]:
         """Peers whose end of the connection is closed, without reading anything. Thread-safe."""

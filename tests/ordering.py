@@ -96,8 +96,6 @@ class Watch(TorchDispatchMode):
         super().__exit__(*error)
         self._patches.close()
 
-    # -- who knows of what ------------------------------------------------------------------------------------
-
     def _running(self) -> tuple[int, Hashable]:
         """The agent that runs, and the key of what it knows."""
         if threading.current_thread() is not threading.main_thread():
@@ -168,8 +166,6 @@ class Watch(TorchDispatchMode):
         for rank, words in self._places(addresses, _WORD):
             self._learn(self._running()[1] if key is None else key, self._told[rank][words].max((0, 1)))
 
-    # -- kernels ----------------------------------------------------------------------------------------------
-
     def _run_programs(self, original: Callable[..., None]) -> Callable[..., None]:
         def run(launch: Any, body: Callable[[], None], grid: tuple[int, ...]) -> None:
             programs = [("program", number) for number in range(grid[0])]
@@ -224,8 +220,6 @@ class Watch(TorchDispatchMode):
             return found
 
         return atomic
-
-    # -- streams ----------------------------------------------------------------------------------------------
 
     def _fork(self, original: Callable[..., None]) -> Callable[..., None]:
         def enter(stream: SideStream) -> None:
@@ -300,8 +294,6 @@ class Watch(TorchDispatchMode):
             original(backend, address, value, stream)
 
         return write
-
-    # -- PyTorch ----------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

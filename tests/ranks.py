@@ -64,9 +64,6 @@ def marks_for(size: int) -> list[pytest.MarkDecorator]:
     return [pytest.mark.gpu, pytest.mark.skipif(few, reason=f"fewer than {size} GPUs")]
 
 
-# -- in the test process ------------------------------------------------------------------------------------
-
-
 class Ranks:
     """``world_size`` live ranks; replaced when a test has failed on one or killed one."""
 
@@ -91,8 +88,6 @@ class Ranks:
             self._pool.close()
             self._pool = None
 
-
-# -- in a rank ----------------------------------------------------------------------------------------------
 
 _context: iris.Iris | None = None
 
@@ -158,9 +153,6 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor, rtol: float = 0.0, a
         near |= (got - expected).abs() <= atol + rtol * expected.abs()
     far = ~near
     assert not bool(far.any()), f"{int(far.sum())} of {far.numel()} differ: {got[far][:9]}, not {expected[far][:9]}"
-
-
-# -- what a process holds -----------------------------------------------------------------------------------
 
 
 def open_fds() -> list[str]:

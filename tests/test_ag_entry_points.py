@@ -104,9 +104,6 @@ def small_set(folder: Path) -> str:
     return str(file)
 
 
-# -- what they do -------------------------------------------------------------------------------------------
-
-
 @TWO
 @pytest.mark.parametrize(("gather_dim", "dtype"), [(0, "bf16"), (1, "fp32")])
 @pytest.mark.parametrize("algorithm", EXAMPLES)
@@ -303,9 +300,6 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     )
 
 
-# -- from the command line ----------------------------------------------------------------------------------
-
-
 def test_sweep_that_starts_ranks(tmp_path: Path) -> None:
     arguments = ["--num_ranks", "2", "-v", "-m", "8", "-n", "8", "-k", "8"]
     done = command([], SWEEPS["push"], arguments, tmp_path)
@@ -339,9 +333,6 @@ def test_every_algorithm_in_one_benchmark_under_torchrun(tmp_path: Path) -> None
         else:
             assert one["validated"] is True
             assert one["time_ms"]["median"] > 0
-
-
-# -- flags --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [*SWEEPS.values(), AXES])

@@ -75,9 +75,6 @@ def by_way(results: Sequence[Record]) -> dict[str, Record]:
     return {one["params"]["way"]: one for one in results}
 
 
-# -- a case of one's own --------------------------------------------------------------------------------------
-
-
 def test_the_case_in_the_docstring_is_a_program(tmp_path: Path) -> None:
     program, command_line = [textwrap.dedent(block) for block in re.findall(r"::\n\n((?:    .*\n|\n)+)", bench.__doc__)]
     script = tmp_path / "my_cases.py"
@@ -91,9 +88,6 @@ def test_the_case_in_the_docstring_is_a_program(tmp_path: Path) -> None:
         (dtype, 1 << power) for dtype in ("fp16", "fp32") for power in (10, 11, 12)
     ]
     assert all(one["validated"] for one in results)
-
-
-# -- axes ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -186,9 +180,6 @@ def test_a_case_without_axes_has_no_parameters() -> None:
 def test_values_that_no_record_can_hold_are_refused(value: object) -> None:
     with pytest.raises(ArgumentError, match=r"^bench.axis: x: expected words or finite numbers, .* got "):
         bench.axis("x", [1, value])
-
-
-# -- the command line ---------------------------------------------------------------------------------------
 
 
 def test_list_and_filter(capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,9 +316,6 @@ def test_what_is_skipped_is_not_timed() -> None:
     with pytest.raises(Exception, match="late"):
         state.skip("late")
     assert state.call is None
-
-
-# -- measuring ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -625,9 +613,6 @@ def test_deep_nesting_is_named_and_kept(tmp_path: Path, end: str) -> None:
     assert file.read_text() == line
 
 
-# -- files that are none ------------------------------------------------------------------------------------
-
-
 def test_records_go_into_a_pipe() -> None:
     reader, writer = os.pipe()
     assert bench.main([*TWO, "--axis_way=right", f"--benchmark_out=/dev/fd/{writer}"]) == 0
@@ -696,9 +681,6 @@ def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path, wait_s: float) -> None
     while has_processes(run.pid) and time.monotonic() < until:
         time.sleep(0.05)
     assert not has_processes(run.pid)
-
-
-# -- formats ------------------------------------------------------------------------------------------------
 
 
 def shown(measured: Path, name: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -818,9 +800,6 @@ def test_a_wrong_result_is_no_success_whether_a_record_says_why_or_not() -> None
         assert records.succeeded(one) == right
 
 
-# -- data sets ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", DATASETS, ids=[path.stem for path in DATASETS])
 def test_shipped_data_sets_are_valid(path: Path) -> None:
     assert Dataset.read(path).shapes("matmul" if path.stem == "stream_k" else "all_gather_matmul", 4)
@@ -887,9 +866,6 @@ def test_a_data_set_replaces_shapes_and_the_command_line_both(
         f"all_gather_matmul shape={m}x6x4 m={m} n=3 k=4 model=x layer=y dtype=bf16 gather_dim=1 algorithm=pull"
         for m in (16, 32)
     ]
-
-
-# -- the fused ops ------------------------------------------------------------------------------------------
 
 
 def test_sizes_of_the_local_matmul() -> None:

@@ -214,9 +214,6 @@ def test_a_call_that_fails_before_it_has_begun_does_no_harm(ranks: Ranks, seed: 
     assert ranks.run(before_anything_is_asked_for, seed) == [["RuntimeError", "nothing"]] * 2
 
 
-# -- simulated kernels -----------------------------------------------------------------------------------------
-
-
 @triton.jit
 def waiting_kernel(flag, peer, handle, DEMANDS: tl.constexpr):
     """What it waits for is 0 where the wait was given up."""
@@ -339,9 +336,6 @@ def failed_elsewhere() -> Failure:
 @TWO
 def test_a_kernel_that_was_given_no_handle_or_never_ran_ends_nothing(ranks: Ranks) -> None:
     assert [failure.kind for failure in ranks.run(failed_elsewhere)] == ["nothing"] * 2
-
-
-# -- the end ----------------------------------------------------------------------------------------------------
 
 
 def leave_while_a_kernel_waits() -> tuple[Failure, float]:

@@ -466,8 +466,6 @@ def test_only_the_command_ends_quietly_while_modules_are_imported(
         signal.signal(signal.SIGINT, before)
 
 
-# -- the demo -----------------------------------------------------------------------------------------------
-
 SIM = pytest.mark.skipif(backends.detect().name != "sim", reason="sizes are the simulator's")
 
 

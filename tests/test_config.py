@@ -48,8 +48,6 @@ def test_what_cannot_run_is_not_picked(target: Target) -> None:
     assert pick_config(problem(), replace(target, excluded=others)).algorithm == "pull"
 
 
-# -- fields -------------------------------------------------------------------------------------------------
-
 PUSH, HBM_BUFFER, LOW_LATENCY = Way(GATHER, "push"), Way(GATHER, "hbm_buffer", 1), Way(GATHER, "low_latency")
 MATMUL, SPLIT, TWO_SHOT = Way(LOCAL, "local"), Way(SCATTER, "split"), Way(ALL_REDUCE, "two_shot")
 CHANGES: dict[str, tuple[Way, Any]] = {

@@ -65,9 +65,6 @@ def bare(page: Path) -> str:
     return FENCED.sub("", page.read_text())
 
 
-# -- the reference ------------------------------------------------------------------------------------------
-
-
 def test_the_reference_is_what_the_docstrings_say(maker: ModuleType, reference: str) -> None:
     assert maker.TARGET.read_text() == reference, "run scripts/make_reference"
 
@@ -141,9 +138,6 @@ def test_every_environment_variable_is_described(maker: ModuleType) -> None:
         for variable in re.findall(r"\b(?:IRIS(?:_[A-Z]+)+|(?:NO|FORCE)_COLOR)\b", file.read_text())
     }
     assert read == set(maker.ENVIRONMENT)
-
-
-# -- links --------------------------------------------------------------------------------------------------
 
 
 def headings(page: Path, maker: ModuleType) -> set[str]:
@@ -222,9 +216,6 @@ def test_commands_name_what_there_is(page: Path) -> None:
 def test_a_wrong_command_is_found() -> None:
     text = "```sh\npython examples/no_such.py --flag\npython -m iris swim\npython -m iris info\nls iris/ops\n```\n"
     assert wrong_commands(text) == ["examples/no_such.py", "swim"]
-
-
-# -- scripts ------------------------------------------------------------------------------------------------
 
 
 def python_blocks(page: Path) -> list[str]:

@@ -34,9 +34,6 @@ def on_time(failures: list[Failure]) -> list[Failure]:
     return failures
 
 
-# -- the tree -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("error", "builtin"),
     [
@@ -67,9 +64,6 @@ def test_an_argument_error_says_op_argument_expected_got_and_the_fix() -> None:
     error = errors.ShapeError("all_gather_matmul", "A", "(4, 8)", (4, 9), "Transpose it.")
     assert str(error) == "all_gather_matmul: A: expected (4, 8), got (4, 9). Transpose it."
     assert (error.op, error.argument, error.expected, error.got) == ("all_gather_matmul", "A", "(4, 8)", (4, 9))
-
-
-# -- calls that differ between ranks ------------------------------------------------------------------------
 
 
 def allocate_different_sizes() -> tuple[Failure, list[float]]:
@@ -144,9 +138,6 @@ def test_a_mismatch_loses_no_freed_memory(ranks: Ranks) -> None:
     assert ranks.run(mismatch_loses_no_memory) == [1024] * ranks.world_size
 
 
-# -- the heap -----------------------------------------------------------------------------------------------
-
-
 def exhaust() -> tuple[Failure, str, list[float]]:
     with fresh(heap_size=1 << 20) as ctx:
         kept = ctx.zeros(100 << 10, dtype=torch.uint8)
@@ -169,9 +160,6 @@ def test_heap_exhaustion(ranks: Ranks) -> None:
         assert "empty: symmetric heap exhausted: requested 1.0 MiB (1048576 bytes)" in failure.message
         assert "largest free block" in failure.message and "Free tensors you no longer need" in failure.message
     assert all(after == [1.0, 1.0] for _, _, after in results)
-
-
-# -- joining ------------------------------------------------------------------------------------------------
 
 
 def heap_sizes_differ() -> Failure:
@@ -317,9 +305,6 @@ def test_a_job_name_that_is_taken(ranks: Ranks) -> None:
     assert second.kind == "LaunchError" and second.took_s < 0.5
     assert second.message.startswith("rank 0 of this job is already running in another process.")
     assert "IRIS_JOB=<name>" in second.message
-
-
-# -- broken arguments of a running context ----------------------------------------------------------------------
 
 
 def ranks_out_of_range() -> list[Failure]:

@@ -103,9 +103,6 @@ def assert_svg(path: Path) -> None:
     assert xml.etree.ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
-# -- the examples -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("ranks", WORLDS, indirect=True)
 @pytest.mark.parametrize("name", some(list(BANDWIDTH)))
 def test_bandwidth_example(name: str, ranks: Ranks, tmp_path: Path) -> None:
@@ -155,8 +152,6 @@ def test_png_picture(ranks: Ranks, tmp_path: Path) -> None:
     height, width, _ = image.imread(picture).shape
     assert min(height, width) > 100
 
-
-# -- from the command line ----------------------------------------------------------------------------------
 
 COMMAND_LINE_WORLDS: list[Any] = [2] if BACKEND == "sim" else worlds(2, 8)
 
@@ -245,9 +240,6 @@ def test_a_folder_without_permission_is_found_before_measuring(
     assert f"--plot: {tmp_path / name[3:]}_bandwidth.svg cannot be written (--no_plot" in capsys.readouterr().err
     with mock.patch.object(sys, "argv", [name, "--validate"]):  # draws nothing
         assert parse_options(None, name).plot is None
-
-
-# -- the helpers --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

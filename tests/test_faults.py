@@ -71,9 +71,6 @@ def opened() -> iris.Iris:
     return iris.iris(1 << 20, timeout_s=TIMEOUT_S)
 
 
-# -- where the victim dies, and what the survivors do: prepared first, timed then --------------------------------
-
-
 def before_rendezvous(rank: int) -> Work:
     return die if rank == VICTIM else opened
 
@@ -251,8 +248,6 @@ POINTS: list[Callable[[int], Work]] = [
     in_an_allocation,
     in_teardown,
 ]
-
-# -- on the ranks -------------------------------------------------------------------------------------------
 
 
 def survive(point: Callable[[int], Work]) -> tuple[Failure, list[str], int]:

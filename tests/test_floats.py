@@ -32,9 +32,6 @@ def eighths(seed: int, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torc
     return (torch.randint(-40, 41, shape, generator=torch.Generator().manual_seed(seed)) / 8).to(dtype)
 
 
-# -- reductions and scans -----------------------------------------------------------------------------------
-
-
 @triton.jit
 def larger(a, b):
     return tl.where(a > b, a, b)
@@ -173,9 +170,6 @@ def test_scans(op: str, reverse: bool, axis: int, seed: int) -> None:
     equal(target, expected)
 
 
-# -- elementwise --------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def elementwise_kernel(a, b, c, target, OP: tl.constexpr, N: tl.constexpr):
     at = tl.arange(0, N)
@@ -224,9 +218,6 @@ def test_an_fma_is_rounded_once() -> None:
     x, target = torch.full((64,), 1.015625).bfloat16(), torch.empty(64, dtype=torch.bfloat16)
     elementwise_kernel[(1,)](x, x, -x, target, "fma", 64)
     equal(target, torch.full((64,), 1.015625**2 - 1.015625).bfloat16())
-
-
-# -- casts --------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -349,9 +340,6 @@ def test_rounding_toward_zero(seed: int) -> None:
     equal(target, (x.view(torch.int32) & ~0xFFFF).view(torch.float32).bfloat16())
 
 
-# -- what else reads numbers --------------------------------------------------------------------------------
-
-
 @triton.jit
 def print_kernel(source):
     tl.device_print("x", tl.load(source + tl.arange(0, 2)))
@@ -389,8 +377,6 @@ def test_scaled_dots_keep_what_float16_cannot_hold(seed: int) -> None:
     scaled_kernel[(1,)](a, b, c, 32)
     equal(c, a.float() @ b.float())
 
-
-# -- without a context --------------------------------------------------------------------------------------
 
 SCRIPT = """
 import iris, torch, triton, triton.language as tl

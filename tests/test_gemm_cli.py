@@ -40,7 +40,6 @@ LAPTOP = Device("sim", 4, 4, 0, 8 << 30)
 SMALL = ["-m", "80", "-n", "96", "-k", "72", "--BLK_M", "32", "--BLK_N", "64", "--COMMUNICATION_TILE_M", "32"]
 SIZES = ["-m", "48", "-n", "64", "-k", "80"]
 
-# -- flags --------------------------------------------------------------------------------------------------
 
 FLAGS = {
     "-m": 4864,
@@ -154,9 +153,6 @@ def test_help_shows_what_the_program_does_and_every_default(capsys: pytest.Captu
     assert exit_info.value.code == 0 and "What it does." in shown
     assert all(flag in shown for flag in FLAGS)
     assert set(re.findall(r"default:\s+(\d+)", shown)) >= {"4864", "4096", "8256", "4294967296", "304"}
-
-
-# -- fit ----------------------------------------------------------------------------------------------------
 
 
 def changes(asked: Arguments, device: Device, given: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -316,9 +312,6 @@ def test_flags_that_were_not_given_are_not_told_of() -> None:
     assert line == "kpack is ignored: for AMD GPUs only, this is cuda"
 
 
-# -- parts of a run -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_what_a_right_result_may_be_off_by(dtype: torch.dtype) -> None:
     """What rounding does, and no more: neither a factor, nor noise, nor a few wrong elements."""
@@ -393,9 +386,6 @@ def test_an_extent_that_ranks_cannot_share(algorithm: str, extent: str, capsys: 
     arguments = ["--validate", "--num_ranks", "3", "--algorithm", algorithm, extent, "64"]
     assert main(None, stream_k=False, argv=arguments) == 1
     assert f"{extent}: expected a multiple of the 3 ranks, got 64" in capsys.readouterr().err
-
-
-# -- runs ---------------------------------------------------------------------------------------------------
 
 
 def run_example(name: str, arguments: list[str]) -> tuple[int, str, str]:
@@ -592,9 +582,6 @@ def test_under_mpirun(path: str, options: list[str], count: int, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("validation passed") == 1
     assert json.loads((tmp_path / "log.json").read_text())["world_size"] == count
-
-
-# -- references ---------------------------------------------------------------------------------------------
 
 
 def run_reference(collective: str, arguments: list[str], port: int) -> tuple[int, str]:

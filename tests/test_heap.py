@@ -190,9 +190,6 @@ def test_what_is_let_go_of_while_ranks_tell_each_other_is_told_the_next_time() -
     assert table.used_bytes == 0
 
 
-# -- on GPUs --------------------------------------------------------------------------------------------------
-
-
 def too_large() -> Failure:
     return failure_of(iris.iris, 1 << 42)
 

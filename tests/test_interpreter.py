@@ -35,8 +35,6 @@ ONE = pytest.mark.parametrize("ranks", [1], indirect=True)
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 KINDS_OF_POLL = ["plain", "ca", "volatile", "cv", "cv, masked", "add", "cas"]
 
-# -- launches -------------------------------------------------------------------------------------------------
-
 
 @triton.autotune([triton.Config({"BLOCK": 4}), triton.Config({"BLOCK": 8})], key=["count"])
 @triton.jit
@@ -216,9 +214,6 @@ def test_constants_have_values_as_where_kernels_are_compiled(ranks: Ranks) -> No
     assert "has no attribute 'value'" in failure.message
 
 
-# -- co-residency -------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def chain_kernel(flags, values, handle, LAST: tl.constexpr):
     """Program i waits for program i + 1, so the programs finish in reverse order."""
@@ -358,9 +353,6 @@ def test_programs_of_two_ranks_take_turns(ranks: Ranks) -> None:
     ranks.run(run_ping_pong, 50)
 
 
-# -- waits that end -----------------------------------------------------------------------------------------
-
-
 @triton.jit
 def wait_kernel(flag, epoch, peer, handle):
     iris.wait(flag, epoch, peer, handle)
@@ -476,9 +468,6 @@ def test_what_a_rank_has_seen_itself_counts_more_than_the_same_from_another(rank
     assert relayed == ["said of 1", "said of 2", "dead"]
 
 
-# -- threads ------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def turns_kernel(words, N: tl.constexpr):
     """Every program adds up how often each program has been switched away from."""
@@ -517,9 +506,6 @@ def test_kernels_of_two_threads_take_turns(ranks: Ranks) -> None:
     ((words, kinds),) = ranks.run(run_in_threads)
     assert kinds == ["InterpreterError"] * 10 + ["nothing"] * 30
     assert words[1:] == [10 * (48 + 8), 10 * 48 + 4]
-
-
-# -- bfloat16 -----------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -715,9 +701,6 @@ def test_bfloat16_atomic_add_is_that_of_torch(ranks: Ranks, seed: int) -> None:
     ranks.run(run_atomic_add, seed)
 
 
-# -- errors and imports -------------------------------------------------------------------------------------
-
-
 @triton.jit
 def failing_kernel(out):
     tl.store(out, 1)
@@ -882,9 +865,6 @@ def test_one_number_goes_to_all_of_a_block() -> None:
     one_number_kernel[(1,)](row, rows, 7)
     assert row.tolist() == [7] * 8 + [8] * 8 + [9] * 8
     assert rows.tolist() == [[0] * 8, [1] * 8]
-
-
-# -- types --------------------------------------------------------------------------------------------------
 
 
 def test_what_is_remembered_of_types_is_what_triton_works_out() -> None:

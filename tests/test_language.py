@@ -123,9 +123,6 @@ def test_a_block_is_no_condition(ranks: Ranks) -> None:
         assert "a block is neither true nor false" in one.message
 
 
-# -- libraries ------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def library_kernel(x, y, found, LANES: tl.constexpr):
     at = tl.arange(0, LANES)
@@ -179,9 +176,6 @@ def test_functions_of_libraries_that_cannot_be_simulated_say_so(ranks: Ranks) ->
         assert words in one.message
 
 
-# -- descriptors ----------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def reduced_kernel(found, value, KIND: tl.constexpr):
     rows = tl.arange(0, 16)[:, None]
@@ -231,9 +225,6 @@ def test_what_the_interpreter_lacks_says_so() -> None:
 
     with pytest.raises(AttributeError, match=r"^warp_dance cannot be simulated: Triton's interpreter has no create_"):
         interpreter_builder.create_warp_dance()
-
-
-# -- polls ----------------------------------------------------------------------------------------------------
 
 
 @triton.jit

@@ -54,8 +54,6 @@ def env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-# -- identity -----------------------------------------------------------------------------------------------
-
 IRIS = {"IRIS_RANK": "2", "IRIS_WORLD_SIZE": "4", "IRIS_JOB": "abc"}
 TORCHRUN = {
     "RANK": "2",
@@ -238,9 +236,6 @@ def test_ranks_on_several_hosts_are_refused(env: pytest.MonkeyPatch, source: str
         iris.iris(1 << 20)
     assert f"{source} started 4 ranks, 2 of them on this host." in str(caught.value)
     assert "start all ranks on one, or pass group=" in str(caught.value)
-
-
-# -- started here -------------------------------------------------------------------------------------------
 
 
 def product(a: int, b: int) -> tuple[int, int]:
@@ -490,8 +485,6 @@ def test_a_closed_pool_holds_nothing(pool: iris.RankPool) -> None:
     for pid in pids:
         assert not Path(f"/proc/{pid}").exists()
 
-
-# -- started by others --------------------------------------------------------------------------------------
 
 SCRIPT = """
     import json, os, sys

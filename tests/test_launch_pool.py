@@ -125,9 +125,6 @@ def raise_flat() -> None:
     raise Flat
 
 
-# -- one call after another -----------------------------------------------------------------------------------
-
-
 def test_an_interrupted_call_ends_the_pool(pool: iris.RankPool) -> None:
     pids = [process.pid for process in pool.processes]
     main = threading.main_thread().ident
@@ -269,9 +266,6 @@ def test_variables_that_are_no_texts(env: Any) -> None:
         iris.RankPool(1, env=env)
 
 
-# -- time ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("timeout_s", ["x", 0, -1.0, float("nan"), True, [1]])
 def test_a_timeout_that_is_no_time(pool: iris.RankPool, timeout_s: Any) -> None:
     for call in (pool.run, pool.outcomes, lambda *args, **more: iris.launch(same, 1, *args[1:], **more)):
@@ -292,9 +286,6 @@ def test_a_long_wait_is_made_of_shorter_ones(pool: iris.RankPool, monkeypatch: p
     assert pool.run(sleep, (0.3,), timeout_s=20) == [0.3, 0.3]
     with pytest.raises(iris.LaunchError, match=r"did not finish within 0\.3 s"):
         pool.run(sleep, (30,), timeout_s=0.3)
-
-
-# -- the environment -------------------------------------------------------------------------------------------
 
 
 def environment() -> dict[str, str]:
@@ -342,9 +333,6 @@ def test_ranks_see_the_gpus_that_the_environment_names(monkeypatch: pytest.Monke
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         with iris.RankPool(1) as pool:
             assert pool.run(gpus) == [count]
-
-
-# -- children --------------------------------------------------------------------------------------------------
 
 
 def load() -> list[list[float]]:
@@ -404,8 +392,6 @@ def test_a_pool_closes_at_once_whatever_was_forked_meanwhile(pool: iris.RankPool
         child.kill()
         child.join()
 
-
-# -- what the operating system refuses ---------------------------------------------------------------------------
 
 REFUSED = """
     import multiprocessing, os, resource, sys, tempfile
@@ -468,8 +454,6 @@ def test_a_full_shared_memory_is_told(pool: iris.RankPool, monkeypatch: pytest.M
     with pytest.raises(iris.LaunchError, match=r"No space left on device \(28\)\. Tensors go through shared memory"):
         pool.run(same, (torch.zeros(4),))
 
-
-# -- the end of the process that started them --------------------------------------------------------------------
 
 PARENT = """
     import multiprocessing, os, sys, time

@@ -164,9 +164,6 @@ def test_lives_across_processes_leave_the_machine_as_it_was() -> None:
     assert free[-1] == free[0]
 
 
-# -- the end ------------------------------------------------------------------------------------------------
-
-
 def with_many_files_open() -> int:
     """Opens a context where 1100 descriptors are taken, as in the process of a server; the largest of its own."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -354,9 +351,6 @@ def test_closing_on_one_rank_only_is_a_mismatch(ranks: Ranks) -> None:
         assert "rank 0: close; rank 1: zeros(12 bytes of torch.float32)" in failure.message
 
 
-# -- forks --------------------------------------------------------------------------------------------------
-
-
 def use_in_a_forked_child() -> tuple[list[tuple[str, Failure]], int, int]:
     """The child reports what it got; the parent goes on."""
     ctx = context()
@@ -393,8 +387,6 @@ def test_use_in_a_forked_child_is_an_error_and_the_parent_goes_on(ranks: Ranks) 
             )
         assert closed.kind == "nothing"
 
-
-# -- the end of the process -----------------------------------------------------------------------------------
 
 FORGOTTEN = """
     import sys, time, iris
@@ -508,8 +500,6 @@ def test_a_process_of_multiprocessing_ends_as_any_other(fails: str) -> None:
     )
 
 
-# -- logging ------------------------------------------------------------------------------------------------
-
 LOGGING = """
     import iris
     for level in ("warning", "debug"):
@@ -585,9 +575,6 @@ def test_log_lines_name_the_rank_and_appear_once(tmp_path: Path) -> None:
             f"[iris WARNING rank {rank}] debug-warning",
             f"[iris ERROR rank {rank}] debug-error",
         ]
-
-
-# -- names ------------------------------------------------------------------------------------------------------
 
 
 def names_of_the_same() -> list[bool]:

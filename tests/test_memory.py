@@ -57,9 +57,6 @@ def failures_by_rank(launch: Callable[[iris.Iris, int], object], *more: int) -> 
     return failures
 
 
-# -- beyond a heap ------------------------------------------------------------------------------------------
-
-
 def store_beyond(nbytes: int) -> list[Failure]:
     """To every rank, ``nbytes`` from the end of the heap, or before its start; the rank in between stays as it was."""
 
@@ -130,9 +127,6 @@ def test_the_handle_of_another_context_leads_nowhere(ranks: Ranks) -> None:
             assert_none_there(failure)
 
 
-# -- what was there before ----------------------------------------------------------------------------------
-
-
 def reach_for_a_freed_tensor() -> Failure:
     context()
     values = torch.zeros(1 << 24, dtype=torch.int32)  # so large that the system takes its memory back
@@ -172,9 +166,6 @@ def test_a_heap_is_not_there_after_close(ranks: Ranks) -> None:
         assert_none_there(of_peer)
         assert_none_there(own)
         assert kept == [rank + 5] * 4
-
-
-# -- the mapping --------------------------------------------------------------------------------------------
 
 
 def map_files(count: int, nbytes: int) -> list[int]:

@@ -69,9 +69,6 @@ def predicted(problem: Problem, config: FusedConfig, known: Hardware, calls: lis
     return 1e3 * predicted_s(problem, config, replace(machine(known, problem.dtype), contention=contention))
 
 
-# -- beside measurements --------------------------------------------------------------------------------------
-
-
 def test_the_model_and_the_choice_know_the_algorithms_that_there_are() -> None:
     assert {op: set(known) for op, known in model._PREDICTORS.items()} == {
         op: set(known) for op, known in TRAITS.items()
@@ -242,9 +239,6 @@ def test_the_tile_of_a_local_matmul_of_int8_is_among_the_fastest_measured(
 
 def local_config(m: int, n: int, k: int, warps: int, stages: int, split: bool) -> FusedConfig:
     return FusedConfig("local", m, n, k, num_warps=warps, num_stages=stages, stream_k=split)
-
-
-# -- whatever the hardware ------------------------------------------------------------------------------------
 
 
 def test_an_unknown_algorithm_is_an_error() -> None:

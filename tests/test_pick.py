@@ -81,9 +81,6 @@ def test_the_model_knows_of_tf32() -> None:
     assert predictions(problem, replace(H200, hardware="AMD Instinct MI355X"), [fast[0]])[fast[0]] > 0  # has none
 
 
-# -- the order ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.hardware)
 def test_users_rows_come_first_then_shipped_ones_then_the_model(target: Target) -> None:
     free = pick_config(GATHER, target)
@@ -313,9 +310,6 @@ def test_algorithms_that_cannot_run_are_not_picked() -> None:
                 left.remove(name)
 
 
-# -- the model's choice ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8], ids=str)
 @pytest.mark.parametrize("m", [1, 100, 16384])
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.hardware)
@@ -456,8 +450,6 @@ def test_a_pick_is_quick() -> None:
     assert statistics.median(first for first, _ in taken) < 50e-3
     assert statistics.median(again for _, again in taken) < 100e-6
 
-
-# -- what rules a config out ----------------------------------------------------------------------------------
 
 PLAIN = FusedConfig("push", block_size_n=256)
 REFUSED: list[tuple[str, dict[str, Any], Target, str]] = [
@@ -611,9 +603,6 @@ def test_few_programs_send_where_many_ranks_gather_some_rows(gather_dim: int) ->
 def test_large_sums_of_a_short_k_travel_in_chunks(n: int, k: int, chunked: bool) -> None:
     config = model_pick(problem_of("matmul_reduce_scatter", 16384, n, k // 8, 8), H200)
     assert config.algorithm in ("decomposed", "ring") and (config.num_chunks > 1) == chunked
-
-
-# -- files of rows --------------------------------------------------------------------------------------------
 
 
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
@@ -785,9 +774,6 @@ def test_shipped_rows_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
         assert any(row.config.algorithm == one.algorithm for one in candidates(problem, target, wide=True))
         assert row.date and row.versions
         assert pick_config(problem, target) == row.config
-
-
-# -- the ops take what is picked ------------------------------------------------------------------------------
 
 
 def algorithms_run(path: str) -> list[set[str]]:

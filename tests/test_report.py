@@ -63,9 +63,6 @@ def drawn(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-# -- reading ------------------------------------------------------------------------------------------------
-
-
 def test_all_lines_below_a_folder_are_read_and_nothing_else(folder: Path) -> None:
     results = read(folder)
     assert len(results) == len(list(dataset((2, 4))))
@@ -185,9 +182,6 @@ def test_the_newest_result_of_a_case_counts(tmp_path: Path) -> None:
     study = Study(read(tmp_path))
     assert [result.file.name for result in study.results] == ["a.jsonl"]
     assert tables.environments(study).note == "1 older results of the same cases are left out."
-
-
-# -- figures ------------------------------------------------------------------------------------------------
 
 
 def medians(opponent: str, case: str, algorithm: str, world_size: int) -> list[float]:
@@ -347,9 +341,6 @@ def test_bold_is_the_fastest_even_if_it_is_not_ours(study: Study) -> None:
     for group in groups.values():
         fastest, *others = sorted(group)
         assert fastest[2] and not any(best for *_, best in others)
-
-
-# -- charts -------------------------------------------------------------------------------------------------
 
 
 def test_charts_show_times_shares_scaling_and_crossover(study: Study) -> None:
@@ -529,9 +520,6 @@ def test_pictures_stand_alone(drawn: Path, study: Study) -> None:
     line = record("all_gather_matmul", "push", LARGE[0], 4)
     for word in ("8192×8192×29568", f"{line['time_ms']['median']:.3f}", f"floor {line['floor_ms']:.3f}", "failed"):
         assert f">{word}</text>" in times
-
-
-# -- the page -----------------------------------------------------------------------------------------------
 
 
 class Page(HTMLParser):
@@ -751,9 +739,6 @@ def test_a_browser_shows_the_page_from_disk(
         assert max(seen, key=lambda colour: seen[colour]) == getattr(PAPER, name)
         for tone in used:
             assert seen.get(getattr(tone, name), 0) > 0.0005, (name, tone.name)
-
-
-# -- Markdown -----------------------------------------------------------------------------------------------
 
 
 def test_markdown_replaces_what_is_between_the_markers(folder: Path, study: Study, tmp_path: Path) -> None:
@@ -987,9 +972,6 @@ def test_a_page_can_go_into_a_device_and_be_of_files_of_any_name(tmp_path: Path)
     assert not Path("/dev/null").is_file()
     assert report(results, "--out", tmp_path / "x.html") == 0
     assert "\\udcff.jsonl" in (tmp_path / "x.html").read_text()
-
-
-# -- comparing ----------------------------------------------------------------------------------------------
 
 
 def timed(

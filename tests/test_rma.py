@@ -82,9 +82,6 @@ def placed(ctx: iris.Iris, values: np.ndarray, dtype: str) -> torch.Tensor:
     return ctx.as_symmetric(tensor_of(values, dtype).to(ctx.device))
 
 
-# -- kernels ------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def atomic_by_ranks(OP: tl.constexpr, ptr, value, cmp, mask, me, peer, bases):
     if OP == "add":
@@ -269,9 +266,6 @@ def contended_add_kernel(memory, values, handle, BLOCK: tl.constexpr):
     iris.peer.atomic_add(handle, memory + offsets, tl.load(values + offsets), 0, sem="relaxed", hint=BLOCK)
 
 
-# -- on the ranks -------------------------------------------------------------------------------------------
-
-
 def run_atomic(op: str, dtype: str, by_handle: bool, block: int, seed: int) -> None:
     ctx = context()
     size, me = ctx.world_size, ctx.rank
@@ -401,7 +395,6 @@ def run_lock(programs: int, rounds: int) -> int:
 
 THREE_OR_MORE = worlds(3, 3) or worlds(4, 4)
 
-# -- tests --------------------------------------------------------------------------------------------------
 
 BY = pytest.mark.parametrize("by_handle", [False, True], ids=["ranks", "handle"])
 BLOCKS = pytest.mark.parametrize("block", [1, N], ids=["scalar", "block"])

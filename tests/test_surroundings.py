@@ -34,9 +34,6 @@ each_way = pytest.mark.parametrize(
 )
 
 
-# -- modes --------------------------------------------------------------------------------------------------
-
-
 def modes(way: Way, seed: int) -> list[float]:
     """A first call in inference mode, whose memory is kept, and one of the same sizes without; both under autocast."""
     found = []
@@ -91,9 +88,6 @@ def with_default_device(name: str) -> tuple[str, list[float]]:
 def test_another_default_device(ranks: Ranks, name: str) -> None:
     expected = "cpu" if BACKEND == "sim" else "cuda"
     assert ranks.run(with_default_device, name) == [(expected, [1.0, 1.0, 1.0])] * 2
-
-
-# -- room that comes later ----------------------------------------------------------------------------------
 
 
 def choices() -> list[str]:
@@ -180,9 +174,6 @@ def test_code_that_was_compiled_before_is_complete(ranks: Ranks) -> None:
     for told, found in ranks.run(compiled_before):
         assert not any("get_eval_frame_callback" in one for one in told), told
         assert found == [10.0] * 3
-
-
-# -- streams ------------------------------------------------------------------------------------------------
 
 
 def own_streams() -> tuple[list[int], list[int]]:

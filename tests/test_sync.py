@@ -29,8 +29,6 @@ pytestmark = pytest.mark.timeout(120)
 N = 32
 TWO_OR_MORE = pytest.mark.parametrize("ranks", worlds(2), indirect=True)
 
-# -- kernels ------------------------------------------------------------------------------------------------
-
 
 @triton.jit
 def send(inbox, outbox, flag, peer, epoch, handle, BLOCK: tl.constexpr):
@@ -113,9 +111,6 @@ def tell_kernel(slots, value, members, count, handle):
     """Write ``value`` into the own slot of every member's memory."""
     for index in range(count):
         iris.peer.store(handle, slots + iris.rank(handle), value, tl.load(members + index))
-
-
-# -- signal and wait ----------------------------------------------------------------------------------------
 
 
 def run_messages(receive_first: bool, late: int | None, seed: int) -> None:
@@ -214,9 +209,6 @@ def test_signal_all_and_wait_all(ranks: Ranks) -> None:
 def test_a_flag_may_wrap_around(ranks: Ranks) -> None:
     wrapped = -(2**31) + ranks.world_size - 1
     assert ranks.run(run_wrap_around)[0] == [wrapped, wrapped]
-
-
-# -- barriers -----------------------------------------------------------------------------------------------
 
 
 def run_barrier_in_kernel(rounds: int) -> None:
@@ -449,8 +441,6 @@ def test_a_group_that_cannot_be_is_named(ranks: Ranks) -> None:
         assert f"ranks from 0 to {ranks.world_size - 1} " in failures[2].message
         assert f", {ranks.world_size}]" in failures[2].message and ", -1]" in failures[3].message
 
-
-# -- broadcast ----------------------------------------------------------------------------------------------
 
 VALUES: list[Any] = [
     None,

@@ -96,9 +96,6 @@ def same(got: torch.Tensor, expected: torch.Tensor) -> None:
     assert got.is_contiguous() and got.requires_grad == expected.requires_grad
 
 
-# -- factories ----------------------------------------------------------------------------------------------
-
-
 def run_same_as_torch() -> None:
     ctx = context()
     for name, args, options in SAME_AS_TORCH:
@@ -234,9 +231,6 @@ def run_same_generator_apart() -> list[float]:
 def test_ranks_may_draw_different_values(ranks: Ranks) -> None:
     drawn = ranks.run(run_same_generator_apart)
     assert drawn[0] != drawn[1]
-
-
-# -- wrong arguments ----------------------------------------------------------------------------------------
 
 
 def quantised() -> torch.Tensor:
@@ -391,9 +385,6 @@ def test_an_out_that_does_not_fit_is_named(ranks: Ranks) -> None:
             assert failure.kind == kind and words in failure.message
 
 
-# -- where tensors live -------------------------------------------------------------------------------------
-
-
 def run_is_symmetric() -> None:
     ctx = context()
     made = ctx.rand(8, 6)
@@ -499,9 +490,6 @@ def test_offsets_are_equal_on_all_ranks_and_aligned(ranks: Ranks, seed: int) -> 
     assert all(one == offsets[0] for one in offsets)
     assert all(offset % 1024 == 0 for offset in offsets[0])
     assert len(set(offsets[0])) < len(offsets[0]), "no block was reused"
-
-
-# -- memory that comes back ---------------------------------------------------------------------------------
 
 
 def fill_again_and_again(how: str) -> int:

@@ -114,9 +114,6 @@ def test_the_device_idles_as_long_before_each_variant(monkeypatch: pytest.Monkey
     assert sorted(set(leads)) == [("fast", 1.6e-3), ("slow", 1.6e-3)] and len(leads) == 2 * session.ROUNDS
 
 
-# -- do_bench -------------------------------------------------------------------------------------------------
-
-
 class Event:
     """Stands for a CUDA event: the time between two is that of the calls recorded between them, in ms."""
 

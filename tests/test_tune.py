@@ -55,9 +55,6 @@ def _own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     pick.forget()
 
 
-# -- the search -----------------------------------------------------------------------------------------------
-
-
 class World:
     """What a search finds: the time of each config in ms, by its ``group_size_m``; others than those given are wrong.
     Every step takes a second."""
@@ -258,9 +255,6 @@ def test_nothing_right_is_nothing_found() -> None:
     assert len(found.trials) == 8
 
 
-# -- on the ranks ---------------------------------------------------------------------------------------------
-
-
 def failed(trials: Trials) -> dict[Place, str]:
     """Those that are not to be tried again, and why."""
     return {place: history.failed for place, history in trials.histories().items() if history.failed is not None}
@@ -402,9 +396,6 @@ def with_recorder(fn: Callable[[], Any]) -> Any:
         return fn()
     finally:
         kernels.matmul_kernel = real
-
-
-# -- the command ----------------------------------------------------------------------------------------------
 
 
 @simulated_only
@@ -640,9 +631,6 @@ def test_a_candidate_that_ends_its_ranks_is_left_out(
         command.main([*TINY, "--out", str(tmp_path / "rows.json")])
 
 
-# -- what a run leaves of earlier ones ------------------------------------------------------------------------
-
-
 REDUCE = problem_of("matmul_reduce_scatter", 32, 16, 16, 2, torch.float32)
 FINISHED = tuned.Row(*tuned.row_key(REDUCE, "simulated"), FusedConfig("push"), 0.01)  # type: ignore[call-arg]
 
@@ -800,9 +788,6 @@ def test_rows_that_were_not_written_are_printed_before_they_are_written_again(
     assert told.err == f"iris tune: IrisError: tuned rows: {expected}\n"
     assert cli.main(["tune", *TINY, f"--out={out}"]) == 0
     assert tuned.read(out) == [FINISHED]
-
-
-# -- trials ---------------------------------------------------------------------------------------------------
 
 
 def test_rows_written_at_the_same_time_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

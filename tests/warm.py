@@ -31,9 +31,6 @@ _FAR = 512
 """More than any number of a file that a stand-in has open."""
 
 
-# -- in the test process ------------------------------------------------------------------------------------
-
-
 @cache
 def python() -> str:
     """The path of a program that stands in for ``sys.executable``."""
@@ -61,9 +58,6 @@ def python() -> str:
     atexit.register(folder.cleanup)
     atexit.register(server.communicate)
     return str(program)
-
-
-# -- the stand-in -------------------------------------------------------------------------------------------
 
 
 def _stand_in(words: list[str]) -> None:
@@ -114,9 +108,6 @@ def _received(connection: socket.socket) -> int:
     if len(told) < 4:
         sys.exit("tests/warm.py: the server, or the keeper of this program, has ended")
     return int.from_bytes(told, "little", signed=True)
-
-
-# -- the server ---------------------------------------------------------------------------------------------
 
 
 def _serve(listener: socket.socket) -> tuple[list[str], list[str]]:
@@ -192,9 +183,6 @@ def _take(files: list[int], fds: list[int], unbuffered: bool) -> None:
             )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-
-
-# -- the program --------------------------------------------------------------------------------------------
 
 
 def _run(options: list[str], words: list[str], stand_in: str, beyond: list[str]) -> None:

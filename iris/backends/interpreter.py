@@ -101,9 +101,6 @@ def _untimed(call: Callable[[], object], quantiles: object = None) -> list[float
     return [0.0, 0.0, 0.0]
 
 
-# -- co-resident programs -----------------------------------------------------------------------------------
-
-
 class _Launch:
     """One kernel launch: its programs, and what has been patched for it."""
 
@@ -424,9 +421,6 @@ def _atomic_poll(self: Any, ptr: Any, expected: Any, timeout_ns: Any, sem: Any, 
             return _Handle(matched, tl.int1)
 
 
-# -- decorated before Iris was imported --------------------------------------------------------------------------
-
-
 def _install_refusals() -> None:
     """Say why Triton would compile a kernel, where it finds no GPU for it or a simulated kernel calls it."""
     run, call = JITFunction.run, JITFunction.__call__
@@ -455,9 +449,6 @@ def _install_refusals() -> None:
         return call(self, *args, **kwargs)
 
     JITFunction.run, JITFunction.__call__ = running, called
-
-
-# -- imported after Triton --------------------------------------------------------------------------------------
 
 
 def interpret_standard_library() -> None:

@@ -185,9 +185,6 @@ def _missing(self: Any, name: str) -> Any:
     raise AttributeError(f"{name.removeprefix('create_')} cannot be simulated: Triton's interpreter has no {name}")
 
 
-# -- libraries ------------------------------------------------------------------------------------------------
-
-
 def _install_libraries() -> None:
     """What the compiler finds in a vendor's library has no body, or one that only compiles."""
     known = {name: name for name in _SAME_NAME} | _OTHER_NAME

@@ -30,9 +30,6 @@ DTYPES = DTYPE_NAMES | {
 """Dtypes, by what command lines and results call them."""
 
 
-# -- options ------------------------------------------------------------------------------------------------
-
-
 def rank_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser with ``--num_ranks`` and ``--help``, which shows ``doc``, the program's own docstring."""
     parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -95,9 +92,6 @@ def share_evenly(parser: argparse.ArgumentParser, given: argparse.Namespace, nam
         size = getattr(given, name)
         if size is not None and size % world_size:
             parser.error(f"-{name}: {size} is no multiple of {world_size} ranks")
-
-
-# -- values -------------------------------------------------------------------------------------------------
 
 
 def positive(text: str) -> int:

@@ -159,9 +159,6 @@ def _slowest(seconds: Sequence[float | None], scale: float) -> float | None:
     return scale * max(known) if known else None
 
 
-# -- files --------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def appending(path: Path) -> Iterator[Callable[[Sequence[Record]], None]]:
     """Open a file for appending, made if it is not there, and lock it against other runs; yields what appends records.

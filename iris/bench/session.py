@@ -117,9 +117,6 @@ def _set_up(ctx: Iris, fn: CaseFunction, state: State) -> None:
         outcome.error, outcome.skipped, outcome.validated = failed, None, None
 
 
-# -- timing -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Plan:
     """How often a call is timed; on GPUs also how long it takes the device and the host, and how long the one has to

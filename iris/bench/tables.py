@@ -95,9 +95,6 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names if len(names) <= 3 else [*names[:2], f"and {len(names) - 2} more"])
 
 
-# -- cells --------------------------------------------------------------------------------------------------
-
-
 def _names(results: Sequence[Record]) -> list[str]:
     """Parameters that differ between ``results``; of a shape and its sizes only the shape."""
     names = without_sizes(dict.fromkeys(name for one in results for name in one["params"]))

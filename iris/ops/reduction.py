@@ -223,8 +223,6 @@ class SumCall(OpCall):
         """Rows that each rank owns; the last ones may have fewer."""
         return -(-self.problem.m // self.ctx.world_size)
 
-    # -- tile by tile -------------------------------------------------------------------------------------------
-
     def reduction(self, plan: Plan, tiles_per_chunk: int = 1) -> Reduction:
         """Room for the tiles that others send and, for ``copy_engine``, for those that wait to be sent."""
         world = self.ctx.world_size
@@ -258,8 +256,6 @@ class SumCall(OpCall):
         )
         engine.put(done, self.workspace.ready[rank * plan.chunks + chunk :][:1], owner)
         engine.clear(done)
-
-    # -- by the library's matmul --------------------------------------------------------------------------------
 
     def sum_in_ring(self, sums: torch.Tensor, *, everywhere: bool) -> None:
         """The product chunk by chunk, and sums that travel through ``sums``, symmetric, to the rank that owns their

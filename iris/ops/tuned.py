@@ -200,9 +200,6 @@ def _local(kind: tuple[Any, ...]) -> tuple[Any, ...]:
     return kind[0], kind[-1]
 
 
-# -- files --------------------------------------------------------------------------------------------------
-
-
 def user_path() -> Path | None:
     """The user's file, whether it is there or not; None for a user without a home, or who names ``/dev/null``."""
     return _path(os.environ.get(ENVIRONMENT_VARIABLE), os.environ.get("HOME"))
@@ -316,9 +313,6 @@ def _merged(before: Sequence[Row], rows: Sequence[Row]) -> str:
     ordered = sorted(kept.values(), key=lambda row: [str(part).rjust(12) for part in row.key])
     lines = ",\n".join(json.dumps(row.as_json(), allow_nan=False) for row in ordered)
     return f'{{"schema": {SCHEMA}, "rows": [\n{lines}\n]}}\n'
-
-
-# -- what a file may hold -----------------------------------------------------------------------------------
 
 
 _MAX_MS = 1e30

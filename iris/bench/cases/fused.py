@@ -128,9 +128,6 @@ def _tell(state: State, ctx: Iris, problem: Problem, config: FusedConfig, known:
         state.add_counter("mi300x_predicted_ms", expected_ms(problem, HARDWARE["MI300X"]))
 
 
-# -- the cases ----------------------------------------------------------------------------------------------
-
-
 @register(localize=partial(local_params, op=GATHER))
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)

@@ -138,8 +138,6 @@ class Operands:
             self._kept["local output"].fill_(nothing)
         self.ctx.barrier()
 
-    # -- what is right --------------------------------------------------------------------------------
-
     def complaint(self, result: torch.Tensor, roundings: float, *, local: bool = False) -> str:
         """How wrong ``result`` is as the op's output (``local``: the local matmul's), which may be rounded so often;
         empty if it is right: see :func:`iris.bench.accuracy.accuracy`."""
@@ -182,8 +180,6 @@ class Operands:
             products = [factor * (a[rows].double() @ b) for (a, _), b in zip(pairs, right, strict=True)]
             total[rows] = torch.stack(products).sum(0).to(exact) if len(products) > 1 else products[0].to(exact)
         return total
-
-    # -- random numbers -------------------------------------------------------------------------------
 
     def _owner_of_a(self, rank: int) -> int:
         """The rank whose numbers are ``rank``'s A: all ranks have the same one before a scatter."""

@@ -59,9 +59,6 @@ ROUNDINGS = {"atomic": 1, "one_shot": 2, "split": 1, "push": 1}
 """How often a sum is rounded to C's dtype: at the end, and where ranks' parts are sent in that dtype, before it."""
 
 
-# -- the problem --------------------------------------------------------------------------------------------
-
-
 class Work:
     """This rank's operands, filled anew by :meth:`draw_inputs`, and the op on them."""
 
@@ -115,9 +112,6 @@ class Work:
         """The op, on the first ``depth`` of this rank's K if that is given."""
         a, b = self.a[:, :depth], self.b[:depth]
         getattr(ops, self.op)(self.ctx, self.output, a, b, config=self.config, trace=trace)
-
-
-# -- measuring ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -193,9 +187,6 @@ def free_memory_bytes() -> int:
     return free if text == "max" else min(free, int(text))
 
 
-# -- telling ------------------------------------------------------------------------------------------------
-
-
 def say(ctx: Iris, text: str) -> None:
     """Print on rank 0."""
     if ctx.rank == 0:
@@ -268,9 +259,6 @@ def draw_trace(work: Work, path: str) -> None:
             print(f"trace: {draw(events, path, title)}")
         except OSError as error:
             print(no_picture(path, error))
-
-
-# -- running ------------------------------------------------------------------------------------------------
 
 
 def run(asked: Arguments, given: frozenset[str], stream_k: bool) -> int:

@@ -76,9 +76,6 @@ class Arguments:
         return self.algorithm == "all_scatter" and self.gemm_sms < self.total_sms
 
 
-# -- reading ------------------------------------------------------------------------------------------------
-
-
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """The parser of all flags; ``doc``, the program's own docstring, is what ``--help`` shows first.
 
@@ -150,9 +147,6 @@ def _truth(text: str) -> bool:
     if text.lower() not in ("true", "false", "1", "0"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
     return text.lower() in ("true", "1")
-
-
-# -- fitting ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -271,9 +265,6 @@ def _shared_memory(asked: Arguments, given: Collection[str], device: Device) -> 
 def _heap(asked: Arguments, given: Collection[str], device: Device) -> Changes:
     room = int(device.free_bytes * HEAP_SHARE) >> 20 << 20
     return {"heap_size": min(asked.heap_size, room)}
-
-
-# -- meaning ------------------------------------------------------------------------------------------------
 
 
 def shared_extent(arguments: Arguments) -> str:
