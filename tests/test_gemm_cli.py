@@ -174,7 +174,7 @@ def test_what_the_defaults_were_made_for_needs_no_fit() -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "sms"),
-    [("all_reduce", {"gemm_sms": 132}), ("all_scatter", {"total_sms": 132, "gemm_sms": 111})],
+    [("all_reduce", {"total_sms": 132, "gemm_sms": 132}), ("all_scatter", {"total_sms": 132, "gemm_sms": 111})],
 )
 def test_defaults_on_h200(algorithm: str, sms: dict[str, int]) -> None:
     assert changes(Arguments(algorithm=algorithm), H200) == {"BLK_M": 128, **sms}

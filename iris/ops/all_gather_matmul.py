@@ -13,7 +13,7 @@ and with A sharded by columns (``gather_dim=1``)::
 By rows, a rank's own tiles come first; in ``num_rounds`` rounds the other ranks take turns, so that what is computed at
 the same time shares columns of B. That is faster where B is larger than L2 and each rank has few rows.
 
-Algorithms. "When it wins" was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 26.
+Algorithms. "When it wins" was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 28.
 
 **pull**: the matmul kernel loads each tile of A from the rank that owns it, beginning with its own. On entry every
 rank flags "my A is ready" at all peers; a tile's source waits for its owner's flag. When it wins: where no memory can

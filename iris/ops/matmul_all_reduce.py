@@ -7,7 +7,7 @@ Unfused::
     output += bias
 
 Algorithms (:mod:`iris.ops.reduction` has the signals of ``two_shot``, ``copy_engine`` and ``atomic``). "When it wins"
-was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 27.
+was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 28.
 
 **two_shot**: the tiles are dealt to the ranks. The epilogue stores every finished tile into a slot at its owner, who
 adds up its own tiles, in float32 and in rank order, and stores the results into every rank's output. ``num_rounds``

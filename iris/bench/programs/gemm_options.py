@@ -218,9 +218,7 @@ def _shares(asked: Arguments, given: Collection[str], device: Device) -> Changes
 def _sms(asked: Arguments, given: Collection[str], device: Device) -> Changes:
     """``gemm_sms`` and ``total_sms``; where some programs only communicate, their share stays about the same."""
     gemm, total = min(asked.gemm_sms, device.num_sms), min(asked.total_sms, device.num_sms)
-    if asked.algorithm != "all_scatter":
-        return {"gemm_sms": gemm}
-    if (asked.split or "gemm_sms" not in given) and 1 < total <= asked.gemm_sms:
+    if asked.algorithm == "all_scatter" and (asked.split or "gemm_sms" not in given) and 1 < total <= asked.gemm_sms:
         like = asked if asked.split else Arguments
         gemm = min(max(total * like.gemm_sms // like.total_sms, 1), total - 1)
     return {"total_sms": total, "gemm_sms": gemm}
