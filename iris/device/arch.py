@@ -2,6 +2,7 @@
 
 import os
 import time
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -34,6 +35,38 @@ def clock_ns():
         return ticks * MEMREALTIME_TICK_NS
     else:
         return globaltimer()
+
+
+@triton.jit
+def beyond(ptr, steps, STEP: tl.constexpr):
+    """A pointer ``steps`` times ``STEP`` bytes behind ``ptr``, however far that is.
+
+    On AMD Triton takes what is added to the pointer of a tensor of up to 2 GiB for an offset within that tensor: it
+    keeps 32 bits of it, and has accesses beyond 2 GiB do nothing. Of a pointer that was cast it no longer knows which
+    tensor's it is, but how it is aligned, and what lies side by side.
+    """
+    STRIDE: tl.constexpr = STEP * 8 // _bits(ptr)
+    if SIMULATED:
+        return ptr + steps * STRIDE
+    elif is_hip():
+        return ptr.to(_other_pointer(ptr), bitcast=True).to(ptr.dtype, bitcast=True) + steps * STRIDE
+    else:
+        return ptr + steps * STRIDE
+
+
+@triton.constexpr_function
+def _bits(ptr: Any) -> int:
+    """Those that an element takes in memory."""
+    return max(8, int(ptr.dtype.element_ty.primitive_bitwidth))
+
+
+@triton.constexpr_function
+def _other_pointer(ptr: Any) -> Any:
+    """Another type of pointer, to elements of the same size; a cast to its own type would not be one."""
+    element = ptr.dtype.element_ty
+    integers = {8: tl.int8, 16: tl.int16, 32: tl.int32, 64: tl.int64}
+    floats = {8: tl.float8e5, 16: tl.float16, 32: tl.float32, 64: tl.float64}
+    return tl.pointer_type((integers if element.is_floating() else floats)[max(8, element.primitive_bitwidth)])
 
 
 @triton.jit

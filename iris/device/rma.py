@@ -15,7 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from iris.device.arch import meet_to_publish
+from iris.device.arch import beyond, meet_to_publish
 
 HEAP_ALIGNMENT: tl.constexpr = tl.constexpr(1024)
 
@@ -50,8 +50,7 @@ def translate(ptr, from_rank, to_rank, heap_bases):
     tl.static_assert(
         points_to(ptr), "expected a pointer: the first argument; in iris.peer's functions the second, after the handle"
     )
-    ITEMSIZE: tl.constexpr = (ptr.dtype.element_ty.primitive_bitwidth + 7) // 8
-    return ptr + _distance(from_rank, to_rank, heap_bases) // HEAP_ALIGNMENT * (HEAP_ALIGNMENT // ITEMSIZE)
+    return beyond(ptr, _distance(from_rank, to_rank, heap_bases) // HEAP_ALIGNMENT, HEAP_ALIGNMENT)
 
 
 @triton.jit
@@ -342,7 +341,7 @@ def atomic_cas(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    old = tl.atomic_cas(remote, _as_there(cmp, ptr), _as_there(value, ptr), sem=sem, scope=scope)
+    old = tl.atomic_cas(remote, _as_there(cmp, remote), _as_there(value, remote), sem=sem, scope=scope)
     _consume_behind(sem)
     return old
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import triton
+from addresses import distances
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import MockTensor
 
@@ -50,8 +51,16 @@ def target(name: str) -> Iterator[GPUTarget]:
 
 def assembly(kernel: Any, *args: Any, **options: Any) -> str:
     """PTX or AMD assembly of ``kernel`` for the current :func:`target`. dtypes stand for tensors of that dtype."""
-    compiled = kernel.warmup(*args, grid=(1,), **options)
-    return str(compiled.asm.get("ptx") or compiled.asm["amdgcn"])
+    return text_of(kernel.warmup(*args, grid=(1,), **options))
+
+
+def text_of(compiled: Any) -> str:
+    """PTX or AMD assembly of what was compiled. Raises if a way to a peer's memory was cut short there."""
+    if "ptx" in compiled.asm:
+        return str(compiled.asm["ptx"])
+    if cut := distances(compiled.asm["ttgir"])[1]:
+        raise AssertionError("\n".join(["half of the way to a peer's memory is cut off:", *cut]))
+    return str(compiled.asm["amdgcn"])
 
 
 def tensor(dtype: Any) -> MockTensor:

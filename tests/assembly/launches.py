@@ -14,7 +14,7 @@ from unittest.mock import patch
 import rules
 import torch
 from case import Case, short
-from compiler import TARGETS, target
+from compiler import TARGETS, target, text_of
 from listing import read
 from matmuls import unwritten
 from triton.runtime.jit import JITFunction
@@ -235,7 +235,7 @@ def wrong_with(call: Call, target_name: str) -> list[str]:
 
 def _wrong_with_launch(launch: Launch, target_name: str) -> list[str]:
     made, device = launch.compiled, DEVICES[target_name]
-    listing = read(str(made.asm.get("ptx") or made.asm["amdgcn"]))
+    listing = read(text_of(made))
     source = launch.constants.get("SOURCE")
     names = frozenset[str]() if source is None else unwritten(source)
     case = Case(made.name, launch.kernel, lambda: launch.arguments, unwritten=names)

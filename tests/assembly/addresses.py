@@ -1,0 +1,45 @@
+"""The way to a peer's memory on AMD. Triton counts what is added to a tensor's pointer in 31 bits there, if the tensor
+has no more than 2 GiB, and cuts off the rest; from one heap to another it is farther."""
+
+from __future__ import annotations
+
+import re
+
+_VALUE = re.compile(r"%[\w.$-]+(?:#\d+)?")
+_MADE = re.compile(r"^\s*((?:%[\w.$-]+(?::\d+)?(?:, )?)+) = \"?([\w.]+)")
+_CARRIED = re.compile(r"(%[\w.$-]+) = (%[\w.$-]+(?:#\d+)?)")
+_LOADS = ("tt.load", "amdg.buffer_load", "amdgpu.buffer_load")
+_OTHERS = (*_LOADS, "arith.cmpi", "tt.atomic_rmw", "tt.atomic_cas", "scf.if", "scf.while")
+"""What makes another value of an address, or of which it is not followed what they make."""
+
+
+def distances(ttgir: str) -> tuple[int, list[str]]:
+    """How many distances between heaps a kernel works out, each the difference of two addresses that it has loaded; and
+    the lines in which it cuts off half of what was computed from one."""
+    loaded: set[str] = set()
+    far: set[str] = set()
+    found, cut = 0, []
+    for line in ttgir.splitlines():
+        text = line.split(" loc(")[0]
+        if (made := _MADE.match(text)) is None:
+            continue
+        names, operation, rest = [name.split(":")[0] for name in made[1].split(", ")], made[2], text[made.end() :]
+        read = _VALUE.findall(rest)
+        both_loaded, of_far = loaded.issuperset(read), far.intersection(read)
+        for known in (loaded, far):  # another branch's may have the same names
+            known.difference_update([value for value in known if value.split("#")[0] in names])
+        if operation in _LOADS and "i64" in text:
+            loaded.update(names)
+        elif operation == "arith.subi" and both_loaded:
+            found += 1
+            far.update(names)
+        elif operation == "scf.for":
+            carried = _CARRIED.findall(rest.partition("iter_args(")[2])
+            for index, (inside, before) in enumerate(carried):
+                if before in of_far:
+                    far.update((inside, names[0] if len(carried) == 1 else f"{names[0]}#{index}"))
+        elif operation not in _OTHERS and of_far:
+            if operation == "arith.trunci":
+                cut.append(text.strip())
+            far.update(names)
+    return found, cut
