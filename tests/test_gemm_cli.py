@@ -257,11 +257,12 @@ def test_heap_fits_free_memory() -> None:
 
 
 def test_shape_is_fitted_in_the_simulator_unless_given() -> None:
-    small = {"m": 608, "n": 512, "k": 1032, "gemm_sms": 4}
+    sms = {"total_sms": 4, "gemm_sms": 4}
+    small = {"m": 608, "n": 512, "k": 1032, **sms}
     assert changes(Arguments(), LAPTOP) == small
     assert changes(Arguments(), replace(LAPTOP, world_size=5)) == small | {"k": 1030}
-    assert changes(Arguments(m=300), LAPTOP, ("m",)) == {"gemm_sms": 4}
-    assert changes(Arguments(), LAPTOP, ("k",)) == {"gemm_sms": 4}
+    assert changes(Arguments(m=300), LAPTOP, ("m",)) == sms
+    assert changes(Arguments(), LAPTOP, ("k",)) == sms
 
 
 def test_a_default_extent_is_rounded_to_equal_parts() -> None:

@@ -248,3 +248,186 @@ def counted_polls() -> int:
 @ONE
 def test_a_poll_that_counts_in_memory_lets_others_run(ranks: Ranks) -> None:
     assert 0 < ranks.run(counted_polls)[0] < 10_000
+
+
+@triton.jit
+def loop_kernel(found, first, count, KIND: tl.constexpr):
+    if KIND == "cast":
+        for i in range(first, first + count):
+            tl.store(found + i - first, i.to(tl.int64) * 3)  # type: ignore[attr-defined]
+    elif KIND == "divided":
+        for i in range(first, first + count):
+            tl.store(found + i - first, i // 3 * 10 + i % 3)
+    elif KIND == "wraps":
+        for i in tl.range(100000, 100000 + count):
+            tl.store(found + i - 100000, i * i + first)
+    elif KIND == "wide":
+        start = tl.full((), 100000, tl.int64)
+        for i in range(start, start + count):
+            tl.store(found + (i - 100000).to(tl.int32), i * i + first)  # type: ignore[attr-defined]
+    elif KIND == "constants":
+        for i in tl.static_range(3):
+            tl.store(found + i, i // 2 - first)
+
+
+def int32(value: int) -> int:
+    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+LOOPS: dict[str, Callable[[int], int]] = {
+    "cast": lambda i: 3 * (i - 4),
+    "divided": lambda i: int((i - 4) / 3) * 10 + int(np.fmod(i - 4, 3)),
+    "wraps": lambda i: int32(int32((100000 + i) ** 2) - 4),
+    "wide": lambda i: (100000 + i) ** 2 - 4,
+    "constants": lambda i: i // 2 + 4,
+}
+
+
+def loops() -> dict[str, list[int]]:
+    ctx, results = context(), {}
+    for kind in LOOPS:
+        found = ctx.zeros(6, dtype=torch.int64)
+        loop_kernel[(1,)](found, -4, 6, KIND=kind)
+        results[kind] = found.tolist()
+    return results
+
+
+@ONE
+def test_variables_of_loops_are_numbers_as_compiled(ranks: Ranks) -> None:
+    (results,) = ranks.run(loops)
+    for kind, value in LOOPS.items():
+        count = 3 if kind == "constants" else 6
+        assert results[kind][:count] == [value(i) for i in range(count)], kind
+
+
+@triton.jit
+def arguments_kernel(found, whole, real, wide: tl.int64, exact: tl.float64):
+    tl.store(found, (whole + 1).to(tl.float64))
+    tl.store(found + 1, (whole * 2).to(tl.float64))
+    tl.store(found + 2, real.to(tl.float64))
+    tl.store(found + 3, (wide * wide).to(tl.float64))
+    tl.store(found + 4, exact)
+    a, b = -7, 2
+    tl.store(found + 5, (a // b).to(tl.float64))  # type: ignore[attr-defined]
+
+
+def arguments() -> list[float]:
+    found = context().zeros(6, dtype=torch.float64)
+    arguments_kernel[(1,)](found, 3_000_000_000, 0.1, 100_000, 0.1)
+    return list(found.tolist())
+
+
+@ONE
+def test_numbers_have_types_as_compiled(ranks: Ranks) -> None:
+    (found,) = ranks.run(arguments)
+    assert found == [3e9 + 1, 6e9, float(np.float32(0.1)), 1e10, 0.1, -3.0]
+
+
+@triton.jit
+def times(a, b):
+    return a * b
+
+
+@triton.jit
+def times_both(a, b, c, d):
+    return a * c, b * d
+
+
+@triton.jit
+def axes_kernel(found, COLS: tl.constexpr):
+    block = tl.arange(0, 2)[:, None] * COLS + tl.arange(0, COLS)[None, :] + 1
+    at = tl.arange(0, 2)[:, None] * COLS + tl.arange(0, COLS)[None, :]
+    tl.store(found + at, tl.associative_scan(block, -1, times))
+    tl.store(found + 2 * COLS + tl.arange(0, 2), tl.reduce(block, -1, times))
+    one, other = tl.reduce((block, block + 1), None, times_both)
+    tl.store(found + 2 * COLS + 2, one)
+    tl.store(found + 2 * COLS + 3, other)
+
+
+def axes() -> list[int]:
+    found = context().zeros(12, dtype=torch.int32)
+    axes_kernel[(1,)](found, COLS=4)
+    return list(found.tolist())
+
+
+@ONE
+def test_axes_may_be_counted_from_the_last(ranks: Ranks) -> None:
+    (found,) = ranks.run(axes)
+    block = np.arange(1, 9).reshape(2, 4)
+    rows = np.cumprod(block, axis=1)
+    assert found == [*rows.flatten(), *rows[:, -1], block.prod(), (block + 1).prod()]
+
+
+def captured() -> list[list[int]]:
+    """Kernels that take something from the function around them."""
+    count, results = tl.constexpr(8), []
+    for factor in (2, 3):
+
+        @triton.jit
+        def scaled(x):
+            """Not the function that is meant:
+
+            def scaled(x):
+                return x
+            """
+            return factor * x  # noqa: B023
+
+        @triton.jit
+        def scaling_kernel(found):
+            at = tl.arange(0, count)
+            tl.store(found + at, scaled(at))
+
+        found = context().zeros(8, dtype=torch.int32)
+        scaling_kernel[(1,)](found)
+        results.append(found.tolist())
+    return results
+
+
+@ONE
+def test_kernels_see_the_variables_around_them(ranks: Ranks) -> None:
+    (results,) = ranks.run(captured)
+    assert results == [[factor * i for i in range(8)] for factor in (2, 3)]
+
+
+@triton.jit
+def predicates_kernel(values, found, LANES: tl.constexpr):
+    at = tl.arange(0, LANES)
+    value = tl.load(values + at)
+    tl.store(found + at, tl.where(libdevice.isnan(value), 1, 0) + tl.where(libdevice.isinf(value), 2, 0))
+
+
+def predicates() -> list[int]:
+    ctx = context()
+    values, found = ctx.zeros(4), ctx.zeros(4, dtype=torch.int32)
+    values.copy_(torch.tensor([1.0, float("nan"), float("-inf"), 0.0]))
+    predicates_kernel[(1,)](values, found, LANES=4)
+    return list(found.tolist())
+
+
+@ONE
+def test_predicates_of_libraries(ranks: Ranks) -> None:
+    assert ranks.run(predicates) == [[0, 1, 2, 0]]
+
+
+@triton.jit
+def asserting_kernel(limit, KIND: tl.constexpr):
+    at = tl.arange(0, 4)
+    if KIND == "device_assert":
+        tl.device_assert(at < limit, "too large")
+    else:
+        assert limit > 4, "too large"
+
+
+def assertions() -> list[Failure]:
+    return [
+        failure_of(lambda kind=kind, limit=limit: asserting_kernel[(1,)](limit, KIND=kind))
+        for kind in ("device_assert", "assert")
+        for limit in (3, 5)
+    ]
+
+
+@ONE
+def test_assertions_are_checked(ranks: Ranks) -> None:
+    (failures,) = ranks.run(assertions)
+    assert [failure.kind for failure in failures] == ["InterpreterError", "nothing"] * 2
+    assert all("too large" in failure.message for failure in failures[::2])

@@ -45,6 +45,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton._utils import type_canonicalisation_dict
 from triton.runtime import interpreter as upstream
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
@@ -265,8 +266,8 @@ _HINTS = {
 
 def _taken(kernel: Any, name: str, value: Any) -> Any:
     """``value`` as the interpreter has it. Raises what Triton raises on GPUs of what it cannot compile for."""
-    if isinstance(value, bool):  # Triton 3.6 takes it for a number that does not fit its type
-        return tl.tensor(_Handle(np.array([value]), tl.int1), tl.int1)
+    if isinstance(value, bool | int | float):
+        return _number(kernel, name, value)
     converted = upstream._implicit_cvt(value)
     if converted is value and not isinstance(value, upstream.InterpretedFunction):
         try:
@@ -275,6 +276,25 @@ def _taken(kernel: Any, name: str, value: Any) -> Any:
             hint = next((text for name, text in _HINTS.items() if hasattr(value, name)), "")
             raise TypeError(f"{kernel.__name__}: argument {name}: {error}{hint}") from None
     return converted
+
+
+_NUMBERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp16", "fp32", "fp64")
+
+
+def _number(kernel: Any, name: str, value: bool | float) -> tl.tensor:
+    """A number as a kernel gets it: of the type that its annotation says, or else as wide as it must be, if a float of
+    32 bits."""
+    kind = _annotated(kernel).get(name) or triton.runtime.jit.mangle_type(value)
+    dtype = tl.str_to_ty("i1" if isinstance(value, bool) else kind, None)
+    return tl.tensor(_Handle(np.array([value]).astype(upstream._get_np_dtype(dtype)), dtype), dtype)
+
+
+@functools.cache
+def _annotated(kernel: Any) -> dict[str, str]:
+    """Types of numbers that the arguments of ``kernel`` say, as ``tl.int64`` or its name."""
+    said = {name: str(kind).rpartition(".")[2].strip("'\"") for name, kind in kernel.__annotations__.items()}
+    names = {name: type_canonicalisation_dict.get(kind) for name, kind in said.items()}
+    return {name: kind for name, kind in names.items() if kind in _NUMBERS}
 
 
 def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ...]) -> None:

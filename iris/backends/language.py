@@ -4,6 +4,10 @@
   ``min`` and ``max`` are of each element, too. A block is neither true nor false.
 * **Conditions.** One number that is true or false, spread over a block, is a mask as any.
 * **Constants.** ``N.value`` of a constexpr argument is its value, as in compiled kernels, though here ``N`` is, too.
+* **Loops.** The variable of a loop is a number of 32 bits, or 64 (:mod:`iris.backends.indices`).
+* **Assignments.** A number of a pair that is assigned at once is a tensor, as one that is assigned alone.
+* **Assertions.** ``tl.device_assert`` is checked, whether ``debug`` is set or not, as ``assert`` is.
+* **Axes.** A reduction or scan with a function of the kernel's own takes axes counted from the last one.
 * **Libraries.** Functions of ``libdevice`` that PyTorch has, too, are PyTorch's.
 * **Refusals.** What cannot be simulated says so.
 """
@@ -22,6 +26,8 @@ import triton.language as tl
 from triton.language.extra import cuda, hip, libdevice
 from triton.runtime import interpreter as upstream
 
+from iris.backends.indices import Index, indices
+
 _Builder = upstream.InterpreterBuilder
 _Handle = upstream.TensorHandle
 
@@ -35,6 +41,8 @@ _OTHER_NAME = {
     "fast_sinf": "sin", "fast_cosf": "cos", "fast_tanf": "tan", "fast_tanhf": "tanh", "fast_powf": "pow",
     "fast_log2f": "log2", "fast_log10f": "log10", "fast_dividef": "div",
 }  # fmt: skip
+_PREDICATES = {"isnan": "isnan", "isinf": "isinf", "finitef": "isfinite", "isfinited": "isfinite"}
+"""Which are true or false."""
 _COMPILED = {builtins.min: tl.core.builtin_min, builtins.max: tl.core.builtin_max}
 """What the compiler takes these functions for."""
 _FLOATS = (tl.float32, tl.float64)
@@ -48,6 +56,9 @@ def install() -> None:
     upstream._unwrap_if_constexpr = tl.core._unwrap_if_constexpr
     upstream._iris_logical, upstream._iris_not = _logical, _not
     upstream._iris_condition, upstream._iris_call = _condition, _call
+    upstream._iris_indices, upstream._iris_assigned = indices, _assigned
+    _install_axes()
+    type(upstream.interpreter_semantic).device_assert = _device_assert
     _install_masks()
     _install_libraries()
     _Builder.create_descriptor_reduce = _descriptor_reduce
@@ -84,6 +95,25 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
         self.generic_visit(node)
         return _calling(node, "_iris_not", node.operand) if isinstance(node.op, ast.Not) else node
 
+    def visit_For(self, node: ast.For) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        loop = node.iter
+        if isinstance(loop, ast.Call) and _last_name(loop.func) == "range":
+            node.iter = _calling(loop, "_iris_indices", loop.func, *loop.args, keywords=loop.keywords)
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        if len(node.targets) > 1:
+            raise ValueError("Multiple assignments are not supported")
+        if isinstance(node.value, ast.Tuple):
+            node.value.elts = [
+                one if isinstance(one, ast.Starred) else _calling(one, "_iris_assigned", one) for one in node.value.elts
+            ]
+        else:
+            node.value = _calling(node.value, "_iris_assigned", node.value)
+        return node
+
     def visit_If(self, node: ast.If | ast.IfExp | ast.While) -> Any:  # noqa: N802
         self.generic_visit(node)
         node.test = _calling(node.test, "_iris_condition", node.test)
@@ -101,6 +131,16 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
 def _calling(node: ast.AST, name: str, *arguments: ast.expr, keywords: Sequence[ast.keyword] = ()) -> ast.expr:
     """A call of ``name`` in the place of ``node``."""
     return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [*arguments], [*keywords]), node)
+
+
+def _last_name(function: ast.expr) -> str:
+    """``range`` of ``range`` and of ``tl.range``."""
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
+def _assigned(value: Any) -> Any:
+    """What a name stands for, to which ``value`` is assigned."""
+    return value.tensor() if isinstance(value, Index) else upstream.interpreter_semantic.to_tensor(value, False)
 
 
 def _logical(both: bool, *operands: Callable[[], Any]) -> Any:
@@ -166,6 +206,31 @@ def _view(numbers: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...])
     return view
 
 
+def _device_assert(self: Any, condition: Any, message: str, mask: Any = None) -> None:
+    """Checked in any case, as ``assert`` is. Compiled, both are where ``debug`` is set."""
+    if mask is not None:
+        condition = self.or_(condition, self.not_(mask))
+    self.builder.create_assert(condition.handle, message)
+
+
+def _install_axes() -> None:
+    """Triton counts elements along an axis by its number, and makes one block of the first of several operands only."""
+    check = upstream.ReduceScanOpInterface.check_tensor
+
+    def check_tensor(self: Any, operands: Any) -> None:
+        check(self, operands)
+        if self.axis is not None and self.axis < 0:
+            self.axis += len(operands[0].shape)
+
+    def unravel(self: Any, operands: Any, axis: int | None) -> tuple[tuple[Any, ...], int]:
+        if axis is not None:
+            return tuple(operands), axis
+        return tuple(self.to_tensor(one.handle.data.flatten(), one.dtype) for one in operands), 0
+
+    upstream.ReduceScanOpInterface.check_tensor = check_tensor
+    upstream.ReduceOps.unravel = unravel
+
+
 def _descriptor_reduce(self: Any, kind: Any, desc: Any, value: Any, indices: Any) -> None:
     """The atomics of tensor descriptors, which Triton's interpreter lacks, by pointers."""
     pointers, mask = desc.materialize_pointers(indices)
@@ -187,7 +252,7 @@ def _missing(self: Any, name: str) -> Any:
 
 def _install_libraries() -> None:
     """What the compiler finds in a vendor's library has no body, or one that only compiles."""
-    known = {name: name for name in _SAME_NAME} | _OTHER_NAME
+    known = {name: name for name in _SAME_NAME} | _OTHER_NAME | _PREDICATES
     for module in (libdevice, cuda.libdevice, hip.libdevice, cuda, hip):
         for name, function in list(vars(module).items()):
             public = callable(function) and not name.startswith("_")
@@ -207,9 +272,10 @@ def _from_torch(name: str, of_torch: str) -> Callable[..., Any]:
             raise TypeError(f"libdevice.{name} takes float32 or float64, got {first.dtype}")
         operands = np.broadcast_arrays(*(one.handle.data for one in tensors))
         result = function(*(torch.from_numpy(np.ascontiguousarray(one)) for one in operands)).numpy()
+        dtype = tl.int1 if name in _PREDICATES else first.dtype
         block = next((one.type for one in tensors if one.type.is_block()), None)
-        kind = first.dtype if block is None else block.with_element_ty(first.dtype)
-        return tl.tensor(_Handle(result, first.dtype), kind)
+        kind = dtype if block is None else block.with_element_ty(dtype)
+        return tl.tensor(_Handle(result, dtype), kind)
 
     return simulated
 

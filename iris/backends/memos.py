@@ -4,10 +4,12 @@ less than half the time."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import math
 from collections.abc import Callable, Set
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as upstream
 
+from iris.backends.indices import Index, Wide
 from iris.backends.memory import everywhere
 
 _MOST_CONSTANTS = 4096
@@ -111,9 +114,11 @@ def _agreeing(original: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[A
     constants: dict[tuple[Any, ...], Any] = {}
 
     def agree(self: Any, lhs: Any, rhs: Any, *options: Any, **named: Any) -> tuple[Any, Any]:
-        if type(lhs) is not tl.tensor or type(rhs) not in (tl.tensor, int):
+        if type(rhs) is Wide:
+            rhs = rhs.tensor()
+        if type(lhs) is not tl.tensor or type(rhs) not in (tl.tensor, int, Index):
             return original(self, lhs, rhs, *options, **named)
-        if type(rhs) is int:
+        if type(rhs) is not tl.tensor:
             key = lhs.type.name, rhs, options, *named.items()
             if key in constants:
                 return lhs, constants[key]
@@ -257,11 +262,30 @@ def _read_sources_once() -> None:
         except (OSError, TypeError):  # of a function without source
             return self.fn
         self.filename = self.fn.__code__.co_filename
-        self.def_file_lineno = first + next(at for at, line in enumerate(lines) if line.strip().startswith("def "))
-        self.def_lineno = self._find_def(lines)
-        return self._compile_and_exec(self._transform_ast(self._prepare_source(lines)))
+        at = next(at for at, line in enumerate(lines) if line.strip().startswith("def "))
+        self.def_file_lineno, self.def_lineno = first + at, at + 1
+        return _with_variables_of(self.fn, self._transform_ast(self._prepare_source(lines)), self._compile_and_exec)
 
     rewriter.rewrite_ast = rewrite_ast
+
+
+def _with_variables_of(fn: Any, tree: Any, execute: Callable[[Any], Any]) -> Any:
+    """The function that ``execute`` makes of ``tree``, which is ``fn`` rewritten, with the variables of the functions
+    around it, which Triton's interpreter does not see."""
+    names = fn.__code__.co_freevars
+    if not names:
+        return execute(tree)
+    (inner,) = tree.body
+    around = ast.parse(f"def {inner.name}({', '.join(names)}):\n    return {inner.name}")
+    around.body[0].body.insert(0, inner)  # type: ignore[attr-defined]
+    made = execute(ast.fix_missing_locations(around))(*names)
+    cells = dict(zip(names, fn.__closure__, strict=True))
+    closure = tuple(
+        cells.get(name, cell) for name, cell in zip(made.__code__.co_freevars, made.__closure__ or (), strict=True)
+    )
+    rewritten = FunctionType(made.__code__, made.__globals__, made.__name__, made.__defaults__, closure)
+    rewritten.__kwdefaults__, rewritten.__annotations__ = made.__kwdefaults__, made.__annotations__
+    return rewritten
 
 
 def _unwrap_what_is_wrapped() -> None:

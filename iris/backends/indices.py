@@ -1,0 +1,98 @@
+"""The variables of loops. To Python they are its own numbers; compiled they have 32 bits, or 64: they wrap, are divided
+toward zero, and can be cast."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter as upstream
+
+_NUMBERS = {32: (np.int32, tl.int32), 64: (np.int64, tl.int64)}
+
+
+class Index(int):
+    """A number of a loop over 32-bit bounds, or what is computed of such."""
+
+    bits = 32
+
+    def tensor(self) -> tl.tensor:
+        """The same as the interpreter has scalars."""
+        number, dtype = _NUMBERS[self.bits]
+        return tl.tensor(upstream.TensorHandle(np.array([int(self)], number), dtype), dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.tensor(), name)
+
+
+class Wide(Index):
+    """One of 64 bits."""
+
+    bits = 64
+
+
+def indices(function: Callable[..., Any], *arguments: Any, **options: Any) -> Iterable[Any]:
+    """What a ``for`` goes over that calls ``function``, which is ``range`` or the kernel's own of this name."""
+    numbers = function(*arguments, **options)
+    if type(numbers) is not range:
+        return numbers  # type: ignore[no-any-return]
+    return map(Wide if any(map(_is_wide, arguments)) else Index, numbers)
+
+
+def _is_wide(bound: Any) -> bool:
+    if isinstance(bound, tl.tensor):
+        return bool(bound.dtype.primitive_bitwidth == 64)
+    return isinstance(bound, Wide) or not -(1 << 31) <= int(bound) < 1 << 31
+
+
+def _wrapped(value: int, wide: bool) -> Index:
+    half = 1 << (63 if wide else 31)
+    if not -half <= value < half:
+        value = (value + half) % (2 * half) - half
+    return Wide(value) if wide else Index(value)
+
+
+def _divided(a: int, b: int) -> int:
+    return a // b if (a < 0) == (b < 0) else -(-a // b)
+
+
+def _remainder(a: int, b: int) -> int:
+    return a - b * _divided(a, b)
+
+
+def _method(name: str, compute: Callable[[int, int], int], swapped: bool) -> Callable[[Index, Any], Any]:
+    plain = getattr(int, name)
+
+    def method(self: Index, other: Any) -> Any:
+        if type(other) is tl.constexpr:
+            other = other.value
+        if type(other) is not int and not isinstance(other, Index):
+            beside_tensor = self.bits == 64 and isinstance(other, tl.tensor)
+            return getattr(self.tensor(), name)(other) if beside_tensor else plain(self, other)
+        wide = self.bits == 64 or getattr(other, "bits", 32) == 64 or not -(1 << 31) <= other < 1 << 31
+        mine, theirs = int(self), int(other)
+        return _wrapped(compute(theirs, mine) if swapped else compute(mine, theirs), wide)
+
+    return method
+
+
+def _add_methods() -> None:
+    binary = {
+        "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": _divided, "mod": _remainder,
+        "and": operator.and_, "or": operator.or_, "xor": operator.xor, "lshift": operator.lshift,
+        "rshift": operator.rshift,
+    }  # fmt: skip
+    for name, compute in binary.items():
+        for prefix, swapped in (("", False), ("r", True)):
+            full = f"__{prefix}{name}__"
+            setattr(Index, full, _method(full, compute, swapped))
+    for name, negate in (("__neg__", operator.neg), ("__invert__", operator.invert)):
+        setattr(Index, name, lambda self, _f=negate: _wrapped(_f(int(self)), self.bits == 64))
+
+
+_add_methods()
