@@ -103,6 +103,38 @@ def test_the_speed_ups_by_rows_are_those_of_the_results(study: Study, title: str
         assert row == " | ".join([str(world_size), *nccl, *torch[1:], *rates])
 
 
+@pytest.mark.parametrize(("name", "op"), [("gather", OPS[0]), ("reduce-scatter", OPS[1]), ("all-reduce", OPS[2])])
+def test_the_speed_ups_by_layout_are_those_of_the_results(study: Study, name: str, op: str) -> None:
+    mine = [one for one in layers(study, 2) if one.case == op]
+    told = []
+    for fewest, most in ((1, 128), (256, 4096)):
+        for transposed in (False, True):
+            here = [one for one in mine if one.shape and fewest <= one.shape[0] <= most]
+            nccl, torch = cells(study, [one for one in here if ("transposed" in one.setting) == transposed])
+            told.append(f"{nccl[1]} / {torch[1]}")
+    assert f"\n| {name} | {' | '.join(told)} |\n" in OF_MATMUL
+
+
+@pytest.mark.parametrize("world_size", COUNTS)
+def test_calls_in_a_row_that_take_longer_are_counted(study: Study, world_size: int) -> None:
+    counts = {limit: [0, 0] for limit in (0.1, 0.3, 1.0, math.inf)}
+    for one in [one for op in OPS for one in of_op(study, op, world_size)]:
+        if "auto" not in one.timed or (took := one.timed["auto"].time) is None:
+            continue
+        limit = next(limit for limit in counts if took.median <= limit)
+        counts[limit][0] += (one.timed["auto"].back_to_back_ms or 0) > 1.05 * took.median
+        counts[limit][1] += 1
+    row = " | ".join(f"{longer} of {calls}" for longer, calls in counts.values())
+    assert f"\n| {world_size} | {row} |\n" in PERFORMANCE
+
+
+@pytest.mark.parametrize("world_size", COUNTS)
+def test_all_reduces_in_a_row_are_those_of_the_results(study: Study, world_size: int) -> None:
+    mine = [one for one in layers(study, world_size) if one.case == OPS[2] and one.shape and one.shape[0] <= 128]
+    table_row = next(row for row in table(PERFORMANCE, "| GPUs | mean, older Python |") if row[0] == str(world_size))
+    assert table_row[2].split(";")[0] == in_a_row(mine, OPPONENTS[1])
+
+
 def test_results_and_losses_are_counted(study: Study) -> None:
     mine = [one for op in OPS for count in COUNTS for one in of_op(study, op, count)]
     every = [result for one in mine for result in one.results.values()]
