@@ -85,7 +85,7 @@ def _answer(call: bytes) -> tuple[str, bytes]:
         try:
             value = fn(*args)
         except SystemExit as left:  # as a script that returns from its end, and under torchrun
-            if failed := failure(left):
+            if (failed := failure(left)) is not None:
                 give_up(before, failed)
                 raise
             value = None

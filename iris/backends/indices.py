@@ -44,10 +44,11 @@ def indices(function: Callable[..., Any], *arguments: Any, **options: Any) -> It
     return map(Wide if any(map(_is_wide, arguments)) else Index, numbers)
 
 
-def _is_wide(bound: Any) -> bool:
-    if isinstance(bound, tl.tensor):
-        return bool(bound.dtype.primitive_bitwidth == 64)
-    return isinstance(bound, Wide) or not -(1 << 31) <= int(bound) < 1 << 31
+def _is_wide(number: Any) -> bool:
+    """Whether a bound, or an operand, has 64 bits."""
+    if isinstance(number, tl.tensor):
+        return bool(number.dtype.primitive_bitwidth == 64)
+    return isinstance(number, Wide) or not -(1 << 31) <= int(number) < 1 << 31
 
 
 def _wrapped(value: int, wide: bool) -> Index:
@@ -74,9 +75,9 @@ def _method(name: str, compute: Callable[[int, int], int], swapped: bool) -> Cal
         if type(other) is not int and not isinstance(other, Index):
             beside_tensor = self.bits == 64 and isinstance(other, tl.tensor)
             return getattr(self.tensor(), name)(other) if beside_tensor else plain(self, other)
-        wide = self.bits == 64 or getattr(other, "bits", 32) == 64 or not -(1 << 31) <= other < 1 << 31
         mine, theirs = int(self), int(other)
-        return _wrapped(compute(theirs, mine) if swapped else compute(mine, theirs), wide)
+        made = compute(theirs, mine) if swapped else compute(mine, theirs)
+        return _wrapped(made, _is_wide(self) or _is_wide(other))
 
     return method
 
