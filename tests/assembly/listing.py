@@ -100,7 +100,9 @@ def read(text: str) -> Listing:
     """The listing of a kernel, PTX or AMD."""
     if ".amdgcn_target" in text:
         size = re.search(r"max_flat_workgroup_size:\s*(\d+)", text)
-        return Listing(True, _blocks(_amd_lines(text)), size is not None and int(size[1]) <= 64)
+        blocks = _blocks(_amd_lines(text))
+        _find_arguments(blocks)
+        return Listing(True, blocks, size is not None and int(size[1]) <= 64)
     size = re.search(r"\.reqntid\s+(\d+)", text)
     descriptors = tuple(f"argument {number}" for number in PTX_DESCRIPTOR.findall(text))
     return Listing(False, _blocks(_ptx_statements(text)), size is not None and int(size[1]) <= 32, descriptors)
@@ -340,9 +342,6 @@ def _amd_instruction(text: str, inline: bool) -> Instruction:
         found.reads += ("scratch",)
     if op.startswith("v_writelane"):
         found.guarded = True
-    if op.startswith("s_load") and words[1] == "s[0:1]" and re.match(r"0x|\d", words[2]):
-        start = int(words[2], 0)
-        found.argument = tuple(f"argument {(start + 4 * index) // 8}" for index in range(len(found.writes)))
     return found
 
 
@@ -375,7 +374,7 @@ def _amd_events(op: str, text: str, inline: bool) -> Event:
     if op == "buffer_inv":
         return Event.ACQUIRE | (Event.NONE if len(bits) == 2 else Event.NARROW)
     if op.startswith(("s_load", "s_buffer_load")):
-        return Event.NONE if " s[0:1]," in text else Event.LOAD
+        return Event.LOAD  # unless of arguments: see _find_arguments
     if not op.startswith(("global_", "buffer_", "flat_")):
         return Event.NONE
     if "_atomic" in op:
@@ -385,3 +384,52 @@ def _amd_events(op: str, text: str, inline: bool) -> Event:
     if op.endswith("dwordx4"):
         events |= Event.WIDE
     return events | (Event.NARROW if len(bits) == 1 else Event.NONE)
+
+
+def _find_arguments(blocks: list[Block]) -> None:
+    """Tell AMD's loads of kernel arguments, which nobody writes, from those of global memory: their address is what
+    ``s[0:1]`` held at the entry, on every path, wherever it has been copied or spilled to since."""
+    begin: dict[int, dict[str, int]] = {0: {"s0": 0, "s1": 1}}
+    todo = [0]
+    while todo:
+        number = todo.pop()
+        halves = dict(begin[number])
+        for one in blocks[number].instructions:
+            _move(one, halves)
+        for after in blocks[number].after:
+            known = begin.get(after, halves)
+            joined = {name: half for name, half in halves.items() if known.get(name) == half}
+            if begin.get(after) != joined:
+                begin[after] = joined
+                todo.append(after)
+    for number, halves in begin.items():
+        for one in blocks[number].instructions:
+            if one.op.startswith("s_load") and [halves.get(name) for name in one.reads[:2]] == [0, 1]:
+                one.events &= ~Event.LOAD
+                offset = one.text.split(",")[2].split()[0]
+                if re.match(r"0x|\d", offset):
+                    words = (int(offset, 0) // 4 + index for index in range(len(one.writes)))
+                    one.argument = tuple(f"argument {word // 2}" for word in words)
+            _move(one, halves)
+
+
+def _move(one: Instruction, halves: dict[str, int]) -> None:
+    """Change ``halves``, which half of the arguments' address a register, or a lane of one, holds, as ``one`` does."""
+    target, _, source = one.text.partition(" ")[2].partition(", ")
+    sources: tuple[str, ...] = ()
+    if one.op.startswith("s_mov_b"):
+        sources, targets = one.reads, one.writes
+    elif one.op.startswith("v_readlane"):
+        sources, targets = (source,), one.writes
+    elif one.op.startswith("v_writelane"):
+        sources, targets = one.reads[:1], (f"{target}, {source.split(', ')[1]}",)
+    moved = [halves.get(name) for name in sources]
+    for name in one.writes:
+        lanes = () if one.op.startswith("v_writelane") else [held for held in halves if held.startswith(f"{name}, ")]
+        for lost in (name, *lanes):
+            halves.pop(lost, None)
+    if sources:
+        for name, half in zip(targets, moved, strict=False):
+            halves.pop(name, None)
+            if half is not None:
+                halves[name] = half

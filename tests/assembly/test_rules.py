@@ -519,6 +519,34 @@ def test_a_far_jump_goes_to_its_label(target_name: str) -> None:
     assert [block.after for block in listing.blocks] == [block.after for block in there.blocks]
 
 
+def arguments_read(*lines: str) -> list[str]:
+    """For each scalar load of these lines: the argument that it reads, or ``memory``."""
+    listing = read("\n".join([".amdgcn_target", "kernel:", *lines, "s_endpgm", ".Lfunc_end0:"]))
+    loads = [one for one in listing if one.op.startswith("s_load")]
+    return ["memory" if Event.LOAD in one.events else one.argument[0] for one in loads]
+
+
+SPILLED = ("v_writelane_b32 v9, s0, 5", "v_writelane_b32 v9, s1, 6", "s_load_dwordx2 s[0:1], s[0:1], 0x8")
+RESTORED = ("v_readlane_b32 s6, v9, 5", "v_readlane_b32 s7, v9, 6", "s_load_dword s4, s[6:7], 0x10")
+
+
+@pytest.mark.parametrize(
+    ("lines", "read_there"),
+    [
+        ((*SPILLED, "s_load_dword s4, s[0:1], 0x10"), "memory"),
+        ((*SPILLED, *RESTORED), "argument 2"),
+        (("s_mov_b64 s[8:9], s[0:1]", *SPILLED, "s_load_dword s4, s[8:9], 0x1c"), "argument 3"),
+        ((*SPILLED, "v_writelane_b32 v9, s4, 6", *RESTORED), "memory"),
+        ((*SPILLED, "v_mov_b32_e32 v9, v8", *RESTORED), "memory"),
+        ((*SPILLED, "s_cbranch_scc1 .LBB0_1", "v_writelane_b32 v9, s4, 5", ".LBB0_1:", *RESTORED), "memory"),
+        ((*SPILLED, ".LBB0_1:", *RESTORED, "v_writelane_b32 v9, s4, 5", "s_cbranch_scc1 .LBB0_1"), "memory"),
+        ((*SPILLED, "v_readlane_b32 s6, v9, 6", "s_load_dword s4, s[6:7], 0x10"), "memory"),
+    ],
+)
+def test_arguments_are_where_their_address_has_been_moved_to(lines: tuple[str, ...], read_there: str) -> None:
+    assert arguments_read(*lines) == ["argument 1", read_there]
+
+
 @everywhere
 def test_a_computed_jump_is_refused(target_name: str) -> None:
     text = assembly_of(bare_release, target_name, torch.float32, torch.int32, BLOCK=512)
