@@ -28,8 +28,8 @@ from iris.live import OPEN, Live, Opened, abandon_all, end_all, ending, failure,
 from iris.log import RankLogger
 from iris.membership import Group, global_ranks, identify, joined, members, number
 from iris.mesh import Mesh, require_linux
-from iris.status import GIVEN
 from iris.tensors import SymmetricTensors
+from iris.timeouts import Timeouts, timeouts
 from iris.watcher import Watcher
 from iris.wire import pack, unpack
 
@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_HEAP_SIZE = 1 << 30
-STEADY_TIMEOUT_S = 60.0
-TIMEOUT_VARIABLE = "IRIS_TIMEOUT_S"
-FIRST_TIMEOUT_S = 300.0
-_MAX_TIMEOUT_S = 365 * 24 * 3600
 MIN_HEAP_BYTES = 1 << 16
 _MAX_HEAP_BYTES = 1 << 46
 """Bytes of a heap: more than any address space has for all ranks'."""
@@ -84,44 +80,14 @@ def iris(
         BackendError: what the backend lacks, and how to get it.
         ArgumentError: an argument, or an environment variable, that cannot work.
     """
-    nbytes = number(heap_size)
-    if not MIN_HEAP_BYTES <= nbytes <= _MAX_HEAP_BYTES:
-        expected = f"a whole number of bytes from {MIN_HEAP_BYTES} to {_MAX_HEAP_BYTES}"
-        raise ArgumentError("iris", "heap_size", expected, repr(heap_size))
-    given = timeout_s if timeout_s is not None else timeout_set()
-    steady = STEADY_TIMEOUT_S if given is None else given
-    first = first_timeout_s if first_timeout_s is not None else (FIRST_TIMEOUT_S if given is None else given)
-    for name, seconds in (("timeout_s", steady), ("first_timeout_s", first)):
-        _check_seconds(name, seconds)
-    for switch in (backends.oversubscribed, backends.replays, backends.compares_calls):
-        switch()  # an error if its variable is neither 0 nor 1, whatever the backend
-    ctx = Iris(nbytes, group, backend, device, steady, first, log_level)
-    if timeout_s is None and given is not None:  # by the variable
-        ctx._failure.limits = TIMEOUT_VARIABLE if first_timeout_s is None else GIVEN[0], TIMEOUT_VARIABLE
-    return ctx
-
-
-def timeout_set() -> float | None:
-    """The seconds that IRIS_TIMEOUT_S says; None if it says nothing."""
-    text = os.environ.get(TIMEOUT_VARIABLE)
-    if not text:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError as error:
-        raise ArgumentError("iris", TIMEOUT_VARIABLE, "a number of seconds", repr(text)) from error
-    _check_seconds(TIMEOUT_VARIABLE, seconds)
-    return seconds
-
-
-def _check_seconds(name: str, seconds: object) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _MAX_TIMEOUT_S:
-        expected = f"a number of seconds, more than 0 and at most {_MAX_TIMEOUT_S}"
-        raise ArgumentError("iris", name, expected, repr(seconds))
+    return Iris(
+        heap_size, group, backend, device=device, timeout_s=timeout_s, first_timeout_s=first_timeout_s,
+        log_level=log_level,
+    )  # fmt: skip
 
 
 class Iris(Live, SymmetricTensors, RankLogger, Aliases):
-    """One rank's context; make it with :func:`iris.iris`, end it with :meth:`close` or ``with``.
+    """One rank's context; make it with :func:`iris.iris`, which takes the same, end it with :meth:`close` or ``with``.
 
     Attributes:
         rank: this rank.
@@ -137,28 +103,36 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
 
     def __init__(
         self,
-        heap_size: int,
-        group: Group,
-        backend: str | None,
-        device: Any,
-        timeout_s: float,
-        first_timeout_s: float,
-        log_level: str | int | None,
+        heap_size: int = DEFAULT_HEAP_SIZE,
+        group: Group = None,
+        backend: str | None = None,
+        *,
+        device: Any = None,
+        timeout_s: float | None = None,
+        first_timeout_s: float | None = None,
+        log_level: str | int | None = None,
     ) -> None:
+        nbytes = number(heap_size)
+        if not MIN_HEAP_BYTES <= nbytes <= _MAX_HEAP_BYTES:
+            expected = f"a whole number of bytes from {MIN_HEAP_BYTES} to {_MAX_HEAP_BYTES}"
+            raise ArgumentError("iris", "heap_size", expected, repr(heap_size))
+        limits = timeouts(timeout_s, first_timeout_s)
+        for switch in (backends.oversubscribed, backends.replays, backends.compares_calls):
+            switch()  # an error if its variable is neither 0 nor 1, whatever the backend
         require_linux()
         self._pid, self._open, self._key = os.getpid(), False, str(next(_numbers))
         choice = _choice(backend)
-        who = identify(group, device, first_timeout_s)
+        who = identify(group, device, limits.first_s)
         if who.world_size > MAX_RANKS:
             raise ArgumentError("iris", "world size", f"at most {MAX_RANKS} ranks", who.world_size)
-        self.rank, self.world_size, self.timeout_s = who.rank, who.world_size, timeout_s
+        self.rank, self.world_size, self.timeout_s = who.rank, who.world_size, limits.steady_s
         self.backend_name, self.launched_by = choice.name, who.source
         self._global_ranks = global_ranks(group)
         level = log_level if log_level is not None else os.environ.get("IRIS_LOG_LEVEL") or "warning"
         self._start_logging(self.rank, level)
-        self._mesh = Mesh(who.rank, who.world_size, who.job, first_timeout_s)
+        self._mesh = Mesh(who.rank, who.world_size, who.job, limits.first_s)
         try:
-            self._start(choice, who, heap_size, timeout_s, first_timeout_s)
+            self._start(choice, who, nbytes, limits)
         except BaseException as error:
             self._mesh.leave(error)
             raise
@@ -167,16 +141,14 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         hold(self, Opened(f"rank {self.rank}", self.close, self._release, self._mesh.abandon))
         self._backend.surround_launches([self._heap_bases, self._alone.bases], self._failure.of_simulated_kernel)
 
-    def _start(
-        self, choice: backends.Choice, who: Identity, heap_size: int, timeout_s: float, first_timeout_s: float
-    ) -> None:
+    def _start(self, choice: backends.Choice, who: Identity, heap_size: int, limits: Timeouts) -> None:
         self._compares_calls = backends.compares_calls()
         compared = ", IRIS_CHECK_CALLS=1" if self._compares_calls else ""
         self._mesh.exchange(f"iris(heap_size={heap_size}, backend={choice.name}{compared})")
         joined(who)
         self._table = HeapTable(heap_size)
         self._backend = backends.open_backend(choice, self._mesh, who.local_rank, self._table.size)
-        self._mesh.timeout_s = timeout_s
+        self._mesh.timeout_s = limits.steady_s
         if self._backend.without_atomics:
             peers = ranks_text(self._backend.without_atomics)
             self.warning(
@@ -193,7 +165,8 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self._backend.bytes_at(self._control.offset, self._control.nbytes, None).zero_()
         self._status = self._backend.status_words(sync.STATUS_WORDS.value)
         self._heap_bases = between_traps(self._backend.bases, self.device)
-        info = [self.rank, self.world_size, int(timeout_s * 1e9), int(first_timeout_s * 1e9), self._status.data_ptr()]
+        nanoseconds = [int(limits.steady_s * 1e9), int(limits.first_s * 1e9)]
+        info = [self.rank, self.world_size, *nanoseconds, self._status.data_ptr()]
         self._handle = Handle(self._heap_bases, torch.tensor(info, dtype=torch.int64, device=self.device))
         own_base = self._heap_bases[self.rank : self.rank + 1].clone()
         self._alone = Handle(own_base, torch.tensor([0, 1, *info[2:]], dtype=torch.int64, device=self.device))
@@ -202,7 +175,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self._mesh.exchange(f"iris(on {self.num_sms} SMs)")
         self._watcher = Watcher(self._mesh, self._backend, self._control.offset)
         status = self._status.numpy()
-        self._failure = Failure(self._mesh, self._watcher, status, self._table, self._global_ranks)
+        self._failure = Failure(self._mesh, self._watcher, status, self._table, self._global_ranks, limits.set_by)
         self.info(f"rank {self.rank} of {self.world_size} on {self.device} ({choice.reason})")
 
     @property
@@ -443,7 +416,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
 
         Args:
             value: None, a bool, number, string, list or dict (with strings as keys) of those, bytes, or a dense tensor
-                (any device); only ``source``'s counts.
+                (any device); only ``source``'s counts. Numbers of NumPy's arrive as Python's.
             source: the rank whose value is sent.
 
         Raises:

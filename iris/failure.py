@@ -13,7 +13,8 @@ from iris.errors import ContextError, IrisError, PeerDied, RankMismatch, WaitTim
 from iris.heap import HeapTable
 from iris.membership import global_names
 from iris.mesh import Mesh
-from iris.status import CODES, GIVEN, Limits, expired_wait, gave_up, record_of
+from iris.status import CODES, expired_wait, gave_up, record_of
+from iris.timeouts import Limits
 from iris.watcher import Watcher
 
 _OF_GROUP = "barrier("
@@ -29,17 +30,23 @@ class Failure:
         status: the words in which this rank's kernels record a wait that expired, or was cut short.
         table: what lies where on the heap.
         of_torch: the context's ranks as ``torch.distributed`` counts them.
+        limits: what the user has set to bound waits.
 
     Attributes:
         first: the first failure; None while there is none.
-        limits: what the user has set to bound waits.
     """
 
     def __init__(
-        self, mesh: Mesh, watcher: Watcher, status: np.ndarray, table: HeapTable, of_torch: Sequence[int]
+        self,
+        mesh: Mesh,
+        watcher: Watcher,
+        status: np.ndarray,
+        table: HeapTable,
+        of_torch: Sequence[int],
+        limits: Limits,
     ) -> None:
         self.first: IrisError | None = None
-        self.limits: Limits = GIVEN
+        self._limits = limits
         self._mesh, self._watcher, self._status, self._table = mesh, watcher, status, table
         self._of_torch = list(of_torch)
 
@@ -122,7 +129,7 @@ class Failure:
         for, else added."""
         mesh = self._mesh
         record = record_of(self._status)
-        own = expired_wait(record, mesh.rank, mesh.world_size, self._table, self.limits)
+        own = expired_wait(record, mesh.rank, mesh.world_size, self._table, self._limits)
         dead = mesh.dead_ranks() or mesh.ending(own.ranks)
         if not dead:
             calls = {rank: mesh.call_of(rank) for rank in own.ranks}

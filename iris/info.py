@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 import iris
-from iris import backends, context
+from iris import backends, timeouts
 from iris.backends.gpu import has_native_atomics
 from iris.console import Parser, counted, print_table
 from iris.errors import ArgumentError, BackendError, LaunchError
@@ -123,7 +123,7 @@ def variables() -> dict[str, str]:
     """Other variables of the environment that are set: their values, or what is wrong with them."""
     found = {}
     readers: dict[str, Callable[[], object]] = {
-        "IRIS_TIMEOUT_S": context.timeout_set,
+        timeouts.VARIABLE: timeouts.timeout_set,
         "IRIS_REPLAY": backends.replays,
         "IRIS_CHECK_CALLS": backends.compares_calls,
         "IRIS_OVERSUBSCRIBE": backends.oversubscribed,

@@ -8,10 +8,8 @@ from typing import SupportsInt
 from iris.device import sync
 from iris.errors import WaitTimeout
 from iris.heap import HeapTable
+from iris.timeouts import GIVEN, Limits
 
-Limits = tuple[str, str]
-"""What sets the limit of waits: of first ones, and of others."""
-GIVEN: Limits = ("first_timeout_s", "timeout_s")
 _TOLD = sync.RECORD_WORDS.value
 CODES = sync.STATUS_CODE.value, _TOLD + sync.STATUS_CODE.value
 """The status words that are not zero once there is a record: of this rank's own wait; of what another rank said."""

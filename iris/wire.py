@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import torch
 
 from iris.errors import ArgumentError, words_of
@@ -36,7 +37,7 @@ def _packed(value: Any) -> bytes:
         return json.dumps(head).encode() + b"\n" + numbers.view(torch.uint8).numpy().tobytes()
     if isinstance(value, bytes):
         return b'{"bytes": true}\n' + value
-    return json.dumps({"json": value}).encode() + b"\n"
+    return json.dumps({"json": value}, default=np.generic.item).encode() + b"\n"
 
 
 def _refused(value: object, place: str) -> str:
@@ -45,6 +46,8 @@ def _refused(value: object, place: str) -> str:
     where = f" at value{place}" if place else ""
     if isinstance(value, bytes) and not place:
         return ""
+    if isinstance(value, np.generic) and not isinstance(plain := value.item(), np.generic):  # a longdouble stays one
+        return _refused(plain, place)
     if isinstance(value, torch.Tensor) and not place:
         dense = value.layout == torch.strided and not value.is_meta
         return "" if dense else f"a tensor of {value.layout} on {value.device}"

@@ -184,8 +184,8 @@ def bad_arguments() -> list[Failure]:
     return [
         failure_of(iris.iris, 100),
         failure_of(iris.iris, 1.5e9),
-        failure_of(iris.iris, True),
-        failure_of(lambda: iris.iris(1 << 20, timeout_s=0)),
+        failure_of(iris.Iris, True),
+        failure_of(lambda: iris.Iris(1 << 20, timeout_s=0)),
         failure_of(lambda: iris.iris(1 << 20, backend="tpu")),
         failure_of(lambda: iris.iris(1 << 20, backend=np.array(["sim", "cuda"]))),  # type: ignore[arg-type]
         failure_of(lambda: iris.iris(1 << 20, group=[0, 1])),

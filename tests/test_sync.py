@@ -488,6 +488,10 @@ def run_broadcasts(source: int, seed: int) -> None:
     for value in VALUES:
         got = ctx.broadcast(value if mine else "ignored", source)
         assert got == value and type(got) is type(value)
+    numbers = [np.float32(0.1), np.int64(1) << 62, {"yes": np.bool_(True), "half": [np.float16(0.5)]}]
+    got = [ctx.broadcast(value if mine else None, source) for value in numbers]
+    assert got == [float(np.float32(0.1)), 1 << 62, {"yes": True, "half": [0.5]}]
+    assert [type(one) for one in got] == [float, int, dict] and got[2]["yes"] is True
     for tensor in tensors_to_send(seed):
         got = ctx.broadcast(tensor if mine else object(), source)
         assert got.device == ctx.device
@@ -504,6 +508,8 @@ def run_wrong_broadcasts() -> list[Failure]:
         failure_of(ctx.broadcast, 1, True),
         failure_of(ctx.broadcast, object(), 0),
         failure_of(ctx.broadcast, {3, 4}, ctx.world_size - 1),
+        failure_of(ctx.broadcast, [np.complex64(1)], 0),
+        failure_of(ctx.broadcast, np.longdouble(1), 0),
     ]
 
 
@@ -519,11 +525,12 @@ def test_broadcast_of_every_kind_of_value(ranks: Ranks, seed: int) -> None:
 
 def test_a_broadcast_that_cannot_be_is_the_same_error_on_every_rank(ranks: Ranks) -> None:
     for failures in ranks.run(run_wrong_broadcasts):
-        assert [failure.kind for failure in failures] == ["ArgumentError"] * 5
+        assert [failure.kind for failure in failures] == ["ArgumentError"] * 7
         assert all(failure.took_s < 2 for failure in failures)
         assert f"broadcast: source: expected a rank from 0 to {ranks.world_size - 1}" in failures[0].message
         assert "broadcast: value: expected None, bool, number, string" in failures[3].message
-        assert failures[3].message.endswith("got object") and failures[4].message.endswith("got set")
+        gotten = [failure.message.split("got ")[-1] for failure in failures[3:]]
+        assert gotten == ["object", "set", "complex at value[0]", "longdouble"]
 
 
 @triton.jit

@@ -57,7 +57,8 @@ def translate(ptr, from_rank, to_rank, heap_bases):
 def _distance(from_rank, to_rank, heap_bases):
     """Bytes from ``from_rank``'s heap to ``to_rank``'s."""
     tl.static_assert(
-        points_to(heap_bases, tl.int64), "heap_bases: expected ctx.heap_bases, or handle.bases; behind all ranks"
+        points_to(heap_bases, tl.int64) or points_to(heap_bases, tl.uint64),
+        "heap_bases: expected ctx.heap_bases, or handle.bases; behind all ranks",
     )
     tl.static_assert(is_whole(from_rank) and is_whole(to_rank), EXPECTED_RANKS)
     from_base = tl.load(heap_bases + from_rank).to(tl.int64)
@@ -224,6 +225,12 @@ def copy(
     tl.store(target, data, mask=mask, cache_modifier=store_cache_modifier)
 
 
+@triton.constexpr_function
+def _reach(scope: str | None) -> str:
+    """``scope``, or the system's if none is asked for: Triton would take the GPU's, which no peer need see."""
+    return "sys" if scope is None else scope
+
+
 @triton.jit
 def _publish_before(sem: tl.constexpr):
     """The CTA barrier that a releasing atomic needs; Triton adds none of its own before version 3.9."""
@@ -256,7 +263,7 @@ def atomic_add(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    old = tl.atomic_add(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_add(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
 
@@ -299,7 +306,7 @@ def atomic_xchg(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    old = tl.atomic_xchg(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_xchg(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
 
@@ -341,7 +348,7 @@ def atomic_cas(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    old = tl.atomic_cas(remote, _as_there(cmp, remote), _as_there(value, remote), sem=sem, scope=scope)
+    old = tl.atomic_cas(remote, _as_there(cmp, remote), _as_there(value, remote), sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
 
@@ -365,7 +372,7 @@ def atomic_and(
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     _require_integers(ptr)
-    old = tl.atomic_and(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_and(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
 
@@ -389,7 +396,7 @@ def atomic_or(
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     _require_integers(ptr)
-    old = tl.atomic_or(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_or(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
 
@@ -413,7 +420,7 @@ def atomic_xor(
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     _require_integers(ptr)
-    old = tl.atomic_xor(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_xor(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
 
@@ -436,7 +443,7 @@ def atomic_min(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    old = tl.atomic_min(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_min(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
 
@@ -459,6 +466,6 @@ def atomic_max(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    old = tl.atomic_max(remote, value, mask=mask, sem=sem, scope=scope)
+    old = tl.atomic_max(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old

@@ -81,7 +81,8 @@ def all_gather_matmul_hbm_buffer(
         num_warps=num_warps,
         num_stages=num_stages,
     )
-    chosen: Any = Adjusted(_ALGORITHM, tuple(options.items())) if config is None else _config(config, options)
+    op = "all_gather_matmul_hbm_buffer"
+    chosen: Any = Adjusted(_ALGORITHM, tuple(options.items())) if config is None else _config(op, config, options)
     return all_gather_matmul(
         ctx, output, A_sharded, B, bias, gather_dim=gather_dim, scale_a=scale_a, scale_b=scale_b, config=chosen,
         workspace=workspace, trace=trace,
@@ -116,17 +117,19 @@ def all_gather_matmul_hbm_buffer_preamble(
         HeapError, CaptureError: the heap has no room for it, or a capture is under way.
         RankMismatch, WaitTimeout, PeerDied: ranks ask for different sizes, or one does not come.
     """
-    require_context("all_gather_matmul_hbm_buffer_preamble", ctx)
-    ctx.check("all_gather_matmul_hbm_buffer_preamble")  # first: in a forked child nothing can be asked of CUDA
+    op = "all_gather_matmul_hbm_buffer_preamble"
+    require_context(op, ctx)
+    ctx.check(op)  # first: in a forked child nothing can be asked of CUDA
     made = output_dtype(A_sharded.dtype) if isinstance(A_sharded, torch.Tensor) else torch.float32
     output = torch.empty(1, 1, dtype=made, device=ctx.device)  # stands for one that fits
-    check_operands(ctx, _OP, output, ("A_sharded", A_sharded), B, None)
+    check_operands(ctx, op, output, ("A_sharded", A_sharded), B, None)
     (rows, columns), (k, n), world = A_sharded.shape, B.shape, ctx.world_size
     if k not in (columns, columns * world):
         expected = f"{columns} rows, or {columns * world} (rows of B = columns of the gathered A)"
-        raise ShapeError(_OP, "B", expected, tuple(B.shape))
-    chosen = _config(config or FusedConfig(), _given(k_per_flag=k_per_flag, staged_a_layout=staged_a_layout))
-    chosen.check(_OP, (_ALGORITHM,), ctx.num_sms, A_sharded.dtype)
+        raise ShapeError(op, "B", expected, tuple(B.shape))
+    options = _given(k_per_flag=k_per_flag, staged_a_layout=staged_a_layout)
+    chosen = _config(op, FusedConfig() if config is None else config, options)
+    chosen.check(op, (_ALGORITHM,), ctx.num_sms, A_sharded.dtype)
     m, dim = (rows * world, 0) if k == columns else (rows, 1)
     return memory_of(ctx, Problem(_OP, m, n, k, A_sharded.dtype, world, dim), chosen, None)
 
@@ -136,8 +139,8 @@ def _given(**options: int | str | None) -> dict[str, int | str]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _config(config: FusedConfig, options: dict[str, int | str]) -> FusedConfig:
+def _config(op: str, config: FusedConfig, options: dict[str, int | str]) -> FusedConfig:
     """``config`` for this algorithm, with the ``options``."""
     if not isinstance(config, FusedConfig):
-        raise ArgumentError(_OP, "config", "a FusedConfig or None", repr(config))
+        raise ArgumentError(op, "config", "a FusedConfig or None", repr(config))
     return replace(config, algorithm=_ALGORITHM, **options)  # type: ignore[arg-type]

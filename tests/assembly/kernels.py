@@ -108,6 +108,14 @@ def atomics(handle, words, values, BLOCK: tl.constexpr, BITS: tl.constexpr, SEM:
 
 
 @triton.jit
+def atomics_without_scope(words, values, bases, BLOCK: tl.constexpr):
+    """As who forwards ``sem`` and ``scope``, and was given neither."""
+    offsets = tl.arange(0, BLOCK)
+    old = rma.atomic_add(words + offsets, tl.load(values + offsets), 0, 1, bases, sem=None, scope=None)
+    tl.store(values + offsets, rma.atomic_cas(words + offsets, old, 2, 0, 1, bases, sem=None, scope=None))
+
+
+@triton.jit
 def compare_and_swap(handle, words, values, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     value = tl.load(values + offsets)
@@ -222,6 +230,14 @@ def _atomics() -> list[Case]:
         )
         for dtype, kind in bits.items()
         for sem in (("relaxed", "acquire", "release", "acq_rel") if dtype == torch.int32 else ("acq_rel",))
+    ] + [
+        Case(
+            "atomics_without_scope",
+            atomics_without_scope,
+            of(torch.int32, torch.int32, torch.uint64),
+            {"BLOCK": 128},
+            has=Event.ATOMIC | Event.CAS | Event.RELEASE | Event.BARRIER,
+        )
     ]
 
 

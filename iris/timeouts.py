@@ -1,0 +1,60 @@
+"""How long waits for peers may take: as the program says, else as the environment does, else as usual."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from iris.errors import ArgumentError
+
+Limits = tuple[str, str]
+"""What sets the limit of waits: of first ones, and of others."""
+GIVEN: Limits = ("first_timeout_s", "timeout_s")
+STEADY_S = 60.0
+FIRST_S = 300.0
+VARIABLE = "IRIS_TIMEOUT_S"
+_MAX_S = 365 * 24 * 3600
+
+
+class Timeouts(NamedTuple):
+    """Seconds after which a wait gives up: any, and the first ones, when peers may still be compiling; and what has set
+    these."""
+
+    steady_s: float
+    first_s: float
+    set_by: Limits
+
+
+def timeouts(timeout_s: float | None, first_timeout_s: float | None) -> Timeouts:
+    """What the arguments of :func:`iris.iris` come to.
+
+    Raises:
+        ArgumentError: one of them, or the variable, is no time.
+    """
+    told = timeout_set() if timeout_s is None else None
+    given = timeout_s if timeout_s is not None else told
+    steady = STEADY_S if given is None else given
+    first = first_timeout_s if first_timeout_s is not None else (FIRST_S if given is None else given)
+    for name, seconds in (("timeout_s", steady), ("first_timeout_s", first)):
+        _check(name, seconds)
+    if told is None:
+        return Timeouts(steady, first, GIVEN)
+    return Timeouts(steady, first, (VARIABLE if first_timeout_s is None else GIVEN[0], VARIABLE))
+
+
+def timeout_set() -> float | None:
+    """The seconds that IRIS_TIMEOUT_S says; None if it says nothing."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError as error:
+        raise ArgumentError("iris", VARIABLE, "a number of seconds", repr(text)) from error
+    _check(VARIABLE, seconds)
+    return seconds
+
+
+def _check(name: str, seconds: object) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _MAX_S:
+        raise ArgumentError("iris", name, f"a number of seconds, more than 0 and at most {_MAX_S}", repr(seconds))
