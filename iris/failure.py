@@ -138,9 +138,14 @@ class Failure:
         said = mesh.death(min(dead), "kernel")
         if record[sync.STATUS_CODE] != sync.CODE_EXPIRED.value or not isinstance(said, PeerDied | WaitTimeout):
             return said
-        if isinstance(said, WaitTimeout) and said.ranks == own.ranks:
+        if (isinstance(said, WaitTimeout) and said.ranks == own.ranks) or _gave_up_on_it(mesh.rank, str(said)):
             return own
         return type(said)(f"{said} On this rank: {own}", said.ranks)
+
+
+def _gave_up_on_it(rank: int, said: str) -> bool:
+    """Whether a peer that has left ``said`` that it did so because ``rank`` had given up: that rank knows why."""
+    return f"rank {rank} gave up waiting for rank " in said
 
 
 def _other_call(rank: int, call: str, own: str) -> str:

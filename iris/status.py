@@ -72,8 +72,10 @@ def expired_wait(
             f"of two threads run one after the other: put both into one. A larger {limit} waits longer.",
             [peer],
         )
+    of_op = words[sync.STATUS_SITE] not in (sync.SITE_USER.value, sync.SITE_BARRIER.value)
+    shown = " With IRIS_CHECK_CALLS=1 ranks compare their calls, and say what differs." if of_op else ""
     return WaitTimeout(
-        f"{message}. Did rank {peer} make the same call? A slow but healthy peer needs a larger {limit}.", [peer]
+        f"{message}. Did rank {peer} make the same call?{shown} A slow but healthy peer needs a larger {limit}.", [peer]
     )
 
 

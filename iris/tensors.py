@@ -409,8 +409,8 @@ class SymmetricTensors(ABC):
     def as_symmetric(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` itself if it is on the symmetric heap, else a contiguous copy that is. Collective.
 
-        A copy of a leaf that requires a gradient is another such leaf; no gradient flows back through a copy, and no
-        tangent of forward mode goes with it.
+        A copy of a leaf that requires a gradient is another such leaf, that of a Parameter a Parameter; no gradient
+        flows back through a copy, and no tangent of forward mode goes with it.
 
         Raises:
             RankMismatch: it is on the symmetric heap of some ranks only.
@@ -442,4 +442,6 @@ class SymmetricTensors(ABC):
         copy = self._allocate("as_symmetric", tuple(tensor.shape), tensor.dtype)
         with torch.no_grad():
             copy.copy_(tensor)
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(copy, tensor.requires_grad)
         return copy.requires_grad_(tensor.requires_grad)

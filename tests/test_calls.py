@@ -259,6 +259,25 @@ def test_gradients_are_not_lost_without_a_word(ranks: Ranks, way: Way) -> None:
             assert run.kind == "nothing", run
 
 
+def returned_uncopied() -> Failure:
+    """What the op is told to write once a Function has returned that."""
+    one = trial(context(), Way(ALL_REDUCE, "two_shot"), (16, 16, 32), torch.float32, seed=1)
+
+    class Uncopied(torch.autograd.Function):
+        @staticmethod
+        def forward(call: Any, x: torch.Tensor) -> torch.Tensor:
+            return one.run()
+
+    Uncopied.apply(torch.ones(1, requires_grad=True))
+    return failure_of(one.run)
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_an_output_that_is_part_of_a_graph_says_how(ranks: Ranks) -> None:
+    for refused in ranks.run(returned_uncopied):
+        assert refused.kind == "ArgumentError" and refused.message.endswith("Return a copy, output.clone().")
+
+
 def kept_for_backward(way: Way) -> list[Failure]:
     """A layer keeps the output of a call for its backward pass, and the next call, or its replay, overwrites it."""
     ctx, found = context(), []

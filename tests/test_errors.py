@@ -486,6 +486,44 @@ def test_a_kernel_that_waits_in_vain_is_named_on_all_ranks(ranks: Ranks) -> None
         )
 
 
+def given_up_in_another_op() -> Failure:
+    """Rank 0 waits in another op than rank 1, gives up first, and looks for the reason when rank 1 has left."""
+    shared = context()
+
+    def work() -> None:
+        with fresh(timeout_s=0.5 if shared.rank == 0 else 30) as ctx:
+            a, b = (torch.ones(*size, device=ctx.device) for size in ((4, 16), (16, 8)))
+            gathered, scattered = (torch.ones(rows, 8, device=ctx.device) for rows in (8, 2))
+            for _ in range(2):
+                ctx.ops.all_gather_matmul(gathered, a, b, gather_dim=0)
+                ctx.ops.matmul_reduce_scatter(scattered, a, b)
+            ctx.synchronize()
+            shared.barrier()
+            if ctx.rank == 0:
+                described = ctx._failure.described
+
+                def described_late() -> iris.IrisError:
+                    time.sleep(1)
+                    return described()
+
+                ctx._failure.described = described_late  # type: ignore[method-assign]
+                ctx.ops.matmul_reduce_scatter(scattered, a, b)
+            else:
+                ctx.ops.all_gather_matmul(gathered, a, b, gather_dim=0)
+            ctx.synchronize()
+
+    return failure_of(work)
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_who_gave_up_does_not_blame_the_one_that_left_for_that(ranks: Ranks) -> None:
+    first, second = ranks.run(given_up_in_another_op)
+    assert first.kind == second.kind == "WaitTimeout" and first.ranks == second.ranks == (1,), (first, second)
+    assert first.message.startswith("matmul_reduce_scatter: rank 0 waited 0."), first
+    assert "With IRIS_CHECK_CALLS=1 ranks compare their calls" in first.message
+    assert second.message.startswith("all_gather_matmul: rank 0 gave up waiting for rank 1"), second
+
+
 def another_call() -> Failure:
     """A kernel of rank 0 waits for rank 1, which, as the others, makes a call that rank 0 does not."""
 

@@ -413,6 +413,22 @@ def test_a_copy_does_not_lose_a_tangent_without_a_word(ranks: Ranks) -> None:
         assert refused.kind == "ArgumentError" and "pass tensor.detach()" in refused.message and copied
 
 
+def registered_copies() -> list[bool]:
+    """Of a module's parameters, which are there again once they have been put on the heap."""
+    ctx, layer = context(), torch.nn.Linear(3, 2, bias=False)
+    layer.weight = ctx.as_symmetric(layer.weight)
+    layer.frozen = ctx.as_symmetric(torch.nn.Parameter(torch.ones(2), requires_grad=False))
+    gc.collect()  # what the parameters were made of
+    ctx.ones(2), ctx.ones(2)
+    assert layer.frozen.eq(1).all() and all(map(ctx.is_symmetric, layer.parameters()))
+    return [one.requires_grad for one in layer.parameters()]
+
+
+@TWO
+def test_a_copy_of_a_parameter_is_a_parameter(ranks: Ranks) -> None:
+    assert ranks.run(registered_copies) == [[True, False]] * ranks.world_size
+
+
 def gradients_of_copies() -> tuple[Failure, bool, bool]:
     ctx, weight = context(), torch.ones(3, device=context().device, requires_grad=True)
     refused = failure_of(ctx.as_symmetric, weight * 2)

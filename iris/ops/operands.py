@@ -162,10 +162,10 @@ def _check_bits(op: str, argument: str, tensor: torch.Tensor) -> None:
 def check_no_gradient(op: str, argument: str, tensor: torch.Tensor) -> None:
     """Raise ArgumentError for a tensor of which gradients or tangents are recorded."""
     if tensor.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(
-            op, argument, "a tensor that needs no gradient", "one with requires_grad=True",
-            "Iris records no gradients: call the op under torch.no_grad() or torch.inference_mode().",
-        )  # fmt: skip
+        remedy = "Iris records no gradients: call the op under torch.no_grad() or torch.inference_mode()."
+        if argument == "output" and not tensor.is_leaf:
+            remedy = "It has become part of a graph: an autograd Function returned it. Return a copy, output.clone()."
+        raise ArgumentError(op, argument, "a tensor that needs no gradient", "one with requires_grad=True", remedy)
     if has_tangent(tensor):
         raise ArgumentError(
             op, argument, "a tensor without a tangent", "a dual one of torch.autograd.forward_ad",
