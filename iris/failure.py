@@ -13,7 +13,7 @@ from iris.errors import ContextError, IrisError, PeerDied, RankMismatch, WaitTim
 from iris.heap import HeapTable
 from iris.membership import global_names
 from iris.mesh import Mesh
-from iris.status import CODES, expired_wait, gave_up, record_of
+from iris.status import CODES, expired_wait, gave_up, record_of, stopped_by
 from iris.timeouts import Limits
 from iris.watcher import Watcher
 
@@ -126,7 +126,7 @@ class Failure:
     def described(self) -> IrisError:
         """Why a kernel stopped: what a peer that is gone said last, if there is one, else what the kernel recorded.
         What a wait of its own recorded has more detail: it is taken, too, if both say that the same rank was waited
-        for, else added."""
+        for, or if the peer left because this rank gave up, else added."""
         mesh = self._mesh
         record = record_of(self._status)
         own = expired_wait(record, mesh.rank, mesh.world_size, self._table, self._limits)
@@ -138,14 +138,9 @@ class Failure:
         said = mesh.death(min(dead), "kernel")
         if record[sync.STATUS_CODE] != sync.CODE_EXPIRED.value or not isinstance(said, PeerDied | WaitTimeout):
             return said
-        if (isinstance(said, WaitTimeout) and said.ranks == own.ranks) or _gave_up_on_it(mesh.rank, str(said)):
+        if (isinstance(said, WaitTimeout) and said.ranks == own.ranks) or stopped_by(mesh.rank, str(said)):
             return own
         return type(said)(f"{said} On this rank: {own}", said.ranks)
-
-
-def _gave_up_on_it(rank: int, said: str) -> bool:
-    """Whether a peer that has left ``said`` that it did so because ``rank`` had given up: that rank knows why."""
-    return f"rank {rank} gave up waiting for rank " in said
 
 
 def _other_call(rank: int, call: str, own: str) -> str:

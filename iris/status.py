@@ -28,7 +28,17 @@ def gave_up(told: int, late: WaitTimeout, own_rank: int) -> WaitTimeout:
     rank, peer = told >> 8 & 255, told & 255
     if not told or rank == own_rank or late.ranks == (peer,):
         return late
-    return WaitTimeout(f"a kernel of rank {rank} gave up waiting for rank {peer}, so all ranks stopped. {late}", [peer])
+    return WaitTimeout(f"a kernel of {_stopped(rank)}{peer}, so all ranks stopped. {late}", [peer])
+
+
+def stopped_by(rank: int, said: str) -> bool:
+    """Whether ``said`` is the error of a rank that stopped because ``rank`` gave up waiting."""
+    return _stopped(rank) in said
+
+
+def _stopped(rank: int) -> str:
+    """What is said of that, up to the number of the peer that ``rank`` waited for."""
+    return f"rank {rank} gave up waiting for rank "
 
 
 def expired_wait(
@@ -41,7 +51,7 @@ def expired_wait(
     if words[sync.STATUS_SITE] == sync.SITE_MATMUL.value:
         rank = peer = own_rank
     if words[sync.STATUS_CODE] == sync.CODE_RELAYED.value:
-        message = f"{site}: rank {rank} gave up waiting for rank {peer}, so all ranks stopped"
+        message = f"{site}: {_stopped(rank)}{peer}, so all ranks stopped"
     else:
         waited, offset = words[sync.STATUS_WAITED] / 1e9, words[sync.STATUS_FLAG]
         on_heap = 0 <= offset < table.size

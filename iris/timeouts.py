@@ -32,7 +32,7 @@ def timeouts(timeout_s: float | None, first_timeout_s: float | None) -> Timeouts
         ArgumentError: one of them, or the variable, is no time.
     """
     told = timeout_set() if timeout_s is None else None
-    given = timeout_s if timeout_s is not None else told
+    given = timeout_s if told is None else told
     steady = STEADY_S if given is None else given
     first = first_timeout_s if first_timeout_s is not None else (FIRST_S if given is None else given)
     for name, seconds in (("timeout_s", steady), ("first_timeout_s", first)):
