@@ -207,6 +207,14 @@ def test_the_budget_ends_the_search_and_what_there_is_counts() -> None:
     assert found.best == CONFIGS[7]
 
 
+def test_what_is_best_was_compared_with_what_is_picked_without_rows() -> None:
+    for budget_s in range(2, 60):
+        world = World({size: 10.0 - size for size in range(1, 9)}, budget_s)
+        world.search(CONFIGS, nothing_more, 4)
+        first = next(step for step in world.steps if step.kind == "time")
+        assert first.configs == (CONFIGS[0],), budget_s
+
+
 def test_a_search_that_time_has_ended_is_unfinished_and_goes_on_with_what_is_known() -> None:
     times = {size: 10.0 - size for size in range(1, 9)}
     cut = World(times, 8).search(CONFIGS, nothing_more, 0)

@@ -209,9 +209,10 @@ class Search:
 
     def _turn(self, configs: Sequence[FusedConfig]) -> list[FusedConfig]:
         """``configs`` in another order each time: a call may be faster or slower for what ran before it. Those that
-        were never timed come first."""
+        were never timed come first, and of these what is picked without rows: nothing is better before it is better
+        than that."""
         found = self._order.sample(configs, len(configs))
-        return sorted(found, key=lambda one: bool(self.trials[one].times_ms))
+        return sorted(found, key=lambda one: 2 if self.trials[one].times_ms else int(one != self.untuned))
 
     def _finish(self) -> Steps:
         while self.best is not None and (complaint := (yield Step("check", (self.best,)))) is not None:
