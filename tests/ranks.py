@@ -136,9 +136,11 @@ def failure_of(fn: Callable[..., Any], *args: Any) -> Failure:
 
 
 @contextmanager
-def fresh(heap_size: int = 1 << 20, timeout_s: float = TIMEOUT_S) -> Iterator[iris.Iris]:
+def fresh(
+    heap_size: int = 1 << 20, timeout_s: float = TIMEOUT_S, first_timeout_s: float | None = None
+) -> Iterator[iris.Iris]:
     """A context of its own, for tests that break it or count its parts."""
-    with iris.iris(heap_size, timeout_s=timeout_s) as ctx:
+    with iris.iris(heap_size, timeout_s=timeout_s, first_timeout_s=first_timeout_s) as ctx:
         yield ctx
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import triton
-from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
+from ranks import BACKEND, TIMEOUT_S, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris import errors
@@ -412,7 +412,7 @@ def late_to_a_barrier() -> Failure:
     """Rank 1 comes late: the others say so, in time, and rank 1 learns it when it comes."""
 
     def work() -> None:
-        with fresh(timeout_s=0.5) as ctx:
+        with fresh(timeout_s=0.5, first_timeout_s=TIMEOUT_S) as ctx:
             ctx.barrier()
             if ctx.rank == 1:
                 time.sleep(1)
@@ -458,7 +458,7 @@ def late_signal() -> Failure:
     """A kernel of rank 0 waits for what rank 1 never signals, and rank 0's host is busy; the others wait for it."""
 
     def work() -> None:
-        with fresh(timeout_s=0.5) as ctx:
+        with fresh(timeout_s=0.5, first_timeout_s=TIMEOUT_S) as ctx:
             flag = unset_flag(ctx)
             if ctx.rank == 0:
                 with suppress(iris.WaitTimeout):  # which the simulator raises here
