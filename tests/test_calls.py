@@ -30,6 +30,7 @@ from iris.device import sync
 from iris.device.arch import clock_ns
 from iris.ops import ALGORITHMS, BoundOps, FusedConfig, new_workspace
 from iris.ops.algorithms import LIBRARY
+from iris.ops.choice import _settled
 from iris.ops.replay import Replays, _identity, _rounding
 from iris.ops.room import GATHER_FLAGS
 from iris.ops.workspace import FusedWorkspace
@@ -413,6 +414,54 @@ def after_a_call_of_some_ranks(seed: int) -> tuple[Failure, float]:
 def test_what_ranks_did_not_agree_on_is_chosen_anew(ranks: Ranks, seed: int) -> None:
     for failure, excess in ranks.run(after_a_call_of_some_ranks, seed):
         assert failure.kind == "RankMismatch" and excess <= 1
+
+
+def chosen_where_all_fit(seed: int, fails_first: bool) -> tuple[list[str], list[str], float]:
+    """How a first call failed, what "auto" takes in the next one, with a free heap again, and how wrong that is."""
+    failures = []
+    with fresh(4 << 20) as ctx:
+        one = trial(ctx, Way(GATHER, "auto"), (32, 16, 128), torch.float32, seed)
+        elsewhere = one.a.clone()
+
+        def call() -> None:
+            ctx.ops.all_gather_matmul(one.output, elsewhere, one.b, one.bias)
+
+        if fails_first:
+            filler = ctx.empty(ctx.heap_largest_free_bytes - (16 << 10), dtype=torch.uint8)
+            failures.append(failure_of(call).kind)
+            ctx.free(filler)
+        call()
+        return failures, [config.algorithm for config in _settled(ctx).values()], one.excess()
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_call_that_finds_no_memory_settles_nothing(ranks: Ranks, seed: int) -> None:
+    for (none, expected, _), (failed, chosen, excess) in zip(
+        ranks.run(chosen_where_all_fit, seed, False), ranks.run(chosen_where_all_fit, seed, True), strict=True
+    ):
+        assert (none, failed, len(chosen)) == ([], ["HeapError"], 1)
+        assert chosen == expected and excess <= 1
+
+
+def excesses_in_workspaces(seed: int) -> dict[str, float]:
+    """Calls by "auto" with workspaces for each algorithm of a gather."""
+    found = {}
+    with fresh(16 << 20) as ctx:
+        one = trial(ctx, Way(GATHER, "auto"), (16, 32, 32), torch.float32, seed)
+        on_heap = ctx.as_symmetric(one.a)
+        for algorithm in ALGORITHMS[GATHER]:
+            workspace = new_workspace(ctx, GATHER, algorithm, 1 << 20, GATHER_FLAGS)
+            one.spoil()
+            ctx.ops.all_gather_matmul(one.output, on_heap, one.b, one.bias, workspace=workspace)
+            found[algorithm] = one.excess()
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
+def test_auto_takes_the_algorithm_of_the_workspace(ranks: Ranks, seed: int) -> None:
+    """Of one rank, too."""
+    for excesses in ranks.run(excesses_in_workspaces, seed):
+        assert max(excesses.values()) <= 1
 
 
 def layouts_asked_for(seed: int) -> dict[str, list[bool]]:

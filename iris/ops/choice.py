@@ -91,9 +91,12 @@ def resolve(
         places = (place_of(ctx, argument, tensor) for argument, tensor in shared.items())
         ctx.agree(problem.op, (problem, fitting, *bias, *gathered, *places, _memory(ctx, workspace)))
     if key is not None and key not in (known := _settled(ctx)):
-        known[key] = chosen  # only now: ranks that did not make this call would choose later, with another heap
-        if ctx.rank == 0:
-            _tell(ctx, problem, chosen, fitting, key, workspace)
+        # Only now: ranks that did not make this call would choose later, with another heap. Nor is it settled by a call
+        # that finds no memory for any: the next one may find more.
+        if problem.world_size == 1 or has_memory(ctx, problem, chosen, workspace, scales_nbytes):
+            known[key] = chosen
+            if ctx.rank == 0:
+                _tell(ctx, problem, chosen, fitting, key, workspace)
     return fitting
 
 
@@ -137,7 +140,7 @@ def _tell(
         ctx.debug(f"{taken}, as {best.algorithm} would leave no program to compute")
     elif workspace is not None:
         ctx.debug(f"{taken}, as the workspace has no room for {best.algorithm}")
-    elif has_memory(ctx, problem, chosen, workspace, key.scales_nbytes):  # else an error tells all of it
+    else:
         enough = ctx.heap_size_for(needed_nbytes(ctx, problem, best) + key.scales_nbytes)
         told = ctx.kept("short heaps", list[str])
         log = ctx.debug if told else ctx.warning
@@ -268,10 +271,13 @@ def _that_fits(ctx: Iris, key: _Choice, workspace: FusedWorkspace | None) -> Fus
     def completed(picked: FusedConfig) -> FusedConfig:
         return picked if given is None else replace(given, algorithm=picked.algorithm)
 
+    if problem.world_size == 1:  # where all fit
+        one_that_may = first.algorithm in may or not may
+        return completed(first if one_that_may else pick_config(problem, target_of(ctx), may[0]))
     picked = first
     too_large: list[FusedConfig] = []
     excluded: tuple[str, ...] = ()
-    while problem.world_size > 1:
+    while True:
         config = completed(picked)
         if picked.algorithm in may and min_comm_programs(problem.op, config) < (config.num_sms or ctx.num_sms):
             fits = has_memory(ctx, problem, config, workspace, key.scales_nbytes)
@@ -279,7 +285,7 @@ def _that_fits(ctx: Iris, key: _Choice, workspace: FusedWorkspace | None) -> Fus
                 ctx.collect(problem.op)  # what all have let go of since may be enough
                 fits = has_memory(ctx, problem, config, workspace, key.scales_nbytes)
             if fits:
-                break
+                return config
             too_large.append(picked)
         excluded += (picked.algorithm,)
         if not can_run(problem, target_of(ctx, excluded)):
@@ -287,7 +293,6 @@ def _that_fits(ctx: Iris, key: _Choice, workspace: FusedWorkspace | None) -> Fus
                 return _that_fits(ctx, key._replace(may=may + key.beyond, beyond=()), workspace)
             return _nearest(ctx, problem, [completed(one) for one in too_large or [first]], workspace)
         picked = pick_config(problem, target_of(ctx, excluded))
-    return completed(picked)
 
 
 def _nearest(
