@@ -65,9 +65,11 @@ def require_writable(program: str, argument: str, file: Path) -> None:
     Raises:
         ArgumentError: nothing can be written there; names ``argument`` and the file.
     """
-    target = Path(os.path.realpath(file))
     with _write_errors(program, argument, file):
-        if target.parent.exists() and (target.is_file() or not target.exists()):
+        if file.exists() and not file.is_file():  # a pipe has no folder; what a folder says, it says later
+            return
+        target = Path(os.path.realpath(file))
+        if target.parent.exists():
             with _beside(target, b""):
                 pass
 

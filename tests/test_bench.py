@@ -113,6 +113,39 @@ def test_values_of_no_form_are_refused(text: str) -> None:
         parse_values("M", text)
 
 
+def test_words_that_look_like_numbers_stay_words() -> None:
+    assert parse_values("triton", "3.6,3.7", ["3.6", "3.9"]) == ["3.6", 3.7]
+
+
+def test_numbers_of_an_axis_of_fractions_are_fractions(capsys: pytest.CaptureFixture[str]) -> None:
+    """As records have them, which ``--resume`` knows again."""
+    with mock.patch.dict("iris.bench.case._cases"):
+
+        @bench.register
+        @bench.axis("scale", (0.5, 1.0))
+        @bench.axis("triton", ("3.6", "3.9"))
+        def scaled(state: State, ctx: Iris) -> None: ...
+
+        assert (
+            bench.main(["scaled", "--num_ranks=2", "--benchmark_list", "--axis_scale=1,2.5", "--axis_triton=3.9"]) == 0
+        )
+        assert bench.main(["scaled", "--num_ranks=2", "--benchmark_list", "--axis_scale=pow2:1:2"]) == 0
+    scales = [line.split("scale=")[1].split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert scales == ["1.0", "2.5", "2.0", "2.0", "4.0", "4.0"]
+
+
+def test_what_a_case_makes_of_its_parameters_is_checked() -> None:
+    with mock.patch.dict("iris.bench.case._cases"):
+
+        @bench.register(localize=lambda params, world_size: params | {"tile": [1, 2]})
+        @bench.axis("rows", (8,))
+        def tiled(state: State, ctx: Iris) -> None: ...
+
+        expected = r"bench\.register: localize: tile: expected words or finite numbers, .* got \[1, 2\]"
+        with pytest.raises(ArgumentError, match=expected):
+            bench._run(["tiled", "--num_ranks=2", "--benchmark_list"])
+
+
 def test_values_and_points_are_counted_before_they_are_made() -> None:
     assert len(parse_values("M", "linear:1:100000:1")) == 100_000
     many = r"expected at most 100000 values or points, got "
@@ -704,14 +737,17 @@ def test_csv(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (rows["right"]["answer"], rows["right"]["count"], rows["wrong"]["time_ms_median"]) == ("42.0", "8", "")
 
 
-def test_csv_of_axes_that_are_called_as_other_columns(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_of_what_is_called_as_other_columns(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = by_way(lines(measured))["right"]
     one["params"] = {"case": "upper", "error": 3, "count": 8}
+    one["counters"] = {"error": 5.0, "date": 7.0, "tries": 9.0}
     tables.FORMATS["csv"]([one], registered(), sys.stdout)
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert [row[name] for name in ("case", "axis_case", "error", "axis_error", "count")] == [
         one["case"], "upper", "", "3", "8",
     ]  # fmt: skip
+    assert [row[name] for name in ("counter_error", "counter_date", "tries")] == ["5.0", "7.0", "9.0"]
+    assert row["date"] == one["environment"]["date"]
 
 
 @pytest.mark.parametrize("with_rich", [True, False])

@@ -29,7 +29,7 @@ from iris.report import _tracked, comparison, drawing, markdown, tables
 from iris.report.charts import charts
 from iris.report.palette import PAPER, Palette
 from iris.report.records import read
-from iris.report.study import Section, Study
+from iris.report.study import Section, Study, in_words
 
 H200_SECTION, SIM_SECTION = Section(False, "NVIDIA H200"), Section(True, "x86_64 CPU")
 
@@ -252,6 +252,48 @@ def test_problems_without_a_shape_go_by_their_numbers(tmp_path: Path) -> None:
     assert [problem.label for problem in problems] == ["rows 1", "rows 5", "rows 33", "rows 128"]
 
 
+def test_an_axis_of_ones_own_may_have_any_name(tmp_path: Path) -> None:
+    """Also that of a size of a matmul which is not all there, or of what another case has by way of an algorithm."""
+    line, axes = record("matmul_all_reduce", "two_shot", LARGE[0], 2), {"n": (64, 8), "phase": ("late",), "k": (True,)}
+    points = [
+        {"n": n, "m": 1, "k": True, "phase": "late", "algorithm": algorithm, "way": way}
+        for n in axes["n"]
+        for algorithm in ("auto", "nccl")
+        for way in ("put", "get")
+    ]
+    lines = [line | {"case": "own", "params": point, "world_size": size} for point in points for size in (2, 4)]
+    study = Study(read(write(tmp_path / "own.jsonl", lines)))
+    two = [problem for problem in study.problems if problem.world_size == 2]
+    assert [problem.label for problem in two] == [
+        f"n {n}, m 1, k True, phase late, way {way}" for n in (8, 64) for way in ("get", "put")
+    ]
+    assert [list(problem.results) for problem in two] == [["auto", "nccl"]] * 4
+    assert [[problem.world_size for problem in group] for group in study.scalings] == [[2, 4]] * 4
+    measured = tables.measurements(study, two)[0]
+    assert [column.name for column in measured.columns][:3] == ["n", "way", "algorithm"] and len(measured.rows) == 8
+
+
+def test_a_config_of_ones_own_may_say_anything(tmp_path: Path) -> None:
+    line = record("matmul_all_reduce", "auto", LARGE[0], 2)
+    lines = [line | {"config": config} for config in ({"algorithm": 3}, {"tile": [1, 2]}, None)]
+    assert [result.way for result in read(write(tmp_path / "own.jsonl", lines))] == ["auto: 3", "auto", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("ms", "words"),
+    [
+        (12.34567, "12.346"),
+        (0.1, "0.100"),
+        (0.04567, "0.0457"),
+        (0.0021, "0.00210"),
+        (0.00012345, "0.000123"),
+        (0, "0.000"),
+    ],
+)
+def test_short_times_have_three_digits(ms: float, words: str) -> None:
+    assert in_words(ms) == words
+
+
 def test_every_loss_is_listed_the_worst_first(study: Study) -> None:
     expected = []
     for case, algorithms in ALGORITHMS.items():
@@ -456,8 +498,8 @@ def test_simulated_ranks_and_gpus_are_never_in_one_chart(study: Study) -> None:
 
 def test_charts_of_the_same_words_have_names_of_their_own(tmp_path: Path) -> None:
     lines = [record("all_gather_matmul", "push", LARGE[0], 4) for _ in "ab"]
-    for line, note in zip(lines, "ab", strict=True):
-        line["params"]["note"] = note
+    for line, more in zip(lines, ({"x": 1, "y": 2}, {"x": "1, y 2"}), strict=True):
+        line["params"] |= more
     names = list(charts(Study(read(write(tmp_path / "x.jsonl", lines)))))
     assert len(names) == 3 and sum("times" in name for name in names) == 2
 
@@ -974,6 +1016,17 @@ def test_a_page_can_go_into_a_device_and_be_of_files_of_any_name(tmp_path: Path)
     assert "\\udcff.jsonl" in (tmp_path / "x.html").read_text()
 
 
+def test_a_page_can_go_into_a_pipe() -> None:
+    """Of a shell's ``>(gzip > page.gz)``, too, which has no name but /dev/fd/63."""
+    reading, writing = os.pipe()
+    pipe = Path(f"/dev/fd/{writing}")
+    files.require_writable("report", "--out", pipe)
+    files.write("report", "--out", pipe, "a page")
+    assert os.read(reading, 100) == b"a page"
+    for end in (reading, writing):
+        os.close(end)
+
+
 def timed(
     median: float, spread: float = 0.01, shape: tuple[int, int, int] = LARGE[0], calls: int | None = None
 ) -> Record:
@@ -987,6 +1040,10 @@ def timed(
         "calls": calls,
     }
     return line
+
+
+def simulated(median: float) -> Record:
+    return timed(median) | {"environment": SIMULATED}
 
 
 WRONG = timed(1) | {"validated": False}
@@ -1007,6 +1064,8 @@ FAILED = without_time(timed(1), error="LaunchError: rank 1 died")
         (FAILED, WRONG, "untimed"),
         (timed(1), timed(2, calls=2), "unsure"),
         (timed(1, calls=3), timed(2, calls=3), "slower"),
+        (simulated(1), simulated(2), "simulated"),
+        (simulated(1), WRONG | {"environment": SIMULATED}, "broken"),
     ],
 )
 def test_only_what_is_beyond_noise_has_changed(tmp_path: Path, before: Record, after: Record, kind: str) -> None:

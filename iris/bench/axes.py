@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -102,11 +102,7 @@ def axis(
     if not rows or any(len(row) != len(names) for row in rows):
         raise ArgumentError("bench.axis", name, f"values, each with {len(names)} parts", list(rows))
     for value in itertools.chain(*rows):
-        if not isinstance(value, Value) or (isinstance(value, float) and not math.isfinite(value)):
-            fix = "Let the case look up what they stand for, as dtypes in bench.DTYPES."
-            raise ArgumentError(
-                "bench.axis", name, "words or finite numbers, which a record can hold", repr(value), fix
-            )
+        require_value("bench.axis", name, value)
 
     def add(fn: Function) -> Function:
         if again := set(names) & {one for each in axes_of(fn) for one in each.names}:
@@ -115,6 +111,13 @@ def axis(
         return fn
 
     return add
+
+
+def require_value(function: str, name: str, value: object) -> None:
+    """Raise ArgumentError if ``value`` cannot be one of a parameter."""
+    if not isinstance(value, Value) or (isinstance(value, float) and not math.isfinite(value)):
+        fix = "Let the case look up what they stand for, as dtypes in bench.DTYPES."
+        raise ArgumentError(function, name, "words or finite numbers, which a record can hold", repr(value), fix)
 
 
 def linear(name: str, start: int, stop: int, step: int) -> Callable[[Function], Function]:
@@ -132,9 +135,9 @@ def axes_of(fn: Callable[..., object]) -> list[Axis]:
     return list(getattr(fn, _ATTRIBUTE, ()))
 
 
-def parse_values(name: str, text: str) -> list[Value]:
+def parse_values(name: str, text: str, words: Collection[Value] = ()) -> list[Value]:
     """The values that ``--axis_<name>=<text>`` stands for; see FORMS. Whole numbers become int, others float, True and
-    False bool.
+    False bool, but for what is one of the ``words``.
 
     Raises:
         ArgumentError: ``text`` has none of the forms.
@@ -154,7 +157,7 @@ def parse_values(name: str, text: str) -> list[Value]:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise ArgumentError("bench", option, FORMS, repr(text))
-    return [_number_or_text(part) for part in parts]
+    return [part if part in words else _number_or_text(part) for part in parts]
 
 
 def expand(axes: Sequence[Axis], overrides: Mapping[str, Sequence[Value]]) -> list[Params]:

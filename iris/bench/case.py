@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from iris.bench.axes import Axis, Params, Value, axes_of, expand
+from iris.bench.axes import Axis, Params, Value, axes_of, expand, require_value
 from iris.bench.state import State
 from iris.context import Iris
 from iris.errors import ArgumentError
@@ -78,7 +78,12 @@ class Case:
                 whole = {**labels, **point}
                 points[tuple(sorted(whole.items()))] = whole
         found = points.values()
-        return [self.localize(point, world_size) for point in found] if self.localize is not None else list(found)
+        if self.localize is None:
+            return list(found)
+        localized = [self.localize(point, world_size) for point in found]
+        for name, value in (item for point in localized for item in point.items()):
+            require_value("bench.register", f"localize: {name}", value)
+        return localized
 
 
 _cases: dict[str, Case] = {}

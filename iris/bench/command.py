@@ -97,8 +97,13 @@ def _overrides(cases: Sequence[Case], given: argparse.Namespace) -> dict[str, Se
     for option, text in vars(given).items():
         if option.startswith(_AXIS) and text is not None:
             name = option.removeprefix(_AXIS)
-            overrides[name] = parse_values(name, text)
-            _check(name, overrides[name], [one for case in cases for one in case.axes if name in one.names])
+            axes = [one for case in cases for one in case.axes if name in one.names]
+            known = [value for one in axes for value in (*one.values_of(name), *one.also)]
+            values = parse_values(name, text, known)
+            if set(map(type, known)) == {float}:  # 1 is what records have as 1.0
+                values = [float(value) if type(value) is int else value for value in values]
+            _check(name, values, axes)
+            overrides[name] = values
     return overrides
 
 

@@ -28,12 +28,14 @@ def write_json(results: Sequence[Record], cases: Mapping[str, Case], file: TextI
 
 
 def write_csv(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
-    """One line per record under a line of names. A parameter that is called as another column is ``axis_`` and its
-    name."""
+    """One line per record under a line of names. A counter or a parameter that is called as another column is
+    ``counter_`` or ``axis_`` and its name."""
     names = list(dict.fromkeys(name for one in results for name in one["params"]))
     counters = _counters(results)
     known = ["picked", "world_size", "validated", "deterministic", "skipped", "error"]
-    known += [*(f"time_ms_{name}" for name in TIMES), *FIGURES, "speedup", *counters, *WHERE]
+    known += [*(f"time_ms_{name}" for name in TIMES), *FIGURES, "speedup"]
+    counted = [f"counter_{name}" if name in ("case", *known, *WHERE) else name for name in counters]
+    known += [*counted, *WHERE]
     axes = [f"axis_{name}" if name in ("case", *known) else name for name in names]
     out = csv.writer(file, lineterminator="\n")
     out.writerow(["case", *axes, *known])

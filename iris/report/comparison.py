@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from iris.console import counted, print_table
 from iris.errors import ArgumentError
 from iris.report.records import Result, Value, newest
-from iris.report.study import COMPARATORS, OPPONENTS, describe, time_of
+from iris.report.study import COMPARATORS, OPPONENTS, describe, in_words, time_of
 
 REGRESSIONS = ("slower", "broken", "gone")
 MIN_CALLS = 3
@@ -30,7 +30,8 @@ class Change:
     """One case in both sets, or in one of them.
 
     ``kind`` is ``slower``, ``faster``, ``same``, ``new``, ``gone``, ``broken`` (had a time, has none),
-    ``mended`` (the reverse), ``untimed`` (never had one) or ``unsure`` (timed too seldom for a verdict).
+    ``mended`` (the reverse), ``untimed`` (never had one), ``unsure`` (timed too seldom for a verdict) or ``simulated``
+    (whose times tell nothing).
     """
 
     kind: str
@@ -108,6 +109,8 @@ def _kind(before: Result | None, after: Result | None, threshold_percent: float)
         return "gone"
     if before.time is None or after.time is None:
         return "broken" if before.time else "mended" if after.time else "untimed"
+    if after.simulated:
+        return "simulated"
     if any(time.calls is not None and time.calls < MIN_CALLS for time in (before.time, after.time)):
         return "unsure"
     ratio = after.time.median / before.time.median
@@ -140,6 +143,8 @@ def show(changes: Sequence[Change], before: Sequence[Result], after: Sequence[Re
     counts = [f"{kinds.count(kind)} {kind}" for kind in (*_ORDER, "untimed") if kind in kinds]
     if "unsure" in kinds:
         counts.append(f"{kinds.count('unsure')} timed less than {MIN_CALLS} times")
+    if "simulated" in kinds:
+        counts.append(f"{kinds.count('simulated')} of simulated ranks, whose wall times tell nothing")
     print(", ".join([*counts, f"{kinds.count('same')} the same within noise"]))
 
 
@@ -190,4 +195,4 @@ def _time(result: Result | None) -> str:
     """The median, or why there is none."""
     if result is None:
         return ""
-    return result.outcome if result.time is None else f"{result.time.median:.3f}"
+    return result.outcome if result.time is None else in_words(result.time.median)

@@ -85,8 +85,18 @@ class Result:
         return self.environment["date"]
 
     @property
+    def series(self) -> str | None:
+        """The parameter by which a problem's results differ; None where they have no such one."""
+        return next((name for name in SERIES if name in self.params), None)
+
+    @property
     def algorithm(self) -> str:
-        return next((str(self.params[name]) for name in SERIES if name in self.params), self.case)
+        return self.case if self.series is None else str(self.params[self.series])
+
+    @property
+    def of_problem(self) -> dict[str, Value]:
+        """The parameters that are the problem's."""
+        return {name: value for name, value in self.params.items() if name != self.series}
 
     @property
     def way(self) -> str:
@@ -176,6 +186,7 @@ def _parse(line: _Fields, file: Path) -> Result:
     for name in ("hardware", "backend", "date"):
         environment.text(name)
     counters = line.inner("counters", optional=True)
+    config = line.inner("config", optional=True)
     validated, skipped, error = (
         line.optional_flag("validated"),
         line.optional_text("skipped"),
@@ -207,7 +218,7 @@ def _parse(line: _Fields, file: Path) -> Result:
         tflops_per_gpu=figure("tflops_per_gpu", rated),
         gbytes_per_s=figure("gbytes_per_s", rated),
         predicted_ms=line.optional_number("predicted_ms"),
-        picked=line.inner("config", optional=True).optional_text("algorithm"),
+        picked=str(algorithm) if (algorithm := config.fields.get("algorithm")) is not None else None,
         counters={name: value for name, value in counted.items() if on_gpus or not name.startswith(_RATE)},
         environment={
             name: _HASH.sub(r"\1", str(value)) if name == "commit" else str(value)

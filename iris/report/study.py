@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from iris.report.records import MAX_NUMBER, SERIES, Result, Value, newest
+from iris.report.records import MAX_NUMBER, Result, Value, newest
 
 OPPONENTS = ("nccl", "torch_symm_mem")
 """Algorithms that do an op's whole work without Iris: what speed-ups are over."""
@@ -23,7 +23,6 @@ K = TypeVar("K")
 
 _SHAPE = re.compile(r"(\d{1,15})[x×](\d{1,15})[x×](\d{1,15})")
 _NAMES = ("model", "layer")
-_REMARKS = ("note", "source", "phase")
 _EXTENTS = ("m", "n", "k", "shape")
 SWEEP = 4
 """So many values of M make a sweep."""
@@ -129,7 +128,7 @@ class Study:
     @cached_property
     def problems(self) -> list[Problem]:
         """By section and case, from few ranks to many, those that differ in nothing but M next to each other."""
-        groups = grouped(self.results, lambda result: result.key_of(_without(result.params, *SERIES)))
+        groups = grouped(self.results, lambda result: result.key_of(result.of_problem))
         return sorted(map(_problem, groups.values()), key=_order)
 
     def of(self, section: Section, case: str) -> list[Problem]:
@@ -183,6 +182,11 @@ def time_of(result: Result) -> float:
     return result.time.median
 
 
+def in_words(ms: float) -> str:
+    """Milliseconds with three decimals, and of short times with three digits."""
+    return f"{ms:.{max(3, 2 - math.floor(math.log10(ms)))}f}" if ms > 0 else f"{ms:.3f}"
+
+
 def verdict(speedup: float) -> str:
     """``faster``, ``slower`` or ``even``, as the speed-up reads with two decimals."""
     shown = round(speedup, 2)
@@ -208,9 +212,9 @@ def describe(params: Mapping[str, Value]) -> str:
 
 def _problem(results: Sequence[Result]) -> Problem:
     first = results[0]
-    params = _without(first.params, *SERIES)
+    params = first.of_problem
     shape = _shape(params)
-    setting = describe(_without(params, *_EXTENTS, *_NAMES, *_REMARKS))
+    setting = describe(_without(params, *(_EXTENTS if shape else ("shape",)), *_NAMES))
     given = params.get("shape")
     label = "×".join(map(str, shape)) if shape else str(given) if given is not None else setting or first.case
     return Problem(
@@ -231,7 +235,7 @@ def _shape(params: Mapping[str, Value]) -> Shape | None:
         match = _SHAPE.fullmatch(str(given))
         m, n, k = map(int, match.groups()) if match else (0, 0, 0)
     else:
-        m, n, k = (value if isinstance(value, int) else 0 for value in map(params.get, ("m", "n", "k")))
+        m, n, k = (value if type(value) is int else 0 for value in map(params.get, ("m", "n", "k")))
     return (m, n, k) if all(0 < extent <= MAX_NUMBER for extent in (m, n, k)) else None
 
 

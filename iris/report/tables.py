@@ -8,8 +8,20 @@ from dataclasses import dataclass
 
 from iris.console import counted
 from iris.report.palette import Palette
-from iris.report.records import SERIES, Result, Value
-from iris.report.study import COMPARATORS, OPPONENTS, Mean, Problem, Section, Study, describe, grouped, time_of, verdict
+from iris.report.records import Result, Value
+from iris.report.study import (
+    COMPARATORS,
+    OPPONENTS,
+    Mean,
+    Problem,
+    Section,
+    Study,
+    describe,
+    grouped,
+    in_words,
+    time_of,
+    verdict,
+)
 
 NOTHING = "–"
 SIGNS = {"faster": "▲", "slower": "▼"}
@@ -119,7 +131,7 @@ def losses(study: Study, section: Section) -> Table:
         known = [ratio for ratio in ratios if ratio is not None]
         compared += bool(known)
         if any(verdict(ratio) == "slower" for ratio in known):
-            found.append((min(known), [*_place(problem, ours), Cell(f"{time_of(ours):.3f}"), *map(_ratio, ratios)]))
+            found.append((min(known), [*_place(problem, ours), Cell(in_words(time_of(ours))), *map(_ratio, ratios)]))
     columns = [*_PLACE, Column("ms"), Column("× NCCL"), Column("× torch")]
     note = (
         f"{len(found)} of {compared} problems that a comparator solved too. The algorithm is auto where it was "
@@ -223,14 +235,15 @@ def measurements(study: Study, problems: Sequence[Problem]) -> list[Table]:
 def _measured(study: Study, palette: Palette, problems: Sequence[Problem]) -> Table:
     lines = [(problem, problem.results[name]) for problem in problems for name in palette.ordered(problem.results)]
     results = [result for _, result in lines]
-    names = [name for name in _names(results) if name not in SERIES]
+    series = {result.series for result in results}
+    names = [name for name in _names(results) if name not in series]
     if all(_shape_is_told(result) for result in results):
         names.remove("shape")
     varying = [name for name in names if len({str(result.params.get(name)) for result in results}) > 1]
     fixed = {name: results[0].params.get(name) for name in names if name not in varying}
     columns = [Column(name, not _is_text(name, results)) for name in varying]
     rows = [[Cell(_plain(result.params.get(name))) for name in varying] for result in results]
-    if any(name in result.params for result in results for name in SERIES):
+    if series != {None}:
         columns.append(Column("algorithm", False))
         for row, result in zip(rows, results, strict=True):
             row.append(Cell(result.way))
@@ -307,7 +320,7 @@ def _time_cell(problem: Problem, result: Result) -> Cell:
         word = "wrong result" if result.wrong else "failed" if result.skipped is None else "skipped"
         return Cell(word, _wrong(result))
     best = result.algorithm in problem.complete and time_of(result) == problem.best_ms
-    return Cell(f"{time_of(result):.3f}", "best" if best else "")
+    return Cell(in_words(time_of(result)), "best" if best else "")
 
 
 def _ratio(ratio: float | None) -> Cell:
@@ -317,10 +330,10 @@ def _ratio(ratio: float | None) -> Cell:
     return Cell(f"{SIGNS.get(word, '')} {ratio:.2f}".strip(), word if word != "even" else "")
 
 
-def _number(take: Callable[[Result], float | None], form: str) -> Callable[[Study, Result], Cell]:
+def _number(take: Callable[[Result], float | None], form: Callable[[float], str]) -> Callable[[Study, Result], Cell]:
     def cell(_: Study, result: Result) -> Cell:
         value = take(result)
-        return Cell(NOTHING if value is None else form.format(value))
+        return Cell(NOTHING if value is None else form(value))
 
     return cell
 
@@ -355,15 +368,15 @@ _FIGURES: Sequence[tuple[str, Callable[[Study, Result], Cell], bool]] = (
     ("× NCCL", _speedup("nccl"), False),
     ("× torch", _speedup("torch_symm_mem"), False),
     ("valid", _valid, False),
-    ("of floor", _number(_share, "{:.0f} %"), False),
-    ("floor ms", _number(lambda result: result.floor_ms, "{:.3f}"), False),
-    ("TFLOP/s", _number(lambda result: result.tflops_per_gpu, "{:.1f}"), False),
-    ("GB/s", _number(lambda result: result.gbytes_per_s, "{:.1f}"), False),
-    ("spread", _number(_spread, "{:.1f} %"), False),
-    ("skew µs", _number(_skew, "{:.1f}"), False),
-    ("back-to-back ms", _number(lambda result: result.back_to_back_ms, "{:.3f}"), True),
-    ("host µs", _number(lambda result: result.host_us, "{:.0f}"), True),
-    ("model ms", _number(lambda result: result.predicted_ms, "{:.3f}"), True),
+    ("of floor", _number(_share, "{:.0f} %".format), False),
+    ("floor ms", _number(lambda result: result.floor_ms, in_words), False),
+    ("TFLOP/s", _number(lambda result: result.tflops_per_gpu, "{:.1f}".format), False),
+    ("GB/s", _number(lambda result: result.gbytes_per_s, "{:.1f}".format), False),
+    ("spread", _number(_spread, "{:.1f} %".format), False),
+    ("skew µs", _number(_skew, "{:.1f}".format), False),
+    ("back-to-back ms", _number(lambda result: result.back_to_back_ms, in_words), True),
+    ("host µs", _number(lambda result: result.host_us, "{:.0f}".format), True),
+    ("model ms", _number(lambda result: result.predicted_ms, in_words), True),
 )
 """Columns of the measurements: heading, cell, and whether the column may go where it is empty."""
 _OF_IRIS = ("× NCCL", "× torch", "of floor", "back-to-back ms", "host µs")
