@@ -134,10 +134,14 @@ def test_numbers_of_an_axis_of_fractions_are_fractions(capsys: pytest.CaptureFix
     assert scales == ["1.0", "2.5", "2.0", "2.0", "4.0", "4.0"]
 
 
+def with_a_list(params: Any, world_size: int) -> Any:
+    return params | {"tile": [1, 2]}
+
+
 def test_what_a_case_makes_of_its_parameters_is_checked() -> None:
     with mock.patch.dict("iris.bench.case._cases"):
 
-        @bench.register(localize=lambda params, world_size: params | {"tile": [1, 2]})
+        @bench.register(localize=with_a_list)
         @bench.axis("rows", (8,))
         def tiled(state: State, ctx: Iris) -> None: ...
 
