@@ -43,8 +43,9 @@ from iris.bench.state import Outcome, Skipped, State
 from iris.console import STOPPED
 from iris.context import Iris
 from iris.errors import ArgumentError, LaunchError
-from iris.ops import FusedConfig
+from iris.ops import FusedConfig, pick, tuned
 from iris.ops.choice import settled
+from iris.ops.target import target_of
 from iris.report import records as report
 from iris.report.palette import ALGORITHMS as ALGORITHM_TONES
 
@@ -933,6 +934,31 @@ def test_each_way_to_schedule_a_local_matmul_is_what_its_name_says(ranks: Ranks)
     ((local, *stream_k),) = ranks.run(ways_of_matmul)
     assert local[0] is False and stream_k == [(True, False), (True, True)]
     assert set(ways.ways_of("matmul")) <= {tone.name for tone in ALGORITHM_TONES}
+
+
+def configs_beside_rows(op: str, rows: Path) -> tuple[FusedConfig, FusedConfig | None, FusedConfig | None]:
+    """What has a row, and what the ways ``auto`` and ``untuned`` run with."""
+    operands = Operands(context(), op, (24, 20, 16), torch.float32, 0)
+    tuned_config = FusedConfig(
+        "local" if op == "matmul" else "ring", block_size_m=16, block_size_n=16, block_size_k=16, group_size_m=3
+    )
+    if context().rank == 0:
+        key = tuned.row_key(operands.problem, target_of(context()).hardware)
+        tuned.write(rows, [tuned.Row(*key, tuned_config, 1.0)])  # type: ignore[call-arg]
+    context().barrier()
+    with mock.patch.dict(os.environ, {"IRIS_TUNED": str(rows)}):
+        pick.forget()
+        state = State(context(), {}, {})
+        auto, untuned = (ways.way(state, operands, name).config for name in (ways.AUTO, ways.UNTUNED))
+    pick.forget()
+    return tuned_config, auto, untuned
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("op", ["matmul", "matmul_all_reduce"])
+def test_untuned_leaves_rows_out(ranks: Ranks, op: str, tmp_path: Path) -> None:
+    for tuned_config, auto, untuned in ranks.run(configs_beside_rows, op, tmp_path / "rows.json"):
+        assert auto == tuned_config != untuned and untuned is not None
 
 
 def complaints(op: str, dtype: torch.dtype) -> dict[str, str]:

@@ -454,7 +454,7 @@ def interrupted_message() -> Failure:
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         return rest
 
-    ctx._mesh._send_some = send_and_set_the_alarm  # type: ignore[method-assign]
+    ctx._mesh._send_some = send_and_set_the_alarm  # type: ignore[method-assign, assignment]
     try:
         return failure_of(ctx.broadcast, value, 1)
     finally:

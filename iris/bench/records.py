@@ -29,6 +29,8 @@ from iris.bench.state import Outcome
 from iris.errors import ArgumentError
 
 SCHEMA = 1
+PICKED = ("auto", "untuned")
+"""Algorithms that stand for the one that was picked."""
 _BEGIN = b'{"schema":'
 """What the line of a record begins with."""
 Record = dict[str, Any]
@@ -130,9 +132,9 @@ def place_of(one: Record) -> tuple[Any, Any]:
 
 
 def picked(one: Record) -> str | None:
-    """The algorithm that ``auto`` took, or was to take; None for other algorithms, and where nobody knows."""
+    """The algorithm that ``auto`` or ``untuned`` took, or was to take; None for others, and where nobody knows."""
     config = one.get("config")
-    if one["params"].get("algorithm") != "auto" or not isinstance(config, dict) or "algorithm" not in config:
+    if one["params"].get("algorithm") not in PICKED or not isinstance(config, dict) or "algorithm" not in config:
         return None
     return str(config["algorithm"])
 

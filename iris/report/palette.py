@@ -29,6 +29,7 @@ GROUND = (INK, MUTED, RULE, PAPER, LOSS, WIN)
 
 ALGORITHMS = (
     Tone("auto", "#1f4fd1", "#86a8ff", "o"),
+    Tone("untuned", "#5b6bb5", "#a9b4ea", "*"),
     Tone("copy_engine", "#0f857a", "#42c7b8", "s"),
     Tone("push", "#cc6a08", "#f2a34f", "D"),
     Tone("pull", "#8438b4", "#c996f0", "^"),

@@ -23,6 +23,8 @@ _RATE = "GB/s"
 _HASH = re.compile(r"\b([0-9a-f]{7})[0-9a-f]{33}\b")
 """A whole hash of a commit, of which git shows the beginning."""
 SERIES = ("algorithm", "way")
+PICKED = ("auto", "untuned")
+"""Algorithms that stand for the one that was picked."""
 """Parameters that say how something was computed or moved, rather than what."""
 
 MIN_MS, MAX_NUMBER = 1e-9, 1e30
@@ -100,8 +102,8 @@ class Result:
 
     @property
     def way(self) -> str:
-        """The algorithm, and the one behind ``auto`` if that is known."""
-        return f"auto: {self.picked}" if self.algorithm == "auto" and self.picked else self.algorithm
+        """The algorithm, and the one behind ``auto`` or ``untuned`` if that is known."""
+        return f"{self.algorithm}: {self.picked}" if self.algorithm in PICKED and self.picked else self.algorithm
 
     @cached_property
     def key(self) -> str:

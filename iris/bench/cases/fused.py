@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from iris.bench.axes import Params, axis
+from iris.bench.axes import Function, Params, axis
 from iris.bench.case import SHAPE_AXIS, register
 from iris.bench.cases.operands import (
     ALL_REDUCE,
@@ -19,7 +20,7 @@ from iris.bench.cases.operands import (
     SCATTER,
     Operands,
 )
-from iris.bench.cases.ways import AUTO, COMPARATORS, MATMUL, check_options, way, ways_of
+from iris.bench.cases.ways import AUTO, COMPARATORS, MATMUL, UNTUNED, check_options, way, ways_of
 from iris.bench.options import DTYPES, several_gpus
 from iris.bench.state import FATAL, State, described
 from iris.context import Iris
@@ -128,12 +129,17 @@ def _tell(state: State, ctx: Iris, problem: Problem, config: FusedConfig, known:
         state.add_counter("mi300x_predicted_ms", expected_ms(problem, HARDWARE["MI300X"]))
 
 
+def _algorithms(op: str) -> Callable[[Function], Function]:
+    """The axis of all ways to compute ``op``."""
+    return axis("algorithm", ways_of(op), variant=True, also=(UNTUNED,), extended=partial(check_options, op=op))
+
+
 @register(localize=partial(local_params, op=GATHER))
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
 @axis("gather_dim", (0, 1), closed=True)
-@axis("algorithm", ways_of(GATHER), variant=True, extended=partial(check_options, op=GATHER))
+@_algorithms(GATHER)
 def all_gather_matmul(state: State, ctx: Iris) -> None:
     """A, sharded by rows (gather_dim 0) or columns (1), is gathered; every rank multiplies it with its columns of B."""
     run(state, ctx, GATHER, state["gather_dim"])
@@ -143,7 +149,7 @@ def all_gather_matmul(state: State, ctx: Iris) -> None:
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
-@axis("algorithm", ways_of(SCATTER), variant=True, extended=partial(check_options, op=SCATTER))
+@_algorithms(SCATTER)
 def matmul_all_scatter(state: State, ctx: Iris) -> None:
     """Every rank computes its columns of A @ B; all ranks end with all columns."""
     run(state, ctx, SCATTER)
@@ -153,7 +159,7 @@ def matmul_all_scatter(state: State, ctx: Iris) -> None:
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
-@axis("algorithm", ways_of(REDUCE_SCATTER), variant=True, extended=partial(check_options, op=REDUCE_SCATTER))
+@_algorithms(REDUCE_SCATTER)
 def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
     """A and B are sharded by K; the products are summed over ranks, and every rank ends with its rows of the sum."""
     run(state, ctx, REDUCE_SCATTER)
@@ -163,7 +169,7 @@ def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
-@axis("algorithm", ways_of(ALL_REDUCE), variant=True, extended=partial(check_options, op=ALL_REDUCE))
+@_algorithms(ALL_REDUCE)
 def matmul_all_reduce(state: State, ctx: Iris) -> None:
     """A and B are sharded by K; the products are summed over ranks, and all ranks end with the sum."""
     run(state, ctx, ALL_REDUCE)
@@ -173,7 +179,7 @@ def matmul_all_reduce(state: State, ctx: Iris) -> None:
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
-@axis("algorithm", ways_of(LOCAL), variant=True, extended=partial(check_options, op=LOCAL))
+@_algorithms(LOCAL)
 def matmul(state: State, ctx: Iris) -> None:
     """A @ B on every rank for itself, data-parallel over tiles and with Stream-K, beside torch.matmul."""
     run(state, ctx, LOCAL)

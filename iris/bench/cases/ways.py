@@ -6,7 +6,8 @@
 * ``matmul``: the local matmul alone, ``torch.matmul``, which moves nothing.
 
 An algorithm of Iris's runs with the best options known for it. Others are told behind it, by the fields of
-:class:`iris.ops.FusedConfig` that it has a use for: ``hbm_buffer+comm_sms=32+k_per_flag=8``.
+:class:`iris.ops.FusedConfig` that it has a use for: ``hbm_buffer+comm_sms=32+k_per_flag=8``. ``untuned``, which has to
+be asked for, is what ``auto`` takes where there are no tuned rows: beside ``auto`` it shows what these gain.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ from iris.errors import ArgumentError
 from iris.ops import FusedConfig, pick_config
 from iris.ops.candidates import obstacle, options_of
 from iris.ops.config import OF_TILE
+from iris.ops.pick import model_pick
 from iris.ops.target import target_of
 
 NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
-AUTO = "auto"
+AUTO, UNTUNED = "auto", "untuned"
 STREAM_K = {"stream_k_one_tile": False, "stream_k_two_tiles": True}
 """The local matmul with Stream-K, beside the same without: whether it splits up to two tiles per program."""
 _ONE_SHOT_NBYTES = 128 << 10
@@ -113,11 +115,11 @@ def check_options(name: str, options: str, *, op: str) -> None:
 
 def way(state: State, operands: Operands, name: str) -> Way:
     """The way called ``name``; skips the point where there is none."""
-    known = ways_of(operands.op)
+    known = (*ways_of(operands.op), UNTUNED)
     named, _, options = name.partition("+")
     if named not in known:
         state.skip(f"{operands.op} has no algorithm {named}; it has {', '.join(known)}")
-    if options and named in (AUTO, *COMPARATORS):
+    if options and named in (AUTO, UNTUNED, *COMPARATORS):
         state.skip(f"{named} has no options")
     if name in COMPARATORS:
         if operands.dtype == torch.int8 and (reason := _int8_obstacle(operands, name)):
@@ -151,6 +153,8 @@ def _iris(state: State, operands: Operands, name: str) -> Way:
 def _config(operands: Operands, name: str) -> FusedConfig:
     """The best config that is known of the algorithm ``name``, with the options behind it."""
     target, (name, _, options) = target_of(operands.ctx), name.partition("+")
+    if name == UNTUNED:
+        return model_pick(operands.problem, target)
     if operands.op != LOCAL:
         return with_options(operands.op, pick_config(operands.problem, target, name), options)
     picked = pick_config(operands.problem, target, ops.ALGORITHMS[LOCAL][0])
