@@ -147,7 +147,7 @@ def _decode(programs: torch.Tensor, rank: int) -> list[Event]:
     events: list[Event] = []
     for program, row in enumerate(programs.tolist()):
         for kind, start, end, detail in row[1 : 1 + min(row[0][0], device_trace.CAPACITY.value)]:
-            events.append(Event(rank, program, device_trace.KINDS[kind], start, end, detail))
+            events.append(Event(rank, program, device_trace.KINDS.get(kind, str(kind)), start, end, detail))
     return events
 
 

@@ -11,6 +11,8 @@ NO_HANDLE = "expected ctx.handle: the first argument of iris.peer's functions, t
 NO_RANKS = "expected whole numbers as ranks"
 NO_MEMBERS = "expected a pointer to int32 ranks, and their number"
 NO_BASES = "heap_bases: expected ctx.heap_bases"
+NO_VALUE = "value: expected numbers; what a pointer points to, iris.put copies"
+NO_POINTERS = "expected two pointers: the first arguments; in iris.peer's functions those after the handle"
 NO_EPOCH = "value: expected whole numbers, as flags are int32"
 MISTAKES = {
     "signal, handle first": FIRST_A_FLAG,
@@ -43,6 +45,17 @@ MISTAKES = {
     "barrier_among, handle second": NO_MEMBERS,
     "barrier_among, bases last": NO_HANDLE,
     "wait for a block": "wait() takes one flag: for a block of them there is wait_all()",
+    "wait of a site of ones own": "site: expected a key of iris.device.sync.SITES",
+    "store of a pointer": NO_VALUE,
+    "store of a handle": NO_VALUE,
+    "add of a pointer": NO_VALUE,
+    "sub of a pointer": NO_VALUE,
+    "sub, handle first": FIRST_A_POINTER,
+    "put of a value": NO_POINTERS,
+    "get to a number": NO_POINTERS,
+    "store, block of data for bases": NO_BASES,
+    "store with a modifier of loads": "cache modifier of a store: expected one of '', .wb, .cg, .cs, .wt, got .ca",
+    "get with both modifiers swapped": "cache modifier of a load: expected one of '', .ca, .cg, .cv, got .wt",
 }
 
 
@@ -107,6 +120,28 @@ def mistaken_kernel(flag, data, handle, KIND: tl.constexpr):
         iris.barrier_among(flag, handle, 1)
     elif KIND == "barrier_among, bases last":
         iris.barrier_among(flag, 1, handle.bases)
+    elif KIND == "wait of a site of ones own":
+        iris.wait(flag, 0, 0, handle, site="mine")
+    elif KIND == "store of a pointer":
+        iris.peer.store(handle, handle.bases, data, 0)
+    elif KIND == "store of a handle":
+        iris.store(handle.bases, handle, 0, 0, handle.bases)
+    elif KIND == "add of a pointer":
+        iris.atomic_add(handle.bases, data, 0, 0, handle.bases)
+    elif KIND == "sub of a pointer":
+        iris.peer.atomic_sub(handle, handle.bases, data, 0)
+    elif KIND == "sub, handle first":
+        iris.atomic_sub(handle, data, 1.0, 0, 0)
+    elif KIND == "put of a value":
+        iris.peer.put(handle, tl.load(data), data, 0)
+    elif KIND == "get to a number":
+        iris.get(data, 1, 0, 0, handle.bases)
+    elif KIND == "store, block of data for bases":
+        iris.store(handle.bases, 1, 0, 0, handle.bases + tl.arange(0, 2))
+    elif KIND == "store with a modifier of loads":
+        iris.peer.store(handle, data, 1.0, 0, cache_modifier=".ca")
+    elif KIND == "get with both modifiers swapped":
+        iris.peer.get(handle, data, data, 0, load_cache_modifier=".wt", store_cache_modifier=".cv")
     else:
         tl.static_assert(KIND == "wait for a block")
         lanes = tl.arange(0, 2)

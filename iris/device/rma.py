@@ -24,6 +24,13 @@ DEFAULT_CACHE: tl.constexpr = tl.constexpr("")
 ACQ_REL: tl.constexpr = tl.constexpr("acq_rel")
 SYS: tl.constexpr = tl.constexpr("sys")
 EXPECTED_RANKS: tl.constexpr = tl.constexpr("expected whole numbers as ranks; pointers and values come first")
+EXPECTED_POINTER: tl.constexpr = tl.constexpr(
+    "expected a pointer: the first argument; in iris.peer's functions the second, after the handle"
+)
+EXPECTED_POINTERS: tl.constexpr = tl.constexpr(
+    "expected two pointers: the first arguments; in iris.peer's functions those after the handle"
+)
+EXPECTED_VALUE: tl.constexpr = tl.constexpr("value: expected numbers; what a pointer points to, iris.put copies")
 
 
 @triton.constexpr_function
@@ -32,6 +39,34 @@ def points_to(pointer: Any, dtype: tl.dtype | None = None) -> bool:
     if not isinstance(pointer, tl.tensor) or not pointer.dtype.is_ptr():
         return False
     return dtype is None or pointer.dtype.element_ty == dtype
+
+
+@triton.constexpr_function
+def _is_number(value: Any) -> bool:
+    """Whether ``value`` can be stored: no pointer, of which Triton would store the address, and no handle."""
+    return not value.dtype.is_ptr() if isinstance(value, tl.tensor) else isinstance(value, int | float)
+
+
+@triton.constexpr_function
+def _is_bases(pointer: Any) -> bool:
+    """Whether an argument may be the addresses of all heaps: of numbers of 64 bits, and no block."""
+    return (points_to(pointer, tl.int64) or points_to(pointer, tl.uint64)) and not pointer.type.is_block()
+
+
+@triton.constexpr_function
+def _of_load(modifier: str | None) -> str:
+    """``modifier``, if a load can have it: the simulator would take any, and a compiler not say why it takes none."""
+    if modifier not in (None, "", ".ca", ".cg", ".cv"):
+        raise ValueError(f"cache modifier of a load: expected one of '', .ca, .cg, .cv, got {modifier}")
+    return modifier or ""
+
+
+@triton.constexpr_function
+def _of_store(modifier: str | None) -> str:
+    """As :func:`_of_load`, of a store."""
+    if modifier not in (None, "", ".wb", ".cg", ".cs", ".wt"):
+        raise ValueError(f"cache modifier of a store: expected one of '', .wb, .cg, .cs, .wt, got {modifier}")
+    return modifier or ""
 
 
 @triton.jit
@@ -47,19 +82,14 @@ def translate(ptr, from_rank, to_rank, heap_bases):
     that Triton has proved for ``ptr``: translated accesses vectorise like local ones. (The product proves it; a
     ``tl.multiple_of`` on ``distance // ITEMSIZE`` is lost where ITEMSIZE is 1 and the division folds away.)
     """
-    tl.static_assert(
-        points_to(ptr), "expected a pointer: the first argument; in iris.peer's functions the second, after the handle"
-    )
+    tl.static_assert(points_to(ptr), EXPECTED_POINTER)
     return beyond(ptr, _distance(from_rank, to_rank, heap_bases) // HEAP_ALIGNMENT, HEAP_ALIGNMENT)
 
 
 @triton.jit
 def _distance(from_rank, to_rank, heap_bases):
     """Bytes from ``from_rank``'s heap to ``to_rank``'s."""
-    tl.static_assert(
-        points_to(heap_bases, tl.int64) or points_to(heap_bases, tl.uint64),
-        "heap_bases: expected ctx.heap_bases, or handle.bases; behind all ranks",
-    )
+    tl.static_assert(_is_bases(heap_bases), "heap_bases: expected ctx.heap_bases, or handle.bases; behind all ranks")
     tl.static_assert(is_whole(from_rank) and is_whole(to_rank), EXPECTED_RANKS)
     from_base = tl.load(heap_bases + from_rank).to(tl.int64)
     return tl.load(heap_bases + to_rank).to(tl.int64) - from_base
@@ -130,7 +160,7 @@ def load(
             two, of the last axis, or one for each. (Local pointers: ``tl.multiple_of``, ``tl.max_contiguous``.)
     """
     remote = _remote(ptr, to_rank, from_rank, heap_bases, hint)
-    return tl.load(remote, mask=mask, other=other, cache_modifier=cache_modifier, volatile=volatile)
+    return tl.load(remote, mask=mask, other=other, cache_modifier=_of_load(cache_modifier), volatile=volatile)
 
 
 @triton.jit
@@ -154,7 +184,8 @@ def store(
         hint: as for :func:`load`.
     """
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    tl.store(remote, value, mask=mask, cache_modifier=cache_modifier)
+    tl.static_assert(_is_number(value), EXPECTED_VALUE)
+    tl.store(remote, value, mask=mask, cache_modifier=_of_store(cache_modifier))
 
 
 @triton.jit
@@ -174,9 +205,10 @@ def get(
 
     ``from_rank`` is this rank, in whose heap both pointers are given; ``to_rank`` is the peer that is read.
     """
+    tl.static_assert(points_to(from_ptr) and points_to(to_ptr), EXPECTED_POINTERS)
     remote = _remote(from_ptr, from_rank, to_rank, heap_bases, hint)
-    data = tl.load(remote, mask=mask, other=other, cache_modifier=load_cache_modifier)
-    tl.store(to_ptr, data, mask=mask, cache_modifier=store_cache_modifier)
+    data = tl.load(remote, mask=mask, other=other, cache_modifier=_of_load(load_cache_modifier))
+    tl.store(to_ptr, data, mask=mask, cache_modifier=_of_store(store_cache_modifier))
 
 
 @triton.jit
@@ -196,9 +228,10 @@ def put(
 
     ``from_rank`` is this rank, in whose heap both pointers are given; ``to_rank`` is the peer that is written.
     """
-    data = tl.load(from_ptr, mask=mask, other=other, cache_modifier=load_cache_modifier)
+    tl.static_assert(points_to(from_ptr) and points_to(to_ptr), EXPECTED_POINTERS)
+    data = tl.load(from_ptr, mask=mask, other=other, cache_modifier=_of_load(load_cache_modifier))
     remote = _remote(to_ptr, from_rank, to_rank, heap_bases, hint)
-    tl.store(remote, data, mask=mask, cache_modifier=store_cache_modifier)
+    tl.store(remote, data, mask=mask, cache_modifier=_of_store(store_cache_modifier))
 
 
 @triton.jit
@@ -219,10 +252,11 @@ def copy(
 
     ``cur_rank`` is this rank, in whose heap both pointers are given; it need be neither of the two.
     """
+    tl.static_assert(points_to(src_ptr) and points_to(dst_ptr), EXPECTED_POINTERS)
     source = _remote(src_ptr, cur_rank, from_rank, heap_bases, hint)
-    data = tl.load(source, mask=mask, other=other, cache_modifier=load_cache_modifier)
+    data = tl.load(source, mask=mask, other=other, cache_modifier=_of_load(load_cache_modifier))
     target = _remote(dst_ptr, cur_rank, to_rank, heap_bases, hint)
-    tl.store(target, data, mask=mask, cache_modifier=store_cache_modifier)
+    tl.store(target, data, mask=mask, cache_modifier=_of_store(store_cache_modifier))
 
 
 @triton.constexpr_function
@@ -263,6 +297,7 @@ def atomic_add(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
+    tl.static_assert(_is_number(value), EXPECTED_VALUE)
     old = tl.atomic_add(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
@@ -284,6 +319,8 @@ def atomic_sub(
 
     Arguments and dtypes as for :func:`atomic_add`.
     """
+    tl.static_assert(points_to(ptr), EXPECTED_POINTER)
+    tl.static_assert(_is_number(value), EXPECTED_VALUE)
     value = tl.cast(value, ptr.dtype.scalar.element_ty)  # before it is negated: a narrow unsigned value would wrap
     return atomic_add(ptr, -value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
@@ -306,6 +343,7 @@ def atomic_xchg(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
+    tl.static_assert(_is_number(value), EXPECTED_VALUE)
     old = tl.atomic_xchg(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
@@ -372,6 +410,7 @@ def atomic_and(
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     _require_integers(ptr)
+    tl.static_assert(_is_number(value), EXPECTED_VALUE)
     old = tl.atomic_and(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
@@ -396,6 +435,7 @@ def atomic_or(
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     _require_integers(ptr)
+    tl.static_assert(_is_number(value), EXPECTED_VALUE)
     old = tl.atomic_or(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
@@ -420,6 +460,7 @@ def atomic_xor(
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     _require_integers(ptr)
+    tl.static_assert(_is_number(value), EXPECTED_VALUE)
     old = tl.atomic_xor(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
@@ -443,6 +484,7 @@ def atomic_min(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
+    tl.static_assert(_is_number(value), EXPECTED_VALUE)
     old = tl.atomic_min(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
@@ -466,6 +508,7 @@ def atomic_max(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
+    tl.static_assert(_is_number(value), EXPECTED_VALUE)
     old = tl.atomic_max(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old

@@ -14,6 +14,8 @@ whatever is in memory; the host raises ``WaitTimeout`` at its next look: ask the
 ``check``, the next op) before a result is used. A simulated launch is such a look.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -99,6 +101,16 @@ _POLLS_PER_CHECK: tl.constexpr = tl.constexpr(64)
 _MOST_AHEAD: tl.constexpr = tl.constexpr(32)
 """A flag of an op counts as reached only if it is less than this ahead of the value waited for. Epochs are ahead by a
 few at most, counts by no more than the number of ranks."""
+
+
+@triton.constexpr_function
+def _is_site(site: Any) -> bool:
+    return site in SITES
+
+
+@triton.jit
+def _require_site(site: tl.constexpr):
+    tl.static_assert(_is_site(site), "site: expected a key of iris.device.sync.SITES")
 
 
 @triton.jit
@@ -212,6 +224,7 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
     _require_flag(flag_ptr)
     _require_one(flag_ptr)
     _require_peers(peer, handle)
+    _require_site(site)
     value = _as_epoch(value)
     seen = _poll(flag_ptr)
     if _ahead(seen, value, site) < 0:
@@ -261,6 +274,7 @@ def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_
     expired."""
     _require_row(flag_ptrs)
     _require_peers(peers, handle)
+    _require_site(site)
     values = _as_epoch(values)
     ahead = _poll_all(flag_ptrs, values, valid, site)
     if tl.min(ahead) < 0:
@@ -287,6 +301,7 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
     """
     _require_row(flag_ptrs)
     _require_peers(peers, handle)
+    _require_site(site)
     values = _as_epoch(values)
     lanes = tl.arange(0, valid.shape[0])
     leading = _leading(flag_ptrs, values, valid, lanes, site)
@@ -342,6 +357,7 @@ def take_words(word_ptrs, epoch, peers, mask, handle, site: tl.constexpr = SITE_
         Bounded as :func:`wait`.
     """
     _require_warps(word_ptrs)
+    _require_site(site)
     mask = tl.broadcast_to(mask, word_ptrs.shape)
     seen = load_fresh(word_ptrs, mask, 0)
     if _words_missing(seen) > 0:

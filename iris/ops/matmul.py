@@ -138,7 +138,7 @@ def run(
     """Launch the matmul kernel for ``problem`` as ``plan`` and ``config`` say.
 
     Args:
-        own: this rank's part of A.
+        own: this rank's part of A; all rows of it where the plan's source is ``local_source`` and nothing is gathered.
         bias: added by ``tile.finished``, in a sink; in ``output``'s dtype.
         bias_is: 0: there is none; 1: it is [M], a number for each row; 2: it is [N], a number for each column.
         workspace: made for this op alone, by ``iris.ops.new_workspace``.
@@ -154,7 +154,7 @@ def run(
         CaptureError: the call needs new memory, which no capture may make.
     """
     if plan.site == 0:
-        _check(ctx, problem, plan, output, own, b, bias, bias_is, scales, config, workspace)
+        _check(ctx, problem, plan, output, own, gathered, b, bias, bias_is, scales, config, workspace)
     if config.stream_k and problem.k <= config.block_size_k:  # nothing to split, and Triton 3.6 fails at K = 1
         config = replace(config, stream_k=False)
     target = target_of(ctx)
@@ -273,6 +273,7 @@ def _check(
     plan: Plan,
     output: torch.Tensor,
     own: torch.Tensor,
+    gathered: torch.Tensor | None,
     b: torch.Tensor,
     bias: torch.Tensor | None,
     bias_is: int,
@@ -307,7 +308,9 @@ def _check(
     ):  # fmt: skip
         if size % parts:
             raise ShapeError(op, name, f"a multiple of {parts}, as ranks share it by plan", size)
-    check_shape(op, "own", own, (plan.rows(problem), problem.k // plan.segments), "this rank's part of A, by problem")
+    all_here = plan.source is kernels.local_source and gathered is None and not plan.own
+    rows, part = (problem.m, "all rows of A") if all_here else (plan.rows(problem), "this rank's part of A")
+    check_shape(op, "own", own, (rows, problem.k // plan.segments), f"{part}, by problem")
     check_shape(op, "b", b, (problem.k, problem.n), "by problem")
     if plan.sink is tile.local_sink:
         check_shape(op, "output", output, (problem.m, problem.n), "by problem")
