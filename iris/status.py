@@ -55,14 +55,15 @@ def expired_wait(
     else:
         waited, offset = words[sync.STATUS_WAITED] / 1e9, words[sync.STATUS_FLAG]
         on_heap = 0 <= offset < table.size
-        flag = f"flag at heap offset {offset}" if on_heap else "a flag outside the heap"
-        if on_heap and words[sync.STATUS_SITE] == sync.SITE_USER.value:
-            flag += f" ({_place(offset, table)})"
         wanted, seen = words[sync.STATUS_WANTED], words[sync.STATUS_SEEN]
-        message = (
-            f"{site}: rank {rank} waited {waited:.1f} s for rank {peer}: {flag} should reach {wanted}, holds {seen}"
-        )
-        if words[sync.STATUS_SITE] != sync.SITE_USER.value and wanted > 0 and not 0 <= seen < wanted:
+        flagged = seen != sync.NO_FLAG.value
+        kind = "flag" if flagged else "data"
+        place = f"{kind} at heap offset {offset}" if on_heap else f"{kind} outside the heap"
+        if on_heap and words[sync.STATUS_SITE] == sync.SITE_USER.value:
+            place += f" ({_place(offset, table)})"
+        lacking = f"should reach {wanted}, holds {seen}" if flagged else f"of call {wanted} has not come"
+        message = f"{site}: rank {rank} waited {waited:.1f} s for rank {peer}: {place} {lacking}"
+        if flagged and words[sync.STATUS_SITE] != sync.SITE_USER.value and wanted > 0 and not 0 <= seen < wanted:
             return WaitTimeout(
                 f"{message}, which no call has set: something else has written there. A CUDA graph that is replayed "
                 "when a tensor of its calls is gone writes into whatever has the memory now.",

@@ -123,7 +123,7 @@ def wait_for_several(kind: str, wanted: int, late: int, seen: int) -> list[int]:
 )
 def test_of_several_peers_the_late_one_is_named(ranks: Ranks, kind: str, late: int, peer: int, offset: int) -> None:
     ((*words, _),) = ranks.run(wait_for_several, kind, 5, late, 4)
-    held = 0 if kind == "words" else 4
+    held = sync.NO_FLAG.value if kind == "words" else 4
     assert words == [sync.CODE_EXPIRED.value, 0, 0, peer, offset, 5, held]
 
 

@@ -434,7 +434,8 @@ def test_a_wait_for_what_never_comes_ends_on_every_rank_and_names_everything(ran
     else:
         at, one = outcomes[0][2], 256 if kind == "take_words" else 1
         place = rf"heap offset {at + 4 * one} \(flag\[{one}\] of the tensor at {at}\)"
-        site, flag = "a user kernel", f"flag at {place} should reach 4, holds {0 if kind == 'take_words' else 2}"
+        words = f"data at {place} of call 4 has not come"
+        site, flag = "a user kernel", words if kind == "take_words" else f"flag at {place} should reach 4, holds 2"
     waiters = "0" if ranks.world_size == 2 else "(0|2)"
     # Where two wait, the first to give up tells the other, who may then have no record of its own.
     firsthand = rf"{site}: rank {waiters} waited (0\.[7-9]|1\.\d) s for rank 1: {flag}"

@@ -144,8 +144,10 @@ MISTAKES = {
         ALL, lambda one: {"bias": one.output[0].half()}, "DTypeError", "bias", "float16"
     ),
     "bias strides": Mistake(
-        ALL, lambda one: {"bias": one.output.new_zeros(2 * one.output.shape[1])[::2]}, "ShapeError", "bias",
-        "contiguous",
+        ALL, lambda one: {"bias": one.output.new_zeros(2 * one.b.shape[1])[::2]}, "ShapeError", "bias", "contiguous"
+    ),
+    "bias shape and strides": Mistake(
+        ALL, lambda one: {"bias": one.output.new_zeros(1).expand(5, 5)}, "ShapeError", "bias", "(per column) or"
     ),
     "bias is a list": Mistake(ALL, lambda one: {"bias": [1.0]}, "DTypeError", "bias", "list"),
     "scale of floats": Mistake(

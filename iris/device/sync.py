@@ -65,6 +65,8 @@ STATUS_SEEN: tl.constexpr = tl.constexpr(6)
 STATUS_WAITED: tl.constexpr = tl.constexpr(7)
 CODE_EXPIRED: tl.constexpr = tl.constexpr(1)
 CODE_RELAYED: tl.constexpr = tl.constexpr(2)
+NO_FLAG: tl.constexpr = tl.constexpr(1 << 32)
+"""What a record has for what was seen, where data was waited for that comes without a flag: no int32."""
 _BEGUN: tl.constexpr = tl.constexpr(1)
 _COMPLETE: tl.constexpr = tl.constexpr(2)
 """How far a record is, in the control block: the status words are host memory, for which not all atomics are made."""
@@ -371,7 +373,7 @@ def take_words(word_ptrs, epoch, peers, mask, handle, site: tl.constexpr = SITE_
                 late = seen == NO_WORD
                 first = tl.min(tl.where(late, word_ptrs.to(tl.int64), 1 << 62))
                 peer = tl.min(tl.where(late, peers[:, None, None], MAX_RANKS))
-                stopped = _check_bounds(first - _own_base(handle), epoch, 0, peer, started, handle, site)
+                stopped = _check_bounds(first - _own_base(handle), epoch, NO_FLAG, peer, started, handle, site)
     if repeated(word_ptrs):
         # One thread saw a word come, and all go by that; another that holds the same word may have looked before.
         seen = load_fresh(word_ptrs, mask, 0)

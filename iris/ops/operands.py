@@ -74,8 +74,6 @@ def check_operands(
     for argument, one in given.items():
         _check_numbers(ctx, op, argument, one, output.dtype if argument == "bias" else torch.float32)
     _check_writable(op, output, {name: tensor, "B": b} | given)
-    if bias is not None:
-        check_contiguous(op, "bias", bias)
     return scales_of(op, a, b, scale_a, scale_b)
 
 
@@ -211,12 +209,12 @@ def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:
     if bias is None:
         return int(tile.BIAS_NONE.value)
     shape = tuple(bias.shape)
-    if shape in ((cols,), (1, cols)):
-        return int(tile.BIAS_COLUMN.value)
-    if shape == (rows, 1):
-        return int(tile.BIAS_ROW.value)
-    fix = "One number for each row is bias[:, None]." if shape == (rows,) else ""
-    raise ShapeError(op, "bias", f"[{cols}] (per column) or [{rows}, 1] (per row)", shape, fix)
+    kind = tile.BIAS_COLUMN if shape in ((cols,), (1, cols)) else tile.BIAS_ROW if shape == (rows, 1) else None
+    if kind is None:
+        fix = "One number for each row is bias[:, None]." if shape == (rows,) else ""
+        raise ShapeError(op, "bias", f"[{cols}] (per column) or [{rows}, 1] (per row)", shape, fix)
+    check_contiguous(op, "bias", bias)
+    return int(kind.value)
 
 
 class Place(NamedTuple):
