@@ -238,9 +238,12 @@ class RankPool:
             if now >= tell_at:
                 tell_at = math.inf
                 told = f"{_failure(outcomes.values())}\nwaiting for ranks {sorted(pending)}, {left:.0f} s at most"
-                print(told, file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError):  # nobody reads it
+                    print(told, file=sys.stderr, flush=True)
             limit = min(left, tell_at - now, _MAX_WAIT_S)
             ready = multiprocessing.connection.wait(list(pending.values()), limit)
+            if not self._pipes:  # by the handler of a signal, in this thread
+                raise LaunchError(f"the call was broken off: {self._over}")
             if not ready and left <= limit:
                 late = f"ranks {sorted(pending)} did not finish within {limit_s:g} s{since} and were ended"
                 raise _failure(outcomes.values(), late) or LaunchError(late)
@@ -281,7 +284,8 @@ class RankPool:
         self.processes[rank].join(5)
         if self.processes[rank].exitcode == _NO_GUARD:
             return _Outcome(rank, None, LaunchError(_GUARD), at=time.monotonic())
-        error = LaunchError(f"rank {rank}'s process ended: {self._end_of(rank)}")
+        early = ", before its function returned" if self.processes[rank].exitcode == 0 else ""
+        error = LaunchError(f"rank {rank}'s process ended: {self._end_of(rank)}{early}")
         return _Outcome(rank, None, error, at=time.monotonic())
 
     def _end_of(self, rank: int) -> str:

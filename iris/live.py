@@ -107,7 +107,8 @@ def end_all() -> None:
             else:
                 opened.give_up(error)
         except Exception as late:  # noqa: BLE001 (the others are to end, too)
-            sys.stderr.write(f"iris: {opened.name} was not closed cleanly: {late}\n")
+            if sys.stderr is not None:
+                sys.stderr.write(f"iris: {opened.name} was not closed cleanly: {late}\n")
     if error is not None:
         let_culprits_go_first()
 

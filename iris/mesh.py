@@ -131,11 +131,14 @@ class Mesh:
         self._received: dict[int, bytearray] = {}
         self._fds: dict[int, list[int]] = {}
         self._closed = self._said_why = False
+        self._unfinished: set[int] = set()
         if world_size > 1:
             try:
                 self._connect(key, time.monotonic() + timeout_s)
             except BaseException as error:
                 self.leave(error)
+                if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise too_many_files("meeting the other ranks") from error
                 raise
 
     def _connect(self, key: str, deadline: float) -> None:
@@ -321,7 +324,10 @@ class Mesh:
                     peer = selected.data
                     if mask & selectors.EVENT_WRITE and peer in outgoing:
                         data = outgoing[peer]
+                        self._unfinished.add(peer)
                         outgoing[peer] = self._send_some(peer, data, rights if len(data) == len(frame) else [], tag)
+                        if len(outgoing[peer]) in (0, len(frame)):
+                            self._unfinished.discard(peer)
                     if mask & selectors.EVENT_READ and (peer not in tags or peer in outgoing):
                         self._receive_some(peer, tag)
                     if peer in outgoing and not outgoing[peer]:
@@ -356,7 +362,9 @@ class Mesh:
 
     def _receive_some(self, peer: int, tag: str) -> None:
         try:
-            data, ancillary, _, _ = self.peers[peer].recvmsg(1 << 20, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = self.peers[peer].recvmsg(1 << 20, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+            if flags & socket.MSG_CTRUNC:
+                raise too_many_files(f"taking the heap of rank {peer}")
             for _, _, rights in ancillary:
                 self._fds[peer].append(int.from_bytes(rights[:4], sys.byteorder))
         except BlockingIOError:
@@ -460,7 +468,9 @@ class Mesh:
             kind, message, culprits = "PeerDied", f"rank {self.rank} left with {kind}: {message}", [self.rank]
         report = json.dumps({"error": kind, "message": message[:4000], "ranks": culprits}).encode()
         frame = _frame(_ABORT, "abort", report)
-        for connection in self.peers.values():
+        for peer, connection in self.peers.items():
+            if peer in self._unfinished:  # it would take this for the rest of the message that broke off
+                continue
             try:
                 connection.settimeout(0.2)
                 connection.sendall(frame, socket.MSG_NOSIGNAL)
@@ -492,6 +502,11 @@ class Mesh:
         for connection in self.peers.values():
             os.close(connection.detach())
         self.peers.clear()
+
+
+def too_many_files(doing: str) -> BackendError:
+    """What to say of a process that may open no more."""
+    return BackendError(f"{doing}: this process has too many open files. Raise the limit, as with ulimit -n 4096.")
 
 
 def _frame(kind: bytes, tag: str, payload: bytes) -> bytes:

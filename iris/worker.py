@@ -7,8 +7,10 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import signal
 import threading
 import traceback
+from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 
 from iris.errors import LaunchError
@@ -39,11 +41,13 @@ def serve(pipe: multiprocessing.connection.Connection, variables: dict[str, str]
     os.environ.update(kept | variables)
     multiprocessing.current_process().daemon = False  # else it could have no children, such as a DataLoader's workers
     multiprocessing.set_start_method(start_method, force=True)
+    os.set_inheritable(pipe.fileno(), False)  # nor by programs that something else than Python starts
     os.register_at_fork(after_in_child=pipe.close)  # so that the pipe closes with the rank, whoever it has forked
     threading.Thread(target=_end_with_parent, name="iris-parent", daemon=True).start()
     while True:
         try:
-            call = pipe.recv_bytes()
+            with _undisturbed():
+                call = pipe.recv_bytes()
         except (EOFError, OSError):
             return
         if call == FAREWELL:
@@ -53,6 +57,21 @@ def serve(pipe: multiprocessing.connection.Connection, variables: dict[str, str]
             pipe.send(answer)
         except OSError:
             return
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C goes to all processes of a terminal, but ends no rank that waits for its next call. (One that is blocked
+    stays pending: some programs look at it later.)"""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is None or signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def described(error: BaseException) -> str:
@@ -92,7 +111,9 @@ def _answer(call: bytes) -> tuple[str, bytes]:
         sent = _result(value)  # before the memory of what is sent is given back
         if last:
             close(before)
-    except Exception as error:  # noqa: BLE001 (whatever a rank raises is sent back)
+    except (SystemExit, KeyboardInterrupt):
+        raise  # the process ends
+    except BaseException as error:  # noqa: BLE001 (whatever else a rank raises is sent back)
         below = error.__traceback__ and error.__traceback__.tb_next  # without this function
         trace, sent = "".join(traceback.format_exception(type(error), error, below)), _portable(error)
         give_up(before, error)
@@ -108,10 +129,10 @@ def _result(value: object) -> bytes:
         raise LaunchError(f"its result cannot be sent back: {described(error)}") from None
 
 
-def _portable(error: Exception) -> bytes:
+def _portable(error: BaseException) -> bytes:
     """``error``, pickled, if it survives that, else an error that says the same."""
     with contextlib.suppress(Exception):  # pickling runs any code
         pickled = pickle.dumps(error)
-        if isinstance(pickle.loads(pickled), Exception):
+        if isinstance(pickle.loads(pickled), BaseException):
             return pickled
     return pickle.dumps(LaunchError(described(error)))

@@ -469,6 +469,35 @@ def test_a_message_that_broke_off_is_not_told_as_a_death(ranks: Ranks) -> None:
     assert ": rank 1 closed its connection in the middle of a message. Look at that rank's output" in first.message
 
 
+def cut_short() -> Failure:
+    """Rank 1 is interrupted when all but a few bytes of a value are sent, of which rank 0 takes the first late."""
+    ctx = iris.iris(1 << 20, timeout_s=20)
+    ctx.barrier()
+    if ctx.rank == 0:
+        time.sleep(0.1)
+        return failure_of(ctx.broadcast, None, 1)
+    send = ctx._mesh._send_some
+
+    def send_all_but_ten(peer: int, data: memoryview, *rest: Any) -> memoryview:
+        if len(data) == 10:
+            raise Late
+        send(peer, data[:-10], *rest)
+        return data[-10:]
+
+    ctx._mesh._send_some = send_all_but_ten  # type: ignore[method-assign, assignment]
+    try:
+        return failure_of(ctx.broadcast, b"value" * 20, 1)
+    finally:
+        time.sleep(0.5)  # the process outlives its connection
+
+
+@TWO
+def test_what_a_rank_says_last_is_not_taken_for_the_end_of_a_value(ranks: Ranks) -> None:
+    first, second = ranks.run(cut_short)
+    assert (second.kind, first.kind, first.ranks) == ("Late", "PeerDied", (1,))
+    assert "rank 1 closed its connection in the middle of a message" in first.message
+
+
 def sends_and_does_not_read() -> Failure:
     """Rank 1 sends its part of an exchange, and why it leaves, but takes nothing of what rank 0 sends."""
     with fresh(timeout_s=1) as ctx:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -340,6 +341,28 @@ def test_a_kill_leaves_nothing_behind() -> None:
     time.sleep(0.1)
     assert (shared_memory_files(), children(), open_fds()) == before
     assert not names & iris_sockets()
+
+
+def open_with_few_files(spare: int) -> Failure:
+    """The victim may open so many files more than it has."""
+    if int(os.environ["IRIS_RANK"]) != VICTIM:
+        return failure_of(opened)
+    before, held = resource.getrlimit(resource.RLIMIT_NOFILE), set(map(int, os.listdir("/proc/self/fd")))
+    least = next(limit for limit in range(before[0]) if limit - sum(fd < limit for fd in held) == spare)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (least, before[1]))
+    try:
+        return failure_of(opened)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="a GPU's driver opens files of its own")
+def test_a_rank_that_may_open_no_more_files_says_so(doomed: iris.RankPool) -> None:
+    for spare in range(1, 5):  # to meet, and to share heaps
+        failures = doomed.run(open_with_few_files, (spare,), timeout_s=30)
+        assert failures[VICTIM].kind == "BackendError", failures[VICTIM]
+        assert "this process has too many open files. Raise the limit, as with ulimit" in failures[VICTIM].message
+        assert all(failure.kind == "PeerDied" for rank, failure in enumerate(failures) if rank != VICTIM), failures
 
 
 def meet_a_silent_rank(late: int) -> Failure:

@@ -138,6 +138,51 @@ def test_an_interrupted_call_ends_the_pool(pool: iris.RankPool) -> None:
         pool.run(same, (1,))
 
 
+class Cancelled(BaseException):
+    """As asyncio's, and what pytest.fail raises: no Exception."""
+
+
+def cancel() -> None:
+    raise Cancelled("by the program")
+
+
+def test_whatever_a_rank_raises_is_told(pool: iris.RankPool) -> None:
+    with pytest.raises(iris.LaunchError, match=r"failed.*Cancelled: by the program$") as raised:
+        pool.run(cancel)
+    assert isinstance(raised.value.__cause__, Cancelled)
+    assert pool.run(same, (1,)) == [1, 1]
+
+
+def test_a_rank_that_leaves_early_is_told(pool: iris.RankPool) -> None:
+    with pytest.raises(iris.LaunchError, match=r"failed.*process ended: exit code 0, before its function returned$"):
+        pool.run(os._exit, (0,))
+
+
+def interruptible() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_ranks_without_a_call_live_through_ctrl_c(pool: iris.RankPool) -> None:
+    """Which goes to all processes of a terminal."""
+    pool.run(interruptible)
+    time.sleep(0.2)  # the answer is sent before a rank waits again
+    for process in pool.processes:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+    assert pool.run(same, (1,)) == [1, 1]
+
+
+@pytest.mark.parametrize("end", [iris.RankPool.kill, iris.RankPool.close])
+def test_a_pool_that_the_handler_of_a_signal_ends(pool: iris.RankPool, end: Callable[[iris.RankPool], None]) -> None:
+    before = signal.signal(signal.SIGALRM, lambda *_: end(pool))
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(iris.LaunchError, match=r"^the call was broken off: it was (killed|closed)$"):
+            pool.run(sleep, (1.5,))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_call_after_one_that_took_too_long_says_so(pool: iris.RankPool) -> None:
     with pytest.raises(iris.LaunchError, match=r"did not finish within 0\.2 s and were ended$"):
         pool.run(sleep, (30,), timeout_s=0.2)
@@ -356,10 +401,12 @@ def start_method() -> str:
     return multiprocessing.get_start_method()
 
 
-def fork_and_die() -> None:
+def fork_and_die(by_a_shell: bool) -> None:
     """Leave a child that outlives this rank by far."""
     if os.environ["IRIS_RANK"] == "1":
-        if os.fork() == 0:
+        if by_a_shell:
+            os.system("sleep 20 >/dev/null 2>&1 &")
+        elif os.fork() == 0:
             time.sleep(20)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -372,10 +419,11 @@ def test_ranks_can_have_children(pool: iris.RankPool) -> None:
     assert pool.run(start_method) == [multiprocessing.get_start_method()] * 2
 
 
-def test_a_rank_that_dies_is_noticed_whatever_it_forked(pool: iris.RankPool) -> None:
+@pytest.mark.parametrize("by_a_shell", [False, True])
+def test_a_rank_that_dies_is_noticed_whatever_it_forked(pool: iris.RankPool, by_a_shell: bool) -> None:
     started = time.monotonic()
     with pytest.raises(iris.LaunchError, match=r"^rank 1 failed: process ended: killed by signal 9$"):
-        pool.run(fork_and_die)
+        pool.run(fork_and_die, (by_a_shell,))
     assert time.monotonic() - started < 10
     with pytest.raises(iris.LaunchError, match="this pool has no ranks any more: rank 1's process ended: killed by"):
         pool.run(start_method)

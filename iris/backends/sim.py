@@ -7,6 +7,7 @@ Kernels run in Triton's interpreter, made cooperative and corrected by :mod:`iri
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import queue
 import threading
@@ -20,7 +21,7 @@ import torch
 from iris.backends.base import Backend, Surroundings, call_on_release
 from iris.backends.mapping import map_apart
 from iris.errors import ArgumentError, BackendError
-from iris.mesh import Mesh
+from iris.mesh import Mesh, too_many_files
 
 DEFAULT_SMS = 4
 
@@ -99,6 +100,8 @@ class SimBackend(Backend):
             fds |= mesh.exchange_fd("share heap", fd)
             return map_apart([fds[rank] for rank in sorted(fds)], heap_size)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise too_many_files("mapping the simulated heaps") from error
             raise BackendError(
                 f"the simulated heap of {heap_size} bytes cannot be mapped: {error}. Choose a smaller heap_size."
             ) from error
