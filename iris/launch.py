@@ -142,7 +142,8 @@ class RankPool:
     """Live ranks that run one function after another, so that many short jobs need one start.
 
     A rank whose function raises stays alive; one that dies makes the pool unusable (``alive`` is False). A call that
-    breaks off half way, by Ctrl-C or because time ran out, ends all ranks. Threads that call at once take turns.
+    breaks off half way, by Ctrl-C or because time ran out, ends all ranks; Ctrl-C between calls ends none. Threads that
+    call at once take turns.
 
     Ranks have the environment that this process has when the pool is made. They are forked from a server that has
     imported PyTorch and Iris at the first launch, so what these read when they are imported, such as OMP_NUM_THREADS
@@ -228,7 +229,7 @@ class RankPool:
         """Send every rank its call, and collect all outcomes."""
         limit_s = min(math.inf if timeout_s is None else timeout_s, threading.TIMEOUT_MAX)
         deadline, tell_at = time.monotonic() + limit_s, math.inf
-        since = ""
+        since, failing = "", False
         pending = dict(enumerate(self._pipes))
         outcomes: dict[int, _Outcome] = {}
         self._send(calls)
@@ -250,10 +251,12 @@ class RankPool:
             for rank in [rank for rank, pipe in pending.items() if pipe in ready]:
                 outcomes[rank] = self._collect(rank)
                 del pending[rank]
-                if outcomes[rank].error is not None and deadline - time.monotonic() > grace_s:
+                if outcomes[rank].error is None or failing or math.isinf(grace_s):
+                    continue
+                failing, tell_at = True, time.monotonic() + _TOLD_AFTER_S
+                if deadline - time.monotonic() > grace_s:
                     limit_s, since = grace_s, f" of the failure of rank {rank}"
                     deadline = time.monotonic() + grace_s
-                    tell_at = time.monotonic() + _TOLD_AFTER_S
         return [outcomes[rank] for rank in range(self.num_ranks)]
 
     def _send(self, calls: list[bytes]) -> None:

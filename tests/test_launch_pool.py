@@ -211,10 +211,11 @@ def test_who_is_waited_for_when_a_rank_has_failed_is_told(
     pool: iris.RankPool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.modules["iris.launch"], "_TOLD_AFTER_S", 0.2)
-    outcomes = pool.outcomes(fail_on, (0, 1.0), grace_s=9)
-    assert outcomes[1].value == 1.0
-    told = capsys.readouterr().err
-    assert told == "rank 0 failed: ValueError: wrong\nwaiting for ranks [1], 9 s at most\n"
+    for timeout_s, at_most in ((None, 9), (8.4, 8)):
+        outcomes = pool.outcomes(fail_on, (0, 1.0), timeout_s=timeout_s, grace_s=9)
+        assert outcomes[1].value == 1.0
+        told = capsys.readouterr().err
+        assert told == f"rank 0 failed: ValueError: wrong\nwaiting for ranks [1], {at_most} s at most\n"
     pool.outcomes(fail_on, (1, 0.0), grace_s=9)
     assert capsys.readouterr().err == "", "others that end at once need no words"
 
