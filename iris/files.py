@@ -46,10 +46,15 @@ def write(program: str, argument: str, file: Path, text: str) -> None:
         ArgumentError: nothing can be written there; names ``argument`` and the file.
     """
     with _write_errors(program, argument, file):
-        if file.exists() and not file.is_file():
+        if _is_no_file(file):
             file.write_bytes(_encoded(text))
         else:
             replace(file, text)
+
+
+def _is_no_file(file: Path) -> bool:
+    """Whether something else is there: a pipe, a device, a folder."""
+    return file.exists() and not file.is_file()
 
 
 def replace(file: Path, text: str) -> None:
@@ -66,7 +71,7 @@ def require_writable(program: str, argument: str, file: Path) -> None:
         ArgumentError: nothing can be written there; names ``argument`` and the file.
     """
     with _write_errors(program, argument, file):
-        if file.exists() and not file.is_file():  # a pipe has no folder; what a folder says, it says later
+        if _is_no_file(file):  # a pipe has no folder; what a folder says, it says later
             return
         target = Path(os.path.realpath(file))
         if target.parent.exists():

@@ -137,7 +137,7 @@ class Mesh:
                 self._connect(key, time.monotonic() + timeout_s)
             except BaseException as error:
                 self.leave(error)
-                if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
                     raise too_many_files("meeting the other ranks") from error
                 raise
 
@@ -502,6 +502,9 @@ class Mesh:
         for connection in self.peers.values():
             os.close(connection.detach())
         self.peers.clear()
+
+
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 def too_many_files(doing: str) -> BackendError:

@@ -437,6 +437,15 @@ def test_an_interrupted_close_ends_at_once_and_tells_why(ranks: Ranks) -> None:
     assert second.kind == "PeerDied" and "rank 0 left with Late" in second.message
 
 
+def broadcast_by(send: Callable[..., memoryview], ctx: iris.Iris, value: object, outlived_s: float) -> Failure:
+    """How rank 1 fails to broadcast by ``send``; its process outlives its connection by so much."""
+    ctx._mesh._send_some = send  # type: ignore[method-assign]
+    try:
+        return failure_of(ctx.broadcast, value, 1)
+    finally:
+        time.sleep(outlived_s)
+
+
 def interrupted_message() -> Failure:
     """Rank 1 is interrupted while it sends a large value, which rank 0 takes too late."""
     ctx = iris.iris(1 << 20, timeout_s=20)
@@ -454,12 +463,10 @@ def interrupted_message() -> Failure:
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         return rest
 
-    ctx._mesh._send_some = send_and_set_the_alarm  # type: ignore[method-assign, assignment]
     try:
-        return failure_of(ctx.broadcast, value, 1)
+        return broadcast_by(send_and_set_the_alarm, ctx, value, outlived_s=2)
     finally:
         signal.signal(signal.SIGALRM, before)
-        time.sleep(2)  # the process outlives its connection
 
 
 @TWO
@@ -484,11 +491,7 @@ def cut_short() -> Failure:
         send(peer, data[:-10], *rest)
         return data[-10:]
 
-    ctx._mesh._send_some = send_all_but_ten  # type: ignore[method-assign, assignment]
-    try:
-        return failure_of(ctx.broadcast, b"value" * 20, 1)
-    finally:
-        time.sleep(0.5)  # the process outlives its connection
+    return broadcast_by(send_all_but_ten, ctx, b"value" * 20, outlived_s=0.5)
 
 
 @TWO

@@ -7,7 +7,6 @@ Kernels run in Triton's interpreter, made cooperative and corrected by :mod:`iri
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import queue
 import threading
@@ -21,7 +20,7 @@ import torch
 from iris.backends.base import Backend, Surroundings, call_on_release
 from iris.backends.mapping import map_apart
 from iris.errors import ArgumentError, BackendError
-from iris.mesh import Mesh, too_many_files
+from iris.mesh import TOO_MANY_FILES, Mesh, too_many_files
 
 DEFAULT_SMS = 4
 
@@ -100,7 +99,7 @@ class SimBackend(Backend):
             fds |= mesh.exchange_fd("share heap", fd)
             return map_apart([fds[rank] for rank in sorted(fds)], heap_size)
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
+            if error.errno in TOO_MANY_FILES:
                 raise too_many_files("mapping the simulated heaps") from error
             raise BackendError(
                 f"the simulated heap of {heap_size} bytes cannot be mapped: {error}. Choose a smaller heap_size."

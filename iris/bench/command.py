@@ -98,19 +98,18 @@ def _overrides(cases: Sequence[Case], given: argparse.Namespace) -> dict[str, Se
         if option.startswith(_AXIS) and text is not None:
             name = option.removeprefix(_AXIS)
             axes = [one for case in cases for one in case.axes if name in one.names]
-            known = [value for one in axes for value in (*one.values_of(name), *one.also)]
+            known = list(dict.fromkeys(value for one in axes for value in (*one.values_of(name), *one.also)))
             values = parse_values(name, text, known)
             if set(map(type, known)) == {float}:  # 1 is what records have as 1.0
                 values = [float(value) if type(value) is int else value for value in values]
-            _check(name, values, axes)
+            _check(name, values, known, axes)
             overrides[name] = values
     return overrides
 
 
-def _check(name: str, values: Sequence[Value], axes: Sequence[Axis]) -> None:
+def _check(name: str, values: Sequence[Value], known: Sequence[Value], axes: Sequence[Axis]) -> None:
     """Refuse values that no case can take: where an axis has no numbers, or is closed, others; where it has numbers,
     words; where they are whole, fractions; and sizes of matrices that are not positive."""
-    known = list(dict.fromkeys(value for one in axes for value in (*one.values_of(name), *one.also)))
     closed = all(one.closed for one in axes)
     if name == "dtype" and not closed:
         known = list(dict.fromkeys([*DTYPES, *known]))

@@ -30,7 +30,6 @@ EXPECTED_POINTER: tl.constexpr = tl.constexpr(
 EXPECTED_POINTERS: tl.constexpr = tl.constexpr(
     "expected two pointers: the first arguments; in iris.peer's functions those after the handle"
 )
-EXPECTED_VALUE: tl.constexpr = tl.constexpr("value: expected numbers; what a pointer points to, iris.put copies")
 
 
 @triton.constexpr_function
@@ -67,6 +66,11 @@ def _of_store(modifier: str | None) -> str:
     if modifier not in (None, "", ".wb", ".cg", ".cs", ".wt"):
         raise ValueError(f"cache modifier of a store: expected one of '', .wb, .cg, .cs, .wt, got {modifier}")
     return modifier or ""
+
+
+@triton.jit
+def _require_number(value):
+    tl.static_assert(_is_number(value), "value: expected numbers; what a pointer points to, iris.put copies")
 
 
 @triton.jit
@@ -184,7 +188,7 @@ def store(
         hint: as for :func:`load`.
     """
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    tl.static_assert(_is_number(value), EXPECTED_VALUE)
+    _require_number(value)
     tl.store(remote, value, mask=mask, cache_modifier=_of_store(cache_modifier))
 
 
@@ -297,7 +301,7 @@ def atomic_add(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    tl.static_assert(_is_number(value), EXPECTED_VALUE)
+    _require_number(value)
     old = tl.atomic_add(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
@@ -320,7 +324,7 @@ def atomic_sub(
     Arguments and dtypes as for :func:`atomic_add`.
     """
     tl.static_assert(points_to(ptr), EXPECTED_POINTER)
-    tl.static_assert(_is_number(value), EXPECTED_VALUE)
+    _require_number(value)
     value = tl.cast(value, ptr.dtype.scalar.element_ty)  # before it is negated: a narrow unsigned value would wrap
     return atomic_add(ptr, -value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
@@ -343,7 +347,7 @@ def atomic_xchg(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    tl.static_assert(_is_number(value), EXPECTED_VALUE)
+    _require_number(value)
     old = tl.atomic_xchg(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
@@ -410,7 +414,7 @@ def atomic_and(
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     _require_integers(ptr)
-    tl.static_assert(_is_number(value), EXPECTED_VALUE)
+    _require_number(value)
     old = tl.atomic_and(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
@@ -435,7 +439,7 @@ def atomic_or(
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     _require_integers(ptr)
-    tl.static_assert(_is_number(value), EXPECTED_VALUE)
+    _require_number(value)
     old = tl.atomic_or(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
@@ -460,7 +464,7 @@ def atomic_xor(
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     _require_integers(ptr)
-    tl.static_assert(_is_number(value), EXPECTED_VALUE)
+    _require_number(value)
     old = tl.atomic_xor(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
@@ -484,7 +488,7 @@ def atomic_min(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    tl.static_assert(_is_number(value), EXPECTED_VALUE)
+    _require_number(value)
     old = tl.atomic_min(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old
@@ -508,7 +512,7 @@ def atomic_max(
     """
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    tl.static_assert(_is_number(value), EXPECTED_VALUE)
+    _require_number(value)
     old = tl.atomic_max(remote, value, mask=mask, sem=sem, scope=_reach(scope))
     _consume_behind(sem)
     return old

@@ -35,6 +35,7 @@ from iris.bench.cases.operands import (
     Operands,
 )
 from iris.bench.distributed import all_gather, process_group, reduce_scatter
+from iris.bench.records import PICKED
 from iris.bench.state import State
 from iris.context import Iris
 from iris.errors import ArgumentError
@@ -45,7 +46,7 @@ from iris.ops.pick import model_pick
 from iris.ops.target import target_of
 
 NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
-AUTO, UNTUNED = "auto", "untuned"
+AUTO, UNTUNED = PICKED
 STREAM_K = {"stream_k_one_tile": False, "stream_k_two_tiles": True}
 """The local matmul with Stream-K, beside the same without: whether it splits up to two tiles per program."""
 _ONE_SHOT_NBYTES = 128 << 10
