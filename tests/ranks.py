@@ -44,6 +44,10 @@ _POISONED = 4 << 20
 NAMES_SHARED_MEMORY = pytest.mark.xdist_group("names of shared memory")
 """For tests that count files in /dev/shm, or run programs that make some: never two of them at a time."""
 
+USES_NCCL = pytest.mark.skipif(
+    BACKEND != "sim" and backends.oversubscribed(), reason="NCCL refuses ranks that share a GPU"
+)
+
 _SIM_WORLD_SIZES = (1, 2, 3, 4)
 _GPU_WORLD_SIZES = (2, 4, 8)
 

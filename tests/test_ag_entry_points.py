@@ -19,7 +19,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ranks import BACKEND, Failure, Ranks, context, failure_of, worlds
+from ranks import BACKEND, USES_NCCL, Failure, Ranks, context, failure_of, worlds
 from warm import python
 
 from iris import ops
@@ -193,7 +193,7 @@ def test_hbm_buffer_names_what_is_wrong(ranks: Ranks) -> None:
 
 @TWO
 @pytest.mark.parametrize("gather_dim", [0, 1])
-@pytest.mark.parametrize("algorithm", SWEEPS)
+@pytest.mark.parametrize("algorithm", ["pull", "push", pytest.param("nccl", marks=USES_NCCL)])
 def test_sweep_of_a_data_set(ranks: Ranks, algorithm: str, gather_dim: int, tmp_path: Path) -> None:
     """Three shapes, one of which two ranks cannot share: a line and a file for each."""
     folder = tmp_path / "made" / "here"
@@ -273,6 +273,7 @@ def sweep_gone_wrong(folder: Path) -> int:
         return gather_sweep.sweep(Options("nccl", 2, True, [shape], folder, None, {}))
 
 
+@USES_NCCL
 @TWO
 def test_a_wrong_result_is_found(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks.run(sweep_gone_wrong, tmp_path) == [1, 1]
@@ -416,6 +417,7 @@ def test_a_sweep_takes_the_algorithms_own_best_options(algorithm: str, gather_di
             assert config == ops.pick_config(problem, h200, algorithm)
 
 
+@USES_NCCL
 @TWO
 @pytest.mark.parametrize("gather_dim", ["0", "1"])
 def test_the_reference_multiplies_int8(ranks: Ranks, gather_dim: str, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ import pytest
 import torch
 import triton
 from interrupted import interrupted
-from ranks import BACKEND, Ranks, context, fresh, marks_for, worlds
+from ranks import BACKEND, USES_NCCL, Ranks, context, fresh, marks_for, worlds
 from trials import WAYS, ranges, trial
 from warm import python
 
@@ -1064,6 +1064,7 @@ def test_a_variant_that_is_skipped_leaves_the_others_their_numbers(ranks: Ranks)
     assert ranks.run(skips_and_has_its_numbers) == [True] * 2
 
 
+@USES_NCCL
 def test_what_an_algorithm_cannot_run_is_skipped(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     axes = ["M=7", "N=8", "K=10", "algorithm=copy_engine,nccl"]
@@ -1108,6 +1109,7 @@ def test_a_tile_that_has_no_use_may_be_told_as_it_is() -> None:
         ways.with_options("matmul_all_reduce", best, "block_size_n=64")
 
 
+@USES_NCCL
 def test_only_a_transposed_b_is_told(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     axes = ["M=6", "N=8", "K=10", "b_layout=row_major,transposed", "algorithm=auto,nccl,matmul"]
@@ -1118,6 +1120,7 @@ def test_only_a_transposed_b_is_told(tmp_path: Path) -> None:
     assert all(one["validated"] for one in found)
 
 
+@USES_NCCL
 def test_fused_ops_are_checked_and_timed_beside_others(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     dataset = tmp_path / "small.json"

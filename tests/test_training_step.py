@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import BACKEND, Ranks, context, worlds
+from ranks import BACKEND, USES_NCCL, Ranks, context, worlds
 from warm import python
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +34,7 @@ def records_of(script: Path, num_ranks: int, *options: str) -> list[dict[str, An
     return records
 
 
+@USES_NCCL
 @pytest.mark.parametrize("num_ranks", worlds(2, 2))
 def test_gradients_of_every_way_are_right(num_ranks: int) -> None:
     options = [f"--axis_{name}={size}" for name, size in zip(("tokens", "hidden", "inner"), SIZES, strict=True)]
@@ -41,6 +42,7 @@ def test_gradients_of_every_way_are_right(num_ranks: int) -> None:
     assert [one["params"]["algorithm"] for one in records] == list(WAYS)
 
 
+@USES_NCCL
 @pytest.mark.parametrize("num_ranks", worlds(2, 2))
 def test_compiled_layers_are_right(num_ranks: int) -> None:
     ways = "compiled", "broken", "nccl+graphs", "compiled+graphs"
