@@ -371,8 +371,9 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         Raises:
             ArgumentError: a group without this rank, or no group.
             CaptureError: in a capture, the first barrier of a group.
+            ContextError, WaitTimeout, PeerDied: as :meth:`check` raises.
         """
-        self._require_open("device_barrier")
+        self.check("device_barrier")
         ranks = self._ranks_of("device_barrier", group)
         if ranks not in self._group_tensors:
             if self.backend_name != "sim" and torch.cuda.is_current_stream_capturing():

@@ -70,7 +70,7 @@ def expired_wait(
                 [peer],
             )
         if not 0 <= peer < world_size:
-            order = "the order is wait(flag_ptr, value, peer, handle)"
+            order = "the order is wait(flag_ptr, value, peer, handle), and valid of wait_all leaves out what is no rank"
             return WaitTimeout(f"{message}. There is no such rank, only 0 to {world_size - 1}: {order}.", [peer])
         if not on_heap and words[sync.STATUS_SITE] == sync.SITE_USER.value:  # ops have flags of this rank alone, too
             remedy = "no rank can set it. Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32)"

@@ -1,6 +1,7 @@
 """Tensors on the symmetric heap, made with the signatures that torch has.
 
-Every one of these calls is collective: all ranks call it, with the same arguments, in the same order.
+Every one of these calls is collective: all ranks call it, with the same arguments, in the same order. Only one that is
+given its memory by ``out`` exchanges nothing.
 """
 
 from __future__ import annotations
@@ -444,4 +445,4 @@ class SymmetricTensors(ABC):
             copy.copy_(tensor)
         if isinstance(tensor, torch.nn.Parameter):
             return torch.nn.Parameter(copy, tensor.requires_grad)
-        return copy.requires_grad_(tensor.requires_grad)
+        return copy.requires_grad_(tensor.requires_grad and tensor.is_leaf)

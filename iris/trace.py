@@ -31,12 +31,13 @@ _WAIT = "wg_gemm_wait"
 _MEETINGS = 33
 """How often ranks meet to compare their clocks."""
 COLORS = {"wg_gemm": "#3b7dd8", "wg_gemm_wait": "#e4572e", "wg_fetch": "#f2b134"}
-LABELS = {"wg_gemm": "computes", "wg_gemm_wait": "waits for data", "wg_fetch": "stores and sends"}
+LABELS = {"wg_gemm": "computes", "wg_gemm_wait": "waits for data", "wg_fetch": "moves data"}
 
 
 @dataclass(frozen=True)
 class Event:
-    """One interval of one program, in nanoseconds since the trace's first event on any rank."""
+    """One interval of one program, in nanoseconds: since the trace's first event on any rank in what
+    :meth:`Trace.gather` returns, by the rank's own clock in what :meth:`Trace.events` does."""
 
     rank: int
     program: int
@@ -68,20 +69,27 @@ class Trace:
         self.programs = programs
         words = programs * device_trace.WORDS_PER_PROGRAM.value
         self.buffer = torch.zeros(words, dtype=torch.int64, device=ctx.device)
+        self.buffer[device_trace.PROGRAMS.value] = programs
 
     def events(self, ctx: Iris) -> list[Event]:
-        """This rank's events, by program and time; a warning if there were more than are kept. Waits for the current
-        stream."""
+        """This rank's events, by program and time; a warning if there were more than are kept, or more programs. Waits
+        for the current stream."""
         require_context("Trace.events", ctx)
         ctx.synchronize()
         if self.buffer is None:
             return []
         programs = self.buffer.cpu().view(self.programs, -1, device_trace.FIELDS.value)
         most, kept = int(programs[:, 0, 0].max()), device_trace.CAPACITY.value
+        name = f"the trace of {self.op}" if self.op else "a trace"
         if most > kept:
             ctx.warning(
-                f"the trace of {self.op} lacks events: a program had {most}, and the first {kept} are kept. Times and "
-                "waits are of these alone. Trace a smaller problem, or larger tiles."
+                f"{name} lacks events: a program had {most}, and the first {kept} are kept. Times and waits are of "
+                "these alone. Trace a smaller problem, or larger tiles."
+            )
+        if programs[0, 0, device_trace.LACKING.value]:
+            ctx.warning(
+                f"{name} lacks events: it began for {self.programs} programs, and the kernel has more. Give "
+                "Trace.begin the size of the grid's first axis."
             )
         return _decode(programs, ctx.rank)
 
@@ -107,9 +115,10 @@ class Trace:
         return _from_zero(everyone)
 
     def waited_s(self, ctx: Iris) -> float:
-        """Seconds that this rank's programs waited for data, averaged over them.
+        """Seconds that this rank's programs waited for tiles to multiply, averaged over them.
 
-        The wait in which ranks leave the kernel together is for no tile, and does not count.
+        What they wait for while they move or sum data is a part of ``wg_fetch``. The wait in which ranks leave the
+        kernel together is for no tile. Neither counts.
         """
         require_context("Trace.waited_s", ctx)
         waits = [e.end_ns - e.start_ns for e in self.events(ctx) if e.kind == _WAIT and e.detail >= 0]
@@ -169,11 +178,12 @@ def _from_zero(events: Sequence[Event]) -> list[Event]:
 
 
 def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
-    """A timeline, one line per program, grouped by rank; the suffix of ``path`` (.svg, .png) is the format.
+    """A timeline, one line per program, grouped by rank; the suffix of ``path`` (.svg, .png) is the format. Kinds that
+    Iris does not know have colours, too, and are called as they are.
 
     Raises:
         BackendError: matplotlib is missing.
-        ArgumentError: ``events`` are none; ``path`` has no suffix, or one that is no format of matplotlib's.
+        ArgumentError: ``events`` is no sequence; ``path`` has no suffix, or one that is no format of matplotlib's.
         OSError: it cannot be written.
     """
     try:
@@ -197,7 +207,9 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
         for e in events:
             bar = e.start_ns / scale, (e.end_ns - e.start_ns) / scale
             bars.setdefault((e.kind, (e.rank, e.program)), []).append(bar)
-        for kind, color in COLORS.items():
+        own = sorted({event.kind for event in events} - COLORS.keys())
+        colors = COLORS | {kind: f"C{4 + number}" for number, kind in enumerate(own)}
+        for kind, color in colors.items():
             for line in lines:
                 if mine := bars.get((kind, line)):
                     axes.broken_barh(mine, (place[line] - 0.4, 0.8), facecolors=color, linewidth=0)
@@ -210,8 +222,8 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
         axes.invert_yaxis()
         axes.set_xlabel(f"time [{unit}]")
         axes.set_title(title)
-        used = [kind for kind in COLORS if any(event.kind == kind for event in events)]
-        patches = [Patch(color=COLORS[kind], label=LABELS[kind]) for kind in used]
+        used = [kind for kind in colors if any(event.kind == kind for event in events)]
+        patches = [Patch(color=colors[kind], label=LABELS.get(kind, kind)) for kind in used]
         figure.legend(handles=patches, loc="outside lower center", ncols=len(used), frameon=False)
         figure.savefig(path)
     return Path(path)

@@ -880,7 +880,10 @@ def test_llm_shapes_are_shared_evenly_and_have_sources() -> None:
             "entry 1, field 'op': expected one of .*all_gather_matmul, ",
         ),
         ('[{"m": 1, "n": 2, "k": 3, "op": []}]', "entry 1, field 'op': expected the name of an op"),
-        ('{"models": {"a": "b"}, "m": 1, "entries": [{"n": 2, "k": 3}]}', "entry 1, field 'model': expected one of a"),
+        (
+            '{"models": {"a": "b"}, "m": 1, "entries": [{"n": 2, "k": 3}, {"n": 2, "k": 3, "model": "c"}]}',
+            "entry 2, field 'model': expected one of a",
+        ),
     ],
 )
 def test_a_wrong_data_set_names_file_entry_and_field(tmp_path: Path, content: str, complaint: str) -> None:

@@ -360,6 +360,27 @@ def test_what_rules_out_the_best_is_told(ranks: Ranks) -> None:
     assert ranks.run(ruled_out_told) == [[("debug", expected)], []]
 
 
+def ruled_out_alone() -> str:
+    """What "auto" takes on one rank where the output is not what the best algorithm takes."""
+    log = mock.Mock()
+
+    def pick(problem: object, target: object, algorithm: str = "ring") -> FusedConfig:
+        return FusedConfig(algorithm)
+
+    with fresh(64 << 20) as ctx, mock.patch.multiple(ctx, debug=log.debug):
+        a, b = (torch.ones(shape, device=ctx.device) for shape in ((16, 32), (32, 200)))
+        with mock.patch("iris.ops.choice.pick_config", pick):
+            ctx.ops.matmul_all_reduce(ctx.empty(200, 16).t(), a, b)
+        ctx.synchronize()
+    told: str = log.debug.call_args.args[0]
+    return told
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_single_rank_adds_nothing_by_atomics(ranks: Ranks) -> None:
+    assert "auto takes one_shot" in ranks.run(ruled_out_alone)[0]
+
+
 def choices_told(heap_size: int, filled: int | None = None) -> tuple[list[tuple[str, str]], int]:
     """What is logged of calls by "auto", and the bytes of the heap that are taken in the last two: ``filled``, or all
     but 100 KiB."""
@@ -462,6 +483,27 @@ def test_auto_takes_the_algorithm_of_the_workspace(ranks: Ranks, seed: int) -> N
     """Of one rank, too."""
     for excesses in ranks.run(excesses_in_workspaces, seed):
         assert max(excesses.values()) <= 1
+
+
+def a_workspace_of_another_op() -> tuple[Failure, str]:
+    """What is said of it, and what "auto" takes without one."""
+    log = mock.Mock()
+    with fresh(4 << 20) as ctx:
+        output, a, b = (torch.ones(shape, device=ctx.device) for shape in ((2, 16), (4, 8), (8, 16)))
+        other = new_workspace(ctx, ALL_REDUCE, "two_shot", 1 << 14)
+        failure = failure_of(lambda: ctx.ops.matmul_reduce_scatter(output, a, b, workspace=other))
+        with mock.patch.multiple(ctx, debug=log.debug):
+            ctx.ops.matmul_reduce_scatter(output, a, b)
+        ctx.synchronize()
+    return failure, log.debug.call_args.args[0] if ctx.rank == 0 else ""
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_workspace_of_another_op_does_not_tell_what_auto_takes(ranks: Ranks) -> None:
+    (failure, told), (other, _) = ranks.run(a_workspace_of_another_op)
+    found = re.search(r"auto takes (\w+)", told)
+    assert found and failure.message == other.message
+    assert f"workspace: expected one made for matmul_reduce_scatter, {found[1]}, " in failure.message
 
 
 def layouts_asked_for(seed: int) -> dict[str, list[bool]]:

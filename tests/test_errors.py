@@ -16,16 +16,19 @@ import numpy as np
 import pytest
 import torch
 import triton
+import triton.language as tl
 from ranks import BACKEND, TIMEOUT_S, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris import errors
 from iris.device.sync import ABORT_WORD
+from iris.device.trace import WAIT, record
 from iris.errors import ranks_text
 from iris.failure import _other_call
 from iris.trace import Event, draw, trace_of
 
 pytestmark = pytest.mark.timeout(120)
+TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 TWO_OR_MORE = pytest.mark.parametrize("ranks", worlds(2), indirect=True)
 
 
@@ -393,6 +396,12 @@ def test_leaving_a_kernel_is_no_wait_for_data() -> None:
         assert trace.waited_s(mock.Mock()) == 500e-9
 
 
+def test_intervals_of_an_unknown_kind_are_drawn(tmp_path: Path) -> None:
+    events = [Event(0, 0, "wg_gemm", 0, 50, 3), Event(0, 0, "7", 50, 90, 3)]
+    picture = draw(events, tmp_path / "trace.svg").read_text()
+    assert "#3b7dd8" in picture and "#9467bd" in picture and "#e4572e" not in picture
+
+
 @pytest.mark.parametrize("count", [1023, 1024, 1025, 5000])
 def test_a_trace_that_lacks_events_says_so(count: int) -> None:
     ctx, trace = mock.Mock(rank=0, device="cpu"), iris.Trace()
@@ -406,6 +415,50 @@ def test_a_trace_that_lacks_events_says_so(count: int) -> None:
     assert all(
         f"trace of matmul lacks events: a program had {count}, and the first 1024 are kept" in one for one in told
     )
+
+
+@triton.jit
+def recording_kernel(trace_ptr, EVENTS: tl.constexpr):
+    for event in range(EVENTS):
+        record(trace_ptr, WAIT, event, event + 1, event)
+
+
+def recorded_by_more_programs() -> tuple[int, bool, list[str]]:
+    """Events that are kept of a kernel with more programs than there is room for, whether what lies behind the trace
+    is as it was, and what is told."""
+    ctx, trace = context(), iris.Trace()
+    trace.begin(ctx, programs=2)
+    assert trace.buffer is not None
+    room = trace.buffer.numel()
+    memory = torch.zeros(2 * room, dtype=torch.int64, device=ctx.device)
+    memory[:room] = trace.buffer
+    trace.buffer = memory[:room]
+    with mock.patch.object(ctx, "warning") as warning:
+        recording_kernel[(4,)](trace.buffer, 3)
+        kept = len(trace.events(ctx))
+    return kept, not memory[room:].any(), [call.args[0] for call in warning.call_args_list]
+
+
+@TWO
+def test_programs_without_room_in_a_trace_write_nowhere(ranks: Ranks) -> None:
+    for kept, untouched, told in ranks.run(recorded_by_more_programs):
+        assert kept == 6 and untouched
+        assert told == [
+            "a trace lacks events: it began for 2 programs, and the kernel has more. Give Trace.begin the size of the "
+            "grid's first axis."
+        ]
+
+
+def recorded_nowhere() -> Failure:
+    with fresh() as ctx:
+        ctx.barrier()
+        return failure_of(lambda: recording_kernel[(1,)](iris.Trace().buffer, 3))
+
+
+@TWO
+def test_a_trace_that_has_not_begun_is_named(ranks: Ranks) -> None:
+    for failure in ranks.run(recorded_nowhere):
+        assert "trace_ptr: expected the buffer of an iris.Trace, behind begin()" in failure.message
 
 
 def late_to_a_barrier() -> Failure:
@@ -484,6 +537,21 @@ def test_a_kernel_that_waits_in_vain_is_named_on_all_ranks(ranks: Ranks) -> None
         assert failure.message.startswith(
             "a kernel of rank 0 gave up waiting for rank 1, so all ranks stopped. barrier: "
         )
+
+
+def barriers_behind_a_failure() -> list[Failure]:
+    with fresh(timeout_s=0.5, first_timeout_s=TIMEOUT_S) as ctx:
+        flag = unset_flag(ctx)
+        if ctx.rank == 0:
+            with suppress(iris.WaitTimeout):  # which the simulator raises here
+                unanswered_kernel[(1,)](ctx.handle, flag)
+        return [failure_of(call) for call in (ctx.barrier, ctx.barrier, ctx.device_barrier)]
+
+
+@TWO_OR_MORE
+def test_a_device_barrier_is_not_launched_behind_a_failure(ranks: Ranks) -> None:
+    for first, again, launched in ranks.run(barriers_behind_a_failure):
+        assert first.kind == "WaitTimeout" and first.message == again.message == launched.message
 
 
 def given_up_in_another_op() -> Failure:

@@ -179,7 +179,8 @@ def test_a_variable_that_sets_the_limit_is_named(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize(
     ("peer", "offset", "remedy"),
-    [(2, 16, "There is no such rank, only 0 to 1: the order is wait(flag_ptr, value, peer, handle)."),
+    [(2, 16, "only 0 to 1: the order is wait(flag_ptr, value, peer, handle), and valid of wait_all leaves out what is "
+             "no rank."),
      (0, -8, "Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32)."),
      (0, 1 << 16, "Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32).")],
 )  # fmt: skip

@@ -122,6 +122,9 @@ MISTAKES = {
     "output dtype": Mistake(ALL, lambda one: {"output": one.output.half()}, "DTypeError", "output", "float16"),
     "three dimensions": Mistake(ALL, lambda one: {"b": one.b[None]}, "ShapeError", "B", "2 dimensions"),
     "no column": Mistake(ALL, lambda one: {"b": one.b[:, :0]}, "ShapeError", "B", "at least one"),
+    "more columns than are counted": Mistake(
+        ALL, lambda one: {"b": one.b[:, :1].expand(-1, (1 << 30) + 1)}, "ShapeError", "B", "at most 1073741824 rows"
+    ),
     "depth": Mistake(ALL, lambda one: {"b": one.b[:-1]}, "ShapeError", "B", "rows of B"),
     "weight of a linear layer": Mistake(
         ALL, lambda one: {"b": one.b.T.contiguous()}, "ShapeError", "B", "as weight.t()"
@@ -935,6 +938,7 @@ def mistakes_of_an_own_op() -> list[Failure]:
         {"config": "pull"},
         {"config": replace(SMALL, num_sms=1 << 20)},
         {"workspace": None},
+        {"trace": True},
         {"workspace": new_workspace(ctx, "yours", "local")},
         {"plan": replace(right["plan"], sink=plain_sink)},
         {"plan": replace(right["plan"], source="local_source")},
@@ -974,6 +978,7 @@ def test_an_own_op_that_is_given_what_does_not_belong_together(ranks: Ranks) -> 
         ("ArgumentError", "mine: config: expected a FusedConfig, got 'pull'"),
         ("ArgumentError", "mine: config.num_sms: expected at most"),
         ("ArgumentError", "mine: workspace: expected a FusedWorkspace, got None"),
+        ("ArgumentError", "mine: trace: expected None, or an iris.Trace of one's own, got True"),
         ("ArgumentError", "mine: workspace: expected one made for mine on this context, got FusedWorkspace(yours, "),
         ("ArgumentError", "mine: plan.sink: expected a @triton.jit function, got plain_sink"),
         ("ArgumentError", "mine: plan.source: expected a @triton.jit function, got 'local_source'"),

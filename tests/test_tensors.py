@@ -431,10 +431,11 @@ def test_a_copy_of_a_parameter_is_a_parameter(ranks: Ranks) -> None:
 
 def gradients_of_copies() -> tuple[Failure, bool, bool]:
     ctx, weight = context(), torch.ones(3, device=context().device, requires_grad=True)
-    refused = failure_of(ctx.as_symmetric, weight * 2)
+    doubled = weight * 2
+    refused = failure_of(ctx.as_symmetric, doubled)
     leaf = ctx.as_symmetric(weight)
     with torch.no_grad():
-        return refused, leaf.requires_grad and leaf.is_leaf, ctx.as_symmetric(weight * 2).requires_grad
+        return refused, leaf.requires_grad and leaf.is_leaf, ctx.as_symmetric(doubled).requires_grad
 
 
 @TWO

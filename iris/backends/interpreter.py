@@ -68,6 +68,8 @@ _LOADS_IN_A_ROW = 50
 """After so many loads, and no store or product, a program may be polling."""
 _LOADS_AT_MOST = 2000
 """After so many in any case: it may count in memory how often it has polled."""
+_MOST_PLACES = 4096
+"""So many places are remembered of what a program finds."""
 _ROUNDS_IN_VAIN = 1000
 """At least so often all programs find the same before a launch ends: a wait of Iris's own looks elsewhere sooner."""
 _USUAL_LIMIT_S = 300.0
@@ -109,7 +111,8 @@ class _Launch:
         self.scheduler = greenlet.getcurrent()
         self.scopes: list[Any] = []
         self.patched: set[int] = set()
-        self.found: dict[Any, tuple[bytes, bytes]] = {}
+        self.found: dict[Any, dict[int, int]] = {}
+        self.polled: dict[Any, int] = {}
         self.worked = self.found_new = False
         self.loads = self.all_loads = 0
 
@@ -135,11 +138,23 @@ class _Launch:
             _changes[key] = [(owner, name, getattr(owner, name)) for owner, name, _ in scope._changes]
         self.scopes.append(scope)
 
-    def find(self, pointers: Any, values: Any) -> None:
-        """Note what the running program has found at a point where it lets others run."""
-        program, found = greenlet.getcurrent(), (pointers.data.tobytes(), values.data.tobytes())
-        self.found_new |= self.found.get(program) != found
-        self.found[program] = found
+    def find(self, pointers: Any, values: Any, polls: bool = True) -> None:
+        """Note what the running program has found at a point where it lets others run, and where: it may look at
+        several places by turns. Only what it reads where others write, ``polls``, is told of."""
+        program, addresses = greenlet.getcurrent(), pointers.data.tobytes()
+        places, place, found = self.found.setdefault(program, {}), hash(addresses), hash(values.data.tobytes())
+        if places.get(place) != found:
+            self.found_new = True
+            if len(places) == _MOST_PLACES:
+                places.clear()
+            places[place] = found
+        if polls or program not in self.polled:
+            self.polled[program] = int.from_bytes(addresses[:8], sys.byteorder)
+
+    def forget(self, program: Any) -> None:
+        """``program`` has ended."""
+        self.found.pop(program, None)
+        self.polled.pop(program, None)
 
     def may_poll(self) -> bool:
         """Count a load that does not say that others write there; whether the running program may wait for it."""
@@ -310,6 +325,7 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
                 program.switch()
                 if program.dead:
                     launch.worked = True
+                    launch.forget(program)
                 else:
                     waiting.append((program, index))
             in_vain += 1
@@ -330,13 +346,11 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
 
 
 def _waited_in_vain(launch: _Launch, program: Any, index: tuple[int, ...]) -> WaitTimeout:
-    addresses, _ = launch.found[program]
-    address = int.from_bytes(addresses[:8], sys.byteorder)
     return WaitTimeout(
-        f"program {index} polls address {address:#x} and finds the same, and no other program of the kernel goes on. "
-        "Did the rank that should store there make the same call? A slow but healthy one needs a larger "
-        "first_timeout_s, or IRIS_TIMEOUT_S if that sets it. On a GPU this polls for ever; iris.wait is bounded there, "
-        "too."
+        f"program {index} polls address {launch.polled[program]:#x} and finds the same, and no other program of the "
+        "kernel goes on. Did the rank that should store there make the same call? A slow but healthy one needs a "
+        "larger first_timeout_s, or IRIS_TIMEOUT_S if that sets it. On a GPU this polls for ever; iris.wait is bounded "
+        "there, too."
     )
 
 
@@ -391,7 +405,7 @@ def _install_switches() -> None:
         if not fresh and not (_current is not None and _current.may_poll()):
             return load(self, ptrs, mask, other, *rest, **options)
         _switch()
-        return _found(ptrs, load(self, ptrs, mask, other, *rest, **options))
+        return _found(ptrs, load(self, ptrs, mask, other, *rest, **options), fresh)
 
     _Builder.create_masked_load = masked_load  # atomic loads are volatile loads
     _Builder.get_cache_policy = lambda self, modifier, eviction: modifier  # Triton's own forgets it
@@ -413,9 +427,9 @@ def _require_like(pointers: Any, **operands: Any) -> None:
             raise ShapeError("tl.atomic_cas", name, str(shape), operand.data.shape, fix)
 
 
-def _found(pointers: Any, values: Any) -> Any:
+def _found(pointers: Any, values: Any, polls: bool = True) -> Any:
     if _current is not None and values is not None:
-        _current.find(pointers, values)
+        _current.find(pointers, values, polls)
     return values
 
 

@@ -80,7 +80,7 @@ class Memory:
         wrong = int(outside.min())
         fix = (
             "Usual causes: a missing mask; a tensor that was freed, or whose context is closed; one that is not on the "
-            "symmetric heap of this context (ctx.empty); ranks mixed up."
+            "symmetric heap of this context (ctx.empty); ranks mixed up, or far out of range."
         )
         if NOWHERE // 2 < min(wrong, (1 << 64) - wrong) < 2 * NOWHERE:
             fix = "That is how a rank out of range comes out: ranks are counted from 0."

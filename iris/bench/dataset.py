@@ -137,7 +137,7 @@ def _entry(fields: _Fields, whole: _Fields) -> Entry:
     if fields.get("gather_dim", 0) not in (0, 1) or type(fields.get("gather_dim", 0)) is not int:
         raise fields.wrong("gather_dim", "0 or 1", fields.get("gather_dim"))
     models = whole.get("models")
-    if models is not None and fields.get("model") not in models:
+    if models is not None and "model" in fields.fields and fields.get("model") not in models:
         raise fields.wrong("model", f"one of {', '.join(models)}", fields.get("model"))
     labels: dict[str, Value] = {
         name: fields.get(name) for name in ("model", "layer", "dtype", "gather_dim") if name in fields.fields

@@ -79,7 +79,7 @@ def repeated(block):
 
 
 _AHEAD_BITS = 8 * (96 << 10)
-_MOST_AHEAD = 7
+_MOST_BLOCKS = 7
 
 
 @triton.constexpr_function
@@ -89,7 +89,7 @@ def copy_stages(dtype: tl.dtype, numel: int) -> int:
     20 to 24 (2 × H200, 2026-11-23)."""
     if is_hip():
         return 1
-    return 1 + min(_AHEAD_BITS // int(numel * dtype.primitive_bitwidth), _MOST_AHEAD)
+    return 1 + min(_AHEAD_BITS // int(numel * dtype.primitive_bitwidth), _MOST_BLOCKS)
 
 
 @triton.constexpr_function

@@ -284,6 +284,20 @@ def _consume_behind(sem: tl.constexpr):
 
 
 @triton.jit
+def _atomic(
+    OP: tl.constexpr, ptr, value, from_rank, to_rank, heap_bases, mask, sem: tl.constexpr, scope: tl.constexpr,
+    hint: tl.constexpr,
+):  # fmt: skip
+    """``OP``, an atomic of Triton's, on ``to_rank``'s memory; returns what was there."""
+    _publish_before(sem)
+    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
+    _require_number(value)
+    old = OP(remote, value, mask=mask, sem=sem, scope=_reach(scope))
+    _consume_behind(sem)
+    return old
+
+
+@triton.jit
 def atomic_add(
     ptr,
     value,
@@ -299,12 +313,7 @@ def atomic_add(
 
     dtypes: integers of 32 and 64 bits, float16, bfloat16, float32, float64.
     """
-    _publish_before(sem)
-    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    _require_number(value)
-    old = tl.atomic_add(remote, value, mask=mask, sem=sem, scope=_reach(scope))
-    _consume_behind(sem)
-    return old
+    return _atomic(tl.constexpr(tl.atomic_add), ptr, value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
 @triton.jit
@@ -345,12 +354,7 @@ def atomic_xchg(
 
     Arguments as for :func:`atomic_add`. dtypes: integers of 32 and 64 bits, float32, float64.
     """
-    _publish_before(sem)
-    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    _require_number(value)
-    old = tl.atomic_xchg(remote, value, mask=mask, sem=sem, scope=_reach(scope))
-    _consume_behind(sem)
-    return old
+    return _atomic(tl.constexpr(tl.atomic_xchg), ptr, value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
 @triton.constexpr_function
@@ -411,13 +415,8 @@ def atomic_and(
 
     Arguments as for :func:`atomic_add`. dtypes: integers of 32 and 64 bits.
     """
-    _publish_before(sem)
-    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     _require_integers(ptr)
-    _require_number(value)
-    old = tl.atomic_and(remote, value, mask=mask, sem=sem, scope=_reach(scope))
-    _consume_behind(sem)
-    return old
+    return _atomic(tl.constexpr(tl.atomic_and), ptr, value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
 @triton.jit
@@ -436,13 +435,8 @@ def atomic_or(
 
     Arguments as for :func:`atomic_add`. dtypes: integers of 32 and 64 bits.
     """
-    _publish_before(sem)
-    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     _require_integers(ptr)
-    _require_number(value)
-    old = tl.atomic_or(remote, value, mask=mask, sem=sem, scope=_reach(scope))
-    _consume_behind(sem)
-    return old
+    return _atomic(tl.constexpr(tl.atomic_or), ptr, value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
 @triton.jit
@@ -461,13 +455,8 @@ def atomic_xor(
 
     Arguments as for :func:`atomic_add`. dtypes: integers of 32 and 64 bits.
     """
-    _publish_before(sem)
-    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     _require_integers(ptr)
-    _require_number(value)
-    old = tl.atomic_xor(remote, value, mask=mask, sem=sem, scope=_reach(scope))
-    _consume_behind(sem)
-    return old
+    return _atomic(tl.constexpr(tl.atomic_xor), ptr, value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
 @triton.jit
@@ -486,12 +475,7 @@ def atomic_min(
 
     Arguments as for :func:`atomic_add`. dtypes: integers of 32 and 64 bits, float32, float64.
     """
-    _publish_before(sem)
-    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    _require_number(value)
-    old = tl.atomic_min(remote, value, mask=mask, sem=sem, scope=_reach(scope))
-    _consume_behind(sem)
-    return old
+    return _atomic(tl.constexpr(tl.atomic_min), ptr, value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
 @triton.jit
@@ -510,9 +494,4 @@ def atomic_max(
 
     Arguments as for :func:`atomic_add`. dtypes: integers of 32 and 64 bits, float32, float64.
     """
-    _publish_before(sem)
-    remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
-    _require_number(value)
-    old = tl.atomic_max(remote, value, mask=mask, sem=sem, scope=_reach(scope))
-    _consume_behind(sem)
-    return old
+    return _atomic(tl.constexpr(tl.atomic_max), ptr, value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)

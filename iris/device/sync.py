@@ -1,7 +1,7 @@
 """Flags between ranks: signal, wait, barrier, with the memory order built in.
 
 A *flag* is one aligned int32 word on the symmetric heap. It only grows: each use of it announces the next
-*epoch*, so nothing is ever reset and a captured graph replays correctly. Comparison is by difference, so
+*epoch*, so nothing need be reset, and a captured graph replays correctly. Comparison is by difference, so
 the count may wrap around. Ops' flags are never more than a few epochs ahead of a wait: one that looks further ahead
 was last set before the count wrapped, and one that is 0 was never set; both still have to be waited for.
 

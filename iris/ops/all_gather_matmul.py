@@ -139,8 +139,8 @@ def all_gather_matmul(
             and 128 columns, [K / 128, N / 128], rounded up. Those of blocks may have any strides.
         gather_dim: which dimension of A is sharded; None tells it from the shapes.
         config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for
-            all of A on the symmetric heap, ``push`` and ``low_latency`` for twice that; "auto" takes ``pull`` where
-            that is not free, if A_sharded is on it.
+            all of A on the symmetric heap, ``push`` for twice that, and ``low_latency`` for two to four times; "auto"
+            takes ``pull`` where that is not free, if A_sharded is on it.
         workspace: needed only to run the op on several streams at once; see ``iris.ops.new_workspace``.
         trace: record per-program intervals, kept as ``ctx.last_trace`` or in the Trace given. With "auto" on all ranks
             or on none, as then it takes an algorithm that can be traced.

@@ -225,18 +225,16 @@ def _chosen(
         may = tuple(one for one in may if not traits[one].async_launch)
     if _in_one_queue(ctx):
         may = tuple(one for one in may if not traits[one].stream_waits)
-    if isinstance(workspace, FusedWorkspace) and workspace.op == problem.op:
-        may = tuple(one for one in may if one == workspace.algorithm)
+    fits = isinstance(workspace, FusedWorkspace) and workspace.op == problem.op and workspace.ctx is ctx
+    mine = workspace if fits else None  # another is refused, with the names of what is chosen without it
+    if mine is not None:
+        may = tuple(one for one in may if one == mine.algorithm)
     preferred = tuple(one for one in may if by_library and traits[one].library and not traits[one].accumulates)
     beyond = tuple(one for one in may if one not in preferred) if preferred else ()
     first = pick_config(problem, target_of(ctx))
-    made = isinstance(workspace, FusedWorkspace) and (
-        workspace.algorithm,
-        workspace.staging.shape,
-        workspace.ready.shape,
-    )
+    made = mine is not None and (mine.algorithm, mine.staging.shape, mine.ready.shape)
     key = _Choice(problem, first, given, preferred or may, beyond, made, scales_nbytes)
-    return _settled(ctx).get(key) or _that_fits(ctx, key, workspace), key
+    return _settled(ctx).get(key) or _that_fits(ctx, key, mine), key
 
 
 def _adjusted(ctx: Iris, problem: Problem, wanted: Adjusted) -> FusedConfig:
@@ -272,8 +270,10 @@ def _that_fits(ctx: Iris, key: _Choice, workspace: FusedWorkspace | None) -> Fus
         return picked if given is None else replace(given, algorithm=picked.algorithm)
 
     if problem.world_size == 1:  # where all fit
-        one_that_may = first.algorithm in may or not may
-        return completed(first if one_that_may else pick_config(problem, target_of(ctx), may[0]))
+        if first.algorithm in may or not may:
+            return completed(first)
+        other = next((one for one in may if not TRAITS[problem.op][one].atomic), may[0])
+        return completed(pick_config(problem, target_of(ctx), other))
     picked = first
     too_large: list[FusedConfig] = []
     excluded: tuple[str, ...] = ()

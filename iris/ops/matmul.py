@@ -154,7 +154,7 @@ def run(
         CaptureError: the call needs new memory, which no capture may make.
     """
     if plan.site == 0:
-        _check(ctx, problem, plan, output, own, gathered, b, bias, bias_is, scales, config, workspace)
+        _check(ctx, problem, plan, output, own, gathered, b, bias, bias_is, scales, config, workspace, trace)
     if config.stream_k and problem.k <= config.block_size_k:  # nothing to split, and Triton 3.6 fails at K = 1
         config = replace(config, stream_k=False)
     target = target_of(ctx)
@@ -280,6 +280,7 @@ def _check(
     scales: Scales,
     config: FusedConfig,
     workspace: FusedWorkspace,
+    trace: Trace | None,
 ) -> None:
     """Raise if a user's op gives what does not belong together; the ops of Iris have checked theirs."""
     op = problem.op
@@ -291,6 +292,8 @@ def _check(
     for name, value, kind in kinds:
         if not isinstance(value, kind):
             raise ArgumentError(op, name, f"a {kind.__name__}", repr(value))
+    if not (trace is None or isinstance(trace, Trace)):
+        raise ArgumentError(op, "trace", "None, or an iris.Trace of one's own", repr(trace))
     config.check(op, (config.algorithm,), ctx.num_sms, problem.dtype)
     if workspace.ctx is not ctx or workspace.op != op:
         raise ArgumentError(op, "workspace", f"one made for {op} on this context", repr(workspace))
