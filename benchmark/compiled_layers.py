@@ -118,7 +118,7 @@ def compiled_layers(state: bench.State, ctx: iris.Iris) -> None:
 
     for _ in range(3 if graphs else 1):  # it is captured the second time
         call()
-    state.set_flops(4 * state["rows"] * state["hidden"] * state["inner"] * LAYERS)
+    state.set_flops(4 * state["rows"] * state["hidden"] * state["inner"] * LAYERS // ctx.world_size)
     state.exec(call, validate_fn=lambda: layers.complaint(found[0]))
 
 

@@ -32,7 +32,16 @@ from emulation import RANKS, Emulated, Region, mirror
 import iris
 from iris import bench
 from iris.bench.cases.fused import GPU_SHAPES, local_params, obstacle
-from iris.bench.cases.operands import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, Operands, problem_of, roundings_of
+from iris.bench.cases.operands import (
+    ALL_REDUCE,
+    GATHER,
+    LOCAL,
+    REDUCE_SCATTER,
+    SCATTER,
+    Operands,
+    problem_of,
+    roundings_of,
+)
 from iris.bench.cases.ways import MATMUL, check_options, way, with_options
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
 from iris.ops.algorithms import EXCHANGING
@@ -170,10 +179,11 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
     dtype = torch.float16 if SIMULATED else torch.bfloat16
     problem, target = problem_of(op, sizes, dtype, world, gather_dim), target_of(ctx)
     known = hardware(target.hardware)
-    state.set_flops(problem.flops)
-    state.set_bytes(problem.received_bytes)
-    state.set_floor(floor_s(problem, known))
     algorithm, _, fields = state["way"].partition("+")
+    timed = problem_of(LOCAL, sizes, dtype, world, 0) if algorithm == MATMUL else problem
+    state.set_flops(timed.flops)
+    state.set_bytes(timed.received_bytes)
+    state.set_floor(floor_s(timed, known))
     if algorithm not in ("auto", MATMUL, *ALGORITHMS[op]):
         state.skip(f"{op} has no algorithm {algorithm}")
     picked = pick_config(problem, target, None if algorithm in ("auto", MATMUL) else algorithm)

@@ -100,7 +100,7 @@ def require_own(program: str, argument: str, file: Path, own: Callable[[dict[str
 
 
 def write_all(program: str, argument: str, texts: Mapping[Path, str]) -> None:
-    """Put texts into files. None is replaced before all texts are on the disk, so that one that cannot be written
+    """Put texts into files. None is replaced before all texts are written, so that one that cannot be written
     leaves all as they were.
 
     Raises:

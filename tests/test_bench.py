@@ -559,7 +559,7 @@ def test_other_hardware_and_failures_are_measured_again(
 
 
 def test_points_of_another_commit_or_other_versions_are_kept_and_counted(
-    measured: Path, capsys: pytest.CaptureFixture[str]
+    measured: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = by_way(lines(measured))
     old = {**found["skips"], "environment": {**found["skips"]["environment"], "commit": None, "triton": "3.0"}}
@@ -571,6 +571,9 @@ def test_points_of_another_commit_or_other_versions_are_kept_and_counted(
     ]
     assert list(command._done([found["right"]], [keys[:1]], "abc")) == keys[:1]
     assert capsys.readouterr().err == ""
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    assert list(command._done([found["right"]], [keys[:1]], "abc")) == keys[:1]
+    assert capsys.readouterr().err == "kept, though measured with variables none (now NCCL_ALGO=Ring): 1 point\n"
 
 
 @pytest.mark.parametrize(

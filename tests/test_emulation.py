@@ -41,6 +41,7 @@ def test_two_stand_for_four_in_every_way(num_ranks: int) -> None:
     measured = records("mirrored", num_ranks, *(f"{op}_mirrored" for op in ops), *sizes, "--repeat=1")
     for op in ops:
         mine = [one for one in measured if one["case"] == f"{op}_mirrored"]
+        assert all(bool(one["nbytes"]) == (one["params"]["way"] != "matmul") for one in mine), mine
         for algorithm in ALGORITHMS[op]:
             found = [one for one in mine if one["params"]["way"] == algorithm]
             assert len(found) == (2 if op == "all_gather_matmul" else 1), (op, algorithm)

@@ -14,6 +14,7 @@ import pytest
 
 from iris.bench.dataset import Dataset
 from iris.ops import tuned
+from iris.ops.hardware import hardware
 from iris.report.records import read
 from iris.report.study import OPPONENTS, Problem, Study, verdict
 
@@ -133,6 +134,16 @@ def test_all_reduces_in_a_row_are_those_of_the_results(study: Study, world_size:
     mine = [one for one in layers(study, world_size) if one.case == OPS[2] and one.shape and one.shape[0] <= 128]
     table_row = next(row for row in table(PERFORMANCE, "| GPUs | mean, older Python |") if row[0] == str(world_size))
     assert table_row[2].split(";")[0] == in_a_row(mine, OPPONENTS[1])
+
+
+def test_no_gpu_is_said_to_be_faster_than_its_data_sheet(study: Study) -> None:
+    rated = [one for one in study.results if one.tflops_per_gpu is not None and not one.simulated]
+    assert len(rated) > 5000
+    for one in rated:
+        known = hardware(one.hardware)
+        assert known is not None and one.tflops_per_gpu is not None
+        peak = known.peak_flops[str(one.params.get("dtype", "bf16"))]
+        assert one.tflops_per_gpu < peak / 1e12, one
 
 
 def test_results_and_losses_are_counted(study: Study) -> None:

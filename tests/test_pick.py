@@ -728,7 +728,7 @@ def test_what_is_no_file_is_not_read_and_an_error_that_says_to_name_one(
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setenv("IRIS_TUNED", str(tmp_path / name))
-    monkeypatch.setattr(Path, "read_text", None)
+    monkeypatch.setattr(Path, "read_bytes", None)
     with pytest.raises(ArgumentError, match=rf"expected a file, got {what}\. Have IRIS_TUNED name a file\.$"):
         pick_config(GATHER, H200)
 

@@ -18,7 +18,7 @@ from iris.bench.axes import Axis, Value, parse_values
 from iris.bench.case import SHAPE_AXIS, Case
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group, as_failure, grouped, label, live, measured, refuse_launcher
-from iris.bench.environment import here, versions
+from iris.bench.environment import here, variables, versions
 from iris.bench.messages import receiving
 from iris.bench.options import (
     DTYPES,
@@ -227,7 +227,7 @@ def _done(before: Sequence[Record], groups: Sequence[Sequence[str]], commit: str
         print(f"measured again after a failure: {counted(failed, 'point')}", file=sys.stderr)
     if apart := len(right) - len(done):
         print(f"measured again, in turns with others of their problem: {counted(apart, 'point')}", file=sys.stderr)
-    now = versions(place[1], commit)
+    now = {**versions(place[1], commit), "variables": variables()}
     for difference, count in Counter(_difference(one["environment"], now) for one in done.values()).items():
         if difference:
             print(f"kept, though measured with {difference}: {counted(count, 'point')}", file=sys.stderr)
@@ -235,9 +235,10 @@ def _done(before: Sequence[Record], groups: Sequence[Sequence[str]], commit: str
 
 
 def _difference(then: Mapping[str, object], now: Mapping[str, str | None]) -> str:
-    """What of a record's versions differs from those of now."""
+    """What of a record's versions and variables differs from those of now."""
     changed = [name for name, value in now.items() if then.get(name) != value]
-    return ", ".join(f"{name} {then.get(name) or 'unknown'} (now {now[name] or 'unknown'})" for name in changed)
+    nothing = {name: "none" if name == "variables" else "unknown" for name in changed}
+    return ", ".join(f"{one} {then.get(one) or nothing[one]} (now {now[one] or nothing[one]})" for one in changed)
 
 
 def make_parser(
@@ -277,7 +278,10 @@ def make_parser(
     )
     parser.add_argument("--dataset", type=Path, metavar="FILE", help="take shapes from FILE (see dataset/README.md)")
     parser.add_argument(
-        "--timeout_s", type=seconds, default=60.0, help="most seconds for a point (default: %(default)s)"
+        "--timeout_s",
+        type=seconds,
+        default=60.0,
+        help="most seconds for a point, those that are timed in turns together (default: %(default)s for each)",
     )
     add_heap_size(parser)
     parser.add_argument(

@@ -44,7 +44,7 @@ _DATASET = {"entries", "description", "models", "m", "world_sizes"}
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry; ``labels`` and ``fixed`` are the parameters beside M, N and K that its points have."""
+    """One entry; ``labels`` are the parameters beside M, N and K that its points have."""
 
     m: tuple[int, ...]
     n: int

@@ -18,26 +18,32 @@ from iris.context import Iris
 from iris.ops.tuned import SIMULATED
 
 _VARIABLES = (
+    "IRIS_CHECK_CALLS",
+    "IRIS_REPLAY",
     "NCCL_ALGO",
     "NCCL_NVLS_ENABLE",
     "NCCL_PROTO",
     "NVSHMEM_DISABLE_NVLS",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST",
 )
-"""Environment variables that change what other libraries reach."""
+"""Environment variables that change what Iris and other libraries reach."""
 
 
 def environment(ctx: Iris, commit: str | None) -> dict[str, str | int | None]:
     """Hardware, versions and date of this rank's process; ``commit`` is what git says if None is given."""
-    changed = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
     return {
         "hardware": torch.cuda.get_device_name(ctx.device) if ctx.backend_name != "sim" else SIMULATED,
         "backend": ctx.backend_name,
         **versions(ctx.backend_name, commit),
         "date": now(),
         "host_ranks": ctx.world_size,
-        "variables": " ".join(changed) or None,
+        "variables": variables(),
     }
+
+
+def variables() -> str | None:
+    """Those of the environment that count, with their values."""
+    return " ".join(f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ) or None
 
 
 def versions(backend: str, commit: str | None) -> dict[str, str | None]:

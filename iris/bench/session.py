@@ -33,7 +33,7 @@ class Settings:
     """What the command line says about how to measure.
 
     Attributes:
-        timeout_s: the most that a point may take.
+        timeout_s: the most that a point may take; those that are timed in turns share what they have.
         heap_size: bytes of symmetric heap; None takes a quarter of the GPU's memory, 32 GiB at most, simulated 256 MiB.
         warmup, repeat: calls, instead of what cases and the defaults say.
         commit: what records say was measured, where git cannot tell.
@@ -133,7 +133,7 @@ def _time(ctx: Iris, states: Sequence[State], settings: Settings, started: Calla
 
     Each turn has an order of its own, the same on all ranks: what runs behind a variant that leaves the device hot must
     not do so every time. And before all calls the device idles as long as the slowest host needs: it would be cooler,
-    and faster, before those that take the host long.
+    and faster, before those that take the host long. Calls in a row, which leave it hot, are timed behind all turns.
     """
     planned = [(state, _plan(ctx, state, settings)) for state in states]
     lead_s = max((plan.lead_s for _, plan in planned), default=0.0)
@@ -152,8 +152,8 @@ def _time(ctx: Iris, states: Sequence[State], settings: Settings, started: Calla
                     preamble=state.preamble,
                     lead_s=lead_s,
                 )
-            if turn == ROUNDS - 1:
-                _finish(ctx, state, plan)
+    for state, plan in planned:
+        _finish(ctx, state, plan)
 
 
 def _finish(ctx: Iris, state: State, plan: _Plan) -> None:

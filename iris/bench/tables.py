@@ -57,7 +57,8 @@ def write_table(results: Sequence[Record], cases: Mapping[str, Case], file: Text
         mine = [one for one in results if one["case"] == name]
         show = cases[name].show if name in cases else None
         counters = _counters(mine) if show is None else []
-        rows = [_cells(one, base, cases, _names(mine), counters) for one in mine]
+        names = _names(mine)
+        rows = [_cells(one, base, cases, names, counters) for one in mine]
         headers = _headers(mine, counters)
         print_table(headers, rows, title=_title(mine), right=range(len(headers)), whole=True, used=True, file=file)
         file.writelines(_remarks(mine))
@@ -75,10 +76,11 @@ FORMATS: Mapping[str, Callable[[Sequence[Record], Mapping[str, Case], TextIO], N
 def _remarks(results: Sequence[Record]) -> list[str]:
     """A line for each reason why points have no time, with the points."""
     points: dict[str, list[str]] = {}
+    differing = _names(results)
     for one in results:
         if one["skipped"] or one["error"]:
             why = f"skipped: {one['skipped']}" if one["skipped"] else f"ERROR: {one['error']}"
-            told = [f"{name}={one['params'][name]}" for name in _names(results) if name in one["params"]]
+            told = [f"{name}={one['params'][name]}" for name in differing if name in one["params"]]
             points.setdefault(why, []).append(" ".join(told))
     lines = [f"{_some(names)}: {why}\n" for why, names in points.items()]
     if any(_varies(one) for one in results):

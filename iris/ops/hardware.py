@@ -54,6 +54,8 @@ class Hardware:
     def matmul_flops(self, dtype: torch.dtype) -> float | None:
         """The rate that a local matmul of ``dtype`` can have, per second: measured if known, else the peak."""
         name = number_format(dtype)
+        if name == "tf32" and name not in self.peak_flops:  # which takes float32 as it is
+            name = "fp32"
         return self.sustained_flops.get(name, self.peak_flops.get(name))
 
     def received_bytes_per_s(self, world_size: int) -> float:

@@ -124,7 +124,10 @@ def _kind(before: Result | None, after: Result | None, threshold_percent: float)
 def show(changes: Sequence[Change], before: Sequence[Result], after: Sequence[Result], each: bool = False) -> None:
     """Print what changed, the worst first, and how much the opponents did; of what is new or gone only how many, unless
     ``each`` is to be printed."""
-    print(f"before: {_origin(before)}\nafter:  {_origin(after)}\n")
+    names = ["hardware", "iris", "commit", "torch", "triton", "cuda", "nccl"]
+    if _values(before, "variables") != _values(after, "variables"):
+        names.append("variables")
+    print(f"before: {_origin(before, names)}\nafter:  {_origin(after, names)}\n")
     changed = sorted((change for change in changes if change.kind in _ORDER), key=_badness)
     rivals = Rivals(changes)
     if changed:
@@ -153,12 +156,16 @@ def _badness(change: Change) -> tuple[int, float]:
     return _ORDER.index(change.kind), 0.0 if ratio is None else -max(ratio, 1 / ratio)
 
 
-def _origin(results: Sequence[Result]) -> str:
+def _values(results: Sequence[Result], name: str) -> list[str]:
+    """What is said under ``name`` of where and with what ``results`` were measured."""
+    return sorted({result.environment[name] for result in results if name in result.environment})
+
+
+def _origin(results: Sequence[Result], names: Sequence[str]) -> str:
     """When, where and with which versions a set was measured."""
-    names = ("hardware", "iris", "commit", "torch", "triton", "cuda", "nccl")
     told = []
     for name in names:
-        values = sorted({result.environment[name] for result in results if name in result.environment})
+        values = _values(results, name)
         told += [f"{'' if name == 'hardware' else f'{name} '}{' and '.join(values)}"] if values else []
     dates = sorted({result.date[:10] for result in results})
     return ", ".join([*told, dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"])

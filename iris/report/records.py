@@ -23,9 +23,9 @@ _RATE = "GB/s"
 _HASH = re.compile(r"\b([0-9a-f]{7})[0-9a-f]{33}\b")
 """A whole hash of a commit, of which git shows the beginning."""
 SERIES = ("algorithm", "way")
+"""Parameters that say how something was computed or moved, rather than what."""
 PICKED = ("auto", "untuned")
 """Algorithms that stand for the one that was picked."""
-"""Parameters that say how something was computed or moved, rather than what."""
 
 MIN_MS, MAX_NUMBER = 1e-9, 1e30
 """The smallest time and the largest number that a result may have: far beyond what anybody measures, and well within

@@ -76,7 +76,8 @@ class Search:
         left_s: seconds that are left; 0 or less stops the search, minus infinity at once.
         batch: configs to compile at a time; 0 compiles none ahead.
         calls: timed calls of one config in one turn.
-        known: milliseconds of candidates that an earlier search has found right and timed.
+        known: milliseconds of candidates that an earlier search has found right and timed, perhaps with other versions:
+            they say what is timed first, and what not at all.
         beside_library: whether the library's matmul is measured beside the best.
         suspects: what is compiled alone, as it may end the ranks.
 
@@ -99,7 +100,8 @@ class Search:
     ) -> None:
         self.untuned, self.unfinished = untuned, False
         self._library, self._beside_library = Trial(), beside_library
-        self.trials = {config: Trial([ms]) for config, ms in (known or {}).items()}
+        self._known = dict(known or {})
+        self.trials = {config: Trial() for config in self._known}
         self._candidates = [config for config in dict.fromkeys(candidates) if config not in self.trials]
         self._variations, self._left_s, self._batch, self._calls = variations, left_s, batch, calls
         self._suspects, self._order = suspects, random.Random(0)
@@ -151,9 +153,18 @@ class Search:
         return left <= -grace_s
 
     def _near(self, configs: Sequence[FusedConfig]) -> list[FusedConfig]:
-        """Without those that are known to be far slower than the fastest."""
-        limit = _FAR * min((self.trials[config].median_ms for config in configs), default=math.inf)
-        return [one for one in configs if not self.trials[one].times_ms or self.trials[one].median_ms <= limit]
+        """Without those that are known to be far slower than the fastest; what is picked without rows is timed once."""
+        limit = _FAR * min(map(self._expected_ms, configs), default=math.inf)
+
+        def stays(config: FusedConfig) -> bool:
+            expected_ms, untimed = self._expected_ms(config), not self.trials[config].times_ms
+            return expected_ms <= limit or (untimed and (config == self.untuned or expected_ms == math.inf))
+
+        return [config for config in configs if stays(config)]
+
+    def _expected_ms(self, config: FusedConfig) -> float:
+        trial = self.trials[config]
+        return trial.median_ms if trial.times_ms else self._known.get(config, math.inf)
 
     def _right(self) -> list[FusedConfig]:
         return [config for config, trial in self.trials.items() if trial.dropped is None]
@@ -209,15 +220,21 @@ class Search:
 
     def _turn(self, configs: Sequence[FusedConfig]) -> list[FusedConfig]:
         """``configs`` in another order each time: a call may be faster or slower for what ran before it. Those that
-        were never timed come first, and of these what is picked without rows: nothing is better before it is better
-        than that."""
-        found = self._order.sample(configs, len(configs))
-        return sorted(found, key=lambda one: 2 if self.trials[one].times_ms else int(one != self.untuned))
+        were never timed come first, and of these what is picked without rows, as nothing is better before it is better
+        than that, and then what an earlier search found to be fast."""
+
+        def place(config: FusedConfig) -> tuple[int, float]:
+            if self.trials[config].times_ms:
+                return 2, 0.0
+            return int(config != self.untuned), self._expected_ms(config)
+
+        return sorted(self._order.sample(configs, len(configs)), key=place)
 
     def _finish(self) -> Steps:
         while self.best is not None and (complaint := (yield Step("check", (self.best,)))) is not None:
             self.trials[self.best] = Trial(dropped=f"after many calls: {complaint}")
-        ranked = sorted((config for config in self._right() if self.trials[config].times_ms), key=self._rank)
+        timed = [config for config in self._right() if self.trials[config].times_ms]
+        ranked = sorted(timed, key=lambda one: self.trials[one].median_ms)
         last = list(dict.fromkeys([*ranked[:2], *(one for one in ranked if one == self.untuned)]))
         final = {config: Trial() for config in last}
         for _ in range(_FINAL_TURNS):
@@ -228,6 +245,3 @@ class Search:
             if self._beside_library:
                 self._library.times_ms += yield Step("library", (), self._calls)
             self._final = final
-
-    def _rank(self, config: FusedConfig) -> float:
-        return self.trials[config].median_ms

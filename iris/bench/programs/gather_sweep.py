@@ -26,7 +26,7 @@ from iris.launch import in_full, launch
 from iris.ops import FusedConfig
 
 LIMIT_S = 120.0
-"""The most that a configuration may take."""
+"""Twice as long as a configuration may wait for a rank."""
 _TALK_BYTES = 1 << 16
 
 

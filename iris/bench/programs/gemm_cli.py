@@ -182,9 +182,9 @@ def free_memory_bytes() -> int:
     """Main memory that processes may still take, as far as the kernel and the container say."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(fields["MemAvailable"].split()[0]) << 10
-    limit = Path("/sys/fs/cgroup/memory.max")
+    limit, taken = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     text = limit.read_text().strip() if limit.exists() else "max"
-    return free if text == "max" else min(free, int(text))
+    return free if text == "max" else min(free, max(0, int(text) - int(taken.read_text())))
 
 
 def say(ctx: Iris, text: str) -> None:

@@ -1,9 +1,9 @@
 """What one kind of GPU does in a second, as the model of :mod:`iris.ops.model` needs it: tiles, stores to peers,
 copies.
 
-Constants are what 4 × H200 took (Triton 3.6, 2026-11-21 and 22) where nothing else is named, scaled by the figures of
-:mod:`iris.ops.hardware` to other hardware. Of that only H100 was measured: elsewhere a prediction orders configs, and
-its milliseconds are an estimate.
+Rates of links, memory and tensor cores are those of :mod:`iris.ops.hardware`. What one program or one launch takes is
+what 4 × H200 took (Triton 3.6, 2026-11-21 and 22) where nothing else is named, on any hardware. Beside that only H100
+was measured: elsewhere a prediction orders configs, and its milliseconds are an estimate.
 """
 
 from __future__ import annotations
