@@ -102,6 +102,22 @@ def _narrowed(handle: Any, dtype: Any = tl.bfloat16) -> Any:
     return _Handle(_narrow_to_float8(handle.data, _FLOAT8[dtype.name]), dtype)
 
 
+def _truncated(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Floats as integers, as NVIDIA's GPUs convert them (PTX ISA, ``cvt``): beyond the range of the integers it is the
+    nearest of them, or its low bits where they have 8; NaN is 0, and where 64 bits take part the highest bit."""
+    bits, kind = max(16, 8 * dtype.itemsize), dtype.kind
+    wide = np.dtype(f"{kind}{bits // 8}")
+    limits = np.iinfo(wide)
+    nothing = 1 << (bits - 1) if 8 in (values.dtype.itemsize, wide.itemsize) else 0
+    whole = np.trunc(values.astype(np.float64))
+    with np.errstate(invalid="ignore"):
+        made = whole.astype(wide)
+    made = np.where(whole >= float(limits.max), wide.type(limits.max), made)
+    made = np.where(whole <= float(limits.min), wide.type(limits.min), made)
+    made = np.where(np.isnan(whole), np.array([nothing], f"u{bits // 8}").view(wide), made)
+    return made.astype(dtype)
+
+
 def _matmul(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """``a @ b`` accumulated in ``dtype``, by PyTorch, whose thread count can be set (numpy's cannot, once loaded).
 
@@ -130,6 +146,8 @@ def _install_casts() -> None:
 
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
         source, target = src.dtype.scalar, dst_type.scalar
+        if target.is_int() and target != tl.int1 and source.is_floating():
+            return _Handle(_truncated(_widened(src).data, upstream._get_np_dtype(dst_type)), target)
         if source == target or not (_is_narrow(source) or _is_narrow(target)):
             return cast(self, src, dst_type)
         wide = _widened(src)
@@ -218,7 +236,7 @@ def _widen_operands(name: str) -> None:
             return original(self, *operands, op)
         _refuse_float8(op.__name__, *operands)
         result = original(self, *map(_widened, operands), op)
-        return result if result.data.dtype == np.bool_ else _narrowed(result)
+        return _Handle(result.data, tl.int1) if result.data.dtype == np.bool_ else _narrowed(result)
 
     setattr(_Builder, name, operate)
 
@@ -227,19 +245,26 @@ def _widen_reduced(owner: Any, name: str) -> None:
     """Reductions and scans that Triton computes with numpy; those with a function of one's own use the builder."""
     original = getattr(owner, name)
 
-    def narrowed(result: Any) -> Any:
+    def narrowed(result: Any, dtype: Any) -> Any:
         if isinstance(result, (list, tuple)):
-            return type(result)(map(narrowed, result))
+            return type(result)(narrowed(one, dtype) for one in result)
         if result.dtype != tl.float32:  # an index
             return result
-        return tl.tensor(_narrowed(result.handle), result.type.with_element_ty(tl.bfloat16))
+        if dtype == tl.bfloat16:
+            handle = _narrowed(result.handle)
+        else:
+            with np.errstate(over="ignore"):  # to infinity
+                handle = _Handle(result.handle.data.astype(np.float16), dtype)
+        return tl.tensor(handle, result.type.with_element_ty(dtype))
 
     def reduce(self: Any, input: Any, *options: Any, **named: Any) -> Any:
         _refuse_float8(name, input.handle)
-        if not _is_bfloat16(input.handle):
+        dtype = input.handle.dtype.scalar
+        if dtype not in (tl.bfloat16, tl.float16):
             return original(self, input, *options, **named)
-        wide = tl.tensor(_widened(input.handle), input.type.with_element_ty(tl.float32))
-        return narrowed(original(self, wide, *options, **named))
+        numbers = widen(input.handle.data) if dtype == tl.bfloat16 else input.handle.data.astype(np.float32)
+        wide = tl.tensor(_Handle(numbers, tl.float32), input.type.with_element_ty(tl.float32))
+        return narrowed(original(self, wide, *options, **named), dtype)
 
     setattr(owner, name, reduce)
 

@@ -73,11 +73,20 @@ def _method(name: str, compute: Callable[[int, int], int], swapped: bool) -> Cal
         if type(other) is tl.constexpr:
             other = other.value
         if type(other) is not int and not isinstance(other, Index):
-            beside_tensor = self.bits == 64 and isinstance(other, tl.tensor)
-            return getattr(self.tensor(), name)(other) if beside_tensor else plain(self, other)
+            as_tensor = isinstance(other, float) or (self.bits == 64 and isinstance(other, tl.tensor))
+            return getattr(self.tensor(), name)(other) if as_tensor else plain(self, other)
         mine, theirs = int(self), int(other)
         made = compute(theirs, mine) if swapped else compute(mine, theirs)
         return _wrapped(made, _is_wide(self) or _is_wide(other))
+
+    return method
+
+
+def _quotient(name: str) -> Callable[[Index, Any], Any]:
+    """Of which the result is a float."""
+
+    def method(self: Index, other: Any) -> Any:
+        return getattr(self.tensor(), name)(other.tensor() if isinstance(other, Index) else other)
 
     return method
 
@@ -92,6 +101,8 @@ def _add_methods() -> None:
         for prefix, swapped in (("", False), ("r", True)):
             full = f"__{prefix}{name}__"
             setattr(Index, full, _method(full, compute, swapped))
+    for full in ("__truediv__", "__rtruediv__"):
+        setattr(Index, full, _quotient(full))
     for name, negate in (("__neg__", operator.neg), ("__invert__", operator.invert)):
         setattr(Index, name, lambda self, _f=negate: _wrapped(_f(int(self)), self.bits == 64))
 

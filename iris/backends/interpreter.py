@@ -122,7 +122,7 @@ class _Launch:
             return
         self.patched.add(id(fn.__globals__))
         languages = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
-        if languages and languages <= self.patched:
+        if languages <= self.patched and (languages or self.patched):
             return
         key = frozenset(languages), id(tl) in self.patched, id(tl.core) in self.patched
         self.patched |= languages
@@ -208,9 +208,9 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
             bound = inspect.getcallargs(self.fn, *args, **kwargs)
             grid = self.grid(bound) if callable(self.grid) else self.grid  # given what the caller gave
             around = _surroundings(bound.values())
+            constants = _constants(self.fn)
             bound = {
-                name: value if name in self.constexprs else _taken(self.fn, name, value)
-                for name, value in bound.items()
+                name: value if name in constants else _taken(self.fn, name, value) for name, value in bound.items()
             }
             grid = _sizes(self.fn, grid)
             upstream.interpreter_builder.set_grid_dim(*grid)
@@ -283,6 +283,8 @@ def _taken(kernel: Any, name: str, value: Any) -> Any:
     """``value`` as the interpreter has it. Raises what Triton raises on GPUs of what it cannot compile for."""
     if isinstance(value, bool | int | float):
         return _number(kernel, name, value)
+    if isinstance(value, tuple):
+        return _parts(kernel, value)
     converted = upstream._implicit_cvt(value)
     if converted is value and not isinstance(value, upstream.InterpretedFunction):
         try:
@@ -302,6 +304,23 @@ def _number(kernel: Any, name: str, value: bool | float) -> tl.tensor:
     kind = _annotated(kernel).get(name) or triton.runtime.jit.mangle_type(value)
     dtype = tl.str_to_ty("i1" if isinstance(value, bool) else kind, None)
     return tl.tensor(_Handle(np.array([value]).astype(upstream._get_np_dtype(dtype)), dtype), dtype)
+
+
+def _parts(kernel: Any, values: Any) -> Any:
+    """A tuple argument, whose numbers are as those beside it."""
+
+    def part(value: Any) -> Any:
+        if isinstance(value, bool | int | float):
+            return _number(kernel, "", value)
+        return _parts(kernel, value) if isinstance(value, tuple) else upstream._implicit_cvt(value)
+
+    return upstream._tuple_create(values, [part(value) for value in values])
+
+
+@functools.cache
+def _constants(kernel: Any) -> frozenset[str]:
+    """The arguments of ``kernel`` that are constants, however their annotations say it."""
+    return frozenset(name for name, kind in kernel.__annotations__.items() if "constexpr" in str(kind))
 
 
 @functools.cache

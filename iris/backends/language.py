@@ -3,7 +3,8 @@
 * **Truth.** ``and``, ``or`` and ``not`` of tensors are ``&``, ``|`` and ``~`` of each element, whatever comes first;
   ``min`` and ``max`` are of each element, too. A block is neither true nor false.
 * **Conditions.** One number that is true or false, spread over a block, is a mask as any.
-* **Constants.** ``N.value`` of a constexpr argument is its value, as in compiled kernels, though here ``N`` is, too.
+* **Constants.** ``N.value`` of a constexpr argument is its value, as in compiled kernels, though here ``N`` is, too. A
+  ``tl.constexpr`` beside a tensor is its value.
 * **Loops.** The variable of a loop is a number of 32 bits, or 64 (:mod:`iris.backends.indices`).
 * **Assignments.** A number of a pair that is assigned at once is a tensor, as one that is assigned alone.
 * **Assertions.** ``tl.device_assert`` is checked, whether ``debug`` is set or not, as ``assert`` is.
@@ -37,7 +38,8 @@ _SAME_NAME = (
     "log2", "nextafter", "pow", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
 )  # fmt: skip
 _OTHER_NAME = {
-    "fabs": "abs", "rint": "round", "fast_expf": "exp", "fast_logf": "log",
+    "abs": "abs", "fabs": "abs", "rint": "round", "nearbyint": "round", "sqrt_rn": "sqrt", "add_rn": "add",
+    "mul_rn": "mul", "div_rn": "div", "fast_expf": "exp", "fast_logf": "log",
     "fast_sinf": "sin", "fast_cosf": "cos", "fast_tanf": "tan", "fast_tanhf": "tanh", "fast_powf": "pow",
     "fast_log2f": "log2", "fast_log10f": "log10", "fast_dividef": "div",
 }  # fmt: skip
@@ -45,6 +47,8 @@ _PREDICATES = {"isnan": "isnan", "isinf": "isinf", "finitef": "isfinite", "isfin
 """Which are true or false."""
 _COMPILED = {builtins.min: tl.core.builtin_min, builtins.max: tl.core.builtin_max}
 """What the compiler takes these functions for."""
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift")
+_COMPARISONS = {"__gt__": "__lt__", "__ge__": "__le__", "__eq__": "__eq__", "__ne__": "__ne__"}
 _FLOATS = (tl.float32, tl.float64)
 """What ``libdevice`` takes."""
 
@@ -57,6 +61,7 @@ def install() -> None:
     upstream._iris_logical, upstream._iris_not = _logical, _not
     upstream._iris_condition, upstream._iris_call = _condition, _call
     upstream._iris_indices, upstream._iris_assigned = indices, _assigned
+    _install_constants()
     _install_axes()
     type(upstream.interpreter_semantic).device_assert = _device_assert
     _install_masks()
@@ -140,6 +145,8 @@ def _last_name(function: ast.expr) -> str:
 
 def _assigned(value: Any) -> Any:
     """What a name stands for, to which ``value`` is assigned."""
+    if isinstance(value, tuple):
+        return upstream._tuple_create(value, map(_assigned, value))
     return value.tensor() if isinstance(value, Index) else upstream.interpreter_semantic.to_tensor(value, False)
 
 
@@ -175,6 +182,25 @@ def _call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     if function in _COMPILED and any(isinstance(one, tl.tensor) for one in arguments):
         return _COMPILED[function](*arguments, _semantic=upstream.interpreter_semantic, **options)
     return function(*arguments, **options)
+
+
+def _install_constants() -> None:
+    """Python would make a constexpr of what such a number and a tensor give."""
+    sides = {f"__{name}__": f"__r{name}__" for name in _ARITHMETIC} | _COMPARISONS
+    for name, swapped in (sides | {theirs: mine for mine, theirs in sides.items()}).items():
+        if hasattr(tl.constexpr, name):
+            setattr(tl.constexpr, name, _beside_tensors(name, swapped))
+
+
+def _beside_tensors(name: str, swapped: str) -> Callable[[Any, Any], Any]:
+    original = getattr(tl.constexpr, name)
+
+    def operate(self: Any, other: Any) -> Any:
+        if isinstance(self.value, tl.tensor):
+            return getattr(self.value, name)(other)
+        return getattr(other, swapped)(self.value) if isinstance(other, tl.tensor) else original(self, other)
+
+    return operate
 
 
 def _install_masks() -> None:

@@ -17,9 +17,11 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as upstream
 
-from iris.backends.indices import Index, Wide
+from iris.backends.indices import Index
 from iris.backends.memory import everywhere
 
+_ALIKE = frozenset({"int32", "int64", "fp16", "fp32", "fp64"})
+"""Beside which a number of a loop, which has 32 bits, gives what a constant does."""
 _MOST_CONSTANTS = 4096
 """So many numbers beside a type are remembered at a time; each a view of a single number."""
 
@@ -114,8 +116,10 @@ def _agreeing(original: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[A
     constants: dict[tuple[Any, ...], Any] = {}
 
     def agree(self: Any, lhs: Any, rhs: Any, *options: Any, **named: Any) -> tuple[Any, Any]:
-        if type(rhs) is Wide:
+        if isinstance(rhs, Index) and not (type(lhs) is tl.tensor and type(rhs) is Index and lhs.dtype.name in _ALIKE):
             rhs = rhs.tensor()
+        if isinstance(lhs, Index):
+            lhs = lhs.tensor()
         if type(lhs) is not tl.tensor or type(rhs) not in (tl.tensor, int, Index):
             return original(self, lhs, rhs, *options, **named)
         if type(rhs) is not tl.tensor:
@@ -195,14 +199,21 @@ def _operate_on_what_fits(fitting: Set[tuple[int, str]]) -> None:
     """Of two numbers that NumPy has and a result that fits, NumPy's is the result."""
     builder, handle = upstream.InterpreterBuilder, upstream.TensorHandle
     original: Callable[..., Any] = builder.binary_op
+    arithmetic = {np.add, np.subtract, np.multiply}
     native = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {"fp16", "fp32", "fp64"}
 
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         dtype = lhs.dtype
         if dtype.name in native and rhs.dtype.name in native:
             result = op(lhs.data, rhs.data)
+            if result.dtype == np.bool_:
+                return handle(result, tl.int1)
             if (result.itemsize, dtype.name) in fitting:
                 return handle(result, dtype)
+        elif (
+            op in arithmetic and lhs.data.dtype == rhs.data.dtype == np.bool_
+        ):  # of one bit, which older Triton has not
+            return handle((op(lhs.data.view(np.int8), rhs.data.view(np.int8)) & 1).astype(np.bool_), tl.int1)
         return original(self, lhs, rhs, op)
 
     builder.binary_op = binary_op
@@ -264,9 +275,26 @@ def _read_sources_once() -> None:
         self.filename = self.fn.__code__.co_filename
         at = next(at for at, line in enumerate(lines) if line.strip().startswith("def "))
         self.def_file_lineno, self.def_lineno = first + at, at + 1
-        return _with_variables_of(self.fn, self._transform_ast(self._prepare_source(lines)), self._compile_and_exec)
+        return _as_defined(self.fn, self._transform_ast(self._prepare_source(lines)), self._compile_and_exec)
 
     rewriter.rewrite_ast = rewrite_ast
+
+
+def _as_defined(fn: Any, tree: Any, execute: Callable[[Any], Any]) -> Any:
+    """``fn`` as rewritten to ``tree``, with the defaults and annotations that it has: where it is made again, they may
+    mean nothing, or what Triton does not know."""
+    arguments = tree.body[0].args
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
+    arguments.kw_defaults = [one and ast.Constant(None) for one in arguments.kw_defaults]
+    for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        one.annotation = None
+    made = _with_variables_of(fn, ast.fix_missing_locations(tree), execute)
+    made.__defaults__, made.__kwdefaults__, made.__annotations__ = (
+        fn.__defaults__,
+        fn.__kwdefaults__,
+        fn.__annotations__,
+    )
+    return made
 
 
 def _with_variables_of(fn: Any, tree: Any, execute: Callable[[Any], Any]) -> Any:
@@ -283,9 +311,7 @@ def _with_variables_of(fn: Any, tree: Any, execute: Callable[[Any], Any]) -> Any
     closure = tuple(
         cells.get(name, cell) for name, cell in zip(made.__code__.co_freevars, made.__closure__ or (), strict=True)
     )
-    rewritten = FunctionType(made.__code__, made.__globals__, made.__name__, made.__defaults__, closure)
-    rewritten.__kwdefaults__, rewritten.__annotations__ = made.__kwdefaults__, made.__annotations__
-    return rewritten
+    return FunctionType(made.__code__, made.__globals__, made.__name__, None, closure)
 
 
 def _unwrap_what_is_wrapped() -> None:
