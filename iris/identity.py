@@ -84,10 +84,14 @@ def identity() -> Identity | None:
     An allocation shell of Slurm (``salloc``) sets ``SLURM_PROCID`` for a single task; that is no launch.
 
     Raises:
-        LaunchError: the launcher's variables contradict each other, or a rank above 0 has no number of ranks beside it.
+        LaunchError: the launcher's variables contradict each other; a rank above 0 has no number of ranks beside it; of
+            IRIS_RANK and IRIS_WORLD_SIZE one is not set.
     """
     for source, names in _LAUNCHERS.items():
         rank, world = _first(names[_RANK]), _first(names[_WORLD])
+        if source == "iris.launch" and (rank is None) != (world is None):  # which nothing else sets
+            missing = names[_RANK if rank is None else _WORLD][0]
+            raise LaunchError(f"{_said(names)}, but no {missing}: set both, or neither")
         if rank is None or (source == "srun" and "SLURM_STEP_ID" not in os.environ):
             continue
         if world is None:

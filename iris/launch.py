@@ -16,9 +16,11 @@ import functools
 import math
 import multiprocessing
 import multiprocessing.connection
+import numbers
 import os
 import secrets
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -47,6 +49,8 @@ _TOLD_AFTER_S = 2.0
 """How long others may still go on before the user is told why nothing happens."""
 _HELD_NBYTES = 32 << 10
 """A pipe holds a call of so many bytes, whether the rank reads it or not."""
+_server_sockets: list[int] = []
+"""A descriptor of the socket of the process that ranks are forked from, if one has been started."""
 _NO_GUARD = 93
 """Exit code of a rank whose script would start ranks while it is imported."""
 _GUARD = (
@@ -160,10 +164,8 @@ class RankPool:
                 f"num_ranks must be at most {MAX_RANKS.value}, as many as a job may have, got {num_ranks}"
             )
         _check_env(env)
-        _check_not_importing()
-        _check_not_daemonic()
         context = start_server()
-        self.num_ranks = num_ranks
+        self.num_ranks = int(num_ranks)
         self._pipes: list[multiprocessing.connection.Connection] = []
         self.processes: list[ForkServerProcess] = []
         self._senders: list[threading.Thread] = []
@@ -173,7 +175,7 @@ class RankPool:
         method = multiprocessing.get_start_method(allow_none=True)
         try:
             with _launch_errors():
-                for rank in range(num_ranks):
+                for rank in range(self.num_ranks):
                     ours, theirs = context.Pipe()
                     self._pipes.append(ours)
                     args = theirs, {**shared, "IRIS_RANK": str(rank)}, method
@@ -239,8 +241,11 @@ class RankPool:
             if now >= tell_at:
                 tell_at = math.inf
                 told = f"{_failure(outcomes.values())}\nwaiting for ranks {sorted(pending)}, {left:.0f} s at most"
-                with contextlib.suppress(OSError):  # nobody reads it
-                    print(told, file=sys.stderr, flush=True)
+                with contextlib.suppress(
+                    OSError, ValueError
+                ):  # nobody reads it, or it is closed, or takes no such text
+                    if sys.stderr is not None:
+                        print(told, file=sys.stderr, flush=True)
             limit = min(left, tell_at - now, _MAX_WAIT_S)
             ready = multiprocessing.connection.wait(list(pending.values()), limit)
             if not self._pipes:  # by the handler of a signal, in this thread
@@ -346,16 +351,51 @@ def _send_to(pipe: multiprocessing.connection.Connection, call: bytes) -> None:
 
 def start_server() -> ForkServerContext:
     """Start what ranks are forked from, a clean process that imports torch once: they start in a tenth of a second."""
+    _check_not_importing()
+    _check_not_daemonic()
+    _occupy_standard_streams()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["iris"])
     set_here = os.environ.pop(INTERPRET, None) if _interpret_is_ours() else None
     try:
-        with _launch_errors():
+        with _launch_errors(), _no_folder_left():
             forkserver.ensure_running()
     finally:
         if set_here is not None:
             os.environ[INTERPRET] = set_here
     return context
+
+
+def _occupy_standard_streams() -> None:
+    """Where this process's are closed, the server's pipes would have their numbers, and ranks would print into them."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+@contextlib.contextmanager
+def _no_folder_left() -> Iterator[None]:
+    """Whatever ends this process, no socket of a server that the block starts is left in a folder: it is deleted at
+    once, and met through a descriptor (Linux). Multiprocessing would delete it when this process ends in peace."""
+    server: Any = forkserver._forkserver
+    settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before, folder = settings.get("tempdir"), tempfile.mkdtemp(prefix="iris-")
+    settings["tempdir"] = folder
+    try:
+        yield
+        if os.path.dirname(server._forkserver_address) == folder:
+            while _server_sockets:
+                os.close(_server_sockets.pop())
+            _server_sockets.append(os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC))
+            server._forkserver_address = f"/proc/self/fd/{_server_sockets[0]}"
+    finally:
+        settings["tempdir"] = before
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                os.unlink(os.path.join(folder, name))
+            os.rmdir(folder)
 
 
 @contextlib.contextmanager
@@ -397,8 +437,8 @@ def _packed(fn: Callable[..., Any], args: Sequence[Any], last: bool) -> bytes:
         raise LaunchError(f"{fn!r} and its arguments cannot be sent to ranks: {described(error)}. {fix}") from error
 
 
-def _check_number(num_ranks: int) -> None:
-    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
+def _check_number(num_ranks: object) -> None:
+    if isinstance(num_ranks, bool) or not isinstance(num_ranks, numbers.Integral) or int(num_ranks) < 1:
         raise LaunchError(f"num_ranks must be a whole number, at least 1, got {num_ranks!r}")
 
 
@@ -420,9 +460,10 @@ def _check_args(op: str, args: object) -> None:
         raise ArgumentError(op, "args", "a tuple or list", repr(args), "Of one argument pass (argument,).")
 
 
-def _check_timeout(op: str, timeout_s: float | None) -> None:
-    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and not (number and timeout_s > 0):
+def _check_timeout(op: str, timeout_s: Any) -> None:
+    number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
+    positive = timeout_s is None or (number and timeout_s > 0)
+    if not positive:
         raise ArgumentError(op, "timeout_s", "more than 0 seconds, or None for as long as it takes", repr(timeout_s))
 
 

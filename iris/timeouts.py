@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from iris.errors import ArgumentError
 
@@ -55,6 +56,10 @@ def timeout_set() -> float | None:
     return seconds
 
 
-def _check(name: str, seconds: object) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _MAX_S:
+def _is_within(seconds: Any) -> bool:
+    return bool(0 < seconds <= _MAX_S)
+
+
+def _check(name: str, seconds: Any) -> None:
+    if isinstance(seconds, bool) or not (isinstance(seconds, numbers.Real) and _is_within(seconds)):
         raise ArgumentError("iris", name, f"a number of seconds, more than 0 and at most {_MAX_S}", repr(seconds))

@@ -491,8 +491,8 @@ def a_workspace_of_another_op() -> tuple[Failure, str]:
     with fresh(4 << 20) as ctx:
         output, a, b = (torch.ones(shape, device=ctx.device) for shape in ((2, 16), (4, 8), (8, 16)))
         other = new_workspace(ctx, ALL_REDUCE, "two_shot", 1 << 14)
-        failure = failure_of(lambda: ctx.ops.matmul_reduce_scatter(output, a, b, workspace=other))
         with mock.patch.multiple(ctx, debug=log.debug):
+            failure = failure_of(lambda: ctx.ops.matmul_reduce_scatter(output, a, b, workspace=other))
             ctx.ops.matmul_reduce_scatter(output, a, b)
         ctx.synchronize()
     return failure, log.debug.call_args.args[0] if ctx.rank == 0 else ""

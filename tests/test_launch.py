@@ -195,6 +195,13 @@ def test_a_rank_beyond_the_world_is_a_contradiction(
         assert re.search(rf"(RANK|PROCID)='{rank}'.* contradict each other$", str(caught.value))
 
 
+@pytest.mark.parametrize("alone", [{"IRIS_RANK": "0"}, {"IRIS_RANK": "x"}, {"IRIS_WORLD_SIZE": "4"}], ids=str)
+def test_half_of_what_iris_sets_is_refused(env: pytest.MonkeyPatch, alone: dict[str, str]) -> None:
+    setenv(env, alone)
+    with pytest.raises(iris.LaunchError, match=r"^IRIS_\w+='\w', but no IRIS_\w+: set both, or neither$"):
+        identity()
+
+
 def test_a_local_rank_below_0_is_none(env: pytest.MonkeyPatch) -> None:
     """As old launchers have it where they do not know; PyTorch has no words for such a GPU."""
     setenv(env, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"})
@@ -456,12 +463,22 @@ def test_what_a_main_module_defines_is_not_taken_for_another(
     assert "main at 0x" in done.stderr and "or a __main__.py, from which no other process can import it" in done.stderr
 
 
-def test_a_script_without_guard_is_told_so(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        "import iris\niris.launch(print, 2)\n",
+        "import sys\nfrom iris.cli import main\n"
+        "words = 'bench matmul --axis_M=8 --axis_N=8 --axis_K=8 --axis_algorithm=matmul --num_ranks=2'\n"
+        "sys.exit(main(words.split()))\n",
+    ],
+    ids=["launch", "bench"],
+)
+def test_a_script_without_guard_is_told_so(env: pytest.MonkeyPatch, tmp_path: Path, content: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import iris\niris.launch(print, 2)\n")
+    script.write_text(content)
     done = subprocess.run([python(), str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    said = r"LaunchError: rank [01] failed \(also failed: [01]\): iris\.launch was called while a new rank"
+    said = r"LaunchError: rank [01].*: iris\.launch was called while a new rank"
     assert re.search(said, done.stderr), done.stderr
     assert 'Call it under `if __name__ == "__main__":`' in done.stderr
     assert "bootstrapping" not in done.stderr

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -19,8 +22,10 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from ranks import BACKEND
 from torch.utils.data import DataLoader, TensorDataset
 from warm import python
 
@@ -201,9 +206,9 @@ def test_a_call_that_a_rank_does_not_read_ends_in_time(pool: iris.RankPool) -> N
     assert time.monotonic() - started < 10 and not any(sender.is_alive() for sender in pool._senders)
 
 
-def fail_on(rank: int, others_s: float) -> float:
+def fail_on(rank: int, others_s: float, why: str = "wrong") -> float:
     if os.environ["IRIS_RANK"] == str(rank):
-        raise ValueError("wrong")
+        raise ValueError(why)
     return sleep(others_s)
 
 
@@ -218,6 +223,44 @@ def test_who_is_waited_for_when_a_rank_has_failed_is_told(
         assert told == f"rank 0 failed: ValueError: wrong\nwaiting for ranks [1], {at_most} s at most\n"
     pool.outcomes(fail_on, (1, 0.0), grace_s=9)
     assert capsys.readouterr().err == "", "others that end at once need no words"
+
+
+@pytest.mark.parametrize("stream", ["ascii", "closed", None])
+def test_words_that_cannot_be_printed_end_nothing(
+    pool: iris.RankPool, monkeypatch: pytest.MonkeyPatch, stream: str | None
+) -> None:
+    monkeypatch.setattr(sys.modules["iris.launch"], "_TOLD_AFTER_S", 0.1)
+    errors = None if stream is None else io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    if errors is not None and stream == "closed":
+        errors.close()
+    with monkeypatch.context() as change:
+        change.setattr(sys, "stderr", errors)
+        outcomes = pool.outcomes(fail_on, (0, 0.5, "é"), grace_s=9)
+    assert str(outcomes[0].error) == "é" and outcomes[1].value == 0.5
+
+
+@pytest.mark.parametrize("descriptor", [1, 2])
+def test_ranks_print_into_nothing_where_nothing_is_open(descriptor: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+        import iris
+
+        def speak():
+            for stream in (sys.stdout, sys.stderr):
+                print("hello", file=stream, flush=True)
+
+        if __name__ == "__main__":
+            iris.launch(speak, 2)
+    """)
+    )
+    done = subprocess.run(
+        ["bash", "-c", f'exec "$0" "$1" {descriptor}>&-', sys.executable, str(script)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).split() == ["hello"] * 2
 
 
 @pytest.mark.parametrize("raised", [False, True])
@@ -321,7 +364,9 @@ def test_a_timeout_that_is_no_time(pool: iris.RankPool, timeout_s: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "timeout_s", [float("inf"), 1e300, 10**400, 1e8, None], ids=["inf", "1e300", "huge", "1e8", "none"]
+    "timeout_s",
+    [float("inf"), 1e300, 10**400, 1e8, None, np.float32(60), np.int64(60)],
+    ids=["inf", "1e300", "huge", "1e8", "none", "float32", "int64"],
 )
 def test_a_timeout_of_any_length(pool: iris.RankPool, timeout_s: Any) -> None:
     assert pool.run(sleep, (0.01,), timeout_s=timeout_s) == [0.01, 0.01]
@@ -551,9 +596,10 @@ def test_nothing_outlives_a_parent_that_is_killed(words: list[str], tmp_path: Pa
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(PARENT))
     marker = f"{tmp_path}-{os.getpid()}"
+    temporary = Path(tempfile.mkdtemp())  # tmp_path is too long for a socket
     parent = subprocess.Popen(
         [sys.executable, str(script), *words],
-        env={**os.environ, "IRIS_TEST": marker},
+        env={**os.environ, "IRIS_TEST": marker, "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -569,6 +615,9 @@ def test_nothing_outlives_a_parent_that_is_killed(words: list[str], tmp_path: Pa
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == set()
+    left_there = list(temporary.iterdir())
+    shutil.rmtree(temporary)
+    assert BACKEND != "sim" or left_there == []  # compilers leave theirs
 
 
 FORKING = """
