@@ -361,7 +361,8 @@ def test_axes_may_be_counted_from_the_last(ranks: Ranks) -> None:
 def captured() -> list[list[int]]:
     """Kernels that take something from the function around them."""
     count, results = tl.constexpr(8), []
-    for factor in (2, 3):
+    for number in (2, 3):
+        factor = tl.constexpr(number)
 
         @triton.jit
         def scaled(x):

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language
 import triton.language as tl
-from ranks import BACKEND, Ranks, context
+from ranks import BACKEND, Ranks, context, failure_of, fresh
 
 pytestmark = pytest.mark.skipif(BACKEND != "sim", reason="tests the simulator")
 ONE = pytest.mark.parametrize("ranks", [1], indirect=True)
@@ -194,6 +194,90 @@ def test_floats_beyond_integers_are_the_nearest(ranks: Ranks) -> None:
     assert found(torch.int64, tl.int64) == [3 * 10**9, -3 * 10**9, 2**63 - 1, -(2**63), -1, 300, 2**63 - 1, -(2**63)]
     of_16 = found(torch.int32, tl.int32, torch.bfloat16)
     assert of_16[1:] == [least, most, least, -1, int(torch.tensor(300.7).bfloat16()), most, 0]
+
+
+@triton.jit
+def wide_kernel(found, n):
+    tl.store(found, n.to(tl.int64) + 1)
+
+
+@triton.jit
+def annotated_number_kernel(found, n: tl.int64):
+    tl.store(found, n.to(tl.int64) + 1)
+
+
+@triton.jit(do_not_specialize=["n"])
+def unspecialised_kernel(found, n):
+    tl.store(found, n.to(tl.int64) + 1)
+
+
+def wide(n: int) -> list[Any]:
+    """What each of the kernels makes of ``n``, or says."""
+    results: list[Any] = []
+    for kernel in (wide_kernel, annotated_number_kernel, unspecialised_kernel):
+        with fresh() as ctx:
+            found = ctx.zeros(1, dtype=torch.int64)
+            failure = failure_of(lambda kernel=kernel, found=found: kernel[(1,)](found, n))
+            results.append(failure.message or found.item())
+    return results
+
+
+@ONE
+def test_a_whole_one_is_a_constant_unless_said_otherwise(ranks: Ranks) -> None:
+    """As when compiled: a kernel that casts its rank fails on rank 1."""
+    assert ranks.run(wide, 2)[0] == [3] * 3
+    constant, *numbers = ranks.run(wide, 1)[0]
+    assert "'int' object has no attribute 'to'" in constant and numbers == [2, 2]
+
+
+PLAIN = 4
+
+
+@triton.jit
+def plain_kernel(found, KIND: tl.constexpr):
+    if KIND == "variable":
+        tl.store(found, PLAIN)
+    elif KIND == "break":
+        for i in range(4):
+            if i > 2:
+                break
+            tl.store(found + i, i)
+    elif KIND == "continue":
+        for i in range(4):
+            if i < 2:
+                continue
+            tl.store(found + i, i)
+    elif KIND == "return":
+        for i in range(4):
+            if i > 2:
+                return
+            tl.store(found + i, i)
+    else:
+        PLAIN_TOO = 3
+        tl.store(found, PLAIN_TOO)
+
+
+PLAIN_TOO = 5
+KINDS = {
+    "variable": "NameError('PLAIN is a variable of the module or function around the kernel, and no constant",
+    "break": "NotImplementedError('break cannot be compiled",
+    "continue": "NotImplementedError('continue cannot be compiled",
+    "return": "NotImplementedError('return in a loop cannot be compiled",
+    "own": "",
+}
+
+
+def refused(kind: str) -> str:
+    with fresh() as ctx:
+        found = ctx.zeros(4, dtype=torch.int32)
+        return failure_of(lambda: plain_kernel[(1,)](found, KIND=kind)).message
+
+
+@ONE
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cannot_be_compiled_is_refused(ranks: Ranks, kind: str) -> None:
+    said = ranks.run(refused, kind)[0]
+    assert said.startswith(KINDS[kind]) and bool(said) == bool(KINDS[kind])
 
 
 def from_a_module_without_the_language(folder: str) -> list[int]:

@@ -298,9 +298,11 @@ def _taken(kernel: Any, name: str, value: Any) -> Any:
 _NUMBERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp16", "fp32", "fp64")
 
 
-def _number(kernel: Any, name: str, value: bool | float) -> tl.tensor:
+def _number(kernel: Any, name: str, value: Any) -> Any:
     """A number as a kernel gets it: of the type that its annotation says, or else as wide as it must be, if a float of
-    32 bits."""
+    32 bits. Of a whole 1 that is said to be none of these Triton makes a constant, of which ``.to()`` fails."""
+    if type(value) is int and value == 1 and name not in _unspecialised(kernel):
+        return 1
     kind = _annotated(kernel).get(name) or triton.runtime.jit.mangle_type(value)
     dtype = tl.str_to_ty("i1" if isinstance(value, bool) else kind, None)
     return tl.tensor(_Handle(np.array([value]).astype(upstream._get_np_dtype(dtype)), dtype), dtype)
@@ -321,6 +323,13 @@ def _parts(kernel: Any, values: Any) -> Any:
 def _constants(kernel: Any) -> frozenset[str]:
     """The arguments of ``kernel`` that are constants, however their annotations say it."""
     return frozenset(name for name, kind in kernel.__annotations__.items() if "constexpr" in str(kind))
+
+
+@functools.cache
+def _unspecialised(kernel: Any) -> frozenset[str]:
+    """The arguments of ``kernel`` of which no constant is made: those with a type, and those it asks this for."""
+    names, asked = list(inspect.signature(kernel).parameters), getattr(kernel, "do_not_specialize", ())
+    return frozenset(_annotated(kernel)) | {one if isinstance(one, str) else names[one] for one in asked}
 
 
 @functools.cache

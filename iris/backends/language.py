@@ -10,19 +10,22 @@
 * **Assertions.** ``tl.device_assert`` is checked, whether ``debug`` is set or not, as ``assert`` is.
 * **Axes.** A reduction or scan with a function of the kernel's own takes axes counted from the last one.
 * **Libraries.** Functions of ``libdevice`` that PyTorch has, too, are PyTorch's.
-* **Refusals.** What cannot be simulated says so.
+* **Refusals.** What cannot be simulated says so; ``break``, ``continue``, ``return`` in a loop, and variables around a
+  kernel that are no ``tl.constexpr``, say that they cannot be compiled.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
 from triton.language.extra import cuda, hip, libdevice
 from triton.runtime import interpreter as upstream
@@ -45,6 +48,8 @@ _OTHER_NAME = {
 }  # fmt: skip
 _PREDICATES = {"isnan": "isnan", "isinf": "isinf", "finitef": "isfinite", "isfinited": "isfinite"}
 """Which are true or false."""
+_PLAIN = {bool, int, float, str, bytes, tuple, list, dict, set, type(None)}
+"""Of variables that no kernel may read."""
 _COMPILED = {builtins.min: tl.core.builtin_min, builtins.max: tl.core.builtin_max}
 """What the compiler takes these functions for."""
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift")
@@ -61,6 +66,7 @@ def install() -> None:
     upstream._iris_logical, upstream._iris_not = _logical, _not
     upstream._iris_condition, upstream._iris_call = _condition, _call
     upstream._iris_indices, upstream._iris_assigned = indices, _assigned
+    upstream._iris_refused, upstream._iris_variable = _refused_statement, _refused_variable
     _install_constants()
     _install_axes()
     type(upstream.interpreter_semantic).device_assert = _device_assert
@@ -74,6 +80,8 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
     """Rewrites what Python would do in its own way."""
 
     _constants: frozenset[str] = frozenset()
+    _loops = 0
+    """How many loops there are around a statement that is visited, but for those that are unrolled."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:  # noqa: N802
         annotated = [one for one in ast.walk(node) if isinstance(one, ast.arg | ast.AnnAssign)]
@@ -101,7 +109,8 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
         return _calling(node, "_iris_not", node.operand) if isinstance(node.op, ast.Not) else node
 
     def visit_For(self, node: ast.For) -> Any:  # noqa: N802
-        self.generic_visit(node)
+        loop = node.iter
+        self._visit_loop(node, unrolled=isinstance(loop, ast.Call) and _last_name(loop.func) == "static_range")
         loop = node.iter
         if isinstance(loop, ast.Call) and _last_name(loop.func) == "range":
             node.iter = _calling(loop, "_iris_indices", loop.func, *loop.args, keywords=loop.keywords)
@@ -119,12 +128,35 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
             node.value = _calling(node.value, "_iris_assigned", node.value)
         return node
 
-    def visit_If(self, node: ast.If | ast.IfExp | ast.While) -> Any:  # noqa: N802
+    def visit_While(self, node: ast.While) -> Any:  # noqa: N802
+        self._visit_loop(node)
+        node.test = _calling(node.test, "_iris_condition", node.test)
+        return node
+
+    def _visit_loop(self, node: ast.For | ast.While, unrolled: bool = False) -> None:
+        self._loops += not unrolled
+        self.generic_visit(node)
+        self._loops -= not unrolled
+
+    def visit_Return(self, node: ast.Return) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        return self._refused(node, "return in a loop") if self._loops else node
+
+    def visit_Break(self, node: ast.Break) -> Any:  # noqa: N802
+        return self._refused(node, "break")
+
+    def visit_Continue(self, node: ast.Continue) -> Any:  # noqa: N802
+        return self._refused(node, "continue")
+
+    def _refused(self, node: ast.stmt, what: str) -> ast.stmt:
+        return ast.copy_location(ast.Expr(_calling(node, "_iris_refused", ast.Constant(what))), node)
+
+    def visit_If(self, node: ast.If | ast.IfExp) -> Any:  # noqa: N802
         self.generic_visit(node)
         node.test = _calling(node.test, "_iris_condition", node.test)
         return node
 
-    visit_IfExp = visit_While = visit_If  # noqa: N815
+    visit_IfExp = visit_If  # noqa: N815
 
     def visit_Call(self, node: ast.Call) -> Any:  # noqa: N802
         self.generic_visit(node)
@@ -148,6 +180,48 @@ def _assigned(value: Any) -> Any:
     if isinstance(value, tuple):
         return upstream._tuple_create(value, map(_assigned, value))
     return value.tensor() if isinstance(value, Index) else upstream.interpreter_semantic.to_tensor(value, False)
+
+
+def refuse_variables(fn: Callable[..., Any], tree: ast.Module) -> ast.Module:
+    """``tree``, which is ``fn`` rewritten, in which variables that are no constants to the compiler say so when they
+    are read: numbers, texts and the like of the module or function around it (Triton's
+    ``CodeGenerator.global_lookup``)."""
+    if triton.knobs.compilation.allow_non_constexpr_globals:
+        return tree
+    around = dict(fn.__globals__)
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not yet set, as the function's own name
+            around[name] = cell.cell_contents
+    names = [one for one in ast.walk(tree) if isinstance(one, ast.Name)]
+    own = {one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)}
+    own |= {one.id for one in names if not isinstance(one.ctx, ast.Load)}
+    plain = {name for name, value in around.items() if type(value) in _PLAIN} - own
+    return _Variables(plain).visit(tree) if not plain.isdisjoint(one.id for one in names) else tree
+
+
+class _Variables(ast.NodeTransformer):
+    def __init__(self, plain: Set[str]) -> None:
+        self.plain = plain
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        node.body = [self.visit(one) for one in node.body]  # not its defaults and decorators
+        return node
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        return _calling(node, "_iris_variable", ast.Constant(node.id)) if node.id in self.plain else node
+
+
+def _refused_variable(name: str) -> Any:
+    raise NameError(
+        f"{name} is a variable of the module or function around the kernel, and no constant: the compiler takes only "
+        f"{name} = tl.constexpr(…), or an argument."
+    )
+
+
+def _refused_statement(what: str) -> Any:
+    raise NotImplementedError(
+        f"{what} cannot be compiled: let the condition of a while loop, or a mask, say what is still to be done."
+    )
 
 
 def _logical(both: bool, *operands: Callable[[], Any]) -> Any:

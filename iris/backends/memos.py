@@ -18,6 +18,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as upstream
 
 from iris.backends.indices import Index
+from iris.backends.language import refuse_variables
 from iris.backends.memory import everywhere
 
 _ALIKE = frozenset({"int32", "int64", "fp16", "fp32", "fp64"})
@@ -210,9 +211,7 @@ def _operate_on_what_fits(fitting: Set[tuple[int, str]]) -> None:
                 return handle(result, tl.int1)
             if (result.itemsize, dtype.name) in fitting:
                 return handle(result, dtype)
-        elif (
-            op in arithmetic and lhs.data.dtype == rhs.data.dtype == np.bool_
-        ):  # of one bit, which older Triton has not
+        elif op in arithmetic and lhs.data.dtype == rhs.data.dtype == np.bool_:  # of one bit; older Triton has no such
             return handle((op(lhs.data.view(np.int8), rhs.data.view(np.int8)) & 1).astype(np.bool_), tl.int1)
         return original(self, lhs, rhs, op)
 
@@ -275,7 +274,10 @@ def _read_sources_once() -> None:
         self.filename = self.fn.__code__.co_filename
         at = next(at for at, line in enumerate(lines) if line.strip().startswith("def "))
         self.def_file_lineno, self.def_lineno = first + at, at + 1
-        return _as_defined(self.fn, self._transform_ast(self._prepare_source(lines)), self._compile_and_exec)
+        tree = refuse_variables(self.fn, self._transform_ast(self._prepare_source(lines)))
+        made = _as_defined(self.fn, tree, self._compile_and_exec)
+        made.do_not_specialize = self.kwargs.get("do_not_specialize") or ()
+        return made
 
     rewriter.rewrite_ast = rewrite_ast
 
@@ -289,11 +291,8 @@ def _as_defined(fn: Any, tree: Any, execute: Callable[[Any], Any]) -> Any:
     for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         one.annotation = None
     made = _with_variables_of(fn, ast.fix_missing_locations(tree), execute)
-    made.__defaults__, made.__kwdefaults__, made.__annotations__ = (
-        fn.__defaults__,
-        fn.__kwdefaults__,
-        fn.__annotations__,
-    )
+    made.__defaults__, made.__kwdefaults__ = fn.__defaults__, fn.__kwdefaults__
+    made.__annotations__ = fn.__annotations__
     return made
 
 
