@@ -241,9 +241,8 @@ class RankPool:
             if now >= tell_at:
                 tell_at = math.inf
                 told = f"{_failure(outcomes.values())}\nwaiting for ranks {sorted(pending)}, {left:.0f} s at most"
-                with contextlib.suppress(
-                    OSError, ValueError
-                ):  # nobody reads it, or it is closed, or takes no such text
+                # Nobody may read it, or it is closed, or takes no such text.
+                with contextlib.suppress(OSError, ValueError):
                     if sys.stderr is not None:
                         print(told, file=sys.stderr, flush=True)
             limit = min(left, tell_at - now, _MAX_WAIT_S)
@@ -462,8 +461,7 @@ def _check_args(op: str, args: object) -> None:
 
 def _check_timeout(op: str, timeout_s: Any) -> None:
     number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
-    positive = timeout_s is None or (number and timeout_s > 0)
-    if not positive:
+    if timeout_s is not None and not (number and timeout_s > 0):
         raise ArgumentError(op, "timeout_s", "more than 0 seconds, or None for as long as it takes", repr(timeout_s))
 
 

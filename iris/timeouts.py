@@ -56,10 +56,7 @@ def timeout_set() -> float | None:
     return seconds
 
 
-def _is_within(seconds: Any) -> bool:
-    return bool(0 < seconds <= _MAX_S)
-
-
 def _check(name: str, seconds: Any) -> None:
-    if isinstance(seconds, bool) or not (isinstance(seconds, numbers.Real) and _is_within(seconds)):
+    number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    if not (number and 0 < seconds <= _MAX_S):
         raise ArgumentError("iris", name, f"a number of seconds, more than 0 and at most {_MAX_S}", repr(seconds))

@@ -243,27 +243,22 @@ def _widen_operands(name: str) -> None:
 
 def _widen_reduced(owner: Any, name: str) -> None:
     """Reductions and scans that Triton computes with numpy; those with a function of one's own use the builder."""
-    original = getattr(owner, name)
+    original, cast = getattr(owner, name), upstream.interpreter_builder.cast_impl
 
     def narrowed(result: Any, dtype: Any) -> Any:
         if isinstance(result, (list, tuple)):
             return type(result)(narrowed(one, dtype) for one in result)
         if result.dtype != tl.float32:  # an index
             return result
-        if dtype == tl.bfloat16:
-            handle = _narrowed(result.handle)
-        else:
-            with np.errstate(over="ignore"):  # to infinity
-                handle = _Handle(result.handle.data.astype(np.float16), dtype)
-        return tl.tensor(handle, result.type.with_element_ty(dtype))
+        with np.errstate(over="ignore"):  # to infinity
+            return tl.tensor(cast(result.handle, dtype), result.type.with_element_ty(dtype))
 
     def reduce(self: Any, input: Any, *options: Any, **named: Any) -> Any:
         _refuse_float8(name, input.handle)
         dtype = input.handle.dtype.scalar
         if dtype not in (tl.bfloat16, tl.float16):
             return original(self, input, *options, **named)
-        numbers = widen(input.handle.data) if dtype == tl.bfloat16 else input.handle.data.astype(np.float32)
-        wide = tl.tensor(_Handle(numbers, tl.float32), input.type.with_element_ty(tl.float32))
+        wide = tl.tensor(cast(input.handle, tl.float32), input.type.with_element_ty(tl.float32))
         return narrowed(original(self, wide, *options, **named), dtype)
 
     setattr(owner, name, reduce)

@@ -281,11 +281,7 @@ _HINTS = {
 
 def _taken(kernel: Any, name: str, value: Any) -> Any:
     """``value`` as the interpreter has it. Raises what Triton raises on GPUs of what it cannot compile for."""
-    if isinstance(value, bool | int | float):
-        return _number(kernel, name, value)
-    if isinstance(value, tuple):
-        return _parts(kernel, value)
-    converted = upstream._implicit_cvt(value)
+    converted = _converted(kernel, name, value)
     if converted is value and not isinstance(value, upstream.InterpretedFunction):
         try:
             triton.runtime.jit.mangle_type(value)
@@ -293,6 +289,15 @@ def _taken(kernel: Any, name: str, value: Any) -> Any:
             hint = next((text for name, text in _HINTS.items() if hasattr(value, name)), "")
             raise TypeError(f"{kernel.__name__}: argument {name}: {error}{hint}") from None
     return converted
+
+
+def _converted(kernel: Any, name: str, value: Any) -> Any:
+    """``value``, or what a tuple holds: numbers there are as numbers beside it, without a name."""
+    if isinstance(value, bool | int | float):
+        return _number(kernel, name, value)
+    if isinstance(value, tuple):
+        return upstream._tuple_create(value, [_converted(kernel, "", one) for one in value])
+    return upstream._implicit_cvt(value)
 
 
 _NUMBERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp16", "fp32", "fp64")
@@ -306,17 +311,6 @@ def _number(kernel: Any, name: str, value: Any) -> Any:
     kind = _annotated(kernel).get(name) or triton.runtime.jit.mangle_type(value)
     dtype = tl.str_to_ty("i1" if isinstance(value, bool) else kind, None)
     return tl.tensor(_Handle(np.array([value]).astype(upstream._get_np_dtype(dtype)), dtype), dtype)
-
-
-def _parts(kernel: Any, values: Any) -> Any:
-    """A tuple argument, whose numbers are as those beside it."""
-
-    def part(value: Any) -> Any:
-        if isinstance(value, bool | int | float):
-            return _number(kernel, "", value)
-        return _parts(kernel, value) if isinstance(value, tuple) else upstream._implicit_cvt(value)
-
-    return upstream._tuple_create(values, [part(value) for value in values])
 
 
 @functools.cache

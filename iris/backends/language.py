@@ -109,10 +109,10 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
         return _calling(node, "_iris_not", node.operand) if isinstance(node.op, ast.Not) else node
 
     def visit_For(self, node: ast.For) -> Any:  # noqa: N802
+        called = _last_name(node.iter.func) if isinstance(node.iter, ast.Call) else ""
+        self._visit_loop(node, unrolled=called == "static_range")
         loop = node.iter
-        self._visit_loop(node, unrolled=isinstance(loop, ast.Call) and _last_name(loop.func) == "static_range")
-        loop = node.iter
-        if isinstance(loop, ast.Call) and _last_name(loop.func) == "range":
+        if isinstance(loop, ast.Call) and called == "range":
             node.iter = _calling(loop, "_iris_indices", loop.func, *loop.args, keywords=loop.keywords)
         return node
 
@@ -188,24 +188,23 @@ def refuse_variables(fn: Callable[..., Any], tree: ast.Module) -> ast.Module:
     ``CodeGenerator.global_lookup``)."""
     if triton.knobs.compilation.allow_non_constexpr_globals:
         return tree
-    around = dict(fn.__globals__)
+    read, own = set[str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            own.add(node.arg)
+        elif isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else own).add(node.id)
+    around: dict[str, Any] = {name: fn.__globals__[name] for name in read if name in fn.__globals__}
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not yet set, as the function's own name
             around[name] = cell.cell_contents
-    names = [one for one in ast.walk(tree) if isinstance(one, ast.Name)]
-    own = {one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)}
-    own |= {one.id for one in names if not isinstance(one.ctx, ast.Load)}
-    plain = {name for name, value in around.items() if type(value) in _PLAIN} - own
-    return _Variables(plain).visit(tree) if not plain.isdisjoint(one.id for one in names) else tree
+    plain = {name for name in around.keys() - own if type(around[name]) in _PLAIN}
+    return _Variables(plain).visit(tree) if plain else tree
 
 
 class _Variables(ast.NodeTransformer):
     def __init__(self, plain: Set[str]) -> None:
         self.plain = plain
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        node.body = [self.visit(one) for one in node.body]  # not its defaults and decorators
-        return node
 
     def visit_Name(self, node: ast.Name) -> Any:
         return _calling(node, "_iris_variable", ast.Constant(node.id)) if node.id in self.plain else node

@@ -207,7 +207,7 @@ def _operate_on_what_fits(fitting: Set[tuple[int, str]]) -> None:
         dtype = lhs.dtype
         if dtype.name in native and rhs.dtype.name in native:
             result = op(lhs.data, rhs.data)
-            if result.dtype == np.bool_:
+            if result.dtype.kind == "b":
                 return handle(result, tl.int1)
             if (result.itemsize, dtype.name) in fitting:
                 return handle(result, dtype)
@@ -274,8 +274,7 @@ def _read_sources_once() -> None:
         self.filename = self.fn.__code__.co_filename
         at = next(at for at, line in enumerate(lines) if line.strip().startswith("def "))
         self.def_file_lineno, self.def_lineno = first + at, at + 1
-        tree = refuse_variables(self.fn, self._transform_ast(self._prepare_source(lines)))
-        made = _as_defined(self.fn, tree, self._compile_and_exec)
+        made = _as_defined(self.fn, self._transform_ast(self._prepare_source(lines)), self._compile_and_exec)
         made.do_not_specialize = self.kwargs.get("do_not_specialize") or ()
         return made
 
@@ -290,7 +289,7 @@ def _as_defined(fn: Any, tree: Any, execute: Callable[[Any], Any]) -> Any:
     arguments.kw_defaults = [one and ast.Constant(None) for one in arguments.kw_defaults]
     for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         one.annotation = None
-    made = _with_variables_of(fn, ast.fix_missing_locations(tree), execute)
+    made = _with_variables_of(fn, ast.fix_missing_locations(refuse_variables(fn, tree)), execute)
     made.__defaults__, made.__kwdefaults__ = fn.__defaults__, fn.__kwdefaults__
     made.__annotations__ = fn.__annotations__
     return made

@@ -237,8 +237,11 @@ def _done(before: Sequence[Record], groups: Sequence[Sequence[str]], commit: str
 def _difference(then: Mapping[str, object], now: Mapping[str, str | None]) -> str:
     """What of a record's versions and variables differs from those of now."""
     changed = [name for name, value in now.items() if then.get(name) != value]
-    nothing = {name: "none" if name == "variables" else "unknown" for name in changed}
-    return ", ".join(f"{one} {then.get(one) or nothing[one]} (now {now[one] or nothing[one]})" for one in changed)
+
+    def told(known: Mapping[str, object], name: str) -> object:
+        return known.get(name) or ("none" if name == "variables" else "unknown")
+
+    return ", ".join(f"{name} {told(then, name)} (now {told(now, name)})" for name in changed)
 
 
 def make_parser(
