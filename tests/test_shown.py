@@ -19,8 +19,8 @@ from iris.bench.state import Outcome
 from iris.bench.tables import write_csv, write_json, write_table
 from iris.progress import progress
 from iris.report import tables
-from iris.report.records import read
 from iris.report.study import Study
+from iris.results import read
 
 RATES = ["GB/s", "TFLOP/s", "floor ms", "of floor", "× NCCL"]
 SIMULATED: dict[str, str | int | None] = {"hardware": "simulated", "backend": "sim", "date": "2026-11-26T12:00:00Z"}

@@ -1,14 +1,4 @@
-"""Results: one JSON object per line and point, appended as each is finished.
-
-A line says what was measured (``case``, ``params``, ``world_size``), whether the result was right (``validated``), why
-there is no figure (``skipped``, ``error``), the figures, and the ``environment``. ``time_ms`` is of the slowest rank:
-for each call the longest time of any rank, and of those the median, the smallest, and the 10th and 90th percentile;
-``rank_skew`` is the slowest rank's median minus the fastest's. ``back_to_back_ms`` is per call of many in a row, host
-included, once the device is as warm as they make it; ``host_us`` the host's time for one call. ``flops`` and ``nbytes``
-are per rank and call. ``deterministic`` says whether two calls on the same data give the same bits, null where nobody
-knows. Records of one ``batch`` were timed in turns; a ratio of times is given of such only, and of records without one,
-which are older.
-"""
+"""Records: results as a run makes them, appended to a file as each is finished, and read again to go on."""
 
 from __future__ import annotations
 
@@ -27,30 +17,14 @@ from typing import Any
 from iris.bench.axes import Params
 from iris.bench.state import Outcome
 from iris.errors import ArgumentError
+from iris.results import PICKED, SCHEMA, SIMULATOR, half, parsed
 
-SCHEMA = 1
-PICKED = ("auto", "untuned")
-"""Algorithms that stand for the one that was picked."""
-_BEGIN = b'{"schema":'
-"""What the line of a record begins with."""
 Record = dict[str, Any]
-
-_NONE, _NUMBER = type(None), (float, int)
-_WORDS = {str: "text", bool: "a flag", int: "a whole number", float: "a number", dict: "an object", _NONE: "null"}
-_FIELDS: Mapping[str, tuple[type, ...]] = {
-    "case": (str,),
-    "world_size": (int,),
-    "validated": (bool, _NONE),
-    "time_ms": (dict, _NONE),
-    **dict.fromkeys(("params", "counters", "environment"), (dict,)),
-    **dict.fromkeys(("skipped", "error", "batch"), (str, _NONE)),
-    **dict.fromkeys(("flops", "nbytes", "back_to_back_ms", "host_us", "floor_ms", "floor_share"), (*_NUMBER, _NONE)),
-    **dict.fromkeys(("tflops_per_gpu", "gbytes_per_s"), (*_NUMBER, _NONE)),
-}
-"""What every record has and the tables rely on."""
-_PARTS = {"params": (str, *_NUMBER, _NONE), "counters": _NUMBER, "time_ms": _NUMBER}
-"""What the values inside of objects are."""
-_FIX = "Delete the line if it is to be a record, or name another file."
+_OPTIONAL = (
+    *("validated", "skipped", "error", "batch", "time_ms", "back_to_back_ms", "host_us", "flops", "nbytes"),
+    *("floor_ms", "floor_share", "tflops_per_gpu", "gbytes_per_s"),
+)
+"""What a line may leave out where it is null."""
 
 
 def record(
@@ -122,7 +96,7 @@ def key_of(one: Record) -> str:
 
 def simulated(one: Mapping[str, Any]) -> bool:
     """Whether a record is of simulated ranks: its times are wall time, and rates and speed-ups of them say nothing."""
-    return (one.get("environment") or {}).get("backend") == "sim"
+    return (one.get("environment") or {}).get("backend") == SIMULATOR
 
 
 def place_of(one: Record) -> tuple[Any, Any]:
@@ -217,12 +191,13 @@ def _append(path: Path, file: int, records: Sequence[Record]) -> None:
 def _mend(path: Path, file: int) -> None:
     """Make a file end with a whole line."""
     content = _read(path)
-    _records(path, content)
-    tail = content.rpartition(b"\n")[2]
+    tail = half(content)
+    whole = content.removesuffix(tail)
+    _records(path, whole)
     try:
-        if half(tail):
-            os.truncate(file, len(content) - len(tail))
-        elif tail:
+        if tail:
+            os.truncate(file, len(whole))
+        elif content and not content.endswith(b"\n"):
             os.write(file, b"\n")
     except OSError as error:
         raise ArgumentError("bench", str(path), "a file that can be written", error.strerror) from error
@@ -245,7 +220,8 @@ def load(path: Path) -> list[Record]:
     if not os.path.isfile(path):
         got = f"{path}, which is none" if os.path.exists(path) else f"{path}: there is no such file"
         raise ArgumentError("bench", "--resume", "a file of results", got, "Start a run with --benchmark_out first.")
-    return _records(path, _read(path))
+    content = _read(path)
+    return _records(path, content.removesuffix(half(content)))
 
 
 def newest(records: Iterable[Record]) -> dict[str, Record]:
@@ -254,57 +230,6 @@ def newest(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def _records(path: Path, content: bytes) -> list[Record]:
-    """The records that ``content`` of a file holds, without the half of one at its end."""
-    lines = content.split(b"\n")
-    if half(lines[-1]):
-        lines.pop()
-    return [_record(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def half(line: bytes) -> bool:
-    """Whether a last line is what a killed run has written of a record."""
-    return (line.startswith(_BEGIN) or _BEGIN.startswith(line)) and not _is_json(line)
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    except RecursionError:  # nobody knows: it is left as it is
-        pass
-    return True
-
-
-def _record(where: str, line: bytes) -> Record:
-    try:
-        one: Record = json.loads(line, parse_int=_whole)
-        json.dumps(one, allow_nan=False, ensure_ascii=False).encode()  # nan and halves of characters cannot be shown
-        if one["schema"] != SCHEMA:
-            raise KeyError("schema")
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        expected, got = f"a JSON object with schema {SCHEMA}", line[:60].decode(errors="replace")
-        raise ArgumentError("bench", where, expected, got, _FIX) from error
-    _check(where, {"batch": None, **one}, _FIELDS)
-    for name, kinds in _PARTS.items():
-        part = one[name] or {}
-        _check(where, part, dict.fromkeys(part, kinds))
-    if one["time_ms"] is not None:
-        _check(where, one["time_ms"], dict.fromkeys(("median", "p10", "p90", "rank_skew"), _NUMBER))
-        if one["time_ms"]["median"] <= 0:
-            raise ArgumentError("bench", where, "a median of more than 0", one["time_ms"]["median"], _FIX)
-    return one
-
-
-def _whole(digits: str) -> int:
-    """A whole number that can be computed with."""
-    value = int(digits)
-    float(value)  # or an OverflowError
-    return value
-
-
-def _check(where: str, fields: Record, expected: Mapping[str, tuple[type, ...]]) -> None:
-    for name, kinds in expected.items():
-        if not isinstance(fields.get(name, ...), kinds):
-            got = json.dumps(fields[name])[:60] if name in fields else "nothing"
-            raise ArgumentError("bench", where, f"{name}: {' or '.join(_WORDS[kind] for kind in kinds)}", got, _FIX)
+    """The records that ``content`` of a file holds."""
+    empty = dict.fromkeys(_OPTIONAL) | {"counters": {}}
+    return [empty | fields for fields, _ in parsed("bench", path, content)]

@@ -17,8 +17,8 @@ from iris.progress import progress
 from iris.report import comparison, markdown, page
 from iris.report.charts import KINDS, Chart, charts
 from iris.report.palette import Palette
-from iris.report.records import read
 from iris.report.study import Study, grouped
+from iris.results import read
 
 T = TypeVar("T")
 THRESHOLD_PERCENT = 3.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from iris.report.records import MAX_NUMBER, Result, Value, newest
+from iris.results import MAX_NUMBER, Result, Value, newest
 
 OPPONENTS = ("nccl", "torch_symm_mem")
 """Algorithms that do an op's whole work without Iris: what speed-ups are over."""

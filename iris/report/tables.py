@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from iris.console import counted
 from iris.report.palette import Palette
-from iris.report.records import Result, Value
 from iris.report.study import (
     COMPARATORS,
     OPPONENTS,
@@ -22,6 +21,7 @@ from iris.report.study import (
     time_of,
     verdict,
 )
+from iris.results import Result, Value
 
 NOTHING = "–"
 SIGNS = {"faster": "▲", "slower": "▼"}
@@ -351,7 +351,7 @@ def _spread(result: Result) -> float | None:
 
 
 def _skew(result: Result) -> float | None:
-    return None if result.time is None or result.time.rank_skew is None else 1e3 * result.time.rank_skew
+    return None if result.time is None else 1e3 * result.time.rank_skew
 
 
 def _share(result: Result) -> float | None:

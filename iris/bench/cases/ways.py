@@ -35,7 +35,6 @@ from iris.bench.cases.operands import (
     Operands,
 )
 from iris.bench.distributed import all_gather, process_group, reduce_scatter
-from iris.bench.records import PICKED
 from iris.bench.state import State
 from iris.context import Iris
 from iris.errors import ArgumentError
@@ -44,6 +43,7 @@ from iris.ops.candidates import obstacle, options_of
 from iris.ops.config import OF_TILE
 from iris.ops.pick import model_pick
 from iris.ops.target import target_of
+from iris.results import PICKED
 
 NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
 AUTO, UNTUNED = PICKED

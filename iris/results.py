@@ -1,11 +1,22 @@
-"""Results as they lie on disk: JSON lines, one object for each measured case."""
+"""Results as they lie on disk: JSON lines, one object for each measured point.
+
+A line says what was measured (``case``, ``params``, ``world_size``), whether the result was right (``validated``), why
+there is no figure (``skipped``, ``error``), the figures, and the ``environment``. ``time_ms`` is of the slowest rank:
+for each call the longest time of any rank, and of those the median, the smallest, and the 10th and 90th percentile;
+``rank_skew`` is the slowest rank's median minus the fastest's. ``back_to_back_ms`` is per call of many in a row, host
+included, once the device is as warm as they make it; ``host_us`` the host's time for one call. ``flops`` and ``nbytes``
+are per rank and call. ``deterministic`` says whether two calls on the same data give the same bits, null where nobody
+knows. Results of one ``batch`` were timed in turns; a ratio of times is given of such only, and of those without one,
+which are older.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,17 +53,14 @@ class Time:
     median: float
     p10: float
     p90: float
-    rank_skew: float | None
+    rank_skew: float
     calls: float | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """One line. A result that is wrong, failed or was skipped has no time and no figure made from it. One of simulated
-    ranks has its time, which is wall time, and no rate and no floor.
-
-    Results of one ``batch`` were timed in turns; older lines have none.
-    """
+    """What a line means. A result that is wrong, failed or was skipped has no time and no figure made from it. One of
+    simulated ranks has its time, which is wall time, and no rate and no floor."""
 
     case: str
     params: Mapping[str, Value]
@@ -154,40 +162,66 @@ def read(path: Path) -> list[Result]:
 
 
 def _read_file(file: Path) -> list[Result]:
-    results = []
     with files.argument_errors("report", "results", "a file that can be read", file):
-        lines = file.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
+        content = file.read_bytes()
+    if tail := half(content):
+        number = content.count(b"\n") + 1
+        print(f"{file}:{number} is left out: a run that was stopped did not finish the line", file=sys.stderr)
+        content = content.removesuffix(tail)
+    return [result for _, result in parsed("report", file, content)]
+
+
+def half(content: bytes) -> bytes:
+    """What a run that was stopped has written of a line at the end of a file's ``content``; empty if it is whole."""
+    tail = content.rpartition(b"\n")[2]
+    if tail.startswith(_BEGIN) or _BEGIN.startswith(tail):
+        try:
+            json.loads(tail)
+        except RecursionError:  # nobody knows: it is left as it is
+            pass
+        except ValueError:
+            return tail
+    return b""
+
+
+def parsed(program: str, file: Path, content: bytes) -> Iterator[tuple[dict[str, Any], Result]]:
+    """The lines that ``content`` of a file has, each as it is and what it means.
+
+    Raises:
+        ArgumentError: a line is no result; names ``program``, file and line.
+    """
+    for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
         where = f"{file}:{number}"
         try:
-            fields = json.loads(line)
+            fields = json.loads(line, parse_constant=_no_number)
             if b"\\u" in line:
                 json.dumps(fields, ensure_ascii=False).encode()  # halves of characters cannot be written
-            results.append(_parse(_Fields(where, "", fields), file))
-        except ArgumentError:
-            raise
         except (ValueError, RecursionError) as error:
-            unfinished = not isinstance(error, UnicodeEncodeError | RecursionError)
-            if unfinished and number == len(lines) and (line.startswith(_BEGIN) or _BEGIN.startswith(line)):
-                print(f"{where} is left out: a run that was stopped did not finish the line", file=sys.stderr)
-                continue
-            got = _shortened(line.decode(errors="replace"))
-            fix = f"The line is broken ({error}); if a run was stopped while it wrote the line, delete it."
-            raise ArgumentError("report", where, "a JSON object", got, fix) from error
-    return results
+            fix = (
+                f"The line is broken ({error}); if a run was stopped while it wrote the line, delete it. "
+                "If the file is to hold something else, name another."
+            )
+            raise ArgumentError(
+                program, where, "a JSON object", _shortened(line.decode(errors="replace")), fix
+            ) from error
+        yield fields, _parse(_Fields(program, where, "", fields), file)
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
 
 
 def _parse(line: _Fields, file: Path) -> Result:
     if line.fields.get("schema") != SCHEMA:
         got = line.fields.get("schema", "none")
         fix = "The file comes from another version of Iris, or is no file of results."
-        raise ArgumentError("report", line.where, f"schema {SCHEMA}", f"schema {got}", fix)
+        raise ArgumentError(line.program, line.where, f"schema {SCHEMA}", f"schema {got}", fix)
     environment = line.inner("environment")
     for name in ("hardware", "backend", "date"):
         environment.text(name)
-    counters = line.inner("counters", optional=True)
+    params, counters = line.inner("params"), line.inner("counters", optional=True)
     config = line.inner("config", optional=True)
     validated, skipped, error = (
         line.optional_flag("validated"),
@@ -203,11 +237,13 @@ def _parse(line: _Fields, file: Path) -> Result:
         value = line.optional_number(name)
         return value if wanted else None
 
+    for name in ("flops", "nbytes"):
+        line.optional_number(name)
     time = _time(line.inner("time_ms")) if line.fields.get("time_ms") is not None else None
-    counted = {name: counters.number(name, -MAX_NUMBER) for name in counters.fields} if counts else {}
+    counted = {name: counters.number(name, -MAX_NUMBER) for name in counters.fields}
     return Result(
         case=line.text("case"),
-        params={name: _plain(value) for name, value in line.inner("params").fields.items()},
+        params={name: params.plain(name) for name in params.fields},
         world_size=line.count("world_size"),
         validated=validated,
         skipped=skipped,
@@ -221,7 +257,7 @@ def _parse(line: _Fields, file: Path) -> Result:
         gbytes_per_s=figure("gbytes_per_s", rated),
         predicted_ms=line.optional_number("predicted_ms"),
         picked=str(algorithm) if (algorithm := config.fields.get("algorithm")) is not None else None,
-        counters={name: value for name, value in counted.items() if on_gpus or not name.startswith(_RATE)},
+        counters={name: value for name, value in counted.items() if counts and (on_gpus or not name.startswith(_RATE))},
         environment={
             name: _HASH.sub(r"\1", str(value)) if name == "commit" else str(value)
             for name, value in environment.fields.items()
@@ -233,15 +269,11 @@ def _parse(line: _Fields, file: Path) -> Result:
 
 
 def _time(fields: _Fields) -> Time:
-    median, p10, p90 = (fields.number(name) for name in ("median", "p10", "p90"))
-    time = Time(median, p10, p90, fields.optional_number("rank_skew"), fields.optional_number("calls"))
+    median, p10, p90, rank_skew = (fields.number(name) for name in ("median", "p10", "p90", "rank_skew"))
+    time = Time(median, p10, p90, rank_skew, fields.optional_number("calls"))
     if time.median < MIN_MS:
         raise fields.wrong("median", f"{MIN_MS:g} or more", time.median)
     return time
-
-
-def _plain(value: Any) -> Value:
-    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def _shortened(text: str) -> str:
@@ -252,6 +284,7 @@ def _shortened(text: str) -> str:
 class _Fields:
     """The fields of one object of a line, looked at as they are taken."""
 
+    program: str
     where: str
     path: str
     fields: Any
@@ -259,16 +292,16 @@ class _Fields:
     def __post_init__(self) -> None:
         if not isinstance(self.fields, dict):
             expected = f"a JSON object{f' as {self.path}' if self.path else ''}"
-            raise ArgumentError("report", self.where, expected, _shortened(repr(self.fields)))
+            raise ArgumentError(self.program, self.where, expected, _shortened(repr(self.fields)))
 
     def wrong(self, name: str, expected: str, got: object) -> ArgumentError:
         path = f"{self.path}.{name}" if self.path else name
         shown = "nothing" if got is None else _shortened(repr(got))
-        return ArgumentError("report", self.where, f"{path}: {expected}", shown)
+        return ArgumentError(self.program, self.where, f"{path}: {expected}", shown)
 
     def inner(self, name: str, optional: bool = False) -> _Fields:
         value = self.fields.get(name)
-        return _Fields(self.where, name, {} if value is None and optional else value)
+        return _Fields(self.program, self.where, name, {} if value is None and optional else value)
 
     def text(self, name: str) -> str:
         value = self.optional_text(name)
@@ -301,6 +334,12 @@ class _Fields:
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_NUMBER:
             raise self.wrong(name, f"a whole number from 1 to {MAX_NUMBER:g}", value)
         return value
+
+    def plain(self, name: str) -> Value:
+        value: object = self.fields[name]
+        if isinstance(value, str | int | None) or (isinstance(value, float) and math.isfinite(value)):
+            return value
+        raise self.wrong(name, "text, a number, a flag or null", value)
 
     def optional_flag(self, name: str) -> bool | None:
         value = self.fields.get(name)
