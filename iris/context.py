@@ -493,12 +493,21 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         try:
             if error is None:
                 self.synchronize()
+                self._say_closed()
                 self._exchange("close")
         except BaseException as raised:  # Ctrl-C, too: peers are told, and nothing more is waited for
             error = raised
             raise
         finally:
             self._release(error)
+
+    def _say_closed(self) -> None:
+        """Once this rank has sent all that it was to send, let no kernel of a peer's wait for more."""
+        self._backend.finish(self.check)
+        for peer in range(self.world_size):
+            if peer != self.rank:
+                place = self._control.offset + sync.CLOSED_WORDS.value + 4 * self.rank
+                self._backend.peer_bytes(peer, place, 4).copy_(torch.tensor([1, 0, 0, 0], dtype=torch.uint8))
 
     def _release(self, error: BaseException | None) -> None:
         self._open = done = False

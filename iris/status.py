@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import SupportsInt
 
 from iris.device import sync
-from iris.errors import WaitTimeout
+from iris.errors import PeerDied, WaitTimeout
 from iris.heap import HeapTable
 from iris.timeouts import GIVEN, Limits
 
@@ -43,7 +43,7 @@ def _stopped(rank: int) -> str:
 
 def expired_wait(
     words: Sequence[int], own_rank: int, world_size: int, table: HeapTable, limits: Limits = GIVEN
-) -> WaitTimeout:
+) -> WaitTimeout | PeerDied:
     """The error that a record of ``own_rank`` stands for: who waited for whom, how long, for which flag; ``table``: of
     its heap; ``limits``: what to raise for longer waits."""
     site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
@@ -62,7 +62,13 @@ def expired_wait(
         if on_heap and words[sync.STATUS_SITE] == sync.SITE_USER.value:
             place += f" ({_place(offset, table)})"
         lacking = f"should reach {wanted}, holds {seen}" if flagged else f"of call {wanted} has not come"
-        message = f"{site}: rank {rank} waited {waited:.1f} s for rank {peer}: {place} {lacking}"
+        message = f"{site}: rank {rank} waited {abs(waited):.1f} s for rank {peer}: {place} {lacking}"
+        if waited < 0:
+            return PeerDied(
+                f"{message}, and rank {peer} has closed its context. Has it left out a call, or ended early, as by "
+                "sys.exit()?",
+                [peer],
+            )
         if flagged and words[sync.STATUS_SITE] != sync.SITE_USER.value and wanted > 0 and not 0 <= seen < wanted:
             return WaitTimeout(
                 f"{message}, which no call has set: something else has written there. A CUDA graph that is replayed "

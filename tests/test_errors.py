@@ -21,7 +21,9 @@ from ranks import BACKEND, TIMEOUT_S, Failure, Ranks, context, failure_of, fresh
 
 import iris
 from iris import errors
-from iris.device.sync import ABORT_WORD
+from iris.device import sync
+from iris.device.arch import clock_ns
+from iris.device.sync import ABORT_WORD, CLOSED_WORDS
 from iris.device.trace import WAIT, record
 from iris.errors import ranks_text
 from iris.failure import _other_call
@@ -597,13 +599,13 @@ def another_call() -> Failure:
     """A kernel of rank 0 waits for rank 1, which, as the others, makes a call that rank 0 does not."""
 
     def work() -> None:
-        with fresh(timeout_s=0.5) as ctx:
+        with fresh(timeout_s=0.5 if context().rank == 0 else 30) as ctx:
             flag = unset_flag(ctx)
             if ctx.rank == 0:
                 unanswered_kernel[(1,)](ctx.handle, flag)
                 ctx.synchronize()
             else:
-                ctx.close()
+                ctx.barrier()
 
     return failure_of(work)
 
@@ -612,8 +614,74 @@ def another_call() -> Failure:
 def test_a_rank_that_is_in_another_call_is_told(ranks: Ranks) -> None:
     first, *_ = ranks.run(another_call)
     assert re.search(
-        r"a user kernel: rank 0 waited \d\.\d s for rank 1: .* Rank 1 is in another call: close\.$", first.message
+        r"a user kernel: rank 0 waited \d\.\d s for rank 1: .* Rank 1 is in another call: barrier\.$", first.message
     )
+
+
+def closed_too_early(config: str | None) -> Failure:
+    """Other ranks close their contexts; a kernel of rank 0 waits for them: in an op with ``config``, or for a flag."""
+
+    def work() -> None:
+        with fresh(timeout_s=30) as ctx:
+            flag = unset_flag(ctx)
+            a, b = (torch.ones(*size, device=ctx.device) for size in ((4, 16), (16, 8)))
+            gathered = torch.ones(4 * ctx.world_size, 8, device=ctx.device)
+            for _ in range(2):
+                ctx.ops.all_gather_matmul(gathered, a, b, gather_dim=0, config=config or "push")
+            ctx.synchronize()
+            context().barrier()
+            if ctx.rank == 0 and config is not None:
+                ctx.ops.all_gather_matmul(gathered, a, b, gather_dim=0, config=config)
+            elif ctx.rank == 0:
+                unanswered_kernel[(1,)](ctx.handle, flag)
+            ctx.synchronize()
+
+    return failure_of(work)
+
+
+@pytest.mark.parametrize("config", [None, "push", "low_latency"])
+@TWO_OR_MORE
+def test_who_waits_for_a_rank_that_has_closed_is_told_at_once(ranks: Ranks, config: str | None) -> None:
+    first, second, *_ = ranks.run(closed_too_early, config)
+    site = "a user kernel" if config is None else "all_gather_matmul"
+    lacking = "data at heap offset .* has not come" if config == "low_latency" else "flag at heap offset .*"
+    assert first.kind == "PeerDied" and first.took_s < 20, first
+    (peer,) = first.ranks
+    assert re.match(
+        rf"{site}: rank 0 waited \d\.\d s for rank {peer}: {lacking}, and rank {peer} has closed its context\. Has it "
+        r"left out a call, or ended early, as by sys\.exit\(\)\?",
+        first.message,
+    ), first
+    assert second.kind == "PeerDied" and f"rank {peer} has closed its context" in second.message, second
+
+
+@triton.jit
+def last_looks_kernel(handle, flag, word, stopped):
+    """At a flag and at a word that have come from a peer that has closed its context, then at a flag that has not."""
+    now = clock_ns()
+    of_word = sync._check_bounds(word, 5, sync.NO_FLAG, 1, now, handle, sync.SITE_USER, flagged=False)
+    tl.store(stopped, sync._check_bounds(flag, 5, 4, 1, now, handle, sync.SITE_USER))
+    tl.store(stopped + 1, of_word)
+    tl.store(stopped + 2, sync._check_bounds(flag, 6, 4, 1, now, handle, sync.SITE_USER))
+
+
+def last_looks() -> tuple[list[int], Failure]:
+    with suppress(iris.PeerDied), fresh(timeout_s=30) as ctx:
+        flag, word = ctx.full((1,), 5, dtype=torch.int32), ctx.full((1,), 7, dtype=torch.int64)
+        stopped, failure = torch.full((3,), -1, dtype=torch.int32, device=ctx.device), Failure()
+        closed = ctx._backend.bytes_at(ctx._control.offset + CLOSED_WORDS.value + 4, 4, None)
+        closed.view(torch.int32).fill_(1)
+        ctx.barrier()
+        if ctx.rank == 0:
+            failure = failure_of(lambda: (last_looks_kernel[(1,)](ctx.handle, flag, word, stopped), ctx.synchronize()))
+    return stopped.tolist(), failure
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_what_a_rank_has_sent_before_it_closed_has_come(ranks: Ranks) -> None:
+    (stopped, failure), _ = ranks.run(last_looks)
+    assert stopped == [0, 0, 1]
+    assert failure.kind == "PeerDied" and "should reach 6, holds 4, and rank 1 has closed" in failure.message, failure
 
 
 @TWO_OR_MORE

@@ -290,7 +290,8 @@ def test_a_gpu_lets_go_of_its_heap_when_it_is_done_or_has_failed(fails: bool, mo
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     backend = gpu.GpuBackend.__new__(gpu.GpuBackend)
-    vars(backend).update(device=torch.device("cuda", 0), _heap="heap", _handle="handle")
+    device = torch.device("cuda", 0)
+    vars(backend).update(device=device, _idleness=gpu._Idleness(device), _heap="heap", _handle="handle")
     assert not backend.close(0.0) and not backend.close(0.05) and backend._heap == "heap"
     done.set()
     assert backend.close(60.0) and not hasattr(backend, "_heap")
@@ -429,6 +430,16 @@ def test_a_forgotten_close_is_made_up_for_at_exit(tmp_path: Path) -> None:
     source = FORGOTTEN.format(last="time.sleep(0.5 * ctx.rank); print('done', tensor.sum().item())")
     assert run_ranks(source, tmp_path) == [(0, "done 12.0\n", "")] * 2
     assert shared_memory_files() <= files
+
+
+def test_a_peer_that_exits_is_not_waited_for(tmp_path: Path) -> None:
+    """No handler hears of ``sys.exit(3)``: for what is open, it looks like the end of the program."""
+    last = "if ctx.rank == 1: sys.exit(3)\n    ctx.device_barrier(); ctx.synchronize()"
+    source = FORGOTTEN.format(last=last).replace("timeout_s=10", "timeout_s=100")
+    (code, _, errors), (their_code, _, their_errors) = run_ranks(source, tmp_path)
+    assert (code, their_code) == (1, 3), (errors, their_errors)
+    assert "iris.errors.PeerDied: device_barrier: rank 0 waited" in errors and "rank 1 has closed its context" in errors
+    assert their_errors.startswith("iris: rank 1 was not closed cleanly: ")
 
 
 def test_a_rank_that_has_ended_waits_for_a_slower_one(tmp_path: Path) -> None:

@@ -86,6 +86,10 @@ class Backend(ABC):
         """Wait for ``stream`` (None: the current one), calling ``check`` again and again meanwhile."""
 
     @abstractmethod
+    def finish(self, check: Callable[[], None]) -> None:
+        """Wait until the device is done with all that it was given, calling ``check`` again and again meanwhile."""
+
+    @abstractmethod
     def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings) -> None:
         """Where a kernel has run when its launch returns, as in the simulator, run every one that gets a tensor of
         ``given`` inside of ``around()``, until :meth:`close`."""

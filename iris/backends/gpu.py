@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -74,6 +75,7 @@ class GpuBackend(Backend):
         properties = torch.cuda.get_device_properties(self.device)
         self.num_sms = properties.multi_processor_count
         self._require_peer_access(mesh)
+        self._idleness = _Idleness(self.device)
         self._poke_stream = torch.cuda.Stream(self.device, priority=-1)  # which users have few of: none may be it
         self._memcpy_async, self._memcpy_2d_async = _load_copies(name)
         self._wait_value, self._write_value = _load_word_operations(name)
@@ -177,28 +179,47 @@ class GpuBackend(Backend):
                 time.sleep(1e-4)
         check()
 
+    def finish(self, check: Callable[[], None]) -> None:
+        done = self._idleness.asked()
+        while not done.wait(1e-3):
+            check()
+        check()
+
     def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings) -> None:
         """Nothing: a launch returns before its kernel has run."""
 
     def close(self, limit_s: float | None) -> bool:
         if limit_s is None:
             torch.cuda.synchronize(self.device)
-        elif not limit_s or not self._done_within(limit_s):
+        elif not limit_s or not self._idleness.asked().wait(limit_s):
             return False
+        self._idleness.stop()
         del self._handle, self._heap
         return True
 
-    def _done_within(self, limit_s: float) -> bool:
-        """Whether the device is done with all that it was given, or has failed."""
 
-        def wait() -> None:
+class _Idleness:
+    """A thread that waits until a device is done with all that it was given, or has failed, so that others can look at
+    something else meanwhile. It is there from the start: none can be started when the interpreter exits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._questions = device, SimpleQueue[threading.Event | None]()
+        threading.Thread(target=self._answer, name="iris-idleness", daemon=True).start()
+
+    def _answer(self) -> None:
+        while (done := self._questions.get()) is not None:
             with suppress(RuntimeError):  # it has failed: nothing runs on it any more
-                torch.cuda.synchronize(self.device)
+                torch.cuda.synchronize(self._device)
+            done.set()
 
-        waiter = threading.Thread(target=wait, name="iris-close", daemon=True)
-        waiter.start()
-        waiter.join(limit_s)
-        return not waiter.is_alive()
+    def asked(self) -> threading.Event:
+        """What is set when the device is done with all that it has been given by now."""
+        done = threading.Event()
+        self._questions.put(done)
+        return done
+
+    def stop(self) -> None:
+        self._questions.put(None)
 
 
 def gpu_of(rank: int, local_rank: int, count: int) -> int:

@@ -149,6 +149,9 @@ class SimBackend(Backend):
     def synchronize(self, stream: Any, check: Callable[[], None]) -> None:
         check()
 
+    def finish(self, check: Callable[[], None]) -> None:
+        check()
+
     def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings) -> None:
         from iris.backends import interpreter
 

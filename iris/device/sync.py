@@ -27,11 +27,13 @@ MAX_RANKS: tl.constexpr = tl.constexpr(16)
 
 CONTROL_BYTES: tl.constexpr = tl.constexpr(4096)
 """The control block at the start of every heap: the abort word, then how far the two records in the status words are,
-barrier flags, and barrier epochs."""
+barrier flags, barrier epochs, and which ranks have closed their contexts."""
 ABORT_WORD: tl.constexpr = tl.constexpr(0)
 _RECORDS: tl.constexpr = tl.constexpr(128)
 _BARRIER_FLAGS: tl.constexpr = tl.constexpr(256)
 _BARRIER_EPOCHS: tl.constexpr = tl.constexpr(512)
+CLOSED_WORDS: tl.constexpr = tl.constexpr(768)
+"""An int32 word for each rank, which its host sets at all peers when all that it was to send has been sent."""
 
 TURNSTILE_WORDS: tl.constexpr = tl.constexpr(256)
 """int32 words of a turnstile, on the symmetric heap: epoch, programs that left, the coming epoch, flags. All but the
@@ -63,6 +65,7 @@ STATUS_FLAG: tl.constexpr = tl.constexpr(4)
 STATUS_WANTED: tl.constexpr = tl.constexpr(5)
 STATUS_SEEN: tl.constexpr = tl.constexpr(6)
 STATUS_WAITED: tl.constexpr = tl.constexpr(7)
+"""In ns; negative if the wait ended because the peer has closed its context."""
 CODE_EXPIRED: tl.constexpr = tl.constexpr(1)
 CODE_RELAYED: tl.constexpr = tl.constexpr(2)
 NO_FLAG: tl.constexpr = tl.constexpr(1 << 32)
@@ -237,8 +240,7 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
             seen = _poll(flag_ptr)
             polls += 1
             if polls % _POLLS_PER_CHECK == 0:
-                offset = flag_ptr.to(tl.int64) - _own_base(handle)
-                stopped = _check_bounds(offset, value, seen, peer, started, handle, site)
+                stopped = _check_bounds(flag_ptr, value, seen, peer, started, handle, site)
     tl.debug_barrier()
     return seen
 
@@ -373,7 +375,8 @@ def take_words(word_ptrs, epoch, peers, mask, handle, site: tl.constexpr = SITE_
                 late = seen == NO_WORD
                 first = tl.min(tl.where(late, word_ptrs.to(tl.int64), 1 << 62))
                 peer = tl.min(tl.where(late, peers[:, None, None], MAX_RANKS))
-                stopped = _check_bounds(first - _own_base(handle), epoch, NO_FLAG, peer, started, handle, site)
+                word_ptr = first.to(word_ptrs.dtype)
+                stopped = _check_bounds(word_ptr, epoch, NO_FLAG, peer, started, handle, site, flagged=False)
     if repeated(word_ptrs):
         # One thread saw a word come, and all go by that; another that holds the same word may have looked before.
         seen = load_fresh(word_ptrs, mask, 0)
@@ -415,20 +418,28 @@ def _ahead(seen, value, site: tl.constexpr):
 @triton.jit
 def _check_lane(late, flag_ptrs, values, peers, started, handle, site: tl.constexpr):
     """:func:`_check_bounds` for the one flag of several that ``late`` picks."""
-    address = tl.sum(tl.where(late, flag_ptrs.to(tl.int64), 0))
+    flag_ptr = tl.sum(tl.where(late, flag_ptrs.to(tl.int64), 0)).to(flag_ptrs.dtype)
     value = tl.sum(tl.where(late, values, 0))
     peer = tl.sum(tl.where(late, peers, 0))
-    seen = _poll(address.to(tl.pointer_type(tl.int32)))
-    return _check_bounds(address - _own_base(handle), value, seen, peer, started, handle, site)
+    return _check_bounds(flag_ptr, value, _poll(flag_ptr), peer, started, handle, site)
 
 
 @triton.jit
-def _check_bounds(offset, value, seen, peer, started, handle, site: tl.constexpr):
-    """Whether to give up this wait: its time is over, a peer is dead, or another rank gave up."""
+def _check_bounds(ptr, value, seen, peer, started, handle, site: tl.constexpr, flagged: tl.constexpr = True):
+    """Whether to give up this wait, for a flag or for a word of data at ``ptr``: its time is over, the peer is dead or
+    has closed its context, or another rank gave up."""
     stopped = 0
     limit = tl.load(handle.info + TIMEOUT_NS)
     if (value == 0) | (value == 1):
         limit = tl.load(handle.info + FIRST_TIMEOUT_NS)
+    if _has_closed(peer, handle):  # what it sent before that is here by now: so this look is the last
+        last = tl.atomic_add(ptr, 0, sem="acquire", scope="sys")
+        if flagged:
+            lacking = _ahead(last, value, site) < 0
+        else:
+            lacking = last == NO_WORD
+        limit = tl.where(lacking, -1, limit)
+    offset = ptr.to(tl.int64) - _own_base(handle)
     waited = clock_ns() - started
     told = tl.atomic_add(_abort_word(handle), 0, sem="acquire", scope="sys")
     if told == 0:
@@ -439,6 +450,7 @@ def _check_bounds(offset, value, seen, peer, started, handle, site: tl.constexpr
         tl.atomic_max(_abort_word(handle), tl.where(waited > limit, code, 0), sem="relaxed", scope="sys")
         told = tl.atomic_add(_abort_word(handle), 0, sem="acquire", scope="sys")
         if told == code:
+            waited = tl.where(limit < 0, -waited, waited)
             stopped = _record(CODE_EXPIRED, site, me, peer, offset, value, seen, waited, handle)
             for other in range(world_size(handle)):
                 theirs = translate(_abort_word(handle), rank(handle), other, handle.bases)
@@ -446,6 +458,13 @@ def _check_bounds(offset, value, seen, peer, started, handle, site: tl.constexpr
     if (told != 0) & (stopped == 0):  # also if another rank, or program, has been faster by so little
         stopped = _record(CODE_RELAYED, site, (told >> 8) & 255, told & 255, 0, value, seen, waited, handle)
     return stopped
+
+
+@triton.jit
+def _has_closed(peer, handle):
+    """Whether ``peer``, if there is such a rank, has closed its context."""
+    known = tl.where((peer >= 0) & (peer < world_size(handle)), peer, rank(handle))
+    return tl.atomic_add(_control_word(handle, CLOSED_WORDS) + known, 0, sem="acquire", scope="sys") != 0
 
 
 @triton.jit
