@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -30,17 +31,18 @@ from warm import python
 
 from iris import bench
 from iris import results as report
-from iris.bench import cases, command, driver, messages, records, tables
-from iris.bench.axes import Axis, axes_of, expand, parse_values
+from iris.bench import cases, command, contexts, driver, messages, records, session, tables
+from iris.bench.axes import Axis, Params, axes_of, expand, parse_values
 from iris.bench.case import registered
 from iris.bench.cases import fused, ways
 from iris.bench.cases.fused import local_params
 from iris.bench.cases.operands import OPS, TRANSPOSED, Operands
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group
+from iris.bench.options import heap_bytes
 from iris.bench.records import Record
 from iris.bench.session import Settings
-from iris.bench.state import Outcome, Skipped, State
+from iris.bench.state import Outcome, Skipped, State, agreed
 from iris.console import STOPPED
 from iris.context import Iris
 from iris.errors import ArgumentError, LaunchError
@@ -458,6 +460,52 @@ def test_a_rank_that_hangs_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main([*TWO, "--axis_way=hangs", "--timeout_s=1", "--benchmark_format=json"]) == 1
     (one,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert "did not finish within 1 s" in one["error"] and "Traceback" not in one["error"]
+
+
+def test_variants_that_are_timed_in_turns_share_the_time_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def run(fn: object, args: object, timeout_s: float) -> list[list[Outcome]]:
+        limits.append(timeout_s)
+        return [[], []]
+
+    ranks = driver.Ranks(2, Settings(timeout_s=7))
+    monkeypatch.setattr(ranks, "start", lambda: None)
+    monkeypatch.setattr(ranks, "_run", run)
+    variants: list[Params] = [{"way": way} for way in ("right", "wrong", "slow")]
+    for some in (variants[:1], variants):
+        assert ranks.measure(Group(registered()["trial"], some)) == [[], []]
+    assert limits == [7, 21]
+
+
+@pytest.mark.parametrize(("free", "stays"), [(49, False), (50, True)])
+def test_a_context_is_replaced_when_half_of_its_heap_is_taken(free: int, stays: bool) -> None:
+    ctx, new = mock.Mock(heap_size=100, heap_largest_free_bytes=free, backend_name="sim"), mock.Mock()
+    assert contexts.roomy(ctx, lambda: new) is (ctx if stays else new)
+    assert ctx.close.called is not stays
+
+
+@pytest.mark.parametrize(("timeout_s", "waits_s"), [(7, 3.5), (1000, 60)])
+def test_waits_end_before_the_time_of_a_point(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float, waits_s: float
+) -> None:
+    """So that what is told is who was waited for."""
+    opened = mock.Mock()
+    monkeypatch.setattr(session, "iris", opened)
+    monkeypatch.setattr(session, "_ctx", None)
+    session._context(Settings(timeout_s))
+    assert opened.call_args.kwargs == {"timeout_s": waits_s}
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("65537", 65537), ("64K", 1 << 16), ("3m", 3 << 20), ("2G", 2 << 30)])
+def test_sizes_of_heaps_have_units(text: str, nbytes: int) -> None:
+    assert heap_bytes(text) == nbytes
+
+
+def test_of_several_complaints_the_first_ranks_is_told() -> None:
+    said = ["", "no luck", "", "no memory"]
+    ctx = SimpleNamespace(world_size=4, broadcast=lambda complaint, rank: said[rank])
+    assert agreed(cast(Any, ctx), "no luck") == "no luck (ranks 1, 3 of 4)"
 
 
 def test_a_case_that_exits_is_lost_alone() -> None:

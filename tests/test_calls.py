@@ -465,6 +465,27 @@ def test_a_call_that_finds_no_memory_settles_nothing(ranks: Ranks, seed: int) ->
         assert chosen == expected and excess <= 1
 
 
+def sums_where_all_fit(seed: int, fails_first: bool) -> tuple[list[str], list[str], float]:
+    """As :func:`chosen_where_all_fit`, of an op with an algorithm that needs far less of the heap than the best."""
+    failures = []
+    with fresh(4 << 20) as ctx:
+        one = trial(ctx, Way(ALL_REDUCE, "auto"), (32, 16, 128), torch.float32, seed)
+        if fails_first:
+            filler = ctx.empty(ctx.heap_largest_free_bytes - (4 << 10), dtype=torch.uint8)
+            failures.append(failure_of(one.run, None).kind)
+            ctx.free(filler)
+        one.run(None)
+        return failures, [config.algorithm for config in _settled(ctx).values()], one.excess()
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_what_was_let_go_of_is_room_for_the_best_though_an_earlier_call_found_none(ranks: Ranks, seed: int) -> None:
+    for (_, expected, _), (failed, chosen, excess) in zip(
+        ranks.run(sums_where_all_fit, seed, False), ranks.run(sums_where_all_fit, seed, True), strict=True
+    ):
+        assert (failed, chosen) == (["HeapError"], expected) and excess <= 1
+
+
 def excesses_in_workspaces(seed: int) -> dict[str, float]:
     """Calls by "auto" with workspaces for each algorithm of a gather."""
     found = {}
@@ -899,8 +920,18 @@ def test_a_call_with_other_options_or_under_other_names_is_another_one(ranks: Ra
     assert ranks.run(numbers_of_named_calls) == [[0, 0, 1, 2, 3, 4, 5]]
 
 
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def keys_of_calls() -> list[object]:
-    """What the same call is known by on one stream, on another, without gradients, and in inference mode."""
+    """What the same call is known by on one stream, on another, without gradients, in inference mode, and where PyTorch
+    is told to be deterministic."""
     ctx, keys = context(), []
     recorder = mock.Mock(run=lambda key, call: keys.append(key))
     one = trial(ctx, Way(GATHER, "push"), (16, 16, 16), torch.float32, 1)
@@ -908,7 +939,13 @@ def keys_of_calls() -> list[object]:
         mock.patch("iris.ops.replay._replays_of", return_value=recorder),
         mock.patch("iris.ops.replay._stream_of") as stream,
     ):
-        for number, mode in ((1, nullcontext()), (1, nullcontext()), (2, nullcontext()), (1, torch.no_grad())):
+        modes = torch.no_grad(), torch.inference_mode(), deterministic()
+        for number, mode in (
+            (1, nullcontext()),
+            (1, nullcontext()),
+            (2, nullcontext()),
+            *((1, mode) for mode in modes),
+        ):
             stream.return_value = number
             with mode:
                 iris.ops.all_gather_matmul(ctx, one.output, one.a, one.b, gather_dim=0, config=SMALL)
@@ -925,7 +962,7 @@ def numbers_of_different_calls() -> list[int]:
 def test_a_call_on_another_stream_or_in_another_mode_is_another_one(ranks: Ranks) -> None:
     """Of which only the first two are the same."""
     for same in ranks.run(numbers_of_different_calls):
-        assert same == [0, 0, 1, 2]
+        assert same == [0, 0, 1, 2, 3, 4]
 
 
 def test_a_tensor_with_a_tangent_is_another_call() -> None:
@@ -958,6 +995,18 @@ def test_a_stand_in_is_not_asked_for_its_tangent(ranks: Ranks) -> None:
     """Whoever made it raised, as it does for any operation, before the op could say what is wrong."""
     for failure in ranks.run(stand_in_among_duals)[0]:
         assert failure.kind == "ArgumentError" and "a tensor that has memory" in failure.message, failure
+
+
+def test_a_call_that_may_add_up_in_fp16_is_another_one() -> None:
+    switches, found = torch.backends.cuda.matmul, []
+    kept = switches.allow_fp16_accumulation
+    try:
+        for allowed in (False, True):
+            switches.allow_fp16_accumulation = allowed
+            found.append((_rounding(torch.float16), _rounding(torch.bfloat16)))
+    finally:
+        switches.allow_fp16_accumulation = kept
+    assert found[0][0] != found[1][0] and found[0][1] == found[1][1]
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -396,6 +397,16 @@ def test_leaving_a_kernel_is_no_wait_for_data() -> None:
     events = [Event(0, 0, kind, start, end, detail) for kind, start, end, detail in spans]
     with mock.patch.object(trace, "events", return_value=events):
         assert trace.waited_s(mock.Mock()) == 500e-9
+
+
+def test_times_of_a_trace_are_by_the_clock_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ranks that leave a barrier at the same time the median counts: one may be held up."""
+    said = {0: [[10, 20, 30], [[0, "wg_gemm", 15, 25, 3]]], 1: [[1010, 1020, 1999], [[2, "wg_gemm", 1012, 1022, 4]]]}
+    ctx: Any = SimpleNamespace(backend_name="cuda", world_size=2, broadcast=lambda own, source: said[source])
+    monkeypatch.setattr("iris.trace._meetings", lambda _: [])
+    trace = iris.Trace()
+    with mock.patch.object(trace, "events", return_value=[]):
+        assert trace.gather(ctx) == [Event(0, 0, "wg_gemm", 3, 13, 3), Event(1, 2, "wg_gemm", 0, 10, 4)]
 
 
 def test_intervals_of_an_unknown_kind_are_drawn(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from ranks import BACKEND, Failure, Ranks, failure_of, fresh, worlds
 
 import iris
 from iris.ops import FusedConfig, new_workspace
-from iris.ops.graphed import _config_of, _text_of
+from iris.ops.graphed import _Buffer, _config_of, _text_of
 
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 COMPILERS = ["aot_eager"] if BACKEND == "sim" else ["aot_eager", "inductor"]
@@ -73,6 +74,22 @@ def of_each_op(compiler: str) -> list[float]:
 def test_each_op_in_one_graph(ranks: Ranks, compiler: str) -> None:
     for errors in ranks.run(of_each_op, compiler):
         assert len(errors) == 8 and max(errors) < BOUND, errors
+
+
+def two_nodes() -> list[float]:
+    """How far off what two nodes have made is behind the second, which has the same buffer."""
+    node = torch.ops.iris.matmul_all_reduce.default
+    with fresh(1 << 20) as ctx, torch.no_grad():
+        x, weight, others = drawn(ctx, ROWS, INNER), drawn(ctx, INNER, INNER, seed=1), [None] * 4
+        made = [node(ctx._key, x.shape, x.dtype, factor * x, weight, *others, "two_shot") for factor in (1, 2)]
+        ctx.synchronize()
+        return [error(one, factor * ctx.world_size * x @ weight) for factor, one in enumerate(made, 1)]
+
+
+@TWO
+def test_what_a_node_has_made_outlasts_the_next(ranks: Ranks) -> None:
+    for errors in ranks.run(two_nodes):
+        assert max(errors) < BOUND, errors
 
 
 def layers_that_share(compiler: str) -> tuple[list[float], int]:
@@ -195,6 +212,35 @@ def of_another_context() -> list[float]:
 def test_another_context_has_a_graph_of_its_own(ranks: Ranks) -> None:
     for errors in ranks.run(of_another_context):
         assert max(errors) < BOUND
+
+
+def with_a_trace() -> tuple[str, bool]:
+    """The op that a trace is of which was given to a compiled call, and whether it has events."""
+    with fresh(1 << 20) as ctx, torch.no_grad():
+        output, a, b, trace = ctx.empty(8, 8), drawn(ctx, 8, 8), torch.eye(8, device=ctx.device), iris.Trace()
+        torch._dynamo.reset()
+        torch.compile(lambda: ctx.ops.matmul_all_reduce(output, a, b, config=TILE, trace=trace) + 1, backend="eager")()
+        return trace.op, len(trace.events(ctx)) > 0
+
+
+@TWO
+def test_a_call_in_a_graph_is_traced(ranks: Ranks) -> None:
+    assert ranks.run(with_a_trace) == [("matmul_all_reduce", True)] * ranks.world_size
+
+
+def test_a_buffer_grows_no_more_than_it_must() -> None:
+    made: list[int] = []
+
+    def empty(count: int, dtype: torch.dtype) -> torch.Tensor:
+        made.append(count)
+        return torch.empty(count, dtype=dtype)
+
+    ctx: Any = SimpleNamespace(empty=empty)
+    buffer = _Buffer(ctx)
+    for rows in (3, 4, 5, 8, 1, 8):
+        matrix = buffer.matrix([rows, 8], torch.float32)
+        assert (matrix.shape, matrix.dtype) == ((rows, 8), torch.float32)
+    assert made == [128, 256]
 
 
 def with_a_workspace(whole: bool) -> tuple[Failure, bool]:

@@ -130,6 +130,24 @@ def raise_flat() -> None:
     raise Flat
 
 
+class Numbered(Exception):
+    """Can be pickled, but not unpickled anywhere: its words alone are kept."""
+
+    def __init__(self, number: int, words: str) -> None:
+        super().__init__(f"{words}, {number}")
+
+
+class Renamed(Exception):
+    """Unpickled, it is no exception."""
+
+    def __reduce__(self) -> Any:
+        return str, ("no error",)
+
+
+def raise_one(kind: type[Exception], *args: Any) -> None:
+    raise kind(*args)
+
+
 def test_an_interrupted_call_ends_the_pool(pool: iris.RankPool) -> None:
     pids = [process.pid for process in pool.processes]
     main = threading.main_thread().ident
@@ -272,6 +290,15 @@ def test_what_cannot_be_unpickled_here_is_an_error_of_its_rank(pool: iris.RankPo
     told = "".join(traceback.format_exception(caught.value))
     assert ("in give_homesick" in told and "Homesick: far away" in said) == raised
     assert pool.run(same, (1,)) == [1, 1]
+
+
+@pytest.mark.parametrize("given", [(Numbered, 3, "no luck"), (Renamed, "no luck, 3")], ids=["args", "kind"])
+def test_an_exception_that_is_none_behind_its_pickle_says_the_same(pool: iris.RankPool, given: tuple[Any, ...]) -> None:
+    with pytest.raises(iris.LaunchError) as caught:
+        pool.run(raise_one, given)
+    said, cause = str(caught.value), caught.value.__cause__
+    assert f"{given[0].__name__}: no luck, 3" in said and "cannot be unpickled" not in said
+    assert type(cause) is iris.LaunchError and pool.alive
 
 
 def test_an_exception_without_words_is_reported(pool: iris.RankPool) -> None:

@@ -37,7 +37,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import iris
 from iris.device import tile
-from iris.ops import ALGORITHMS, FusedConfig, Problem, new_workspace, target
+from iris.ops import ALGORITHMS, FusedConfig, Problem, choice, new_workspace, target
 from iris.ops.matmul import Plan, run
 from iris.ops.operands import _share_memory, bias_kind
 from iris.ops.room import GATHER_FLAGS
@@ -543,6 +543,30 @@ def test_copies_that_wait_for_a_kernel_are_not_captured_for_a_single_queue(ranks
         assert set(refused) == {f"{op}-copy_engine" for op in (ALL_REDUCE, REDUCE_SCATTER, SCATTER)}
         assert all("where CUDA_DEVICE_MAX_CONNECTIONS=1" in message for message in refused.values())
         assert excess <= 1
+
+
+@pytest.mark.parametrize(("value", "blocks"), [(None, False), ("", False), ("0", False), ("1", True)])
+def test_a_variable_that_is_off_blocks_no_launch(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, blocks: bool
+) -> None:
+    ctx: Any = SimpleNamespace(backend_name="cuda")
+    for name in choice._BLOCKING:
+        monkeypatch.delenv(name, raising=False)
+    if value is not None:
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", value)
+    assert choice._blocking(ctx) == ("CUDA_LAUNCH_BLOCKING" if blocks else "")
+
+
+@pytest.mark.parametrize(
+    ("connections", "captured", "single"), [("1", True, True), ("1", False, False), ("8", True, False)]
+)
+def test_several_queues_take_any_capture(
+    monkeypatch: pytest.MonkeyPatch, connections: str, captured: bool, single: bool
+) -> None:
+    ctx: Any = SimpleNamespace(backend_name="cuda")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
+    assert choice._in_one_queue(ctx) is single
 
 
 def said_of_halves(seed: int) -> tuple[str, float]:

@@ -73,6 +73,7 @@ def test_the_model_knows_of_tf32() -> None:
         for allowed in (False, True, False):
             torch.backends.cuda.matmul.allow_tf32 = allowed
             config = pick_config(problem, H200)
+            assert config == model_pick(problem, H200)
             found.append((config, predictions(problem, H200, [config])[config]))
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
@@ -207,6 +208,16 @@ def test_other_rows_count_for_any_layout_of_b_but_sooner_for_their_own() -> None
     user_rows(row_for(transposed, other))
     assert (pick_config(GATHER, H200), pick_config(transposed, H200)) == (ODD, other)
     assert {row.transposed_b for row in tuned.read(Path(str(tuned.user_path())))} == {False, True}
+    ours, theirs = (replace(model_pick(GATHER, H200), group_size_m=rows) for rows in (5, 6))
+    user_rows(row_for(GATHER, ours), row_for(transposed, theirs))
+    near = [pick_config(replace(problem, m=problem.m + 128), H200) for problem in (GATHER, transposed)]
+    assert near == [ours, theirs]
+
+
+def test_the_nearest_row_is_that_with_the_least_sum_of_squares() -> None:
+    rows = [replace(row_for(GATHER), m=int(GATHER.m * 2**0.4)), replace(row_for(GATHER), m=9410, n=4871)]
+    near = tuned.Rows(rows).near(GATHER, H200.hardware)
+    assert near == rows[::-1] and sum(rows[1].distances(GATHER)) > sum(rows[0].distances(GATHER))
 
 
 def test_a_row_that_does_not_count_hides_no_other() -> None:
@@ -228,6 +239,8 @@ def test_whose_matmul_goes_with_an_exchange_is_known_from_one_gpu() -> None:
     few, more, others = replace(asked, m=385), replace(asked, m=384), replace(asked, n=12288)
     for near, own in ((few, True), (more, False), (others, False), (replace(asked, transposed_b=True), False)):
         assert pick_config(near, H200, "low_latency").own_matmul is own, near
+    shipped_rows(replace(row, untuned_ms=0.2))  # as fast as what is picked, which is faster than the library's, too
+    assert pick_config(few, H200, "low_latency").own_matmul
     for library_ms in (0.205, 0.1, None):
         shipped_rows(replace(row, library_ms=library_ms))
         assert {name: pick_config(asked, H200, name) for name in picked} == picked
@@ -399,6 +412,22 @@ def test_a_search_that_ended_early_counts_behind_a_finished_one_of_just_this_sha
     tuned.write(Path(os.environ["IRIS_TUNED"]), [replace(ours, config=users)])
     pick.forget()
     assert pick_config(GATHER, H200) == users
+
+
+def test_a_search_that_ended_early_counts_before_a_finished_one_of_a_shape_near() -> None:
+    early = replace(ODD, group_size_m=5)
+    user_rows(replace(row_for(GATHER, early), unfinished=True))
+    near, good = replace(GATHER, m=GATHER.m + 128), replace(model_pick(GATHER, H200), group_size_m=6)
+    shipped_rows(row_for(near, good))
+    assert (pick_config(GATHER, H200), pick_config(near, H200)) == (early, good)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_part_of_a_gpu_has_its_share_of_the_rates(dtype: torch.dtype) -> None:
+    whole, half = pick.figures(H200), pick.figures(replace(H200, num_sms=66))
+    assert whole is not None and half is not None and (whole.num_sms, half.num_sms) == (132, 66)
+    rate = whole.matmul_flops(dtype)
+    assert rate is not None and half.matmul_flops(dtype) == pytest.approx(rate / 2)
 
 
 def test_an_op_or_algorithm_that_is_none_is_an_error() -> None:

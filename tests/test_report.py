@@ -184,6 +184,12 @@ def test_the_newest_result_of_a_case_counts(tmp_path: Path) -> None:
     assert tables.environments(study).note == "1 older results of the same cases are left out."
 
 
+def test_of_results_of_one_moment_the_later_line_counts(tmp_path: Path) -> None:
+    lines = [record("all_gather_matmul", "push", LARGE[0], 4, seed) for seed in (1, 2)]
+    (result,) = Study(read(write(tmp_path / "x.jsonl", lines))).results
+    assert result.time is not None and result.time.median == lines[1]["time_ms"]["median"]
+
+
 def medians(opponent: str, case: str, algorithm: str, world_size: int) -> list[float]:
     """Speed-ups, straight from the generated lines."""
     found: dict[tuple[str, str], float] = {}
@@ -341,6 +347,28 @@ def test_what_was_skipped_for_one_reason_is_one_row(tmp_path: Path) -> None:
     ]
 
 
+def test_losses_are_among_what_a_comparator_solved_too(tmp_path: Path) -> None:
+    ways = ((LARGE[0], "push"), (LARGE[0], "nccl"), (LARGE[1], "push"))
+    study = Study(
+        read(write(tmp_path / "x.jsonl", [record("all_gather_matmul", way, shape, 4) for shape, way in ways]))
+    )
+    assert tables.losses(study, H200_SECTION).note.startswith("0 of 1 problems ")
+
+
+def test_what_failed_has_a_floor(tmp_path: Path) -> None:
+    line = record("all_gather_matmul", "push", LARGE[0], 4)
+    (failed,) = read(write(tmp_path / "x.jsonl", [without_time(line, error="no luck")]))
+    assert failed.floor_ms == line["floor_ms"] and failed.floor_share is None
+
+
+def test_what_was_skipped_is_told_for_each_number_of_ranks(tmp_path: Path) -> None:
+    sizes = (2, 4)
+    lines = [without_time(record("all_gather_matmul", "push", LARGE[0], size), skipped="too small") for size in sizes]
+    study = Study(read(write(tmp_path / "some.jsonl", lines)))
+    rows = rows_of(tables.unmeasured(study, H200_SECTION))
+    assert [(row["ranks"], row["results"]) for row in rows] == [("2", "1"), ("4", "1")]
+
+
 def test_tables_have_every_result(study: Study) -> None:
     (few, many) = tables.measurements(study, study.of(H200_SECTION, "all_gather_matmul"))
     assert [few.title, many.title] == ["all_gather_matmul, 2 ranks", "all_gather_matmul, 4 ranks"]
@@ -353,6 +381,7 @@ def test_tables_have_every_result(study: Study) -> None:
     assert row["ms"] == f"{line['time_ms']['median']:.3f}"
     assert row["of floor"] == f"{100 * line['floor_share']:.0f} %"
     assert row["TFLOP/s"] == f"{line['tflops_per_gpu']:.1f}"
+    assert row["skew µs"] == f"{1e3 * line['time_ms']['rank_skew']:.1f}"
     assert (row["valid"], row["host µs"], row["chunks"]) == ("yes", "33", "4")
     assert at["8192", "8192", "pull"]["ms"] == "failed"
     assert at["1", "28672", "torch_symm_mem"]["ms"] == "skipped"
@@ -383,6 +412,46 @@ def test_bold_is_the_fastest_even_if_it_is_not_ours(study: Study) -> None:
     for group in groups.values():
         fastest, *others = sorted(group)
         assert fastest[2] and not any(best for *_, best in others)
+
+
+def test_the_spread_is_over_the_median(tmp_path: Path) -> None:
+    study = Study(read(write(tmp_path / "x.jsonl", [timed(1, 0.25)])))
+    (table,) = tables.measurements(study, study.problems)
+    assert [row["spread"] for row in rows_of(table)] == ["50.0 %"]
+
+
+@pytest.mark.parametrize("ways", [("local", "matmul"), ("matmul", "local")], ids=" before ".join)
+def test_a_matmul_alone_is_all_the_work_of_the_case_of_this_name(tmp_path: Path, ways: tuple[str, str]) -> None:
+    lines = [timed(ms) | {"case": "matmul", "world_size": 1} for ms in (1, 2)]
+    for line, way in zip(lines, ways, strict=True):
+        line["params"] = line["params"] | {"algorithm": way}
+    study = Study(read(write(tmp_path / "x.jsonl", lines)))
+    (table,) = tables.measurements(study, study.problems)
+    assert [row[0].text for row in table.rows if any(cell.mark == "best" for cell in row)] == [ways[0]]
+
+
+def test_what_was_timed_alone_is_not_the_fastest(tmp_path: Path) -> None:
+    """Not even beside a torch.matmul alone, which does a part of the work."""
+    lines = [record("all_gather_matmul", way, LARGE[0], 4) for way in ("push", "matmul")]
+    study = Study(read(write(tmp_path / "x.jsonl", lines)))
+    (table,) = tables.measurements(study, study.problems)
+    assert not any(cell.mark for row in table.rows for cell in row)
+
+
+def test_layers_of_one_shape_are_scalings_of_their_own(tmp_path: Path) -> None:
+    lines = [record("all_gather_matmul", "push", LARGE[0], size) for size in (2, 4) for _ in "ab"]
+    for line, layer in zip(lines, ("gate", "down") * 2, strict=True):
+        line["params"] = line["params"] | {"layer": layer}
+    scalings = Study(read(write(tmp_path / "x.jsonl", lines))).scalings
+    assert [[(one.names, one.world_size) for one in some] for some in scalings] == [
+        [(layer, size) for size in (2, 4)] for layer in ("down", "gate")
+    ]
+
+
+def test_of_a_sweep_the_largest_stands_out(study: Study) -> None:
+    shown = set(map(id, study.outstanding))
+    assert study.sweeps
+    assert all([problem for problem in sweep if id(problem) in shown] == sweep[-1:] for sweep in study.sweeps)
 
 
 def test_charts_show_times_shares_scaling_and_crossover(study: Study) -> None:
@@ -1174,6 +1243,32 @@ def test_what_moved_with_its_opponent_is_told(tmp_path: Path, capsys: pytest.Cap
         (ours,) = [line for line in printed.splitlines() if "slower" in line and "+25.0 %" in line]
         assert percent in ours
         assert ("slower: so is nccl, by half as much or more" in printed) == told
+
+
+def test_an_opponent_that_was_timed_too_seldom_explains_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lines(ours: float, nccl: float) -> list[Record]:
+        rival = timed(nccl, calls=2)
+        return [timed(ours), rival | {"params": {**rival["params"], "algorithm": "nccl"}}]
+
+    before, after = (write(tmp_path / f"{one}.jsonl", lines(one, 2 * one)) for one in (1, 2))
+    assert report("--compare", before, after) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("+100.0 %") == 1 and "so is nccl" not in printed
+
+
+@pytest.mark.parametrize("factors", [(1.2, 3, 2), (0.8, 0.3, 0.5)], ids=["slower", "faster"])
+def test_what_changed_most_comes_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], factors: tuple[float, ...]
+) -> None:
+    before, after = (
+        write(tmp_path / name, [timed(time, shape=shape) for time, shape in zip(times, LARGE, strict=True)])
+        for name, times in (("a.jsonl", (1, 1, 1)), ("b.jsonl", factors))
+    )
+    assert report("--compare", before, after) == 0
+    changes = re.findall(r"[+-][\d.]+ %", capsys.readouterr().out)
+    assert changes == [f"{100 * (factor - 1):+.1f} %" for factor in (factors[1], factors[2], factors[0])]
 
 
 @pytest.mark.parametrize(

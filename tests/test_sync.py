@@ -709,3 +709,27 @@ def test_halves_take_turns_also_where_the_count_wraps(ranks: Ranks) -> None:
     (after,) = ranks.run(epochs_after, before)
     assert 0 not in after
     assert all((one ^ other) & 1 for one, other in zip(before, after, strict=True)), after
+
+
+@triton.jit
+def counting_kernel(epochs, seen, COUNT: tl.constexpr):
+    epoch = sync.own_epoch(epochs)
+    tl.store(seen + tl.program_id(0), epoch)
+    sync.end_own_epoch(epochs, epoch, COUNT)
+
+
+def epochs_of_programs() -> list[list[int]]:
+    """What programs count, in calls of few and of many."""
+    device, found = context().device, []
+    epochs = torch.zeros(5, dtype=torch.int32, device=device)
+    for programs in (2, 5, 3, 1, 4):
+        seen = torch.zeros(programs, dtype=torch.int32, device=device)
+        counting_kernel[(programs,)](epochs, seen, COUNT=5)
+        found.append(seen.tolist())
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_programs_count_calls_that_they_have_no_part_in(ranks: Ranks) -> None:
+    (found,) = ranks.run(epochs_of_programs)
+    assert found == [[1] * 2, [2] * 5, [3] * 3, [4], [5] * 4]

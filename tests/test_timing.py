@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -112,6 +113,73 @@ def test_the_device_idles_as_long_before_each_variant(monkeypatch: pytest.Monkey
     monkeypatch.setattr(session, "_finish", lambda *_: None)
     session._time(CTX, cast(Any, states), cast(Any, None), lambda *_: None)
     assert sorted(set(leads)) == [("fast", 1.6e-3), ("slow", 1.6e-3)] and len(leads) == 2 * session.ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("device_s", "calls"), [(2e-5, 30), (9e-4, 30), (1e-3, 100), (5e-3, 100), (1e-2, 60), (0.06, 10), (2.0, 10)]
+)
+def test_long_calls_are_timed_more_often_but_not_for_long(
+    monkeypatch: pytest.MonkeyPatch, device_s: float, calls: int
+) -> None:
+    assert _planned(monkeypatch, device_s=device_s).calls == calls
+
+
+@pytest.mark.parametrize(("host_s", "lead_s"), [(0.0, 50e-6), (2e-4, 450e-6), (5e-3, timing.MAX_LEAD_S)])
+def test_the_device_idles_for_twice_as_long_as_the_host_takes(
+    monkeypatch: pytest.MonkeyPatch, host_s: float, lead_s: float
+) -> None:
+    assert _planned(monkeypatch, host_s=host_s).lead_s == pytest.approx(lead_s)
+
+
+def _planned(monkeypatch: pytest.MonkeyPatch, device_s: float = 1e-5, host_s: float = 1e-5) -> session._Plan:
+    """The plan where this rank is the slowest."""
+    ctx = SimpleNamespace(barrier=lambda: None, backend_name="cuda", world_size=2, broadcast=lambda value, rank: value)
+    state = SimpleNamespace(call=lambda: None, preamble=None, warmup=None, repeat=None)
+    monkeypatch.setattr(session, "host_seconds", lambda *_: host_s)
+    monkeypatch.setattr(session, "call_seconds", lambda *_, **__: [2 * device_s, device_s, 3 * device_s])
+    return session._plan(cast(Any, ctx), cast(Any, state), session.Settings(60))
+
+
+@pytest.mark.parametrize(("lead_s", "late"), [(2e-4, 0), (5e-5, 3), (0, 3)])
+def test_a_call_begins_when_the_device_has_idled(monkeypatch: pytest.MonkeyPatch, lead_s: float, late: int) -> None:
+    """On a GPU that is made up, which idles by its own clock while the host launches."""
+    host, device, host_s, hertz = [0.0], [0.0], 1e-4, 1.5e9
+
+    class Mark:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = device[0] = max(host[0], device[0])
+
+        def query(self) -> bool:
+            return host[0] > self.at
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, end: Mark) -> float:
+            return (end.at - self.at) * 1e3
+
+    def idle(cycles: int) -> None:
+        device[0] = max(host[0], device[0]) + cycles / hertz
+
+    def call() -> None:
+        host[0] += host_s
+        device[0] = max(host[0], device[0]) + 1e-5
+
+    def meet() -> None:
+        host[0] = device[0] = max(host[0], device[0])
+
+    monkeypatch.setattr(torch.cuda, "Event", Mark)
+    monkeypatch.setattr(torch.cuda, "_sleep", idle)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    ctx = SimpleNamespace(device=torch.device("cuda", 0), synchronize=lambda: None)
+    found = timing._cycles_per_s.__wrapped__(ctx.device)
+    assert found == pytest.approx(hertz)
+    monkeypatch.setattr(timing, "_cycles_per_s", lambda _: found)
+    seconds, begun = timing._by_events(cast(Any, ctx), call, False, 3, meet, lead_s)
+    assert begun == late
+    assert seconds == pytest.approx([1e-5 + max(host_s - lead_s, 0)] * 3)
 
 
 class Event:

@@ -14,12 +14,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -319,6 +319,14 @@ def test_results_are_checked(ranks: Ranks, op: str) -> None:
     assert "ArgumentError" in raising and "block_size_m" in raising
     assert "too far off" in silent and "ranks 0, 1 of 2" in silent
     assert "too far off" in stale
+
+
+def test_a_call_takes_as_long_as_on_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [[1e-3, 4e-3], [2e-3, 3e-3]]
+    ctx = SimpleNamespace(backend_name="sim", world_size=2, broadcast=lambda own, rank: seconds[rank])
+    monkeypatch.setattr(session, "call_seconds", lambda *_, **__: seconds[0])
+    runner: Any = SimpleNamespace(ctx=ctx)
+    assert Runner._time(runner, lambda: None, 2) == pytest.approx([2, 4])
 
 
 class Recorded:
@@ -746,6 +754,63 @@ def test_a_run_whose_ranks_a_candidate_ended_goes_on_with_what_is_its_own(out: P
     assert tune_alone(options_for(out))[1] > 0  # another run begins anew
 
 
+def test_what_an_earlier_run_did_not_come_back_from_is_compiled_alone(out: Path) -> None:
+    target = Target("cuda", 132, hardware="NVIDIA H200")
+    runner: Any = SimpleNamespace(problem=REDUCE, target=target, ctx=SimpleNamespace(world_size=2))
+    suspect, stop = session.promising(REDUCE, target)[3], SimpleNamespace(asked=False)
+    Trials(out).add(tuned.row_key(REDUCE, target.hardware), suspect, STARTED)
+    options, asked = options_for(out, resume=True), cast(Any, stop)
+    deadline = time.monotonic() + 1e6
+    coordinator = Coordinator(runner, options.shapes[0], options, deadline, asked, session._quiet)
+    order, compiled = coordinator.first(), list[tuple[FusedConfig, ...]]()
+    while order is not None and order["kind"] != "time":
+        step = Step(order["kind"], tuple(FusedConfig(**one) for one in order["configs"]), order["calls"])
+        compiled += [step.configs] if step.kind == "compile" else []
+        order = coordinator.next(step, [None] * len(step.configs) if step.kind == "compile" else None)
+    assert {len(configs) for configs in compiled if suspect in configs} == {1}
+    assert max(map(len, compiled)) == 2
+
+
+def test_what_an_earlier_run_has_timed_is_checked_no_more_until_it_is_the_best(out: Path) -> None:
+    target = Target("sim", 4, hardware="simulated")
+    runner: Any = SimpleNamespace(problem=REDUCE, target=target, ctx=SimpleNamespace(world_size=2))
+    known = session.promising(REDUCE, target)[-1]
+    Trials(out).add(FINISHED.key, known, MEASURED, measured_ms=0.5)
+    options, stop = options_for(out, resume=True), cast(Any, SimpleNamespace(asked=False))
+    coordinator = Coordinator(runner, options.shapes[0], options, time.monotonic() + 1e6, stop, session._quiet)
+    order, checked = coordinator.first(), list[FusedConfig]()
+    while order is not None and order["kind"] != "time":
+        step = Step(order["kind"], tuple(FusedConfig(**one) for one in order["configs"]), order["calls"])
+        checked += step.configs
+        order = coordinator.next(step, None)
+    assert checked and known not in checked
+
+
+def test_a_row_has_what_the_model_expects_in_milliseconds(out: Path) -> None:
+    target, config = Target("cuda", 132, hardware="NVIDIA H200"), FusedConfig("push")
+    row = session.measured_row(cast(Any, None), REDUCE, target, config, 1.0, None, None)
+    seconds = pick.predictions(REDUCE, target, [config])[config]
+    assert seconds > 0 and row.predicted_ms == pytest.approx(1e3 * seconds, rel=1e-3)
+
+
+def test_what_went_before_ranks_were_lost_is_off_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, now, budgets = replace(options_for(tmp_path / "rows.json"), budget_s=25.0), [0.0], list[float]()
+    Trials(options.out, options.run).add(FINISHED.key, CONFIGS[0], STARTED)
+
+    def run(fn: Any, args: Any, timeout_s: float) -> list[Any]:
+        budgets.append(args[0].budget_s)
+        now[0] += 10
+        if len(budgets) < 2:
+            raise LaunchError("a rank is gone")
+        return [([], False)]
+
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(command, "sheltered", lambda _: mock.Mock(run=run))
+    monkeypatch.setattr(command, "_interrupts_to", lambda _: nullcontext())
+    assert command._supervised(2, options) == ([], False)
+    assert budgets == [25, 15]
+
+
 def test_why_there_is_no_row_is_told_as_it_was(out: Path) -> None:
     rest = "nothing timed but what is picked without rows"
     assert tune_alone(options_for(out), steps=0)[0].why == "stopped: nothing measured"
@@ -796,6 +861,13 @@ def test_an_error_of_one_rank_is_told_in_a_line(
     assert cli.main(["tune", *TINY, f"--out={tmp_path / 'rows.json'}"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("iris tune: LaunchError: rank ") and "ArgumentError: " in line and "loud" in line
+
+
+def test_a_run_has_failed_if_one_of_its_shapes_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, lost = Finding("one", FINISHED), Finding("two", why="no memory", failed=True)
+    for findings, status in (([found], 0), ([found, lost], 1), ([lost, found], 1)):
+        monkeypatch.setattr(command, "_supervised", lambda *_, findings=findings: (findings, False))
+        assert command.main([*TINY, f"--out={tmp_path / 'rows.json'}"]) == status
 
 
 def test_rows_that_were_not_written_are_printed_before_they_are_written_again(

@@ -92,6 +92,14 @@ class Listing:
             yield from block.instructions
 
 
+AMD_BEFORE_ARGUMENTS = {
+    ".amdhsa_user_sgpr_private_segment_buffer": 4,
+    ".amdhsa_user_sgpr_dispatch_ptr": 2,
+    ".amdhsa_user_sgpr_queue_ptr": 2,
+}
+"""What a kernel may ask for, and the registers that it takes below those of the arguments' address."""
+
+
 class UnknownAssembly(Exception):
     """The reader met what it does not know."""
 
@@ -101,7 +109,7 @@ def read(text: str) -> Listing:
     if ".amdgcn_target" in text:
         size = re.search(r"max_flat_workgroup_size:\s*(\d+)", text)
         blocks = _blocks(_amd_lines(text))
-        _find_arguments(blocks)
+        _find_arguments(blocks, sum(size for one, size in AMD_BEFORE_ARGUMENTS.items() if f"{one} 1\n" in text))
         return Listing(True, blocks, size is not None and int(size[1]) <= 64)
     size = re.search(r"\.reqntid\s+(\d+)", text)
     descriptors = tuple(f"argument {number}" for number in PTX_DESCRIPTOR.findall(text))
@@ -386,10 +394,11 @@ def _amd_events(op: str, text: str, inline: bool) -> Event:
     return events | (Event.NARROW if len(bits) == 1 else Event.NONE)
 
 
-def _find_arguments(blocks: list[Block]) -> None:
+def _find_arguments(blocks: list[Block], first: int) -> None:
     """Tell AMD's loads of kernel arguments, which nobody writes, from those of global memory: their address is what
-    ``s[0:1]`` held at the entry, on every path, wherever it has been copied or spilled to since."""
-    begin: dict[int, dict[str, int]] = {0: {"s0": 0, "s1": 1}}
+    registers ``first`` and the next held at the entry, on every path, wherever it has been copied or spilled to since.
+    """
+    begin: dict[int, dict[str, int]] = {0: {f"s{first}": 0, f"s{first + 1}": 1}}
     todo = [0]
     while todo:
         number = todo.pop()

@@ -15,6 +15,7 @@ any path counts. So they prove, for the listing at hand and for any run of it:
 - :func:`agreement`: no jump goes by a thread's own look at the clock, or at a word that others change (NVIDIA:
   registers of AMD serve many values).
 - :func:`counting`: what is stored in the control words is loaded again behind a barrier only; asked of barriers alone.
+- :func:`taking`: what is loaded is stored over behind a barrier only; asked of memory from which data is taken.
 - :func:`timing`: what a look at the clock shows is waited for before it is used (AMD).
 - :func:`width`: contiguous data moves 16 bytes per thread and instruction.
 
@@ -196,6 +197,30 @@ def counting(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]:
                 break
             if Event.LOAD in one.events and not _ordered(one, listing) and id(one) in control:
                 wrong[f"no barrier between a store and {one.text}"] = None
+        else:
+            todo += [(after, 0) for after in block.after if (after, 0) not in todo]
+    return list(wrong)
+
+
+def taking(listing: Listing, memory: str) -> list[str]:
+    """What the argument ``memory`` leads to: loaded → barrier → stored over, as another thread may have yet to load it.
+    Asked of memory from which kernels take what others have put there."""
+    origin = origins(listing)
+    wrong: dict[str, None] = {}
+    todo = [
+        (number, index + 1)
+        for number, block in enumerate(listing.blocks)
+        for index, one in enumerate(block.instructions)
+        if Event.LOAD in one.events and memory in origin.get(id(one), ())
+    ]
+    for place in todo:  # grows
+        number, first = place
+        block = listing.blocks[number]
+        for one in block.instructions[first:]:
+            if Event.BARRIER in one.events:
+                break
+            if Event.STORE in one.events and memory in origin.get(id(one), ()):
+                wrong[f"no barrier between a load and {one.text}"] = None
         else:
             todo += [(after, 0) for after in block.after if (after, 0) not in todo]
     return list(wrong)

@@ -56,6 +56,7 @@ def test_rules(name: str, target_name: str, compiled: dict[tuple[str, str], Futu
     if listing.amd and listing.single:
         missing &= ~Event.BARRIER
     assert not missing
+    assert not listing.amd or any(one.argument for one in listing)
     wrong = rules.broken(listing, case.unwritten_in(listing))
     if case.wide:
         wrong += rules.width(listing, case.wide)

@@ -24,6 +24,8 @@ on_amd = pytest.mark.parametrize("target_name", in_turn(HIP))
 on_cuda = pytest.mark.parametrize("target_name", in_turn(CUDA))
 
 CTA_BARRIER = re.compile(r"^\s*(bar\.sync\s.*|s_barrier)$", re.M)
+SUMS = "argument 37"
+"""Of the matmul kernel with TMA: where sums are added up, and taken away by the owner of a tile."""
 
 
 def assembly_of(kernel: Any, target_name: str, *arguments: Any, **constants: Any) -> str:
@@ -110,6 +112,22 @@ def test_dropped_barriers(target_name: str) -> None:
     assert [words for words in wrong if words.startswith("no barrier before")]
     wrong = rules.consumption(read(without(compile_named("waits", target_name), CTA_BARRIER)))
     assert [words for words in wrong if words.startswith("no barrier between an acquire and")]
+
+
+@pytest.mark.timeout(300)
+def test_dropped_barriers_of_a_large_kernel() -> None:
+    """For which LLVM has the address of its arguments in other registers."""
+    text = compile_named("matmul-atomic-float16-hip", CASES["matmul-atomic-float16-hip"].targets[0])
+    assert rules.consumption(read(text)) == []
+    assert rules.consumption(read(without(text, CTA_BARRIER)))
+
+
+@pytest.mark.timeout(300)
+def test_sums_that_are_taken_away_before_all_threads_have_loaded_them() -> None:
+    text = compile_named("matmul-atomic-float16-tma-cuda", CASES["matmul-atomic-float16-tma-cuda"].targets[0])
+    assert rules.taking(read(text), SUMS) == []
+    [words, *_] = rules.taking(read(without(text, CTA_BARRIER)), SUMS)
+    assert words.startswith("no barrier between a load and st.global")
 
 
 @everywhere

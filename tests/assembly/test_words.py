@@ -49,6 +49,12 @@ def test_words_of_several_threads_are_looked_at_again(target_name: str) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("target_name", ["sm_90", "gfx942"])
+def test_words_are_taken_when_all_threads_have_looked(target_name: str) -> None:
+    assert rules.taking(compiled(target_name, 16, 512), "argument 2") == []
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("threads", [128, 512])
 def test_threads_agree_whether_words_have_come(threads: int) -> None:
     """Also about the fewest words that can be waited for."""
