@@ -155,6 +155,11 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
                 f"the link to {peers} has no native atomics (PCIe?): where several ranks count or add at one word, "
                 'some is lost. Ops by "auto" need none; iris.signal_add and your own atomics on peers\' memory do.'
             )
+        if self._backend.name == "hip" and self.rank == 0:
+            self.warning(
+                "nobody has run Iris on AMD hardware yet. What a peer has stored may not be seen: run "
+                "`pytest -m gpu tests/test_litmus.py` first, and read docs/memory-model.md."
+            )
         self.device, self.num_sms, self.heap_size = self._backend.device, self._backend.num_sms, self._table.size
         self._leases = Leases(self._table, self.world_size)
         self._workspaces: dict[Hashable, Any] = {}

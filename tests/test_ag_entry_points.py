@@ -367,6 +367,8 @@ def test_help(path: str) -> None:
         (["-b", "--datatype", "fp8"], "invalid choice: 'fp8'"),
         (["-b", "--gather_dim", "2"], "invalid choice: 2"),
         (["-b", "--BLK_M", "0"], "0 is not a positive number"),
+        (["-b", "--BLK_K", "17"], "argument --BLK_K: 17 is not a power of two of at least 16"),
+        (["-b", "--num_warps", "3"], "argument --num_warps: invalid choice"),
         (["-b", "--num_ranks", "-1"], "-1 is not a positive number"),
         (["-b", "--num_ranks", "x"], "x is not a whole number"),
     ],

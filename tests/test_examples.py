@@ -198,6 +198,7 @@ def test_examples_are_all_tested() -> None:
     ("arguments", "words"),
     [
         (["--block_size", "1000"], "--block_size: 1000 is not a power of two"),
+        (["--block_size", "2097152"], "--block_size: 2097152 is not a power of two of at most 1048576"),
         (["--buffer_size", "4097"], "--buffer_size: 4097 is no multiple of the 2 bytes of fp16"),
         (["--buffer_size", "0"], "0 is not a positive number"),
         (["--num_ranks", "-1"], "-1 is not a positive number"),

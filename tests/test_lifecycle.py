@@ -13,7 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -295,6 +295,31 @@ def test_a_gpu_lets_go_of_its_heap_when_it_is_done_or_has_failed(fails: bool, mo
     assert not backend.close(0.0) and not backend.close(0.05) and backend._heap == "heap"
     done.set()
     assert backend.close(60.0) and not hasattr(backend, "_heap")
+
+
+@pytest.mark.parametrize("name", ["cuda", "hip"])
+def test_hip_puts_no_word_of_a_stream_into_a_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, calls = gpu.GpuBackend.__new__(gpu.GpuBackend), list[tuple[object, ...]]()
+
+    def ask(*given: object) -> int:
+        calls.append(given)
+        return 0
+
+    vars(backend).update(name=name, _wait_value=ask, _write_value=ask)
+    stream: Any = mock.Mock(cuda_stream=7)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for call in (lambda: backend.wait_word(64, stream), lambda: backend.write_word(64, 1, stream)):
+        with (
+            pytest.raises(iris.CaptureError, match="HIP does not put into a graph") if name == "hip" else nullcontext()
+        ):
+            call()
+    assert len(calls) == (0 if name == "hip" else 2)
+
+
+def test_a_library_that_is_loaded_already_is_found_by_its_name() -> None:
+    found = gpu._mapped("libtorch_cpu.so")
+    assert found is not None and Path(found).name.startswith("libtorch_cpu.so") and Path(found).exists()
+    assert gpu._mapped("libamdhip64.so.99") is None
 
 
 @FEW

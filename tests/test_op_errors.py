@@ -421,6 +421,7 @@ class Product(torch.autograd.Function):
         call.save_for_forward(*inputs)
 
     @staticmethod
+    @torch.no_grad()
     def jvp(call: Any, *tangents: Any) -> torch.Tensor:
         _, b = call.saved_tensors
         return iris.ops.matmul(context(), tangents[0].new_empty(tangents[0].shape[0], b.shape[1]), tangents[0], b)
@@ -430,7 +431,7 @@ def tangent_of_a_product(seed: int) -> float:
     device, numbers = context().device, torch.Generator().manual_seed(seed)
     a, b, tangent = (torch.randn(8, 8, generator=numbers).to(device) for _ in range(3))
     with forward_ad.dual_level():
-        found = forward_ad.unpack_dual(Product.apply(dual(a, tangent), b)).tangent
+        found = forward_ad.unpack_dual(Product.apply(dual(a, tangent), torch.nn.Parameter(b))).tangent
     return float((found - tangent @ b).abs().max())
 
 
@@ -1024,3 +1025,23 @@ def test_an_own_op_that_is_given_what_does_not_belong_together(ranks: Ranks) -> 
     for failures in ranks.run(mistakes_of_an_own_op):
         for failure, (kind, words) in zip(failures, expected, strict=True):
             assert failure.kind == kind and failure.message.startswith(words), failure
+
+
+@pytest.mark.parametrize("op", [op for op in ALGORITHMS if op != "matmul"])
+def test_on_amd_auto_leaves_out_what_runs_beside_a_kernel(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in choice._BLOCKING:
+        monkeypatch.delenv(name, raising=False)
+    here, there = (choice._allowed(cast(Any, SimpleNamespace(backend_name=one)), op, False) for one in ("sim", "hip"))
+    assert set(here) - set(there) == set(here) & {"copy_engine", "decomposed", "ring", "streams"}
+
+
+def test_a_program_on_amd_has_at_most_16_waves() -> None:
+    ctx, problem = (
+        cast(Any, SimpleNamespace(backend_name="hip", num_sms=304)),
+        Problem(ALL_REDUCE, 64, 64, 64, torch.float32, 2),
+    )
+    for warps in (16, 32):
+        config = FusedConfig("two_shot", num_warps=warps)
+        failure = failure_of(choice._chosen, ctx, problem, config, None, False, bool, False, 0)
+        assert failure.kind == ("nothing" if warps == 16 else "ArgumentError"), failure
+    assert "config.num_warps: expected at most 16 on AMD, got 32" in failure.message

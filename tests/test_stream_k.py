@@ -14,7 +14,7 @@ from ranks import BACKEND, Ranks, context, worlds
 
 from iris.ops.algorithms import LIBRARY
 from iris.ops.candidates import TILES
-from iris.ops.config import FusedConfig, min_block_size_k
+from iris.ops.config import FusedConfig, Target, min_block_size_k
 from iris.ops.hardware import HARDWARE
 from iris.ops.matmul import start_kernel
 from iris.ops.model.machine import machine
@@ -147,14 +147,19 @@ def test_split_tiles_in_strips(crowd: Ranks, way: Way, ranks: int, seed: int) ->
         assert any(strips > 1 for *_, strips in found) == sliced
 
 
-@pytest.mark.parametrize("backend", ["cuda", "hip"])
-def test_stages_of_strips_fit_where_those_of_whole_tiles_do(backend: str) -> None:
-    """On AMD GPUs one stage is in registers."""
-    others = int(backend == "hip")
+@pytest.mark.parametrize(
+    ("backend", "shared_nbytes", "others"),
+    [("cuda", None, 0), ("hip", None, 1), ("hip", 64 << 10, 1), ("hip", 160 << 10, 0)],
+)
+def test_stages_of_strips_fit_where_those_of_whole_tiles_do(
+    backend: str, shared_nbytes: int | None, others: int
+) -> None:
+    """On AMD GPUs one stage is in registers, but for the newest."""
+    target = Target(backend, 132, shared_nbytes=shared_nbytes)
     for one in [tile for (of, _), tiles in TILES.items() if of == backend for tile in tiles]:
         config = FusedConfig(**one)
         for strips in (1, 2, 4):
-            stages = strip_stages(config, strips, backend) - others
+            stages = strip_stages(config, strips, target) - others
             width, whole = (
                 config.block_size_m + config.block_size_n // strips,
                 config.block_size_m + config.block_size_n,

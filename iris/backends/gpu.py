@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import (
 
 from iris.backends import oversubscribed
 from iris.backends.base import Backend, Surroundings, call_on_release
-from iris.errors import BackendError
+from iris.errors import BackendError, CaptureError
 from iris.heap import format_bytes
 from iris.mesh import Mesh
 
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 _MEMCPY_DEFAULT = 4
 """``cudaMemcpyDefault`` and ``hipMemcpyDefault``: the runtime finds out where the addresses are."""
 
+
+_LINK = {"cuda": "NVLink", "hip": "xGMI"}
+_TOPOLOGY = {"cuda": "nvidia-smi topo -p2p r", "hip": "rocm-smi --showtopoaccess"}
+_PROCESSES = {"cuda": "nvidia-smi", "hip": "rocm-smi --showpids"}
 
 _NON_BLOCKING = 1
 """``cudaStreamNonBlocking`` and ``hipStreamNonBlocking``: does not wait for the legacy default stream, as nothing that
@@ -97,8 +101,8 @@ class GpuBackend(Backend):
                 )
             if peer != ours and not torch.cuda.can_device_access_peer(ours, peer):
                 raise BackendError(
-                    f"GPU {ours} cannot reach the memory of GPU {peer} (no NVLink or PCIe peer access). "
-                    "`nvidia-smi topo -p2p r` shows which pairs can; choose those with CUDA_VISIBLE_DEVICES."
+                    f"GPU {ours} cannot reach the memory of GPU {peer}: no peer access over {_LINK[self.name]} or "
+                    f"PCIe. `{_TOPOLOGY[self.name]}` shows which pairs can; choose those with CUDA_VISIBLE_DEVICES."
                 )
 
     def _allocate(self, mesh: Mesh, heap_size: int) -> torch.Tensor:
@@ -116,7 +120,7 @@ class GpuBackend(Backend):
         if short or heap is None:
             raise BackendError(
                 f"a heap of {format_bytes(heap_size)} does not fit ({'; '.join(short)}). Choose a smaller heap_size, "
-                "or end what else runs on these GPUs (nvidia-smi lists it)."
+                f"or end what else runs on these GPUs ({_PROCESSES[self.name]} lists it)."
             )
         return heap
 
@@ -155,12 +159,21 @@ class GpuBackend(Backend):
         self._require_success(code, f"a copy of {rows} rows of {width} bytes between heaps")
 
     def wait_word(self, address: int, stream: torch.cuda.Stream) -> None:
+        self._require_no_capture("waits for")
         self._require_success(
             self._wait_value(stream.cuda_stream, address, _ALL_BITS), "a stream that waits for a word"
         )
 
     def write_word(self, address: int, value: int, stream: torch.cuda.Stream) -> None:
+        self._require_no_capture("writes")
         self._require_success(self._write_value(stream.cuda_stream, address, value), "a stream that writes a word")
+
+    def _require_no_capture(self, does: str) -> None:
+        if self.name == "hip" and torch.cuda.is_current_stream_capturing():
+            raise CaptureError(
+                f"HIP does not put into a graph that a stream {does} a word: it would do so at once. Take config=None, "
+                "which on AMD chooses nothing that needs it."
+            )
 
     def _require_success(self, code: int, what: str) -> None:
         if code:
@@ -278,7 +291,17 @@ def _make_stream(device: torch.device) -> int:
 
 
 def _load_runtime(name: str) -> ctypes.CDLL:
-    return ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}" if name == "cuda" else "libamdhip64.so")
+    if name == "cuda":
+        return ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")
+    return ctypes.CDLL(_mapped("libamdhip64.so") or "libamdhip64.so")
+
+
+def _mapped(name: str) -> str | None:
+    """The library of this name, whatever follows it, that this process has loaded. PyTorch's own packages of ROCm have
+    it in a folder of theirs, under its full name only; and of another copy streams and pointers would mean nothing."""
+    with open("/proc/self/maps") as maps:
+        paths = (line.split(maxsplit=5)[-1].rstrip() for line in maps)
+        return next((path for path in paths if path.rpartition("/")[2].startswith(name)), None)
 
 
 def _load_copies(name: str) -> tuple[Callable[..., int], Callable[..., int]]:

@@ -22,6 +22,7 @@ from iris.bench.timing import median_seconds
 from iris.console import counted, print_table
 from iris.context import Iris
 from iris.errors import IrisError, ranks_text
+from iris.ops.config import MAX_BLOCK_ELEMENTS
 
 Matrix = list[list[float]]
 Move = Callable[[int], object]
@@ -58,7 +59,9 @@ def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Seque
     parser = rank_parser(doc)
     parser.add_argument("--buffer_size", type=positive, help="bytes to move (default: 256 MiB, simulated 64 KiB)")
     parser.add_argument("--dtype", choices=dtypes, default=dtype, help="element type (default: %(default)s)")
-    parser.add_argument("--block_size", type=positive, help="elements per program and step (default: 16 KiB of them)")
+    parser.add_argument(
+        "--block_size", type=positive, help="elements per program and step, a power of two (default: 16 KiB of them)"
+    )
     parser.add_argument("--heap_size", type=heap_bytes, help="bytes of symmetric heap (default: what is needed)")
     drawn = parser.add_mutually_exclusive_group()
     drawn.add_argument("--plot", default=f"{name}_bandwidth.svg", help="picture (default: %(default)s)")
@@ -72,8 +75,8 @@ def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Seque
     block_size = given.block_size or BLOCK_BYTES // element.itemsize
     if buffer_size % element.itemsize:
         parser.error(f"--buffer_size: {buffer_size} is no multiple of the {element.itemsize} bytes of {given.dtype}")
-    if block_size & (block_size - 1):
-        parser.error(f"--block_size: {block_size} is not a power of two")
+    if block_size & (block_size - 1) or block_size > MAX_BLOCK_ELEMENTS:
+        parser.error(f"--block_size: {block_size} is not a power of two of at most {MAX_BLOCK_ELEMENTS}")
     plot = None
     if not (given.no_plot or given.validate):
         try:

@@ -102,6 +102,14 @@ def positive(text: str) -> int:
     return value
 
 
+def tile_size(text: str) -> int:
+    """A side of a tile on the command line."""
+    value = positive(text)
+    if value < 16 or value & (value - 1):
+        raise argparse.ArgumentTypeError(f"{value} is not a power of two of at least 16")
+    return value
+
+
 def not_negative(text: str) -> int:
     """A number on the command line that must be at least 0."""
     value = _whole(text)

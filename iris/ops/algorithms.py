@@ -20,6 +20,7 @@ class Traits(NamedTuple):
         stream_waits: copies wait, on their stream, for a word that the kernel beside them writes. In a graph that runs
             in a single queue that wait could come first, and the kernel never.
         async_launch: its kernel waits for copies that peers ask for when their own kernel's launch has returned.
+        beside: it has copies, or a second kernel, run beside a kernel that may fill the device.
     """
 
     library: bool = False
@@ -32,6 +33,7 @@ class Traits(NamedTuple):
     atomic: bool = False
     stream_waits: bool = False
     async_launch: bool = False
+    beside: bool = False
 
 
 _PLAIN, _LIBRARY, _EXCHANGE = Traits(), Traits(library=True), Traits(library=True, exchange=True, words=True)
@@ -42,26 +44,26 @@ TRAITS: dict[str, dict[str, Traits]] = {
         "pull": Traits(reads_peers=True),
         "push": _PLAIN,
         "hbm_buffer": Traits(comm_programs=True, reads_peers=True),
-        "copy_engine": _PLAIN,
-        "decomposed": _LIBRARY,
+        "copy_engine": Traits(beside=True),
+        "decomposed": Traits(library=True, beside=True),
         "low_latency": _EXCHANGE,
         "baseline": _LIBRARY,
     },
     "matmul_all_scatter": {
         "push": _PLAIN,
         "split": _COMM,
-        "streams": _COMM,
+        "streams": Traits(comm_programs=True, beside=True),
         "relay": _COMM,
-        "copy_engine": Traits(contiguous_rows=True, stream_waits=True),
-        "decomposed": Traits(library=True, contiguous_rows=True),
+        "copy_engine": Traits(contiguous_rows=True, stream_waits=True, beside=True),
+        "decomposed": Traits(library=True, contiguous_rows=True, beside=True),
         "low_latency": _EXCHANGE,
         "baseline": _LIBRARY,
     },
     "matmul_reduce_scatter": {
         "push": _PLAIN,
-        "copy_engine": Traits(stream_waits=True, async_launch=True),
-        "decomposed": _LIBRARY,
-        "ring": Traits(library=True, accumulates=True),
+        "copy_engine": Traits(stream_waits=True, async_launch=True, beside=True),
+        "decomposed": Traits(library=True, beside=True),
+        "ring": Traits(library=True, accumulates=True, beside=True),
         "low_latency": _EXCHANGE,
         "atomic": _ATOMIC,
         "baseline": _LIBRARY,
@@ -70,9 +72,9 @@ TRAITS: dict[str, dict[str, Traits]] = {
         "atomic": _ATOMIC,
         "one_shot": _WORDS,
         "two_shot": _WORDS,
-        "copy_engine": Traits(contiguous_rows=True, stream_waits=True, async_launch=True),
-        "decomposed": Traits(library=True, contiguous_rows=True),
-        "ring": Traits(library=True, accumulates=True, contiguous_rows=True),
+        "copy_engine": Traits(contiguous_rows=True, stream_waits=True, async_launch=True, beside=True),
+        "decomposed": Traits(library=True, contiguous_rows=True, beside=True),
+        "ring": Traits(library=True, accumulates=True, contiguous_rows=True, beside=True),
         "low_latency": _EXCHANGE,
         "low_latency_two_shot": _EXCHANGE,
         "baseline": _LIBRARY,

@@ -7,21 +7,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from iris.ops.algorithms import EXCHANGING, LIBRARY, TRAITS, algorithms
-from iris.ops.config import IN_REGISTERS, OF_TILE, FusedConfig, Target
+from iris.ops.config import MI300_SHARED_NBYTES, OF_TILE, FusedConfig, Target
 from iris.ops.problem import Problem
 from iris.ops.rows import MAX_CHUNKS
 from iris.ops.words import sent_in_words, words_nbytes
 
 Fields = Mapping[str, Any]
 
-SHARED_NBYTES = {"cuda": 227 << 10, "hip": 64 << 10}
+SHARED_NBYTES = {"cuda": 227 << 10, "hip": MI300_SHARED_NBYTES}
 """Shared memory of one program where a target does not say: sm_90 and sm_100; gfx942."""
-_BARRIERS_NBYTES = 256
-"""More than the pipeline's barriers take beside its stages."""
 _SUM_NBYTES = 4
 """Of a sum in float32. Before a tile is added by atomics, threads exchange its sums through shared memory."""
 _WORDS_SHARED = 0.25
 """Of a tile's words, what lies in shared memory at a time when threads exchange them (gfx942)."""
+_MOST_THREADS = 1024
 _ACCUMULATORS = 128
 """float32 sums that a thread keeps in registers; more are spilled to memory."""
 
@@ -416,9 +415,8 @@ def _too_large(problem: Problem, config: FusedConfig, target: Target) -> str | N
     if backend not in SHARED_NBYTES:
         return None
     most = target.shared_nbytes or SHARED_NBYTES[backend]
-    m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
-    stages = max(1, config.num_stages - IN_REGISTERS.get(backend, 0))
-    shared = stages * (m + n) * k * problem.dtype.itemsize + (_BARRIERS_NBYTES if backend == "cuda" else 0)
+    m, n = config.block_size_m, config.block_size_n
+    shared = target.nbytes_of_stages(config, problem.dtype.itemsize)
     if TRAITS[problem.op][config.algorithm].atomic:
         shared = max(shared, m * n * _SUM_NBYTES)
     if sent_in_words(problem, config):
@@ -426,6 +424,8 @@ def _too_large(problem: Problem, config: FusedConfig, target: Target) -> str | N
     if shared > most:
         return f"{shared} bytes of shared memory: {most} at most"
     threads = config.num_warps * (32 if backend == "cuda" else 64)
+    if threads > _MOST_THREADS:
+        return f"{threads} threads: {_MOST_THREADS} at most"
     if m * n > _ACCUMULATORS * threads:
         return f"{m * n // threads} sums per thread: {_ACCUMULATORS} at most"
     return None

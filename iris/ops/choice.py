@@ -28,6 +28,8 @@ from iris.trace import is_wanted
 
 _BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
 """Variables for debugging, with which a launch returns when the kernel has run."""
+_MOST_WAVES = 16
+"""Of a program on AMD, whose waves have 64 threads."""
 
 
 class Adjusted(NamedTuple):
@@ -208,6 +210,8 @@ def _chosen(
         ctx.kept("a missing file was told of", lambda: _tell_of_missing_rows(ctx))
     if given is not None:
         given.check(problem.op, ("auto", *known), ctx.num_sms, problem.dtype)
+        if ctx.backend_name == "hip" and given.num_warps > _MOST_WAVES:
+            raise ArgumentError(problem.op, "config.num_warps", f"at most {_MOST_WAVES} on AMD", given.num_warps)
         if given.algorithm != "auto":
             return given, None
     elif isinstance(config, Adjusted):
@@ -220,11 +224,7 @@ def _chosen(
     elif config is not None and not isinstance(config, str):
         raise ArgumentError(problem.op, "config", "a FusedConfig, an algorithm's name, or None", type(config).__name__)
     traits = TRAITS[problem.op]
-    may = tuple(one for one in known if takes(one) and not (traced and traits[one].library))
-    if _blocking(ctx):
-        may = tuple(one for one in may if not traits[one].async_launch)
-    if _in_one_queue(ctx):
-        may = tuple(one for one in may if not traits[one].stream_waits)
+    may = tuple(one for one in _allowed(ctx, problem.op, traced) if takes(one))
     fits = isinstance(workspace, FusedWorkspace) and workspace.op == problem.op and workspace.ctx is ctx
     mine = workspace if fits else None  # another is refused, with the names of what is chosen without it
     if mine is not None:
@@ -235,6 +235,18 @@ def _chosen(
     made = mine is not None and (mine.algorithm, mine.staging.shape, mine.ready.shape)
     key = _Choice(problem, first, given, preferred or may, beyond, made, scales_nbytes)
     return _settled(ctx).get(key) or _that_fits(ctx, key, mine), key
+
+
+def _allowed(ctx: Iris, op: str, traced: bool) -> tuple[str, ...]:
+    """The algorithms that "auto" may take where a call is made as it is now."""
+    left_out = {"library"} if traced else set()
+    if _blocking(ctx):
+        left_out.add("async_launch")
+    if _in_one_queue(ctx):
+        left_out.add("stream_waits")
+    if ctx.backend_name == "hip":  # where streams share queues, and small copies are kernels
+        left_out.add("beside")
+    return tuple(name for name, one in TRAITS[op].items() if not any(getattr(one, trait) for trait in left_out))
 
 
 def _adjusted(ctx: Iris, problem: Problem, wanted: Adjusted) -> FusedConfig:

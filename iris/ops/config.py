@@ -27,10 +27,14 @@ MAX_BLOCK_ELEMENTS = 1 << 20
 """Of a block, in Triton."""
 MAX_GROUP_M = 4096
 """Rows of tiles in a group: tiles are counted in 32 bits."""
+_BARRIERS_NBYTES = 256
+"""More than the pipeline's barriers take beside its stages."""
+_PADDED = 32
+"""Of so many bytes of a stage that is loaded into LDS there is one more."""
 _MAX_GROWTH = 16
 """Of one chunk beside the one before, either way."""
-IN_REGISTERS = {"hip": 1}
-"""By backend, if not 0: how many of a pipelined loop's stages are in registers, not in shared memory."""
+MI300_SHARED_NBYTES, MI350_SHARED_NBYTES = 64 << 10, 160 << 10
+"""LDS that a program may have on gfx942 and on gfx950."""
 WARPS = (1, 2, 4, 8, 16, 32)
 """What ``num_warps`` may be."""
 OF_TILE = ("block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages")
@@ -254,3 +258,18 @@ class Target:
     excluded: tuple[str, ...] = ()
     hardware: str = ""
     shared_nbytes: int | None = None
+
+    @property
+    def stages_in_registers(self) -> int:
+        """How many of a pipelined loop's stages are there, not in shared memory: one on AMD, but where there is more of
+        that, and Triton (3.9) has every stage loaded into it."""
+        return int(self.backend == "hip" and (self.shared_nbytes or 0) <= MI300_SHARED_NBYTES)
+
+    def nbytes_of_stages(self, config: FusedConfig, itemsize: int) -> int:
+        """Shared memory that the loop over K of a tile takes."""
+        rows = config.block_size_m + config.block_size_n
+        stages = max(1, config.num_stages - self.stages_in_registers)
+        nbytes = stages * rows * config.block_size_k * itemsize
+        if self.backend == "cuda":
+            return nbytes + _BARRIERS_NBYTES
+        return nbytes if self.stages_in_registers else nbytes + nbytes // _PADDED

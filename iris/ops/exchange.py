@@ -58,6 +58,8 @@ _MAX_WORDS_AWAITED = 4096
 _PROGRAMS_PER_SM = {2: 6, 4: 3, 8: 2}
 """By ranks, or the next power of two: with the registers that the words of all ranks take, programs then leave room for
 one of another call, on another stream, which they might have to wait for."""
+_PROGRAMS_PER_CU = {2: 4, 4: 2}
+"""The same on AMD, where registers are not bounded."""
 FREE_RANKS = 4
 """Of so few the words need no bound to leave that room, if rows have vectors."""
 _REGISTERS = 1 << 16
@@ -127,9 +129,10 @@ def blocks_of(
     return Blocks(rows, cols, share // block_n, block_n, False, hops, _WARPS)
 
 
-def _programs_per_sm(world_size: int) -> int:
+def _programs_per_sm(world_size: int, backend: str = "cuda") -> int:
     """At most, of a kernel that exchanges words: while some wait, others send or sum."""
-    return _PROGRAMS_PER_SM.get(triton.next_power_of_2(world_size), 1)
+    most = _PROGRAMS_PER_CU if backend == "hip" else _PROGRAMS_PER_SM
+    return most.get(triton.next_power_of_2(world_size), 1)
 
 
 def registers(num_warps: int, world_size: int) -> int:
@@ -372,7 +375,11 @@ def exchange(
         "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": blocks.num_warps,
     }  # fmt: skip
     inbox, half = workspace.inbox(word_dtype(mine.dtype) if blocks.words else mine.dtype)
-    programs = ctx.num_sms * _programs_per_sm(ctx.world_size) if blocks.words else min(ctx.num_sms, MAX_PROGRAMS)
+    programs = (
+        ctx.num_sms * _programs_per_sm(ctx.world_size, ctx.backend_name)
+        if blocks.words
+        else min(ctx.num_sms, MAX_PROGRAMS)
+    )
     epochs = workspace.scratch("epochs", programs, torch.int32)
     if blocks.words:
         if ctx.backend_name == "cuda" and not (ctx.world_size <= FREE_RANKS and _in_vectors(blocks, mine, result)):

@@ -196,7 +196,7 @@ def run(
         BLOCK_M=config.block_size_m, BLOCK_N=config.block_size_n, BLOCK_K=config.block_size_k,
         GROUP_M=config.group_size_m, EVEN_K=tiling.even_k,
         STREAM_K=config.stream_k, TWO_TILES=config.two_tiles,
-        STRIPS=tiling.strips, STRIP_STAGES=strip_stages(config, tiling.strips, target.backend),
+        STRIPS=tiling.strips, STRIP_STAGES=strip_stages(config, tiling.strips, target),
         COURIER_M=courier_m, COURIER_N=courier_n,
         PRECISION=_precision(problem.dtype, output.dtype),
         ACC_DTYPE=tl.float32 if problem.dtype.is_floating_point else tl.int32,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from iris.device.schedule import MOST_PARTS
-from iris.ops.config import IN_REGISTERS, FusedConfig
+from iris.ops.config import FusedConfig, Target
 
 _MIN_STRIP = 64
 """Columns of a strip: a narrower one is bound by reading A."""
@@ -28,9 +28,9 @@ def strips_of(tiles: int, workers: int, config: FusedConfig) -> int:
     return 1
 
 
-def strip_stages(config: FusedConfig, strips: int, backend: str) -> int:
+def strip_stages(config: FusedConfig, strips: int, target: Target) -> int:
     """Stages of the loop over a strip's K: as many as fit in shared memory where those of a whole tile do."""
-    m, n, others = config.block_size_m, config.block_size_n, IN_REGISTERS.get(backend, 0)
+    m, n, others = config.block_size_m, config.block_size_n, target.stages_in_registers
     return others + (config.num_stages - others) * (m + n) // (m + n // strips)
 
 

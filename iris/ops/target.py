@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from iris.context import Iris
-from iris.ops.config import Target
+from iris.ops.config import MI350_SHARED_NBYTES, Target
 from iris.ops.tuned import SIMULATED
 
 _device_name = cache(torch.cuda.get_device_name)
@@ -16,8 +16,11 @@ _capability = cache(torch.cuda.get_device_capability)
 
 @cache
 def _shared_nbytes(device: torch.device) -> int | None:
-    """Shared memory that a program may have, if PyTorch knows."""
-    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", None) or None
+    """Shared memory that a program may have, if PyTorch knows. On AMD it does not say (2.13)."""
+    properties = torch.cuda.get_device_properties(device)
+    if getattr(properties, "gcnArchName", "").startswith("gfx950"):
+        return MI350_SHARED_NBYTES
+    return getattr(properties, "shared_memory_per_block_optin", None) or None
 
 
 def target_of(ctx: Iris, excluded: tuple[str, ...] = ()) -> Target:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,12 @@ from matmuls import word_arguments
 from triton import knobs
 
 from iris.device.tile import Matrix
-from iris.ops.exchange import FREE_RANKS, _programs_per_sm, blocks_of, registers
+from iris.ops.exchange import FREE_RANKS, Blocks, _programs_per_sm, blocks_of, registers
 
 REGISTERS, THREADS, ALLOCATED = 1 << 16, 2048, 8
-"""Of an SM of compute capability 9.0, and a multiple of how many registers a thread gets."""
+"""Of an SM of compute capability 9.0, and a multiple of how many registers a thread gets; on gfx942, too."""
+VECTOR_REGISTERS, WAVES, SIMDS = 512, 8, 4
+"""Of each of the SIMDs of a CU, and its waves."""
 
 
 def taken(ptx: str, tmp_path: Path) -> int:
@@ -32,6 +35,12 @@ def taken(ptx: str, tmp_path: Path) -> int:
     command = [assembler, "-arch=sm_90a", "-v", str(source), "-o", str(written)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(re.findall(r"Used (\d+) registers", done.stderr)[-1])
+
+
+def waves(listing: str) -> int:
+    """How many waves with the vector registers that a listing of AMD's asks for a SIMD has room for."""
+    (count,) = re.findall(r"\.vgpr_count:\s+(\d+)", listing)
+    return min(VECTOR_REGISTERS // (-(-int(count) // ALLOCATED) * ALLOCATED), WAVES)
 
 
 def strided(dtype: torch.dtype, sizes: tuple[int, ...]) -> tuple[Any, ...]:
@@ -54,6 +63,21 @@ EXCHANGES = (
 )
 
 
+def exchange_of(
+    kind: str, dtype: torch.dtype, operands: str, world_size: int
+) -> tuple[Callable[[], tuple[Any, ...]], Blocks, dict[str, Any]]:
+    """Arguments, blocks and constants of an exchange whose blocks are the largest."""
+    part = ((16 if dtype == torch.int32 else 400 // dtype.itemsize) // world_size, 8192)
+    blocks = blocks_of(part, dtype, world_size, 132, hops=2 if kind == "twice" else 1)
+    assert blocks.words
+    assert blocks.num_warps == 4 or dtype == torch.int32, "the largest blocks take the most"
+    constants = {
+        "WORLD": world_size, "SOURCES": world_size, "PACK": 4 // dtype.itemsize, "BLOCK_M": blocks.block_m,
+        "BLOCK_N": blocks.block_n, "num_warps": blocks.num_warps,
+    }  # fmt: skip
+    return partial(OPERANDS[operands], dtype, (*part, blocks.count, world_size * part[0])), blocks, constants
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype", "operands", "world_size"),
     in_turn([(*exchange, world_size) for exchange in EXCHANGES for world_size in (2, 4, 8)]),
@@ -64,19 +88,33 @@ def test_an_exchange_in_words_leaves_room_for_another(
 ) -> None:
     """Two streams may run two at a time: if one took whole SMs, each rank could have begun another one, and wait for
     its peers for ever. (Among more ranks than eight there is one program on an SM, whatever it takes.)"""
-    part = ((16 if dtype == torch.int32 else 400 // dtype.itemsize) // world_size, 8192)
-    blocks = blocks_of(part, dtype, world_size, 132, hops=2 if kind == "twice" else 1)
-    assert blocks.words
-    assert blocks.num_warps == 4 or dtype == torch.int32, "the largest blocks take the most"
-    case = CASES[f"exchange_words-{kind}"]
-    constants = {
-        "WORLD": world_size, "SOURCES": world_size, "PACK": 4 // dtype.itemsize, "BLOCK_M": blocks.block_m,
-        "BLOCK_N": blocks.block_n, "num_warps": blocks.num_warps,
-    }  # fmt: skip
+    arguments, blocks, constants = exchange_of(kind, dtype, operands, world_size)
     if operands == "strided" or world_size > FREE_RANKS:
         constants["maxnreg"] = registers(blocks.num_warps, world_size)
-    arguments = partial(OPERANDS[operands], dtype, (*part, blocks.count, world_size * part[0]))
+    case = CASES[f"exchange_words-{kind}"]
     ptx = compile_case(replace(case, constants=case.constants | constants, arguments=arguments), "sm_90")
     threads = 32 * blocks.num_warps * (_programs_per_sm(world_size) + 1)
     assert threads <= THREADS
     assert threads * -(-taken(ptx, tmp_path) // ALLOCATED) * ALLOCATED <= REGISTERS
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "operands", "world_size", "target_name"),
+    in_turn(
+        [
+            (*exchange, world_size, target_name)
+            for exchange in EXCHANGES[:1] + EXCHANGES[-2:]
+            for world_size in (2, 4, 8)
+            for target_name in ("gfx942", "gfx950")
+        ]
+    ),
+    ids=str,
+)
+def test_an_exchange_leaves_room_for_another_on_amd(
+    kind: str, dtype: torch.dtype, operands: str, world_size: int, target_name: str
+) -> None:
+    arguments, blocks, constants = exchange_of(kind, dtype, operands, world_size)
+    case = CASES[f"exchange_words-{kind}"]
+    listing = compile_case(replace(case, constants=case.constants | constants, arguments=arguments), target_name)
+    each = -(-blocks.num_warps // SIMDS)
+    assert each * (_programs_per_sm(world_size, "hip") + 1) <= waves(listing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from compiler import TARGETS, target
 from matmuls import matmul_case
 
 from iris.device import arch
-from iris.ops import Problem, Target
+from iris.ops import FusedConfig, Problem, Target
 from iris.ops.candidates import SHARED_NBYTES, plain
+from iris.ops.config import MI350_SHARED_NBYTES
 from iris.ops.words import sent_in_words
 
 WIDE = {"sm_90": r"cp\.async\.cg\.", "gfx942": r"buffer_load_dwordx4\b"}
@@ -100,3 +102,20 @@ def test_the_largest_tile_fits_into_shared_memory(
             *case.arguments(), grid=(1,), **case.constants | tile | config.launch_options(here)
         )
     assert compiled.metadata.shared <= SHARED_NBYTES[backend]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("sizes", in_turn([(256, 256, 64, 8, 2), (128, 128, 64, 8, 4), (64, 128, 128, 4, 3)]), ids=str)
+def test_stages_on_the_newest_of_amd_take_no_more_than_is_counted(sizes: tuple[int, ...]) -> None:
+    """Triton 3.9 has all stages in LDS there, and pads them; 3.6 has one in registers."""
+    here = Target("hip", 256, shared_nbytes=MI350_SHARED_NBYTES)
+    names = "block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages"
+    fields: dict[str, Any] = dict(zip(names, sizes, strict=True))
+    config = FusedConfig("push", **fields)
+    case = matmul_case("scatter_rows", torch.bfloat16, False, False, 0, True, False, ("gfx950",))
+    tile = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), sizes, strict=False))
+    with target("gfx950"):
+        compiled = case.kernel.warmup(
+            *case.arguments(), grid=(1,), **case.constants | tile | config.launch_options(here)
+        )
+    assert compiled.metadata.shared <= here.nbytes_of_stages(config, 2) <= MI350_SHARED_NBYTES

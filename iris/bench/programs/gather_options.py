@@ -14,22 +14,23 @@ from pathlib import Path
 from iris import backends
 from iris.bench.axes import Params
 from iris.bench.dataset import Dataset
-from iris.bench.options import add_heap_size, folder_trouble, positive, rank_parser, ranks_to_start
+from iris.bench.options import add_heap_size, folder_trouble, positive, rank_parser, ranks_to_start, tile_size
 from iris.errors import ArgumentError
 from iris.identity import identity
+from iris.ops.config import WARPS
 
 OP = "all_gather_matmul"
 _DATATYPES = ("fp16", "bf16", "fp32", "int8")
 SIM_SHRINK = 128
 """The simulator divides the sizes of the project's own data set by this, so that a sweep takes seconds."""
 KERNEL_FLAGS = {
-    "BLK_M": ("block_size_m", "rows of a tile"),
-    "BLK_N": ("block_size_n", "columns of a tile"),
-    "BLK_K": ("block_size_k", "depth of a step"),
+    "BLK_M": ("block_size_m", "rows of a tile, a power of two from 16 on"),
+    "BLK_N": ("block_size_n", "columns of a tile, likewise"),
+    "BLK_K": ("block_size_k", "depth of a step, likewise"),
     "gsize_m": ("group_size_m", "rows of tiles computed together, for L2 reuse"),
     "num_sms": ("num_sms", "programs of the launch, at most the SMs of the device"),
     "num_stages": ("num_stages", "steps whose loads are in flight, as Triton has it"),
-    "num_warps": ("num_warps", "warps of a program"),
+    "num_warps": ("num_warps", f"warps of a program: {', '.join(map(str, WARPS))}"),
 }
 """Flags, the fields of FusedConfig that they set, and what those are."""
 
@@ -122,8 +123,10 @@ def _parser(doc: str | None, algorithm: str, data_set: Path) -> argparse.Argumen
         help="where to write a file of JSON for each configuration (default: %(default)s)",
     )
     add_heap_size(parser)
-    for flag, (_, meaning) in KERNEL_FLAGS.items():
-        parser.add_argument(f"--{flag}", type=positive, help=f"{meaning} (default: picked for each shape)")
+    for flag, (field, meaning) in KERNEL_FLAGS.items():
+        kind = tile_size if field.startswith("block_size") else positive
+        chosen = f"{meaning} (default: picked for each shape)"
+        parser.add_argument(f"--{flag}", type=kind, choices=WARPS if flag == "num_warps" else None, help=chosen)
     return parser
 
 

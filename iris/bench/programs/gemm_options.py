@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from iris.bench.options import add_num_ranks, heap_bytes, not_negative, output_file, picture, positive
+from iris.bench.options import add_num_ranks, heap_bytes, not_negative, output_file, picture, positive, tile_size
 from iris.console import Parser
 from iris.heap import format_bytes
 from iris.ops.config import MAX_BLOCK_ELEMENTS, MAX_GROUP_M, WARPS, FusedConfig, min_block_size_k
@@ -102,11 +102,11 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     add("--datatype", str, "of A and B; int8 gives an int32 C", DATATYPES)
     add("--algorithm", str, "how ranks share C; see above", OPS)
     add("--output_file", output_file, "JSON of arguments and results, written by rank 0")
-    add("--BLK_M", _block, "rows of a tile")
-    add("--BLK_N", _block, "columns of a tile")
-    add("--BLK_K", _block, "depth of a step")
-    add("--COMMUNICATION_TILE_M", _block, "rows that a communicating program moves at a time")
-    add("--COMMUNICATION_TILE_N", _block, "columns that a communicating program moves at a time")
+    add("--BLK_M", tile_size, "rows of a tile")
+    add("--BLK_N", tile_size, "columns of a tile")
+    add("--BLK_K", tile_size, "depth of a step")
+    add("--COMMUNICATION_TILE_M", tile_size, "rows that a communicating program moves at a time")
+    add("--COMMUNICATION_TILE_N", tile_size, "columns that a communicating program moves at a time")
     add("--gsize_m", positive, "rows of tiles computed together, for L2 reuse")
     add("--two_tiles", _truth, "Stream-K splits one to two tiles per program (True), or less than one, mostly faster")
     add("--num_stages", positive, "steps whose loads are in flight, as Triton has it")
@@ -134,13 +134,6 @@ def parse(doc: str | None, argv: Sequence[str] | None = None) -> tuple[Arguments
     if depth < least:
         made.error(f"argument --BLK_K: {depth} is less than {least}, which {arguments.datatype} needs")
     return arguments, frozenset(given)
-
-
-def _block(text: str) -> int:
-    value = positive(text)
-    if value < 16 or value & (value - 1):
-        raise argparse.ArgumentTypeError(f"{value} is not a power of two of at least 16")
-    return value
 
 
 def _truth(text: str) -> bool:
