@@ -79,13 +79,13 @@ class GpuBackend(Backend):
         properties = torch.cuda.get_device_properties(self.device)
         self.num_sms = properties.multi_processor_count
         self._require_peer_access(mesh)
-        self._idleness = _Idleness(self.device)
         self._poke_stream = torch.cuda.Stream(self.device, priority=-1)  # which users have few of: none may be it
         self._memcpy_async, self._memcpy_2d_async = _load_copies(name)
         self._wait_value, self._write_value = _load_word_operations(name)
         self._heap = self._allocate(mesh, heap_size)
         self._handle = _shared(self._heap, mesh)
         self.bases = [int(pointer) for pointer in self._handle.buffer_ptrs]
+        self._idleness = _Idleness(self.device)
 
     def _require_peer_access(self, mesh: Mesh) -> None:
         ours = self.device.index
