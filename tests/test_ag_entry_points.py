@@ -246,12 +246,12 @@ def test_validate_checks_without_timing(ranks: Ranks, algorithm: str, dtype: str
 
 @TWO
 def test_a_config_that_cannot_run_is_recorded_and_fails(ranks: Ranks, tmp_path: Path) -> None:
-    arguments = ["-v", "-m", "16", "-n", "16", "-k", "16", "--BLK_M", "24", "--output_dir", str(tmp_path)]
+    arguments = ["-v", "-m", "16", "-n", "16", "-k", "16", "--num_sms", "9999", "--output_dir", str(tmp_path)]
     (status, text, _), (other_status, _, _) = ranks.run(printed, SWEEPS["pull"], [*arguments, *SMALL_HEAP])
     assert status == other_status == 1
-    assert "FAILED: ArgumentError: all_gather_matmul: config.block_size_m: expected a power of two" in text
+    assert "FAILED: ArgumentError: all_gather_matmul: config.num_sms: expected at most" in text
     (record,) = written(tmp_path).values()
-    assert "config.block_size_m" in record["error"]
+    assert "config.num_sms" in record["error"]
     assert record["validated"] is None
 
 

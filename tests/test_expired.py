@@ -34,8 +34,8 @@ def expire_together_kernel(handle, codes_seen):
     stopped = 0
     while stopped == 0:
         started = clock_ns() - 3600 * 1_000_000_000
-        flag_ptr = (sync._own_base(handle) + 16 + one).to(tl.pointer_type(tl.int32))
-        stopped = sync._check_bounds(flag_ptr, 32 + one, 48 + one, tl.program_id(0), started, handle, sync.SITE_USER)
+        words = 16 + one, 32 + one, 48 + one, tl.program_id(0)
+        stopped, _ = sync._check_bounds(*words, 0, started, handle, sync.SITE_USER)
     codes = tl.load(sync._status(handle)) + tl.load(sync._status(handle) + sync.RECORD_WORDS)
     tl.store(codes_seen + one, codes.to(tl.int32))
 

@@ -236,11 +236,13 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
         started = clock_ns()
         stopped = 0
         polls = 0
+        gone = 0
         while (_ahead(seen, value, site) < 0) & (stopped == 0):
             seen = _poll(flag_ptr)
             polls += 1
-            if polls % _POLLS_PER_CHECK == 0:
-                stopped = _check_bounds(flag_ptr, value, seen, peer, started, handle, site)
+            if polls % _POLLS_PER_CHECK == 0 and _ahead(seen, value, site) < 0:
+                offset = flag_ptr.to(tl.int64) - _own_base(handle)
+                stopped, gone = _check_bounds(offset, value, seen, peer, gone, started, handle, site)
     tl.debug_barrier()
     return seen
 
@@ -285,12 +287,13 @@ def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_
         started = clock_ns()
         stopped = 0
         polls = 0
+        gone = 0
         while (tl.min(ahead) < 0) & (stopped == 0):
             ahead = _poll_all(flag_ptrs, values, valid, site)
             polls += 1
             if polls % _POLLS_PER_CHECK == 0 and tl.min(ahead) < 0:
                 late = tl.arange(0, ahead.shape[0]) == tl.argmin(ahead, 0)
-                stopped = _check_lane(late, flag_ptrs, values, peers, started, handle, site)
+                stopped, gone = _check_lane(late, flag_ptrs, values, peers, gone, started, handle, site)
     tl.debug_barrier()
     return tl.min(ahead) >= 0
 
@@ -313,11 +316,12 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
         started = clock_ns()
         stopped = 0
         polls = 0
+        gone = 0
         while (leading == 0) & (stopped == 0):
             leading = _leading(flag_ptrs, values, valid, lanes, site)
             polls += 1
             if polls % _POLLS_PER_CHECK == 0 and leading == 0:
-                stopped = _check_lane(lanes == 0, flag_ptrs, values, peers, started, handle, site)
+                stopped, gone = _check_lane(lanes == 0, flag_ptrs, values, peers, gone, started, handle, site)
         leading = max(leading, 1)
     tl.debug_barrier()
     return leading
@@ -368,6 +372,7 @@ def take_words(word_ptrs, epoch, peers, mask, handle, site: tl.constexpr = SITE_
         started = clock_ns()
         stopped = 0
         polls = 0
+        gone = 0
         while (_words_missing(seen) > 0) & (stopped == 0):
             seen = load_fresh(word_ptrs, mask, 0)
             polls += 1
@@ -375,8 +380,8 @@ def take_words(word_ptrs, epoch, peers, mask, handle, site: tl.constexpr = SITE_
                 late = seen == NO_WORD
                 first = tl.min(tl.where(late, word_ptrs.to(tl.int64), 1 << 62))
                 peer = tl.min(tl.where(late, peers[:, None, None], MAX_RANKS))
-                word_ptr = first.to(word_ptrs.dtype)
-                stopped = _check_bounds(word_ptr, epoch, NO_FLAG, peer, started, handle, site, flagged=False)
+                offset = first - _own_base(handle)
+                stopped, gone = _check_bounds(offset, epoch, NO_FLAG, peer, gone, started, handle, site)
     if repeated(word_ptrs):
         # One thread saw a word come, and all go by that; another that holds the same word may have looked before.
         seen = load_fresh(word_ptrs, mask, 0)
@@ -416,30 +421,26 @@ def _ahead(seen, value, site: tl.constexpr):
 
 
 @triton.jit
-def _check_lane(late, flag_ptrs, values, peers, started, handle, site: tl.constexpr):
+def _check_lane(late, flag_ptrs, values, peers, gone, started, handle, site: tl.constexpr):
     """:func:`_check_bounds` for the one flag of several that ``late`` picks."""
-    flag_ptr = tl.sum(tl.where(late, flag_ptrs.to(tl.int64), 0)).to(flag_ptrs.dtype)
+    address = tl.sum(tl.where(late, flag_ptrs.to(tl.int64), 0))
     value = tl.sum(tl.where(late, values, 0))
     peer = tl.sum(tl.where(late, peers, 0))
-    return _check_bounds(flag_ptr, value, _poll(flag_ptr), peer, started, handle, site)
+    seen = _poll(address.to(tl.pointer_type(tl.int32)))
+    return _check_bounds(address - _own_base(handle), value, seen, peer, gone, started, handle, site)
 
 
 @triton.jit
-def _check_bounds(ptr, value, seen, peer, started, handle, site: tl.constexpr, flagged: tl.constexpr = True):
-    """Whether to give up this wait, for a flag or for a word of data at ``ptr``: its time is over, the peer is dead or
-    has closed its context, or another rank gave up."""
+def _check_bounds(offset, value, seen, peer, gone, started, handle, site: tl.constexpr):
+    """Whether to give up this wait: its time is over, the peer is dead, another rank gave up, or ``gone`` is the peer,
+    plus one. And what ``gone`` is now: the peer, plus one, if it has closed its context. What it sent before that is
+    seen from then on, so only the next check knows that it will not come."""
     stopped = 0
     limit = tl.load(handle.info + TIMEOUT_NS)
     if (value == 0) | (value == 1):
         limit = tl.load(handle.info + FIRST_TIMEOUT_NS)
-    if _has_closed(peer, handle):  # what it sent before that is here by now: so this look is the last
-        last = tl.atomic_add(ptr, 0, sem="acquire", scope="sys")
-        if flagged:
-            lacking = _ahead(last, value, site) < 0
-        else:
-            lacking = last == NO_WORD
-        limit = tl.where(lacking, -1, limit)
-    offset = ptr.to(tl.int64) - _own_base(handle)
+    peer = tl.cast(peer, tl.int32)
+    limit = tl.where(gone == peer + 1, -1, limit)
     waited = clock_ns() - started
     told = tl.atomic_add(_abort_word(handle), 0, sem="acquire", scope="sys")
     if told == 0:
@@ -457,14 +458,15 @@ def _check_bounds(ptr, value, seen, peer, started, handle, site: tl.constexpr, f
                 tl.atomic_max(theirs, code, sem="relaxed", scope="sys")
     if (told != 0) & (stopped == 0):  # also if another rank, or program, has been faster by so little
         stopped = _record(CODE_RELAYED, site, (told >> 8) & 255, told & 255, 0, value, seen, waited, handle)
-    return stopped
+    return stopped, tl.where(_has_closed(peer, handle), peer + 1, 0)
 
 
 @triton.jit
 def _has_closed(peer, handle):
     """Whether ``peer``, if there is such a rank, has closed its context."""
-    known = tl.where((peer >= 0) & (peer < world_size(handle)), peer, rank(handle))
-    return tl.atomic_add(_control_word(handle, CLOSED_WORDS) + known, 0, sem="acquire", scope="sys") != 0
+    lanes = tl.arange(0, MAX_RANKS)
+    closed = tl.atomic_add(_control_word(handle, CLOSED_WORDS) + lanes, 0, sem="acquire", scope="sys")
+    return tl.max(tl.where(lanes == peer, closed, 0)) != 0
 
 
 @triton.jit

@@ -250,12 +250,9 @@ def timing(listing: Listing) -> list[str]:
 
 
 def width(listing: Listing, data: frozenset[str]) -> list[str]:
-    """16 bytes at a time, wherever the address was computed from one of the arguments ``data``, but for acquires, which
-    look at one word."""
-    origin, moves = origins(listing), Event.LOAD | Event.STORE
-    plain = [
-        one for one in listing if one.events & moves and origin[id(one)] & data and Event.ACQUIRE not in one.events
-    ]
+    """16 bytes at a time, wherever the address was computed from one of the arguments ``data``."""
+    origin = origins(listing)
+    plain = [one for one in listing if one.events & (Event.LOAD | Event.STORE) and origin[id(one)] & data]
     wrong = [f"not 16 bytes: {one.text}" for one in plain if Event.WIDE not in one.events]
     absent = [kind for kind in (Event.LOAD, Event.STORE) if not any(kind in one.events for one in plain)]
     return wrong + [f"no {kind.name} of data at all" for kind in absent]
