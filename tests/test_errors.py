@@ -682,12 +682,15 @@ def two_checks_kernel(handle, stopped):
 def two_checks() -> tuple[list[int], Failure]:
     with suppress(iris.PeerDied), fresh(timeout_s=30) as ctx:
         stopped, failure = torch.full((3,), -1, dtype=torch.int32, device=ctx.device), Failure()
-        closed = ctx._backend.bytes_at(ctx._control.offset + CLOSED_WORDS.value + 4, 4, None)
-        closed.view(torch.int32).fill_(1)
+        closed_words(ctx)[1] = 1
         ctx.barrier()
         if ctx.rank == 0:
             failure = failure_of(lambda: (two_checks_kernel[(1,)](ctx.handle, stopped), ctx.synchronize()))
     return stopped.tolist(), failure
+
+
+def closed_words(ctx: iris.Iris) -> torch.Tensor:
+    return ctx._backend.bytes_at(ctx._control.offset + CLOSED_WORDS.value, 64, None).view(torch.int32)
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
@@ -696,6 +699,41 @@ def test_a_wait_looks_again_when_a_rank_has_closed(ranks: Ranks) -> None:
     (stopped, failure), _ = ranks.run(two_checks)
     assert stopped == [0, 0, 1]
     assert failure.kind == "PeerDied" and "should reach 6, holds 4, and rank 1 has closed" in failure.message, failure
+
+
+@triton.jit
+def gone_kernel(handle, gone_of, SITE: tl.constexpr, COUNTED: tl.constexpr):
+    """Who is gone, of waits for each rank."""
+    for peer in range(3):
+        _, gone = sync._check_bounds(1024, 6, 4, peer, 0, clock_ns(), handle, SITE, COUNTED)
+        tl.store(gone_of + peer, gone)
+
+
+def gone_ranks() -> list[list[int]]:
+    """On rank 0, when rank 1 has closed its context: for an op, for what is counted up, for a user; and again when
+    rank 2 has, too. And in a job of rank 2 alone, when all others have."""
+    found = []
+    with fresh(timeout_s=30) as ctx:
+        gone_of = torch.zeros(3, dtype=torch.int32, device=ctx.device)
+        for closed in (1, 2) if ctx.rank == 0 else ():
+            closed_words(ctx)[closed] = 1
+            for site, counted in ((sync.SITE_MATMUL, False), (sync.SITE_MATMUL, True), (sync.SITE_USER, False)):
+                gone_kernel[(1,)](ctx.handle, gone_of, SITE=site.value, COUNTED=counted)
+                found.append(gone_of.tolist())
+        if ctx.rank == 2:
+            closed_words(ctx)[:2] = 1
+            gone_kernel[(1,)](ctx.alone, gone_of, SITE=sync.SITE_MATMUL.value, COUNTED=False)
+            found.append(gone_of.tolist())
+        closed_words(ctx).zero_()
+        ctx.barrier()
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True)
+def test_a_flag_that_several_count_up_is_waited_for_until_all_have_closed(ranks: Ranks) -> None:
+    of_first, _, of_last = ranks.run(gone_ranks)
+    assert of_first == [[0, 2, 0], [0, 0, 0], [0, 0, 0], [0, 2, 3], [0, 2, 3], [0, 2, 3]]
+    assert of_last[0][0] == 0
 
 
 @TWO_OR_MORE

@@ -213,7 +213,7 @@ def signal_add(flag_ptr, value, peer, handle):
 
 
 @triton.jit
-def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
+def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER, counted: tl.constexpr = False):
     """Wait until this rank's flag at ``flag_ptr`` has reached ``value``. Returns what it holds, int32.
 
     Args:
@@ -222,9 +222,11 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
             for an op's flags, less than 32.
         peer: the rank expected to signal, named if the wait expires.
         site: what to call this wait in the error, a key of :data:`SITES`.
+        counted: of an op's flag: several ranks count it up, of which ``peer`` is one.
 
     Sync: acquires at sys scope, for all threads of this program, what the signaller released.
-    Bounded: by the context's ``timeout_s``, or ``first_timeout_s`` where ``value`` is 0 or 1.
+    Bounded: by the context's ``timeout_s``, or ``first_timeout_s`` where ``value`` is 0 or 1; and by the end of all
+        other ranks' contexts, or, of an op's flag, of the peer's.
     """
     _require_flag(flag_ptr)
     _require_one(flag_ptr)
@@ -242,7 +244,7 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER):
             polls += 1
             if polls % _POLLS_PER_CHECK == 0 and _ahead(seen, value, site) < 0:
                 offset = flag_ptr.to(tl.int64) - _own_base(handle)
-                stopped, gone = _check_bounds(offset, value, seen, peer, gone, started, handle, site)
+                stopped, gone = _check_bounds(offset, value, seen, peer, gone, started, handle, site, counted)
     tl.debug_barrier()
     return seen
 
@@ -431,10 +433,13 @@ def _check_lane(late, flag_ptrs, values, peers, gone, started, handle, site: tl.
 
 
 @triton.jit
-def _check_bounds(offset, value, seen, peer, gone, started, handle, site: tl.constexpr):
+def _check_bounds(
+    offset, value, seen, peer, gone, started, handle, site: tl.constexpr, counted: tl.constexpr = False
+):  # fmt: skip
     """Whether to give up this wait: its time is over, the peer is dead, another rank gave up, or ``gone`` is the peer,
-    plus one. And what ``gone`` is now: the peer, plus one, if it has closed its context. What it sent before that is
-    seen from then on, so only the next check knows that it will not come."""
+    plus one. And what ``gone`` is now: that, if those who may signal have closed their contexts. In kernels of users,
+    whose flags several ranks may count up, these are all others. What they sent before is seen from then on, so only
+    the next check knows that no more will come."""
     stopped = 0
     limit = tl.load(handle.info + TIMEOUT_NS)
     if (value == 0) | (value == 1):
@@ -458,15 +463,18 @@ def _check_bounds(offset, value, seen, peer, gone, started, handle, site: tl.con
                 tl.atomic_max(theirs, code, sem="relaxed", scope="sys")
     if (told != 0) & (stopped == 0):  # also if another rank, or program, has been faster by so little
         stopped = _record(CODE_RELAYED, site, (told >> 8) & 255, told & 255, 0, value, seen, waited, handle)
-    return stopped, tl.where(_has_closed(peer, handle), peer + 1, 0)
+    return stopped, tl.where(_has_closed(peer, handle, counted or site == SITE_USER), peer + 1, 0)
 
 
 @triton.jit
-def _has_closed(peer, handle):
-    """Whether ``peer``, if there is such a rank, has closed its context."""
+def _has_closed(peer, handle, counted: tl.constexpr):
+    """Whether ``peer``, if there is such a rank, has closed its context; of a flag that is ``counted``, all others. Not
+    if it is this rank, whose word in a job of its own is another's."""
     lanes = tl.arange(0, MAX_RANKS)
-    closed = tl.atomic_add(_control_word(handle, CLOSED_WORDS) + lanes, 0, sem="acquire", scope="sys")
-    return tl.max(tl.where(lanes == peer, closed, 0)) != 0
+    closed = tl.atomic_add(_control_word(handle, CLOSED_WORDS) + lanes, 0, sem="acquire", scope="sys") != 0
+    senders = (lanes < world_size(handle)) if counted else lanes == peer
+    senders &= (lanes != rank(handle)) & (peer != rank(handle))
+    return tl.sum((senders & closed).to(tl.int32)) == max(tl.sum(senders.to(tl.int32)), 1)
 
 
 @triton.jit

@@ -128,7 +128,7 @@ def added_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.c
 def collected_sum(handle, slots, acc, tile, flags, SITE: tl.constexpr):
     """``acc`` plus the sum that the others have left for a tile of this rank's; zero is left in its place."""
     me, world = handles.rank(handle), handles.world_size(handle)
-    wait(flags.ready + tile.index, (world - 1) * _ADDED, (me + 1) % world, handle, SITE)
+    wait(flags.ready + tile.index, (world - 1) * _ADDED, (me + 1) % world, handle, SITE, counted=True)
     pointers = slot_pointers(slots.incoming, 0, tile, acc.shape[0], acc.shape[1])
     total = acc + tl.load(pointers)
     tl.debug_barrier()
