@@ -512,7 +512,9 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         for peer in range(self.world_size):
             if peer != self.rank:
                 place = self._control.offset + sync.CLOSED_WORDS.value + 4 * self.rank
-                self._backend.peer_bytes(peer, place, 4).copy_(torch.tensor([1, 0, 0, 0], dtype=torch.uint8))
+                self._backend.peer_bytes(peer, place, 4).copy_(
+                    torch.tensor([1, 0, 0, 0], dtype=torch.uint8, device="cpu")
+                )
 
     def _release(self, error: BaseException | None) -> None:
         self._open = done = False
