@@ -509,12 +509,11 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
     def _say_closed(self) -> None:
         """Once this rank has sent all that it was to send, let no kernel of a peer's wait for more."""
         self._backend.finish(self.check)
+        place = self._control.offset + sync.CLOSED_WORDS.value + 4 * self.rank
+        closed = torch.tensor([1, 0, 0, 0], dtype=torch.uint8, device="cpu")
         for peer in range(self.world_size):
             if peer != self.rank:
-                place = self._control.offset + sync.CLOSED_WORDS.value + 4 * self.rank
-                self._backend.peer_bytes(peer, place, 4).copy_(
-                    torch.tensor([1, 0, 0, 0], dtype=torch.uint8, device="cpu")
-                )
+                self._backend.peer_bytes(peer, place, 4).copy_(closed)
 
     def _release(self, error: BaseException | None) -> None:
         self._open = done = False

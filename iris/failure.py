@@ -131,9 +131,9 @@ class Failure:
         record = record_of(self._status)
         own = expired_wait(record, mesh.rank, mesh.world_size, self._table, self._limits)
         dead = mesh.dead_ranks() or mesh.ending(own.ranks)
-        if not dead and isinstance(own, PeerDied):
-            return own
         if not dead:
+            if isinstance(own, PeerDied):
+                return own
             calls = {rank: mesh.call_of(rank) for rank in own.ranks}
             told = [_other_call(rank, call, str(own)) for rank, call in calls.items() if call]
             return WaitTimeout(" ".join([str(own), *told]), own.ranks)

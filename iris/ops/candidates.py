@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from iris.ops.algorithms import EXCHANGING, LIBRARY, TRAITS, algorithms
-from iris.ops.config import MI300_SHARED_NBYTES, OF_TILE, FusedConfig, Target
+from iris.ops.config import MI300_SHARED_NBYTES, OF_TILE, FusedConfig, Target, most_warps
 from iris.ops.problem import Problem
 from iris.ops.rows import MAX_CHUNKS
 from iris.ops.words import sent_in_words, words_nbytes
@@ -20,7 +20,6 @@ _SUM_NBYTES = 4
 """Of a sum in float32. Before a tile is added by atomics, threads exchange its sums through shared memory."""
 _WORDS_SHARED = 0.25
 """Of a tile's words, what lies in shared memory at a time when threads exchange them (gfx942)."""
-_MOST_THREADS = 1024
 _ACCUMULATORS = 128
 """float32 sums that a thread keeps in registers; more are spilled to memory."""
 
@@ -423,9 +422,9 @@ def _too_large(problem: Problem, config: FusedConfig, target: Target) -> str | N
         shared = max(shared, int(words_nbytes(m * n, problem.output_dtype) * _WORDS_SHARED))
     if shared > most:
         return f"{shared} bytes of shared memory: {most} at most"
+    if config.num_warps > most_warps(backend):
+        return f"{config.num_warps} warps: {most_warps(backend)} at most"
     threads = config.num_warps * (32 if backend == "cuda" else 64)
-    if threads > _MOST_THREADS:
-        return f"{threads} threads: {_MOST_THREADS} at most"
     if m * n > _ACCUMULATORS * threads:
         return f"{m * n // threads} sums per thread: {_ACCUMULATORS} at most"
     return None

@@ -16,7 +16,7 @@ from iris.errors import ArgumentError, CaptureError, ranks_text
 from iris.ops import tuned
 from iris.ops.algorithms import TRAITS, algorithms
 from iris.ops.candidates import has_no_tile, min_comm_programs, obstacle
-from iris.ops.config import FusedConfig
+from iris.ops.config import FusedConfig, most_warps
 from iris.ops.operands import BIAS_KINDS, place_of
 from iris.ops.pick import can_run, has_row, pick_config
 from iris.ops.problem import QUANTISED, Problem
@@ -28,8 +28,6 @@ from iris.trace import is_wanted
 
 _BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
 """Variables for debugging, with which a launch returns when the kernel has run."""
-_MOST_WAVES = 16
-"""Of a program on AMD, whose waves have 64 threads."""
 
 
 class Adjusted(NamedTuple):
@@ -210,8 +208,8 @@ def _chosen(
         ctx.kept("a missing file was told of", lambda: _tell_of_missing_rows(ctx))
     if given is not None:
         given.check(problem.op, ("auto", *known), ctx.num_sms, problem.dtype)
-        if ctx.backend_name == "hip" and given.num_warps > _MOST_WAVES:
-            raise ArgumentError(problem.op, "config.num_warps", f"at most {_MOST_WAVES} on AMD", given.num_warps)
+        if given.num_warps > (most := most_warps(ctx.backend_name)):  # of all that may be given, AMD has fewer
+            raise ArgumentError(problem.op, "config.num_warps", f"at most {most} on AMD", given.num_warps)
         if given.algorithm != "auto":
             return given, None
     elif isinstance(config, Adjusted):

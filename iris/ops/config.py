@@ -54,6 +54,11 @@ def flagged_one_by_one(world_size: int) -> bool:
     return world_size <= FLAGGED_RANKS
 
 
+def most_warps(backend: str) -> int:
+    """Of a program, which has at most 1024 threads. On AMD a warp, or wave, has 64."""
+    return max(WARPS) // (2 if backend == "hip" else 1)
+
+
 def min_block_size_k(dtype: torch.dtype) -> int:
     """The least ``block_size_k`` that tl.dot takes."""
     return 32 if dtype.itemsize == 1 else 16

@@ -27,7 +27,7 @@ as written whole, so a pointer chosen between two arguments without a branch cou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Flag, auto
 from functools import partial
 from itertools import pairwise
@@ -182,36 +182,40 @@ def counting(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]:
         return []
     origin = origins(listing)
     control = {where for where, arguments in origin.items() if arguments == private}
-    wrong: dict[str, None] = {}
-    todo = [
-        (number, index + 1)
-        for number, block in enumerate(listing.blocks)
-        for index, one in enumerate(block.instructions)
-        if Event.STORE in one.events and id(one) in control
-    ]
-    for place in todo:  # grows
-        number, first = place
-        block = listing.blocks[number]
-        for one in block.instructions[first:]:
-            if Event.BARRIER in one.events:
-                break
-            if Event.LOAD in one.events and not _ordered(one, listing) and id(one) in control:
-                wrong[f"no barrier between a store and {one.text}"] = None
-        else:
-            todo += [(after, 0) for after in block.after if (after, 0) not in todo]
-    return list(wrong)
+    return _met(
+        listing,
+        lambda one: Event.STORE in one.events and id(one) in control,
+        lambda one: Event.LOAD in one.events and not _ordered(one, listing) and id(one) in control,
+        "no barrier between a store and",
+    )
 
 
 def taking(listing: Listing, memory: str) -> list[str]:
     """What the argument ``memory`` leads to: loaded → barrier → stored over, as another thread may have yet to load it.
     Asked of memory from which kernels take what others have put there."""
     origin = origins(listing)
+
+    def there(one: Instruction) -> bool:
+        return memory in origin.get(id(one), ())
+
+    return _met(
+        listing,
+        lambda one: Event.LOAD in one.events and there(one),
+        lambda one: Event.STORE in one.events and there(one),
+        "no barrier between a load and",
+    )
+
+
+def _met(
+    listing: Listing, begins: Callable[[Instruction], bool], ends: Callable[[Instruction], bool], words: str
+) -> list[str]:
+    """What ``ends`` on a way from what ``begins`` on which there is no barrier."""
     wrong: dict[str, None] = {}
     todo = [
         (number, index + 1)
         for number, block in enumerate(listing.blocks)
         for index, one in enumerate(block.instructions)
-        if Event.LOAD in one.events and memory in origin.get(id(one), ())
+        if begins(one)
     ]
     for place in todo:  # grows
         number, first = place
@@ -219,8 +223,8 @@ def taking(listing: Listing, memory: str) -> list[str]:
         for one in block.instructions[first:]:
             if Event.BARRIER in one.events:
                 break
-            if Event.STORE in one.events and memory in origin.get(id(one), ()):
-                wrong[f"no barrier between a load and {one.text}"] = None
+            if ends(one):
+                wrong[f"{words} {one.text}"] = None
         else:
             todo += [(after, 0) for after in block.after if (after, 0) not in todo]
     return list(wrong)
