@@ -26,7 +26,7 @@ from iris.identity import Identity
 from iris.leases import Lease, Leases
 from iris.live import OPEN, Live, Opened, abandon_all, end_all, ending, failure, hold
 from iris.log import RankLogger
-from iris.membership import Group, global_ranks, identify, joined, members, number
+from iris.membership import Group, global_ranks, identify, meeting, members, met, number
 from iris.mesh import Mesh, require_linux
 from iris.tensors import SymmetricTensors
 from iris.timeouts import Timeouts, timeouts
@@ -130,7 +130,8 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self._global_ranks = global_ranks(group)
         level = log_level if log_level is not None else os.environ.get("IRIS_LOG_LEVEL") or "warning"
         self._start_logging(self.rank, level)
-        self._mesh = Mesh(who.rank, who.world_size, who.job, limits.first_s)
+        self._mesh = Mesh(who.rank, who.world_size, who.job, limits.first_s, meeting(who))
+        met(who, self._mesh.meeting)
         try:
             self._start(choice, who, nbytes, limits)
         except BaseException as error:
@@ -145,7 +146,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self._compares_calls = backends.compares_calls()
         compared = ", IRIS_CHECK_CALLS=1" if self._compares_calls else ""
         self._mesh.exchange(f"iris(heap_size={heap_size}, backend={choice.name}{compared})")
-        joined(who)
+        met(who, self._mesh.meeting + 1)  # all ranks have come: not before, lest some know of two more than others
         self._table = HeapTable(heap_size)
         self._backend = backends.open_backend(choice, self._mesh, who.local_rank, self._table.size)
         self._mesh.timeout_s = limits.steady_s

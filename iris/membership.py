@@ -19,13 +19,14 @@ Group = Any
 """A torch ProcessGroup, a sequence of ranks, or None for all ranks."""
 
 _OF_TORCH = "torch.distributed"
-_joined = 0
-"""Contexts whose ranks have met where ``torch.distributed`` names none."""
+_meeting = 0
+"""How many contexts this process's ranks have met for, where ``torch.distributed`` names none."""
 
 
 def identify(group: Group, device: Any, timeout_s: float) -> Identity:
-    """Who this rank is; the job's name differs for every context made. ``device``: its GPU, if the caller says so.
-    Collective where ``torch.distributed`` is initialised: then all ranks must come within ``timeout_s``.
+    """Who this rank is; ``device``: its GPU, if the caller says so. A process group's job has another name for every
+    context; other jobs' contexts are told apart by :func:`meeting`. Collective where ``torch.distributed`` is
+    initialised: then all ranks must come within ``timeout_s``.
 
     Raises:
         WaitTimeout, PeerDied: ranks that did not; the process that holds the store of ``torch.distributed`` is gone.
@@ -37,7 +38,7 @@ def identify(group: Group, device: Any, timeout_s: float) -> Identity:
         who = identity() or Identity(0, 1, 0, f"alone {os.getpid()}", "this process alone")
         require_one_host(who)
         local_rank = who.local_rank if gpu is None else gpu
-        return Identity(who.rank, who.world_size, local_rank, f"{who.job};#{_joined}", who.source)
+        return Identity(who.rank, who.world_size, local_rank, who.job, who.source)
     ranks = global_ranks(group)
     rank = torch.distributed.get_rank(group)
     if rank < 0:
@@ -55,11 +56,16 @@ def identify(group: Group, device: Any, timeout_s: float) -> Identity:
     return Identity(rank, len(ranks), gpu, everyone[0][0], _OF_TORCH)
 
 
-def joined(who: Identity) -> None:
-    """Note that all ranks have met as ``who`` says, so that the job of the next context has another name. Not before:
-    ranks of which some never came would count differently from then on, and never meet again."""
-    global _joined
-    _joined += who.source != _OF_TORCH
+def meeting(who: Identity) -> int:
+    """How many contexts the ranks of ``who``'s job have met for, as far as this one knows."""
+    return 0 if who.source == _OF_TORCH else _meeting
+
+
+def met(who: Identity, meetings: int) -> None:
+    """Note what :func:`meeting` is to say from now on."""
+    global _meeting
+    if who.source != _OF_TORCH:
+        _meeting = meetings
 
 
 def _meet(group: Group, ranks: list[int], rank: int, said: Any, timeout_s: float) -> list[Any]:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from iris.errors import BackendError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, ranks_text, words_of
 from iris.processes import blame, is_ending
 
-_HELLO = struct.Struct("!II")  # rank, world size
+_HELLO = struct.Struct("!III")  # rank, world size, meeting
 _HEADER = struct.Struct("!cIQ")
 _DATA, _ABORT = b"D", b"A"
 _ERRORS: dict[str, Callable[[str, Sequence[int]], IrisError]] = {
@@ -52,9 +52,9 @@ _FIRST = 5
 """Arguments that tell such a call from others: of an op, its name, sizes and dtype."""
 
 
-def address(key: str, rank: int) -> str:
-    """The abstract socket name on which ``rank`` of job ``key`` listens."""
-    digest = hashlib.sha256(f"{os.getuid()}:{key}".encode()).hexdigest()[:24]
+def address(key: str, rank: int, meeting: int = 0) -> str:
+    """The abstract socket name on which ``rank`` of job ``key`` listens for the others, to meet them."""
+    digest = hashlib.sha256(f"{os.getuid()}:{key};#{meeting}".encode()).hexdigest()[:24]
     return f"\0iris-{digest}-{rank}"
 
 
@@ -116,6 +116,8 @@ class Mesh:
         world_size: the number of ranks; all must be on this host.
         key: names the job; equal on all its ranks and on no other job's.
         timeout_s: how long to wait for peers, here and in :meth:`exchange`.
+        meeting: how many meetings of the job's ranks have ended well, as far as this rank knows; afterwards, as far as
+            any of them does. One that failed for this rank may have ended well for others, who then know of one more.
 
     Raises:
         WaitTimeout: peers that did not arrive within ``timeout_s``, named.
@@ -123,8 +125,9 @@ class Mesh:
         LaunchError: another job already uses this key.
     """
 
-    def __init__(self, rank: int, world_size: int, key: str, timeout_s: float) -> None:
+    def __init__(self, rank: int, world_size: int, key: str, timeout_s: float, meeting: int = 0) -> None:
         self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
+        self.meeting = self._own_meeting = meeting
         self.peers: dict[int, socket.socket] = {}
         self._strangers: dict[socket.socket, _Stranger] = {}
         self.pids: dict[int, int] = {rank: os.getpid()}
@@ -143,7 +146,7 @@ class Mesh:
 
     def _connect(self, key: str, deadline: float) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
-            self._bind(listener, address(key, self.rank))
+            self._bind(listener, address(key, self.rank, self._own_meeting))
             try:
                 self._meet(listener, key, deadline)
             except IrisError:
@@ -186,7 +189,7 @@ class Mesh:
         """
         called = {stranger.expected for stranger in self._strangers.values()}
         for peer in sorted(self._missing() & set(range(self.rank)) - called):
-            connection = self._dial(address(key, peer))
+            connection = self._dial(key, peer)
             if connection is not None:
                 self._greet(connection, peer)
         ready = _readable([listener, *self._strangers, *(self.peers[peer] for peer in watched)], 0.01)
@@ -210,14 +213,15 @@ class Mesh:
             ) from error
         listener.listen(self.world_size)
 
-    def _dial(self, name: str) -> socket.socket | None:
+    def _dial(self, key: str, peer: int) -> socket.socket | None:
+        """Call ``peer``, who may know of one meeting more or less: not of two, as each of them needed all ranks."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            connection.connect(name)
-        except (ConnectionRefusedError, FileNotFoundError, BlockingIOError):
-            connection.close()
-            return None
-        return connection
+        for known in (0, 1, -1):
+            with contextlib.suppress(ConnectionRefusedError, FileNotFoundError, BlockingIOError):
+                connection.connect(address(key, peer, self._own_meeting + known))
+                return connection
+        connection.close()
+        return None
 
     def _greet(self, connection: socket.socket, expected: int | None = None) -> None:
         """Say who this is on a fresh connection; the other end is a stranger until it has said so, too."""
@@ -231,7 +235,7 @@ class Mesh:
             raise LaunchError(f"rank {expected}'s socket belongs to user {uid}, not to you ({os.getuid()})")
         self._strangers[connection] = _Stranger(pid, expected)
         with contextlib.suppress(OSError):  # it is gone: reading says so
-            connection.sendall(_HELLO.pack(self.rank, self.world_size), socket.MSG_NOSIGNAL)
+            connection.sendall(_HELLO.pack(self.rank, self.world_size, self._own_meeting), socket.MSG_NOSIGNAL)
 
     def _hear(self, connection: socket.socket) -> None:
         """Take in what a stranger says; once that is all, file the connection under its rank."""
@@ -251,13 +255,14 @@ class Mesh:
             if stranger.expected is None:
                 return
             raise PeerDied(f"rendezvous: rank {stranger.expected} died while ranks were meeting", [stranger.expected])
-        rank, world_size = _HELLO.unpack(stranger.said)
+        rank, world_size, meeting = _HELLO.unpack(stranger.said)
         if world_size != self.world_size:
             connection.close()
             raise RankMismatch(
                 f"rendezvous: rank {rank} expects {world_size} ranks, "
                 f"rank {self.rank} expects {self.world_size}. Start all ranks with the same world size."
             )
+        self.meeting = max(self.meeting, meeting)
         self.peers[rank] = connection
         self.pids[rank] = stranger.pid
         self._received[rank] = bytearray()

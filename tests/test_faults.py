@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import signal
@@ -34,7 +35,7 @@ from ranks import (
 )
 
 import iris
-from iris import processes
+from iris import membership, processes
 from iris.backends import gpu
 from iris.identity import identity
 from iris.mesh import Mesh, address
@@ -339,7 +340,7 @@ def test_a_kill_leaves_nothing_behind() -> None:
     for point in (mid_rendezvous, in_an_op):
         with iris.RankPool(SIZE) as pool:
             job = pool.run(job_name)[0]
-            names |= {address(f"{job};#1", rank).replace("\0", "@") for rank in range(SIZE)}
+            names |= {address(job, rank, 1).replace("\0", "@") for rank in range(SIZE)}
             pool.outcomes(survive, (point,), timeout_s=30)
     time.sleep(0.1)
     assert (shared_memory_files(), children(), open_fds()) == before
@@ -366,6 +367,23 @@ def test_a_rank_that_may_open_no_more_files_says_so(doomed: iris.RankPool) -> No
         assert failures[VICTIM].kind == "BackendError", failures[VICTIM]
         assert "this process has too many open files. Raise the limit, as with ulimit" in failures[VICTIM].message
         assert all(failure.kind == "PeerDied" for rank, failure in enumerate(failures) if rank != VICTIM), failures
+
+
+def meet_as_known(known: list[int]) -> tuple[int, int]:
+    """Contexts that this rank's have met for, after two more, where rank i knew of ``known[i]``."""
+    membership._meeting = known[int(os.environ["IRIS_RANK"])]
+    with opened() as first:
+        meeting = first._mesh.meeting
+    with opened() as second:
+        second.barrier()
+    return meeting, membership._meeting
+
+
+def test_ranks_meet_again_after_a_meeting_that_failed_for_some(doomed: iris.RankPool) -> None:
+    for number, known in enumerate(itertools.product((0, 1), repeat=SIZE)):
+        counted = [number * 10 + one for one in known]
+        meeting = max(counted)
+        assert doomed.run(meet_as_known, (counted,), timeout_s=60) == [(meeting, meeting + 2)] * SIZE
 
 
 def meet_a_silent_rank(late: int) -> Failure:
