@@ -23,6 +23,7 @@ Some also derive from a built-in that a caller would guess, the one in brackets 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 
 
@@ -109,6 +110,14 @@ def words_of(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001 (its __str__ runs any code)
         return "its words cannot be had"
+
+
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+
+
+def too_many_files(doing: str) -> BackendError:
+    """What to say of a process that may open no more."""
+    return BackendError(f"{doing}: this process has too many open files. Raise the limit, as with ulimit -n 4096.")
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

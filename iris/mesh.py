@@ -3,16 +3,12 @@
 It carries what must not travel over the heap: allocation checks, host barriers, small broadcasts, file
 descriptors, and the news that a rank has died (its socket closes, so every peer knows at once).
 
-Sockets live in Linux's abstract namespace: no file is ever made, so none can be left behind. Both ends
-check the other's user id. Frames are length-prefixed bytes; nothing is unpickled.
+Frames are length-prefixed bytes; nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import array
-import contextlib
-import errno
-import hashlib
 import itertools
 import json
 import os
@@ -24,12 +20,20 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from iris.errors import BackendError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, ranks_text, words_of
+from iris.errors import (
+    BackendError,
+    IrisError,
+    PeerDied,
+    RankMismatch,
+    WaitTimeout,
+    ranks_text,
+    too_many_files,
+    words_of,
+)
 from iris.processes import blame, is_ending
+from iris.rendezvous import Rendezvous
 
-_HELLO = struct.Struct("!III")  # rank, world size, meeting
 _HEADER = struct.Struct("!cIQ")
 _DATA, _ABORT = b"D", b"A"
 _ERRORS: dict[str, Callable[[str, Sequence[int]], IrisError]] = {
@@ -37,7 +41,6 @@ _ERRORS: dict[str, Callable[[str, Sequence[int]], IrisError]] = {
     "WaitTimeout": WaitTimeout,
     "RankMismatch": lambda message, _: RankMismatch(message),
 }
-_LATE_S = 1.0
 _AFTER_KERNELS_S = 1.0
 """How much longer than a kernel a host waits for its peers, or a quarter: a kernel that has waited as long knows better
 what for."""
@@ -50,12 +53,6 @@ _SIZES = re.compile(r"\(…(, [mnk]=\d+)+\)$")
 _PLACES = re.compile(r"\(…(, \w+ (at heap offset|with strides) \w+)+\)$")
 _FIRST = 5
 """Arguments that tell such a call from others: of an op, its name, sizes and dtype."""
-
-
-def address(key: str, rank: int, meeting: int = 0) -> str:
-    """The abstract socket name on which ``rank`` of job ``key`` listens for the others, to meet them."""
-    digest = hashlib.sha256(f"{os.getuid()}:{key};#{meeting}".encode()).hexdigest()[:24]
-    return f"\0iris-{digest}-{rank}"
 
 
 def _told_apart(calls: Mapping[int, str]) -> str:
@@ -99,15 +96,6 @@ def _of_its_own(argument: str) -> str:
     return argument.rpartition("(")[2].rstrip(")")
 
 
-@dataclass
-class _Stranger:
-    """The other end of a connection that has not said its rank yet."""
-
-    pid: int
-    expected: int | None
-    said: bytearray = field(default_factory=bytearray)
-
-
 class Mesh:
     """Connections from this rank to all others of the job ``key``.
 
@@ -116,8 +104,7 @@ class Mesh:
         world_size: the number of ranks; all must be on this host.
         key: names the job; equal on all its ranks and on no other job's.
         timeout_s: how long to wait for peers, here and in :meth:`exchange`.
-        meeting: how many meetings of the job's ranks have ended well, as far as this rank knows; afterwards, as far as
-            any of them does. One that failed for this rank may have ended well for others, who then know of one more.
+        meeting: as :class:`iris.rendezvous.Rendezvous` takes and changes it.
 
     Raises:
         WaitTimeout: peers that did not arrive within ``timeout_s``, named.
@@ -127,146 +114,18 @@ class Mesh:
 
     def __init__(self, rank: int, world_size: int, key: str, timeout_s: float, meeting: int = 0) -> None:
         self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
-        self.meeting = self._own_meeting = meeting
-        self.peers: dict[int, socket.socket] = {}
-        self._strangers: dict[socket.socket, _Stranger] = {}
-        self.pids: dict[int, int] = {rank: os.getpid()}
-        self._received: dict[int, bytearray] = {}
-        self._fds: dict[int, list[int]] = {}
+        rendezvous = Rendezvous(rank, world_size, key, timeout_s, meeting)
+        self.peers, self.pids = rendezvous.peers, rendezvous.pids
+        self._received = {peer: bytearray() for peer in range(world_size)}
+        self._fds: dict[int, list[int]] = {peer: [] for peer in range(world_size)}
         self._closed = self._said_why = False
         self._unfinished: set[int] = set()
-        if world_size > 1:
-            try:
-                self._connect(key, time.monotonic() + timeout_s)
-            except BaseException as error:
-                self.leave(error)
-                if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
-                    raise too_many_files("meeting the other ranks") from error
-                raise
-
-    def _connect(self, key: str, deadline: float) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
-            self._bind(listener, address(key, self.rank, self._own_meeting))
-            try:
-                self._meet(listener, key, deadline)
-            except IrisError:
-                self._meet_late(listener, key, deadline)
-                raise
-            finally:
-                for connection in self._strangers:
-                    connection.close()
-                self._strangers.clear()
-
-    def _meet(self, listener: socket.socket, key: str, deadline: float) -> None:
-        while self._missing():
-            for peer in self._admit(listener, key, watched=set(self.peers)):
-                self._check_alive(peer)
-            if time.monotonic() > deadline and (missing := self._missing()):
-                silent = missing & {stranger.expected for stranger in self._strangers.values()}
-                hint = f" ({ranks_text(silent)} can be called but says nothing: a stopped process?)" if silent else ""
-                raise WaitTimeout(
-                    f"rendezvous: rank {self.rank} waited {self.timeout_s:g} s for {ranks_text(missing)} "
-                    f"of {self.world_size}, which never arrived{hint}. Were all {self.world_size} ranks "
-                    "started on this host, and are they still running? Ranks that take long to start need a larger "
-                    "IRIS_TIMEOUT_S.",
-                    missing,
-                )
-
-    def _meet_late(self, listener: socket.socket, key: str, deadline: float) -> None:
-        """After a failure: meet those who are still coming, so that they hear of it and do not wait in vain."""
-        until = min(deadline, time.monotonic() + _LATE_S)
-        while self._missing() and time.monotonic() < until:
-            with contextlib.suppress(IrisError):
-                self._admit(listener, key, watched=set())
-
-    def _missing(self) -> set[int]:
-        return set(range(self.world_size)) - self.peers.keys() - {self.rank}
-
-    def _admit(self, listener: socket.socket, key: str, watched: set[int]) -> list[int]:
-        """Call lower ranks that are not here yet, hear who answers or calls, and return those ``watched`` that spoke.
-
-        It never waits for one rank alone: a rank that hangs would keep this one from the others.
-        """
-        called = {stranger.expected for stranger in self._strangers.values()}
-        for peer in sorted(self._missing() & set(range(self.rank)) - called):
-            connection = self._dial(key, peer)
-            if connection is not None:
-                self._greet(connection, peer)
-        ready = _readable([listener, *self._strangers, *(self.peers[peer] for peer in watched)], 0.01)
-        spoke = [peer for peer in watched if self.peers[peer] in ready]
-        for connection in ready:
-            if connection is listener:
-                self._greet(listener.accept()[0])
-            elif connection in self._strangers:
-                self._hear(connection)
-        return spoke
-
-    def _bind(self, listener: socket.socket, name: str) -> None:
         try:
-            listener.bind(name)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise LaunchError(
-                f"rank {self.rank} of this job is already running in another process. Start the second "
-                "job with another IRIS_JOB=<name> in its environment, or end the first."
-            ) from error
-        listener.listen(self.world_size)
-
-    def _dial(self, key: str, peer: int) -> socket.socket | None:
-        """Call ``peer``, who may know of one meeting more or less: not of two, as each of them needed all ranks."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        for known in (0, 1, -1):
-            with contextlib.suppress(ConnectionRefusedError, FileNotFoundError, BlockingIOError):
-                connection.connect(address(key, peer, self._own_meeting + known))
-                return connection
-        connection.close()
-        return None
-
-    def _greet(self, connection: socket.socket, expected: int | None = None) -> None:
-        """Say who this is on a fresh connection; the other end is a stranger until it has said so, too."""
-        connection.setblocking(False)
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, uid, _ = struct.unpack("3i", credentials)
-        if uid != os.getuid():
-            connection.close()
-            if expected is None:
-                return
-            raise LaunchError(f"rank {expected}'s socket belongs to user {uid}, not to you ({os.getuid()})")
-        self._strangers[connection] = _Stranger(pid, expected)
-        with contextlib.suppress(OSError):  # it is gone: reading says so
-            connection.sendall(_HELLO.pack(self.rank, self.world_size, self._own_meeting), socket.MSG_NOSIGNAL)
-
-    def _hear(self, connection: socket.socket) -> None:
-        """Take in what a stranger says; once that is all, file the connection under its rank."""
-        stranger = self._strangers[connection]
-        try:
-            part = connection.recv(_HELLO.size - len(stranger.said))
-        except BlockingIOError:
-            return
-        except OSError:
-            part = b""
-        stranger.said += part
-        if part and len(stranger.said) < _HELLO.size:
-            return
-        del self._strangers[connection]
-        if not part:
-            connection.close()
-            if stranger.expected is None:
-                return
-            raise PeerDied(f"rendezvous: rank {stranger.expected} died while ranks were meeting", [stranger.expected])
-        rank, world_size, meeting = _HELLO.unpack(stranger.said)
-        if world_size != self.world_size:
-            connection.close()
-            raise RankMismatch(
-                f"rendezvous: rank {rank} expects {world_size} ranks, "
-                f"rank {self.rank} expects {self.world_size}. Start all ranks with the same world size."
-            )
-        self.meeting = max(self.meeting, meeting)
-        self.peers[rank] = connection
-        self.pids[rank] = stranger.pid
-        self._received[rank] = bytearray()
-        self._fds[rank] = []
+            rendezvous.meet(self._check_alive)
+        except BaseException as error:
+            self.leave(error)
+            raise
+        self.meeting = rendezvous.meeting
 
     def _check_alive(self, peer: int) -> None:
         """Raise if the first word from ``peer`` during rendezvous is its end, or its reason for ending."""
@@ -304,7 +163,7 @@ class Mesh:
         outgoing = {peer: memoryview(frame) for peer in sorted(group) if peer != self.rank}
         tags, payloads = {self.rank: tag}, {self.rank: payload}
         deadline = time.monotonic() + self.timeout_s + min(_AFTER_KERNELS_S, self.timeout_s / 4)
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:
             for peer in outgoing:
                 selector.register(self._socket(peer), selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
             while True:
@@ -509,25 +368,9 @@ class Mesh:
         self.peers.clear()
 
 
-TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
-
-
-def too_many_files(doing: str) -> BackendError:
-    """What to say of a process that may open no more."""
-    return BackendError(f"{doing}: this process has too many open files. Raise the limit, as with ulimit -n 4096.")
-
-
 def _frame(kind: bytes, tag: str, payload: bytes) -> bytes:
     name = tag.encode()
     return _HEADER.pack(kind, len(name), len(payload)) + name + payload
-
-
-def _readable(connections: Iterable[socket.socket], timeout_s: float) -> list[socket.socket]:
-    """Those that have something to read, or have ended; a process may have more descriptors open than select takes."""
-    with selectors.PollSelector() as selector:
-        for connection in connections:
-            selector.register(connection, selectors.EVENT_READ)
-        return [key.fileobj for key, _ in selector.select(timeout_s) if isinstance(key.fileobj, socket.socket)]
 
 
 def require_linux() -> None:

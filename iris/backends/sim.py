@@ -19,8 +19,8 @@ import torch
 
 from iris.backends.base import Backend, Surroundings, call_on_release
 from iris.backends.mapping import map_apart
-from iris.errors import ArgumentError, BackendError
-from iris.mesh import TOO_MANY_FILES, Mesh, too_many_files
+from iris.errors import TOO_MANY_FILES, ArgumentError, BackendError, too_many_files
+from iris.mesh import Mesh
 
 DEFAULT_SMS = 4
 

@@ -1,0 +1,216 @@
+"""How the ranks of a job find each other: every two of them end up with a socket between them.
+
+Sockets live in Linux's abstract namespace: no file is ever made, so none can be left behind. Both ends check the
+other's user id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from iris.errors import (
+    TOO_MANY_FILES,
+    IrisError,
+    LaunchError,
+    PeerDied,
+    RankMismatch,
+    WaitTimeout,
+    ranks_text,
+    too_many_files,
+)
+
+_HELLO = struct.Struct("!III")  # rank, world size, meeting
+_LATE_S = 1.0
+"""How long a rank that gives up still meets others, to tell them."""
+
+
+def address(key: str, rank: int, meeting: int = 0) -> str:
+    """The abstract socket name on which ``rank`` of job ``key`` listens for the others, to meet them."""
+    digest = hashlib.sha256(f"{os.getuid()}:{key};#{meeting}".encode()).hexdigest()[:24]
+    return f"\0iris-{digest}-{rank}"
+
+
+@dataclass
+class _Stranger:
+    """The other end of a connection that has not said its rank yet."""
+
+    pid: int
+    expected: int | None
+    said: bytearray = field(default_factory=bytearray)
+
+
+class Rendezvous:
+    """Connections from this rank to all others of the job ``key``, once :meth:`meet` returns; those to come.
+
+    Args:
+        rank: this rank, ``0 <= rank < world_size``.
+        world_size: the number of ranks; all must be on this host.
+        key: names the job; equal on all its ranks and on no other job's.
+        timeout_s: how long to wait for the others.
+        meeting: how many meetings of the job's ranks have ended well, as far as this rank knows; afterwards, as far as
+            any of them does. One that failed for this rank may have ended well for others, who then know of one more.
+
+    Attributes:
+        peers: the connections, by rank.
+        pids: the processes, by rank, this one's among them.
+    """
+
+    def __init__(self, rank: int, world_size: int, key: str, timeout_s: float, meeting: int) -> None:
+        self._rank, self._world_size, self._key, self._timeout_s = rank, world_size, key, timeout_s
+        self.meeting = self._own_meeting = meeting
+        self.peers: dict[int, socket.socket] = {}
+        self.pids: dict[int, int] = {rank: os.getpid()}
+        self._strangers: dict[socket.socket, _Stranger] = {}
+
+    def meet(self, check: Callable[[int], None]) -> None:
+        """Wait until all ranks are here. ``check(rank)`` reads what one who is says meanwhile, and raises if it leaves.
+
+        Raises:
+            WaitTimeout: ranks that did not come in time.
+            LaunchError, RankMismatch, BackendError, and what ``check`` raises.
+        """
+        if self._world_size == 1:
+            return
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
+                self._bind(listener)
+                try:
+                    self._meet(listener, deadline, check)
+                except IrisError:
+                    self._meet_late(listener, deadline)
+                    raise
+                finally:
+                    for connection in self._strangers:
+                        connection.close()
+                    self._strangers.clear()
+        except OSError as error:
+            if error.errno in TOO_MANY_FILES:
+                raise too_many_files("meeting the other ranks") from error
+            raise
+
+    def _meet(self, listener: socket.socket, deadline: float, check: Callable[[int], None]) -> None:
+        while self._missing():
+            for peer in self._admit(listener, watched=set(self.peers)):
+                check(peer)
+            if time.monotonic() > deadline and (missing := self._missing()):
+                silent = missing & {stranger.expected for stranger in self._strangers.values()}
+                hint = f" ({ranks_text(silent)} can be called but says nothing: a stopped process?)" if silent else ""
+                raise WaitTimeout(
+                    f"rendezvous: rank {self._rank} waited {self._timeout_s:g} s for {ranks_text(missing)} "
+                    f"of {self._world_size}, which never arrived{hint}. Were all {self._world_size} ranks "
+                    "started on this host, and are they still running? Ranks that take long to start need a larger "
+                    "IRIS_TIMEOUT_S.",
+                    missing,
+                )
+
+    def _meet_late(self, listener: socket.socket, deadline: float) -> None:
+        """After a failure: meet those who are still coming, so that they hear of it and do not wait in vain."""
+        until = min(deadline, time.monotonic() + _LATE_S)
+        while self._missing() and time.monotonic() < until:
+            with contextlib.suppress(IrisError):
+                self._admit(listener, watched=set())
+
+    def _missing(self) -> set[int]:
+        return set(range(self._world_size)) - self.peers.keys() - {self._rank}
+
+    def _admit(self, listener: socket.socket, watched: set[int]) -> list[int]:
+        """Call lower ranks that are not here yet, hear who answers or calls, and return those ``watched`` that spoke.
+
+        It never waits for one rank alone: a rank that hangs would keep this one from the others.
+        """
+        called = {stranger.expected for stranger in self._strangers.values()}
+        for peer in sorted(self._missing() & set(range(self._rank)) - called):
+            connection = self._dial(peer)
+            if connection is not None:
+                self._greet(connection, peer)
+        ready = _readable([listener, *self._strangers, *(self.peers[peer] for peer in watched)], 0.01)
+        spoke = [peer for peer in watched if self.peers[peer] in ready]
+        for connection in ready:
+            if connection is listener:
+                self._greet(listener.accept()[0])
+            elif connection in self._strangers:
+                self._hear(connection)
+        return spoke
+
+    def _bind(self, listener: socket.socket) -> None:
+        try:
+            listener.bind(address(self._key, self._rank, self._own_meeting))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise LaunchError(
+                f"rank {self._rank} of this job is already running in another process. Start the second "
+                "job with another IRIS_JOB=<name> in its environment, or end the first."
+            ) from error
+        listener.listen(self._world_size)
+
+    def _dial(self, peer: int) -> socket.socket | None:
+        """Call ``peer``, who may know of one meeting more or less: not of two, as each of them needed all ranks."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        for known in (0, 1, -1):
+            with contextlib.suppress(ConnectionRefusedError, FileNotFoundError, BlockingIOError):
+                connection.connect(address(self._key, peer, self._own_meeting + known))
+                return connection
+        connection.close()
+        return None
+
+    def _greet(self, connection: socket.socket, expected: int | None = None) -> None:
+        """Say who this is on a fresh connection; the other end is a stranger until it has said so, too."""
+        connection.setblocking(False)
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, uid, _ = struct.unpack("3i", credentials)
+        if uid != os.getuid():
+            connection.close()
+            if expected is None:
+                return
+            raise LaunchError(f"rank {expected}'s socket belongs to user {uid}, not to you ({os.getuid()})")
+        self._strangers[connection] = _Stranger(pid, expected)
+        with contextlib.suppress(OSError):  # it is gone: reading says so
+            connection.sendall(_HELLO.pack(self._rank, self._world_size, self._own_meeting), socket.MSG_NOSIGNAL)
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Take in what a stranger says; once that is all, file the connection under its rank."""
+        stranger = self._strangers[connection]
+        try:
+            part = connection.recv(_HELLO.size - len(stranger.said))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        stranger.said += part
+        if part and len(stranger.said) < _HELLO.size:
+            return
+        del self._strangers[connection]
+        if not part:
+            connection.close()
+            if stranger.expected is None:
+                return
+            raise PeerDied(f"rendezvous: rank {stranger.expected} died while ranks were meeting", [stranger.expected])
+        rank, world_size, meeting = _HELLO.unpack(stranger.said)
+        if world_size != self._world_size:
+            connection.close()
+            raise RankMismatch(
+                f"rendezvous: rank {rank} expects {world_size} ranks, "
+                f"rank {self._rank} expects {self._world_size}. Start all ranks with the same world size."
+            )
+        self.meeting = max(self.meeting, meeting)
+        self.peers[rank] = connection
+        self.pids[rank] = stranger.pid
+
+
+def _readable(connections: Iterable[socket.socket], timeout_s: float) -> list[socket.socket]:
+    """Those that have something to read, or have ended; a process may have more descriptors open than select takes."""
+    with selectors.PollSelector() as selector:
+        for connection in connections:
+            selector.register(connection, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(timeout_s) if isinstance(key.fileobj, socket.socket)]
