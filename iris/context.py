@@ -19,15 +19,24 @@ from iris.backends.base import between_traps
 from iris.device import sync
 from iris.device.handle import Handle
 from iris.eager import eager
-from iris.errors import ArgumentError, CaptureError, ContextError, IrisError, PlacementError, ranks_text
+from iris.errors import (
+    ArgumentError,
+    CaptureError,
+    ContextError,
+    IrisError,
+    PlacementError,
+    RankMismatch,
+    explaining_too_many_files,
+    ranks_text,
+)
 from iris.failure import Failure
 from iris.heap import HeapTable, format_bytes
 from iris.identity import Identity
 from iris.leases import Lease, Leases
 from iris.live import OPEN, Live, Opened, abandon_all, end_all, ending, failure, hold
 from iris.log import RankLogger
-from iris.membership import Group, global_ranks, identify, meeting, members, met, number
-from iris.mesh import Mesh, require_linux
+from iris.membership import Group, global_ranks, identify, members, number
+from iris.mesh import Mesh
 from iris.tensors import SymmetricTensors
 from iris.timeouts import Timeouts, timeouts
 from iris.watcher import Watcher
@@ -97,7 +106,8 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         backend_name: ``"cuda"``, ``"hip"`` or ``"sim"``.
     """
 
-    _ops_factory: Callable[[Iris], BoundOps] | None = None
+    _ops_factory: Callable[[Iris], BoundOps]
+    """Set by :mod:`iris.ops`, which imports this module."""
     last_trace: Any = None
     """The Trace of the last op called with ``trace=True``."""
 
@@ -119,7 +129,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         limits = timeouts(timeout_s, first_timeout_s)
         for switch in (backends.oversubscribed, backends.replays, backends.compares_calls):
             switch()  # an error if its variable is neither 0 nor 1, whatever the backend
-        require_linux()
         self._pid, self._open, self._key = os.getpid(), False, str(next(_numbers))
         choice = _choice(backend)
         who = identify(group, device, limits.first_s)
@@ -130,10 +139,10 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self._global_ranks = global_ranks(group)
         level = log_level if log_level is not None else os.environ.get("IRIS_LOG_LEVEL") or "warning"
         self._start_logging(self.rank, level)
-        self._mesh = Mesh(who.rank, who.world_size, who.job, limits.first_s, meeting(who))
-        met(who, self._mesh.meeting)
+        self._mesh = Mesh(who.rank, who.world_size, who.job, limits.first_s)
         try:
-            self._start(choice, who, nbytes, limits)
+            with explaining_too_many_files("making a context"):
+                self._start(choice, who, nbytes, limits)
         except BaseException as error:
             self._mesh.leave(error)
             raise
@@ -146,10 +155,17 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self._compares_calls = backends.compares_calls()
         compared = ", IRIS_CHECK_CALLS=1" if self._compares_calls else ""
         self._mesh.exchange(f"iris(heap_size={heap_size}, backend={choice.name}{compared})")
-        met(who, self._mesh.meeting + 1)  # all ranks have come: not before, lest some know of two more than others
         self._table = HeapTable(heap_size)
         self._backend = backends.open_backend(choice, self._mesh, who.local_rank, self._table.size)
         self._mesh.timeout_s = limits.steady_s
+        try:
+            self._set_up(limits)
+        except BaseException:
+            self._backend.close(limits.steady_s)
+            raise
+        self.info(f"rank {self.rank} of {self.world_size} on {self.device} ({choice.reason})")
+
+    def _set_up(self, limits: Timeouts) -> None:
         if self._backend.without_atomics:
             peers = ranks_text(self._backend.without_atomics)
             self.warning(
@@ -167,8 +183,9 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self._kept: dict[Hashable, Any] = {}
         self._agreed: set[Hashable] = set()
         self._group_tensors: dict[tuple[int, ...], torch.Tensor] = {}
-        self._control = self._table.allocate(sync.CONTROL_BYTES.value, "control block")
-        self._backend.bytes_at(self._control.offset, self._control.nbytes, None).zero_()
+        control = self._table.allocate(sync.CONTROL_BYTES.value, "control block")
+        assert not control.offset, "kernels take it to be at the start of the heap"
+        self._backend.bytes_at(0, control.nbytes, None).zero_()
         self._status = self._backend.status_words(sync.STATUS_WORDS.value)
         self._heap_bases = between_traps(self._backend.bases, self.device)
         nanoseconds = [int(limits.steady_s * 1e9), int(limits.first_s * 1e9)]
@@ -178,11 +195,17 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self._alone = Handle(own_base, torch.tensor([0, 1, *info[2:]], dtype=torch.int64, device=self.device))
         self._keep_group(tuple(range(self.world_size)))
         self._backend.synchronize(None, lambda: None)
-        self._mesh.exchange(f"iris(on {self.num_sms} SMs)")
-        self._watcher = Watcher(self._mesh, self._backend, self._control.offset)
+        self._require_as_many_sms(self._mesh.exchange("iris", str(self.num_sms).encode()))
+        self._watcher = Watcher(self._mesh, self._backend)
         status = self._status.numpy()
         self._failure = Failure(self._mesh, self._watcher, status, self._table, self._global_ranks, limits.set_by)
-        self.info(f"rank {self.rank} of {self.world_size} on {self.device} ({choice.reason})")
+
+    def _require_as_many_sms(self, counts: dict[int, bytes]) -> None:
+        """Raise RankMismatch unless all ranks' devices have as many SMs: ops split their work by that."""
+        if len(set(counts.values())) > 1:
+            said = ", ".join(f"rank {rank}: {count.decode()}" for rank, count in sorted(counts.items()))
+            fix = "Choose like devices, as by CUDA_VISIBLE_DEVICES"
+            raise RankMismatch(f"iris: the ranks' devices differ in their number of SMs ({said}). {fix}.")
 
     @property
     def heap_bases(self) -> torch.Tensor:
@@ -205,8 +228,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
     @property
     def ops(self) -> BoundOps:
         """Every op of :mod:`iris.ops`, bound to this context: ``ctx.ops.all_gather_matmul(output, A, B)``."""
-        if Iris._ops_factory is None:
-            raise ContextError("iris.ops is not imported: import iris")
         return Iris._ops_factory(self)
 
     @property
@@ -362,7 +383,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         _check_stream("barrier", stream, "Pass group=… by name.")
         ranks = self._ranks_of("barrier", group)
         self.synchronize(stream)
-        self._exchange(f"barrier{ranks if group is not None else ''}", ranks=ranks)
+        self._exchange(f"barrier{ranks if len(ranks) < self.world_size else ''}", ranks=ranks)
 
     @eager
     def device_barrier(self, group: Group = None) -> None:
@@ -510,7 +531,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
     def _say_closed(self) -> None:
         """Once this rank has sent all that it was to send, let no kernel of a peer's wait for more."""
         self._backend.finish(self.check)
-        place = self._control.offset + sync.CLOSED_WORDS.value + 4 * self.rank
+        place = sync.CLOSED_WORDS.value + 4 * self.rank
         closed = torch.tensor([1, 0, 0, 0], dtype=torch.uint8, device="cpu")
         for peer in range(self.world_size):
             if peer != self.rank:

@@ -23,8 +23,9 @@ Some also derive from a built-in that a caller would guess, the one in brackets 
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class IrisError(Exception):
@@ -60,7 +61,14 @@ class HeapError(IrisError, MemoryError):
 
 
 class RankMismatch(IrisError):
-    """Ranks that should have made the same collective call did not."""
+    """Ranks that should have made the same collective call did not. ``calls``: those that they made, if known."""
+
+    def __init__(self, message: str, calls: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.calls = tuple(calls)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (str(self), self.calls)
 
 
 class BackendError(IrisError):
@@ -112,7 +120,15 @@ def words_of(error: BaseException) -> str:
         return "its words cannot be had"
 
 
-TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+@contextlib.contextmanager
+def explaining_too_many_files(doing: str) -> Iterator[None]:
+    """Surrounds what opens files: a process that may open no more of them is told what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise too_many_files(doing) from error
+        raise
 
 
 def too_many_files(doing: str) -> BackendError:

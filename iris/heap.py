@@ -55,10 +55,6 @@ class HeapTable:
         return sum(block.nbytes for block in self._free)
 
     @property
-    def used_bytes(self) -> int:
-        return self.size - self.free_bytes
-
-    @property
     def largest_free(self) -> int:
         return max((block.nbytes for block in self._free), default=0)
 

@@ -28,7 +28,7 @@ class Live:
 
     def __reduce__(self) -> NoReturn:
         raise ContextError(
-            f"an {type(self).__name__} cannot be pickled: its memory and peers are those of this process. Save a "
+            f"{type(self).__name__} cannot be pickled: its memory and peers are those of this process. Save a "
             "module's state_dict(), not the module."
         )
 

@@ -19,14 +19,11 @@ Group = Any
 """A torch ProcessGroup, a sequence of ranks, or None for all ranks."""
 
 _OF_TORCH = "torch.distributed"
-_meeting = 0
-"""How many contexts this process's ranks have met for, where ``torch.distributed`` names none."""
 
 
 def identify(group: Group, device: Any, timeout_s: float) -> Identity:
-    """Who this rank is; ``device``: its GPU, if the caller says so. A process group's job has another name for every
-    context; other jobs' contexts are told apart by :func:`meeting`. Collective where ``torch.distributed`` is
-    initialised: then all ranks must come within ``timeout_s``.
+    """Who this rank is; ``device``: its GPU, if the caller says so. Collective where ``torch.distributed`` is
+    initialised: then all ranks must come within ``timeout_s``, and the job has another name for every context.
 
     Raises:
         WaitTimeout, PeerDied: ranks that did not; the process that holds the store of ``torch.distributed`` is gone.
@@ -54,18 +51,6 @@ def identify(group: Group, device: Any, timeout_s: float) -> Identity:
         chosen = {device for _, _, device in everyone}
         gpu = current if len(chosen) == len(ranks) else ranks[rank]
     return Identity(rank, len(ranks), gpu, everyone[0][0], _OF_TORCH)
-
-
-def meeting(who: Identity) -> int:
-    """How many contexts the ranks of ``who``'s job have met for, as far as this one knows."""
-    return 0 if who.source == _OF_TORCH else _meeting
-
-
-def met(who: Identity, meetings: int) -> None:
-    """Note what :func:`meeting` is to say from now on."""
-    global _meeting
-    if who.source != _OF_TORCH:
-        _meeting = meetings
 
 
 def _meet(group: Group, ranks: list[int], rank: int, said: Any, timeout_s: float) -> list[Any]:

@@ -20,9 +20,9 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from iris.errors import (
-    BackendError,
     IrisError,
     PeerDied,
     RankMismatch,
@@ -36,14 +36,17 @@ from iris.rendezvous import Rendezvous
 
 _HEADER = struct.Struct("!cIQ")
 _DATA, _ABORT = b"D", b"A"
-_ERRORS: dict[str, Callable[[str, Sequence[int]], IrisError]] = {
+_ERRORS: dict[str, Callable[[str, Sequence[Any]], IrisError]] = {
     "PeerDied": PeerDied,
     "WaitTimeout": WaitTimeout,
-    "RankMismatch": lambda message, _: RankMismatch(message),
+    "RankMismatch": RankMismatch,
 }
+"""What peers raise as this rank does: all take a text, and whom or what it is about."""
 _AFTER_KERNELS_S = 1.0
 """How much longer than a kernel a host waits for its peers, or a quarter: a kernel that has waited as long knows better
 what for."""
+_MAX_WAIT_S = 3600.0
+"""What the operating system is asked to wait at once: it cannot wait for more than 24 days."""
 _LONG = 200
 """Characters of a call that is worth shortening."""
 _ALIKE = "Every rank must make the same Iris calls, with the same sizes, in the same order."
@@ -104,7 +107,6 @@ class Mesh:
         world_size: the number of ranks; all must be on this host.
         key: names the job; equal on all its ranks and on no other job's.
         timeout_s: how long to wait for peers, here and in :meth:`exchange`.
-        meeting: as :class:`iris.rendezvous.Rendezvous` takes and changes it.
 
     Raises:
         WaitTimeout: peers that did not arrive within ``timeout_s``, named.
@@ -112,20 +114,21 @@ class Mesh:
         LaunchError: another job already uses this key.
     """
 
-    def __init__(self, rank: int, world_size: int, key: str, timeout_s: float, meeting: int = 0) -> None:
+    def __init__(self, rank: int, world_size: int, key: str, timeout_s: float) -> None:
         self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
-        rendezvous = Rendezvous(rank, world_size, key, timeout_s, meeting)
+        rendezvous = Rendezvous(rank, world_size, key, timeout_s)
         self.peers, self.pids = rendezvous.peers, rendezvous.pids
         self._received = {peer: bytearray() for peer in range(world_size)}
         self._fds: dict[int, list[int]] = {peer: [] for peer in range(world_size)}
-        self._closed = self._said_why = False
+        self._closed = False
         self._unfinished: set[int] = set()
         try:
             rendezvous.meet(self._check_alive)
+            self.exchange("rendezvous")
         except BaseException as error:
             self.leave(error)
             raise
-        self.meeting = rendezvous.meeting
+        rendezvous.count()
 
     def _check_alive(self, peer: int) -> None:
         """Raise if the first word from ``peer`` during rendezvous is its end, or its reason for ending."""
@@ -184,7 +187,7 @@ class Mesh:
                         "its kernels waiting for a signal?",
                         late,
                     )
-                for selected, mask in selector.select(left):
+                for selected, mask in selector.select(min(left, _MAX_WAIT_S)):
                     peer = selected.data
                     if mask & selectors.EVENT_WRITE and peer in outgoing:
                         data = outgoing[peer]
@@ -201,7 +204,7 @@ class Mesh:
                         selector.unregister(self._socket(peer))
         if len(set(tags.values())) > 1:
             said = _told_apart(tags)
-            raise RankMismatch(f"ranks made different calls: {said}. {_remedy(said)}")
+            raise RankMismatch(f"ranks made different calls: {said}. {_remedy(said)}", tags.values())
         return payloads
 
     def exchange_fd(self, tag: str, fd: int) -> dict[int, int]:
@@ -289,7 +292,7 @@ class Mesh:
         del self._received[peer][: place.stop]
         if kind == _ABORT:
             report = json.loads(payload)
-            raise _ERRORS[report["error"]](report["message"], report["ranks"])
+            raise _ERRORS[report["error"]](report["message"], report["about"])
         return tag, payload
 
     def _next_frame(self, peer: int) -> tuple[bytes, str, slice] | None:
@@ -301,7 +304,7 @@ class Mesh:
         place = slice(_HEADER.size + tag_length, _HEADER.size + tag_length + length)
         if len(buffer) < place.stop:
             return None
-        return kind, bytes(buffer[_HEADER.size : place.start]).decode(), place
+        return kind, bytes(buffer[_HEADER.size : place.start]).decode(errors="surrogateescape"), place
 
     def dead_ranks(self) -> set[int]:
         """Peers whose end of the connection is closed, without reading anything. Thread-safe."""
@@ -320,17 +323,15 @@ class Mesh:
         late, where a driver first unmaps the memory of a process that was killed."""
         return [rank for rank in sorted(ranks) if rank in self.peers and is_ending(self.pids[rank])]
 
-    def say_why(self, error: BaseException) -> None:
-        """Tell the peers, once, why this rank ends, so that calls of theirs that wait for it can raise the same."""
-        if self._closed or self._said_why:
-            return
-        self._said_why = True
-        culprits = list(error.ranks) if isinstance(error, PeerDied | WaitTimeout) else []
+    def _say_why(self, error: BaseException) -> None:
+        """Tell the peers why this rank ends, so that calls of theirs that wait for it can raise the same."""
+        about: list[Any] = list(error.ranks) if isinstance(error, PeerDied | WaitTimeout) else []
+        if isinstance(error, RankMismatch):
+            about = list(error.calls)
         kind, message = type(error).__name__, words_of(error)
-        own = not isinstance(error, RankMismatch) and culprits in ([], [self.rank])
-        if own or kind not in _ERRORS:
-            kind, message, culprits = "PeerDied", f"rank {self.rank} left with {kind}: {message}", [self.rank]
-        report = json.dumps({"error": kind, "message": message[:4000], "ranks": culprits}).encode()
+        if kind not in _ERRORS or (kind != "RankMismatch" and about in ([], [self.rank])):
+            kind, message, about = "PeerDied", f"rank {self.rank} left with {kind}: {message}", [self.rank]
+        report = json.dumps({"error": kind, "message": message[:4000], "about": about}).encode()
         frame = _frame(_ABORT, "abort", report)
         for peer, connection in self.peers.items():
             if peer in self._unfinished:  # it would take this for the rest of the message that broke off
@@ -351,7 +352,7 @@ class Mesh:
         if self._closed:
             return
         if error is not None:
-            self.say_why(error)
+            self._say_why(error)
         self._closed = True
         for connection in self.peers.values():
             connection.close()
@@ -369,13 +370,5 @@ class Mesh:
 
 
 def _frame(kind: bytes, tag: str, payload: bytes) -> bytes:
-    name = tag.encode()
+    name = tag.encode(errors="surrogateescape")
     return _HEADER.pack(kind, len(name), len(payload)) + name + payload
-
-
-def require_linux() -> None:
-    """Raise where abstract Unix sockets do not exist."""
-    if not hasattr(socket, "AF_UNIX") or os.uname().sysname != "Linux":
-        raise BackendError(
-            "Iris needs Linux (abstract Unix sockets and memfd); on macOS or Windows use a Linux VM or container."
-        )

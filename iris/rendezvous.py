@@ -18,24 +18,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from iris.errors import (
-    TOO_MANY_FILES,
     IrisError,
     LaunchError,
     PeerDied,
     RankMismatch,
     WaitTimeout,
+    explaining_too_many_files,
     ranks_text,
-    too_many_files,
 )
 
 _HELLO = struct.Struct("!III")  # rank, world size, meeting
 _LATE_S = 1.0
 """How long a rank that gives up still meets others, to tell them."""
+_ended_well: dict[str, int] = {}
+"""By job, how many meetings have ended well, as far as this rank knows. Others may know of one more, which failed for
+this rank alone."""
 
 
 def address(key: str, rank: int, meeting: int = 0) -> str:
     """The abstract socket name on which ``rank`` of job ``key`` listens for the others, to meet them."""
-    digest = hashlib.sha256(f"{os.getuid()}:{key};#{meeting}".encode()).hexdigest()[:24]
+    digest = hashlib.sha256(f"{os.getuid()}:{key};#{meeting}".encode(errors="surrogateescape")).hexdigest()[:24]
     return f"\0iris-{digest}-{rank}"
 
 
@@ -56,21 +58,20 @@ class Rendezvous:
         world_size: the number of ranks; all must be on this host.
         key: names the job; equal on all its ranks and on no other job's.
         timeout_s: how long to wait for the others.
-        meeting: how many meetings of the job's ranks have ended well, as far as this rank knows; afterwards, as far as
-            any of them does. One that failed for this rank may have ended well for others, who then know of one more.
 
     Attributes:
         peers: the connections, by rank.
         pids: the processes, by rank, this one's among them.
     """
 
-    def __init__(self, rank: int, world_size: int, key: str, timeout_s: float, meeting: int) -> None:
+    def __init__(self, rank: int, world_size: int, key: str, timeout_s: float) -> None:
         self._rank, self._world_size, self._key, self._timeout_s = rank, world_size, key, timeout_s
-        self.meeting = self._own_meeting = meeting
+        self._meeting = self._own_meeting = _ended_well.get(key, 0)
         self.peers: dict[int, socket.socket] = {}
         self.pids: dict[int, int] = {rank: os.getpid()}
         self._strangers: dict[socket.socket, _Stranger] = {}
 
+    @explaining_too_many_files("meeting the other ranks")
     def meet(self, check: Callable[[int], None]) -> None:
         """Wait until all ranks are here. ``check(rank)`` reads what one who is says meanwhile, and raises if it leaves.
 
@@ -81,22 +82,23 @@ class Rendezvous:
         if self._world_size == 1:
             return
         deadline = time.monotonic() + self._timeout_s
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
-                self._bind(listener)
-                try:
-                    self._meet(listener, deadline, check)
-                except IrisError:
-                    self._meet_late(listener, deadline)
-                    raise
-                finally:
-                    for connection in self._strangers:
-                        connection.close()
-                    self._strangers.clear()
-        except OSError as error:
-            if error.errno in TOO_MANY_FILES:
-                raise too_many_files("meeting the other ranks") from error
-            raise
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
+            self._bind(listener)
+            try:
+                self._meet(listener, deadline, check)
+            except IrisError:
+                self._meet_late(listener, deadline)
+                raise
+            finally:
+                for connection in self._strangers:
+                    connection.close()
+                self._strangers.clear()
+        _ended_well[self._key] = self._meeting
+
+    def count(self) -> None:
+        """Note that this meeting has ended well: every rank has said that it has met all. Not before: a rank could know
+        of two meetings more than another, that met all but has not heard that the rest did."""
+        _ended_well[self._key] = self._meeting + 1
 
     def _meet(self, listener: socket.socket, deadline: float, check: Callable[[int], None]) -> None:
         while self._missing():
@@ -203,7 +205,7 @@ class Rendezvous:
                 f"rendezvous: rank {rank} expects {world_size} ranks, "
                 f"rank {self._rank} expects {self._world_size}. Start all ranks with the same world size."
             )
-        self.meeting = max(self.meeting, meeting)
+        self._meeting = max(self._meeting, meeting)
         self.peers[rank] = connection
         self.pids[rank] = stranger.pid
 

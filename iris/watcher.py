@@ -15,8 +15,8 @@ class Watcher:
 
     INTERVAL_S = 0.02
 
-    def __init__(self, mesh: Mesh, backend: Backend, control: int) -> None:
-        self._mesh, self._backend, self._control, self._stop = mesh, backend, control, threading.Event()
+    def __init__(self, mesh: Mesh, backend: Backend) -> None:
+        self._mesh, self._backend, self._stop = mesh, backend, threading.Event()
         self.saw_death = False
         self._thread: threading.Thread | None = None
         if mesh.world_size > 1:
@@ -35,12 +35,12 @@ class Watcher:
     def tell(self, peer: int) -> None:
         """Have this rank's kernels that wait give up, because of ``peer``."""
         with suppress(RuntimeError):  # CUDA has failed: then there are none
-            self._backend.poke(self._control + sync.ABORT_WORD.value, sync.abort_code(self._mesh.rank, peer))
+            self._backend.poke(sync.ABORT_WORD.value, sync.abort_code(self._mesh.rank, peer))
 
     def told(self) -> int:
         """What has this rank's kernels give up (:func:`iris.device.sync.abort_code`); 0 if nothing has."""
         try:
-            return self._backend.peek(self._control + sync.ABORT_WORD.value)
+            return self._backend.peek(sync.ABORT_WORD.value)
         except RuntimeError:  # CUDA has failed
             return 0
 

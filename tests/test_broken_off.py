@@ -512,7 +512,7 @@ def sends_and_does_not_read() -> Failure:
             mesh.peers[0].setblocking(True)
             mesh.peers[0].sendall(_frame(_DATA, "late", b""))
             time.sleep(0.3)
-            mesh.say_why(ValueError("said"))
+            mesh._say_why(ValueError("said"))
             time.sleep(3)
         ctx.broke_off(Late())
     return failure

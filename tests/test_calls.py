@@ -316,7 +316,7 @@ def copies_of_a_module() -> tuple[bool, Failure, Failure]:
 def test_a_module_that_holds_a_context_can_be_copied(ranks: Ranks) -> None:
     for same, of_context, of_module in ranks.run(copies_of_a_module):
         assert same and of_context.kind == of_module.kind == "ContextError"
-        assert "an Iris cannot be pickled" in of_context.message and "state_dict()" in of_module.message
+        assert "Iris cannot be pickled" in of_context.message and "state_dict()" in of_module.message
 
 
 def short_heap(seed: int) -> dict[str, float]:

@@ -281,7 +281,45 @@ def unlike_sms() -> Failure:
 def test_ranks_with_different_gpus(ranks: Ranks) -> None:
     for failure in on_time(ranks.run(unlike_sms)):
         assert failure.kind == "RankMismatch", failure
-        assert "rank 0: iris(on 3 SMs); rank 1: iris(on 4 SMs)" in failure.message
+        assert "devices differ in their number of SMs (rank 0: 3, rank 1: 4)" in failure.message
+
+
+def meet_oddly(how: str) -> Failure:
+    """What is odd, and must work."""
+
+    def work() -> None:
+        job = os.environ.get("IRIS_JOB", "")
+        env = {"IRIS_JOB": job + os.fsdecode(b"gr\xf6\xdfe")} if how == "a job's name in Latin-1" else {}
+        with mock.patch.dict(os.environ, env), fresh(timeout_s=365 * 86400 if how == "a year" else 5) as ctx:
+            if how == "a group of all":
+                ctx.barrier(group=list(range(ctx.world_size)) if ctx.rank % 2 else None)
+            if how == "a mismatch in my_barrier(":
+                with suppress(iris.RankMismatch):
+                    ctx.agree("my_barrier", ctx.rank)
+            ctx.barrier()
+
+    return failure_of(work)
+
+
+@TWO_OR_MORE
+@pytest.mark.parametrize("how", ["a year", "a group of all", "a mismatch in my_barrier(", "a job's name in Latin-1"])
+def test_odd_but_right(ranks: Ranks, how: str) -> None:
+    for failure in ranks.run(meet_oddly, how):
+        assert failure.kind == "nothing", failure
+
+
+def threads_of_pytorch() -> list[int]:
+    torch.set_num_threads(7)
+    with fresh(), fresh():
+        within = torch.get_num_threads()
+    return [within, torch.get_num_threads()]
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="only simulated ranks share the cores")
+@TWO
+def test_a_closed_simulator_leaves_pytorch_its_threads(ranks: Ranks) -> None:
+    for within, after in ranks.run(threads_of_pytorch):
+        assert within < 7 and after == 7
 
 
 def same_job_twice() -> tuple[Failure, Failure]:
@@ -533,7 +571,7 @@ def late_signal() -> Failure:
                     unanswered_kernel[(1,)](ctx.handle, flag)
                 time.sleep(2.5)
             elif BACKEND == "sim":
-                while not ctx._backend.peek(ctx._control.offset + ABORT_WORD.value):
+                while not ctx._backend.peek(ABORT_WORD.value):
                     time.sleep(0.01)
             else:
                 time.sleep(1)
@@ -690,7 +728,7 @@ def two_checks() -> tuple[list[int], Failure]:
 
 
 def closed_words(ctx: iris.Iris) -> torch.Tensor:
-    return ctx._backend.bytes_at(ctx._control.offset + CLOSED_WORDS.value, 64, None).view(torch.int32)
+    return ctx._backend.bytes_at(CLOSED_WORDS.value, 64, None).view(torch.int32)
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)

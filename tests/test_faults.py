@@ -35,7 +35,7 @@ from ranks import (
 )
 
 import iris
-from iris import membership, processes
+from iris import processes, rendezvous
 from iris.backends import gpu
 from iris.identity import identity
 from iris.mesh import Mesh
@@ -370,21 +370,19 @@ def test_a_rank_that_may_open_no_more_files_says_so(doomed: iris.RankPool) -> No
         assert all(failure.kind == "PeerDied" for rank, failure in enumerate(failures) if rank != VICTIM), failures
 
 
-def meet_as_known(known: list[int]) -> tuple[int, int]:
-    """Contexts that this rank's have met for, after two more, where rank i knew of ``known[i]``."""
-    membership._meeting = known[int(os.environ["IRIS_RANK"])]
-    with opened() as first:
-        meeting = first._mesh.meeting
-    with opened() as second:
-        second.barrier()
-    return meeting, membership._meeting
+def meet_as_known(known: list[int]) -> int:
+    """The meetings that this rank knows of, after two more, where rank i knew of ``known[i]``."""
+    rendezvous._ended_well[job_name()] = known[int(os.environ["IRIS_RANK"])]
+    for _ in range(2):
+        with opened() as ctx:
+            ctx.barrier()
+    return rendezvous._ended_well[job_name()]
 
 
 def test_ranks_meet_again_after_a_meeting_that_failed_for_some(doomed: iris.RankPool) -> None:
     for number, known in enumerate(itertools.product((0, 1), repeat=SIZE)):
         counted = [number * 10 + one for one in known]
-        meeting = max(counted)
-        assert doomed.run(meet_as_known, (counted,), timeout_s=60) == [(meeting, meeting + 2)] * SIZE
+        assert doomed.run(meet_as_known, (counted,), timeout_s=60) == [max(counted) + 2] * SIZE
 
 
 def meet_a_silent_rank(late: int) -> Failure:

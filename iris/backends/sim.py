@@ -19,7 +19,7 @@ import torch
 
 from iris.backends.base import Backend, Surroundings, call_on_release
 from iris.backends.mapping import map_apart
-from iris.errors import TOO_MANY_FILES, ArgumentError, BackendError, too_many_files
+from iris.errors import ArgumentError, BackendError, explaining_too_many_files
 from iris.mesh import Mesh
 
 DEFAULT_SMS = 4
@@ -83,7 +83,8 @@ class SimBackend(Backend):
         interpreter.install()
         interpreter.limits_s[self] = mesh.timeout_s
         self.device = torch.device("cpu")
-        torch.set_num_threads(min(torch.get_num_threads(), max(1, (os.cpu_count() or 1) // mesh.world_size)))
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(min(self._threads, max(1, len(os.sched_getaffinity(0)) // mesh.world_size)))
         self.num_sms = _sms()
         self._heaps = self._map_heaps(mesh, heap_size)
         self._surrounded: dict[int, Surroundings] = {}
@@ -95,12 +96,11 @@ class SimBackend(Backend):
         fd = os.memfd_create(f"iris-heap-{mesh.rank}", os.MFD_CLOEXEC)
         fds = {mesh.rank: fd}
         try:
-            os.ftruncate(fd, heap_size)
-            fds |= mesh.exchange_fd("share heap", fd)
-            return map_apart([fds[rank] for rank in sorted(fds)], heap_size)
+            with explaining_too_many_files("mapping the simulated heaps"):
+                os.ftruncate(fd, heap_size)
+                fds |= mesh.exchange_fd("share heap", fd)
+                return map_apart([fds[rank] for rank in sorted(fds)], heap_size)
         except OSError as error:
-            if error.errno in TOO_MANY_FILES:
-                raise too_many_files("mapping the simulated heaps") from error
             raise BackendError(
                 f"the simulated heap of {heap_size} bytes cannot be mapped: {error}. Choose a smaller heap_size."
             ) from error
@@ -165,6 +165,7 @@ class SimBackend(Backend):
             del interpreter.surroundings[key]
         self._surrounded = {}
         self._heaps = []
+        torch.set_num_threads(max(self._threads, torch.get_num_threads()))
         return True
 
 

@@ -66,11 +66,6 @@ class Axis:
         place = self.names.index(name)
         return [row[place] for row in self.rows]
 
-    def describe(self) -> str:
-        """The values as a command line would give them, shortened."""
-        texts = [",".join(map(str, row)) if len(row) == 1 else "×".join(map(str, row)) for row in self.rows]
-        return ", ".join(texts if len(texts) <= 8 else [*texts[:6], "…", texts[-1]])
-
 
 def axis(
     name: str,
