@@ -137,8 +137,7 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         self.rank, self.world_size, self.timeout_s = who.rank, who.world_size, limits.steady_s
         self.backend_name, self.launched_by = choice.name, who.source
         self._global_ranks = global_ranks(group)
-        level = log_level if log_level is not None else os.environ.get("IRIS_LOG_LEVEL") or "warning"
-        self._start_logging(self.rank, level)
+        self._start_logging(self.rank, log_level)
         self._mesh = Mesh(who.rank, who.world_size, who.job, limits.first_s)
         try:
             with explaining_too_many_files("making a context"):

@@ -13,12 +13,14 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import torch
 
 import iris
-from iris import backends, timeouts
+from iris import backends, log, timeouts
+from iris.backends import sim
 from iris.backends.gpu import has_native_atomics
 from iris.console import Parser, counted, print_table
 from iris.errors import ArgumentError, BackendError, LaunchError
@@ -127,6 +129,8 @@ def variables() -> dict[str, str]:
         "IRIS_REPLAY": backends.replays,
         "IRIS_CHECK_CALLS": backends.compares_calls,
         "IRIS_OVERSUBSCRIBE": backends.oversubscribed,
+        "IRIS_SIM_SMS": sim.claimed_sms,
+        log.VARIABLE: log.level_set,
     }
     for name, reader in readers.items():
         if value := os.environ.get(name):
@@ -147,7 +151,9 @@ def library_versions() -> dict[str, str | None]:
         except ImportError:
             found[name] = None
         else:
-            found[name] = getattr(module, "__version__", None) or importlib.metadata.version(name)
+            with suppress(importlib.metadata.PackageNotFoundError):  # a folder on the path, say
+                found[name] = getattr(module, "__version__", None) or importlib.metadata.version(name)
+            found.setdefault(name, "of unknown version")
     return found
 
 

@@ -12,7 +12,6 @@ just calls it. So one script works under every launcher::
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import multiprocessing
 import multiprocessing.connection
@@ -20,26 +19,21 @@ import numbers
 import os
 import secrets
 import sys
-import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from iris.device.sync import MAX_RANKS
 from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, WaitTimeout, words_of
+from iris.forkserver import GUARD, NO_GUARD, RANK_NAME, check_importable, launch_errors, no_false_main, start_server
 from iris.identity import identity
 from iris.worker import FAREWELL, INTERPRET, described, serve
 
-_RANK_NAME = "iris-rank-"
 _MAX_WAIT_S = 3600.0
 """What the operating system is asked to wait at once: it cannot wait for more than 24 days."""
 _GRACE_S = 30.0
@@ -49,14 +43,6 @@ _TOLD_AFTER_S = 2.0
 """How long others may still go on before the user is told why nothing happens."""
 _HELD_NBYTES = 32 << 10
 """A pipe holds a call of so many bytes, whether the rank reads it or not."""
-_server_sockets: list[int] = []
-"""A descriptor of the socket of the process that ranks are forked from, if one has been started."""
-_NO_GUARD = 93
-"""Exit code of a rank whose script would start ranks while it is imported."""
-_GUARD = (
-    'iris.launch was called while a new rank imported the script. Call it under `if __name__ == "__main__":`, so that '
-    "only the first process starts ranks."
-)
 
 
 def launch(
@@ -130,7 +116,10 @@ def _failure(outcomes: Iterable[_Outcome], late: str = "") -> LaunchError | None
 
 
 def in_full(error: IrisError) -> IrisError:
-    """``error`` with the traceback of the rank that failed first, if one did, for those who print no causes."""
+    """What a command that prints no causes says of ``error``: if it is one of Iris's in a rank, that, which says all;
+    else ``error`` with the traceback of the rank that failed first, if one did."""
+    if isinstance(error.__cause__, IrisError):
+        return error.__cause__
     trace = error.__cause__ and error.__cause__.__cause__
     return LaunchError(f"{error}\n{trace}") if isinstance(trace, RankTraceback) else error
 
@@ -174,13 +163,13 @@ class RankPool:
         shared = _passed_on() | (env or {}) | {"IRIS_WORLD_SIZE": str(num_ranks), "IRIS_JOB": secrets.token_hex(8)}
         method = multiprocessing.get_start_method(allow_none=True)
         try:
-            with _launch_errors():
+            with launch_errors():
                 for rank in range(self.num_ranks):
                     ours, theirs = context.Pipe()
                     self._pipes.append(ours)
                     args = theirs, {**shared, "IRIS_RANK": str(rank)}, method
-                    process = context.Process(target=serve, args=args, name=f"{_RANK_NAME}{rank}", daemon=True)
-                    with _no_false_main():
+                    process = context.Process(target=serve, args=args, name=f"{RANK_NAME}{rank}", daemon=True)
+                    with no_false_main():
                         process.start()
                     self.processes.append(process)
                     theirs.close()
@@ -211,7 +200,7 @@ class RankPool:
         _check_function("run", fn)
         _check_args("run", args)
         _check_timeout("run", timeout_s)
-        _check_importable(fn)
+        check_importable(fn)
         with self._turn:
             if self._over:
                 raise LaunchError(f"this pool has no ranks any more: {self._over}. Make a new iris.RankPool.")
@@ -289,8 +278,8 @@ class RankPool:
     def _ended(self, rank: int) -> _Outcome:
         """The outcome of a rank whose process ended before it answered."""
         self.processes[rank].join(5)
-        if self.processes[rank].exitcode == _NO_GUARD:
-            return _Outcome(rank, None, LaunchError(_GUARD), at=time.monotonic())
+        if self.processes[rank].exitcode == NO_GUARD:
+            return _Outcome(rank, None, LaunchError(GUARD), at=time.monotonic())
         early = ", before its function returned" if self.processes[rank].exitcode == 0 else ""
         error = LaunchError(f"rank {rank}'s process ended: {self._end_of(rank)}{early}")
         return _Outcome(rank, None, error, at=time.monotonic())
@@ -348,78 +337,6 @@ def _send_to(pipe: multiprocessing.connection.Connection, call: bytes) -> None:
         pipe.send_bytes(call)
 
 
-def start_server() -> ForkServerContext:
-    """Start what ranks are forked from, a clean process that imports torch once: they start in a tenth of a second."""
-    _check_not_importing()
-    _check_not_daemonic()
-    _occupy_standard_streams()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["iris"])
-    set_here = os.environ.pop(INTERPRET, None) if _interpret_is_ours() else None
-    try:
-        with _launch_errors(), _no_folder_left():
-            forkserver.ensure_running()
-    finally:
-        if set_here is not None:
-            os.environ[INTERPRET] = set_here
-    return context
-
-
-def _occupy_standard_streams() -> None:
-    """Where this process's are closed, the server's pipes would have their numbers, and ranks would print into them."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-
-
-@contextlib.contextmanager
-def _no_folder_left() -> Iterator[None]:
-    """Whatever ends this process, no socket of a server that the block starts is left in a folder: it is deleted at
-    once, and met through a descriptor (Linux). Multiprocessing would delete it when this process ends in peace."""
-    server: Any = forkserver._forkserver
-    settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    before, folder = settings.get("tempdir"), tempfile.mkdtemp(prefix="iris-")
-    settings["tempdir"] = folder
-    try:
-        yield
-        if os.path.dirname(server._forkserver_address) == folder:
-            while _server_sockets:
-                os.close(_server_sockets.pop())
-            _server_sockets.append(os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC))
-            server._forkserver_address = f"/proc/self/fd/{_server_sockets[0]}"
-    finally:
-        settings["tempdir"] = before
-        with contextlib.suppress(OSError):
-            for name in os.listdir(folder):
-                os.unlink(os.path.join(folder, name))
-            os.rmdir(folder)
-
-
-@contextlib.contextmanager
-def _launch_errors() -> Iterator[None]:
-    """Raise an error of the operating system while ranks are started as a :class:`LaunchError`."""
-    try:
-        yield
-    except ChildProcessError as error:
-        raise LaunchError(
-            "this process was forked from one that has started ranks, and cannot start any itself. Start it with "
-            "'spawn', or start the ranks in its parent."
-        ) from error
-    except (OSError, EOFError) as error:
-        raise LaunchError(
-            f"ranks cannot be started: {described(error)}. The limits on open files and processes (ulimit -n, -u) must "
-            "leave room for them, and TMPDIR must be a folder with a short path that can be written."
-        ) from error
-
-
-def _interpret_is_ours() -> bool:
-    """Whether Iris itself set TRITON_INTERPRET, as there is no GPU: new ranks then set it, too, and know why."""
-    given = Path("/proc/self/environ").read_bytes().split(b"\0")
-    return not any(one.startswith(f"{INTERPRET}=".encode()) for one in given) and torch.cuda.device_count() == 0
-
-
 def _passed_on() -> dict[str, str]:
     """The environment of this process, for its ranks; each knows by itself whether Triton interprets."""
     return {name: value for name, value in os.environ.items() if name != INTERPRET}
@@ -463,52 +380,3 @@ def _check_timeout(op: str, timeout_s: Any) -> None:
     number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
     if timeout_s is not None and not (number and timeout_s > 0):
         raise ArgumentError(op, "timeout_s", "more than 0 seconds, or None for as long as it takes", repr(timeout_s))
-
-
-def _check_not_importing() -> None:
-    """Multiprocessing can start no process from one that is still importing the main script."""
-    process = multiprocessing.current_process()
-    if not getattr(process, "_inheriting", False):
-        return
-    if process.name.startswith(_RANK_NAME):
-        os._exit(_NO_GUARD)  # the process that started this one says why
-    raise LaunchError(_GUARD)
-
-
-def _check_not_daemonic() -> None:
-    """Multiprocessing lets no daemon have children."""
-    process = multiprocessing.current_process()
-    if process.daemon:
-        raise LaunchError(
-            f"{process.name} is a daemon of multiprocessing, such as a worker of a Pool or a DataLoader, and may not "
-            "start ranks. Start them in the process that made it."
-        )
-
-
-def _main_can_be_imported() -> bool:
-    """False of ``__main__`` of ``python -c``, of standard input and of a notebook, which is no file; and of a
-    ``__main__.py``, which multiprocessing imports in no other process."""
-    main = sys.modules["__main__"]
-    if main.__spec__ is not None:
-        return main.__spec__.name.rpartition(".")[2] != "__main__"
-    return os.path.isfile(getattr(main, "__file__", None) or "")
-
-
-@contextlib.contextmanager
-def _no_false_main() -> Iterator[None]:
-    """Hide a name such as ``<stdin>``, which multiprocessing takes for a file that a new process has to import."""
-    main = vars(sys.modules["__main__"])
-    hidden = {} if _main_can_be_imported() or "__file__" not in main else {"__file__": main.pop("__file__")}
-    try:
-        yield
-    finally:
-        main.update(hidden)
-
-
-def _check_importable(fn: Callable[..., Any]) -> None:
-    inner = fn.func if isinstance(fn, functools.partial) else fn
-    if getattr(inner, "__module__", None) == "__main__" and not _main_can_be_imported():
-        raise LaunchError(
-            f"{inner!r} is defined in a session, standard input, `python -c` or a __main__.py, from which no other "
-            "process can import it. Put it in a module, a file of its own, and import it from there."
-        )

@@ -332,10 +332,13 @@ def test_info_reports_contradicting_launcher_variables() -> None:
 
 
 def test_info_tells_what_is_wrong_with_a_variable() -> None:
-    wrong = json.loads(run("info", "--json", IRIS_TIMEOUT_S="abc", IRIS_REPLAY="x").stdout)["variables"]
+    set_wrong = {"IRIS_TIMEOUT_S": "abc", "IRIS_REPLAY": "x", "IRIS_SIM_SMS": "no", "IRIS_LOG_LEVEL": "loud"}
+    wrong = json.loads(run("info", "--json", **set_wrong).stdout)["variables"]
+    assert wrong.pop("IRIS_LOG_LEVEL").startswith("iris: log_level: expected one of debug, info,")
     assert wrong == {
         "IRIS_TIMEOUT_S": "iris: IRIS_TIMEOUT_S: expected a number of seconds, got 'abc'",
         "IRIS_REPLAY": "iris: IRIS_REPLAY: expected 0 or 1, got 'x'",
+        "IRIS_SIM_SMS": "iris: IRIS_SIM_SMS: expected a whole number of SMs, 1 or more, got 'no'",
     }
     done = run("info", IRIS_TIMEOUT_S="-1", IRIS_REPLAY="0")
     assert "IRIS_TIMEOUT_S: expected a number of seconds, more than 0" in done.stdout

@@ -16,8 +16,8 @@ PACKAGE = Path(iris.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 HOST = {
-    "errors", "heap", "mesh", "identity", "launch", "membership", "backends", "tensors", "log", "wire", "live",
-    "watcher", "processes", "aliases", "failure",
+    "errors", "heap", "mesh", "identity", "forkserver", "launch", "membership", "backends", "tensors", "log", "wire",
+    "live", "watcher", "processes", "aliases", "failure",
 }  # fmt: skip
 RUNTIME = {*HOST, "context", "trace"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -35,7 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mesh": {"errors", "processes", "rendezvous"},
     "worker": {"errors", "live"},
     "identity": {"errors"},
-    "launch": {"errors", "identity", "worker", "device.sync"},
+    "forkserver": {"errors", "worker"},
+    "launch": {"errors", "forkserver", "identity", "worker", "device.sync"},
     "membership": {"errors", "identity"},
     "timeouts": {"errors"},
     "failure": {"errors", "heap", "membership", "mesh", "status", "timeouts", "watcher", "device.sync"},

@@ -85,7 +85,7 @@ class SimBackend(Backend):
         self.device = torch.device("cpu")
         self._threads = torch.get_num_threads()
         torch.set_num_threads(min(self._threads, max(1, len(os.sched_getaffinity(0)) // mesh.world_size)))
-        self.num_sms = _sms()
+        self.num_sms = claimed_sms()
         self._heaps = self._map_heaps(mesh, heap_size)
         self._surrounded: dict[int, Surroundings] = {}
         self._rank = mesh.rank
@@ -169,7 +169,7 @@ class SimBackend(Backend):
         return True
 
 
-def _sms() -> int:
+def claimed_sms() -> int:
     """How many SMs a rank claims to have."""
     text = os.environ.get("IRIS_SIM_SMS") or str(DEFAULT_SMS)
     if not text.isdecimal() or int(text) < 1:

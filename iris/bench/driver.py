@@ -21,8 +21,9 @@ from iris.bench.records import Record
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, described
 from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, ranks_text
+from iris.forkserver import start_server
 from iris.identity import identity
-from iris.launch import RankPool, start_server
+from iris.launch import RankPool
 
 START_S = 300.0
 """The most that ranks may take to start: to import PyTorch, make heaps and meet."""

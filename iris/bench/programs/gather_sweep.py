@@ -38,8 +38,7 @@ def run(options: Options) -> int:
         print(f"\nstopped; files of what was done are in {options.output_dir}", file=sys.stderr)
         return STOPPED
     except IrisError as error:
-        why = error.__cause__ if isinstance(error.__cause__, IrisError) else in_full(error)
-        print(f"\n{error_line('benchmark', why)}", file=sys.stderr)
+        print(f"\n{error_line('benchmark', in_full(error))}", file=sys.stderr)
         return 1
 
 

@@ -338,8 +338,7 @@ def exit_status(program: str, output_file: str, launched: Callable[[Identity | N
         print("\nstopped", file=sys.stderr)
         return STOPPED
     except IrisError as error:
-        cause = error.__cause__
-        why = cause if isinstance(cause, IrisError) else in_full(error)  # a rank's error says it all
+        why = in_full(error)
         print(by_option(error_line(f"{program}{f', rank {who.rank}' if who else ''}", why)), file=sys.stderr)
         if who is None or who.rank == 0:
             with suppress(ArgumentError):  # said above
