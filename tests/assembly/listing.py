@@ -113,7 +113,8 @@ def read(text: str) -> Listing:
         return Listing(True, blocks, size is not None and int(size[1]) <= 64)
     size = re.search(r"\.reqntid\s+(\d+)", text)
     descriptors = tuple(f"argument {number}" for number in PTX_DESCRIPTOR.findall(text))
-    return Listing(False, _blocks(_ptx_statements(text)), size is not None and int(size[1]) <= 32, descriptors)
+    one_warp = size is not None and int(size[1]) <= 32
+    return Listing(False, _blocks(_ptx_statements(text, one_warp)), one_warp, descriptors)
 
 
 def _blocks(items: Iterator[str | Instruction]) -> list[Block]:
@@ -161,7 +162,7 @@ PTX_NO_RESULT = {
 }
 
 
-def _ptx_statements(text: str) -> Iterator[str | Instruction]:
+def _ptx_statements(text: str, one_warp: bool) -> Iterator[str | Instruction]:
     body = text[text.index("\n{") + 2 :].split("$L__func_end0")[0]
     statement = ""
     for raw in body.splitlines():
@@ -176,18 +177,18 @@ def _ptx_statements(text: str) -> Iterator[str | Instruction]:
         for one in whole:
             one = one.strip().lstrip("{}").strip()
             if one and not one.startswith("."):
-                yield _ptx_instruction(one)
+                yield _ptx_instruction(one, one_warp)
         statement = rest.strip().lstrip("{}").strip() if rest.strip() in ("{", "}") else rest.strip()
 
 
-def _ptx_instruction(text: str) -> Instruction:
+def _ptx_instruction(text: str, one_warp: bool) -> Instruction:
     text = " ".join(text.split())
     guard, rest = text.split(" ", 1) if text.startswith("@") else ("", text)
     op, _, operands = rest.partition(" ")
     parts = op.split(".")
     if parts[0] == "brx":
         raise UnknownAssembly(text)
-    found = Instruction(text, op, _ptx_events(parts, operands), guarded=bool(guard))
+    found = Instruction(text, op, _ptx_events(parts, operands, one_warp), guarded=bool(guard))
     found.decided_by = tuple(PTX_REGISTER.findall(guard))
     if parts[0] == "bra":
         found.jumps_to, found.falls_through = operands.strip(), bool(guard)
@@ -229,13 +230,13 @@ def _split_result(operands: str) -> tuple[str, str]:
     return first, others
 
 
-def _ptx_events(parts: list[str], operands: str) -> Event:
+def _ptx_events(parts: list[str], operands: str, one_warp: bool) -> Event:
     kind, words = parts[0], set(parts[1:])
     shared = any(part.startswith("shared") for part in parts)
     events = Event.NONE
     if kind in ("bar", "barrier"):
         whole = operands.strip() == "0" and "sync" in words
-        return Event.BARRIER if whole or "warp" in words else events
+        return Event.BARRIER if whole or ("warp" in words and one_warp) else events
     if "%globaltimer" in operands:
         return Event.CLOCK
     if parts[:3] == ["cp", "async", "bulk"]:

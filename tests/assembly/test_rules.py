@@ -114,6 +114,13 @@ def test_dropped_barriers(target_name: str) -> None:
     assert [words for words in wrong if words.startswith("no barrier between an acquire and")]
 
 
+@on_cuda
+def test_barriers_of_single_warps_among_several(target_name: str) -> None:
+    text = without(compile_named("signals", target_name), CTA_BARRIER, "bar.warp.sync 0xffffffff;")
+    assert rules.publication(read(text))
+    assert rules.publication(read(without(text, r"\.reqntid\s+\d+", ".reqntid 32"))) == []
+
+
 @pytest.mark.timeout(300)
 def test_dropped_barriers_of_a_large_kernel() -> None:
     """For which LLVM has the address of its arguments in other registers."""
