@@ -325,8 +325,7 @@ class _Call(OpCall):
         (rows, cols), staged, config = self.a.shape, self._staged(), self.config
         blocks = -(-rows // config.comm_block_m) * -(-cols // config.comm_block_n)
         programs = min(blocks, config.num_sms or self.ctx.num_sms)
-        counters = self.workspace.scratch("counters", 1, torch.int32)
-        flags = Flags(self.workspace.turnstile, self.workspace.ready, None, counters, 1, 1, 1, cols)
+        flags = Flags(self.workspace.turnstile, None, None, None, 1, 1, 1, cols)
         gather_kernel[(programs,)](
             self.ctx.handle, flags, Matrix(self.a, *self.a.stride()), Matrix(staged, *staged.stride()), rows, cols,
             Crew(programs, 0, 0, 1), rows, SITE=self.site, SEGMENTS=1 if self.by_rows else self.ctx.world_size,

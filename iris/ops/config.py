@@ -74,7 +74,7 @@ class FusedConfig:
         block_size_m, block_size_n, block_size_k: the tile of one program; powers of two, at least 16;
             ``block_size_k`` at least 32 for int8 and fp8.
         group_size_m: rows of tiles computed together, for L2 reuse; at most 4096.
-        num_sms: programs launched; at most the device's SMs, since waiting programs must all be resident.
+        num_sms: programs of the matmul kernel; at most the device's SMs, since waiting programs must all be resident.
             None takes all.
         num_chunks: chunks in which a rank's part of A, or of the output, is transferred; with ``decomposed`` and
             ``ring``, and in gathers, more than 64 count as 64.

@@ -107,7 +107,7 @@ def _spread(
     SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
     """Store the own part into the staging memory of the ranks ``first_step``, … up to ``last_step`` places further,
-    chunk by chunk; the last program to finish a chunk flags it there."""
+    chunk by chunk; the last program to finish a chunk flags it there, if there are counters."""
     me, world = handles.rank(handle), handles.world_size(handle)
     top = me * M if SEGMENTS == 1 else 0
     left = me * K if SEGMENTS > 1 else 0
@@ -126,9 +126,10 @@ def _spread(
             for step in range(first_step, last_step):
                 there = peers.translate(handle, a.ptr, (me + step) % world)
                 tl.store(tile_pointers(a, there, top + rows, left + cols), value, mask=mask)
-        if arrive(flags.counters + chunk, crew.couriers):
-            flag = flags.ready + me * flags.chunks + chunk
-            signal_all(flag, epoch + steps * 0, tl.where(targets, (me + steps) % world, me), targets, handle)
+        if flags.counters is not None:
+            if arrive(flags.counters + chunk, crew.couriers):
+                flag = flags.ready + me * flags.chunks + chunk
+                signal_all(flag, epoch + steps * 0, tl.where(targets, (me + steps) % world, me), targets, handle)
 
 
 @triton.jit

@@ -171,7 +171,8 @@ def _inbox_words(inbox, ptr, slot, tile, epoch, BLOCK_M: tl.constexpr, WORDS_N: 
 def _send(handle, inbox, peer, slot, tile, data, epoch):
     """Store ``data``, which is :func:`packed`, into a slot of a peer's inbox."""
     there = translate(handle, inbox.words, peer)
-    store_words(_inbox_words(inbox, there, slot, tile, epoch, data.shape[0], data.shape[1]), data)
+    words = _inbox_words(inbox, there, slot, tile, epoch, data.shape[0], data.shape[1])
+    store_words(words, data, tile.row_mask[:, None])
 
 
 @triton.jit
@@ -184,7 +185,7 @@ def _take(
     words = _inbox_words(inbox, inbox.words, slot, tile, epoch, BLOCK_M, WORDS_N)[None, :, :]
     peers = tl.full((1,), 0, tl.int32) + peer
     return tl.reshape(
-        unpacked(take_words(words, epoch, peers, (peers >= 0)[:, None, None], handle, SITE), dtype), (BLOCK_M, BLOCK_N)
+        unpacked(take_words(words, epoch, peers, tile.row_mask[None, :, None], handle, SITE), dtype), (BLOCK_M, BLOCK_N)
     )
 
 

@@ -98,7 +98,7 @@ def kept_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.co
 
 @triton.jit
 def collected(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
-    """``acc`` plus all other ranks' parts of a tile that this rank owns, in rank order, each once it has come."""
+    """``acc`` plus all other ranks' parts of a tile that this rank owns, in rank order, once all have come."""
     me, world = handles.rank(handle), handles.world_size(handle)
     sources, valid = others(handle)
     ready = flags.ready + sources * flags.chunks + tile.index // flags.blocks_per_chunk

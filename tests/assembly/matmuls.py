@@ -390,7 +390,7 @@ def landing_arguments() -> Any:
 
 
 def gather_arguments() -> Any:
-    flags = tile.Flags(tensor(torch.int32), tensor(torch.int32), None, tensor(torch.int32), 1, 1, 1, 512)
+    flags = tile.Flags(tensor(torch.int32), None, None, None, 1, 1, 1, 512)
     return handle(), flags, half_matrix(), half_matrix(), 1024, 4096, matmul.Crew(16, 8, 100, 2), 1024
 
 

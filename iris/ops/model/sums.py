@@ -94,7 +94,7 @@ def _taken_s(call: Call, parts: int) -> float:
 
 
 def _in_words_s(call: Call, copies: float) -> float:
-    """The matmul, whose tiles all are sent so many times as words, masked rows included."""
+    """The matmul, whose tiles all are sent so many times as words; as measured when masked rows were sent, too."""
     tiles = call.rows * call.columns
     nbytes = copies * words_nbytes(tiles * call.config.tile_elements, call.problem.output_dtype)
     return LAUNCH_S + call.deal(tiles).total_s + call.machine.store_s(nbytes, call.programs(), call.world)
