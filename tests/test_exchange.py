@@ -11,14 +11,14 @@ from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import IN_WORDS, Shape, Way, some, trial
+from ops_inputs import ALL_REDUCE, IN_WORDS, SMALL, Shape, Way, some, trial
 from ranks import BACKEND, Ranks, context, fresh, worlds
 
 from iris.ops import new_workspace
 from iris.ops.algorithms import EXCHANGING
 from iris.ops.config import FusedConfig
 from iris.ops.exchange import FLAGS, blocks_of
-from iris.ops.problem import DTYPES, Problem
+from iris.ops.problem import DTYPES, Problem, output_dtype
 from iris.ops.room import room
 from iris.ops.words import TILE_WORDS_NBYTES, WORDS_NBYTES, in_words, tiles_in_words, word_dtype
 from iris.ops.workspace import MIN_FLAGS
@@ -213,6 +213,35 @@ def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, seed: int) -
     for excesses, kinds in ranks.run(in_any_order, way, seed):
         assert max(excesses) <= 1
         assert kinds == {True, False}
+
+
+def rows_of_the_inbox(way: Way, dtype: torch.dtype, seed: int) -> tuple[float, int]:
+    """The error of calls of three rows, by tiles of ``SMALL``'s; and how many words of other rows came meanwhile."""
+    nothing, rows = 77, 3
+    with fresh(1 << 23) as ctx:
+        words = word_dtype(output_dtype(dtype))
+        per_row = SMALL.block_size_n * output_dtype(dtype).itemsize // 4
+        slots = 2 * 2 * ctx.world_size * 8  # halves; ways; sources; tiles, of which no call has more
+        workspace = new_workspace(ctx, way.op, way.algorithm, slots * SMALL.block_size_m * per_row * words.itemsize, 0)
+        inbox, _ = workspace.inbox(words)
+        others = inbox.view(-1, SMALL.block_size_m, per_row)[:, rows:]
+        others.fill_(nothing)
+        ctx.barrier()
+        excesses = []
+        for call in range(3):
+            one = trial(ctx, way, (rows, 32, 32), dtype, seed + call)
+            one.run(workspace=workspace)
+            excesses.append(one.excess())
+        ctx.barrier()
+        return max(excesses), int((others != nothing).sum())
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
+def test_only_rows_that_there_are_are_sent(ranks: Ranks, algorithm: str, dtype: torch.dtype, seed: int) -> None:
+    for excess, others in ranks.run(rows_of_the_inbox, Way(ALL_REDUCE, algorithm), dtype, seed):
+        assert excess <= 1 and others == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
