@@ -24,7 +24,6 @@ from iris.errors import (
     CaptureError,
     ContextError,
     IrisError,
-    PlacementError,
     RankMismatch,
     explaining_too_many_files,
     ranks_text,
@@ -32,12 +31,12 @@ from iris.errors import (
 from iris.failure import Failure
 from iris.heap import HeapTable, format_bytes
 from iris.identity import Identity
-from iris.leases import Lease, Leases
+from iris.leases import Leases
 from iris.live import OPEN, Live, Opened, abandon_all, end_all, ending, failure, hold
 from iris.log import RankLogger
 from iris.membership import Group, global_ranks, identify, members, number
 from iris.mesh import Mesh
-from iris.tensors import SymmetricTensors
+from iris.symmetric import SymmetricHeap
 from iris.timeouts import Timeouts, timeouts
 from iris.watcher import Watcher
 from iris.wire import pack, unpack
@@ -95,7 +94,7 @@ def iris(
     )  # fmt: skip
 
 
-class Iris(Live, SymmetricTensors, RankLogger, Aliases):
+class Iris(Live, SymmetricHeap, RankLogger, Aliases):
     """One rank's context; make it with :func:`iris.iris`, which takes the same, end it with :meth:`close` or ``with``.
 
     Attributes:
@@ -229,77 +228,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         """Every op of :mod:`iris.ops`, bound to this context: ``ctx.ops.all_gather_matmul(output, A, B)``."""
         return Iris._ops_factory(self)
 
-    @property
-    def heap_free_bytes(self) -> int:
-        """Bytes of the symmetric heap that are free on all ranks as of the last allocation; ContextError if it is
-        closed."""
-        self._require_open("heap_free_bytes")
-        return self._table.free_bytes
-
-    @property
-    def heap_largest_free_bytes(self) -> int:
-        """Bytes of the largest free block of the symmetric heap; the same on all ranks. ContextError if it is
-        closed."""
-        self._require_open("heap_largest_free_bytes")
-        return self._table.largest_free
-
-    def heap_size_for(self, nbytes: int) -> int:
-        """The ``heap_size`` that would hold a block of ``nbytes`` beside what is in use now."""
-        return self._table.would_do(nbytes)
-
-    def _allocate(self, op: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        self._require_open(op)
-        count = 1
-        for extent in shape:
-            if extent < 0:
-                raise ArgumentError(op, "size", "extents of 0 or more", shape)
-            count *= extent
-        nbytes = count * dtype.itemsize
-        lease = self._leases.take(nbytes, op, f"{op}({nbytes} bytes of {dtype})", self._exchange)
-        memory = self._backend.bytes_at(lease.offset, max(nbytes, 1), lease.release)
-        lease.storage = _storage_of(memory)
-        return memory[:nbytes].view(dtype).view(shape)
-
-    @eager
-    def free(self, tensor: torch.Tensor) -> None:
-        """Let go of ``tensor``'s block now, rather than when its last reference goes.
-
-        The block is reused once all ranks have let go of it. Using the tensor, or another view of its block,
-        after this is an error that nobody detects.
-
-        Raises:
-            PlacementError: the tensor is not on the symmetric heap, or was freed before.
-        """
-        self._require_open("free")
-        lease = self._lease_of("free", tensor)
-        if lease is None or lease.storage != _storage_of(tensor):
-            raise PlacementError(
-                "free",
-                "tensor",
-                "one that lives on this heap",
-                f"{tuple(tensor.shape)} on {tensor.device}",
-                "Only tensors made by this context, and not freed yet, can be freed.",
-            )
-        lease.release()
-
-    def _lease_of(self, op: str, tensor: torch.Tensor) -> Lease | None:
-        """This rank's hold on the block that ``tensor``, or what it is a view of, lives in."""
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(op, "tensor", "a tensor", type(tensor).__name__)
-        if tensor.layout != torch.strided or tensor.device != self.device:
-            return None
-        try:
-            start = tensor.untyped_storage().data_ptr()
-        except RuntimeError:  # it only stands for others, as a DTensor does, or torch.vmap made it
-            return None
-        return self._leases.at(start - self._backend.bases[self.rank])
-
-    @eager
-    def is_symmetric(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` lives on this context's symmetric heap, as a whole block or a view of one."""
-        self._require_open("is_symmetric")
-        return self._lease_of("is_symmetric", tensor) is not None
-
     def workspace(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make()`` returned the first time ``key`` was asked for. Collective on first use: all ranks' keys must
         be the same text, as numbers, names and tuples of these are.
@@ -340,29 +268,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
     def has_workspace(self, key: Hashable) -> bool:
         """Whether :meth:`workspace` has made what ``key`` stands for; the same on all ranks."""
         return key in self._workspaces
-
-    @eager
-    def peer_view(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        """``tensor`` as ``rank`` holds it: a tensor over the same place of that rank's heap, for ``copy_``.
-
-        Copies between it and this rank's tensors go through the copy engine. It stays valid until ``close()``.
-
-        Raises:
-            PlacementError: the tensor is not contiguous on the symmetric heap.
-        """
-        self._require_open("peer_view")
-        rank = self._rank_of("peer_view", "rank", rank)
-        if self._lease_of("peer_view", tensor) is None:
-            expected = "a contiguous tensor on the symmetric heap"
-            raise PlacementError("peer_view", "tensor", expected, whereabouts(self, tensor))
-        if not tensor.is_contiguous():
-            got = f"one of shape {tuple(tensor.shape)} with strides {tensor.stride()}"
-            raise PlacementError("peer_view", "tensor", "a contiguous tensor on the symmetric heap", got)
-        if not tensor.numel():
-            return torch.empty_like(tensor)
-        offset = tensor.data_ptr() - self._backend.bases[self.rank]
-        raw = self._backend.peer_bytes(rank, offset, tensor.numel() * tensor.element_size())
-        return raw.view(tensor.dtype).view(tensor.shape)
 
     @eager
     def barrier(self, stream: Any = None, group: Group = None) -> None:
@@ -581,11 +486,6 @@ class Iris(Live, SymmetricTensors, RankLogger, Aliases):
         )
 
 
-def _storage_of(tensor: torch.Tensor) -> int:
-    """What tells the storage of ``tensor`` and its views from every other one that exists."""
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _check_stream(op: str, stream: object, fix: str = "") -> None:
     if stream is not None and not isinstance(stream, torch.Stream | torch.cuda.Stream):
         raise ArgumentError(op, "stream", "a stream, or None", type(stream).__name__, fix)
@@ -598,13 +498,6 @@ def _choice(backend: str | None) -> backends.Choice:
     if not isinstance(backend, str) or backend not in backends.NAMES:
         raise ArgumentError("iris", "backend", f"one of {', '.join(backends.NAMES)}", repr(backend))
     return choice if backend == choice.name else backends.Choice(backend, "asked for by the caller")
-
-
-def whereabouts(ctx: Iris, tensor: torch.Tensor) -> str:
-    """What to say of a ``tensor`` that is not on the heap of ``ctx``."""
-    others = (one for one in OPEN if isinstance(one, Iris) and one is not ctx)
-    place = "on the heap of another context" if any(one.is_symmetric(tensor) for one in others) else "outside it"
-    return f"one on {tensor.device} {place}"
 
 
 def context_by_key(op: str, key: str) -> Iris:

@@ -129,8 +129,7 @@ class CopyEngine:
         Sync: behind earlier copies of this engine, which any rank sees no later than this one.
         """
         self._begun = True
-        bases = self._backend.bases
-        address = target.data_ptr() - bases[self._ctx.rank] + bases[peer]
+        address = self._ctx.heap_offset(target) + self._backend.bases[peer]
         item = source.element_size()
         if source.is_contiguous() and target.is_contiguous():
             self._backend.copy(address, source.data_ptr(), source.numel() * item, self._stream)

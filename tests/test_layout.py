@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 HOST = {
     "errors", "heap", "mesh", "identity", "forkserver", "launch", "membership", "backends", "tensors", "log", "wire",
-    "live", "watcher", "processes", "aliases", "failure",
+    "live", "symmetric", "watcher", "processes", "aliases", "failure",
 }  # fmt: skip
 RUNTIME = {*HOST, "context", "trace"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "failure": {"errors", "heap", "membership", "mesh", "status", "timeouts", "watcher", "device.sync"},
     "backends": {"errors", "heap", "mesh"},
     "tensors": {"errors", "eager"},
+    "symmetric": {"errors", "eager", "heap", "leases", "live", "backends", "tensors"},
     "device": set(),
     "log": {"errors"},
     "wire": {"errors"},

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from iris.context import Iris, whereabouts
+from iris.context import Iris
 from iris.device import tile
 from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
 from iris.ops.problem import DTYPES, QUANTISED, output_dtypes
 from iris.ops.scales import Scales, check_contiguous, scales_of
 from iris.ops.target import multiplies_fp8
+from iris.symmetric import whereabouts
 from iris.tensors import check_dense, has_memory, has_tangent
 
 _MOST = 1 << 30
@@ -235,4 +236,4 @@ class Place(NamedTuple):
 
 def place_of(ctx: Iris, argument: str, tensor: torch.Tensor) -> Place:
     """What must be the same on all ranks of an operand that peers touch."""
-    return Place(argument, tensor.data_ptr() - ctx._backend.bases[ctx.rank], "x".join(map(str, tensor.stride())))
+    return Place(argument, ctx.heap_offset(tensor), "x".join(map(str, tensor.stride())))

@@ -1,0 +1,138 @@
+"""The memory of the symmetric heap that a context hands out, and takes back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+
+from iris.backends.base import Backend
+from iris.eager import eager
+from iris.errors import ArgumentError, PlacementError
+from iris.heap import HeapTable
+from iris.leases import Lease, Leases
+from iris.live import OPEN
+from iris.tensors import SymmetricTensors
+
+
+class SymmetricHeap(SymmetricTensors):
+    """Blocks of one rank's heap as tensors: what of a context knows where they lie."""
+
+    rank: int
+    device: torch.device
+    _table: HeapTable
+    _leases: Leases
+    _backend: Backend
+
+    @abstractmethod
+    def _rank_of(self, op: str, argument: str, rank: object) -> int:
+        """``rank`` as a number; ArgumentError if it is no rank's."""
+
+    def heap_offset(self, tensor: torch.Tensor) -> int:
+        """Where in this rank's heap ``tensor``, which is there, begins, in bytes; a symmetric one in every heap."""
+        return tensor.data_ptr() - self._backend.bases[self.rank]
+
+    @property
+    def heap_free_bytes(self) -> int:
+        """Bytes of the symmetric heap that are free on all ranks as of the last allocation; ContextError if it is
+        closed."""
+        self._require_open("heap_free_bytes")
+        return self._table.free_bytes
+
+    @property
+    def heap_largest_free_bytes(self) -> int:
+        """Bytes of the largest free block of the symmetric heap; the same on all ranks. ContextError if it is
+        closed."""
+        self._require_open("heap_largest_free_bytes")
+        return self._table.largest_free
+
+    def heap_size_for(self, nbytes: int) -> int:
+        """The ``heap_size`` that would hold a block of ``nbytes`` beside what is in use now."""
+        return self._table.would_do(nbytes)
+
+    def _allocate(self, op: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        self._require_open(op)
+        count = 1
+        for extent in shape:
+            if extent < 0:
+                raise ArgumentError(op, "size", "extents of 0 or more", shape)
+            count *= extent
+        nbytes = count * dtype.itemsize
+        lease = self._leases.take(nbytes, op, f"{op}({nbytes} bytes of {dtype})", self._exchange)
+        memory = self._backend.bytes_at(lease.offset, max(nbytes, 1), lease.release)
+        lease.storage = _storage_of(memory)
+        return memory[:nbytes].view(dtype).view(shape)
+
+    @eager
+    def free(self, tensor: torch.Tensor) -> None:
+        """Let go of ``tensor``'s block now, rather than when its last reference goes.
+
+        The block is reused once all ranks have let go of it. Using the tensor, or another view of its block,
+        after this is an error that nobody detects.
+
+        Raises:
+            PlacementError: the tensor is not on the symmetric heap, or was freed before.
+        """
+        self._require_open("free")
+        lease = self._lease_of("free", tensor)
+        if lease is None or lease.storage != _storage_of(tensor):
+            raise PlacementError(
+                "free",
+                "tensor",
+                "one that lives on this heap",
+                f"{tuple(tensor.shape)} on {tensor.device}",
+                "Only tensors made by this context, and not freed yet, can be freed.",
+            )
+        lease.release()
+
+    def _lease_of(self, op: str, tensor: torch.Tensor) -> Lease | None:
+        """This rank's hold on the block that ``tensor``, or what it is a view of, lives in."""
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(op, "tensor", "a tensor", type(tensor).__name__)
+        if tensor.layout != torch.strided or tensor.device != self.device:
+            return None
+        try:
+            start = tensor.untyped_storage().data_ptr()
+        except RuntimeError:  # it only stands for others, as a DTensor does, or torch.vmap made it
+            return None
+        return self._leases.at(start - self._backend.bases[self.rank])  # not of the tensor: of what it is a view of
+
+    @eager
+    def is_symmetric(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` lives on this context's symmetric heap, as a whole block or a view of one."""
+        self._require_open("is_symmetric")
+        return self._lease_of("is_symmetric", tensor) is not None
+
+    @eager
+    def peer_view(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """``tensor`` as ``rank`` holds it: a tensor over the same place of that rank's heap, for ``copy_``.
+
+        Copies between it and this rank's tensors go through the copy engine. It stays valid until ``close()``.
+
+        Raises:
+            PlacementError: the tensor is not contiguous on the symmetric heap.
+        """
+        self._require_open("peer_view")
+        rank = self._rank_of("peer_view", "rank", rank)
+        if self._lease_of("peer_view", tensor) is None:
+            expected = "a contiguous tensor on the symmetric heap"
+            raise PlacementError("peer_view", "tensor", expected, whereabouts(self, tensor))
+        if not tensor.is_contiguous():
+            got = f"one of shape {tuple(tensor.shape)} with strides {tensor.stride()}"
+            raise PlacementError("peer_view", "tensor", "a contiguous tensor on the symmetric heap", got)
+        if not tensor.numel():
+            return torch.empty_like(tensor)
+        raw = self._backend.peer_bytes(rank, self.heap_offset(tensor), tensor.numel() * tensor.element_size())
+        return raw.view(tensor.dtype).view(tensor.shape)
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    """What tells the storage of ``tensor`` and its views from every other one that exists."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def whereabouts(ctx: SymmetricHeap, tensor: torch.Tensor) -> str:
+    """What to say of a ``tensor`` that is not on the heap of ``ctx``."""
+    others = (one for one in OPEN if isinstance(one, SymmetricHeap) and one is not ctx)
+    place = "on the heap of another context" if any(one.is_symmetric(tensor) for one in others) else "outside it"
+    return f"one on {tensor.device} {place}"
