@@ -106,7 +106,8 @@ def _sum_pushed(call: Call, item: float = 1.0, *, everywhere: bool) -> float:
         waves = -(-call.rows * call.columns // call.programs())
         summing = _taken_s(call, call.world - 1) + _SUM_HOP_S + _taken_s(call, 1)
         return _in_words_s(call, 2 * (call.world - 1) / call.world) + waves * summing
-    tiles = call.columns * (call.rows if everywhere else call.world * call.shard_rows)
+    shard = -(-call.columns * call.rows // call.world) if everywhere else call.columns * call.shard_rows
+    tiles = call.world * shard  # if these are more than there are, as many more are computed in vain
     returned_nbytes = _sent_nbytes(call) if everywhere else 0.0
     rounds = min(call.config.num_rounds, max(1, tiles // call.world))
     if returned_nbytes:  # each rank's tiles are a part of all columns, and the own ones come a round later
