@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from iris.backends.runtime import new_stream
+
 
 @dataclass(frozen=True)
 class Place:
@@ -31,8 +33,6 @@ _beside: dict[tuple[torch.cuda.Stream, bool], torch.cuda.Stream] = {}
 
 def borrow_place(device: torch.device) -> Place:
     """A place that nobody else has."""
-    from iris.backends.gpu import new_stream
-
     with _lock:
         if _free.get(device):
             return _free[device].pop()
@@ -50,8 +50,6 @@ def return_places(places: list[Place]) -> None:
 
 def stream_beside(stream: torch.cuda.Stream, recorded: bool) -> torch.cuda.Stream:
     """A second stream for what ``stream`` does, and nothing else's; another one for what is ``recorded`` in a graph."""
-    from iris.backends.gpu import new_stream
-
     with _lock:
         if (stream, recorded) not in _beside:
             _beside[stream, recorded] = new_stream(stream.device)

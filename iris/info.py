@@ -21,7 +21,7 @@ import torch
 import iris
 from iris import backends, log, timeouts
 from iris.backends import sim
-from iris.backends.gpu import has_native_atomics
+from iris.backends.runtime import has_native_atomics
 from iris.console import Parser, counted, print_table
 from iris.errors import ArgumentError, BackendError, LaunchError
 from iris.heap import format_bytes

@@ -12,14 +12,13 @@ import array
 import itertools
 import json
 import os
-import re
 import select
 import selectors
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from iris.errors import (
@@ -31,6 +30,7 @@ from iris.errors import (
     too_many_files,
     words_of,
 )
+from iris.mismatch import told
 from iris.processes import blame, is_ending
 from iris.rendezvous import Rendezvous
 
@@ -47,56 +47,6 @@ _AFTER_KERNELS_S = 1.0
 what for."""
 _MAX_WAIT_S = 3600.0
 """What the operating system is asked to wait at once: it cannot wait for more than 24 days."""
-_LONG = 200
-"""Characters of a call that is worth shortening."""
-_ALIKE = "Every rank must make the same Iris calls, with the same sizes, in the same order."
-_PLACED = "Peers touch this operand: pass the same slice of the same ctx.empty on all ranks."
-_PADDED = "Ranks' parts must be equally large: pad the shorter ones with zeros."
-_SIZES = re.compile(r"\(…(, [mnk]=\d+)+\)$")
-_PLACES = re.compile(r"\(…(, \w+ (at heap offset|with strides) \w+)+\)$")
-_FIRST = 5
-"""Arguments that tell such a call from others: of an op, its name, sizes and dtype."""
-
-
-def _told_apart(calls: Mapping[int, str]) -> str:
-    """Which ranks made which call."""
-    ranks: dict[str, list[int]] = {}
-    for rank in sorted(calls):
-        ranks.setdefault(calls[rank], []).append(rank)
-    said = zip(ranks.values(), _without_the_common(list(ranks)), strict=True)
-    return "; ".join(f"{ranks_text(who)}: {what}" for who, what in said)
-
-
-def _without_the_common(calls: Sequence[str]) -> Sequence[str]:
-    """``calls``; of long ones only the arguments that differ, or, of different functions, the first ones."""
-    names, parts = {call.split("(")[0] for call in calls}, [call.split(", ") for call in calls]
-    if len(names) > 1:
-        return [_begun(call) for call in calls]
-    if max(map(len, calls)) <= _LONG or len({len(arguments) for arguments in parts}) > 1:
-        return calls
-    differing = [values for values in zip(*parts, strict=True) if len(set(values)) > 1]
-    return [f"{min(names)}(…, {', '.join(map(_of_its_own, row))})" for row in zip(*differing, strict=True)]
-
-
-def _begun(call: str) -> str:
-    """``call``; if it is long, only its first arguments."""
-    if len(call) <= _LONG:
-        return call
-    name, first = call.split("(")[0], map(_of_its_own, call.split(", ")[:_FIRST])
-    return f"{name}({', '.join(one for one in first if one != f'op={name!r}')}, …)"
-
-
-def _remedy(said: str) -> str:
-    """What to do about calls, told apart as ``said``, of which some are of one op and differ in a single respect."""
-    for differ, remedy in ((_PLACES, _PLACED), (_SIZES, _PADDED)):
-        if all(differ.search(one) for one in said.split("; ")):
-            return remedy
-    return _ALIKE
-
-
-def _of_its_own(argument: str) -> str:
-    """``argument`` without the brackets, and the names before them, of what it stands in."""
-    return argument.rpartition("(")[2].rstrip(")")
 
 
 class Mesh:
@@ -203,8 +153,7 @@ class Mesh:
                     if peer in tags and peer not in outgoing:
                         selector.unregister(self._socket(peer))
         if len(set(tags.values())) > 1:
-            said = _told_apart(tags)
-            raise RankMismatch(f"ranks made different calls: {said}. {_remedy(said)}", tags.values())
+            raise RankMismatch(told(tags), tags.values())
         return payloads
 
     def exchange_fd(self, tag: str, fd: int) -> dict[int, int]:

@@ -149,7 +149,7 @@ class Noting(FusedConfig):
         if name in FusedConfig.__dataclass_fields__:
             reader = sys._getframe(1).f_code
             of_ops = Path(reader.co_filename).parent.name == "ops" and reader.co_name != "check"
-            if of_ops and Path(reader.co_filename).name not in ("candidates.py", "choice.py"):
+            if of_ops and Path(reader.co_filename).name not in ("obstacles.py", "choice.py"):
                 self.noted.add(name)
         return super().__getattribute__(name)
 

@@ -43,7 +43,7 @@ from warm import python
 
 import iris
 from iris import live
-from iris.backends import gpu
+from iris.backends import gpu, runtime
 from iris.log import RankLogger
 
 pytestmark = pytest.mark.timeout(120)
@@ -317,9 +317,9 @@ def test_hip_puts_no_word_of_a_stream_into_a_graph(name: str, monkeypatch: pytes
 
 
 def test_a_library_that_is_loaded_already_is_found_by_its_name() -> None:
-    found = gpu._mapped("libtorch_cpu.so")
+    found = runtime._mapped("libtorch_cpu.so")
     assert found is not None and Path(found).name.startswith("libtorch_cpu.so") and Path(found).exists()
-    assert gpu._mapped("libamdhip64.so.99") is None
+    assert runtime._mapped("libamdhip64.so.99") is None
 
 
 @FEW

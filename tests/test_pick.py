@@ -23,9 +23,10 @@ from iris.errors import ArgumentError
 from iris.ops import ALGORITHMS, FusedConfig, Problem, Target, choice, pick, pick_config, tuned
 from iris.ops.algorithms import EXCHANGING
 from iris.ops.candidates import ALGORITHMS as PICKED
-from iris.ops.candidates import candidates, has_no_tile, obstacle, variations
+from iris.ops.candidates import candidates, variations
 from iris.ops.hardware import HARDWARE, Hardware, floor_s
 from iris.ops.model import predict_ms
+from iris.ops.obstacles import has_no_tile, obstacle
 from iris.ops.pick import expected_ms, model_pick, predictions
 from iris.ops.problem import DTYPES
 from iris.ops.tuned import Row

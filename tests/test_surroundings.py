@@ -22,7 +22,7 @@ from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris import capture
-from iris.backends import gpu
+from iris.backends import runtime
 from iris.capture import Place
 from iris.eager import eager
 from iris.ops.replay import Replays
@@ -179,10 +179,13 @@ def test_code_that_was_compiled_before_is_complete(ranks: Ranks) -> None:
 def own_streams() -> tuple[list[int], list[int]]:
     """Addresses of two streams, and of three that are made when the first of these is gone."""
     device = context().device
-    first, second = gpu.new_stream(device), gpu.new_stream(device)
+    first, second = runtime.new_stream(device), runtime.new_stream(device)
     made = [first.cuda_stream, second.cuda_stream]
     del first
-    return made, [gpu.new_stream(device).cuda_stream, *(one.cuda_stream for one in map(gpu.new_stream, [device] * 2))]
+    return made, [
+        runtime.new_stream(device).cuda_stream,
+        *(one.cuda_stream for one in map(runtime.new_stream, [device] * 2)),
+    ]
 
 
 @GPU
@@ -264,7 +267,7 @@ def test_where_a_capture_does_not_end_there_is_no_other(raises: bool) -> None:
 
 def test_a_small_graph_for_which_there_is_no_memory_begins_no_capture() -> None:
     no_memory = torch.OutOfMemoryError("no memory")
-    with mock.patch("torch.zeros", side_effect=no_memory), mock.patch("iris.backends.gpu.new_stream") as made:
+    with mock.patch("torch.zeros", side_effect=no_memory), mock.patch("iris.capture.new_stream") as made:
         with pytest.raises(torch.OutOfMemoryError):
             capture.borrow_place(torch.device("cuda", 7))
         assert not made.called
@@ -278,7 +281,7 @@ def test_a_small_graph_for_which_there_is_no_memory_begins_no_capture() -> None:
 
 def test_a_second_stream_is_nobody_elses() -> None:
     names = itertools.count()
-    new_stream = mock.patch("iris.backends.gpu.new_stream", side_effect=lambda device: f"stream {next(names)}")
+    new_stream = mock.patch("iris.capture.new_stream", side_effect=lambda device: f"stream {next(names)}")
     with new_stream, mock.patch.dict("iris.capture._beside", clear=True):
         streams: list[Any] = [mock.MagicMock(device=GPU_0) for _ in range(40)]
         found = [capture.stream_beside(one, recorded) for one in streams for recorded in (False, True)]

@@ -6,7 +6,6 @@ yet been run on AMD hardware.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import threading
@@ -29,6 +28,14 @@ from torch._C._distributed_c10d import (
 
 from iris.backends import oversubscribed
 from iris.backends.base import Backend, Surroundings, call_on_release
+from iris.backends.runtime import (
+    ALL_BITS,
+    MEMCPY_DEFAULT,
+    has_native_atomics,
+    load_copies,
+    load_word_operations,
+    new_stream,
+)
 from iris.errors import BackendError, CaptureError
 from iris.heap import format_bytes
 from iris.mesh import Mesh
@@ -37,23 +44,9 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
 
 
-_MEMCPY_DEFAULT = 4
-"""``cudaMemcpyDefault`` and ``hipMemcpyDefault``: the runtime finds out where the addresses are."""
-
-
 _LINK = {"cuda": "NVLink", "hip": "xGMI"}
 _TOPOLOGY = {"cuda": "nvidia-smi topo -p2p r", "hip": "rocm-smi --showtopoaccess"}
 _PROCESSES = {"cuda": "nvidia-smi", "hip": "rocm-smi --showpids"}
-
-_NON_BLOCKING = 1
-"""``cudaStreamNonBlocking`` and ``hipStreamNonBlocking``: does not wait for the legacy default stream, as nothing that
-is captured may."""
-
-_idle_streams: dict[torch.device, list[int]] = {}
-"""Addresses of the streams that :func:`new_stream` has made, and nobody has."""
-
-_WAIT_ANY_BIT, _ALL_BITS = 2, 0xFFFFFFFF
-"""``CU_STREAM_WAIT_VALUE_AND`` and ``hipStreamWaitValueAnd``, and a mask."""
 
 
 class _DeviceBytes:
@@ -80,8 +73,8 @@ class GpuBackend(Backend):
         self.num_sms = properties.multi_processor_count
         self._require_peer_access(mesh)
         self._poke_stream = torch.cuda.Stream(self.device, priority=-1)  # which users have few of: none may be it
-        self._memcpy_async, self._memcpy_2d_async = _load_copies(name)
-        self._wait_value, self._write_value = _load_word_operations(name)
+        self._memcpy_async, self._memcpy_2d_async = load_copies(name)
+        self._wait_value, self._write_value = load_word_operations(name)
         self._heap = self._allocate(mesh, heap_size)
         self._handle = _shared(self._heap, mesh)
         self.bases = [int(pointer) for pointer in self._handle.buffer_ptrs]
@@ -147,22 +140,20 @@ class GpuBackend(Backend):
         return new_stream(self.device)
 
     def copy(self, target: int, source: int, nbytes: int, stream: torch.cuda.Stream) -> None:
-        code = self._memcpy_async(target, source, nbytes, _MEMCPY_DEFAULT, stream.cuda_stream)
+        code = self._memcpy_async(target, source, nbytes, MEMCPY_DEFAULT, stream.cuda_stream)
         self._require_success(code, f"a copy of {nbytes} bytes between heaps")
 
     def copy_rows(
         self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int, stream: torch.cuda.Stream
     ) -> None:
         code = self._memcpy_2d_async(
-            target, pitches[0], source, pitches[1], width, rows, _MEMCPY_DEFAULT, stream.cuda_stream
+            target, pitches[0], source, pitches[1], width, rows, MEMCPY_DEFAULT, stream.cuda_stream
         )
         self._require_success(code, f"a copy of {rows} rows of {width} bytes between heaps")
 
     def wait_word(self, address: int, stream: torch.cuda.Stream) -> None:
         self._require_no_capture("waits for")
-        self._require_success(
-            self._wait_value(stream.cuda_stream, address, _ALL_BITS), "a stream that waits for a word"
-        )
+        self._require_success(self._wait_value(stream.cuda_stream, address, ALL_BITS), "a stream that waits for a word")
 
     def write_word(self, address: int, value: int, stream: torch.cuda.Stream) -> None:
         self._require_no_capture("writes")
@@ -251,84 +242,6 @@ def gpu_of(rank: int, local_rank: int, count: int) -> int:
             "IRIS_OVERSUBSCRIBE=1 to let ranks take turns on a GPU, or IRIS_BACKEND=sim to simulate any number."
         )
     return local_rank
-
-
-def has_native_atomics(gpu: int, peer: int) -> bool:
-    """Whether atomics of ``gpu`` on the memory of ``peer`` are atomic, as over NVLink and xGMI. Over PCIe they may be a
-    read and a write, between which others come (CUDA C++ Programming Guide, system-wide atomics)."""
-    name, attribute = ("cuda", 3) if torch.version.hip is None else ("hip", 2)  # …DevP2PAttrNativeAtomicSupported
-    value = ctypes.c_int()
-    code = _load_runtime(name)[f"{name}DeviceGetP2PAttribute"](ctypes.byref(value), attribute, gpu, peer)
-    return code == 0 and bool(value.value)
-
-
-def new_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream that nothing else uses: not one of the 32 that PyTorch hands out by turns. When the object is gone, a
-    later call may have the stream; it is never destroyed."""
-    idle = _idle_streams.setdefault(device, [])
-    try:
-        address = idle.pop()
-    except IndexError:
-        address = _make_stream(device)
-    return _OwnStream(address, device)
-
-
-class _OwnStream(torch.cuda.ExternalStream):
-    """Gives its stream back when it goes. (PyTorch clears weak references to streams without a call.)"""
-
-    def __del__(self, idle: dict[torch.device, list[int]] = _idle_streams) -> None:
-        idle[self.device].append(self.cuda_stream)
-
-
-def _make_stream(device: torch.device) -> int:
-    name = "cuda" if torch.version.hip is None else "hip"
-    stream = ctypes.c_void_p()
-    with torch.cuda.device(device):
-        code = _load_runtime(name)[f"{name}StreamCreateWithFlags"](ctypes.byref(stream), _NON_BLOCKING)
-    if code or stream.value is None:
-        raise BackendError(f"making a stream failed with {name} error {code}")
-    return stream.value
-
-
-def _load_runtime(name: str) -> ctypes.CDLL:
-    if name == "cuda":
-        return ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")
-    return ctypes.CDLL(_mapped("libamdhip64.so") or "libamdhip64.so")
-
-
-def _mapped(name: str) -> str | None:
-    """The library of this name, whatever follows it, that this process has loaded. PyTorch's own packages of ROCm have
-    it in a folder of theirs, under its full name only; and of another copy streams and pointers would mean nothing."""
-    with open("/proc/self/maps") as maps:
-        paths = (line.split(maxsplit=5)[-1].rstrip() for line in maps)
-        return next((path for path in paths if path.rpartition("/")[2].startswith(name)), None)
-
-
-def _load_copies(name: str) -> tuple[Callable[..., int], Callable[..., int]]:
-    """The runtime's own asynchronous copies, of bytes and of rows: ``Tensor.copy_`` costs the host several times as
-    much."""
-    library = _load_runtime(name)
-    address, size, kind = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    flat, rows = library[f"{name}MemcpyAsync"], library[f"{name}Memcpy2DAsync"]
-    flat.argtypes = [address, address, size, kind, address]
-    rows.argtypes = [address, size, address, size, size, size, kind, address]
-    flat.restype = rows.restype = kind
-    return flat, rows
-
-
-def _load_word_operations(name: str) -> tuple[Callable[[int, int, int], int], Callable[[int, int, int], int]]:
-    """Let a stream wait until a 32-bit word has any of some bits, and write one: each ``(stream, address, bits)``."""
-    stream, address, number = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
-    if name == "cuda":
-        library = ctypes.CDLL("libcuda.so.1")
-        wait, write = library.cuStreamWaitValue32_v2, library.cuStreamWriteValue32_v2
-        wait.argtypes = write.argtypes = [stream, address, number, ctypes.c_uint]
-        return (lambda s, a, v: int(wait(s, a, v, _WAIT_ANY_BIT))), (lambda s, a, v: int(write(s, a, v, 0)))
-    library = _load_runtime(name)
-    wait, write = library.hipStreamWaitValue32, library.hipStreamWriteValue32
-    wait.argtypes = [stream, address, number, ctypes.c_uint, number]
-    write.argtypes = [stream, address, number, ctypes.c_uint]
-    return (lambda s, a, v: int(wait(s, a, v, _WAIT_ANY_BIT, _ALL_BITS))), (lambda s, a, v: int(write(s, a, v, 0)))
 
 
 def _shared(heap: torch.Tensor, mesh: Mesh) -> Any:

@@ -14,7 +14,8 @@ What changes while Iris simulates:
 * **Failures.** A launch that is given a context's handle runs inside of what the context has put into
   :data:`surroundings`: it sees there how the kernel has ended.
 * **Refusals.** What Triton refuses on GPUs is refused here, too, where that can be told: keywords that no kernel or
-  compiler knows, arguments that are neither tensors nor numbers, compare-and-swaps of mixed types.
+  compiler knows, arguments that are neither tensors nor numbers (:mod:`iris.backends.arguments`), compare-and-swaps of
+  mixed types.
 * **Tuning.** ``triton.autotune`` takes its first config, as simulated times say nothing.
 * **Speed.** Triton patches its language module anew at each call of a device function (about 1 ms);
   here once per launch, and what to patch is found once. It calls each function of its language by way of two others;
@@ -25,33 +26,28 @@ What changes while Iris simulates:
 
 from __future__ import annotations
 
-import difflib
-import functools
 import inspect
 import itertools
 import math
-import operator
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
-from triton._utils import type_canonicalisation_dict
 from triton.runtime import interpreter as upstream
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
 from triton.runtime.jit import JITFunction
 
-from iris.backends import floats, language, memos
+from iris.backends import arguments, floats, language, memos
 from iris.backends.base import Surroundings
 from iris.backends.memory import Memory
 from iris.errors import BackendError, DTypeError, IrisError, ShapeError, WaitTimeout
@@ -195,9 +191,7 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
     global _current
     with _turn:
         upstream._interpreter.forget()
-        names = _names(self.fn)
-        _require_known(kwargs, names)
-        kwargs = {name: value for name, value in kwargs.items() if name in names}
+        kwargs = arguments.keywords_of(self.fn, kwargs)
         for hook in self.pre_run_hooks:
             hook(*args, **kwargs)
         outer, _current = _current, _Launch()
@@ -208,11 +202,8 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
             bound = inspect.getcallargs(self.fn, *args, **kwargs)
             grid = self.grid(bound) if callable(self.grid) else self.grid  # given what the caller gave
             around = _surroundings(bound.values())
-            constants = _constants(self.fn)
-            bound = {
-                name: value if name in constants else _taken(self.fn, name, value) for name, value in bound.items()
-            }
-            grid = _sizes(self.fn, grid)
+            bound = arguments.values_of(self.fn, bound)
+            grid = arguments.sizes_of(self.fn, grid)
             upstream.interpreter_builder.set_grid_dim(*grid)
             with ExitStack() as entered:
                 for one in around:
@@ -224,114 +215,16 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
             _current = outer
 
 
-@functools.cache
-def _names(fn: Callable[..., Any]) -> frozenset[str]:
-    """Of the arguments of ``fn``."""
-    specification = inspect.getfullargspec(fn)
-    return frozenset((*specification.args, *specification.kwonlyargs))
-
-
-def _sizes(kernel: Any, grid: Any) -> tuple[int, ...]:
-    """All three sizes of ``grid``. Raises TypeError of what is none, as is M / 16, of which int() would drop a part."""
-    try:
-        sizes = tuple(operator.index(size) for size in grid)
-    except TypeError:
-        sizes = ()
-    if not 1 <= len(sizes) <= 3:
-        raise TypeError(f"{kernel.__name__}: grid: expected one to three whole numbers, got {grid!r}")
-    return (*sizes, 1, 1)[:3]
-
-
-def _surroundings(arguments: Iterable[object]) -> set[Surroundings]:
-    """What belongs around a launch with these ``arguments``, among which a handle is a tuple of tensors, alone or in
-    another tuple."""
+def _surroundings(given: Iterable[object]) -> set[Surroundings]:
+    """What belongs around a launch that is ``given`` these arguments, among which a handle is a tuple of tensors, alone
+    or in another tuple."""
     found: set[Surroundings] = set()
-    for one in arguments:
+    for one in given:
         if isinstance(one, tuple):
             found |= _surroundings(one)
         elif id(one) in surroundings:
             found.add(surroundings[id(one)])
     return found
-
-
-@functools.cache
-def _launch_options() -> frozenset[str]:
-    """What compilers take beside a kernel's own arguments: ``num_warps`` and the like, of any vendor's."""
-    modules = [vars(sys.modules[backend.compiler.__module__]) for backend in triton.backends.backends.values()]
-    options = [kind for module in modules for kind in module.values() if is_dataclass(kind)]
-    return frozenset(field.name for kind in options for field in fields(kind))
-
-
-def _require_known(keywords: Iterable[str], names: frozenset[str]) -> None:
-    """Raise what Triton raises on GPUs of a keyword that is neither an argument of the kernel nor a launch option."""
-    known = names | _launch_options()
-    for keyword in keywords:
-        if keyword not in known:
-            nearest = difflib.get_close_matches(keyword, sorted(known), 1)
-            hint = f": did you mean {nearest[0]}?" if nearest else ""
-            raise KeyError(f"Keyword argument {keyword} was specified but unrecognised{hint}")
-
-
-_HINTS = {
-    "handle": ". Of a context pass ctx.handle, or as heap_bases ctx.heap_bases",
-    "buffer": ". Of a trace pass trace.buffer",
-}
-"""What to pass of an object that has such an attribute."""
-
-
-def _taken(kernel: Any, name: str, value: Any) -> Any:
-    """``value`` as the interpreter has it. Raises what Triton raises on GPUs of what it cannot compile for."""
-    converted = _converted(kernel, name, value)
-    if converted is value and not isinstance(value, upstream.InterpretedFunction):
-        try:
-            triton.runtime.jit.mangle_type(value)
-        except TypeError as error:
-            hint = next((text for name, text in _HINTS.items() if hasattr(value, name)), "")
-            raise TypeError(f"{kernel.__name__}: argument {name}: {error}{hint}") from None
-    return converted
-
-
-def _converted(kernel: Any, name: str, value: Any) -> Any:
-    """``value``, or what a tuple holds: numbers there are as numbers beside it, without a name."""
-    if isinstance(value, bool | int | float):
-        return _number(kernel, name, value)
-    if isinstance(value, tuple):
-        return upstream._tuple_create(value, [_converted(kernel, "", one) for one in value])
-    return upstream._implicit_cvt(value)
-
-
-_NUMBERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp16", "fp32", "fp64")
-
-
-def _number(kernel: Any, name: str, value: Any) -> Any:
-    """A number as a kernel gets it: of the type that its annotation says, or else as wide as it must be, if a float of
-    32 bits. Of a whole 1 that is said to be none of these Triton makes a constant, of which ``.to()`` fails."""
-    if type(value) is int and value == 1 and name not in _unspecialised(kernel):
-        return 1
-    kind = _annotated(kernel).get(name) or triton.runtime.jit.mangle_type(value)
-    dtype = tl.str_to_ty("i1" if isinstance(value, bool) else kind, None)
-    return tl.tensor(_Handle(np.array([value]).astype(upstream._get_np_dtype(dtype)), dtype), dtype)
-
-
-@functools.cache
-def _constants(kernel: Any) -> frozenset[str]:
-    """The arguments of ``kernel`` that are constants, however their annotations say it."""
-    return frozenset(name for name, kind in kernel.__annotations__.items() if "constexpr" in str(kind))
-
-
-@functools.cache
-def _unspecialised(kernel: Any) -> frozenset[str]:
-    """The arguments of ``kernel`` of which no constant is made: those with a type, and those it asks this for."""
-    names, asked = list(inspect.signature(kernel).parameters), getattr(kernel, "do_not_specialize", ())
-    return frozenset(_annotated(kernel)) | {one if isinstance(one, str) else names[one] for one in asked}
-
-
-@functools.cache
-def _annotated(kernel: Any) -> dict[str, str]:
-    """Types of numbers that the arguments of ``kernel`` say, as ``tl.int64`` or its name."""
-    said = {name: str(kind).rpartition(".")[2].strip("'\"") for name, kind in kernel.__annotations__.items()}
-    names = {name: type_canonicalisation_dict.get(kind) for name, kind in said.items()}
-    return {name: kind for name, kind in names.items() if kind in _NUMBERS}
 
 
 def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ...]) -> None:

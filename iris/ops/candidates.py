@@ -1,4 +1,4 @@
-"""Configs worth a try for a problem, what rules a config out, and which options each algorithm has. Pure: no GPU."""
+"""Configs worth a try for a problem, and which options each algorithm has. Pure: no GPU."""
 
 from __future__ import annotations
 
@@ -6,22 +6,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from iris.ops.algorithms import EXCHANGING, LIBRARY, TRAITS, algorithms
-from iris.ops.config import MI300_SHARED_NBYTES, OF_TILE, FusedConfig, Target, most_warps
+from iris.ops.algorithms import EXCHANGING, LIBRARY
+from iris.ops.config import OF_TILE, FusedConfig, Target
+from iris.ops.obstacles import has_no_tile, obstacle, too_large
 from iris.ops.problem import Problem
-from iris.ops.rows import MAX_CHUNKS
-from iris.ops.words import sent_in_words, words_nbytes
 
 Fields = Mapping[str, Any]
-
-SHARED_NBYTES = {"cuda": 227 << 10, "hip": MI300_SHARED_NBYTES}
-"""Shared memory of one program where a target does not say: sm_90 and sm_100; gfx942."""
-_SUM_NBYTES = 4
-"""Of a sum in float32. Before a tile is added by atomics, threads exchange its sums through shared memory."""
-_WORDS_SHARED = 0.25
-"""Of a tile's words, what lies in shared memory at a time when threads exchange them (gfx942)."""
-_ACCUMULATORS = 128
-"""float32 sums that a thread keeps in registers; more are spilled to memory."""
 
 _STREAM_K_FROM = 1.03
 """Splitting tiles is worth a try where whole waves take this much longer than the tiles themselves."""
@@ -323,16 +313,6 @@ def plain(problem: Problem, algorithm: str, target: Target, *, wide: bool = Fals
     return FusedConfig(algorithm, **_tiles(problem, algorithm, target, wide)[0])
 
 
-def min_comm_programs(op: str, config: FusedConfig) -> int:
-    """How many programs, at least, only move data."""
-    return config.comm_sms or int(TRAITS[op][config.algorithm].comm_programs)
-
-
-def has_no_tile(config: FusedConfig) -> bool:
-    """Whether the tile plays no part, as the matmul is the library's."""
-    return config.algorithm in LIBRARY and not config.own_matmul
-
-
 def options_of(op: str, algorithm: str) -> tuple[str, ...]:
     """The fields of a config that ``algorithm`` of ``op`` has a use for, in some call; of others it runs as without
     them. Those for AMD are among them. Left out is what only products have a use for that the library does not take:
@@ -369,67 +349,6 @@ def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterato
                 yield changed
 
 
-def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | None:
-    """Why ``config`` cannot run ``problem`` on ``target``, or only as another config would; None if it can."""
-    algorithm, programs = config.algorithm, config.num_sms or target.num_sms
-    if algorithm not in algorithms(problem.op):
-        return f"{problem.op} has no algorithm {algorithm}"
-    if algorithm in target.excluded:
-        return f"{algorithm} is excluded"
-    if programs > target.num_sms:
-        return f"{programs} programs on {target.num_sms} SMs"
-    if algorithm == "relay" and problem.world_size < 3:
-        return "relay passes data on from rank to rank, which takes 3 ranks or more"
-    moving = min_comm_programs(problem.op, config)
-    if moving >= programs:
-        return f"{moving} of {programs} programs would only move data"
-    if (config.first_stage_fetch_sms or 0) > programs:
-        return f"{config.first_stage_fetch_sms} programs to move the first stage, of {programs}"
-    if config.num_chunks > MAX_CHUNKS:
-        return f"{config.num_chunks} chunks: {MAX_CHUNKS} at most"
-    rows = -(-problem.m // config.block_size_m)
-    if config.num_chunks > max(1, rows):
-        return f"{config.num_chunks} chunks of {rows} block rows"
-    if (
-        problem.op == "all_gather_matmul"
-        and config.num_rounds > 1
-        and (problem.gather_dim == 1 or problem.world_size < 3)
-    ):
-        return f"{config.num_rounds} rounds, where no two other ranks' rows take turns"
-    together = problem.world_size - 1  # in one chunk, all would leave nothing to run beside anything
-    if config.num_chunks > 1:
-        together = problem.world_size if problem.op == "matmul_all_reduce" else 1
-    if config.owners_per_matmul > max(1, together):
-        return f"rows of {config.owners_per_matmul} of {problem.world_size} ranks in {config.num_chunks} chunks"
-    if problem.op == "all_gather_matmul" and config.owners_per_matmul > 1 and problem.gather_dim == 1:
-        return f"rows of {config.owners_per_matmul} ranks, where each has columns"
-    if problem.op == "matmul_all_reduce" and algorithm == "copy_engine" and problem.m % problem.world_size:
-        return f"{problem.m} rows cannot be shared evenly by {problem.world_size} ranks"
-    return None if has_no_tile(config) else _too_large(problem, config, target)
-
-
-def _too_large(problem: Problem, config: FusedConfig, target: Target) -> str | None:
-    """What of a GPU's program a tile does not fit into."""
-    backend = target.backend
-    if backend not in SHARED_NBYTES:
-        return None
-    most = target.shared_nbytes or SHARED_NBYTES[backend]
-    m, n = config.block_size_m, config.block_size_n
-    shared = target.nbytes_of_stages(config, problem.dtype.itemsize)
-    if TRAITS[problem.op][config.algorithm].atomic:
-        shared = max(shared, m * n * _SUM_NBYTES)
-    if sent_in_words(problem, config):
-        shared = max(shared, int(words_nbytes(m * n, problem.output_dtype) * _WORDS_SHARED))
-    if shared > most:
-        return f"{shared} bytes of shared memory: {most} at most"
-    if config.num_warps > most_warps(backend):
-        return f"{config.num_warps} warps: {most_warps(backend)} at most"
-    threads = config.num_warps * (32 if backend == "cuda" else 64)
-    if m * n > _ACCUMULATORS * threads:
-        return f"{m * n // threads} sums per thread: {_ACCUMULATORS} at most"
-    return None
-
-
 def _tiles(problem: Problem, algorithm: str, target: Target, wide: bool) -> tuple[Fields, ...]:
     key = (target.backend, 0 if target.backend == "sim" else problem.dtype.itemsize)
     tiles, few = TILES[key], FEW_ROWS.get(key, ())
@@ -437,7 +356,7 @@ def _tiles(problem: Problem, algorithm: str, target: Target, wide: bool) -> tupl
         tiles += MORE_TILES.get(key, ()) + few
     elif (problem.op, algorithm) in _OF_FEW_ROWS and few and problem.m <= few[0]["block_size_m"]:
         tiles = tuple(tile for tile in few if tile["block_size_m"] < max(2 * problem.m, 32))
-    fitting = tuple(tile for tile in tiles if _too_large(problem, FusedConfig(algorithm, **tile), target) is None)
+    fitting = tuple(tile for tile in tiles if too_large(problem, FusedConfig(algorithm, **tile), target) is None)
     return fitting or (_SMALL_TILE,)
 
 

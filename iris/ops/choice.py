@@ -15,8 +15,8 @@ from iris.context import Iris
 from iris.errors import ArgumentError, CaptureError, ranks_text
 from iris.ops import tuned
 from iris.ops.algorithms import TRAITS, algorithms
-from iris.ops.candidates import has_no_tile, min_comm_programs, obstacle
 from iris.ops.config import FusedConfig, most_warps
+from iris.ops.obstacles import has_no_tile, min_comm_programs, obstacle
 from iris.ops.operands import BIAS_KINDS, place_of
 from iris.ops.pick import can_run, has_row, pick_config
 from iris.ops.problem import QUANTISED, Problem

@@ -230,7 +230,7 @@ class Place(NamedTuple):
     strides: str
 
     def __repr__(self) -> str:
-        """As :mod:`iris.mesh` tells ranks' calls apart: of what differs, each says whose it is."""
+        """As :mod:`iris.mismatch` tells ranks' calls apart: of what differs, each says whose it is."""
         return f"{self.argument} at heap offset {self.heap_offset}, {self.argument} with strides {self.strides}"
 
 

@@ -11,11 +11,12 @@ from iris.context import MAX_RANKS
 from iris.errors import ArgumentError
 from iris.ops import tuned
 from iris.ops.algorithms import EXCHANGING, algorithms
-from iris.ops.candidates import ALGORITHMS, TILES, candidates, obstacle, plain
+from iris.ops.candidates import ALGORITHMS, TILES, candidates, plain
 from iris.ops.config import FusedConfig, Target
 from iris.ops.hardware import HARDWARE, Hardware, hardware, number_format
 from iris.ops.model import predicted_s
 from iris.ops.model.machine import machine
+from iris.ops.obstacles import obstacle
 from iris.ops.problem import DTYPES, Problem
 
 _BACKENDS = ("cuda", "hip", "sim")

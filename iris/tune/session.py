@@ -27,7 +27,8 @@ from iris.console import counted
 from iris.context import Iris, iris
 from iris.errors import ArgumentError, IrisError
 from iris.ops import FusedConfig, Problem, Target, tuned
-from iris.ops.candidates import candidates, has_no_tile, variations
+from iris.ops.candidates import candidates, variations
+from iris.ops.obstacles import has_no_tile
 from iris.ops.pick import model_pick, pick_config, predictions
 from iris.ops.problem import QUANTISED
 from iris.ops.target import target_of

@@ -16,8 +16,9 @@ from matmuls import matmul_case
 
 from iris.device import arch
 from iris.ops import FusedConfig, Problem, Target
-from iris.ops.candidates import SHARED_NBYTES, plain
+from iris.ops.candidates import plain
 from iris.ops.config import MI350_SHARED_NBYTES
+from iris.ops.obstacles import SHARED_NBYTES
 from iris.ops.words import sent_in_words
 
 WIDE = {"sm_90": r"cp\.async\.cg\.", "gfx942": r"buffer_load_dwordx4\b"}

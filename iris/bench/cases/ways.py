@@ -39,8 +39,9 @@ from iris.bench.state import State
 from iris.context import Iris
 from iris.errors import ArgumentError
 from iris.ops import FusedConfig, pick_config
-from iris.ops.candidates import obstacle, options_of
+from iris.ops.candidates import options_of
 from iris.ops.config import OF_TILE
+from iris.ops.obstacles import obstacle
 from iris.ops.pick import model_pick
 from iris.ops.target import target_of
 from iris.results import PICKED
