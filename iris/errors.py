@@ -108,7 +108,7 @@ class WaitTimeout(_AboutRanks, IrisError, TimeoutError):
 
 class PeerDied(_AboutRanks, IrisError):
     """A peer's process ended without closing its context, or left it on an error, which the message then quotes, unless
-    it broke off within another one.
+    the peer was in the middle of sending a message.
     ``ranks`` are the ranks that have left."""
 
 

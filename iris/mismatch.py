@@ -15,7 +15,7 @@ _PADDED = "Ranks' parts must be equally large: pad the shorter ones with zeros."
 _SIZES = re.compile(r"\(…(, [mnk]=\d+)+\)$")
 _PLACES = re.compile(r"\(…(, \w+ (at heap offset|with strides) \w+)+\)$")
 _FIRST = 5
-"""Arguments that tell such a call from others: of an op, its name, sizes and dtype."""
+"""So many arguments of a long call are shown: of an op's these are its name, sizes and dtype."""
 
 
 def told(calls: Mapping[int, str]) -> str:

@@ -449,6 +449,10 @@ def test_what_cannot_be_picked_for_is_an_error(backend: str, world_size: int) ->
         pick_config(replace(problem, dtype=torch.float64), target)
     with pytest.raises(ArgumentError, match=r"pick_config: target.backend: expected one of cuda, .*, got 'rocm'"):
         pick_config(problem, replace(target, backend="rocm"))
+    odd: list[dict[str, Any]] = [{"num_sms": 0}, {"num_sms": "132"}, {"shared_nbytes": 1.5}, {"excluded": ["push"]}]
+    for wrong in [*odd, {"excluded": (1,)}, {"hardware": None}]:
+        with pytest.raises(ArgumentError, match=f"pick_config: target.{min(wrong)}: expected a"):
+            pick_config(problem, replace(target, **wrong))
     nothing: list[dict[str, Any]] = [{"m": 0}, {"n": 0}, {"k": 0}, {"world_size": 0}]
     for empty in nothing:
         with pytest.raises(ArgumentError, match=f"problem.{min(empty)}: expected a whole number, at least 1, got 0"):

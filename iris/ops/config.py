@@ -50,7 +50,8 @@ of 16 (2 × H200 that stand for 8, 2026-11-26)."""
 
 
 def flagged_one_by_one(world_size: int) -> bool:
-    """Whether each copy of a chunk to another rank has a flag behind it where all ranks' are waited for together."""
+    """Where a rank waits for the copies of a chunk to all ranks together: whether each has a flag of its own behind it,
+    rather than all of them one word."""
     return world_size <= FLAGGED_RANKS
 
 

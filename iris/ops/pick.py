@@ -68,12 +68,25 @@ def pick_config(problem: Problem, target: Target, algorithm: str | None = None) 
     if problem.dtype not in DTYPES:
         raise ArgumentError("pick_config", "problem.dtype", f"one of {', '.join(map(str, DTYPES))}", problem.dtype)
     _check_sizes(problem)
-    if target.backend not in _BACKENDS:
-        raise ArgumentError("pick_config", "target.backend", f"one of {', '.join(_BACKENDS)}", repr(target.backend))
+    _check_target(target)
     if algorithm is not None and algorithm not in algorithms(problem.op):
         expected = f"None, or one of {', '.join(algorithms(problem.op))}"
         raise ArgumentError("pick_config", "algorithm", expected, repr(algorithm))
     return _picked(problem, target, algorithm, tuned.user_path(), number_format(problem.dtype))
+
+
+def _check_target(target: Target) -> None:
+    """Raise ArgumentError if there is no such device."""
+    if target.backend not in _BACKENDS:
+        raise ArgumentError("pick_config", "target.backend", f"one of {', '.join(_BACKENDS)}", repr(target.backend))
+    for name in ("num_sms", "shared_nbytes"):
+        count = getattr(target, name)
+        if (type(count) is not int or count < 1) and not (name == "shared_nbytes" and count is None):
+            raise ArgumentError("pick_config", f"target.{name}", "a whole number, at least 1", repr(count))
+    if not isinstance(target.hardware, str):
+        raise ArgumentError("pick_config", "target.hardware", "a name, as PyTorch gives it", repr(target.hardware))
+    if not isinstance(target.excluded, tuple) or not all(isinstance(one, str) for one in target.excluded):
+        raise ArgumentError("pick_config", "target.excluded", "a tuple of algorithms", repr(target.excluded))
 
 
 def _check_sizes(problem: Problem) -> None:
