@@ -22,6 +22,18 @@ MEMREALTIME_TICK_NS: tl.constexpr = tl.constexpr(10)
 """AMD's real-time counter runs at 100 MHz on gfx9 (CDNA 3 ISA guide, S_MEMREALTIME)."""
 
 
+@triton.constexpr_function
+def on_amd() -> bool:
+    """Whether the kernel is compiled for a GPU of AMD's."""
+    return not SIMULATED and is_hip()
+
+
+@triton.constexpr_function
+def has_tma() -> bool:
+    """Whether the kernel is compiled for a GPU that has TMA."""
+    return not SIMULATED and cuda_capability_geq(9)
+
+
 @triton.jit
 def clock_ns():
     """Nanoseconds of a clock that all programs of this GPU share, int64. Resolution: about 1 µs or better."""
@@ -46,9 +58,7 @@ def beyond(ptr, steps, STEP: tl.constexpr):
     tensor's it is, but how it is aligned, and what lies side by side.
     """
     STRIDE: tl.constexpr = STEP * 8 // _bits(ptr)
-    if SIMULATED:
-        return ptr + steps * STRIDE
-    elif is_hip():
+    if on_amd():
         return ptr.to(_other_pointer(ptr), bitcast=True).to(ptr.dtype, bitcast=True) + steps * STRIDE
     else:
         return ptr + steps * STRIDE
@@ -106,16 +116,10 @@ def meet_to_publish():
     stores and waits for that (LLVM AMDGPU memory model, gfx942: release at system scope): neither the barrier nor
     a release by one wave waits for the stores of the others.
     """
-    if not SIMULATED:
-        if is_hip():
-            tl.inline_asm_elementwise(
-                "buffer_wbl2 sc0 sc1\ns_waitcnt vmcnt(0)\nv_mov_b32 $0, 0",
-                "=v",
-                [],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
+    if on_amd():
+        tl.inline_asm_elementwise(
+            "buffer_wbl2 sc0 sc1\ns_waitcnt vmcnt(0)\nv_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1
+        )
     tl.debug_barrier()
 
 
@@ -126,11 +130,10 @@ def wait_bulk_stores():
     Needed between a TMA store and the flag that announces it on Triton 3.7 and older, whose own wait is
     ``.read`` only (PTX ISA, cp.async.bulk.wait_group). Nothing where there is no TMA.
     """
-    if not SIMULATED:
-        if cuda_capability_geq(9):
-            tl.inline_asm_elementwise(
-                "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-            )
+    if has_tma():
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 @triton.jit
@@ -139,19 +142,16 @@ def fence_async_proxy():
 
     Ordinary accesses and TMA go through different proxies (PTX ISA, fence.proxy.async). Nothing where there is no TMA.
     """
-    if not SIMULATED:
-        if cuda_capability_geq(9):
-            tl.inline_asm_elementwise(
-                "fence.proxy.async.global; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-            )
+    if has_tma():
+        tl.inline_asm_elementwise(
+            "fence.proxy.async.global; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 @triton.jit
 def load_fresh(pointers, mask, other):
     """What stands in memory now, whoever wrote it; for words that are looked at again and again. Orders nothing."""
-    if SIMULATED:
-        return tl.load(pointers, mask=mask, other=other, volatile=True)
-    elif is_hip():
+    if on_amd():
         return tl.load(pointers, mask=mask, other=other, cache_modifier=".cv")
     else:
         return tl.load(pointers, mask=mask, other=other, volatile=True)
