@@ -31,7 +31,7 @@ from emulation import RANKS, Emulated, Region, mirror
 
 import iris
 from iris import bench
-from iris.bench.cases.fused import GPU_SHAPES, local_params, obstacle
+from iris.bench.cases.fused import GPU_SHAPES, local_params, uneven
 from iris.bench.cases.operands import (
     ALL_REDUCE,
     GATHER,
@@ -171,7 +171,7 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
     world, gather_dim = state["ranks"], int(state.params.get("gather_dim", 0))
     if ctx.world_size != 2:
         state.skip(f"two processes stand for {world} ranks, not {ctx.world_size}")
-    if (reason := obstacle(op, state["shape"], gather_dim, world)) is not None:
+    if (reason := uneven(op, state["shape"], gather_dim, world)) is not None:
         state.skip(reason)
     sizes = state["m"], state["n"], state["k"]
     if sizes[0] % world:

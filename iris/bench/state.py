@@ -171,7 +171,7 @@ def _asked(check: Check, when: str) -> str:
     except FATAL:
         raise
     except REPORTED as error:
-        return f"validate_fn{when} raised {described(error)}"
+        return f"validate_fn{when} raised {one_line(error)}"
     if not isinstance(said, str):
         return f"validate_fn must return a str, empty if the result is right; it returned {said!r}"
     return f"wrong result{when}: {said}" if said else ""
@@ -221,7 +221,7 @@ def agreed(ctx: Iris, complaint: str) -> str | None:
     return f"{complaints[complaining[0]]} ({ranks_text(complaining)} of {ctx.world_size})"
 
 
-def described(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An error on one line of bounded length."""
     kind = "" if isinstance(error, LaunchError) else f"{type(error).__name__}: "
     text = by_option(f"{kind}{' '.join(str(error).split())}")

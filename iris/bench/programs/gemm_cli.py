@@ -322,10 +322,10 @@ def main(doc: str | None, stream_k: bool, argv: Sequence[str] | None = None) -> 
             raise ArgumentError("benchmark", f"-{name}", f"a multiple of the {world} ranks", getattr(asked, name))
         return int(max(launch(run, num_ranks, (asked, given, stream_k))))
 
-    return exit_status("benchmark", asked.output_file, launched)
+    return recorded_status("benchmark", asked.output_file, launched)
 
 
-def exit_status(program: str, output_file: str, launched: Callable[[Identity | None], int]) -> int:
+def recorded_status(program: str, output_file: str, launched: Callable[[Identity | None], int]) -> int:
     """What ``launched`` returns, given who this process is. Without a traceback: 1 if it raises an Iris error, and
     ``STOPPED`` after Ctrl-C. Until it writes its result, ``output_file`` says that it has not, or why not."""
     who = None
