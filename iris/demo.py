@@ -26,11 +26,12 @@ from iris.console import Parser, counted, print_table
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
 from iris.launch import in_full
+from iris.ops.algorithms import GATHER, SCATTER
 from iris.ops.choice import resolve
 from iris.progress import progress
 from iris.trace import Event, Trace, draw
 
-OPS = ("all_gather_matmul", "matmul_all_scatter")
+OPS = (GATHER, SCATTER)
 _CALLS = 5
 _DTYPES = ("fp16", "bf16", "fp32")
 _GPU_SIZE, _SIM_SIZE = 8192, 512

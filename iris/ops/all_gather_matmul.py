@@ -68,7 +68,7 @@ from iris.device import schedule
 from iris.device.matmul import Crew
 from iris.device.tile import Flags, Matrix
 from iris.errors import ArgumentError, ShapeError
-from iris.ops.algorithms import TRAITS
+from iris.ops.algorithms import GATHER, TRAITS
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
@@ -102,7 +102,7 @@ from iris.ops.scales import BLOCK
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
-OP = "all_gather_matmul"
+OP = GATHER
 
 
 @replayed

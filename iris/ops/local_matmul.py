@@ -19,6 +19,7 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device.sync import SITE_MATMUL
 from iris.device.tile import local_sink, tile_mask, tile_pointers
+from iris.ops.algorithms import LOCAL
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan, run
@@ -30,7 +31,7 @@ from iris.ops.scales import Scales
 from iris.ops.workspace import FusedWorkspace, local_workspace, workspace_for
 from iris.trace import Trace, trace_of
 
-OP = "matmul"
+OP = LOCAL
 
 
 @triton.jit

@@ -79,7 +79,7 @@ from iris.device.tile import (
     tile_pointers,
 )
 from iris.errors import ShapeError
-from iris.ops.algorithms import TRAITS
+from iris.ops.algorithms import ALL_REDUCE, TRAITS
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan
@@ -110,7 +110,7 @@ from iris.ops.words import sent_in_words, word_dtype
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
-OP = "matmul_all_reduce"
+OP = ALL_REDUCE
 
 
 @triton.jit

@@ -55,6 +55,7 @@ from iris.device import handle as handles
 from iris.device import schedule
 from iris.device.tile import local_sink, within_shard
 from iris.errors import ShapeError
+from iris.ops.algorithms import REDUCE_SCATTER
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.matmul import Plan
@@ -77,7 +78,7 @@ from iris.ops.rows import evenly
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
-OP = "matmul_reduce_scatter"
+OP = REDUCE_SCATTER
 
 
 @triton.jit

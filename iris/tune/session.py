@@ -17,7 +17,7 @@ from typing import Any
 from triton.errors import TritonError
 
 from iris.bench.cases.fused import local_params, uneven
-from iris.bench.cases.operands import LOCAL, ROW_MAJOR, Operands
+from iris.bench.cases.operands import ROW_MAJOR, Operands
 from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
 from iris.bench.options import DTYPES
@@ -27,6 +27,7 @@ from iris.console import counted
 from iris.context import Iris, iris
 from iris.errors import ArgumentError, IrisError
 from iris.ops import FusedConfig, Problem, Target, tuned
+from iris.ops.algorithms import LOCAL
 from iris.ops.candidates import candidates, has_no_tile, variations
 from iris.ops.pick import model_pick, pick_config, predictions
 from iris.ops.problem import QUANTISED

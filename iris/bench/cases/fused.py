@@ -9,23 +9,13 @@ import torch
 
 from iris.bench.axes import Function, Params, axis
 from iris.bench.case import SHAPE_AXIS, register
-from iris.bench.cases.operands import (
-    ALL_REDUCE,
-    B_LAYOUTS,
-    CUT,
-    GATHER,
-    LOCAL,
-    REDUCE_SCATTER,
-    ROW_MAJOR,
-    SCATTER,
-    Operands,
-)
+from iris.bench.cases.operands import B_LAYOUTS, CUT, ROW_MAJOR, Operands
 from iris.bench.cases.ways import AUTO, COMPARATORS, MATMUL, UNTUNED, check_options, way, ways_of
 from iris.bench.options import DTYPES, several_gpus
 from iris.bench.state import FATAL, State, one_line
 from iris.context import Iris
 from iris.ops import FusedConfig, Problem
-from iris.ops.algorithms import TRAITS
+from iris.ops.algorithms import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, TRAITS
 from iris.ops.choice import settled
 from iris.ops.hardware import HARDWARE, Hardware, floor_s, hardware
 from iris.ops.model import predict_ms

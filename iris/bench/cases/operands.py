@@ -18,15 +18,9 @@ from iris.bench.accuracy import accuracy, roundings_of_sum, row_blocks
 from iris.bench.distributed import multiply
 from iris.context import MAX_RANKS, Iris
 from iris.ops import FusedConfig, Problem
+from iris.ops.algorithms import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER
 from iris.ops.problem import output_dtype
 
-GATHER, SCATTER, REDUCE_SCATTER, ALL_REDUCE, LOCAL = OPS = (
-    "all_gather_matmul",
-    "matmul_all_scatter",
-    "matmul_reduce_scatter",
-    "matmul_all_reduce",
-    "matmul",
-)
 ROW_MAJOR, TRANSPOSED = B_LAYOUTS = "row_major", "transposed"
 CUT = {GATHER: "n", SCATTER: "n", REDUCE_SCATTER: "k", ALL_REDUCE: "k", LOCAL: ""}
 """The size of B that each op shares out among ranks."""
