@@ -33,7 +33,7 @@ import iris
 from iris import bench
 from iris.bench.cases.fused import GPU_SHAPES, local_params, uneven
 from iris.bench.cases.operands import Operands, problem_of, roundings_of
-from iris.bench.cases.ways import MATMUL, check_options, way, with_options
+from iris.bench.cases.ways import check_options, way, with_options
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
 from iris.ops.algorithms import ALL_REDUCE, EXCHANGING, GATHER, LOCAL, REDUCE_SCATTER, SCATTER
 from iris.ops.hardware import floor_s, hardware
@@ -45,6 +45,7 @@ from iris.ops.target import target_of
 from iris.ops.tuned import changed_fields
 from iris.ops.words import sent_in_words, tiles_sent, words_nbytes
 from iris.ops.workspace import FusedWorkspace
+from iris.results import MATMUL
 
 SIMULATED = iris.backends.detect().name == "sim"
 SHAPES = ((64, 96, 128),) if SIMULATED else GPU_SHAPES

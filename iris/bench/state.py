@@ -13,14 +13,13 @@ from iris.bench.axes import Value
 from iris.bench.options import by_option
 from iris.context import Iris
 from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, ranks_text
+from iris.results import MAX_NUMBER
 
 T = TypeVar("T")
 Call = Callable[[], object]
 Check = Callable[[], str]
 """Looks at a result: empty text if it is right, else how wrong it is."""
 MAX_ERROR_LENGTH = 400
-MAX_NUMBER = 1e30
-"""The largest number that a record may have, as a report takes no larger one."""
 FATAL = (WaitTimeout, PeerDied, RankMismatch)
 """Errors after which ranks cannot go on."""
 REPORTED = (

@@ -10,7 +10,7 @@ import torch
 from iris.bench.axes import Function, Params, axis
 from iris.bench.case import SHAPE_AXIS, register
 from iris.bench.cases.operands import B_LAYOUTS, CUT, ROW_MAJOR, Operands
-from iris.bench.cases.ways import AUTO, COMPARATORS, MATMUL, UNTUNED, check_options, way, ways_of
+from iris.bench.cases.ways import AUTO, UNTUNED, check_options, way, ways_of
 from iris.bench.options import DTYPES, several_gpus
 from iris.bench.state import FATAL, State, one_line
 from iris.context import Iris
@@ -22,6 +22,7 @@ from iris.ops.model import predict_ms
 from iris.ops.pick import expected_ms
 from iris.ops.problem import DTYPES as OP_DTYPES
 from iris.ops.tuned import DTYPE_NAMES, changed_fields
+from iris.results import COMPARATORS, MATMUL
 
 GPU_SHAPES = (
     (8192, 8192, 29568),

@@ -36,9 +36,9 @@ from iris.ops.candidates import obstacle, options_of
 from iris.ops.config import OF_TILE
 from iris.ops.pick import model_pick
 from iris.ops.target import target_of
-from iris.results import PICKED
+from iris.results import COMPARATORS, MATMUL, OPPONENTS, PICKED
 
-NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
+NCCL, SYMM_MEM = OPPONENTS
 AUTO, UNTUNED = PICKED
 STREAM_K = {"stream_k_one_tile": False, "stream_k_two_tiles": True}
 """The local matmul with Stream-K, beside the same without: whether it splits up to two tiles per program."""
