@@ -83,7 +83,6 @@ from iris.ops.gathering import (
     push_courier,
     put_courier,
 )
-from iris.ops.matmul import Plan
 from iris.ops.operands import (
     bias_kind,
     check_operands,
@@ -93,6 +92,7 @@ from iris.ops.operands import (
     has_contiguous_rows,
     place_of,
 )
+from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, memory_of, scales_blocks, scales_matrix, scales_nbytes

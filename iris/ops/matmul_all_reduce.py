@@ -82,7 +82,6 @@ from iris.errors import ShapeError
 from iris.ops.algorithms import ALL_REDUCE, TRAITS
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.matmul import Plan
 from iris.ops.operands import (
     bias_kind,
     check_operands,
@@ -92,6 +91,7 @@ from iris.ops.operands import (
     check_symmetric,
     has_contiguous_rows,
 )
+from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
     SumCall,

@@ -61,7 +61,6 @@ from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import RELAY_TEAM, FusedConfig
 from iris.ops.exchange import exchange
-from iris.ops.matmul import Plan
 from iris.ops.operands import (
     bias_kind,
     check_operands,
@@ -71,6 +70,7 @@ from iris.ops.operands import (
     check_symmetric,
     has_contiguous_rows,
 )
+from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of

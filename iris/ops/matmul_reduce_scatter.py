@@ -58,8 +58,8 @@ from iris.errors import ShapeError
 from iris.ops.algorithms import REDUCE_SCATTER
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.matmul import Plan
 from iris.ops.operands import bias_kind, check_operands, check_rows_of_b, check_shape, has_contiguous_rows
+from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
     SumCall,

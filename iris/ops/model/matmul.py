@@ -132,7 +132,7 @@ class Call:
 
     @cached_property
     def sliced(self) -> bool:
-        """Whether programs that share a tile each store some of it (:class:`iris.ops.matmul.Plan`)."""
+        """Whether programs that share a tile each store some of it (:class:`iris.ops.plan.Plan`)."""
         op, algorithm = self.problem.op, self.config.algorithm
         whole = op in (LOCAL, GATHER) or algorithm in EXCHANGING  # of these a rank's own matmul
         return whole or (op, algorithm) == (SCATTER, "push")
