@@ -22,7 +22,7 @@ from torch.nn import functional
 import iris
 from iris import bench
 from iris.bench.distributed import process_group
-from iris.bench.matrix import normal_draws
+from iris.bench.draws import normal_draws
 
 SIMULATED = iris.backends.detect().name == "sim"
 LAYERS = 2 if SIMULATED else 4

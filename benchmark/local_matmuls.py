@@ -37,13 +37,14 @@ import iris
 from iris import ops
 from iris.bench.accuracy import lost_in_sums
 from iris.bench.cases.fused import local_params
-from iris.bench.cases.operands import B_LAYOUTS, LOCAL, ROW_MAJOR, TRANSPOSED, problem_of
+from iris.bench.cases.operands import B_LAYOUTS, ROW_MAJOR, TRANSPOSED, problem_of
 from iris.bench.dataset import Dataset
 from iris.bench.environment import checked_out_commit
 from iris.bench.options import DTYPES, positive
 from iris.bench.timing import call_seconds
 from iris.console import Parser, exit_status
 from iris.ops import FusedConfig, Problem, tuned
+from iris.ops.algorithms import LOCAL
 from iris.ops.pick import model_pick
 from iris.ops.problem import DTYPES as OP_DTYPES
 from iris.ops.problem import QUANTISED

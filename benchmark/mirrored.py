@@ -31,20 +31,11 @@ from emulation import RANKS, Emulated, Region, mirror
 
 import iris
 from iris import bench
-from iris.bench.cases.fused import GPU_SHAPES, local_params, obstacle
-from iris.bench.cases.operands import (
-    ALL_REDUCE,
-    GATHER,
-    LOCAL,
-    REDUCE_SCATTER,
-    SCATTER,
-    Operands,
-    problem_of,
-    roundings_of,
-)
-from iris.bench.cases.ways import MATMUL, check_options, way, with_options
+from iris.bench.cases.fused import GPU_SHAPES, local_params, uneven
+from iris.bench.cases.operands import Operands, problem_of, roundings_of
+from iris.bench.cases.ways import check_options, way, with_options
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
-from iris.ops.algorithms import EXCHANGING
+from iris.ops.algorithms import ALL_REDUCE, EXCHANGING, GATHER, LOCAL, REDUCE_SCATTER, SCATTER
 from iris.ops.hardware import floor_s, hardware
 from iris.ops.model import predicted_s
 from iris.ops.model.machine import machine
@@ -54,11 +45,12 @@ from iris.ops.target import target_of
 from iris.ops.tuned import changed_fields
 from iris.ops.words import sent_in_words, tiles_sent, words_nbytes
 from iris.ops.workspace import FusedWorkspace
+from iris.results import MATMUL
 
 SIMULATED = iris.backends.detect().name == "sim"
 SHAPES = ((64, 96, 128),) if SIMULATED else GPU_SHAPES
 ONE_HOP = ("low_latency", "one_shot")
-UNCHECKED = (("matmul_all_reduce", "two_shot"), ("matmul_all_reduce", "atomic"))
+UNCHECKED = ((ALL_REDUCE, "two_shot"), (ALL_REDUCE, "atomic"))
 """Whose tiles are dealt to ranks one by one, so that no rank's are those of another, moved. Their results are in part
 another rank's."""
 FLAG, VECTOR = 4, 16
@@ -171,7 +163,7 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
     world, gather_dim = state["ranks"], int(state.params.get("gather_dim", 0))
     if ctx.world_size != 2:
         state.skip(f"two processes stand for {world} ranks, not {ctx.world_size}")
-    if (reason := obstacle(op, state["shape"], gather_dim, world)) is not None:
+    if (reason := uneven(op, state["shape"], gather_dim, world)) is not None:
         state.skip(reason)
     sizes = state["m"], state["n"], state["k"]
     if sizes[0] % world:

@@ -22,7 +22,7 @@ from torch.nn import functional
 import iris
 from iris import bench
 from iris.bench.distributed import all_gather, process_group, reduce_scatter
-from iris.bench.matrix import normal_draws
+from iris.bench.draws import normal_draws
 
 SIZES = ((2048, 4096, 14336), (8192, 4096, 14336), (8192, 8192, 28672), (16384, 5120, 25600))
 SMALL = ((32, 24, 64),)

@@ -22,7 +22,8 @@ import triton
 import triton.language as tl
 
 import iris
-from iris.bench.matrix import Options, measure_all, parse_options, random_bits, report, require, same_bits
+from iris.bench.draws import random_bits, require, same_bits
+from iris.bench.matrix import Options, measure_all, parse_options, report
 
 
 @triton.jit

@@ -23,7 +23,8 @@ import triton
 import triton.language as tl
 
 import iris
-from iris.bench.matrix import Options, measure_pairs, parse_options, report, require, shared_generator
+from iris.bench.draws import require, shared_generator
+from iris.bench.matrix import Options, measure_pairs, parse_options, report
 
 
 @triton.jit
@@ -75,8 +76,7 @@ def main(options: Options) -> None:
             torch.randint(-8, 9, shape, generator=shared_generator(ctx, rank), dtype=torch.int8) for rank in ranks
         ]
         parts = torch.stack(digits).to(ctx.device, options.dtype)
-        source = parts[ctx.rank]
-        target = ctx.zeros(options.count, dtype=options.dtype)
+        source, target = parts[ctx.rank], ctx.zeros(options.count, dtype=options.dtype)
         ctx.barrier()
 
         def add_to(peer: int) -> None:

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 import iris
-from iris.bench.matrix import random_bits, require, same_bits
+from iris.bench.draws import random_bits, require, same_bits
 from iris.bench.options import positive, rank_parser, ranks_to_start
 
 LENGTH = 1024

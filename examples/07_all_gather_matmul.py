@@ -23,7 +23,7 @@ prints the error and the median time of a call.
 import torch
 
 import iris
-from iris.bench.matrix import require
+from iris.bench.draws import require
 from iris.bench.options import DTYPES, positive, rank_parser, ranks_to_start
 from iris.bench.timing import median_seconds
 

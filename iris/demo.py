@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from iris import backends
-from iris.bench.accuracy import Accuracy, accuracy, worst
+from iris.bench.accuracy import Accuracy, worst
 from iris.bench.cases.operands import Operands
 from iris.bench.driver import as_failure, refuse_launcher, sheltered
 from iris.bench.options import DTYPES, add_num_ranks, folder_trouble, no_picture, positive, seconds
@@ -26,11 +26,12 @@ from iris.console import Parser, counted, print_table
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
 from iris.launch import in_full
+from iris.ops.algorithms import GATHER, SCATTER
 from iris.ops.choice import resolve
 from iris.progress import progress
 from iris.trace import Event, Trace, draw
 
-OPS = ("all_gather_matmul", "matmul_all_scatter")
+OPS = (GATHER, SCATTER)
 _CALLS = 5
 _DTYPES = ("fp16", "bf16", "fp32")
 _GPU_SIZE, _SIM_SIZE = 8192, 512
@@ -55,7 +56,7 @@ class _Case:
         return resolve(self.ctx, self.operands.problem, None, None, traced).algorithm
 
     def accuracy(self) -> Accuracy:
-        return accuracy(self.operands.output, self.operands.reference(), self.operands.k, self.operands.roundings)
+        return self.operands.accuracy_of(self.operands.output, self.operands.roundings)
 
 
 _ctx: Iris | None = None

@@ -37,6 +37,12 @@ SERIES = ("algorithm", "way")
 """Parameters that say how something was computed or moved, rather than what."""
 PICKED = ("auto", "untuned")
 """Algorithms that stand for the one that was picked."""
+OPPONENTS = ("nccl", "torch_symm_mem")
+"""Algorithms that do an op's whole work without Iris: what speed-ups are over."""
+MATMUL = "matmul"
+"""As an algorithm, torch.matmul alone: a part of an op's work, but all of it in the case of this name."""
+COMPARATORS = (*OPPONENTS, MATMUL)
+"""Algorithms that are not Iris's."""
 
 MIN_MS, MAX_NUMBER = 1e-9, 1e30
 """The smallest time and the largest number that a result may have: far beyond what anybody measures, and well within

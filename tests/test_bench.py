@@ -36,7 +36,7 @@ from iris.bench.axes import Axis, Params, axes_of, expand, parse_values
 from iris.bench.case import registered
 from iris.bench.cases import fused, ways
 from iris.bench.cases.fused import local_params
-from iris.bench.cases.operands import OPS, TRANSPOSED, Operands
+from iris.bench.cases.operands import TRANSPOSED, Operands
 from iris.bench.dataset import Dataset
 from iris.bench.driver import Group
 from iris.bench.options import heap_bytes
@@ -47,6 +47,7 @@ from iris.console import STOPPED
 from iris.context import Iris
 from iris.errors import ArgumentError, LaunchError
 from iris.ops import FusedConfig, pick, tuned
+from iris.ops.algorithms import OPS
 from iris.ops.choice import settled
 from iris.ops.target import target_of
 from iris.report.palette import ALGORITHMS as ALGORITHM_TONES

@@ -15,7 +15,7 @@ from ranks import Ranks, context, worlds
 from iris.backends.sim import SideStream
 from iris.ops.call import OpCall
 from iris.ops.decomposed import Decomposition
-from iris.ops.matmul import Plan
+from iris.ops.plan import Plan
 
 LANDING = (Way(REDUCE_SCATTER, "decomposed"), Way(ALL_REDUCE, "decomposed"), Way(GATHER, "decomposed", 1))
 """Whose parts are waited for all together."""

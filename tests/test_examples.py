@@ -21,6 +21,7 @@ from ops_inputs import some
 from ranks import BACKEND, Failure, Ranks, context, failure_of, worlds
 from warm import python
 
+from iris.bench.draws import random_bits, require, same_bits
 from iris.bench.matrix import (
     draw_matrix,
     format_rate,
@@ -29,10 +30,7 @@ from iris.bench.matrix import (
     measure_pairs,
     parse_options,
     print_matrix,
-    random_bits,
     report,
-    require,
-    same_bits,
 )
 from iris.bench.options import DTYPES, ranks_to_start
 

@@ -15,8 +15,8 @@ import pytest
 from iris.bench.dataset import Dataset
 from iris.ops import tuned
 from iris.ops.hardware import hardware
-from iris.report.study import OPPONENTS, Problem, Study, verdict
-from iris.results import read
+from iris.report.study import Problem, Study, verdict
+from iris.results import OPPONENTS, read
 
 ROOT = Path(__file__).parent.parent
 README, PERFORMANCE, OF_MATMUL = (

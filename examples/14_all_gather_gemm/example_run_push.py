@@ -21,7 +21,7 @@ compared with a float64 reference before it is timed.
 import torch
 
 import iris
-from iris.bench.matrix import require
+from iris.bench.draws import require
 from iris.bench.options import DTYPES, positive, rank_parser, ranks_to_start, share_evenly
 from iris.bench.timing import median_seconds, slowest
 from iris.ops import FusedConfig

@@ -19,7 +19,7 @@ from iris.bench.case import Case, without_sizes
 from iris.bench.environment import dated
 from iris.bench.records import Record
 from iris.bench.session import Settings
-from iris.bench.state import Outcome, described
+from iris.bench.state import Outcome, one_line
 from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, ranks_text
 from iris.forkserver import start_server
 from iris.identity import identity
@@ -153,7 +153,7 @@ class Ranks:
         self.kill()
         first = min(failures, key=lambda one: (isinstance(one.error, _CONSEQUENCES), one.at))
         assert first.error is not None
-        said = described(first.error)
+        said = one_line(first.error)
         raise LaunchError(said if said.startswith("rank") else f"rank {first.rank}: {said}") from first.error
 
     def kill(self) -> None:

@@ -1,14 +1,13 @@
 """The rank × rank bandwidth matrix that the load, store and atomic examples share.
 
 An example brings a ``move(peer)`` that moves ``nbytes`` between this rank and a peer. What is here reads the
-command line, makes and checks random data, measures every pair, and shows the matrix: rows are the rank that
-runs the kernel, columns its peer, values GB/s (10⁹ bytes per second) of payload.
+command line, measures every pair, and shows the matrix: rows are the rank that runs the kernel, columns its peer,
+values GB/s (10⁹ bytes per second) of payload.
 """
 
 from __future__ import annotations
 
 import argparse
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,6 @@ from iris.bench.options import DTYPES, heap_bytes, no_picture, picture, positive
 from iris.bench.timing import median_seconds
 from iris.console import counted, print_table
 from iris.context import Iris
-from iris.errors import IrisError, ranks_text
 from iris.ops.config import MAX_BLOCK_ELEMENTS
 
 Matrix = list[list[float]]
@@ -29,7 +27,6 @@ Move = Callable[[int], object]
 
 GPU_BUFFER_BYTES, SIM_BUFFER_BYTES = 256 << 20, 64 << 10
 BLOCK_BYTES = 16 << 10
-_SEED_STEP = 0x9E3779B1  # odd, so streams differ; PyTorch's CPU generator uses no more than 32 bits of a seed
 
 
 @dataclass(frozen=True)
@@ -85,50 +82,6 @@ def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Seque
             parser.error(f"--plot: {error} (--no_plot draws none)")
     heap_size = given.heap_size or 2 * buffer_size + (1 << 20)
     return Options(num_ranks, buffer_size, element, block_size, heap_size, plot, given.validate)
-
-
-def shared_generator(ctx: Iris, stream: int) -> torch.Generator:
-    """A CPU generator of numbers that differ from run to run and from ``stream`` to ``stream``, but not between ranks.
-
-    Collective when first called: the ranks agree on a seed.
-    """
-    seed = ctx.workspace("random seed", lambda: ctx.broadcast(secrets.randbelow(1 << 32), 0))
-    return torch.Generator().manual_seed((int(seed) + stream * _SEED_STEP) % (1 << 32))
-
-
-def normal_draws(ctx: Iris, dtype: torch.dtype) -> Callable[[int, int, float], torch.Tensor]:
-    """Draws matrices on this rank's device, the same on all ranks, others each time: rows, columns, standard deviation.
-    They are drawn in float32, then rounded to ``dtype``. Collective."""
-    generator = torch.Generator(ctx.device).manual_seed(int(ctx.broadcast(torch.seed() % (1 << 31), 0)))
-
-    def drawn(rows: int, cols: int, scale: float) -> torch.Tensor:
-        whole = torch.randn(rows, cols, device=ctx.device, dtype=torch.float32, generator=generator)
-        return (whole * scale).to(dtype)
-
-    return drawn
-
-
-def random_bits(ctx: Iris, stream: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """``count`` elements of random bits on this rank's device; the same on all ranks, see :func:`shared_generator`."""
-    words = -(-count * dtype.itemsize // 8)
-    bits = torch.randint(-(1 << 63), (1 << 63) - 1, (words,), generator=shared_generator(ctx, stream))
-    return bits.view(dtype)[:count].to(ctx.device)
-
-
-def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bits, NaNs included."""
-    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
-
-
-def require(ctx: Iris, correct: bool, what: str) -> None:
-    """Raise the same error on every rank unless all ranks found their result correct. Collective.
-
-    Raises:
-        IrisError: ``what``, and the ranks where it is wrong.
-    """
-    wrong = [rank for rank in range(ctx.world_size) if not ctx.broadcast(correct, rank)]
-    if wrong:
-        raise IrisError(f"{what}: wrong result on {ranks_text(wrong)} of {ctx.world_size}")
 
 
 def measure_pairs(ctx: Iris, move: Move, nbytes: int) -> Matrix:

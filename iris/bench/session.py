@@ -15,7 +15,7 @@ from iris.bench.case import CaseFunction
 from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
 from iris.bench.messages import StatusSender
-from iris.bench.state import FATAL, REPORTED, Call, Outcome, Skipped, State, agreed, described
+from iris.bench.state import FATAL, REPORTED, Call, Outcome, Skipped, State, agreed, one_line
 from iris.bench.timing import MAX_LEAD_S, back_to_back_seconds, call_seconds, host_seconds, slowest
 from iris.context import Iris, iris
 
@@ -110,7 +110,7 @@ def _set_up(ctx: Iris, fn: CaseFunction, state: State) -> None:
     except FATAL:
         raise
     except REPORTED as error:
-        complaint = described(error)
+        complaint = one_line(error)
         ctx.synchronize()
     failed = agreed(ctx, complaint)
     if failed is not None:

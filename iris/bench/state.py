@@ -13,14 +13,13 @@ from iris.bench.axes import Value
 from iris.bench.options import by_option
 from iris.context import Iris
 from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, ranks_text
+from iris.results import MAX_NUMBER
 
 T = TypeVar("T")
 Call = Callable[[], object]
 Check = Callable[[], str]
 """Looks at a result: empty text if it is right, else how wrong it is."""
 MAX_ERROR_LENGTH = 400
-MAX_NUMBER = 1e30
-"""The largest number that a record may have, as a report takes no larger one."""
 FATAL = (WaitTimeout, PeerDied, RankMismatch)
 """Errors after which ranks cannot go on."""
 REPORTED = (
@@ -171,7 +170,7 @@ def _asked(check: Check, when: str) -> str:
     except FATAL:
         raise
     except REPORTED as error:
-        return f"validate_fn{when} raised {described(error)}"
+        return f"validate_fn{when} raised {one_line(error)}"
     if not isinstance(said, str):
         return f"validate_fn must return a str, empty if the result is right; it returned {said!r}"
     return f"wrong result{when}: {said}" if said else ""
@@ -221,7 +220,7 @@ def agreed(ctx: Iris, complaint: str) -> str | None:
     return f"{complaints[complaining[0]]} ({ranks_text(complaining)} of {ctx.world_size})"
 
 
-def described(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An error on one line of bounded length."""
     kind = "" if isinstance(error, LaunchError) else f"{type(error).__name__}: "
     text = by_option(f"{kind}{' '.join(str(error).split())}")

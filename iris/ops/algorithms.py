@@ -1,8 +1,12 @@
-"""The algorithms of each op and what they are: the one table that all ask. Pure: it imports nothing of Iris."""
+"""The ops, the algorithms of each and what they are: the one table that all ask. Pure: it imports nothing of Iris."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+GATHER, SCATTER, LOCAL = "all_gather_matmul", "matmul_all_scatter", "matmul"
+REDUCE_SCATTER, ALL_REDUCE = "matmul_reduce_scatter", "matmul_all_reduce"
+"""The names of the ops; ``LOCAL`` is a matmul of one rank."""
 
 
 class Traits(NamedTuple):
@@ -40,7 +44,7 @@ _PLAIN, _LIBRARY, _EXCHANGE = Traits(), Traits(library=True), Traits(library=Tru
 _COMM, _ATOMIC, _WORDS = Traits(comm_programs=True), Traits(atomic=True), Traits(words=True)
 
 TRAITS: dict[str, dict[str, Traits]] = {
-    "all_gather_matmul": {
+    GATHER: {
         "pull": Traits(reads_peers=True),
         "push": _PLAIN,
         "hbm_buffer": Traits(comm_programs=True, reads_peers=True),
@@ -49,7 +53,7 @@ TRAITS: dict[str, dict[str, Traits]] = {
         "low_latency": _EXCHANGE,
         "baseline": _LIBRARY,
     },
-    "matmul_all_scatter": {
+    SCATTER: {
         "push": _PLAIN,
         "split": _COMM,
         "streams": Traits(comm_programs=True, beside=True),
@@ -59,7 +63,7 @@ TRAITS: dict[str, dict[str, Traits]] = {
         "low_latency": _EXCHANGE,
         "baseline": _LIBRARY,
     },
-    "matmul_reduce_scatter": {
+    REDUCE_SCATTER: {
         "push": _PLAIN,
         "copy_engine": Traits(stream_waits=True, async_launch=True, beside=True),
         "decomposed": Traits(library=True, beside=True),
@@ -68,7 +72,7 @@ TRAITS: dict[str, dict[str, Traits]] = {
         "atomic": _ATOMIC,
         "baseline": _LIBRARY,
     },
-    "matmul_all_reduce": {
+    ALL_REDUCE: {
         "atomic": _ATOMIC,
         "one_shot": _WORDS,
         "two_shot": _WORDS,
@@ -79,7 +83,7 @@ TRAITS: dict[str, dict[str, Traits]] = {
         "low_latency_two_shot": _EXCHANGE,
         "baseline": _LIBRARY,
     },
-    "matmul": {"local": _PLAIN},
+    LOCAL: {"local": _PLAIN},
 }
 """By op and algorithm."""
 OPS = tuple(TRAITS)

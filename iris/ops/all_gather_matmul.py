@@ -68,7 +68,7 @@ from iris.device import schedule
 from iris.device.matmul import Crew
 from iris.device.tile import Flags, Matrix
 from iris.errors import ArgumentError, ShapeError
-from iris.ops.algorithms import TRAITS
+from iris.ops.algorithms import GATHER, TRAITS
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
@@ -83,7 +83,6 @@ from iris.ops.gathering import (
     push_courier,
     put_courier,
 )
-from iris.ops.matmul import Plan
 from iris.ops.operands import (
     bias_kind,
     check_operands,
@@ -93,6 +92,7 @@ from iris.ops.operands import (
     has_contiguous_rows,
     place_of,
 )
+from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, memory_of, scales_blocks, scales_matrix, scales_nbytes
@@ -102,7 +102,7 @@ from iris.ops.scales import BLOCK
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
-OP = "all_gather_matmul"
+OP = GATHER
 
 
 @replayed

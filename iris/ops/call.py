@@ -12,7 +12,8 @@ from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, bias_of
 from iris.ops.exchange import Blocks
 from iris.ops.local_matmul import plain_matmul
-from iris.ops.matmul import Plan, run
+from iris.ops.matmul import run
+from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.room import exchanged_blocks
 from iris.ops.rows import Rows

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from iris.ops.algorithms import EXCHANGING, LIBRARY
+from iris.ops.algorithms import ALL_REDUCE, EXCHANGING, GATHER, LIBRARY, LOCAL, REDUCE_SCATTER, SCATTER
 from iris.ops.config import OF_TILE, FusedConfig, Target
 from iris.ops.obstacles import has_no_tile, obstacle, too_large
 from iris.ops.problem import Problem
@@ -95,10 +95,10 @@ FEW_ROWS: dict[tuple[str, int], tuple[Fields, ...]] = {
 than tiles of 64 rows."""
 
 _OF_FEW_ROWS = {
-    ("matmul", "local"),
-    ("matmul_all_scatter", "push"),
-    ("matmul_all_reduce", "one_shot"),
-    ("matmul_all_reduce", "two_shot"),
+    (LOCAL, "local"),
+    (SCATTER, "push"),
+    (ALL_REDUCE, "one_shot"),
+    (ALL_REDUCE, "two_shot"),
 }
 """Where these tiles replace those above with so few rows; for other algorithms only measuring chooses them."""
 
@@ -127,8 +127,8 @@ def _comm(*programs: int) -> tuple[dict[str, Any], ...]:
 
 
 ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
-    "matmul": {"local": ({},)},
-    "all_gather_matmul": {
+    LOCAL: {"local": ({},)},
+    GATHER: {
         "copy_engine": _chunks(1, 2, 4, 8),
         "decomposed": (*_chunks(1, 2, 4), *_owners(2, 3)),
         "push": (
@@ -141,7 +141,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "low_latency": ({},),
         "baseline": ({},),
     },
-    "matmul_all_scatter": {
+    SCATTER: {
         "push": ({},),
         "copy_engine": _chunks(1, 2, 4, 8),
         "decomposed": (*_chunks(2, 4, 8), *_growing((4, 0.5), (4, 2.0), (6, 0.5), (6, 1.5))),
@@ -150,7 +150,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "low_latency": ({},),
         "baseline": ({},),
     },
-    "matmul_reduce_scatter": {
+    REDUCE_SCATTER: {
         "push": _rounds(1, 2, 4),
         "copy_engine": _chunks(1, 2, 4),
         "decomposed": tuple(
@@ -161,7 +161,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "low_latency": ({},),
         "baseline": ({},),
     },
-    "matmul_all_reduce": {
+    ALL_REDUCE: {
         "two_shot": _rounds(1, 2, 4, 8),
         "decomposed": tuple(
             {**fields, "comm_block_m": 32, "comm_block_n": 128}
@@ -184,8 +184,8 @@ sees no difference the earlier one is taken."""
 
 _OWN: tuple[Fields, ...] = ({"own_matmul": True},)
 _ONLY_MEASURED: dict[str, dict[str, tuple[Fields, ...]]] = {
-    "all_gather_matmul": {"low_latency": _OWN},
-    "matmul_all_scatter": {
+    GATHER: {"low_latency": _OWN},
+    SCATTER: {
         "streams": _comm(16),
         "relay": tuple(
             {**fields, "group_size_m": rows}
@@ -194,15 +194,15 @@ _ONLY_MEASURED: dict[str, dict[str, tuple[Fields, ...]]] = {
         ),
         "low_latency": _OWN,
     },
-    "matmul_reduce_scatter": {"low_latency": _OWN},
-    "matmul_all_reduce": {"low_latency": _OWN, "low_latency_two_shot": _OWN},
+    REDUCE_SCATTER: {"low_latency": _OWN},
+    ALL_REDUCE: {"low_latency": _OWN, "low_latency_two_shot": _OWN},
 }
 """What only a measurement chooses. The library's matmul is mostly as fast as Iris's, but with few rows it takes up to
 1.9 times as long where it takes the wrong tile, which no figure of the hardware's tells."""
 
 _STREAM_K = {
-    ("matmul", "local"), ("all_gather_matmul", "copy_engine"), ("matmul_all_scatter", "push"),
-    ("matmul_all_scatter", "copy_engine"),
+    (LOCAL, "local"), (GATHER, "copy_engine"), (SCATTER, "push"),
+    (SCATTER, "copy_engine"),
 }  # fmt: skip
 """Where Stream-K is tried; with others, tiles wait for peers as well as for each other, and it was seen to lose. With a
 single row of tiles it is tried where those of few rows are."""
@@ -230,23 +230,23 @@ _FETCH_VARIATIONS = _PUT_VARIATIONS | {
     "staged_a_layout": ("k_contiguous", "m_contiguous"),
 }  # fmt: skip
 _OF_ALGORITHM: dict[tuple[str, str], dict[str, tuple[Any, ...]]] = {
-    ("all_gather_matmul", "push"): _COURIER_VARIATIONS,
-    ("all_gather_matmul", "copy_engine"): _CHUNK_VARIATIONS | _ROUND_VARIATIONS,
-    ("all_gather_matmul", "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS,
-    ("all_gather_matmul", "hbm_buffer"): _FETCH_VARIATIONS,
-    ("matmul_all_scatter", "copy_engine"): _CHUNK_VARIATIONS,
-    ("matmul_all_scatter", "decomposed"): _GROWTH_VARIATIONS,
-    ("matmul_all_scatter", "split"): _COMM_VARIATIONS,
-    ("matmul_all_scatter", "relay"): _COMM_VARIATIONS | {"group_size_m": (1, 2, 4, 8)},
-    ("matmul_all_scatter", "streams"): _COMM_VARIATIONS,
-    ("matmul_reduce_scatter", "copy_engine"): _CHUNK_VARIATIONS,
-    ("matmul_reduce_scatter", "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS | _TILE_VARIATIONS,
-    ("matmul_reduce_scatter", "ring"): _CHUNK_VARIATIONS,
-    ("matmul_all_reduce", "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS | _TILE_VARIATIONS,
-    ("matmul_all_reduce", "ring"): _CHUNK_VARIATIONS,
-    ("matmul_all_reduce", "copy_engine"): _CHUNK_VARIATIONS,
-    ("matmul_reduce_scatter", "push"): _ROUND_VARIATIONS,
-    ("matmul_all_reduce", "two_shot"): _ROUND_VARIATIONS,
+    (GATHER, "push"): _COURIER_VARIATIONS,
+    (GATHER, "copy_engine"): _CHUNK_VARIATIONS | _ROUND_VARIATIONS,
+    (GATHER, "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS,
+    (GATHER, "hbm_buffer"): _FETCH_VARIATIONS,
+    (SCATTER, "copy_engine"): _CHUNK_VARIATIONS,
+    (SCATTER, "decomposed"): _GROWTH_VARIATIONS,
+    (SCATTER, "split"): _COMM_VARIATIONS,
+    (SCATTER, "relay"): _COMM_VARIATIONS | {"group_size_m": (1, 2, 4, 8)},
+    (SCATTER, "streams"): _COMM_VARIATIONS,
+    (REDUCE_SCATTER, "copy_engine"): _CHUNK_VARIATIONS,
+    (REDUCE_SCATTER, "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS | _TILE_VARIATIONS,
+    (REDUCE_SCATTER, "ring"): _CHUNK_VARIATIONS,
+    (ALL_REDUCE, "decomposed"): _GROWTH_VARIATIONS | _OWNER_VARIATIONS | _TILE_VARIATIONS,
+    (ALL_REDUCE, "ring"): _CHUNK_VARIATIONS,
+    (ALL_REDUCE, "copy_engine"): _CHUNK_VARIATIONS,
+    (REDUCE_SCATTER, "push"): _ROUND_VARIATIONS,
+    (ALL_REDUCE, "two_shot"): _ROUND_VARIATIONS,
 } | {(op, "baseline"): _TILE_VARIATIONS for op, options in ALGORITHMS.items() if "baseline" in options}
 _AMD_ONLY = {"waves_per_eu", "matrix_instr_nonkdim", "kpack"}
 _OF_KERNEL = {*OF_TILE, "num_sms", *_VARIATIONS}
@@ -254,21 +254,21 @@ _CARRYING = {"num_rounds", "comm_sms", "k_per_flag", "num_fetch_stages", "first_
 _CUTTING = {"num_chunks", "block_size_m"}
 _SUMMING = {"num_sms", *_TILE_VARIATIONS}
 _UNVARIED: dict[tuple[str, str], set[str]] = {
-    ("all_gather_matmul", "push"): _CARRYING,
-    ("all_gather_matmul", "copy_engine"): set(_TILE_VARIATIONS),
-    ("all_gather_matmul", "pull"): {"num_rounds"},
-    ("all_gather_matmul", "decomposed"): _CUTTING,
-    ("all_gather_matmul", "baseline"): {"num_sms"},
-    ("matmul_all_scatter", "decomposed"): _CUTTING | _SUMMING,
-    ("matmul_all_scatter", "baseline"): {"num_sms"},
-    ("matmul_reduce_scatter", "atomic"): {"num_rounds"},
-    ("matmul_reduce_scatter", "decomposed"): _CUTTING | _SUMMING,
-    ("matmul_reduce_scatter", "ring"): _CUTTING,
-    ("matmul_reduce_scatter", "baseline"): {"num_sms"},
-    ("matmul_all_reduce", "atomic"): {"num_rounds"},
-    ("matmul_all_reduce", "decomposed"): _CUTTING | _SUMMING,
-    ("matmul_all_reduce", "ring"): _CUTTING,
-    ("matmul_all_reduce", "baseline"): {"num_sms"},
+    (GATHER, "push"): _CARRYING,
+    (GATHER, "copy_engine"): set(_TILE_VARIATIONS),
+    (GATHER, "pull"): {"num_rounds"},
+    (GATHER, "decomposed"): _CUTTING,
+    (GATHER, "baseline"): {"num_sms"},
+    (SCATTER, "decomposed"): _CUTTING | _SUMMING,
+    (SCATTER, "baseline"): {"num_sms"},
+    (REDUCE_SCATTER, "atomic"): {"num_rounds"},
+    (REDUCE_SCATTER, "decomposed"): _CUTTING | _SUMMING,
+    (REDUCE_SCATTER, "ring"): _CUTTING,
+    (REDUCE_SCATTER, "baseline"): {"num_sms"},
+    (ALL_REDUCE, "atomic"): {"num_rounds"},
+    (ALL_REDUCE, "decomposed"): _CUTTING | _SUMMING,
+    (ALL_REDUCE, "ring"): _CUTTING,
+    (ALL_REDUCE, "baseline"): {"num_sms"},
 }
 """What an algorithm has a use for beside what is varied of it, and beside what the matmul kernel has."""
 
@@ -330,7 +330,7 @@ def options_of(op: str, algorithm: str) -> tuple[str, ...]:
 def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterator[FusedConfig]:
     """Configs that differ from ``config`` in one field that counts for its algorithm, the nearest values first."""
     kind = problem.op, config.algorithm
-    only_send = kind == ("all_gather_matmul", "push") and config.comm_sms is not None
+    only_send = kind == (GATHER, "push") and config.comm_sms is not None
     own = _PUT_VARIATIONS if only_send else _OF_ALGORITHM.get(kind, {})
     varied = own if has_no_tile(config) else _VARIATIONS | own
     for name, values in varied.items():

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 from iris.context import Iris, context_by_key
+from iris.ops.algorithms import ALL_REDUCE, SCATTER
 from iris.ops.config import FusedConfig
 from iris.ops.operands import check_no_gradient
 from iris.ops.workspace import power_of_two
 
 Op = Callable[..., torch.Tensor]
-PEERS_WRITE = ("matmul_all_reduce", "matmul_all_scatter")
+PEERS_WRITE = (ALL_REDUCE, SCATTER)
 """Ops whose output must be on the symmetric heap."""
 _LIBRARY = torch.library.Library("iris", "FRAGMENT")
 _SCHEMA = (

@@ -13,6 +13,7 @@ import torch
 
 from iris.context import Iris, require_context
 from iris.errors import ArgumentError, ShapeError
+from iris.ops.algorithms import GATHER
 from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.choice import Adjusted
 from iris.ops.config import FusedConfig
@@ -22,7 +23,7 @@ from iris.ops.room import memory_of
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
 
-_OP, _ALGORITHM = "all_gather_matmul", "hbm_buffer"
+_OP, _ALGORITHM = GATHER, "hbm_buffer"
 
 
 def all_gather_matmul_hbm_buffer(

@@ -19,10 +19,12 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device.sync import SITE_MATMUL
 from iris.device.tile import local_sink, tile_mask, tile_pointers
+from iris.ops.algorithms import LOCAL
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.matmul import Plan, run
+from iris.ops.matmul import run
 from iris.ops.operands import bias_kind, check_operands, check_rows_of_b, check_shape, has_contiguous_rows
+from iris.ops.plan import Plan
 from iris.ops.problem import QUANTISED, Problem
 from iris.ops.replay import replayed
 from iris.ops.scaled_mm import library_takes, scaled_mm
@@ -30,7 +32,7 @@ from iris.ops.scales import Scales
 from iris.ops.workspace import FusedWorkspace, local_workspace, workspace_for
 from iris.trace import Trace, trace_of
 
-OP = "matmul"
+OP = LOCAL
 
 
 @triton.jit

@@ -79,10 +79,9 @@ from iris.device.tile import (
     tile_pointers,
 )
 from iris.errors import ShapeError
-from iris.ops.algorithms import TRAITS
+from iris.ops.algorithms import ALL_REDUCE, TRAITS
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.matmul import Plan
 from iris.ops.operands import (
     bias_kind,
     check_operands,
@@ -92,6 +91,7 @@ from iris.ops.operands import (
     check_symmetric,
     has_contiguous_rows,
 )
+from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
     SumCall,
@@ -110,7 +110,7 @@ from iris.ops.words import sent_in_words, word_dtype
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
-OP = "matmul_all_reduce"
+OP = ALL_REDUCE
 
 
 @triton.jit

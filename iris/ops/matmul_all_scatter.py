@@ -56,12 +56,11 @@ from iris.device.chunk import counted_after
 from iris.device.peer import translate
 from iris.device.sync import enter, leave, signal, wait, wait_all_entered
 from iris.device.tile import Flags, Matrix, Slots, block_at, finished, peer_at, store_everywhere, tile_pointers
-from iris.ops.algorithms import TRAITS
+from iris.ops.algorithms import SCATTER, TRAITS
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import RELAY_TEAM, FusedConfig
 from iris.ops.exchange import exchange
-from iris.ops.matmul import Plan
 from iris.ops.operands import (
     bias_kind,
     check_operands,
@@ -71,6 +70,7 @@ from iris.ops.operands import (
     check_symmetric,
     has_contiguous_rows,
 )
+from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
@@ -78,7 +78,7 @@ from iris.ops.rows import evenly
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
-OP = "matmul_all_scatter"
+OP = SCATTER
 _TEAM: tl.constexpr = tl.constexpr(RELAY_TEAM)
 
 

@@ -55,10 +55,11 @@ from iris.device import handle as handles
 from iris.device import schedule
 from iris.device.tile import local_sink, within_shard
 from iris.errors import ShapeError
+from iris.ops.algorithms import REDUCE_SCATTER
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.matmul import Plan
 from iris.ops.operands import bias_kind, check_operands, check_rows_of_b, check_shape, has_contiguous_rows
+from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.reduction import (
     SumCall,
@@ -77,7 +78,7 @@ from iris.ops.rows import evenly
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
-OP = "matmul_reduce_scatter"
+OP = REDUCE_SCATTER
 
 
 @triton.jit

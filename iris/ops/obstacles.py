@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iris.ops.algorithms import LIBRARY, TRAITS, algorithms
+from iris.ops.algorithms import ALL_REDUCE, GATHER, LIBRARY, TRAITS, algorithms
 from iris.ops.config import MI300_SHARED_NBYTES, FusedConfig, Target, most_warps
 from iris.ops.problem import Problem
 from iris.ops.rows import MAX_CHUNKS
@@ -39,20 +39,16 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
     rows = -(-problem.m // config.block_size_m)
     if config.num_chunks > max(1, rows):
         return f"{config.num_chunks} chunks of {rows} block rows"
-    if (
-        problem.op == "all_gather_matmul"
-        and config.num_rounds > 1
-        and (problem.gather_dim == 1 or problem.world_size < 3)
-    ):
+    if problem.op == GATHER and config.num_rounds > 1 and (problem.gather_dim == 1 or problem.world_size < 3):
         return f"{config.num_rounds} rounds, where no two other ranks' rows take turns"
     together = problem.world_size - 1  # in one chunk, all would leave nothing to run beside anything
     if config.num_chunks > 1:
-        together = problem.world_size if problem.op == "matmul_all_reduce" else 1
+        together = problem.world_size if problem.op == ALL_REDUCE else 1
     if config.owners_per_matmul > max(1, together):
         return f"rows of {config.owners_per_matmul} of {problem.world_size} ranks in {config.num_chunks} chunks"
-    if problem.op == "all_gather_matmul" and config.owners_per_matmul > 1 and problem.gather_dim == 1:
+    if problem.op == GATHER and config.owners_per_matmul > 1 and problem.gather_dim == 1:
         return f"rows of {config.owners_per_matmul} ranks, where each has columns"
-    if problem.op == "matmul_all_reduce" and algorithm == "copy_engine" and problem.m % problem.world_size:
+    if problem.op == ALL_REDUCE and algorithm == "copy_engine" and problem.m % problem.world_size:
         return f"{problem.m} rows cannot be shared evenly by {problem.world_size} ranks"
     return None if has_no_tile(config) else too_large(problem, config, target)
 

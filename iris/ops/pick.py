@@ -10,7 +10,7 @@ from pathlib import Path
 from iris.context import MAX_RANKS
 from iris.errors import ArgumentError
 from iris.ops import tuned
-from iris.ops.algorithms import EXCHANGING, algorithms
+from iris.ops.algorithms import ALL_REDUCE, EXCHANGING, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, algorithms
 from iris.ops.candidates import ALGORITHMS, TILES, candidates, plain
 from iris.ops.config import FusedConfig, Target
 from iris.ops.hardware import HARDWARE, Hardware, hardware, number_format
@@ -33,10 +33,7 @@ _GAINED = 1.05
 """Nor is one that gained less than this where it was measured."""
 _STAND_INS = {"cuda": HARDWARE["H200 SXM"], "hip": HARDWARE["MI300X"]}
 """Whose figures are taken for hardware that is not known."""
-_SIMULATED = {
-    "matmul": "local", "all_gather_matmul": "push", "matmul_all_scatter": "push", "matmul_reduce_scatter": "push",
-    "matmul_all_reduce": "two_shot",
-}  # fmt: skip
+_SIMULATED = {LOCAL: "local", GATHER: "push", SCATTER: "push", REDUCE_SCATTER: "push", ALL_REDUCE: "two_shot"}
 
 
 def pick_config(problem: Problem, target: Target, algorithm: str | None = None) -> FusedConfig:
@@ -97,7 +94,7 @@ def _check_sizes(problem: Problem) -> None:
             raise ArgumentError("pick_config", f"problem.{name}", "a whole number, at least 1", repr(size))
     if problem.world_size > MAX_RANKS:
         raise ArgumentError("pick_config", "problem.world_size", f"at most {MAX_RANKS}", problem.world_size)
-    if problem.op in ("all_gather_matmul", "matmul_reduce_scatter"):
+    if problem.op in (GATHER, REDUCE_SCATTER):
         shared = "k" if problem.gather_dim == 1 else "m"
         if getattr(problem, shared) % problem.world_size:
             expected = f"a multiple of the {problem.world_size} ranks"

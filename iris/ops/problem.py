@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from iris.ops.algorithms import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 QUANTISED = (torch.int8, torch.float8_e4m3fn)
 """Input dtypes of 8 bits, whose products may be scaled."""
@@ -64,7 +66,7 @@ class Problem:
         """What an exchange (:mod:`iris.ops.exchange`) moves elements of: of A for a gather, else of the product. Four
         neighbours in a row of A of 8 bits are moved as one element of 32 bits, if rows can be cut so: one by one they
         take as long as so many of 32. The floats among them stay floats, as words of these are shorter."""
-        if self.op != "all_gather_matmul":
+        if self.op != GATHER:
             return self.output_dtype
         cols = self.k // self.world_size if self.gather_dim == 1 else self.k
         if self.dtype not in QUANTISED or cols % 4:
@@ -81,12 +83,12 @@ class Problem:
         """Bytes that must reach this rank from its peers; 0 for an op of your own, of which nobody knows."""
         world, product = self.world_size, self.m * self.n
         item, out_item = self.dtype.itemsize, self.output_dtype.itemsize
-        if self.op == "all_gather_matmul":
+        if self.op == GATHER:
             return self.m * self.k * (world - 1) // world * item
-        if self.op == "matmul_all_scatter":
+        if self.op == SCATTER:
             return product * (world - 1) * out_item
         once = (product - product // world) * out_item  # each rank's part of the sum, or those of all
-        return {"matmul_reduce_scatter": once, "matmul_all_reduce": 2 * once}.get(self.op, 0)
+        return {REDUCE_SCATTER: once, ALL_REDUCE: 2 * once}.get(self.op, 0)
 
     @property
     def hbm_bytes(self) -> int:

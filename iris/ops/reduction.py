@@ -56,7 +56,8 @@ from iris.ops.call import OpCall
 from iris.ops.decomposed import Landing, bias_of, reduce_in_ring, wait_landed
 from iris.ops.exchange import exchange
 from iris.ops.local_matmul import add_product
-from iris.ops.matmul import Plan, accumulator_of
+from iris.ops.matmul import accumulator_of
+from iris.ops.plan import Plan
 from iris.ops.rows import Rows, chunks_of, owned_from, owner_groups, summing_step
 from iris.ops.words import tiles_sent
 

@@ -10,7 +10,7 @@ import torch
 from iris.context import Iris
 from iris.errors import HeapError
 from iris.heap import align_up
-from iris.ops.algorithms import TRAITS
+from iris.ops.algorithms import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, TRAITS
 from iris.ops.config import FusedConfig
 from iris.ops.exchange import Blocks, blocks_of
 from iris.ops.problem import Problem
@@ -40,17 +40,17 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, workspace: FusedWo
     """What a call of ``problem`` with ``config`` needs on a device with ``num_sms`` SMs, in the context's own
     workspace, or in one that is given: nothing goes by words in one that has flags."""
     by_flags = workspace is not None and workspace.flagged
-    if problem.op == "all_gather_matmul" and (problem.world_size == 1 or config.algorithm == "pull"):
+    if problem.op == GATHER and (problem.world_size == 1 or config.algorithm == "pull"):
         return Room(0, 0)
     traits = TRAITS[problem.op][config.algorithm]
     if traits.exchange:
         blocks = exchanged_blocks(problem, config.algorithm, num_sms, by_flags)
         return Room(blocks.inbox_nbytes(problem.world_size, problem.exchanged_dtype), blocks.num_flags)
-    if problem.op == "all_gather_matmul" and config.algorithm == "push":
+    if problem.op == GATHER and config.algorithm == "push":
         return Room(stacked_nbytes(problem.m, problem.k, problem.dtype, workspace), GATHER_FLAGS)
-    if problem.op == "all_gather_matmul":
+    if problem.op == GATHER:
         return Room(problem.m * problem.k * problem.dtype.itemsize, GATHER_FLAGS)
-    if problem.op == "matmul_all_scatter":
+    if problem.op == SCATTER:
         if not traits.comm_programs:
             return Room(0, 0)
         each = 1  # for each chunk, of a group of tiles at least
@@ -68,7 +68,7 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, workspace: FusedWo
                 return Room(2 * kept * sent, 0)  # in two halves
             flags = max(flags, MIN_FLAGS + 1)
         return Room(slots * nbytes, flags)
-    if problem.op == "matmul_all_reduce" and config.algorithm == "ring":
+    if problem.op == ALL_REDUCE and config.algorithm == "ring":
         return Room(0, 0)
     rows = -(-problem.m // problem.world_size) * problem.world_size
     return Room(rows * problem.n * problem.output_dtype.itemsize, 0)
@@ -112,11 +112,11 @@ def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int, by_flags: b
     """How a rank's part, of A or of the product, is cut for an exchange (:mod:`iris.ops.exchange`)."""
     m, n, k, world = problem.m, problem.n, problem.k, problem.world_size
     twice = algorithm == "low_latency_two_shot"
-    if problem.op == "all_gather_matmul":
+    if problem.op == GATHER:
         rows, cols = (m, k // world) if problem.gather_dim == 1 else (m // world, k)
         part = rows, cols * problem.dtype.itemsize // problem.exchanged_dtype.itemsize
     else:
-        part = (-(-m // world) if problem.op == "matmul_reduce_scatter" or twice else m, n)
+        part = (-(-m // world) if problem.op == REDUCE_SCATTER or twice else m, n)
     return blocks_of(part, problem.exchanged_dtype, world, num_sms, 2 if twice else 1, by_flags)
 
 

@@ -46,14 +46,12 @@ import torch
 
 from iris import files
 from iris.errors import ArgumentError
-from iris.ops.algorithms import OPS, algorithms
+from iris.ops.algorithms import LOCAL, OPS, algorithms
 from iris.ops.config import FusedConfig
 from iris.ops.hardware import hardware
 from iris.ops.problem import DTYPES, Problem
 
 SCHEMA = 1
-LOCAL = "matmul"
-"""The op that is a matmul of one rank."""
 SIMULATED = "simulated"
 """The simulator's hardware: what was measured there counts nowhere else."""
 ENVIRONMENT_VARIABLE = "IRIS_TUNED"

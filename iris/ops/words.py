@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from iris.ops.algorithms import TRAITS
+from iris.ops.algorithms import REDUCE_SCATTER, TRAITS
 from iris.ops.config import FusedConfig
 from iris.ops.problem import Problem
 
@@ -61,7 +61,7 @@ def sent_in_words(problem: Problem, config: FusedConfig) -> bool:
 def tiles_sent(problem: Problem, config: FusedConfig) -> tuple[int, int]:
     """Slots for each tile that a rank sums, and the number of these tiles."""
     world = problem.world_size
-    by_rows = problem.op == "matmul_reduce_scatter" or config.algorithm == "copy_engine"
+    by_rows = problem.op == REDUCE_SCATTER or config.algorithm == "copy_engine"
     rows = -(-problem.m // world) if by_rows else problem.m
     tiles = -(-rows // config.block_size_m) * -(-problem.n // config.block_size_n)
     if config.algorithm == "one_shot":

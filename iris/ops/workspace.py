@@ -17,7 +17,7 @@ from iris.engine import CopyEngine
 from iris.errors import ArgumentError, CaptureError, HeapError
 from iris.heap import align_up, format_bytes
 from iris.live import Live
-from iris.ops.algorithms import TRAITS, algorithms
+from iris.ops.algorithms import LOCAL, TRAITS, algorithms
 from iris.ops.rows import MAX_CHUNKS
 
 MIN_FLAGS = MAX_RANKS * MAX_CHUNKS
@@ -119,10 +119,10 @@ class FusedWorkspace(Live):
 
 def local_workspace(ctx: Iris) -> FusedWorkspace:
     """For matmuls of this rank alone: without what ranks share, so no other one takes part in making it."""
-    _refuse_in_capture(ctx, "matmul")
+    _refuse_in_capture(ctx, LOCAL)
     flags, staging = (torch.zeros(0, dtype=dtype, device=ctx.device) for dtype in (torch.int32, torch.uint8))
     engine = ctx.kept(CopyEngine, lambda: CopyEngine(ctx))
-    return FusedWorkspace("matmul", "local", ctx, flags, flags, flags, staging, engine)
+    return FusedWorkspace(LOCAL, "local", ctx, flags, flags, flags, staging, engine)
 
 
 def _outlasting_inference() -> AbstractContextManager[object]:

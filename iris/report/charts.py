@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from iris import files
 from iris.console import counted
-from iris.report.study import OPPONENTS, Problem, Section, Study, grouped
+from iris.report.study import Problem, Section, Study, grouped
+from iris.results import OPPONENTS
 
 KINDS = {
     "speedups": "Speed-up by M",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from iris.console import counted, print_table
 from iris.errors import ArgumentError
-from iris.report.study import COMPARATORS, OPPONENTS, describe, in_words, time_of
-from iris.results import Result, Value, newest
+from iris.report.study import describe, in_words, time_of
+from iris.results import COMPARATORS, OPPONENTS, Result, Value, newest
 
 REGRESSIONS = ("slower", "broken", "gone")
 MIN_CALLS = 3

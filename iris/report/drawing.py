@@ -15,9 +15,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from iris.console import counted
 from iris.report.charts import Chart
 from iris.report.palette import INK, LOSS, MUTED, PAPER, RULE, Palette, Tone
-from iris.report.study import COMPARATORS, MATMUL, OPPONENTS, Problem, Study, grouped, time_of
+from iris.report.study import Problem, Study, grouped, time_of
 from iris.report.svg import SETTINGS
-from iris.results import Result
+from iris.results import COMPARATORS, MATMUL, OPPONENTS, Result
 
 WIDTH = 4.7
 """Of every figure, in inches."""

@@ -9,10 +9,10 @@ from iris.console import counted
 from iris.report import tables
 from iris.report.charts import KINDS, Chart
 from iris.report.palette import Palette
-from iris.report.study import COMPARATORS, MATMUL, Section, Study, grouped
+from iris.report.study import Section, Study, grouped
 from iris.report.style import css
 from iris.report.tables import Column, Table
-from iris.results import Result
+from iris.results import COMPARATORS, MATMUL, Result
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _EXPLAINED = {

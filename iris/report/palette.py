@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from iris.report.study import COMPARATORS
+from iris.results import COMPARATORS
 
 
 @dataclass(frozen=True)

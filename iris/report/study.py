@@ -9,13 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from iris.results import MAX_NUMBER, Result, Value, newest
-
-OPPONENTS = ("nccl", "torch_symm_mem")
-"""Algorithms that do an op's whole work without Iris: what speed-ups are over."""
-MATMUL = "matmul"
-"""As an algorithm, torch.matmul alone: a part of an op's work, but all of it in the case of this name."""
-COMPARATORS = (*OPPONENTS, MATMUL)
+from iris.results import COMPARATORS, MATMUL, MAX_NUMBER, Result, Value, newest
 
 Shape = tuple[int, int, int]
 T = TypeVar("T")

@@ -8,20 +8,8 @@ from dataclasses import dataclass
 
 from iris.console import counted
 from iris.report.palette import Palette
-from iris.report.study import (
-    COMPARATORS,
-    OPPONENTS,
-    Mean,
-    Problem,
-    Section,
-    Study,
-    describe,
-    grouped,
-    in_words,
-    time_of,
-    verdict,
-)
-from iris.results import Result, Value
+from iris.report.study import Mean, Problem, Section, Study, describe, grouped, in_words, time_of, verdict
+from iris.results import COMPARATORS, OPPONENTS, Result, Value
 
 NOTHING = "–"
 SIGNS = {"faster": "▲", "slower": "▼"}

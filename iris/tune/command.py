@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from iris import ops
-from iris.bench.cases.operands import B_LAYOUTS, GATHER, ROW_MAJOR
+from iris.bench.cases.operands import B_LAYOUTS, ROW_MAJOR
 from iris.bench.dataset import Dataset
 from iris.bench.driver import as_failure, sheltered
 from iris.bench.options import add_heap_size, add_num_ranks, positive, ranks_to_start, seconds
@@ -24,6 +24,7 @@ from iris.errors import ArgumentError, IrisError, LaunchError
 from iris.identity import identity
 from iris.launch import RankPool, in_full
 from iris.ops import tuned
+from iris.ops.algorithms import GATHER
 from iris.tune import session
 from iris.tune.report import Finding, print_findings
 from iris.tune.session import Options, Shape

@@ -16,17 +16,18 @@ from typing import Any
 
 from triton.errors import TritonError
 
-from iris.bench.cases.fused import local_params, obstacle
-from iris.bench.cases.operands import LOCAL, ROW_MAJOR, Operands
+from iris.bench.cases.fused import local_params, uneven
+from iris.bench.cases.operands import ROW_MAJOR, Operands
 from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
 from iris.bench.options import DTYPES
-from iris.bench.state import FATAL, agreed, described
+from iris.bench.state import FATAL, agreed, one_line
 from iris.bench.timing import call_seconds
 from iris.console import counted
 from iris.context import Iris, iris
 from iris.errors import ArgumentError, IrisError
 from iris.ops import FusedConfig, Problem, Target, tuned
+from iris.ops.algorithms import LOCAL
 from iris.ops.candidates import candidates, variations
 from iris.ops.obstacles import has_no_tile
 from iris.ops.pick import model_pick, pick_config, predictions
@@ -158,7 +159,7 @@ def _quiet(following: str, finished: int) -> None:
 
 def _uneven(ctx: Iris, shape: Shape) -> Finding | None:
     """What to say of a shape that the ranks cannot share."""
-    why = obstacle(shape.op, f"{shape.m}x{shape.n}x{shape.k}", shape.gather_dim or 0, ctx.world_size)
+    why = uneven(shape.op, f"{shape.m}x{shape.n}x{shape.k}", shape.gather_dim or 0, ctx.world_size)
     return Finding(shape.name, why=why) if why is not None else None
 
 
@@ -174,7 +175,7 @@ def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop
     except FATAL:
         raise
     except _DROPPED_FOR as error:  # no memory, or sizes that none can have
-        lacking = described(error)
+        lacking = one_line(error)
     if (why := agreed(ctx, lacking)) is not None:
         return Finding(shape.name, why=why, failed=True)
     coordinator = Coordinator(runner, shape, options, deadline, stop, advance) if ctx.rank == 0 else None
@@ -216,7 +217,7 @@ class Runner:
                 except FATAL:
                     raise
                 except _DROPPED_FOR as error:
-                    complaint = described(error)
+                    complaint = one_line(error)
             complaints.append(complaint)
         return [agreed(self.ctx, complaint) for complaint in complaints]
 
@@ -233,7 +234,7 @@ class Runner:
         except FATAL:
             raise
         except _DROPPED_FOR as error:
-            complaint = described(error)
+            complaint = one_line(error)
             self.ctx.synchronize()
         return agreed(self.ctx, complaint)
 

@@ -23,7 +23,7 @@ import iris
 from iris import backends
 from iris.bench.accuracy import Accuracy, accuracy, worst
 from iris.bench.options import output_file, positive, rank_parser, ranks_to_start
-from iris.bench.programs.gemm_cli import exit_status, write_result
+from iris.bench.programs.gemm_cli import recorded_status, write_result
 from iris.bench.programs.gemm_options import DATATYPES
 from iris.errors import ArgumentError
 from iris.identity import Identity, identity
@@ -257,4 +257,4 @@ def main(doc: str | None, name: str, build: Callable[[Job], Steps], cut: str) ->
             right = iris.launch(in_rank, num_ranks, (name, build, shape, options, meet))
         return 0 if all(right) else 1
 
-    return exit_status(name, options.output_file, launched)
+    return recorded_status(name, options.output_file, launched)

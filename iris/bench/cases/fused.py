@@ -9,29 +9,20 @@ import torch
 
 from iris.bench.axes import Function, Params, axis
 from iris.bench.case import SHAPE_AXIS, register
-from iris.bench.cases.operands import (
-    ALL_REDUCE,
-    B_LAYOUTS,
-    CUT,
-    GATHER,
-    LOCAL,
-    REDUCE_SCATTER,
-    ROW_MAJOR,
-    SCATTER,
-    Operands,
-)
-from iris.bench.cases.ways import AUTO, COMPARATORS, MATMUL, UNTUNED, check_options, way, ways_of
+from iris.bench.cases.operands import B_LAYOUTS, CUT, ROW_MAJOR, Operands
+from iris.bench.cases.ways import AUTO, UNTUNED, check_options, way, ways_of
 from iris.bench.options import DTYPES, several_gpus
-from iris.bench.state import FATAL, State, described
+from iris.bench.state import FATAL, State, one_line
 from iris.context import Iris
 from iris.ops import FusedConfig, Problem
-from iris.ops.algorithms import TRAITS
+from iris.ops.algorithms import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, TRAITS
 from iris.ops.choice import settled
 from iris.ops.hardware import HARDWARE, Hardware, floor_s, hardware
 from iris.ops.model import predict_ms
 from iris.ops.pick import expected_ms
 from iris.ops.problem import DTYPES as OP_DTYPES
 from iris.ops.tuned import DTYPE_NAMES, changed_fields
+from iris.results import COMPARATORS, MATMUL
 
 GPU_SHAPES = (
     (8192, 8192, 29568),
@@ -60,7 +51,7 @@ def local_params(params: Params, world_size: int, *, op: str) -> Params:
     return {"shape": shape, **local, **others}
 
 
-def obstacle(op: str, shape: str, gather_dim: int, world_size: int) -> str | None:
+def uneven(op: str, shape: str, gather_dim: int, world_size: int) -> str | None:
     """Why ``world_size`` ranks cannot share the whole problem ``shape``, or None if they can."""
     m, n, k = map(int, shape.split("x"))
     sizes = {"M": m, "N": n, "K": k}
@@ -69,13 +60,13 @@ def obstacle(op: str, shape: str, gather_dim: int, world_size: int) -> str | Non
         shared.add("M" if gather_dim == 0 else "K")
     if op == REDUCE_SCATTER:
         shared.add("M")
-    uneven = [f"{name}={sizes[name]}" for name in sorted(shared) if sizes[name] % world_size]
-    return f"{' and '.join(uneven)}: no multiple of {world_size} ranks" if uneven else None
+    wrong = [f"{name}={sizes[name]}" for name in sorted(shared) if sizes[name] % world_size]
+    return f"{' and '.join(wrong)}: no multiple of {world_size} ranks" if wrong else None
 
 
 def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     """Check one way to compute ``op``, and have it timed."""
-    reason = obstacle(op, state["shape"], gather_dim, ctx.world_size)
+    reason = uneven(op, state["shape"], gather_dim, ctx.world_size)
     if reason is not None:
         state.skip(reason)
     sizes, dtype = (state["m"], state["n"], state["k"]), DTYPES.get(state["dtype"])
@@ -104,7 +95,7 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
         operands.fill()  # the other variants' too
         if state["algorithm"] not in COMPARATORS or not isinstance(error, RuntimeError):
             raise
-        state.skip(f"{state['algorithm']} does not take this: {described(error)}")
+        state.skip(f"{state['algorithm']} does not take this: {one_line(error)}")
     ran = settled(ctx, problem) if state["algorithm"] == AUTO else None
     if ran is not None and ran != chosen.config:
         _tell(state, ctx, problem, ran, known)

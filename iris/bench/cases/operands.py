@@ -14,19 +14,13 @@ from typing import Any
 import torch
 
 from iris import ops
-from iris.bench.accuracy import accuracy, roundings_of_sum, row_blocks
+from iris.bench.accuracy import Accuracy, accuracy, roundings_of_sum, row_blocks
 from iris.bench.distributed import multiply
 from iris.context import MAX_RANKS, Iris
 from iris.ops import FusedConfig, Problem
+from iris.ops.algorithms import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER
 from iris.ops.problem import output_dtype
 
-GATHER, SCATTER, REDUCE_SCATTER, ALL_REDUCE, LOCAL = OPS = (
-    "all_gather_matmul",
-    "matmul_all_scatter",
-    "matmul_reduce_scatter",
-    "matmul_all_reduce",
-    "matmul",
-)
 ROW_MAJOR, TRANSPOSED = B_LAYOUTS = "row_major", "transposed"
 CUT = {GATHER: "n", SCATTER: "n", REDUCE_SCATTER: "k", ALL_REDUCE: "k", LOCAL: ""}
 """The size of B that each op shares out among ranks."""
@@ -52,6 +46,8 @@ def roundings_of(op: str, ranks: int) -> float:
 class Operands:
     """A, B and output of one op on one rank.
 
+    References are kept in ``exact``, those of integers as they are.
+
     Attributes:
         a: this rank's part of A: [m / world_size, k] or [m, k / world_size] for a gather, else [m, k]. On the symmetric
             heap for a gather.
@@ -70,12 +66,14 @@ class Operands:
         dtype: torch.dtype,
         gather_dim: int,
         b_layout: str = ROW_MAJOR,
+        exact: torch.dtype = torch.float32,
     ) -> None:
         (m, n, k), world = sizes, ctx.world_size
         self.ctx, self.op, self.dtype, self.gather_dim = ctx, op, dtype, gather_dim
         self.m, self.n, self.k = sizes
         self.problem = problem_of(op, sizes, dtype, world, gather_dim, b_layout)
-        self._seed = int(ctx.broadcast(secrets.randbelow(1 << 31), 0))
+        self._exact = torch.int32 if dtype == torch.int8 else exact
+        self._seed = self._agreed_seed()
         self._kept: dict[str, torch.Tensor] = {}
         part = (m, k)
         if op == GATHER:
@@ -123,6 +121,12 @@ class Operands:
         else:
             multiply(a, self.b, out)
 
+    def redraw(self) -> None:
+        """Fill A and B with other numbers than before, of which references are from now on. Collective."""
+        self._seed = self._agreed_seed()
+        self._kept = {name: kept for name, kept in self._kept.items() if name == "local output"}
+        self.fill()
+
     def fill(self, *, decoy: bool = False) -> None:
         """Draw A and B; as a decoy, numbers that the result must not be made of. Collective."""
         self.ctx.barrier()
@@ -144,9 +148,14 @@ class Operands:
         expected = self._local_reference() if local else self.reference()
         if result.shape != expected.shape:
             return f"shape {tuple(result.shape)} instead of {tuple(expected.shape)}"
-        depth = self.k * (self.ctx.world_size if CUT[self.op] == "k" and not local else 1)
-        found = accuracy(result, expected, depth, roundings, self.dtype)
+        found = self.accuracy_of(result, roundings, local=local)
         return "" if found.right else str(found)
+
+    def accuracy_of(self, result: torch.Tensor, roundings: float, *, local: bool = False) -> Accuracy:
+        """That of ``result``, of the right shape; else as :meth:`complaint`."""
+        depth = self.k * (self.ctx.world_size if CUT[self.op] == "k" and not local else 1)
+        expected = self._local_reference() if local else self.reference()
+        return accuracy(result, expected, depth, roundings, self.dtype)
 
     def reference(self) -> torch.Tensor:
         """The op's output, by float64 matmuls."""
@@ -170,16 +179,19 @@ class Operands:
         return self._keep("local reference", lambda: self._product([(self.gathered(), self.b)]))
 
     def _product(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """The sum of the matrix products, in float64, kept in float32 (integers: as they are)."""
+        """The sum of the matrix products, in float64, kept as exactly as is asked for."""
         first, second = pairs[0]
         factor = math.prod(float(scale) for scale in self.scales.values())
-        exact = torch.int32 if self.dtype == torch.int8 else torch.float32
-        total = torch.empty(first.shape[0], second.shape[1], dtype=exact, device=first.device)
+        total = torch.empty(first.shape[0], second.shape[1], dtype=self._exact, device=first.device)
         right = [b.double() for _, b in pairs]
         for rows in row_blocks(total):
             products = [factor * (a[rows].double() @ b) for (a, _), b in zip(pairs, right, strict=True)]
-            total[rows] = torch.stack(products).sum(0).to(exact) if len(products) > 1 else products[0].to(exact)
+            total[rows] = (torch.stack(products).sum(0) if len(products) > 1 else products[0]).to(self._exact)
         return total
+
+    def _agreed_seed(self) -> int:
+        """One that no earlier run had. Collective."""
+        return int(self.ctx.broadcast(secrets.randbelow(1 << 31), 0))
 
     def _owner_of_a(self, rank: int) -> int:
         """The rank whose numbers are ``rank``'s A: all ranks have the same one before a scatter."""

@@ -17,7 +17,8 @@ import triton.language as tl
 from iris.bench import records
 from iris.bench.axes import axis
 from iris.bench.case import register
-from iris.bench.matrix import measure_pairs, print_matrix, random_bits, same_bits
+from iris.bench.draws import random_bits, same_bits
+from iris.bench.matrix import measure_pairs, print_matrix
 from iris.bench.options import several_gpus
 from iris.bench.state import State
 from iris.context import Iris

@@ -25,28 +25,21 @@ import torch.distributed as dist
 from iris import ops
 from iris.bench.accuracy import roundings_of_sum
 from iris.bench.axes import parse_values
-from iris.bench.cases.operands import (
-    ALL_REDUCE,
-    GATHER,
-    LOCAL,
-    REDUCE_SCATTER,
-    ROUNDINGS_OF_A_MATMUL,
-    SCATTER,
-    Operands,
-)
+from iris.bench.cases.operands import ROUNDINGS_OF_A_MATMUL, Operands
 from iris.bench.distributed import all_gather, process_group, reduce_scatter
 from iris.bench.state import State
 from iris.context import Iris
 from iris.errors import ArgumentError
 from iris.ops import FusedConfig, pick_config
+from iris.ops.algorithms import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER
 from iris.ops.candidates import options_of
 from iris.ops.config import OF_TILE
 from iris.ops.obstacles import obstacle
 from iris.ops.pick import model_pick
 from iris.ops.target import target_of
-from iris.results import PICKED
+from iris.results import COMPARATORS, MATMUL, OPPONENTS, PICKED
 
-NCCL, SYMM_MEM, MATMUL = COMPARATORS = ("nccl", "torch_symm_mem", "matmul")
+NCCL, SYMM_MEM = OPPONENTS
 AUTO, UNTUNED = PICKED
 STREAM_K = {"stream_k_one_tile": False, "stream_k_two_tiles": True}
 """The local matmul with Stream-K, beside the same without: whether it splits up to two tiles per program."""

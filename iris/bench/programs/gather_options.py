@@ -17,9 +17,10 @@ from iris.bench.dataset import Dataset
 from iris.bench.options import add_heap_size, folder_trouble, positive, rank_parser, ranks_to_start, tile_size
 from iris.errors import ArgumentError
 from iris.identity import identity
+from iris.ops.algorithms import GATHER
 from iris.ops.config import WARPS
 
-OP = "all_gather_matmul"
+OP = GATHER
 _DATATYPES = ("fp16", "bf16", "fp32", "int8")
 SIM_SHRINK = 128
 """The simulator divides the sizes of the project's own data set by this, so that a sweep takes seconds."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,7 +26,8 @@ import torch
 import triton
 
 from iris import files, ops
-from iris.bench.accuracy import Accuracy, accuracy, worst
+from iris.bench.accuracy import Accuracy, worst
+from iris.bench.cases.operands import Operands
 from iris.bench.environment import environment
 from iris.bench.options import by_option, no_picture, ranks_to_start
 from iris.bench.programs.gemm_options import (
@@ -48,7 +48,6 @@ from iris.errors import ArgumentError, IrisError
 from iris.identity import Identity, identity
 from iris.launch import in_full, launch
 from iris.ops.config import FusedConfig
-from iris.ops.problem import output_dtype
 from iris.trace import Trace, draw
 
 PROBE_BYTES = 1 << 20
@@ -59,59 +58,20 @@ ROUNDINGS = {"atomic": 1, "one_shot": 2, "split": 1, "push": 1}
 """How often a sum is rounded to C's dtype: at the end, and where ranks' parts are sent in that dtype, before it."""
 
 
-class Work:
-    """This rank's operands, filled anew by :meth:`draw_inputs`, and the op on them."""
+class Work(Operands):
+    """This rank's operands, and what the arguments, once fitted, have the op do with them."""
 
     def __init__(self, ctx: Iris, arguments: Arguments, config: FusedConfig) -> None:
-        self.ctx, self.arguments, self.config = ctx, arguments, config
-        world, dtype = ctx.world_size, arguments.dtype
-        self.scatter = shared_extent(arguments) == "n"
-        self.n = arguments.n // world if self.scatter else arguments.n
-        self.k = arguments.k if self.scatter else arguments.k // world
-        self.a = torch.empty(arguments.m, self.k, dtype=dtype, device=ctx.device)
-        self.b = torch.empty(self.k, self.n, dtype=dtype, device=ctx.device)
-        self.output = ctx.empty(arguments.m, arguments.n, dtype=output_dtype(dtype))
-        self.generator = torch.Generator(ctx.device)
+        sizes = {name: getattr(arguments, name) for name in ("m", "n", "k")}
+        sizes[shared_extent(arguments)] //= ctx.world_size
+        shape = (sizes["m"], sizes["n"], sizes["k"])
+        super().__init__(ctx, OPS[arguments.algorithm], shape, arguments.dtype, gather_dim=0, exact=torch.float64)
+        self.arguments, self.config = arguments, config
 
-    @property
-    def op(self) -> str:
-        return OPS[self.arguments.algorithm]
-
-    @property
-    def flops(self) -> int:
-        """Operations on this rank."""
-        return 2 * self.arguments.m * self.n * self.k
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes that must reach a rank at least: C's other columns, or the sums as reduce-scatter + all-gather move
-        them."""
-        others = self.output.numel() * self.output.element_size() * (self.ctx.world_size - 1) // self.ctx.world_size
-        return others if self.scatter else 2 * others
-
-    def draw_inputs(self) -> torch.Tensor:
-        """Fill the operands with fresh random data, spoil the output, and return C in float64. Collective."""
-        self.generator.manual_seed(self.ctx.broadcast(secrets.randbelow(1 << 32), 0))
-        a, b = self._random(self.arguments.m, self.arguments.k), self._random(self.arguments.k, self.arguments.n)
-        rank = self.ctx.rank
-        self.a.copy_(a if self.scatter else a[:, rank * self.k :][:, : self.k])
-        self.b.copy_(b[:, rank * self.n :][:, : self.n] if self.scatter else b[rank * self.k :][: self.k])
-        self.output.fill_(float("nan") if self.output.is_floating_point() else torch.iinfo(self.output.dtype).min)
-        reference = a.double() @ b.double()
-        self.ctx.barrier()
-        return reference
-
-    def _random(self, rows: int, cols: int) -> torch.Tensor:
-        """The same on every rank."""
-        device, dtype = self.ctx.device, self.arguments.dtype
-        if dtype == torch.int8:
-            return torch.randint(-128, 128, (rows, cols), generator=self.generator, dtype=dtype, device=device)
-        return torch.randn(rows, cols, generator=self.generator, device=device).to(dtype)
-
-    def call(self, depth: int | None = None, trace: bool | Trace = False) -> None:
-        """The op, on the first ``depth`` of this rank's K if that is given."""
-        a, b = self.a[:, :depth], self.b[:depth]
-        getattr(ops, self.op)(self.ctx, self.output, a, b, config=self.config, trace=trace)
+    def communicate(self) -> None:
+        """The op on the first block of this rank's K."""
+        depth = self.arguments.BLK_K
+        getattr(ops, self.op)(self.ctx, self.output, self.a[:, :depth], self.b[:depth], config=self.config)
 
 
 @dataclass(frozen=True)
@@ -125,21 +85,20 @@ class Rate:
 
 def timed(work: Work) -> dict[str, Rate]:
     """The op and its two parts; see the module. Collective."""
-    alone = torch.empty(work.arguments.m, work.n, dtype=work.output.dtype, device=work.ctx.device)
     local = replace(
         work.config, algorithm="auto", comm_sms=None, num_sms=min(work.arguments.gemm_sms, work.ctx.num_sms)
     )
     calls: dict[str, Callable[[], object]] = {
-        "total": work.call,
-        "matmul": partial(ops.matmul, work.ctx, alone, work.a, work.b, config=local),
-        "communication": partial(work.call, min(work.k, work.arguments.BLK_K)),
+        "total": partial(work.call, work.config),
+        "matmul": partial(ops.matmul, work.ctx, work.local_output, work.a, work.b, config=local),
+        "communication": work.communicate,
     }
     rates = {}
     for name, call in calls.items():
         say(work.ctx, f"timing: {name} …")
         seconds = slowest(work.ctx, median_seconds(work.ctx, call, together=True))
-        moved = None if name == "matmul" else work.received_bytes / seconds / 1e9
-        rates[name] = Rate(seconds * 1e3, work.flops / seconds / 1e12, moved)
+        moved = None if name == "matmul" else work.problem.received_bytes / seconds / 1e9
+        rates[name] = Rate(seconds * 1e3, work.problem.flops / seconds / 1e12, moved)
     return rates
 
 
@@ -147,12 +106,13 @@ def checked(work: Work) -> Accuracy:
     """The worst of all ranks over fresh inputs. Collective."""
     found, roundings = [], ROUNDINGS[work.config.algorithm]
     for _ in range(VALIDATED_CALLS if work.arguments.validate else 1):
-        reference = work.draw_inputs()
-        work.call()
+        work.redraw()
+        work.spoil()
+        work.call(work.config)
         work.ctx.barrier()
-        found.append(accuracy(work.output, reference, work.arguments.k, roundings))
+        found.append(work.accuracy_of(work.output, roundings))
         if work.arguments.debug:
-            show_worst(work, reference)
+            show_worst(work)
     own = list(worst(found))
     return worst(Accuracy(*work.ctx.broadcast(own, rank)) for rank in range(work.ctx.world_size))
 
@@ -193,10 +153,10 @@ def say(ctx: Iris, text: str) -> None:
         print(text, flush=True)
 
 
-def show_worst(work: Work, reference: torch.Tensor) -> None:
+def show_worst(work: Work) -> None:
     """Print this rank's elements that are furthest off."""
+    reference, lines = work.reference(), []
     difference = (work.output.double() - reference).abs().nan_to_num(math.inf).flatten()
-    lines = []
     for index in difference.topk(min(WORST_SHOWN, difference.numel())).indices.tolist():
         row, col = divmod(index, work.arguments.n)
         got, expected = work.output[row, col].item(), reference[row, col].item()
@@ -207,10 +167,11 @@ def show_worst(work: Work, reference: torch.Tensor) -> None:
 def show_details(work: Work) -> None:
     """Print on rank 0 what is run."""
     tiles = -(-work.arguments.m // work.config.block_size_m) * -(-work.n // work.config.block_size_n)
+    nbytes = work.problem.received_bytes
     for line in (
         str(work.config),
         f"on each rank: A {tuple(work.a.shape)} @ B {tuple(work.b.shape)}, {tiles} tiles",
-        f"output {tuple(work.output.shape)} {work.output.dtype}, at least {work.received_bytes} bytes from peers",
+        f"output {tuple(work.output.shape)} {work.output.dtype}, at least {nbytes} bytes from peers",
         f"heap {work.ctx.heap_size} bytes, {work.ctx.heap_free_bytes} free",
     ):
         say(work.ctx, f"debug: {line}")
@@ -251,7 +212,7 @@ def _write(file: str, record: dict[str, Any]) -> None:
 def draw_trace(work: Work, path: str) -> None:
     """Draw one call of the op, all ranks', into ``path``; say why if that cannot be written. Collective."""
     trace = Trace()
-    work.call(trace=trace)
+    work.call(work.config, trace=trace)
     events = trace.gather(work.ctx)
     if work.ctx.rank == 0:
         title = f"{work.op}, {counted(work.ctx.world_size, 'rank')}, {work.ctx.backend_name}"
@@ -322,10 +283,10 @@ def main(doc: str | None, stream_k: bool, argv: Sequence[str] | None = None) -> 
             raise ArgumentError("benchmark", f"-{name}", f"a multiple of the {world} ranks", getattr(asked, name))
         return int(max(launch(run, num_ranks, (asked, given, stream_k))))
 
-    return exit_status("benchmark", asked.output_file, launched)
+    return recorded_status("benchmark", asked.output_file, launched)
 
 
-def exit_status(program: str, output_file: str, launched: Callable[[Identity | None], int]) -> int:
+def recorded_status(program: str, output_file: str, launched: Callable[[Identity | None], int]) -> int:
     """What ``launched`` returns, given who this process is. Without a traceback: 1 if it raises an Iris error, and
     ``STOPPED`` after Ctrl-C. Until it writes its result, ``output_file`` says that it has not, or why not."""
     who = None

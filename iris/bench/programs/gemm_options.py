@@ -15,10 +15,11 @@ import torch
 from iris.bench.options import add_num_ranks, heap_bytes, not_negative, output_file, picture, positive, tile_size
 from iris.console import Parser
 from iris.heap import format_bytes
+from iris.ops.algorithms import ALL_REDUCE, SCATTER
 from iris.ops.config import MAX_BLOCK_ELEMENTS, MAX_GROUP_M, WARPS, FusedConfig, min_block_size_k
 
 DATATYPES = {"fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "bf16": torch.bfloat16}
-OPS = {"all_reduce": "matmul_all_reduce", "all_scatter": "matmul_all_scatter", "one_shot": "matmul_all_reduce"}
+OPS = {"all_reduce": ALL_REDUCE, "all_scatter": SCATTER, "one_shot": ALL_REDUCE}
 """``--algorithm``, and the op that it stands for."""
 AMD_ONLY = ("waves_per_eu", "mfmaInstrSize", "kpack")
 SIMULATED_SHAPE = (608, 512, 1032)

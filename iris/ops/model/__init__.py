@@ -52,6 +52,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from iris.ops.algorithms import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER
 from iris.ops.config import FusedConfig
 from iris.ops.hardware import Hardware
 from iris.ops.model import gather, scatter, sums
@@ -61,11 +62,11 @@ from iris.ops.model.parts import local_s
 from iris.ops.problem import Problem
 
 _PREDICTORS: dict[str, dict[str, Callable[[Call], float]]] = {
-    "all_gather_matmul": gather.ALGORITHMS,
-    "matmul_all_scatter": scatter.ALGORITHMS,
-    "matmul_reduce_scatter": sums.SCATTERED,
-    "matmul_all_reduce": sums.REDUCED,
-    "matmul": {"local": local_s},
+    GATHER: gather.ALGORITHMS,
+    SCATTER: scatter.ALGORITHMS,
+    REDUCE_SCATTER: sums.SCATTERED,
+    ALL_REDUCE: sums.REDUCED,
+    LOCAL: {"local": local_s},
 }
 """By op and algorithm: what predicts seconds."""
 

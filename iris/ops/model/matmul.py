@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from iris.ops.algorithms import EXCHANGING
+from iris.ops.algorithms import EXCHANGING, GATHER, LOCAL, SCATTER
 from iris.ops.config import FusedConfig
 from iris.ops.model.machine import LAUNCH_S, Machine
 from iris.ops.problem import Problem
@@ -132,10 +132,10 @@ class Call:
 
     @cached_property
     def sliced(self) -> bool:
-        """Whether programs that share a tile each store some of it (:class:`iris.ops.matmul.Plan`)."""
+        """Whether programs that share a tile each store some of it (:class:`iris.ops.plan.Plan`)."""
         op, algorithm = self.problem.op, self.config.algorithm
-        whole = op in ("matmul", "all_gather_matmul") or algorithm in EXCHANGING  # of these a rank's own matmul
-        return whole or (op, algorithm) == ("matmul_all_scatter", "push")
+        whole = op in (LOCAL, GATHER) or algorithm in EXCHANGING  # of these a rank's own matmul
+        return whole or (op, algorithm) == (SCATTER, "push")
 
     @cached_property
     def passes(self) -> float:
