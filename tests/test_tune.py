@@ -555,7 +555,7 @@ def test_a_shape_too_large_for_memory_fails_alone(
     tmp_path: Path, rows: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (dataset := tmp_path / "shapes.json").write_text(json.dumps([{"m": [rows, 16], "n": 16, "k": 16}]))
-    arguments = ["matmul_all_reduce", f"--dataset={dataset}", "--num_ranks=2", "--budget_s=2"]
+    arguments = ["matmul_all_reduce", f"--dataset={dataset}", "--num_ranks=2", "--budget_s=5"]
     assert cli.main(["tune", *arguments, f"--out={tmp_path / 'rows.json'}"]) == 1
     found = capsys.readouterr().out
     assert "Error: " in found and "16x16x16" in found
