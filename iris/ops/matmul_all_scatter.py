@@ -315,16 +315,15 @@ class _Call(OpCall):
         self.launch(plan, slots=Slots(done=self.workspace.ready))
 
     def _plan(self, wanted_chunks: int | None = None) -> Plan:
-        """What the plans of all that send chunks have in common; None: as many as there can be, sent by programs that
-        wait for peers themselves. Chunks are whole groups of block rows, so that their tiles are consecutive ones and
-        their rows complete."""
+        """What the plans of all that send chunks have in common; None: as many as there can be. Chunks are whole groups
+        of block rows, so that their tiles are consecutive ones and their rows complete."""
         config = self.config
         groups = config.groups(self.problem.m)
         count, per_chunk = evenly(groups, wanted_chunks or groups)
         tiles = per_chunk * config.group_size_m * -(-self.problem.n // config.block_size_n)
         return Plan(
-            self.site, after=counted_after, eager=True, gate=wanted_chunks is not None, chunks=count,
-            blocks_per_chunk=tiles, counts=count, chunk_rows=per_chunk * config.group_size_m * config.block_size_m,
+            self.site, after=counted_after, eager=True, gate=True, chunks=count, blocks_per_chunk=tiles, counts=count,
+            chunk_rows=per_chunk * config.group_size_m * config.block_size_m,
         )  # fmt: skip
 
     def _send_all(self, first: int = 0) -> None:

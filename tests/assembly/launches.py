@@ -86,6 +86,9 @@ class Context:
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         return True
 
+    def heap_offset(self, tensor: torch.Tensor) -> int:
+        return tensor.data_ptr() - self._backend.bases[self.rank]
+
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(count, dtype=dtype)
 
