@@ -158,8 +158,10 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         self._mesh.timeout_s = limits.steady_s
         try:
             self._set_up(limits)
-        except BaseException:
-            self._backend.close(limits.steady_s)
+        except BaseException as error:
+            self._mesh.leave(error)  # first: peers wait for this rank
+            if not self._backend.close(limits.steady_s if isinstance(error, Exception) else 0.0):
+                _never_freed.append(self)
             raise
         self.info(f"rank {self.rank} of {self.world_size} on {self.device} ({choice.reason})")
 

@@ -30,9 +30,9 @@ from iris.errors import (
 _HELLO = struct.Struct("!III")  # rank, world size, meeting
 _LATE_S = 1.0
 """How long a rank that gives up still meets others, to tell them."""
-_ended_well: dict[str, int] = {}
-"""By job, how many meetings have ended well, as far as this rank knows. Others may know of one more, which failed for
-this rank alone."""
+_known: dict[str, tuple[int, bool]] = {}
+"""By job, how many meetings have ended well, as far as this rank knows; and whether there may be one more, in which it
+met all, and failed before it heard that all had met all."""
 
 
 def address(key: str, rank: int, meeting: int = 0) -> str:
@@ -66,7 +66,9 @@ class Rendezvous:
 
     def __init__(self, rank: int, world_size: int, key: str, timeout_s: float) -> None:
         self._rank, self._world_size, self._key, self._timeout_s = rank, world_size, key, timeout_s
-        self._meeting = self._own_meeting = _ended_well.get(key, 0)
+        self._own_meeting, unsure = _known.get(key, (0, False))
+        self._meeting = self._own_meeting
+        self._places = [self._own_meeting + 1, self._own_meeting] if unsure else [self._own_meeting]
         self.peers: dict[int, socket.socket] = {}
         self.pids: dict[int, int] = {rank: os.getpid()}
         self._strangers: dict[socket.socket, _Stranger] = {}
@@ -82,27 +84,26 @@ class Rendezvous:
         if self._world_size == 1:
             return
         deadline = time.monotonic() + self._timeout_s
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
-            self._bind(listener)
+        with contextlib.ExitStack() as opened:
+            listeners = [opened.enter_context(self._listener(place)) for place in self._places]
             try:
-                self._meet(listener, deadline, check)
+                self._meet(listeners, deadline, check)
             except IrisError:
-                self._meet_late(listener, deadline)
+                self._meet_late(listeners, deadline)
                 raise
             finally:
                 for connection in self._strangers:
                     connection.close()
                 self._strangers.clear()
-        _ended_well[self._key] = self._meeting
+        _known[self._key] = self._meeting, True
 
     def count(self) -> None:
-        """Note that this meeting has ended well: every rank has said that it has met all. Not before: a rank could know
-        of two meetings more than another, that met all but has not heard that the rest did."""
-        _ended_well[self._key] = self._meeting + 1
+        """Note that this meeting has ended well: every rank has said that it has met all."""
+        _known[self._key] = self._meeting + 1, False
 
-    def _meet(self, listener: socket.socket, deadline: float, check: Callable[[int], None]) -> None:
+    def _meet(self, listeners: list[socket.socket], deadline: float, check: Callable[[int], None]) -> None:
         while self._missing():
-            for peer in self._admit(listener, watched=set(self.peers)):
+            for peer in self._admit(listeners, watched=set(self.peers)):
                 check(peer)
             if time.monotonic() > deadline and (missing := self._missing()):
                 silent = missing & {stranger.expected for stranger in self._strangers.values()}
@@ -115,17 +116,17 @@ class Rendezvous:
                     missing,
                 )
 
-    def _meet_late(self, listener: socket.socket, deadline: float) -> None:
+    def _meet_late(self, listeners: list[socket.socket], deadline: float) -> None:
         """After a failure: meet those who are still coming, so that they hear of it and do not wait in vain."""
         until = min(deadline, time.monotonic() + _LATE_S)
         while self._missing() and time.monotonic() < until:
             with contextlib.suppress(IrisError):
-                self._admit(listener, watched=set())
+                self._admit(listeners, watched=set())
 
     def _missing(self) -> set[int]:
         return set(range(self._world_size)) - self.peers.keys() - {self._rank}
 
-    def _admit(self, listener: socket.socket, watched: set[int]) -> list[int]:
+    def _admit(self, listeners: list[socket.socket], watched: set[int]) -> list[int]:
         """Call lower ranks that are not here yet, hear who answers or calls, and return those ``watched`` that spoke.
 
         It never waits for one rank alone: a rank that hangs would keep this one from the others.
@@ -135,19 +136,22 @@ class Rendezvous:
             connection = self._dial(peer)
             if connection is not None:
                 self._greet(connection, peer)
-        ready = _readable([listener, *self._strangers, *(self.peers[peer] for peer in watched)], 0.01)
+        ready = _readable([*listeners, *self._strangers, *(self.peers[peer] for peer in watched)], 0.01)
         spoke = [peer for peer in watched if self.peers[peer] in ready]
         for connection in ready:
-            if connection is listener:
-                self._greet(listener.accept()[0])
+            if connection in listeners:
+                self._greet(connection.accept()[0])
             elif connection in self._strangers:
                 self._hear(connection)
         return spoke
 
-    def _bind(self, listener: socket.socket) -> None:
+    def _listener(self, meeting: int) -> socket.socket:
+        """Where the others find this rank, for this meeting."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            listener.bind(address(self._key, self._rank, self._own_meeting))
+            listener.bind(address(self._key, self._rank, meeting))
         except OSError as error:
+            listener.close()
             if error.errno != errno.EADDRINUSE:
                 raise
             raise LaunchError(
@@ -155,13 +159,14 @@ class Rendezvous:
                 "job with another IRIS_JOB=<name> in its environment, or end the first."
             ) from error
         listener.listen(self._world_size)
+        return listener
 
     def _dial(self, peer: int) -> socket.socket | None:
-        """Call ``peer``, who may know of one meeting more or less: not of two, as each of them needed all ranks."""
+        """Call ``peer``. Of two that count otherwise, at least one is unsure, and listens and calls at both places."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        for known in (0, 1, -1):
+        for place in self._places:
             with contextlib.suppress(ConnectionRefusedError, FileNotFoundError, BlockingIOError):
-                connection.connect(address(self._key, peer, self._own_meeting + known))
+                connection.connect(address(self._key, peer, place))
                 return connection
         connection.close()
         return None

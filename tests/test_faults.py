@@ -370,19 +370,22 @@ def test_a_rank_that_may_open_no_more_files_says_so(doomed: iris.RankPool) -> No
         assert all(failure.kind == "PeerDied" for rank, failure in enumerate(failures) if rank != VICTIM), failures
 
 
-def meet_as_known(known: list[int]) -> int:
+def meet_as_known(known: list[tuple[int, bool]]) -> tuple[int, bool]:
     """The meetings that this rank knows of, after two more, where rank i knew of ``known[i]``."""
-    rendezvous._ended_well[job_name()] = known[int(os.environ["IRIS_RANK"])]
+    rendezvous._known[job_name()] = known[int(os.environ["IRIS_RANK"])]
     for _ in range(2):
         with opened() as ctx:
             ctx.barrier()
-    return rendezvous._ended_well[job_name()]
+    return rendezvous._known[job_name()]
 
 
 def test_ranks_meet_again_after_a_meeting_that_failed_for_some(doomed: iris.RankPool) -> None:
-    for number, known in enumerate(itertools.product((0, 1), repeat=SIZE)):
-        counted = [number * 10 + one for one in known]
-        assert doomed.run(meet_as_known, (counted,), timeout_s=60) == [max(counted) + 2] * SIZE
+    unsure, counted, never_met = (0, True), (1, False), (0, False)
+    states = {*itertools.product((unsure, counted), repeat=SIZE), *itertools.product((unsure, never_met), repeat=SIZE)}
+    for number, known in enumerate(sorted(states)):
+        before = [(number * 10 + count, maybe_more) for count, maybe_more in known]
+        after = max(count for count, _ in before) + 2, False
+        assert doomed.run(meet_as_known, (before,), timeout_s=60) == [after] * SIZE
 
 
 def meet_a_silent_rank(late: int) -> Failure:

@@ -83,13 +83,13 @@ class SimBackend(Backend):
         interpreter.install()
         interpreter.limits_s[self] = mesh.timeout_s
         self.device = torch.device("cpu")
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(min(self._threads, max(1, len(os.sched_getaffinity(0)) // mesh.world_size)))
         self.num_sms = claimed_sms()
         self._heaps = self._map_heaps(mesh, heap_size)
         self._surrounded: dict[int, Surroundings] = {}
         self._rank = mesh.rank
         self.bases = [heap.ctypes.data for heap in self._heaps]
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(min(self._threads, max(1, len(os.sched_getaffinity(0)) // mesh.world_size)))
 
     @staticmethod
     def _map_heaps(mesh: Mesh, heap_size: int) -> list[np.ndarray]:
