@@ -74,9 +74,8 @@ class Failure:
         try:
             yield
         except RankMismatch as error:
-            if any(
-                call.startswith(_OF_GROUP) for call in error.calls
-            ):  # ranks outside have not heard: what they sent would answer a later call
+            # Ranks outside a group have not heard: what they sent would answer a later call.
+            if any(call.startswith(_OF_GROUP) for call in error.calls):
                 raise self.keep(error) from None
             raise
         except WaitTimeout as error:

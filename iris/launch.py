@@ -32,10 +32,9 @@ from iris.device.sync import MAX_RANKS
 from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, WaitTimeout, words_of
 from iris.forkserver import GUARD, NO_GUARD, RANK_NAME, check_importable, launch_errors, no_false_main, start_server
 from iris.identity import identity
+from iris.timeouts import MAX_WAIT_S
 from iris.worker import FAREWELL, INTERPRET, described, serve
 
-_MAX_WAIT_S = 3600.0
-"""What the operating system is asked to wait at once: it cannot wait for more than 24 days."""
 _GRACE_S = 30.0
 """How long ranks may go on when one has failed. Those that wait for it are told at once; what others do may be worth
 finishing, or may never end."""
@@ -234,7 +233,7 @@ class RankPool:
                 with contextlib.suppress(OSError, ValueError):
                     if sys.stderr is not None:
                         print(told, file=sys.stderr, flush=True)
-            limit = min(left, tell_at - now, _MAX_WAIT_S)
+            limit = min(left, tell_at - now, MAX_WAIT_S)
             ready = multiprocessing.connection.wait(list(pending.values()), limit)
             if not self._pipes:  # by the handler of a signal, in this thread
                 raise LaunchError(f"the call was broken off: {self._over}")

@@ -33,6 +33,7 @@ from iris.errors import (
 from iris.mismatch import told
 from iris.processes import blame, is_ending
 from iris.rendezvous import Rendezvous
+from iris.timeouts import MAX_WAIT_S
 
 _HEADER = struct.Struct("!cIQ")
 _DATA, _ABORT = b"D", b"A"
@@ -45,8 +46,6 @@ _ERRORS: dict[str, Callable[[str, Sequence[Any]], IrisError]] = {
 _AFTER_KERNELS_S = 1.0
 """How much longer than a kernel a host waits for its peers, or a quarter: a kernel that has waited as long knows better
 what for."""
-_MAX_WAIT_S = 3600.0
-"""What the operating system is asked to wait at once: it cannot wait for more than 24 days."""
 
 
 class Mesh:
@@ -137,7 +136,7 @@ class Mesh:
                         "its kernels waiting for a signal?",
                         late,
                     )
-                for selected, mask in selector.select(min(left, _MAX_WAIT_S)):
+                for selected, mask in selector.select(min(left, MAX_WAIT_S)):
                     peer = selected.data
                     if mask & selectors.EVENT_WRITE and peer in outgoing:
                         data = outgoing[peer]

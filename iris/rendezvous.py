@@ -66,9 +66,8 @@ class Rendezvous:
 
     def __init__(self, rank: int, world_size: int, key: str, timeout_s: float) -> None:
         self._rank, self._world_size, self._key, self._timeout_s = rank, world_size, key, timeout_s
-        self._own_meeting, unsure = _known.get(key, (0, False))
-        self._meeting = self._own_meeting
-        self._places = [self._own_meeting + 1, self._own_meeting] if unsure else [self._own_meeting]
+        self._meeting, unsure = _known.get(key, (0, False))
+        self._places = [self._meeting + 1, self._meeting] if unsure else [self._meeting]
         self.peers: dict[int, socket.socket] = {}
         self.pids: dict[int, int] = {rank: os.getpid()}
         self._strangers: dict[socket.socket, _Stranger] = {}
@@ -183,7 +182,7 @@ class Rendezvous:
             raise LaunchError(f"rank {expected}'s socket belongs to user {uid}, not to you ({os.getuid()})")
         self._strangers[connection] = _Stranger(pid, expected)
         with contextlib.suppress(OSError):  # it is gone: reading says so
-            connection.sendall(_HELLO.pack(self._rank, self._world_size, self._own_meeting), socket.MSG_NOSIGNAL)
+            connection.sendall(_HELLO.pack(self._rank, self._world_size, self._meeting), socket.MSG_NOSIGNAL)
 
     def _hear(self, connection: socket.socket) -> None:
         """Take in what a stranger says; once that is all, file the connection under its rank."""

@@ -13,6 +13,8 @@ Limits = tuple[str, str]
 GIVEN: Limits = ("first_timeout_s", "timeout_s")
 STEADY_S = 60.0
 FIRST_S = 300.0
+MAX_WAIT_S = 3600.0
+"""What the operating system is asked to wait at once: it cannot wait for more than 24 days."""
 VARIABLE = "IRIS_TIMEOUT_S"
 _MAX_S = 365 * 24 * 3600
 

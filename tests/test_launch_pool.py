@@ -400,7 +400,7 @@ def test_a_timeout_of_any_length(pool: iris.RankPool, timeout_s: Any) -> None:
 
 
 def test_a_long_wait_is_made_of_shorter_ones(pool: iris.RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["iris.launch"], "_MAX_WAIT_S", 0.05)
+    monkeypatch.setattr(sys.modules["iris.launch"], "MAX_WAIT_S", 0.05)
     assert pool.run(sleep, (0.3,), timeout_s=20) == [0.3, 0.3]
     with pytest.raises(iris.LaunchError, match=r"did not finish within 0\.3 s"):
         pool.run(sleep, (30,), timeout_s=0.3)

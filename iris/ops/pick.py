@@ -76,10 +76,9 @@ def _check_target(target: Target) -> None:
     """Raise ArgumentError if there is no such device."""
     if target.backend not in _BACKENDS:
         raise ArgumentError("pick_config", "target.backend", f"one of {', '.join(_BACKENDS)}", repr(target.backend))
-    for name in ("num_sms", "shared_nbytes"):
-        count = getattr(target, name)
-        if (type(count) is not int or count < 1) and not (name == "shared_nbytes" and count is None):
-            raise ArgumentError("pick_config", f"target.{name}", "a whole number, at least 1", repr(count))
+    _check_count("target.num_sms", target.num_sms)
+    if target.shared_nbytes is not None:
+        _check_count("target.shared_nbytes", target.shared_nbytes)
     if not isinstance(target.hardware, str):
         raise ArgumentError("pick_config", "target.hardware", "a name, as PyTorch gives it", repr(target.hardware))
     if not isinstance(target.excluded, tuple) or not all(isinstance(one, str) for one in target.excluded):
@@ -89,9 +88,7 @@ def _check_target(target: Target) -> None:
 def _check_sizes(problem: Problem) -> None:
     """Raise ArgumentError if no call can have these sizes."""
     for name in ("m", "n", "k", "world_size"):
-        size = getattr(problem, name)
-        if type(size) is not int or size < 1:
-            raise ArgumentError("pick_config", f"problem.{name}", "a whole number, at least 1", repr(size))
+        _check_count(f"problem.{name}", getattr(problem, name))
     if problem.world_size > MAX_RANKS:
         raise ArgumentError("pick_config", "problem.world_size", f"at most {MAX_RANKS}", problem.world_size)
     if problem.op in (GATHER, REDUCE_SCATTER):
@@ -99,6 +96,12 @@ def _check_sizes(problem: Problem) -> None:
         if getattr(problem, shared) % problem.world_size:
             expected = f"a multiple of the {problem.world_size} ranks"
             raise ArgumentError("pick_config", f"problem.{shared}", expected, getattr(problem, shared))
+
+
+def _check_count(argument: str, count: object) -> None:
+    """Raise ArgumentError unless ``count`` is a whole number, at least 1."""
+    if type(count) is not int or count < 1:
+        raise ArgumentError("pick_config", argument, "a whole number, at least 1", repr(count))
 
 
 def has_row(problem: Problem, target: Target, config: FusedConfig) -> bool:

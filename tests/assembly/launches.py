@@ -23,6 +23,7 @@ from iris import ops
 from iris.device.handle import Handle
 from iris.ops.algorithms import TRAITS
 from iris.ops.choice import Adjusted
+from iris.symmetric import SymmetricHeap
 
 T = TypeVar("T")
 
@@ -86,8 +87,7 @@ class Context:
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         return True
 
-    def heap_offset(self, tensor: torch.Tensor) -> int:
-        return tensor.data_ptr() - self._backend.bases[self.rank]
+    heap_offset = SymmetricHeap.heap_offset
 
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(count, dtype=dtype)
