@@ -328,7 +328,7 @@ def test_survivors_name_the_killed_rank_in_time(point: Callable[[int], Work], do
             assert failure.kind == "PeerDied" and "closed its connection" not in failure.message, failure
         # PyTorch keeps the descriptor that it exported a GPU's heap with, when its own rendezvous fails.
         kept = ["/dev/nvidiactl"] if BACKEND != "sim" and point is while_heaps_are_shared else []
-        assert (fds, threads) == (kept, 0)
+        assert fds == kept and threads <= 0, (fds, threads)  # one may have ended that was there before
 
 
 @NAMES_SHARED_MEMORY
