@@ -37,6 +37,9 @@ Stream-K: ``STREAM_K`` splits the tiles of the last waves evenly over the progra
 with its first part gets the others'; if many do, each adds up some of it, and, if ``SLICED``, hands that to the sink.
 Each of these tiles may first be cut into ``STRIPS`` of some columns: fewer programs then share one, and hand over less.
 
+M, and the numbers of tiles and rows that follow from it, are not compiled into the kernel, as a server meets any; those
+of chunks are. ``M_IN_VECTORS``: M is a multiple of 16, and the columns of C are contiguous, whose stores are wider then.
+
 All programs are resident. Each part of a tile but the first is the first thing that its program does of the split
 tiles. Few wait only for programs further on in the tile, the last of which waits for nobody; many only when they have
 left their own part: so no two wait for each other.
@@ -433,7 +436,7 @@ def work_of(grid: Any, metadata: Any, arguments: dict[str, Any]) -> dict[str, An
     }
 
 
-@triton.jit(launch_metadata=work_of)
+@triton.jit(do_not_specialize=["M", "per_shard", "per_round", "chunk_rows", "half_rows"], launch_metadata=work_of)
 def matmul_kernel(
     handle,
     flags,
@@ -478,6 +481,7 @@ def matmul_kernel(
     PIECEWISE: tl.constexpr,
     MEET: tl.constexpr,
     BIAS: tl.constexpr,
+    M_IN_VECTORS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -494,6 +498,8 @@ def matmul_kernel(
     TRACE: tl.constexpr,
 ):
     """C = A @ B · scales + bias, where A comes from ``SOURCE`` and C goes to ``SINK``. See the module's docstring."""
+    if M_IN_VECTORS:
+        M = M // 16 * 16  # which it is, and Triton knows that then
     program = tl.program_id(0)
     if EPOCHS == TURNSTILE:
         epoch = enter(flags.turnstile, handle)

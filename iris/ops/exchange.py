@@ -175,7 +175,7 @@ def _part_for(peer, mine, tile, rows, all_rows, SPLIT: tl.constexpr):
     return tl.load(tile_pointers(mine, mine.ptr, r, tile.cols), mask=here, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "blocks", "all_rows"])
 def exchange_kernel(
     handle,
     epochs,
@@ -274,7 +274,7 @@ def _store_parts(result, parts, tile, rows, cols, all_rows, WORLD: tl.constexpr,
     tl.store(result.ptr + r * result.row_stride + c * result.col_stride, parts, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "blocks", "all_rows"])
 def exchange_words_kernel(
     handle,
     epochs,

@@ -111,6 +111,7 @@ def run(
         SHARDS=plan.shards, SHARDED=plan.sharded, SEGMENTS=plan.segments, OWN=plan.own,
         PIECEWISE=waits if plan.piecewise is None else plan.piecewise,
         HALF_FLAGS=plan.half_flags, EPOCHS=epochs, SITE=plan.site, BIAS=bias_is,
+        M_IN_VECTORS=output.stride(0) == 1 and tiling.rows % 16 == 0,
         BLOCK_M=config.block_size_m, BLOCK_N=config.block_size_n, BLOCK_K=config.block_size_k,
         GROUP_M=config.group_size_m, EVEN_K=tiling.even_k,
         STREAM_K=config.stream_k, TWO_TILES=config.two_tiles,

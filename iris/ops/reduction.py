@@ -177,7 +177,7 @@ def _sum_rows(
             tl.store(tile_pointers(output, output.ptr, tile.rows, cols), value, mask=tile_mask(tile))
 
 
-@triton.jit(do_not_specialize=["chunk", "top", "first", "row_end"])
+@triton.jit(do_not_specialize=["chunk", "top", "first", "row_end", "rows_per_rank"])
 def sum_kernel(
     handle, turnstile, ready, sent, chunk, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank,
     SITE: tl.constexpr, LANDED: tl.constexpr, EVERYWHERE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
@@ -204,7 +204,7 @@ def sum_kernel(
     leave(turnstile, epoch, handle, SITE)
 
 
-@triton.jit(do_not_specialize=["top", "first", "row_end"])
+@triton.jit(do_not_specialize=["top", "first", "row_end", "rows_per_rank"])
 def sum_chunk_kernel(
     handle, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank, WHOLE: tl.constexpr,
     BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,

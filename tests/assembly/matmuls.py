@@ -102,7 +102,7 @@ PLAIN = {
     "SCHEDULE": schedule.own_first, "SOURCE": matmul.local_source, "SINK": tile.local_sink, "AFTER": None,
     "EAGER": False, "GATE": False, "COURIER": None, "SITE": 2, "SHARDS": 1, "SHARDED": False, "SEGMENTS": 1,
     "OWN": False, "PIECEWISE": False, "MEET": True, "TWO_TILES": True, "GROUP_M": 8, "COURIER_M": 32, "COURIER_N": 64,
-    "PRECISION": "ieee", "EPOCHS": sync.TURNSTILE.value, "HALF_FLAGS": 0,
+    "M_IN_VECTORS": False, "PRECISION": "ieee", "EPOCHS": sync.TURNSTILE.value, "HALF_FLAGS": 0,
 }  # fmt: skip
 
 FP8 = torch.float8_e4m3fn

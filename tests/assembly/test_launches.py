@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
-from case import EVERYTHING, OLD
-from compiler import TARGETS
-from launches import CALLS_EACH, WAYS, Call, call_of
+import torch
+from case import EVERYTHING, OLD, in_turn
+from compiler import TARGETS, text_of
+from launches import CALLS_EACH, KINDS, WAYS, Call, Context, Size, Way, call_of, launches
+
+from iris import ops
 
 
 def taking_turns(old: int) -> list[tuple[int, str]]:
@@ -36,3 +41,40 @@ def test_what_ops_launch(call: Call, target_name: str, launched: dict[tuple[str,
 def test_every_algorithm_has_its_turn() -> None:
     assert sorted(way for old in (0, 1) for way, _ in taking_turns(old)) == list(range(len(WAYS)))
     assert {name for way, name in taking_turns(OLD)} == set(TARGETS)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "way",
+    in_turn(
+        [
+            Way("matmul_all_reduce", "low_latency", None),
+            Way("matmul_all_reduce", "one_shot", None),
+            Way("all_gather_matmul", "low_latency", 1),
+            Way("matmul_all_reduce", "low_latency_two_shot", None),
+        ]
+    ),
+    ids=lambda way: way.algorithm,
+)
+def test_another_number_of_rows_compiles_nothing(way: Way) -> None:
+    """A server meets any number of rows, and a kernel takes seconds to compile."""
+    with launches("sm_90") as found:
+        for rows in (1, 3, 16):
+            call = Call(*way, (), KINDS[4], Size(rows, 4096, 4096, 4), False, "")
+            call.make(Context("sm_90", 4))
+    names = [launch.compiled.name for launch in found.values()]
+    assert names and len(set(names)) == len(names)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rows", in_turn([64, 60]))
+def test_columns_are_stored_in_vectors_where_rows_allow_it(rows: int) -> None:
+    """Of an output whose columns are contiguous."""
+    a, b = torch.empty(4 * rows, 256, dtype=torch.bfloat16), torch.empty(256, 4096, dtype=torch.bfloat16)
+    ctx: Any = Context("sm_90", 4)
+    with launches("sm_90") as found:
+        output = torch.empty(4096, rows, dtype=torch.bfloat16).t()
+        ops.matmul_reduce_scatter(ctx, output, a, b, config="push")
+    (launch,) = found.values()
+    narrow = re.search(r"st\.global\.b16", text_of(launch.compiled))
+    assert bool(narrow) == (rows % 16 != 0)
