@@ -38,7 +38,7 @@ with its first part gets the others'; if many do, each adds up some of it, and, 
 Each of these tiles may first be cut into ``STRIPS`` of some columns: fewer programs then share one, and hand over less.
 
 M, and the numbers of tiles and rows that follow from it, are not compiled into the kernel, as a server meets any; those
-of chunks are. ``M_IN_VECTORS``: M is a multiple of 16, and the columns of C are contiguous, whose stores are wider then.
+of chunks are. ``M_IN_VECTORS``: M is a multiple of 16, and C's columns are contiguous, whose stores are wider then.
 
 All programs are resident. Each part of a tile but the first is the first thing that its program does of the split
 tiles. Few wait only for programs further on in the tile, the last of which waits for nobody; many only when they have
