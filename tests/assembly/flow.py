@@ -22,14 +22,15 @@ def loops(listing: Listing) -> list[set[int]]:
     return list(found.values())
 
 
-def decides(source: Instruction, loop: set[int], listing: Listing) -> bool:
-    """Whether the value that ``source``, in ``loop``, gets has a part in whether the loop goes on.
+def decides(source: Instruction, loop: set[int], listing: Listing, behind: list[set[int]]) -> bool:
+    """Whether the value that ``source``, in ``loop``, gets has a part in whether the loop goes on; ``behind``: of each
+    block, those of :func:`all_behind`.
 
     Its value is followed within the loop through registers, shared memory and spills, through the conditions that are
     computed from it, and through all that is written where such a condition says so. What is written anew from other
     values is free of it. Vector registers of AMD count as written whole, whatever the execution mask.
     """
-    branches = _Branches(listing, loop)
+    branches = _Branches(listing, loop, behind)
     tainted: dict[int, frozenset[str]] = dict.fromkeys(loop, frozenset())
     under: set[int] = set()
     todo = sorted(loop)
@@ -51,6 +52,12 @@ def decides(source: Instruction, loop: set[int], listing: Listing) -> bool:
                 tainted[after] |= state
                 todo.append(after)
     return False
+
+
+def all_behind(listing: Listing) -> list[set[int]]:
+    """For each block, those that every way from it to the end leads through, itself included."""
+    after = [block.after for block in listing.blocks]
+    return _dominators(after, {number for number, one in enumerate(after) if not one})
 
 
 def _step(one: Instruction, state: set[str], certain: bool, amd: bool) -> None:
@@ -78,10 +85,8 @@ def _write(registers: tuple[str, ...], dependent: bool, partly: bool, state: set
 class _Branches:
     """The blocks of a loop that run, or do not, because of a branch: those before its ways meet again."""
 
-    def __init__(self, listing: Listing, loop: set[int]) -> None:
-        self._listing, self._loop = listing, loop
-        after = [block.after for block in listing.blocks]
-        self._behind = _dominators(after, {number for number, one in enumerate(after) if not one})
+    def __init__(self, listing: Listing, loop: set[int], behind: list[set[int]]) -> None:
+        self._listing, self._loop, self._behind = listing, loop, behind
 
     def region(self, number: int) -> set[int]:
         meeting = self._behind[number] - {number}

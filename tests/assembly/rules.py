@@ -32,8 +32,8 @@ from enum import Flag, auto
 from functools import partial
 from itertools import pairwise
 
-from flow import decides, loops
-from listing import Block, Event, Instruction, Listing
+from flow import all_behind, decides, loops
+from listing import Event, Instruction, Listing
 
 HANDLE = frozenset({"argument 0", "argument 1"})
 """Kernel arguments that a leading device handle becomes: heap bases and info."""
@@ -76,12 +76,12 @@ def publication(listing: Listing) -> list[str]:
     """Stores → complete → barrier → release. A program of one warp or wave needs no barrier on AMD, where LLVM
     removes it; there its own write-back must be waited for."""
     wrong = []
-    for block, facts in _facts(listing):
-        for index, one in enumerate(block.instructions):
+    for events, facts in _facts(listing):
+        for index, one in enumerate(events):
             if Event.RELEASE in one.events:
                 bad = facts & AGAINST_RELEASE
                 if listing.amd and listing.single:
-                    complete = _drained_next(block, index)
+                    complete = _drained_next(events[index + 1 :])
                     bad = (
                         Fact.LEFT_BEHIND if facts & (Fact.IN_FLIGHT | Fact.WRITING_BACK) and not complete else Fact.NONE
                     )
@@ -90,9 +90,9 @@ def publication(listing: Listing) -> list[str]:
     return wrong
 
 
-def _drained_next(block: Block, index: int) -> bool:
-    """Whether memory is waited for before the next access to it in this block."""
-    for one in block.instructions[index + 1 :]:
+def _drained_next(following: list[Instruction]) -> bool:
+    """Whether memory is waited for before the next access to it among the ``following``."""
+    for one in following:
         if Event.DRAIN in one.events:
             return True
         if one.events & (Event.ATOMIC | Event.STORE):
@@ -105,8 +105,8 @@ def consumption(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]
     suspects = []
     used = {register for one in listing for register in one.reads}
     guesses = _guesses(listing)
-    for block, facts in _facts(listing, used):
-        for one in block.instructions:
+    for events, facts in _facts(listing, used):
+        for one in events:
             plain = one.events & (Event.LOAD | Event.STORE | Event.BULK_LOAD | Event.BULK_STORE)
             if plain and Fact.ACQUIRED in facts and not _ordered(one, listing) and id(one) not in guesses:
                 suspects.append(one)
@@ -129,8 +129,8 @@ def proxy(listing: Listing, unwritten: frozenset[str] = frozenset()) -> list[str
     """
     used = {register for one in listing for register in one.reads}
     suspects = []
-    for block, facts in _facts(listing, used):
-        for one in block.instructions:
+    for events, facts in _facts(listing, used):
+        for one in events:
             if Event.BULK_LOAD in one.events and Fact.UNFENCED in facts:
                 suspects.append(one)
             facts = _after(one, facts, listing, used)
@@ -149,12 +149,13 @@ def bounds(listing: Listing) -> list[str]:
     memory each time, inside it found. An acquire whose value decides about no loop around it, as that of a program that
     only counts itself in, is no poll; nor is a compare-and-swap, which is repeated only when another thread got on."""
     wrong: dict[str, None] = {}
+    behind = all_behind(listing)
     for loop in loops(listing):
         inside = [one for number in sorted(loop) for one in listing.blocks[number].instructions]
         if any(Event.CLOCK in one.events for one in inside):
             continue
         for one in inside:
-            if _acquires(one, listing) and decides(one, loop, listing):
+            if _acquires(one, listing) and decides(one, loop, listing, behind):
                 wrong[f"no clock in the loop around {one.text}"] = None
     return list(wrong)
 
@@ -317,14 +318,16 @@ def _after(one: Instruction, facts: Fact, listing: Listing, used: set[str] | Non
     return facts
 
 
-def _facts(listing: Listing, used: set[str] | None = None) -> Iterator[tuple[Block, Fact]]:
-    """Each reachable block, and the facts that may hold where it begins."""
+def _facts(listing: Listing, used: set[str] | None = None) -> Iterator[tuple[list[Instruction], Fact]]:
+    """Of each reachable block the instructions that are events, and the facts that may hold where it begins. No other
+    instruction changes facts."""
+    acting = [[one for one in block.instructions if one.events] for block in listing.blocks]
     begin: dict[int, Fact] = {0: Fact.NEVER_MET}
     todo = [0]
     while todo:
         number = todo.pop()
         facts = begin[number]
-        for one in listing.blocks[number].instructions:
+        for one in acting[number]:
             facts = _after(one, facts, listing, used)
         for after in listing.blocks[number].after:
             joined = begin.get(after, Fact.NONE) | facts
@@ -332,7 +335,7 @@ def _facts(listing: Listing, used: set[str] | None = None) -> Iterator[tuple[Blo
                 begin[after] = joined
                 todo.append(after)
     for number in sorted(begin):
-        yield listing.blocks[number], begin[number]
+        yield acting[number], begin[number]
 
 
 def origins(listing: Listing, kinds: Event = _ACCESSES) -> dict[int, frozenset[str]]:

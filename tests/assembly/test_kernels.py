@@ -7,6 +7,7 @@ import inspect
 import textwrap
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +102,15 @@ def modules() -> dict[str, Path]:
     return ours | {f"example_{name}": ROOT / "examples" / f"{name}.py" for name in EXAMPLES}
 
 
+@cache
+def there() -> set[tuple[str, str]]:
+    """Module and name of every device function."""
+    return {(module, name) for module, path in modules().items() for name in defined(path.read_text())}
+
+
 def escaped(names: Iterable[str]) -> set[tuple[str, str]]:
     """Device functions that the cases ``names`` do not reach."""
-    there = {(module, name) for module, path in modules().items() for name in defined(path.read_text())}
-    return there - reached(names)
+    return there() - reached(names)
 
 
 def test_no_function_escapes() -> None:
