@@ -740,6 +740,25 @@ def test_a_wait_looks_again_when_a_rank_has_closed(ranks: Ranks) -> None:
 
 
 @triton.jit
+def wait_for_no_rank_kernel(flag, peer, handle):
+    iris.wait(flag, 1, peer, handle)
+
+
+def wait_for_no_rank(peer: int) -> Failure:
+    with suppress(iris.WaitTimeout), fresh(timeout_s=0.5) as ctx:
+        flag = ctx.zeros(1, dtype=torch.int32)
+        return failure_of(lambda: (wait_for_no_rank_kernel[(1,)](flag, peer, ctx.handle), ctx.synchronize()))
+
+
+@pytest.mark.parametrize("peer", [-1, 16])
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_wait_for_what_is_no_rank_lasts_until_its_limit_and_says_so(ranks: Ranks, peer: int) -> None:
+    (failure,) = ranks.run(wait_for_no_rank, peer)
+    assert failure.kind == "WaitTimeout" and failure.ranks == (peer,), failure
+    assert "There is no such rank, only 0 to 0: the order is wait(" in failure.message
+
+
+@triton.jit
 def gone_kernel(handle, gone_of, SITE: tl.constexpr, COUNTED: tl.constexpr):
     """Who is gone, of waits for each rank."""
     for peer in range(3):

@@ -445,7 +445,7 @@ def _check_bounds(
     if (value == 0) | (value == 1):
         limit = tl.load(handle.info + FIRST_TIMEOUT_NS)
     peer = tl.cast(peer, tl.int32)
-    limit = tl.where(gone == peer + 1, -1, limit)
+    limit = tl.where((gone != 0) & (gone == peer + 1), -1, limit)
     waited = clock_ns() - started
     told = tl.atomic_add(_abort_word(handle), 0, sem="acquire", scope="sys")
     if told == 0:
