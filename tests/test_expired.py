@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -85,6 +87,41 @@ def test_one_program_writes_each_record(ranks: Ranks, grid: tuple[int, ...], see
             assert told[:5] == [sync.CODE_RELAYED.value, 0, 0, told[3], 0] and told[6] == one + 48, told
             assert told[3] in range(grid[0]), told
         assert min(codes_seen) > 0
+
+
+@triton.jit
+def one_check_kernel(handle):
+    """Of a wait for rank 1 that has not expired."""
+    sync._check_bounds(16, 5, 4, 1, 0, clock_ns(), handle, sync.SITE_USER)
+
+
+def told_during_a_check() -> list[tuple[int, int]]:
+    """Which records there are when the host says that rank 1 is gone, before each of the check's accesses in turn."""
+    from iris.backends import interpreter
+
+    found = []
+    for before in range(1, 5):
+        with iris.iris(1 << 16) as ctx:
+            accesses = itertools.count(1)
+
+            def tell(ctx: iris.Iris = ctx, accesses: Iterator[int] = accesses, before: int = before) -> None:
+                if next(accesses) == before:
+                    ctx._backend.poke(sync.ABORT_WORD.value, sync.abort_code(0, 1))
+
+            with mock.patch.object(interpreter, "_switch", tell), suppress(iris.WaitTimeout):
+                one_check_kernel[(1,)](ctx.handle)
+            found.append((int(ctx._status[0]), int(ctx._status[sync.RECORD_WORDS.value])))
+            ctx._status.zero_()
+    return found
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="GPUs switch when they do")
+@pytest.mark.parametrize("ranks", [1], indirect=True)
+def test_a_wait_that_the_host_cuts_short_has_not_expired(ranks: Ranks) -> None:
+    """Though host and program wait for the same rank."""
+    (found,) = ranks.run(told_during_a_check)
+    relayed = 0, sync.CODE_RELAYED.value
+    assert found[:3] == [relayed] * 3 and found[3] == (0, 0), found
 
 
 @triton.jit

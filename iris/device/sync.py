@@ -90,9 +90,9 @@ SITE_MATMUL: tl.constexpr = tl.constexpr(4)
 
 
 def abort_code(waiting: int, peer: int) -> int:
-    """What the abort word holds when rank ``waiting`` gives up on rank ``peer``; if a program does, its number is on
-    top. Kernels only read their own heap's word while they wait, since reading host memory would hold them up for
-    milliseconds."""
+    """What the abort word holds when the host of rank ``waiting`` gives up on rank ``peer``; if a program does, its
+    number plus two is on top, so that it does not take the host's word for its own. Kernels only read their own heap's
+    word while they wait, since reading host memory would hold them up for milliseconds."""
     return (1 << 16) | (waiting << 8) | peer
 
 
@@ -450,7 +450,7 @@ def _check_bounds(
     told = tl.atomic_add(_abort_word(handle), 0, sem="acquire", scope="sys")
     if told == 0:
         me = rank(handle).to(tl.int64)
-        code = ((tl.program_id(0).to(tl.int64) + 1) << 16) | (me << 8) | (peer & 255)
+        code = ((tl.program_id(0).to(tl.int64) + 2) << 16) | (me << 8) | (peer & 255)
         # Threads have read the clock one after the other: it is one's that decides, and all learn from the word how.
         # Not a compare-and-swap: Triton 3.6 compiles that to agent scope on AMD, whatever scope is asked for.
         tl.atomic_max(_abort_word(handle), tl.where(waited > limit, code, 0), sem="relaxed", scope="sys")
