@@ -13,7 +13,7 @@ from iris.errors import ContextError, IrisError, PeerDied, RankMismatch, WaitTim
 from iris.heap import HeapTable
 from iris.membership import global_names
 from iris.mesh import Mesh
-from iris.status import CODES, expired_wait, gave_up, record_of, stopped_by
+from iris.status import CODES, cut_short, expired_wait, gave_up, record_of, stopped_by
 from iris.timeouts import Limits
 from iris.watcher import Watcher
 
@@ -127,7 +127,8 @@ class Failure:
     def described(self) -> IrisError:
         """Why a kernel stopped: what a peer that is gone said last, if there is one, else what the kernel recorded.
         What a wait of its own recorded has more detail: it is taken, too, if both say that the same rank was waited
-        for, or if the peer left because this rank gave up, else added."""
+        for, or if the peer left because this rank gave up, else added. So is a wait that was cut short, if it is this
+        rank that was waited for: it says why it did not come."""
         mesh = self._mesh
         record = record_of(self._status)
         own = expired_wait(record, mesh.rank, mesh.world_size, self._table, self._limits)
@@ -139,8 +140,12 @@ class Failure:
             told = [_other_call(rank, call, str(own)) for rank, call in calls.items() if call]
             return WaitTimeout(" ".join([str(own), *told]), own.ranks)
         said = mesh.death(min(dead), "kernel")
-        if record[sync.STATUS_CODE] != sync.CODE_EXPIRED.value or not isinstance(said, PeerDied | WaitTimeout):
+        if not isinstance(said, PeerDied | WaitTimeout):
             return said
+        if record[sync.STATUS_CODE] != sync.CODE_EXPIRED.value:
+            if record[sync.STATUS_CODE] != sync.CODE_RELAYED.value or mesh.rank not in said.ranks:
+                return said
+            return type(said)(f"{said} On this rank: {cut_short(record, mesh.rank, self._table)}.", said.ranks)
         if (isinstance(said, WaitTimeout) and said.ranks == own.ranks) or stopped_by(mesh.rank, str(said)):
             return own
         return type(said)(f"{said} On this rank: {own}", said.ranks)

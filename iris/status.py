@@ -48,21 +48,19 @@ def expired_wait(
     its heap; ``limits``: what to raise for longer waits."""
     site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
     rank, peer = words[sync.STATUS_RANK], words[sync.STATUS_PEER]
+    relayed = words[sync.STATUS_CODE] == sync.CODE_RELAYED.value
+    if relayed:
+        peer &= 255
     if words[sync.STATUS_SITE] == sync.SITE_MATMUL.value:
         rank = peer = own_rank
-    if words[sync.STATUS_CODE] == sync.CODE_RELAYED.value:
+    if relayed:
         message = f"{site}: {_stopped(rank)}{peer}, so all ranks stopped"
     else:
-        waited, offset = words[sync.STATUS_WAITED] / 1e9, words[sync.STATUS_FLAG]
+        waited, offset = words[sync.STATUS_WAITED], words[sync.STATUS_FLAG]
         on_heap = 0 <= offset < table.size
         wanted, seen = words[sync.STATUS_WANTED], words[sync.STATUS_SEEN]
         flagged = seen != sync.NO_FLAG.value
-        kind = "flag" if flagged else "data"
-        place = f"{kind} at heap offset {offset}" if on_heap else f"{kind} outside the heap"
-        if on_heap and words[sync.STATUS_SITE] == sync.SITE_USER.value:
-            place += f" ({_place(offset, table)})"
-        lacking = f"should reach {wanted}, holds {seen}" if flagged else f"of call {wanted} has not come"
-        message = f"{site}: rank {rank} waited {abs(waited):.1f} s for rank {peer}: {place} {lacking}"
+        message = _waited(words, rank, peer, table)
         if waited < 0:
             return PeerDied(
                 f"{message}, and rank {peer} has closed its context. Has it left out a call, or ended early, as by "
@@ -81,7 +79,7 @@ def expired_wait(
         if not on_heap and words[sync.STATUS_SITE] == sync.SITE_USER.value:  # ops have flags of this rank alone, too
             remedy = "no rank can set it. Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32)"
             return WaitTimeout(f"{message}; {remedy}.", [peer])
-    first = words[sync.STATUS_CODE] != sync.CODE_RELAYED.value and words[sync.STATUS_WANTED] in (0, 1)
+    first = not relayed and words[sync.STATUS_WANTED] in (0, 1)
     limit = limits[0 if first else 1]
     if rank == peer:
         return WaitTimeout(
@@ -94,6 +92,26 @@ def expired_wait(
     return WaitTimeout(
         f"{message}. Did rank {peer} make the same call?{shown} A slow but healthy peer needs a larger {limit}.", [peer]
     )
+
+
+def cut_short(words: Sequence[int], own_rank: int, table: HeapTable) -> str:
+    """For whom ``own_rank`` waited, and for which flag, when it was told to stop: by a record of what another rank
+    said."""
+    return _waited(words, own_rank, words[sync.STATUS_PEER] >> 8, table)
+
+
+def _waited(words: Sequence[int], rank: int, peer: int, table: HeapTable) -> str:
+    """That ``rank`` waited for ``peer``, and for what."""
+    site, offset = words[sync.STATUS_SITE], words[sync.STATUS_FLAG]
+    wanted, seen = words[sync.STATUS_WANTED], words[sync.STATUS_SEEN]
+    on_heap, flagged = 0 <= offset < table.size, seen != sync.NO_FLAG.value
+    kind = "flag" if flagged else "data"
+    place = f"{kind} at heap offset {offset}" if on_heap else f"{kind} outside the heap"
+    if on_heap and site == sync.SITE_USER.value:
+        place += f" ({_place(offset, table)})"
+    lacking = f"should reach {wanted}, holds {seen}" if flagged else f"of call {wanted} has not come"
+    name, waited = sync.SITES.get(site, "a user kernel"), abs(words[sync.STATUS_WAITED]) / 1e9
+    return f"{name}: rank {rank} waited {waited:.1f} s for rank {peer}: {place} {lacking}"
 
 
 def _place(offset: int, table: HeapTable) -> str:

@@ -592,6 +592,41 @@ def test_a_kernel_that_waits_in_vain_is_named_on_all_ranks(ranks: Ranks) -> None
         )
 
 
+@triton.jit
+def first_wait_kernel(flag, peer, handle):
+    iris.wait(flag, 1, peer, handle)
+
+
+def held_up_by_a_wait() -> Failure:
+    """Rank 0 waits longer for a flag than the others wait for it in a barrier."""
+    with fresh(timeout_s=1, first_timeout_s=TIMEOUT_S) as ctx:
+        flag = ctx.ones(1, dtype=torch.int32)
+        first_wait_kernel[(1,)](flag, 1, ctx.handle)  # compiled now
+        flag.zero_()
+        context().barrier()
+
+        def work() -> None:
+            if ctx.rank == 0:
+                first_wait_kernel[(1,)](flag, 1, ctx.handle)
+            ctx.barrier()
+
+        return failure_of(work)
+
+
+@TWO_OR_MORE
+def test_a_rank_that_others_wait_for_says_what_holds_it_up(ranks: Ranks) -> None:
+    """Though its own wait has not expired."""
+    first, *others = ranks.run(held_up_by_a_wait)
+    for failure in (first, *others):
+        assert failure.kind == "WaitTimeout" and failure.ranks == (0,), failure
+        assert " waited 1 s for rank 0, which did not make the call." in failure.message
+    assert re.search(
+        r"On this rank: a user kernel: rank 0 waited \d+\.\d s for rank 1: flag at heap offset \d+ \(flag\[0\] of the "
+        r"tensor at \d+\) should reach 1, holds 0",
+        first.message,
+    ), first
+
+
 def barriers_behind_a_failure() -> list[Failure]:
     with fresh(timeout_s=0.5, first_timeout_s=TIMEOUT_S) as ctx:
         flag = unset_flag(ctx)
@@ -739,15 +774,10 @@ def test_a_wait_looks_again_when_a_rank_has_closed(ranks: Ranks) -> None:
     assert failure.kind == "PeerDied" and "should reach 6, holds 4, and rank 1 has closed" in failure.message, failure
 
 
-@triton.jit
-def wait_for_no_rank_kernel(flag, peer, handle):
-    iris.wait(flag, 1, peer, handle)
-
-
 def wait_for_no_rank(peer: int) -> Failure:
     with suppress(iris.WaitTimeout), fresh(timeout_s=0.5) as ctx:
         flag = ctx.zeros(1, dtype=torch.int32)
-        return failure_of(lambda: (wait_for_no_rank_kernel[(1,)](flag, peer, ctx.handle), ctx.synchronize()))
+        return failure_of(lambda: (first_wait_kernel[(1,)](flag, peer, ctx.handle), ctx.synchronize()))
 
 
 @pytest.mark.parametrize("peer", [-1, 16])

@@ -83,9 +83,10 @@ def test_one_program_writes_each_record(ranks: Ranks, grid: tuple[int, ...], see
         one = own[4] - 16
         assert own[:7] == [sync.CODE_EXPIRED.value, 0, 0, one % grid[0], one + 16, one + 32, one + 48], own
         if told[0]:
-            one = told[5] - 32
-            assert told[:5] == [sync.CODE_RELAYED.value, 0, 0, told[3], 0] and told[6] == one + 48, told
-            assert told[3] in range(grid[0]), told
+            one, peer = told[5] - 32, told[3] & 255
+            own_peer = one % grid[0]
+            assert told[:5] == [sync.CODE_RELAYED.value, 0, 0, own_peer << 8 | peer, one + 16], told
+            assert told[6] == one + 48 and peer in range(grid[0]), told
         assert min(codes_seen) > 0
 
 

@@ -61,6 +61,8 @@ STATUS_CODE: tl.constexpr = tl.constexpr(0)
 STATUS_SITE: tl.constexpr = tl.constexpr(1)
 STATUS_RANK: tl.constexpr = tl.constexpr(2)
 STATUS_PEER: tl.constexpr = tl.constexpr(3)
+"""Who was waited for. In the record of what another rank said: in the lowest byte for whom that one waited, and above
+it for whom this rank did."""
 STATUS_FLAG: tl.constexpr = tl.constexpr(4)
 STATUS_WANTED: tl.constexpr = tl.constexpr(5)
 STATUS_SEEN: tl.constexpr = tl.constexpr(6)
@@ -462,7 +464,8 @@ def _check_bounds(
                 theirs = translate(_abort_word(handle), rank(handle), other, handle.bases)
                 tl.atomic_max(theirs, code, sem="relaxed", scope="sys")
     if (told != 0) & (stopped == 0):  # also if another rank, or program, has been faster by so little
-        stopped = _record(CODE_RELAYED, site, (told >> 8) & 255, told & 255, 0, value, seen, waited, handle)
+        both = (peer.to(tl.int64) << 8) | (told & 255)
+        stopped = _record(CODE_RELAYED, site, (told >> 8) & 255, both, offset, value, seen, waited, handle)
     return stopped, tl.where(_has_closed(peer, handle, counted or site == SITE_USER), peer + 1, 0)
 
 
