@@ -99,7 +99,11 @@ class Failure:
             if isinstance(error, Exception) and self._recorded():  # it went on with whatever was in memory
                 raise self.keep(self.described()) from error
             if self._mesh.world_size > 1:
-                self.broke_off(error)
+                if isinstance(error, WaitTimeout):  # of a loop of the user's own
+                    self.keep(error)
+                    self.part(error)
+                else:
+                    self.broke_off(error)
             raise
         if self._recorded():
             raise self.keep(self.described())

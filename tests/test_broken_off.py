@@ -322,6 +322,28 @@ def test_an_exception_in_a_simulated_kernel_is_the_end_and_peers_are_told(
     assert closed.kind == peer_closed.kind == "nothing"
 
 
+@triton.jit
+def polling_kernel(flag, handle):
+    while not iris.reached(flag, 1):
+        pass
+
+
+def polled_in_vain() -> list[Failure]:
+    with fresh(timeout_s=0.4) as ctx:
+        flag = ctx.zeros(1, dtype=torch.int32)
+        if ctx.rank == 1:
+            return [failure_of(ctx.barrier)]
+        return [failure_of(call) for call in (lambda: polling_kernel[(1,)](flag, ctx.handle), ctx.check, ctx.barrier)]
+
+
+@SIMULATED
+@TWO
+def test_after_a_poll_in_vain_every_later_call_raises_the_same(ranks: Ranks) -> None:
+    (first, *later), _ = ranks.run(polled_in_vain)
+    assert first.kind == "WaitTimeout" and " polls address 0x" in first.message
+    assert [(one.kind, one.message) for one in later] == [(first.kind, first.message)] * 2
+
+
 def failed_elsewhere() -> Failure:
     """A kernel fails that has nothing to do with the context, and one that was given what it cannot take."""
     with fresh() as ctx:
