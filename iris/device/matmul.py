@@ -37,8 +37,9 @@ Stream-K: ``STREAM_K`` splits the tiles of the last waves evenly over the progra
 with its first part gets the others'; if many do, each adds up some of it, and, if ``SLICED``, hands that to the sink.
 Each of these tiles may first be cut into ``STRIPS`` of some columns: fewer programs then share one, and hand over less.
 
-M, and the numbers of tiles and rows that follow from it, are not compiled into the kernel, as a server meets any; those
-of chunks are. ``M_IN_VECTORS``: M is a multiple of 16, and C's columns are contiguous, whose stores are wider then.
+M, and the numbers of tiles that follow from it, are not compiled into the kernel, as a server meets any; numbers of
+chunks are. ``M_IN_VECTORS``: M is a multiple of 16, and the columns of A or C are contiguous: the width of loads and
+stores depends on that.
 
 All programs are resident. Each part of a tile but the first is the first thing that its program does of the split
 tiles. Few wait only for programs further on in the tile, the last of which waits for nobody; many only when they have
@@ -436,7 +437,7 @@ def work_of(grid: Any, metadata: Any, arguments: dict[str, Any]) -> dict[str, An
     }
 
 
-@triton.jit(do_not_specialize=["M", "per_shard", "per_round", "chunk_rows", "half_rows"], launch_metadata=work_of)
+@triton.jit(do_not_specialize=["M", "per_shard", "per_round", "half_rows"], launch_metadata=work_of)
 def matmul_kernel(
     handle,
     flags,

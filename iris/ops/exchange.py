@@ -38,6 +38,7 @@ from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, end_own_epoch, own_epoch, signal_all, store_words, take_words, wait_all
 from iris.device.tile import Matrix, Tile, block_at, finished, slot_pointers, tile_mask, tile_pointers
+from iris.ops.rows import in_vectors
 from iris.ops.words import in_words, word_dtype, words_nbytes
 from iris.ops.workspace import FusedWorkspace
 
@@ -198,6 +199,7 @@ def exchange_kernel(
     BIAS: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
     FLAGS_EACH: tl.constexpr,
+    ROWS_IN_VECTORS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -206,8 +208,11 @@ def exchange_kernel(
     ``SPLIT``: ``mine`` holds a part for each rank, one below the other, ``all_rows`` in all, so that the last may be
     shorter; else the same part goes to all. ``TOTAL``: the parts are summed in rank order, and the bias added; else
     they stand below (``BY_ROWS``) or beside each other. ``EVERYWHERE``: the sum goes to every rank's ``result``,
-    symmetric, at the rows that the part has there.
+    symmetric, at the rows that the part has there. ``ROWS_IN_VECTORS``: rows are multiples of 16, which matters where
+    columns are contiguous.
     """
+    if ROWS_IN_VECTORS:  # Triton knows it then
+        rows, all_rows = rows // 16 * 16, all_rows // 16 * 16
     epoch = own_epoch(epochs)
     me, program = handles.rank(handle), tl.program_id(0)
     inbox += (epoch & 1).to(tl.int64) * half
@@ -299,6 +304,7 @@ def exchange_words_kernel(
     ACC_DTYPE: tl.constexpr,
     SOURCES: tl.constexpr,
     PACK: tl.constexpr,
+    ROWS_IN_VECTORS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -306,6 +312,8 @@ def exchange_words_kernel(
     and are summed in an order of the compiler's, the same on all ranks. ``SOURCES``: the power of two from ``WORLD``
     on. Sums for every rank travel as words, too, to the slots behind those of the parts. A call has up to ``programs``
     programs."""
+    if ROWS_IN_VECTORS:
+        rows, all_rows = rows // 16 * 16, all_rows // 16 * 16
     epoch = own_epoch(epochs)
     me, program = handles.rank(handle), tl.program_id(0)
     inbox += (epoch & 1).to(tl.int64) * half
@@ -372,6 +380,7 @@ def exchange(
     constants: dict[str, Any] = {
         "SITE": site, "WORLD": ctx.world_size, "SPLIT": split, "TOTAL": total, "BY_ROWS": by_rows, "BIAS": bias_is,
         "EVERYWHERE": blocks.hops == 2, "ACC_DTYPE": tl.int32 if mine.dtype == torch.int32 else tl.float32,
+        "ROWS_IN_VECTORS": mine.shape[0] % 16 == 0 and in_vectors(blocks.rows, mine, result),
         "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": blocks.num_warps,
     }  # fmt: skip
     inbox, half = workspace.inbox(word_dtype(mine.dtype) if blocks.words else mine.dtype)

@@ -226,7 +226,7 @@ def _abreast(unit, turns, chunks, crew):
     return first + left % beside, left // beside
 
 
-@triton.jit(do_not_specialize=["M", "chunk_rows"])
+@triton.jit
 def gather_kernel(
     handle, flags, own, a, M, K, crew, chunk_rows,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,

@@ -165,7 +165,7 @@ def _send(handle, c, program, senders, row_begin, row_end, N, COURIER_M: tl.cons
             tl.store(tile_pointers(c, there, rows, cols), value, mask=mask)
 
 
-@triton.jit(do_not_specialize=["first", "M", "chunk_rows"])
+@triton.jit(do_not_specialize=["first"])
 def send_kernel(
     handle, flags, c, first, M, N, chunk_rows,
     SITE: tl.constexpr, BESIDE: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,

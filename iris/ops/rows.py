@@ -22,6 +22,12 @@ class Rows:
         return matrix[self.first :][: self.count]
 
 
+def in_vectors(rows: int, *matrices: torch.Tensor) -> bool:
+    """Whether a kernel that works with any number of rows is to know that ``rows`` is a multiple of 16: the columns of
+    one of ``matrices`` are contiguous, and the width of what it loads and stores there depends on that."""
+    return rows % 16 == 0 and any(one.stride(0) == 1 for one in matrices)
+
+
 def chunks_of(rows: int, wanted: int, block: int, growth: float = 1.0) -> list[Rows]:
     """``rows`` in at most ``wanted`` chunks: each is ``growth`` times as long as the one before, rounded up to whole
     blocks, and the last has what is left."""

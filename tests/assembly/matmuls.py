@@ -295,7 +295,10 @@ def collectives() -> list[Case]:
         Case(f"send-{kind}", send_kernel, send_arguments, {"SITE": 3, "BESIDE": kind == "beside", **tile_of})
         for kind in ("beside", "alone")
     ]
-    exchanged = {"SITE": 2, "WORLD": 4, "BIAS": 2, "ACC_DTYPE": tl.float32, "BLOCK_M": 16, "BLOCK_N": 64}
+    exchanged = {
+        "SITE": 2, "WORLD": 4, "BIAS": 2, "ACC_DTYPE": tl.float32, "ROWS_IN_VECTORS": False,
+        "BLOCK_M": 16, "BLOCK_N": 64,
+    }  # fmt: skip
     carried = {
         "gather": (FP8, 4),
         "scatter": (torch.int32, 1),

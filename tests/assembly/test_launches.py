@@ -67,14 +67,30 @@ def test_another_number_of_rows_compiles_nothing(way: Way) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("rows", in_turn([64, 60]))
-def test_columns_are_stored_in_vectors_where_rows_allow_it(rows: int) -> None:
-    """Of an output whose columns are contiguous."""
-    a, b = torch.empty(4 * rows, 256, dtype=torch.bfloat16), torch.empty(256, 4096, dtype=torch.bfloat16)
+@pytest.mark.parametrize(
+    ("op", "algorithm"),
+    in_turn(
+        [
+            ("matmul_reduce_scatter", "push"),
+            ("matmul_reduce_scatter", "low_latency"),
+            ("matmul_all_scatter", "split"),
+            ("matmul_all_scatter", "streams"),
+            ("all_gather_matmul", "hbm_buffer"),
+            ("all_gather_matmul", "baseline"),
+        ]
+    ),
+)
+def test_contiguous_columns_move_in_vectors(op: str, algorithm: str) -> None:
+    """Of an A that is gathered, and an output, where the number of rows allows it."""
     ctx: Any = Context("sm_90", 4)
+    rows, k, n = 4096, 1024, 2048
+    a = torch.empty(k, rows, dtype=torch.bfloat16).t()
+    b = torch.empty(4 * k if op == "all_gather_matmul" else k, n, dtype=torch.bfloat16)
+    columns = {"gather_dim": 1} if op == "all_gather_matmul" else {}
+    high, wide = rows // 4 if op == "matmul_reduce_scatter" else rows, 4 * n if op == "matmul_all_scatter" else n
+    output = torch.empty(wide, high, dtype=torch.bfloat16).t()
     with launches("sm_90") as found:
-        output = torch.empty(4096, rows, dtype=torch.bfloat16).t()
-        ops.matmul_reduce_scatter(ctx, output, a, b, config="push")
-    (launch,) = found.values()
-    narrow = re.search(r"st\.global\.b16", text_of(launch.compiled))
-    assert bool(narrow) == (rows % 16 != 0)
+        getattr(ops, op)(ctx, output, a, b, config=algorithm, **columns)
+    assert found
+    for launch in found.values():
+        assert not re.findall(r"(?:ld|st)\.global\.b16", text_of(launch.compiled)), launch.compiled.name
