@@ -775,9 +775,11 @@ def test_a_wait_looks_again_when_a_rank_has_closed(ranks: Ranks) -> None:
 
 
 def wait_for_no_rank(peer: int) -> Failure:
+    failure = Failure()
     with suppress(iris.WaitTimeout), fresh(timeout_s=0.5) as ctx:
         flag = ctx.zeros(1, dtype=torch.int32)
-        return failure_of(lambda: (first_wait_kernel[(1,)](flag, peer, ctx.handle), ctx.synchronize()))
+        failure = failure_of(lambda: (first_wait_kernel[(1,)](flag, peer, ctx.handle), ctx.synchronize()))
+    return failure
 
 
 @pytest.mark.parametrize("peer", [-1, 16])
