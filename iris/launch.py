@@ -95,9 +95,14 @@ class RankTraceback(Exception):
 
 
 def _failure(outcomes: Iterable[_Outcome], late: str = "") -> LaunchError | None:
-    """The error that says which ranks failed, what the first one raised, and who was late; None if none failed."""
+    """The error that says which ranks failed, what the first one raised, and who was late; None if none failed.
+
+    First is what is no consequence of another failure; else what a rank says that others waited for, which may itself
+    have waited.
+    """
     failed = [one for one in outcomes if one.error is not None]
-    failed.sort(key=lambda one: (isinstance(one.error, PeerDied | WaitTimeout), one.at))  # these are consequences
+    missed = {rank for one in failed if isinstance(one.error, PeerDied | WaitTimeout) for rank in one.error.ranks}
+    failed.sort(key=lambda one: (isinstance(one.error, PeerDied | WaitTimeout), one.rank not in missed, one.at))
     if not failed:
         return None
     first, *others = failed

@@ -19,6 +19,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -64,9 +65,10 @@ class Trace:
             ArgumentError: ``programs`` is no positive number, or ``ctx`` no context.
         """
         require_context("Trace.begin", ctx)
-        if type(programs) is not int or programs < 1:
-            raise ArgumentError("Trace.begin", "programs", "a positive number", programs)
-        self.programs = programs
+        count: object = programs
+        if isinstance(count, bool) or not isinstance(count, Integral) or int(count) < 1:
+            raise ArgumentError("Trace.begin", "programs", "a positive whole number", repr(programs))
+        self.programs = programs = int(programs)
         words = programs * device_trace.WORDS_PER_PROGRAM.value
         self.buffer = torch.zeros(words, dtype=torch.int64, device=ctx.device)
         self.buffer[device_trace.PROGRAMS.value] = programs

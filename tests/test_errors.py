@@ -874,5 +874,5 @@ def test_a_trace_needs_a_context(function: str, wrong: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("programs", [0, -1, 2.5])
 def test_a_trace_of_no_programs(programs: Any) -> None:
-    with pytest.raises(iris.ArgumentError, match=r"Trace.begin: programs: expected a positive number, got"):
+    with pytest.raises(iris.ArgumentError, match=r"Trace.begin: programs: expected a positive whole number, got"):
         iris.Trace().begin(mock.Mock(device="cpu"), programs)

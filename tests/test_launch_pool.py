@@ -680,3 +680,15 @@ def test_ranks_end_with_their_parent_though_its_children_live(tmp_path: Path) ->
 def test_a_tensor_that_is_given_away_stays_where_it_is(pool: iris.RankPool) -> None:
     assert [given.tolist() for given in pool.run(keep_and_give)] == [[1.0] * 4, [2.0] * 4]
     assert pool.run(still_symmetric) == [True, True]
+
+
+def raise_in_turn() -> None:
+    """Ranks 1 and 2 have waited for rank 0, which adds what it waited for, and says so last."""
+    rank = int(os.environ["IRIS_RANK"])
+    time.sleep(0.0 if rank else 0.3)
+    raise iris.WaitTimeout(f"rank 1 waited for rank 0.{'' if rank else ' On this rank: flag[3]'}", [0])
+
+
+def test_of_waits_in_vain_that_of_the_rank_which_others_waited_for_is_told() -> None:
+    with pytest.raises(iris.LaunchError, match=r"^rank 0 failed \(also failed: .*rank 0\. On this rank: flag\[3\]"):
+        iris.launch(raise_in_turn, num_ranks=3)
