@@ -501,6 +501,7 @@ REFUSED: list[tuple[str, dict[str, Any], Target, str]] = [
     ("num_chunks", {"num_chunks": 65}, H200, "65 chunks: 64 at most"),
     ("amd stages", {"num_stages": 3}, MI300X, "bytes of shared memory: 65536 at most"),
     ("amd tile", {"block_size_m": 512, "block_size_n": 512, "block_size_k": 16}, MI300X, "sums per thread"),
+    ("amd warps", {"num_warps": 32}, MI300X, "32 warps: 16 at most"),
 ]
 
 
@@ -537,6 +538,23 @@ def test_what_runs_by_its_name_alone_fits_into_less_shared_memory(world_size: in
     assert taken.num_stages * (taken.block_size_m + taken.block_size_n) * taken.block_size_k * dtype.itemsize < 99 << 10
 
 
+def test_a_wave_has_64_threads_that_keep_sums() -> None:
+    """Of 256 x 256 sums, 8 waves of AMD's keep 128 in each thread, and 8 warps 256."""
+    large = FusedConfig("push", 256, 256, 32, num_warps=8, num_stages=2)
+    assert obstacle(GATHER, large, MI300X) is None
+    assert "256 sums per thread" in str(obstacle(GATHER, large, H200))
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
+def test_words_that_threads_exchange_fit_into_shared_memory(algorithm: str) -> None:
+    """A quarter of a tile's words lies there at a time: 8 bytes for each int32."""
+    half, whole = (FusedConfig(algorithm, 256, n, 32, num_warps=16, num_stages=2) for n in (128, 256))
+    problem = problem_of("matmul_all_reduce", 256, 256, 4096, 2, torch.int8)
+    assert obstacle(problem, half, MI300X) is None
+    assert obstacle(problem, whole, MI300X) == "131072 bytes of shared memory: 65536 at most"
+    assert obstacle(replace(problem, dtype=torch.bfloat16), whole, MI300X) is None
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", ["matmul_reduce_scatter", "matmul_all_reduce"])
 @pytest.mark.parametrize("m", [512, 8192])
@@ -561,6 +579,11 @@ def test_rules_of_single_ops() -> None:
     assert "where each has columns" in str(obstacle(replace(gather, gather_dim=1), two, H200))
     assert "8 of 8 ranks in 1 chunks" in str(obstacle(reduce, replace(two, owners_per_matmul=8), H200))
     assert "3 chunks of 2 block rows" in str(obstacle(short, replace(PLAIN, num_chunks=3), H200))
+    assert obstacle(replace(short, m=257), replace(PLAIN, num_chunks=3), H200) is None
+    rounds = replace(PLAIN, num_rounds=2)
+    for one in (short, replace(gather, gather_dim=1)):
+        assert "2 rounds, where no two other ranks' rows take turns" in str(obstacle(one, rounds, H200))
+    assert obstacle(replace(short, world_size=3), rounds, H200) is None
     relay = replace(PLAIN, algorithm="relay")
     assert "takes 3 ranks" in str(obstacle(problem_of("matmul_all_scatter", 4096, 4096, 4096, 2), relay, H200))
     assert obstacle(problem_of("matmul_all_scatter", 4096, 4096, 4096, 3), relay, H200) is None

@@ -15,7 +15,7 @@ from ranks import Ranks, context, worlds
 from iris.ops.call import OpCall
 from iris.ops.decomposed import lanes_for
 from iris.ops.problem import DTYPES
-from iris.ops.rows import MAX_CHUNKS, Rows, arriving_groups, chunks_of, owner_groups
+from iris.ops.rows import MAX_CHUNKS, Rows, arriving_groups, chunks_of, evenly, owner_groups
 
 ROWS, WANTED, BLOCKS = (1, 15, 16, 17, 100, 1000, 8192, 29568), (1, 2, 3, 4, 7, 64, 100), (16, 128)
 GROWTH = (1 / 16, 1 / 3, 0.5, 0.9, 1.0, 1.1, 2.0, 16.0)
@@ -41,6 +41,15 @@ def test_chunks_grow(growth: float, counts: list[int]) -> None:
 
 def test_equal_chunks_are_rounded_up_to_blocks() -> None:
     assert chunks_of(5 * 16, 4, 16) == [Rows(0, 32), Rows(32, 32), Rows(64, 16)]
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3, 7, 64])
+def test_equal_lengths_are_no_more_than_are_wanted(wanted: int) -> None:
+    """All tiles are in some, and none is longer than it must be for that."""
+    for count in range(1, 200):
+        number, length = evenly(count, wanted)
+        assert 1 <= number <= wanted and (number - 1) * length < count <= number * length
+        assert (length - 1) * wanted < count
 
 
 def multiplied(way: Way, options: dict[str, Any], m: int, seed: int) -> tuple[list[int], float]:

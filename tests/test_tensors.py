@@ -592,6 +592,19 @@ def free_what_cannot_be() -> list[Failure]:
     return found
 
 
+def free_around_a_block() -> tuple[int, int]:
+    """What is free of a full heap, and the largest block of that, when all is let go of but a block in between."""
+    with fresh() as ctx:
+        first, between, last = (ctx.empty(nbytes, dtype=torch.uint8) for nbytes in (4096, 1024, 3072))
+        rest = ctx.empty(ctx.heap_free_bytes, dtype=torch.uint8)
+        ctx.free(first)
+        ctx.free(last)
+        teller = ctx.empty(1024, dtype=torch.uint8)  # takes its block from the first, which it tells of
+        found = ctx.heap_free_bytes, ctx.heap_largest_free_bytes
+        del between, rest, teller
+        return found
+
+
 def tensors_outlive_the_context() -> Sequence[float]:
     with fresh() as ctx:
         tensor = ctx.full((4,), 2.5)
@@ -633,6 +646,11 @@ def test_freeing_twice_or_freeing_what_is_elsewhere_is_an_error(ranks: Ranks) ->
             assert failure.kind == "PlacementError"
             assert "free: tensor: expected one that lives on this heap" in failure.message
             assert "Only tensors made by this context, and not freed yet, can be freed." in failure.message
+
+
+@TWO
+def test_what_is_free_need_not_lie_together(ranks: Ranks) -> None:
+    assert ranks.run(free_around_a_block) == [(6144, 3072)] * ranks.world_size
 
 
 @pytest.mark.skipif(iris.backends.detect().name != "sim", reason="a closed GPU heap is unmapped")
