@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -31,7 +32,7 @@ from iris.device.arch import clock_ns
 from iris.ops import ALGORITHMS, BoundOps, FusedConfig, new_workspace
 from iris.ops.algorithms import LIBRARY
 from iris.ops.choice import _settled
-from iris.ops.replay import Replays, _identity, _rounding
+from iris.ops.replay import Replays, _identity, _rounding, _switched_on
 from iris.ops.room import GATHER_FLAGS
 from iris.ops.workspace import FusedWorkspace
 
@@ -928,9 +929,19 @@ def deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+@contextmanager
+def tf32() -> Iterator[None]:
+    kept = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = kept
+
+
 def keys_of_calls() -> list[object]:
     """What the same call is known by on one stream, on another, without gradients, in inference mode, and where PyTorch
-    is told to be deterministic."""
+    is told to be deterministic, to round float32 to TF32, and to multiply with another library."""
     ctx, keys = context(), []
     recorder = mock.Mock(run=lambda key, call: keys.append(key))
     one = trial(ctx, Way(GATHER, "push"), (16, 16, 16), torch.float32, 1)
@@ -938,7 +949,8 @@ def keys_of_calls() -> list[object]:
         mock.patch("iris.ops.replay._replays_of", return_value=recorder),
         mock.patch("iris.ops.replay._stream_of") as stream,
     ):
-        modes = torch.no_grad(), torch.inference_mode(), deterministic()
+        library = mock.patch("iris.ops.replay._library", return_value="another")
+        modes = torch.no_grad(), torch.inference_mode(), deterministic(), tf32(), library
         for number, mode in (
             (1, nullcontext()),
             (1, nullcontext()),
@@ -961,7 +973,28 @@ def numbers_of_different_calls() -> list[int]:
 def test_a_call_on_another_stream_or_in_another_mode_is_another_one(ranks: Ranks) -> None:
     """Of which only the first two are the same."""
     for same in ranks.run(numbers_of_different_calls):
-        assert same == [0, 0, 1, 2, 3, 4]
+        assert same == [0, 0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("compares", "variables", "on"),
+    [
+        (False, {}, True),
+        (True, {}, False),
+        (False, {"IRIS_REPLAY": "0"}, False),
+        (False, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, False),
+        (False, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, True),
+    ],
+    ids=str,
+)
+def test_calls_are_replayed_where_ranks_compare_none_and_streams_may_wait(
+    compares: bool, variables: dict[str, str], on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("IRIS_REPLAY", "CUDA_DEVICE_MAX_CONNECTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert _switched_on(cast(Any, SimpleNamespace(_compares_calls=compares))) is on
 
 
 def test_a_tensor_with_a_tangent_is_another_call() -> None:

@@ -21,7 +21,7 @@ import triton.language as tl
 from ranks import BACKEND, TIMEOUT_S, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
-from iris import errors
+from iris import errors, mismatch
 from iris.backends import oversubscribed
 from iris.device import sync
 from iris.device.arch import clock_ns
@@ -138,6 +138,19 @@ def test_calls_that_differ(ranks: Ranks, fn: object, words: str) -> None:
     for failure in on_time(ranks.run(fn)):  # type: ignore[arg-type]
         told = words.replace("rank 1", ranks_text(range(1, ranks.world_size)))
         assert failure.kind == "RankMismatch" and told in failure.message and failure.message.endswith(FIX)
+
+
+def long_call(**changed: object) -> str:
+    """A call of more characters than are shown, as an op makes it."""
+    arguments = {"op": "'mine'", "m": 16, "n": 24, "k": 8, "dtype": "fp32", **{f"field_{i}": i for i in range(20)}}
+    return f"mine({', '.join(f'{name}={value}' for name, value in (arguments | changed).items())})"
+
+
+def test_long_calls_of_which_one_has_more_arguments_are_told_whole() -> None:
+    calls = long_call(), long_call(bias="column")
+    assert mismatch.told(dict(enumerate(calls))) == (
+        f"ranks made different calls: rank 0: {calls[0]}; rank 1: {calls[1]}. {FIX}"
+    )
 
 
 @TWO_OR_MORE

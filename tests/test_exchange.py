@@ -262,6 +262,11 @@ def test_each_sender_of_a_relay_has_a_flag_for_each_chunk_of_each_peer(world_siz
     assert room(problem, config, 132).num_flags == (world_size - 1) * 48 * 64
 
 
+def test_rows_that_ranks_do_not_share_evenly_have_room_for_as_many_each() -> None:
+    problem = Problem("matmul_all_reduce", 10, 16, 64, torch.float16, 4)
+    assert room(problem, FusedConfig("decomposed"), 132) == (4 * 3 * 16 * 2, 0)
+
+
 @pytest.mark.parametrize("algorithm", [*EXCHANGING, "one_shot", "two_shot"])
 @pytest.mark.parametrize("rows", [1, 16, 64, 128, 512])
 def test_a_workspace_for_flags_serves_what_would_go_by_words(algorithm: str, rows: int) -> None:

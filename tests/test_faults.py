@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import resource
+import secrets
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -406,6 +407,101 @@ def test_a_rank_that_hangs_while_meeting_is_named_in_time(late: int, doomed: iri
         if rank != VICTIM:
             assert failure.kind == "WaitTimeout" and failure.ranks == (VICTIM,), failure
             assert failure.took_s < TIMEOUT_S + 1
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of a job that two ends of this process meet for."""
+    monkeypatch.setattr(rendezvous, "_known", {})
+    return secrets.token_hex(8)
+
+
+def meeting(rank: int, key: str) -> tuple[Rendezvous, Failure]:
+    """Rank ``rank`` of two, when it has met the other one, or has waited for it in vain."""
+    met = Rendezvous(rank, 2, key, 0.3)
+    return met, failure_of(met.meet, lambda _: None)
+
+
+@contextmanager
+def calling(key: str, *said: bytes) -> Iterator[list[socket.socket]]:
+    """Connections to rank 0, each as soon as it listens, by callers that say this and no more."""
+    made: list[socket.socket] = []
+
+    def call() -> None:
+        for words in said:
+            connection = socket.socket(socket.AF_UNIX)
+            while connection.connect_ex(address(key, 0)):
+                time.sleep(0.001)
+            connection.sendall(words)
+            connection.settimeout(5)
+            if not words:
+                connection.close()
+            made.append(connection)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        yield made
+    finally:
+        thread.join()
+        for connection in made:
+            connection.close()
+
+
+def hello(rank: int) -> bytes:
+    return rendezvous._HELLO.pack(rank, 2, 0)
+
+
+def test_a_caller_that_goes_without_a_word_is_no_rank_that_died(key: str) -> None:
+    with calling(key, b"", hello(1)):
+        met, failure = meeting(0, key)
+        assert failure.kind == "nothing" and list(met.peers) == [1], failure
+        met.peers[1].close()
+
+
+def test_a_rank_that_goes_without_a_word_when_it_is_called_has_died(key: str) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address(key, 0))
+        listener.listen()
+        thread = threading.Thread(target=lambda: listener.accept()[0].close())
+        thread.start()
+        _, failure = meeting(1, key)
+        thread.join()
+    assert failure.kind == "PeerDied" and failure.ranks == (0,), failure
+    assert failure.message == "rendezvous: rank 0 died while ranks were meeting"
+
+
+def test_callers_are_let_go_of_when_a_meeting_fails(key: str) -> None:
+    with calling(key, hello(1)[:1]) as callers:
+        met, failure = meeting(0, key)
+        assert failure.kind == "WaitTimeout" and not met.peers, failure
+        (caller,) = callers
+        assert caller.recv(99) == hello(0) and caller.recv(99) == b""
+
+
+def test_a_rank_that_listens_and_says_nothing_is_told_of(key: str) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(address(key, 0))
+        silent.listen()
+        _, failure = meeting(1, key)
+    assert failure.kind == "WaitTimeout" and failure.ranks == (0,)
+    assert "never arrived (rank 0 can be called but says nothing: a stopped process?)" in failure.message
+    _, failure = meeting(1, key)
+    assert failure.kind == "WaitTimeout" and "never arrived. " in failure.message, failure
+
+
+def test_a_process_of_another_user_is_no_rank(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not met when it calls, and named when it is called."""
+    another = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: another)
+    with calling(key, hello(1)):
+        met, failure = meeting(0, key)
+    assert failure.kind == "WaitTimeout" and not met.peers, failure
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address(key, 0))
+        listener.listen()
+        _, failure = meeting(1, key)
+    assert failure.kind == "LaunchError" and failure.message.startswith("rank 0's socket belongs to user "), failure
 
 
 def leave_with_an_error() -> Failure:

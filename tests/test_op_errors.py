@@ -14,6 +14,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from ops_inputs import (
     ALL_REDUCE,
     GATHER,
@@ -937,6 +939,11 @@ def plain_sink(*_: object) -> None:
     """A part that lacks its decorator."""
 
 
+@triton.jit
+def idle_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
+    """Stores nothing."""
+
+
 def mistakes_of_an_own_op() -> list[Failure]:
     """An op of the user's is given what does not belong together, and at last what does."""
     ctx = context()
@@ -948,6 +955,7 @@ def mistakes_of_an_own_op() -> list[Failure]:
         "own": own, "b": b, "bias": None,
         "bias_is": 0, "config": SMALL, "workspace": new_workspace(ctx, "mine", "local"), "trace": None,
     }  # fmt: skip
+    other = iris.iris(1 << 16)
     wrong: list[dict[str, Any]] = [
         {"problem": replace(problem, m=99)},
         {"problem": replace(problem, k=64)},
@@ -966,9 +974,11 @@ def mistakes_of_an_own_op() -> list[Failure]:
         {"workspace": None},
         {"trace": True},
         {"workspace": new_workspace(ctx, "yours", "local")},
+        {"workspace": new_workspace(other, "mine", "local")},
         {"plan": replace(right["plan"], sink=plain_sink)},
         {"plan": replace(right["plan"], source="local_source")},
         {"plan": replace(right["plan"], schedule=None)},
+        {"plan": replace(right["plan"], sink=idle_sink), "output": own[:3]},
         {"plan": replace(right["plan"], own_epochs=True, gate=True)},
         {"scales": torch.ones(24, device=ctx.device)},
         {"scales": Scales(a=torch.ones(16, device=ctx.device))},
@@ -977,13 +987,15 @@ def mistakes_of_an_own_op() -> list[Failure]:
         {"scales": Scales(torch.ones(24, device=ctx.device), torch.ones(1, device=ctx.device))},
         {"problem": of_fp8, "own": own.to(of_fp8.dtype), "b": b.to(of_fp8.dtype), "scales": of_blocks},
         {"scales": of_blocks},
+        {"problem": of_fp8, "scales": of_blocks, "config": replace(SMALL, block_size_k=256)},
         {"problem": of_fp8, "scales": of_blocks, "plan": replace(right["plan"], segments=2)},
         {"own": own[:12], "plan": replace(right["plan"], shards=2, sharded=True)},
         {"problem": replace(problem, m=25), "own": own[:12], "plan": replace(right["plan"], shards=2, sharded=True)},
         {"problem": replace(problem, k=33), "own": own[:, :16], "plan": replace(right["plan"], segments=2)},
         {},
     ]
-    return [failure_of(lambda given=given: run(ctx, **{**right, **given})) for given in wrong]
+    with other:
+        return [failure_of(lambda given=given: run(ctx, **{**right, **given})) for given in wrong]
 
 
 @pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
@@ -1006,9 +1018,11 @@ def test_an_own_op_that_is_given_what_does_not_belong_together(ranks: Ranks) -> 
         ("ArgumentError", "mine: workspace: expected a FusedWorkspace, got None"),
         ("ArgumentError", "mine: trace: expected None, or an iris.Trace of one's own, got True"),
         ("ArgumentError", "mine: workspace: expected one made for mine on this context, got FusedWorkspace(yours, "),
+        ("ArgumentError", "mine: workspace: expected one made for mine on this context, got FusedWorkspace(mine, "),
         ("ArgumentError", "mine: plan.sink: expected a @triton.jit function, got plain_sink"),
         ("ArgumentError", "mine: plan.source: expected a @triton.jit function, got 'local_source'"),
         ("ArgumentError", "mine: plan.schedule: expected a @triton.jit function, got None"),
+        ("nothing", ""),
         ("ArgumentError", "mine: plan.own_epochs: expected False with gate"),
         ("ArgumentError", "mine: scales: expected a Scales, got tensor("),
         ("ShapeError", "mine: scales.a: expected one number, or 24 that are contiguous, by problem, got (16,)"),
@@ -1017,6 +1031,7 @@ def test_an_own_op_that_is_given_what_does_not_belong_together(ranks: Ranks) -> 
         ("nothing", ""),
         ("nothing", ""),
         ("DTypeError", "mine: problem.dtype: expected torch.float8_e4m3fn, as blocks have scales, got torch.float32"),
+        ("ArgumentError", "mine: config.block_size_k: expected at most 128, as blocks have scales, got 256"),
         ("ShapeError", "mine: problem.k: expected a multiple of 128 columns for each of 2 ranks"),
         ("ShapeError", "mine: own: expected (24, 32) (all rows of A, by problem), got (12, 32)"),
         ("ShapeError", "mine: problem.m: expected a multiple of 2, as ranks share it by plan, got 25"),

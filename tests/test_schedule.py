@@ -15,7 +15,7 @@ from iris.device import schedule, split, tile
 from iris.ops.config import FusedConfig
 from iris.ops.split import sharers_of, split_tiles
 
-SPLIT = ((1, 1), (1, 2), (5, 1), (1, 131), (4, 33), (8, 125), (64, 5), (78, 9), (80, 9), (140, 7))
+SPLIT = ((1, 1), (1, 2), (3, 7), (5, 1), (1, 131), (4, 33), (8, 125), (64, 5), (78, 9), (80, 9), (140, 7))
 """Tiles, and blocks of K in each."""
 Place = tuple[int, int, int, int]
 """Shard, number in the shard, block row, block column."""
@@ -134,7 +134,7 @@ def parts(workers: int, tiles: int, per_tile: int) -> tuple[list[int], list[int]
 def all_parts() -> list[tuple[tuple[int, int, int], list[int], list[int]]]:
     return [
         ((workers, tiles, per_tile), *parts(workers, tiles, per_tile))
-        for workers in (1, 3, 4, 132)
+        for workers in (1, 3, 4, 5, 132)
         for tiles, per_tile in SPLIT
     ]
 
