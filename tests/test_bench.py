@@ -874,8 +874,8 @@ def test_speed_up_is_over_nccl_on_the_same_shape_in_turns(capsys: pytest.Capture
 
 def test_times_are_of_the_slowest_rank_of_each_call() -> None:
     outcomes = [
-        Outcome(seconds=[0.020, 0.010, 0.011], back_to_back_s=0.6, host_s=3e-6),
-        Outcome(seconds=[0.010, 0.030, 0.010], back_to_back_s=0.5, host_s=1e-6),
+        Outcome(seconds=[0.020, 0.010, 0.011], back_to_back_s=0.6, host_s=1e-6),
+        Outcome(seconds=[0.010, 0.030, 0.010], back_to_back_s=0.5, host_s=3e-6),
     ]
     one = records.record("trial", {}, outcomes, {}, 2)
     assert one["time_ms"] == {
