@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -38,9 +38,11 @@ from ranks import (
 import iris
 from iris import processes, rendezvous
 from iris.backends import gpu
+from iris.device.sync import abort_code
 from iris.identity import identity
 from iris.mesh import Mesh
 from iris.rendezvous import Rendezvous, address
+from iris.watcher import Watcher
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -502,6 +504,47 @@ def test_a_process_of_another_user_is_no_rank(key: str, monkeypatch: pytest.Monk
         listener.listen()
         _, failure = meeting(1, key)
     assert failure.kind == "LaunchError" and failure.message.startswith("rank 0's socket belongs to user "), failure
+
+
+@pytest.mark.parametrize("told", [0, 5])
+def test_what_kernels_have_been_told_stands_when_peers_die(told: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be why a peer has gone. Else they are told of the first of those that have died, once."""
+    monkeypatch.setattr(Watcher, "INTERVAL_S", 0.001)
+    word, looks = [told], list[int]()
+
+    def dead() -> set[int]:
+        looks.append(len(looks))
+        return {3, 1} if looks[-1] else set()
+
+    mesh = SimpleNamespace(world_size=4, rank=0, dead_ranks=dead)
+    backend = SimpleNamespace(peek=lambda _: word[0], poke=lambda _, code: word.append(code))
+    watcher = Watcher(cast(Any, mesh), cast(Any, backend))
+    deadline = time.monotonic() + 5
+    while len(looks) < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    watcher.stop()
+    assert watcher.saw_death and looks == [0, 1]
+    assert word == ([5] if told else [0, abort_code(0, 1)])
+
+
+def test_a_watcher_that_is_stopped_looks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what it looks at is let go of then."""
+    monkeypatch.setattr(Watcher, "INTERVAL_S", 0.001)
+    looking, looked = threading.Event(), list[int]()
+
+    def look() -> list[int]:
+        looking.set()
+        time.sleep(0.1)
+        looked.append(1)
+        return []
+
+    watcher = Watcher(cast(Any, SimpleNamespace(world_size=2, dead_ranks=look)), cast(Any, None))
+    assert looking.wait(5)
+    watcher.stop()
+    assert looked
+    looked.clear()
+    time.sleep(0.15)
+    assert not looked and not watcher.saw_death
 
 
 def leave_with_an_error() -> Failure:

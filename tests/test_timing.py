@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -140,6 +141,40 @@ def _planned(monkeypatch: pytest.MonkeyPatch, device_s: float = 1e-5, host_s: fl
     return session._plan(cast(Any, ctx), cast(Any, state), session.Settings(60))
 
 
+class Busy:
+    """A host by a clock that is made up: a call takes 0.25 s to launch once all ranks have met and are idle, else 8."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.met, self.prepared, self.backend_name = 0.0, False, 0, "sim"
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def barrier(self) -> None:
+        self.now, self.met = self.now + 1, True
+
+    def synchronize(self) -> None: ...
+
+    def prepare(self) -> None:
+        self.now, self.prepared = self.now + 64, self.prepared + 1
+
+    def call(self) -> None:
+        self.now, self.met = self.now + (0.25 if self.met else 8), False
+
+
+def test_a_host_is_timed_as_it_issues_calls_to_an_idle_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy: Any = Busy(monkeypatch)
+    assert timing.host_seconds(busy, busy.call, 3) == 0.25
+
+
+@pytest.mark.parametrize(("together", "call_s"), [(True, 0.25), (False, 8)])
+def test_simulated_ranks_meet_before_every_call_if_they_work_together(
+    monkeypatch: pytest.MonkeyPatch, together: bool, call_s: float
+) -> None:
+    busy: Any = Busy(monkeypatch)
+    options: dict[str, Any] = {"together": together, "warmup": 1, "iterations": 3, "preamble": busy.prepare}
+    assert timing.call_seconds(busy, busy.call, **options) == [call_s] * 3
+    assert busy.prepared == 4
+
+
 @pytest.mark.parametrize(("lead_s", "late"), [(2e-4, 0), (5e-5, 3), (0, 3)])
 def test_a_call_begins_when_the_device_has_idled(monkeypatch: pytest.MonkeyPatch, lead_s: float, late: int) -> None:
     """On a GPU that is made up, which idles by its own clock while the host launches."""
@@ -180,6 +215,20 @@ def test_a_call_begins_when_the_device_has_idled(monkeypatch: pytest.MonkeyPatch
     seconds, begun = timing._by_events(cast(Any, ctx), call, False, 3, meet, lead_s)
     assert begun == late
     assert seconds == pytest.approx([1e-5 + max(host_s - lead_s, 0)] * 3)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_ranks_meet_on_their_devices_before_every_call_if_they_work_together(
+    monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    log = list[str]()
+    mark = SimpleNamespace(
+        record=lambda: log.append("mark"), query=lambda: False, elapsed_time=lambda end: log.count("mark")
+    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: mark)
+    ctx = SimpleNamespace(device_barrier=lambda: log.append("meet"), synchronize=lambda: None)
+    timing._by_events(cast(Any, ctx), lambda: log.append("call"), together, 3, lambda: log.append("prepare"), 0)
+    assert log == ["prepare", *["meet"] * together, "mark", "call", "mark"] * 3
 
 
 class Event:
