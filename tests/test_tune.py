@@ -269,6 +269,18 @@ def test_checks_take_half_of_the_time_at_most() -> None:
     assert kinds["time"] >= 3
 
 
+def test_checks_take_more_only_until_one_is_right() -> None:
+    world = World({7: 1.0, 8: 1.0}, 12)
+    assert world.search(CONFIGS, nothing_more, 0).best == CONFIGS[6]
+    assert [step.configs for step in world.steps if step.kind == "check"] == [*zip(CONFIGS[:7]), (CONFIGS[6],)]
+
+
+def test_a_search_that_has_left_out_checks_is_unfinished_though_there_was_time_for_all_else() -> None:
+    world = World({1: 1.0}, 24)
+    found = world.search([FusedConfig("push", group_size_m=size) for size in range(1, 15)], nothing_more, 0)
+    assert world.left_s > 0 and found.unfinished and len(found.trials) == 12
+
+
 def test_nothing_right_is_nothing_found() -> None:
     found = World({}).search(CONFIGS, nothing_more, 0)
     assert found.best is None
@@ -909,7 +921,10 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
     key = ["NVIDIA H200", 2, "matmul_all_scatter", None, "bf16", 8, 8, 8, False]
     for config, states in zip(
         CONFIGS,
-        ((RIGHT, STARTED, STARTED), (STARTED, RIGHT), (STARTED, DROPPED), (STARTED, RIGHT, MEASURED), (STARTED,)),
+        (
+            *((RIGHT, STARTED, STARTED), (STARTED, RIGHT), (STARTED, DROPPED), (STARTED, RIGHT, MEASURED)),
+            *((STARTED, RIGHT, STARTED), (STARTED,)),
+        ),
         strict=False,
     ):
         for state in states:
@@ -918,7 +933,10 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
     with trials.path.open("a") as file:
         file.write('{"key": ["cut off')
     name = problem_name(key)
-    assert failed(trials) == {(name, CONFIGS[0]): ENDED, (name, CONFIGS[2]): "wrong"}  # the last is tried once more
+    assert failed(trials) == {
+        (name, CONFIGS[0]): ENDED,
+        (name, CONFIGS[2]): "wrong",
+    }  # the last two are tried once more
     assert {place: history.measured_ms for place, history in trials.histories().items() if history.measured_ms} == {
         (name, CONFIGS[3]): 0.5
     }
