@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from warm import python
 
 import iris
+from iris import forkserver
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -255,6 +258,25 @@ def test_words_that_cannot_be_printed_end_nothing(
         change.setattr(sys, "stderr", errors)
         outcomes = pool.outcomes(fail_on, (0, 0.5, "é"), grace_s=9)
     assert str(outcomes[0].error) == "é" and outcomes[1].value == 0.5
+
+
+def test_a_server_that_is_started_anew_is_met_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the one before was killed; and others of this process make their own folders as before."""
+    server, settings = SimpleNamespace(), vars(multiprocessing.current_process())["_config"]
+    before, folders = settings.get("tempdir"), list[Path]()
+    monkeypatch.setattr(forkserver.forkserver, "_forkserver", server)
+    monkeypatch.setattr(forkserver, "_server_sockets", [])
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
+            with forkserver._no_folder_left():
+                folders.append(Path(settings["tempdir"]))
+                server._forkserver_address = str(folders[-1] / "listener")
+                listener.bind(server._forkserver_address)
+                listener.listen()
+            caller.connect(server._forkserver_address)
+        assert settings.get("tempdir") == before and not folders[-1].exists()
+    (left,) = forkserver._server_sockets
+    os.close(left)
 
 
 @pytest.mark.parametrize("descriptor", [1, 2])
