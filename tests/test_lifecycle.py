@@ -198,6 +198,7 @@ def uses_of(ctx: iris.Iris, tensor: torch.Tensor) -> dict[str, Callable[[], obje
         "workspace": lambda: ctx.workspace("key", dict),
         "handle": lambda: ctx.handle,
         "heap_bases": lambda: ctx.heap_bases,
+        "peer_view": lambda: ctx.peer_view(tensor, 0),
         "heap_free_bytes": lambda: ctx.heap_free_bytes,
         "heap_largest_free_bytes": lambda: ctx.heap_largest_free_bytes,
         "new_workspace": lambda: iris.ops.new_workspace(ctx, GATHER, "push"),

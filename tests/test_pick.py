@@ -135,6 +135,12 @@ def test_a_row_counts_for_shapes_within_a_factor_of_the_square_root_of_two() -> 
             assert pick_config(replace(GATHER, **{size: far}), H200).group_size_m == 8, (size, far)
 
 
+def test_a_row_counts_for_a_shape_that_is_as_far_off_in_each_size() -> None:
+    problem = problem_of("all_gather_matmul", 8192, 4096, 4096, 8)
+    near = replace(problem, m=problem.m * 11 // 8, n=problem.n * 11 // 8, k=problem.k * 11 // 8)
+    assert row_for(problem).counts_for(near) and not row_for(problem).counts_for(replace(near, k=problem.k * 12 // 8))
+
+
 @pytest.mark.parametrize(("untuned_ms", "there"), ((1.04, 8), (1.06, 16), (None, 16)))
 def test_a_row_that_gained_little_counts_for_its_own_shape_only(untuned_ms: float | None, there: int) -> None:
     """A few percent are soon lost: a library's matmul can take twice as long for the rows next to those measured."""
