@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
+import multiprocessing.forkserver
 import os
 import re
 import shutil
@@ -264,7 +264,7 @@ def test_a_server_that_is_started_anew_is_met_and_leaves_nothing_behind(monkeypa
     """As where the one before was killed; and others of this process make their own folders as before."""
     server, settings = SimpleNamespace(), vars(multiprocessing.current_process())["_config"]
     before, folders = settings.get("tempdir"), list[Path]()
-    monkeypatch.setattr(forkserver.forkserver, "_forkserver", server)
+    monkeypatch.setattr(multiprocessing.forkserver, "_forkserver", server)
     monkeypatch.setattr(forkserver, "_server_sockets", [])
     for _ in range(2):
         with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
