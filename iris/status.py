@@ -28,17 +28,26 @@ def gave_up(told: int, late: WaitTimeout, own_rank: int) -> WaitTimeout:
     rank, peer = told >> 8 & 255, told & 255
     if not told or rank == own_rank or late.ranks == (peer,):
         return late
-    return WaitTimeout(f"a kernel of {_stopped(rank)}{peer}, so all ranks stopped. {late}", [peer])
+    return WaitTimeout(f"a kernel of {_stopped(rank, peer)}. {late}", _real(peer))
 
 
 def stopped_by(rank: int, said: str) -> bool:
     """Whether ``said`` is the error of a rank that stopped because ``rank`` gave up waiting."""
-    return _stopped(rank) in said
+    return _gave_up(rank) in said
 
 
-def _stopped(rank: int) -> str:
-    """What is said of that, up to the number of the peer that ``rank`` waited for."""
-    return f"rank {rank} gave up waiting for rank "
+def _gave_up(rank: int) -> str:
+    return f"rank {rank} gave up waiting for "
+
+
+def _stopped(rank: int, peer: int) -> str:
+    """What is said of that; ``peer``: for whom ``rank`` waited, as an abort word says."""
+    return f"{_gave_up(rank)}{f'rank {peer}' if _real(peer) else 'what is no rank'}, so all ranks stopped"
+
+
+def _real(peer: int) -> list[int]:
+    """``peer``, as an abort word says, whose byte may be of any number, if there can be such a rank."""
+    return [peer] if peer < sync.MAX_RANKS.value else []
 
 
 def expired_wait(
@@ -54,7 +63,9 @@ def expired_wait(
     if words[sync.STATUS_SITE] == sync.SITE_MATMUL.value:
         rank = peer = own_rank
     if relayed:
-        message = f"{site}: {_stopped(rank)}{peer}, so all ranks stopped"
+        message = f"{site}: {_stopped(rank, peer)}"
+        if not _real(peer):
+            return WaitTimeout(f"{message}. The error of rank {rank} says more.")
     else:
         waited, offset = words[sync.STATUS_WAITED], words[sync.STATUS_FLAG]
         on_heap = 0 <= offset < table.size

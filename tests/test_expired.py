@@ -245,3 +245,13 @@ def test_what_a_kernel_of_another_rank_said_comes_first() -> None:
     said = gave_up(sync.abort_code(0, 1), late, 2)
     assert said.ranks == (1,)
     assert str(said).startswith("a kernel of rank 0 gave up waiting for rank 1, so all ranks stopped. barrier: ")
+
+
+def test_no_rank_is_made_up_where_another_waited_for_none() -> None:
+    """The abort word has the lowest byte of whatever number a kernel took for a rank, as of -1."""
+    stopped = "rank 0 gave up waiting for what is no rank, so all ranks stopped. "
+    late = gave_up(sync.abort_code(0, 255), iris.WaitTimeout("barrier: rank 2 waited 3 s for rank 0", [0]), 2)
+    assert str(late).startswith(f"a kernel of {stopped}barrier: ") and late.ranks == ()
+    words = [sync.CODE_RELAYED.value, sync.SITE_USER.value, 0, (1 << 8) + 255, 16, 1, 0, 10**9]
+    told = expired_wait(words, 2, 3, HeapTable(1 << 16))
+    assert str(told) == f"a user kernel: {stopped}The error of rank 0 says more." and told.ranks == ()
