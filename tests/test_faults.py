@@ -432,13 +432,14 @@ def calling(key: str, *said: bytes) -> Iterator[list[socket.socket]]:
     def call() -> None:
         for words in said:
             connection = socket.socket(socket.AF_UNIX)
+            made.append(connection)
             while connection.connect_ex(address(key, 0)):
                 time.sleep(0.001)
-            connection.sendall(words)
+            with suppress(BrokenPipeError):  # it may hang up at once
+                connection.sendall(words)
             connection.settimeout(5)
             if not words:
                 connection.close()
-            made.append(connection)
 
     thread = threading.Thread(target=call)
     thread.start()
