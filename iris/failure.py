@@ -99,20 +99,18 @@ class Failure:
             if isinstance(error, Exception) and self._recorded():  # it went on with whatever was in memory
                 raise self.keep(self.described()) from error
             if self._mesh.world_size > 1:
-                if isinstance(error, WaitTimeout):  # of a loop of the user's own
-                    self.keep(error)
-                    self.part(error)
-                else:
-                    self.broke_off(error)
+                self.broke_off(error)
             raise
         if self._recorded():
             raise self.keep(self.described())
 
     def broke_off(self, error: BaseException) -> None:
-        """Note that ``error`` ended a call of this rank half way, and tell the peers at once."""
+        """Note that ``error`` ended a call of this rank half way, and tell the peers at once. Later calls raise it
+        as it is if it is a wait in vain, as of a loop of the user's own."""
         if self.first is None:
             cause = ": ".join(filter(None, (type(error).__name__, words_of(error))))
-            self.keep(ContextError(f"an earlier call broke off half way: {cause}. Make a new context."))
+            broken = ContextError(f"an earlier call broke off half way: {cause}. Make a new context.")
+            self.keep(error if isinstance(error, WaitTimeout) else broken)
             self.part(error)
 
     def part(self, error: BaseException) -> None:
@@ -146,13 +144,15 @@ class Failure:
         said = mesh.death(min(dead), "kernel")
         if not isinstance(said, PeerDied | WaitTimeout):
             return said
-        if record[sync.STATUS_CODE] != sync.CODE_EXPIRED.value:
-            if record[sync.STATUS_CODE] != sync.CODE_RELAYED.value or mesh.rank not in said.ranks:
-                return said
-            return type(said)(f"{said} On this rank: {cut_short(record, mesh.rank, self._table)}.", said.ranks)
-        if (isinstance(said, WaitTimeout) and said.ranks == own.ranks) or stopped_by(mesh.rank, str(said)):
-            return own
-        return type(said)(f"{said} On this rank: {own}", said.ranks)
+        code, more = record[sync.STATUS_CODE], str(own)
+        if code == sync.CODE_EXPIRED.value:
+            if (isinstance(said, WaitTimeout) and said.ranks == own.ranks) or stopped_by(mesh.rank, str(said)):
+                return own
+        elif code == sync.CODE_RELAYED.value and mesh.rank in said.ranks:
+            more = f"{cut_short(record, mesh.rank, self._table)}."
+        else:
+            return said
+        return type(said)(f"{said} On this rank: {more}", said.ranks)
 
 
 def _other_call(rank: int, call: str, own: str) -> str:

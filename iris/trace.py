@@ -62,7 +62,7 @@ class Trace:
         ones.
 
         Raises:
-            ArgumentError: ``programs`` is no positive number, or ``ctx`` no context.
+            ArgumentError: ``programs`` is no positive whole number, or ``ctx`` no context.
         """
         require_context("Trace.begin", ctx)
         count: object = programs

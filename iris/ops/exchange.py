@@ -38,7 +38,7 @@ from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
 from iris.device.sync import MAX_RANKS, end_own_epoch, own_epoch, signal_all, store_words, take_words, wait_all
 from iris.device.tile import Matrix, Tile, block_at, finished, slot_pointers, tile_mask, tile_pointers
-from iris.ops.rows import in_vectors
+from iris.ops.rows import columns_in_vectors
 from iris.ops.words import in_words, word_dtype, words_nbytes
 from iris.ops.workspace import FusedWorkspace
 
@@ -380,7 +380,7 @@ def exchange(
     constants: dict[str, Any] = {
         "SITE": site, "WORLD": ctx.world_size, "SPLIT": split, "TOTAL": total, "BY_ROWS": by_rows, "BIAS": bias_is,
         "EVERYWHERE": blocks.hops == 2, "ACC_DTYPE": tl.int32 if mine.dtype == torch.int32 else tl.float32,
-        "ROWS_IN_VECTORS": mine.shape[0] % 16 == 0 and in_vectors(blocks.rows, mine, result),
+        "ROWS_IN_VECTORS": mine.shape[0] % 16 == 0 and columns_in_vectors(blocks.rows, mine, result),
         "BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "num_warps": blocks.num_warps,
     }  # fmt: skip
     inbox, half = workspace.inbox(word_dtype(mine.dtype) if blocks.words else mine.dtype)

@@ -21,7 +21,7 @@ from iris.ops.hardware import allows_tf32
 from iris.ops.plan import Plan, check_launch
 from iris.ops.problem import Problem
 from iris.ops.row_major import row_major
-from iris.ops.rows import in_vectors
+from iris.ops.rows import columns_in_vectors
 from iris.ops.scales import NO_SCALES, Scales
 from iris.ops.split import strip_stages, strips_of
 from iris.ops.target import target_of
@@ -112,7 +112,7 @@ def run(
         SHARDS=plan.shards, SHARDED=plan.sharded, SEGMENTS=plan.segments, OWN=plan.own,
         PIECEWISE=waits if plan.piecewise is None else plan.piecewise,
         HALF_FLAGS=plan.half_flags, EPOCHS=epochs, SITE=plan.site, BIAS=bias_is,
-        M_IN_VECTORS=in_vectors(tiling.rows, own, output),
+        M_IN_VECTORS=columns_in_vectors(tiling.rows, own, output),
         BLOCK_M=config.block_size_m, BLOCK_N=config.block_size_n, BLOCK_K=config.block_size_k,
         GROUP_M=config.group_size_m, EVEN_K=tiling.even_k,
         STREAM_K=config.stream_k, TWO_TILES=config.two_tiles,

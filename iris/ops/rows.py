@@ -22,7 +22,7 @@ class Rows:
         return matrix[self.first :][: self.count]
 
 
-def in_vectors(rows: int, *matrices: torch.Tensor) -> bool:
+def columns_in_vectors(rows: int, *matrices: torch.Tensor) -> bool:
     """Whether a kernel that works with any number of rows is to know that ``rows`` is a multiple of 16: the columns of
     one of ``matrices`` are contiguous, and the width of what it loads and stores there depends on that."""
     return rows % 16 == 0 and any(one.stride(0) == 1 for one in matrices)

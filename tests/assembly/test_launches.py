@@ -10,7 +10,7 @@ import pytest
 import torch
 from case import EVERYTHING, OLD, in_turn
 from compiler import TARGETS, text_of
-from launches import CALLS_EACH, KINDS, WAYS, Call, Context, Size, Way, call_of, launches
+from launches import CALLS_EACH, WAYS, Call, Context, Kind, Size, Way, call_of, launches
 
 from iris import ops
 
@@ -60,7 +60,7 @@ def test_another_number_of_rows_compiles_nothing(way: Way) -> None:
     """A server meets any number of rows, and a kernel takes seconds to compile."""
     with launches("sm_90") as found:
         for rows in (1, 3, 16):
-            call = Call(*way, (), KINDS[4], Size(rows, 4096, 4096, 4), False, "")
+            call = Call(*way, (), Kind(torch.float16, torch.float16), Size(rows, 4096, 4096, 4), False, "")
             call.make(Context("sm_90", 4))
     names = [launch.compiled.name for launch in found.values()]
     assert names and len(set(names)) == len(names)
