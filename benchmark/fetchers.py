@@ -22,7 +22,7 @@ from emulation import RANKS, Emulated
 
 import iris
 from iris import bench
-from iris.device import sync
+from iris.device import turnstile
 from iris.ops import FusedConfig, Problem
 from iris.ops.room import memory_of
 from iris.ops.scales import NO_SCALES
@@ -35,7 +35,7 @@ WAYS = ("2x1", "2x1+split", "matmul") if SIMULATED else ("12x16", "16x16", "16x8
 _FETCHING = tuple(f"{fetchers}x{blocks}" for fetchers in (1, 2, 4, 8, 12, 16, 24, 32) for blocks in (1, 4, 8, 16, 32))
 OTHER_WAYS = (*_FETCHING, *(f"{way}+split" for way in (*_FETCHING, "matmul")))
 TILE = FusedConfig("hbm_buffer", 32, 32, 32) if SIMULATED else FusedConfig("hbm_buffer", 128, 256, comm_block_n=256)
-ENTERED, LEFT = sync._ENTERED.value, sync._LEFT.value
+ENTERED, LEFT = turnstile._ENTERED.value, turnstile._LEFT.value
 HEAP_ALIGNMENT = 1024
 
 
@@ -102,7 +102,7 @@ def fetchers(state: bench.State, ctx: iris.Iris) -> None:
     call = gather._Call(
         emulated, problem, operands.output, operands.a, operands.b, None, 0, NO_SCALES, config, None, memory
     )
-    peers, coming = memory.turnstile, sync.NEXT_EPOCH.value
+    peers, coming = memory.turnstile, turnstile.NEXT_EPOCH.value
 
     def before() -> None:
         for first in (ENTERED, LEFT):

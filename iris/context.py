@@ -16,7 +16,7 @@ import torch
 from iris import backends
 from iris.aliases import Aliases
 from iris.backends.base import between_traps
-from iris.device import sync
+from iris.device import control, handle, sync
 from iris.device.handle import Handle
 from iris.eager import eager
 from iris.errors import (
@@ -50,7 +50,7 @@ DEFAULT_HEAP_SIZE = 1 << 30
 MIN_HEAP_BYTES = 1 << 16
 _MAX_HEAP_BYTES = 1 << 46
 """Bytes of a heap: more than any address space has for all ranks'."""
-MAX_RANKS = sync.MAX_RANKS.value
+MAX_RANKS = handle.MAX_RANKS.value
 _never_freed: list[object] = []
 _numbers = itertools.count()
 _BY_KEY = WeakValueDictionary[str, "Iris"]()
@@ -183,10 +183,10 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         self._kept: dict[Hashable, Any] = {}
         self._agreed: set[Hashable] = set()
         self._group_tensors: dict[tuple[int, ...], torch.Tensor] = {}
-        control = self._table.allocate(sync.CONTROL_BYTES.value, "control block")
-        assert not control.offset, "kernels take it to be at the start of the heap"
-        self._backend.bytes_at(0, control.nbytes, None).zero_()
-        self._status = self._backend.status_words(sync.STATUS_WORDS.value)
+        block = self._table.allocate(control.CONTROL_BYTES.value, "control block")
+        assert not block.offset, "kernels take it to be at the start of the heap"
+        self._backend.bytes_at(0, block.nbytes, None).zero_()
+        self._status = self._backend.status_words(control.STATUS_WORDS.value)
         self._heap_bases = between_traps(self._backend.bases, self.device)
         nanoseconds = [int(limits.steady_s * 1e9), int(limits.first_s * 1e9)]
         info = [self.rank, self.world_size, *nanoseconds, self._status.data_ptr()]
@@ -437,7 +437,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
     def _say_closed(self) -> None:
         """Once this rank has sent all that it was to send, let no kernel of a peer's wait for more."""
         self._backend.finish(self.check)
-        place = sync.CLOSED_WORDS.value + 4 * self.rank
+        place = control.CLOSED_WORDS.value + 4 * self.rank
         closed = torch.tensor([1, 0, 0, 0], dtype=torch.uint8, device="cpu")
         for peer in range(self.world_size):
             if peer != self.rank:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from iris.device import sync
+from iris.device import control
 from iris.errors import ContextError, IrisError, PeerDied, RankMismatch, WaitTimeout, words_of
 from iris.heap import HeapTable
 from iris.membership import global_names
@@ -144,11 +144,11 @@ class Failure:
         said = mesh.death(min(dead), "kernel")
         if not isinstance(said, PeerDied | WaitTimeout):
             return said
-        code, more = record[sync.STATUS_CODE], str(own)
-        if code == sync.CODE_EXPIRED.value:
+        code, more = record[control.STATUS_CODE], str(own)
+        if code == control.CODE_EXPIRED.value:
             if (isinstance(said, WaitTimeout) and said.ranks == own.ranks) or stopped_by(mesh.rank, str(said)):
                 return own
-        elif code == sync.CODE_RELAYED.value and mesh.rank in said.ranks:
+        elif code == control.CODE_RELAYED.value and mesh.rank in said.ranks:
             more = f"{cut_short(record, mesh.rank, self._table)}."
         else:
             return said

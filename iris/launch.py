@@ -28,7 +28,7 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from iris.device.sync import MAX_RANKS
+from iris.device.handle import MAX_RANKS
 from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, WaitTimeout, words_of
 from iris.forkserver import GUARD, NO_GUARD, RANK_NAME, check_importable, launch_errors, no_false_main, start_server
 from iris.identity import identity

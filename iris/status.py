@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import SupportsInt
 
-from iris.device import sync
+from iris.device import control, handle
 from iris.errors import PeerDied, WaitTimeout
 from iris.heap import HeapTable
 from iris.timeouts import GIVEN, Limits
 
-_TOLD = sync.RECORD_WORDS.value
-CODES = sync.STATUS_CODE.value, _TOLD + sync.STATUS_CODE.value
+_TOLD = control.RECORD_WORDS.value
+CODES = control.STATUS_CODE.value, _TOLD + control.STATUS_CODE.value
 """The status words that are not zero once there is a record: of this rank's own wait; of what another rank said."""
 
 
@@ -23,7 +23,7 @@ def record_of(status: Iterable[SupportsInt]) -> list[int]:
 
 def gave_up(told: int, late: WaitTimeout, own_rank: int) -> WaitTimeout:
     """The error of a host that waited too long, ``late``, or if the abort word of its heap says so
-    (:func:`iris.device.sync.abort_code`), that a kernel of another rank did before. Its own says why it did; and the
+    (:func:`iris.device.control.abort_code`), that a kernel of another rank did before. Its own says why it did; and the
     host itself sets the word when a peer is gone."""
     rank, peer = told >> 8 & 255, told & 255
     if not told or rank == own_rank or late.ranks == (peer,):
@@ -47,7 +47,7 @@ def _stopped(rank: int, peer: int) -> str:
 
 def _real(peer: int) -> list[int]:
     """``peer``, as an abort word says, whose byte may be of any number, if there can be such a rank."""
-    return [peer] if peer < sync.MAX_RANKS.value else []
+    return [peer] if peer < handle.MAX_RANKS.value else []
 
 
 def expired_wait(
@@ -55,22 +55,22 @@ def expired_wait(
 ) -> WaitTimeout | PeerDied:
     """The error that a record of ``own_rank`` stands for: who waited for whom, how long, for which flag; ``table``: of
     its heap; ``limits``: what to raise for longer waits."""
-    site = sync.SITES.get(words[sync.STATUS_SITE], "a user kernel")
-    rank, peer = words[sync.STATUS_RANK], words[sync.STATUS_PEER]
-    relayed = words[sync.STATUS_CODE] == sync.CODE_RELAYED.value
+    site = control.SITES.get(words[control.STATUS_SITE], "a user kernel")
+    rank, peer = words[control.STATUS_RANK], words[control.STATUS_PEER]
+    relayed = words[control.STATUS_CODE] == control.CODE_RELAYED.value
     if relayed:
         peer &= 255
-    if words[sync.STATUS_SITE] == sync.SITE_MATMUL.value:
+    if words[control.STATUS_SITE] == control.SITE_MATMUL.value:
         rank = peer = own_rank
     if relayed:
         message = f"{site}: {_stopped(rank, peer)}"
         if not _real(peer):
             return WaitTimeout(f"{message}. The error of rank {rank} says more.")
     else:
-        waited, offset = words[sync.STATUS_WAITED], words[sync.STATUS_FLAG]
+        waited, offset = words[control.STATUS_WAITED], words[control.STATUS_FLAG]
         on_heap = 0 <= offset < table.size
-        wanted, seen = words[sync.STATUS_WANTED], words[sync.STATUS_SEEN]
-        flagged = seen != sync.NO_FLAG.value
+        wanted, seen = words[control.STATUS_WANTED], words[control.STATUS_SEEN]
+        flagged = seen != control.NO_FLAG.value
         message = _waited(words, rank, peer, table)
         if waited < 0:
             return PeerDied(
@@ -78,7 +78,7 @@ def expired_wait(
                 "sys.exit()?",
                 [peer],
             )
-        if flagged and words[sync.STATUS_SITE] != sync.SITE_USER.value and wanted > 0 and not 0 <= seen < wanted:
+        if flagged and words[control.STATUS_SITE] != control.SITE_USER.value and wanted > 0 and not 0 <= seen < wanted:
             return WaitTimeout(
                 f"{message}, which no call has set: something else has written there. A CUDA graph that is replayed "
                 "when a tensor of its calls is gone writes into whatever has the memory now.",
@@ -87,10 +87,11 @@ def expired_wait(
         if not 0 <= peer < world_size:
             order = "the order is wait(flag_ptr, value, peer, handle), and valid of wait_all leaves out what is no rank"
             return WaitTimeout(f"{message}. There is no such rank, only 0 to {world_size - 1}: {order}.", [peer])
-        if not on_heap and words[sync.STATUS_SITE] == sync.SITE_USER.value:  # ops have flags of this rank alone, too
+        # Ops have flags of this rank alone, too.
+        if not on_heap and words[control.STATUS_SITE] == control.SITE_USER.value:
             remedy = "no rank can set it. Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32)"
             return WaitTimeout(f"{message}; {remedy}.", [peer])
-    first = not relayed and words[sync.STATUS_WANTED] in (0, 1)
+    first = not relayed and words[control.STATUS_WANTED] in (0, 1)
     limit = limits[0 if first else 1]
     if rank == peer:
         return WaitTimeout(
@@ -98,7 +99,7 @@ def expired_wait(
             f"of two threads run one after the other: put both into one. A larger {limit} waits longer.",
             [peer],
         )
-    of_op = words[sync.STATUS_SITE] not in (sync.SITE_USER.value, sync.SITE_BARRIER.value)
+    of_op = words[control.STATUS_SITE] not in (control.SITE_USER.value, control.SITE_BARRIER.value)
     shown = " With IRIS_CHECK_CALLS=1 ranks compare their calls, and say what differs." if of_op else ""
     return WaitTimeout(
         f"{message}. Did rank {peer} make the same call?{shown} A slow but healthy peer needs a larger {limit}.", [peer]
@@ -108,20 +109,20 @@ def expired_wait(
 def cut_short(words: Sequence[int], own_rank: int, table: HeapTable) -> str:
     """For whom ``own_rank`` waited, and for which flag, when it was told to stop: by a record of what another rank
     said."""
-    return _waited(words, own_rank, words[sync.STATUS_PEER] >> 8, table)
+    return _waited(words, own_rank, words[control.STATUS_PEER] >> 8, table)
 
 
 def _waited(words: Sequence[int], rank: int, peer: int, table: HeapTable) -> str:
     """That ``rank`` waited for ``peer``, and for what."""
-    site, offset = words[sync.STATUS_SITE], words[sync.STATUS_FLAG]
-    wanted, seen = words[sync.STATUS_WANTED], words[sync.STATUS_SEEN]
-    on_heap, flagged = 0 <= offset < table.size, seen != sync.NO_FLAG.value
+    site, offset = words[control.STATUS_SITE], words[control.STATUS_FLAG]
+    wanted, seen = words[control.STATUS_WANTED], words[control.STATUS_SEEN]
+    on_heap, flagged = 0 <= offset < table.size, seen != control.NO_FLAG.value
     kind = "flag" if flagged else "data"
     place = f"{kind} at heap offset {offset}" if on_heap else f"{kind} outside the heap"
-    if on_heap and site == sync.SITE_USER.value:
+    if on_heap and site == control.SITE_USER.value:
         place += f" ({_place(offset, table)})"
     lacking = f"should reach {wanted}, holds {seen}" if flagged else f"of call {wanted} has not come"
-    name, waited = sync.SITES.get(site, "a user kernel"), abs(words[sync.STATUS_WAITED]) / 1e9
+    name, waited = control.SITES.get(site, "a user kernel"), abs(words[control.STATUS_WAITED]) / 1e9
     return f"{name}: rank {rank} waited {waited:.1f} s for rank {peer}: {place} {lacking}"
 
 

@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 
 from iris.backends.base import Backend
-from iris.device import sync
+from iris.device import control
 from iris.mesh import Mesh
 
 
@@ -35,12 +35,12 @@ class Watcher:
     def tell(self, peer: int) -> None:
         """Have this rank's kernels that wait give up, because of ``peer``."""
         with suppress(RuntimeError):  # CUDA has failed: then there are none
-            self._backend.poke(sync.ABORT_WORD.value, sync.abort_code(self._mesh.rank, peer))
+            self._backend.poke(control.ABORT_WORD.value, control.abort_code(self._mesh.rank, peer))
 
     def told(self) -> int:
-        """What has this rank's kernels give up (:func:`iris.device.sync.abort_code`); 0 if nothing has."""
+        """What has this rank's kernels give up (:func:`iris.device.control.abort_code`); 0 if nothing has."""
         try:
-            return self._backend.peek(sync.ABORT_WORD.value)
+            return self._backend.peek(control.ABORT_WORD.value)
         except RuntimeError:  # CUDA has failed
             return 0
 

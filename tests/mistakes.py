@@ -45,7 +45,7 @@ MISTAKES = {
     "barrier_among, handle second": NO_MEMBERS,
     "barrier_among, bases last": NO_HANDLE,
     "wait for a block": "wait() takes one flag: for a block of them there is wait_all()",
-    "wait of a site of ones own": "site: expected a key of iris.device.sync.SITES",
+    "wait of a site of ones own": "site: expected a key of iris.device.control.SITES",
     "store of a pointer": NO_VALUE,
     "store of a handle": NO_VALUE,
     "add of a pointer": NO_VALUE,

@@ -8,8 +8,8 @@ agent last read, wrote or, atomically, changed it. Whoever uses a word must know
 else nothing but luck has put that first. (C. Flanagan and S. Freund, FastTrack, PLDI 2009, has the theory.)
 
 A flag of the copy engine is a copy of one word, seen no sooner than earlier copies. Words that say by themselves that
-they have come (:func:`iris.device.sync.store_words`) order nothing of what their kernel does. But whoever has taken one
-knows that the storer's kernel had begun, and so of all that was done before, and of what the storer had learned so
+they have come (:func:`iris.device.words.store_words`) order nothing of what their kernel does. But whoever has taken
+one knows that the storer's kernel had begun, and so of all that was done before, and of what the storer had learned so
 itself; and a word may be stored only where none lies, by who knows that the one before was taken.
 """
 
@@ -32,7 +32,7 @@ import iris
 from iris.backends import interpreter
 from iris.backends.memory import Memory
 from iris.backends.sim import SideStream, SimBackend
-from iris.device.sync import NO_WORD
+from iris.device.words import NO_WORD
 from iris.engine import CopyEngine
 from iris.ops import workspace
 from iris.ops.workspace import FusedWorkspace

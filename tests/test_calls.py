@@ -27,8 +27,9 @@ from ranks import BACKEND, TIMEOUT_S, Failure, Ranks, context, failure_of, fresh
 from torch.autograd import forward_ad
 
 import iris
-from iris.device import sync
+from iris.device import bounds, control, sync
 from iris.device.arch import clock_ns
+from iris.device.turnstile import _LEFT_COUNT
 from iris.ops import ALGORITHMS, BoundOps, FusedConfig, new_workspace
 from iris.ops.algorithms import LIBRARY
 from iris.ops.choice import _settled
@@ -109,7 +110,7 @@ def advance(workspaces: Iterable[FusedWorkspace], calls: int) -> None:
 
     for one in workspaces:
         for turnstile in (one.turnstile, one.second_turnstile):
-            left = turnstile[sync._LEFT_COUNT.value :][:1]  # of a matmul of one rank there is none
+            left = turnstile[_LEFT_COUNT.value :][:1]  # of a matmul of one rank there is none
             before = left.clone()
             on(turnstile)
             left.copy_(before)
@@ -182,7 +183,7 @@ def wait_and_look(ctx: iris.Iris, flags: torch.Tensor, value: int, site: int) ->
 def flag_of_long_ago() -> tuple[Failure, Failure]:
     """Waits of an op's and of a user's for 5 - 2³¹ on a flag that was never set."""
     found = []
-    for site in (sync.SITE_MATMUL.value, sync.SITE_USER.value):
+    for site in (control.SITE_MATMUL.value, control.SITE_USER.value):
         made = iris.iris(1 << 20, timeout_s=0.4, first_timeout_s=TIMEOUT_S)
         with suppress(iris.PeerDied), made as ctx:  # a peer may have left when this rank does
             flags = ctx.zeros(16, dtype=torch.int32)
@@ -202,15 +203,15 @@ def test_an_ops_flag_from_before_the_count_wrapped_is_waited_for(ranks: Ranks) -
 def outrun_kernel(handle, SITE: tl.constexpr):
     """A wait expires, while another rank, whose part program 1 plays, gives up: between two looks at the abort word."""
     if tl.program_id(0) == 0:
-        sync._check_bounds(0, 5, 0, 0, 0, clock_ns() - 3600 * 1_000_000_000, handle, SITE)
+        bounds.check_bounds(0, 5, 0, 0, 0, clock_ns() - 3600 * 1_000_000_000, handle, SITE)
     else:
-        tl.atomic_max(sync._abort_word(handle), (1 << 16) | (1 << 8), sem="relaxed", scope="sys")
+        tl.atomic_max(control.abort_word(handle), (1 << 16) | (1 << 8), sem="relaxed", scope="sys")
 
 
 def outrun() -> Failure:
     with suppress(iris.PeerDied), iris.iris(1 << 20, timeout_s=0.3) as ctx:
         ctx.barrier()
-        failure = failure_of(lambda: (outrun_kernel[(2,)](ctx.handle, SITE=sync.SITE_USER.value), ctx.synchronize()))
+        failure = failure_of(lambda: (outrun_kernel[(2,)](ctx.handle, SITE=control.SITE_USER.value), ctx.synchronize()))
         ctx.check = lambda *_: None  # type: ignore[method-assign]
     return failure
 
@@ -228,7 +229,7 @@ def waits_apart() -> Failure:
         flags = ctx.zeros(16, dtype=torch.int32)
         ctx.barrier()
         time.sleep(ctx.rank * 3 * LATE_S)
-        failure = failure_of(wait_and_look, ctx, flags, 5, sync.SITE_USER.value)
+        failure = failure_of(wait_and_look, ctx, flags, 5, control.SITE_USER.value)
         time.sleep((1 - ctx.rank) * 4 * LATE_S)
     return failure
 

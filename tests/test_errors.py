@@ -23,9 +23,9 @@ from ranks import BACKEND, TIMEOUT_S, Failure, Ranks, context, failure_of, fresh
 import iris
 from iris import errors, mismatch
 from iris.backends import oversubscribed
-from iris.device import sync
+from iris.device import bounds, control
 from iris.device.arch import clock_ns
-from iris.device.sync import ABORT_WORD, CLOSED_WORDS
+from iris.device.control import ABORT_WORD, CLOSED_WORDS
 from iris.device.trace import WAIT, record
 from iris.errors import ranks_text
 from iris.failure import _other_call
@@ -757,11 +757,11 @@ def test_who_waits_for_a_rank_that_has_closed_is_told_at_once(ranks: Ranks, conf
 def two_checks_kernel(handle, stopped):
     """Of a wait for rank 1, which has closed its context."""
     now = clock_ns()
-    first, gone = sync._check_bounds(1024, 6, 4, 1, 0, now, handle, sync.SITE_USER)
+    first, gone = bounds.check_bounds(1024, 6, 4, 1, 0, now, handle, control.SITE_USER)
     tl.store(stopped, first)
-    for_another, _ = sync._check_bounds(1024, 6, 4, 0, gone, now, handle, sync.SITE_USER)
+    for_another, _ = bounds.check_bounds(1024, 6, 4, 0, gone, now, handle, control.SITE_USER)
     tl.store(stopped + 1, for_another)
-    second, _ = sync._check_bounds(1024, 6, 4, 1, gone, now, handle, sync.SITE_USER)
+    second, _ = bounds.check_bounds(1024, 6, 4, 1, gone, now, handle, control.SITE_USER)
     tl.store(stopped + 2, second)
 
 
@@ -807,7 +807,7 @@ def test_a_wait_for_what_is_no_rank_lasts_until_its_limit_and_says_so(ranks: Ran
 def gone_kernel(handle, gone_of, SITE: tl.constexpr, COUNTED: tl.constexpr):
     """Who is gone, of waits for each rank."""
     for peer in range(3):
-        _, gone = sync._check_bounds(1024, 6, 4, peer, 0, clock_ns(), handle, SITE, COUNTED)
+        _, gone = bounds.check_bounds(1024, 6, 4, peer, 0, clock_ns(), handle, SITE, COUNTED)
         tl.store(gone_of + peer, gone)
 
 
@@ -819,12 +819,13 @@ def gone_ranks() -> list[list[int]]:
         gone_of = torch.zeros(3, dtype=torch.int32, device=ctx.device)
         for closed in (1, 2) if ctx.rank == 0 else ():
             closed_words(ctx)[closed] = 1
-            for site, counted in ((sync.SITE_MATMUL, False), (sync.SITE_MATMUL, True), (sync.SITE_USER, False)):
+            op, user = control.SITE_MATMUL, control.SITE_USER
+            for site, counted in ((op, False), (op, True), (user, False)):
                 gone_kernel[(1,)](ctx.handle, gone_of, SITE=site.value, COUNTED=counted)
                 found.append(gone_of.tolist())
         if ctx.rank == 2:
             closed_words(ctx)[:2] = 1
-            gone_kernel[(1,)](ctx.alone, gone_of, SITE=sync.SITE_MATMUL.value, COUNTED=False)
+            gone_kernel[(1,)](ctx.alone, gone_of, SITE=control.SITE_MATMUL.value, COUNTED=False)
             found.append(gone_of.tolist())
         closed_words(ctx).zero_()
         ctx.barrier()

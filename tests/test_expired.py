@@ -20,8 +20,9 @@ import triton.language as tl
 from ranks import BACKEND, Ranks
 
 import iris
-from iris.device import sync
+from iris.device import bounds, control, sync
 from iris.device.arch import clock_ns
+from iris.device.words import NO_WORD, take_words
 from iris.heap import HeapTable
 from iris.status import expired_wait, gave_up
 
@@ -37,8 +38,8 @@ def expire_together_kernel(handle, codes_seen):
     while stopped == 0:
         started = clock_ns() - 3600 * 1_000_000_000
         words = 16 + one, 32 + one, 48 + one, tl.program_id(0)
-        stopped, _ = sync._check_bounds(*words, 0, started, handle, sync.SITE_USER)
-    codes = tl.load(sync._status(handle)) + tl.load(sync._status(handle) + sync.RECORD_WORDS)
+        stopped, _ = bounds.check_bounds(*words, 0, started, handle, control.SITE_USER)
+    codes = tl.load(control.status_words(handle)) + tl.load(control.status_words(handle) + control.RECORD_WORDS)
     tl.store(codes_seen + one, codes.to(tl.int32))
 
 
@@ -77,15 +78,15 @@ def expire_together(grid: tuple[int, ...], times: int, seed: int) -> list[tuple[
 @pytest.mark.parametrize("ranks", [1], indirect=True)
 @pytest.mark.parametrize("grid", [(4,), (1, 4)], ids=["row", "column"])
 def test_one_program_writes_each_record(ranks: Ranks, grid: tuple[int, ...], seed: int) -> None:
-    size = sync.RECORD_WORDS.value
+    size = control.RECORD_WORDS.value
     for words, codes_seen in ranks.run(expire_together, grid, 30, seed)[0]:
         own, told = words[:size], words[size:]
         one = own[4] - 16
-        assert own[:7] == [sync.CODE_EXPIRED.value, 0, 0, one % grid[0], one + 16, one + 32, one + 48], own
+        assert own[:7] == [control.CODE_EXPIRED.value, 0, 0, one % grid[0], one + 16, one + 32, one + 48], own
         if told[0]:
             one, peer = told[5] - 32, told[3] & 255
             own_peer = one % grid[0]
-            assert told[:5] == [sync.CODE_RELAYED.value, 0, 0, own_peer << 8 | peer, one + 16], told
+            assert told[:5] == [control.CODE_RELAYED.value, 0, 0, own_peer << 8 | peer, one + 16], told
             assert told[6] == one + 48 and peer in range(grid[0]), told
         assert min(codes_seen) > 0
 
@@ -93,7 +94,7 @@ def test_one_program_writes_each_record(ranks: Ranks, grid: tuple[int, ...], see
 @triton.jit
 def one_check_kernel(handle):
     """Of a wait for rank 1 that has not expired."""
-    sync._check_bounds(16, 5, 4, 1, 0, clock_ns(), handle, sync.SITE_USER)
+    bounds.check_bounds(16, 5, 4, 1, 0, clock_ns(), handle, control.SITE_USER)
 
 
 def told_during_a_check() -> list[tuple[int, int]]:
@@ -107,11 +108,11 @@ def told_during_a_check() -> list[tuple[int, int]]:
 
             def tell(ctx: iris.Iris = ctx, accesses: Iterator[int] = accesses, before: int = before) -> None:
                 if next(accesses) == before:
-                    ctx._backend.poke(sync.ABORT_WORD.value, sync.abort_code(0, 1))
+                    ctx._backend.poke(control.ABORT_WORD.value, control.abort_code(0, 1))
 
             with mock.patch.object(interpreter, "_switch", tell), suppress(iris.WaitTimeout):
                 one_check_kernel[(1,)](ctx.handle)
-            found.append((int(ctx._status[0]), int(ctx._status[sync.RECORD_WORDS.value])))
+            found.append((int(ctx._status[0]), int(ctx._status[control.RECORD_WORDS.value])))
             ctx._status.zero_()
     return found
 
@@ -121,7 +122,7 @@ def told_during_a_check() -> list[tuple[int, int]]:
 def test_a_wait_that_the_host_cuts_short_has_not_expired(ranks: Ranks) -> None:
     """Though host and program wait for the same rank."""
     (found,) = ranks.run(told_during_a_check)
-    relayed = 0, sync.CODE_RELAYED.value
+    relayed = 0, control.CODE_RELAYED.value
     assert found[:3] == [relayed] * 3 and found[3] == (0, 0), found
 
 
@@ -135,7 +136,7 @@ def wait_for_several_kernel(handle, memory, peers, wanted, KIND: tl.constexpr):
         sync.wait_leading(memory + lanes, wanted, those, lanes < 4, handle)
     else:
         words = memory + lanes[:, None, None] * 32 + tl.arange(0, 32)[None, None, :]
-        sync.take_words(words, wanted, those, (lanes < 4)[:, None, None], handle)
+        take_words(words, wanted, those, (lanes < 4)[:, None, None], handle)
 
 
 def wait_for_several(kind: str, wanted: int, late: int, seen: int) -> list[int]:
@@ -144,14 +145,14 @@ def wait_for_several(kind: str, wanted: int, late: int, seen: int) -> list[int]:
     with iris.iris(1 << 16, timeout_s=0.1, first_timeout_s=0.6) as ctx:
         dtype, each = (torch.int64, 32) if kind == "words" else (torch.int32, 1)
         memory = ctx.full((4 * each,), wanted, dtype=dtype)
-        memory[late * each + each // 2] = sync.NO_WORD.value if kind == "words" else seen
+        memory[late * each + each // 2] = NO_WORD.value if kind == "words" else seen
         peers = torch.tensor([1, 3, 0, 2], dtype=torch.int32)
         with suppress(iris.WaitTimeout):
             wait_for_several_kernel[(1,)](ctx.handle, memory, peers, wanted, KIND=kind)
         words: list[int] = ctx._status.tolist()
         ctx._status.zero_()
-        words[sync.STATUS_FLAG.value] -= memory.data_ptr() - int(ctx.heap_bases[0])
-        return words[: sync.RECORD_WORDS.value]
+        words[control.STATUS_FLAG.value] -= memory.data_ptr() - int(ctx.heap_bases[0])
+        return words[: control.RECORD_WORDS.value]
 
 
 @pytest.mark.skipif(BACKEND != "sim", reason="one rank suffices")
@@ -162,8 +163,8 @@ def wait_for_several(kind: str, wanted: int, late: int, seen: int) -> list[int]:
 )
 def test_of_several_peers_the_late_one_is_named(ranks: Ranks, kind: str, late: int, peer: int, offset: int) -> None:
     ((*words, _),) = ranks.run(wait_for_several, kind, 5, late, 4)
-    held = sync.NO_FLAG.value if kind == "words" else 4
-    assert words == [sync.CODE_EXPIRED.value, 0, 0, peer, offset, 5, held]
+    held = control.NO_FLAG.value if kind == "words" else 4
+    assert words == [control.CODE_EXPIRED.value, 0, 0, peer, offset, 5, held]
 
 
 @pytest.mark.skipif(BACKEND != "sim", reason="one rank suffices")
@@ -172,7 +173,7 @@ def test_of_several_peers_the_late_one_is_named(ranks: Ranks, kind: str, late: i
 def test_a_first_wait_takes_longer(ranks: Ranks, wanted: int) -> None:
     """Peers may still compile then."""
     (words,) = ranks.run(wait_for_several, "all", wanted, 1, wanted - 1)
-    assert words[sync.STATUS_WAITED.value] > 0.6e9 and words[sync.STATUS_PEER.value] == 3
+    assert words[control.STATUS_WAITED.value] > 0.6e9 and words[control.STATUS_PEER.value] == 3
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_a_first_wait_takes_longer(ranks: Ranks, wanted: int) -> None:
      (0, 7, -1, False)],
 )  # fmt: skip
 def test_a_flag_that_holds_no_epoch_was_written_over(site: int, wanted: int, seen: int, spoilt: bool) -> None:
-    words = [sync.CODE_EXPIRED.value, site, 1, 0, 16, wanted, seen, 10**9]
+    words = [control.CODE_EXPIRED.value, site, 1, 0, 16, wanted, seen, 10**9]
     message = str(expired_wait(words, 1, 2, HeapTable(1 << 16)))
     assert f"should reach {wanted}, holds {seen}" in message
     assert ("something else has written there" in message) == spoilt
@@ -190,7 +191,7 @@ def test_a_flag_that_holds_no_epoch_was_written_over(site: int, wanted: int, see
 
 @pytest.mark.parametrize(("wanted", "limit"), [(0, "first_timeout_s"), (1, "first_timeout_s"), (2, "timeout_s")])
 def test_the_limit_that_a_slow_peer_needs_is_named(wanted: int, limit: str) -> None:
-    words = [sync.CODE_EXPIRED.value, sync.SITE_USER.value, 1, 0, 16, wanted, -1, 10**9]
+    words = [control.CODE_EXPIRED.value, control.SITE_USER.value, 1, 0, 16, wanted, -1, 10**9]
     assert str(expired_wait(words, 1, 2, HeapTable(1 << 16))).endswith(f" needs a larger {limit}.")
 
 
@@ -199,7 +200,7 @@ def limits_named(variable: str, **given: float) -> list[str]:
     with mock.patch.dict(os.environ, {"IRIS_TIMEOUT_S": variable}), iris.iris(1 << 20, **given) as ctx:  # type: ignore[arg-type]
         found = []
         for wanted in (1, 2):
-            words = [sync.CODE_EXPIRED.value, sync.SITE_USER.value, 0, 0, 16, wanted, -1, 10**9] + [0] * 8
+            words = [control.CODE_EXPIRED.value, control.SITE_USER.value, 0, 0, 16, wanted, -1, 10**9] + [0] * 8
             with mock.patch.object(ctx._failure, "_status", words):
                 found.append(re.findall(r"[Aa] larger (\w+)", str(ctx._failure.described()))[0])
         return found
@@ -224,14 +225,14 @@ def test_a_variable_that_sets_the_limit_is_named(ranks: Ranks) -> None:
      (0, 1 << 16, "Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32).")],
 )  # fmt: skip
 def test_a_wait_that_could_not_end_is_not_blamed_on_a_peer(peer: int, offset: int, remedy: str) -> None:
-    words = [sync.CODE_EXPIRED.value, sync.SITE_USER.value, 1, peer, offset, 5, 0, 10**9]
+    words = [control.CODE_EXPIRED.value, control.SITE_USER.value, 1, peer, offset, 5, 0, 10**9]
     message = str(expired_wait(words, 1, 2, HeapTable(1 << 16)))
     assert message.endswith(remedy) and "make the same call?" not in message
 
 
 def test_a_flag_of_this_rank_alone_is_anywhere() -> None:
     """As those of Stream-K, by which programs of one kernel hand sums over."""
-    words = [sync.CODE_EXPIRED.value, sync.SITE_MATMUL.value, 1, 1, -8, 5, 4, 10**9]
+    words = [control.CODE_EXPIRED.value, control.SITE_MATMUL.value, 1, 1, -8, 5, 4, 10**9]
     message = str(expired_wait(words, 1, 2, HeapTable(1 << 16)))
     assert "work of its own" in message and "symmetric heap" not in message
 
@@ -240,9 +241,9 @@ def test_what_a_kernel_of_another_rank_said_comes_first() -> None:
     """Not what the host itself has written when a peer was gone, nor what the error says already."""
     late = iris.WaitTimeout("barrier: rank 2 waited 3 s for rank 0", [0])
     assert gave_up(0, late, 2) is late
-    assert gave_up(sync.abort_code(2, 1), late, 2) is late
-    assert gave_up(sync.abort_code(1, 0), late, 2) is late
-    said = gave_up(sync.abort_code(0, 1), late, 2)
+    assert gave_up(control.abort_code(2, 1), late, 2) is late
+    assert gave_up(control.abort_code(1, 0), late, 2) is late
+    said = gave_up(control.abort_code(0, 1), late, 2)
     assert said.ranks == (1,)
     assert str(said).startswith("a kernel of rank 0 gave up waiting for rank 1, so all ranks stopped. barrier: ")
 
@@ -250,8 +251,8 @@ def test_what_a_kernel_of_another_rank_said_comes_first() -> None:
 def test_no_rank_is_made_up_where_another_waited_for_none() -> None:
     """The abort word has the lowest byte of whatever number a kernel took for a rank, as of -1."""
     stopped = "rank 0 gave up waiting for what is no rank, so all ranks stopped. "
-    late = gave_up(sync.abort_code(0, 255), iris.WaitTimeout("barrier: rank 2 waited 3 s for rank 0", [0]), 2)
+    late = gave_up(control.abort_code(0, 255), iris.WaitTimeout("barrier: rank 2 waited 3 s for rank 0", [0]), 2)
     assert str(late).startswith(f"a kernel of {stopped}barrier: ") and late.ranks == ()
-    words = [sync.CODE_RELAYED.value, sync.SITE_USER.value, 0, (1 << 8) + 255, 16, 1, 0, 10**9]
+    words = [control.CODE_RELAYED.value, control.SITE_USER.value, 0, (1 << 8) + 255, 16, 1, 0, 10**9]
     told = expired_wait(words, 2, 3, HeapTable(1 << 16))
     assert str(told) == f"a user kernel: {stopped}The error of rank 0 says more." and told.ranks == ()

@@ -38,7 +38,7 @@ from ranks import (
 import iris
 from iris import processes, rendezvous
 from iris.backends import gpu
-from iris.device.sync import abort_code
+from iris.device.control import abort_code
 from iris.identity import identity
 from iris.mesh import Mesh
 from iris.rendezvous import Rendezvous, address

@@ -25,7 +25,8 @@ from ranks import BACKEND, Failure, Ranks, assert_close, context, failure_of, fr
 from warm import python
 
 import iris
-from iris.device import sync
+from iris.device import control, sync
+from iris.device.words import NO_WORD, take_words
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -384,7 +385,7 @@ def take_words_kernel(words, epoch, handle, RANKS: tl.constexpr):
     ranks = tl.arange(0, RANKS)
     block = ranks[:, None, None] * 128 + tl.arange(0, 8)[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
     here = (ranks < iris.world_size(handle))[:, None, None]
-    sync.take_words(words + block, tl.cast(epoch, tl.int32), ranks, here, handle)
+    take_words(words + block, tl.cast(epoch, tl.int32), ranks, here, handle)
 
 
 def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failure, Failure, int]:
@@ -395,7 +396,7 @@ def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failur
         flags[missing] = 2
         came = torch.zeros(1, dtype=torch.int32, device=ctx.device)
         words = ctx.zeros((4, 128), dtype=torch.int64)
-        words[missing] = sync.NO_WORD.value
+        words[missing] = NO_WORD.value
         waited_for = words if kind == "take_words" else flags
         offset = waited_for.data_ptr() - int(ctx.heap_bases[ctx.rank])
         ctx.device_barrier()
@@ -454,7 +455,7 @@ def causes() -> list[str]:
     """What this rank says, whose own wait for rank 1 expired, or was cut short, when rank 2 has left with an error."""
     found = []
     with fresh() as ctx:
-        for code in (sync.CODE_EXPIRED, sync.CODE_RELAYED):
+        for code in (control.CODE_EXPIRED, control.CODE_RELAYED):
             for said in (iris.WaitTimeout("said of 1", [1]), iris.WaitTimeout("said of 2", [2]), iris.PeerDied("dead")):
                 words = [code.value, 0, 0, 1, 0, 4, 2, 10**9] + [0] * 8
                 mesh = SimpleNamespace(

@@ -13,7 +13,7 @@ from ops_inputs import GATHER, SCATTER, SMALL, Way, some, trial, ways
 from ranks import BACKEND, Ranks, context, fresh, poison, worlds
 
 import iris
-from iris.device.sync import NEXT_EPOCH
+from iris.device.turnstile import NEXT_EPOCH
 from iris.ops import new_workspace
 from iris.ops.algorithms import EXCHANGING, LIBRARY
 from iris.ops.config import min_block_size_k

@@ -22,7 +22,8 @@ from ops_inputs import some
 from ranks import BACKEND, Failure, Ranks, assert_close, context, failure_of, fresh, poison, worlds
 
 import iris
-from iris.device import sync
+from iris.device import control, sync, turnstile
+from iris.device.words import take_words
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -614,7 +615,7 @@ def test_counts_of_more_bits_wrap_as_flags_do(ranks: Ranks, count: int) -> None:
 @triton.jit
 def take_words_kernel(words, handle, WORDS: tl.constexpr):
     lanes = tl.arange(0, 1)
-    sync.take_words(
+    take_words(
         (words + tl.arange(0, WORDS))[None, None, :], lanes.sum() + 1, lanes, (lanes == 0)[:, None, None], handle
     )
 
@@ -674,7 +675,7 @@ def which_are_reached(pairs: tuple[tuple[int, int], ...]) -> list[list[int]]:
     device = context().device
     given, found = torch.tensor(pairs, dtype=torch.int32, device=device), torch.zeros(2, len(pairs), dtype=torch.int32)
     found = found.to(device)
-    for row, site in zip(found, (sync.SITE_MATMUL, sync.SITE_USER), strict=True):
+    for row, site in zip(found, (control.SITE_MATMUL, control.SITE_USER), strict=True):
         reached_kernel[(1,)](given, row, len(pairs), SITE=site)
     return [[int(one) for one in row] for row in found.cpu()]
 
@@ -690,7 +691,7 @@ def test_what_looks_too_far_ahead_of_an_ops_wait_is_still_waited_for(ranks: Rank
 
 @triton.jit
 def following_kernel(words):
-    tl.store(words + 1, sync._following(tl.load(words)))
+    tl.store(words + 1, sync.following(tl.load(words)))
 
 
 def epochs_after(epochs: tuple[int, ...]) -> list[int]:
@@ -713,9 +714,9 @@ def test_halves_take_turns_also_where_the_count_wraps(ranks: Ranks) -> None:
 
 @triton.jit
 def counting_kernel(epochs, seen, COUNT: tl.constexpr):
-    epoch = sync.own_epoch(epochs)
+    epoch = turnstile.own_epoch(epochs)
     tl.store(seen + tl.program_id(0), epoch)
-    sync.end_own_epoch(epochs, epoch, COUNT)
+    turnstile.end_own_epoch(epochs, epoch, COUNT)
 
 
 def epochs_of_programs() -> list[list[int]]:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+MAX_RANKS: tl.constexpr = tl.constexpr(16)
+
 RANK: tl.constexpr = tl.constexpr(0)
 WORLD_SIZE: tl.constexpr = tl.constexpr(1)
 TIMEOUT_NS: tl.constexpr = tl.constexpr(2)

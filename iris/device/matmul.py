@@ -56,16 +56,8 @@ from iris.device.arch import clock_ns, dot_precision
 from iris.device.handle import rank
 from iris.device.schedule import split_sharers, split_start, whole_tiles
 from iris.device.split import SLICE_ELEMENTS, combined, handed_over, slice_sum, wait_parts
-from iris.device.sync import (
-    NO_EPOCHS,
-    TURNSTILE,
-    end_own_epoch,
-    enter,
-    leave,
-    own_epoch,
-    wait_all_entered,
-)
 from iris.device.tile import SCALE_BLOCK, Flags, Matrix, Tile, scaled, tile_pointers
+from iris.device.turnstile import NO_EPOCHS, TURNSTILE, end_own_epoch, enter, leave, own_epoch, wait_all_entered
 
 
 class Crew(NamedTuple):

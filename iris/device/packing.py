@@ -1,4 +1,4 @@
-"""Blocks of any dtype as blocks of int32, which words carry (:func:`iris.device.sync.store_words`)."""
+"""Blocks of any dtype as blocks of int32, which words carry (:func:`iris.device.words.store_words`)."""
 
 import triton
 import triton.language as tl

@@ -76,7 +76,7 @@ class ScalePointers(NamedTuple):
 class Flags(NamedTuple):
     """What programs and ranks tell each other with, where there is need of it.
 
-    ``turnstile``: see :func:`iris.device.sync.enter`; or epochs, see :func:`iris.device.sync.own_epoch`.
+    ``turnstile``: see :func:`iris.device.turnstile.enter`; or epochs, see :func:`iris.device.turnstile.own_epoch`.
     ``ready``: parts of A, or tiles, that have arrived: epochs, or of what is added up counts. ``split``: partial sums
     of split tiles, three epochs per program. ``counters``: see :func:`iris.device.sync.arrive`. Parts of A arrive in
     ``chunks`` chunks of ``blocks_per_chunk`` block rows, times ``pieces`` pieces of ``piece_k`` columns.

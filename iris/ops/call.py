@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from iris.context import Iris
-from iris.device.sync import SITES
+from iris.device.control import SITES
 from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition, bias_of
 from iris.ops.exchange import Blocks

@@ -22,19 +22,9 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
-from iris.device.sync import (
-    COPIED,
-    NEXT_EPOCH,
-    coming_epoch,
-    enter,
-    leave,
-    others,
-    signal_all,
-    wait,
-    wait_all,
-    wait_entered,
-)
+from iris.device.sync import COPIED, others, signal_all, wait, wait_all
 from iris.device.tile import BIAS_ROW
+from iris.device.turnstile import NEXT_EPOCH, coming_epoch, enter, leave, wait_entered
 from iris.engine import CopyEngine
 from iris.ops.config import flagged_one_by_one
 from iris.ops.problem import QUANTISED
@@ -89,7 +79,7 @@ def landing_kernel(handle, turnstile, ready, sent, chunk, SITE: tl.constexpr):
 
 @triton.jit
 def exit_kernel(handle, turnstile, SITE: tl.constexpr, MEET: tl.constexpr):
-    """The end of the call; see :func:`iris.device.sync.leave`."""
+    """The end of the call; see :func:`iris.device.turnstile.leave`."""
     leave(turnstile, coming_epoch(turnstile), handle, SITE, MEET)
 
 

@@ -5,7 +5,7 @@ A program stores its share of this rank's part into an *inbox* at every peer, an
 There is no handshake before and no barrier after, so data crosses the link once: the one-shot scheme of NCCL's LL
 protocols and of the custom all-reduces of serving engines. There are two ways to know what has come:
 
-* *words* (:func:`iris.device.sync.store_words`), for little: each says that it has come, so nothing is waited for
+* *words* (:func:`iris.device.words.store_words`), for little: each says that it has come, so nothing is waited for
   between data and flag, 2 µs of 6. A word has four bytes of data; of floats it is no larger than that, else twice.
 * *flags*, one per program, which are set behind the data.
 
@@ -34,10 +34,13 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
+from iris.device.handle import MAX_RANKS
 from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
-from iris.device.sync import MAX_RANKS, end_own_epoch, own_epoch, signal_all, store_words, take_words, wait_all
+from iris.device.sync import signal_all, wait_all
 from iris.device.tile import Matrix, Tile, block_at, finished, slot_pointers, tile_mask, tile_pointers
+from iris.device.turnstile import end_own_epoch, own_epoch
+from iris.device.words import store_words, take_words
 from iris.ops.rows import columns_in_vectors
 from iris.ops.words import in_words, word_dtype, words_nbytes
 from iris.ops.workspace import FusedWorkspace

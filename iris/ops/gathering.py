@@ -13,19 +13,11 @@ import triton.language as tl
 from iris.device import handle as handles
 from iris.device import peer as peers
 from iris.device.arch import copy_stages, fence_async_proxy
+from iris.device.handle import MAX_RANKS
 from iris.device.matmul import ring_start
-from iris.device.sync import (
-    MAX_RANKS,
-    arrive,
-    enter,
-    leave,
-    signal,
-    signal_all,
-    wait_all_entered,
-    wait_entered,
-    wait_leading,
-)
+from iris.device.sync import arrive, signal, signal_all, wait_leading
 from iris.device.tile import block_at, tile_pointers
+from iris.device.turnstile import enter, leave, wait_all_entered, wait_entered
 
 
 @triton.jit

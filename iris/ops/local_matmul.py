@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from iris.context import Iris
-from iris.device.sync import SITE_MATMUL
+from iris.device.control import SITE_MATMUL
 from iris.device.tile import local_sink, tile_mask, tile_pointers
 from iris.ops.algorithms import LOCAL
 from iris.ops.choice import resolve

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import matmul as kernels
-from iris.device import sync, tile
+from iris.device import tile, turnstile
 from iris.device.tile import Flags, Matrix
 from iris.ops.config import FusedConfig
 from iris.ops.descriptors import Descriptors, descriptors_of
@@ -164,10 +164,10 @@ def _tiling(problem: Problem, plan: Plan, config: FusedConfig, num_sms: int, gat
 def _epochs(ctx: Iris, plan: Plan, config: FusedConfig, workspace: FusedWorkspace) -> tuple[int, torch.Tensor]:
     """How the kernel counts calls, its ``EPOCHS``, and where."""
     if plan.alone and not config.stream_k:
-        return sync.NO_EPOCHS.value, workspace.turnstile
+        return turnstile.NO_EPOCHS.value, workspace.turnstile
     if plan.own_epochs or plan.alone:
         return ctx.num_sms, workspace.scratch("epochs", ctx.num_sms, torch.int32)
-    return sync.TURNSTILE.value, workspace.turnstile
+    return turnstile.TURNSTILE.value, workspace.turnstile
 
 
 def _counters(plan: Plan, workspace: FusedWorkspace) -> torch.Tensor | None:

@@ -67,7 +67,7 @@ from iris.device import schedule
 from iris.device.chunk import counted_after
 from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
-from iris.device.sync import everyone, signal_all, store_words, take_words, wait_all
+from iris.device.sync import everyone, signal_all, wait_all
 from iris.device.tile import (
     Tile,
     finished,
@@ -78,6 +78,7 @@ from iris.device.tile import (
     tile_mask,
     tile_pointers,
 )
+from iris.device.words import store_words, take_words
 from iris.errors import ShapeError
 from iris.ops.algorithms import ALL_REDUCE, TRAITS
 from iris.ops.choice import resolve

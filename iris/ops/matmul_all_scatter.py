@@ -54,8 +54,9 @@ from iris.device import handle as handles
 from iris.device.arch import copy_stages
 from iris.device.chunk import counted_after
 from iris.device.peer import translate
-from iris.device.sync import enter, leave, signal, wait, wait_all_entered
+from iris.device.sync import signal, wait
 from iris.device.tile import Flags, Matrix, Slots, block_at, finished, peer_at, store_everywhere, tile_pointers
+from iris.device.turnstile import enter, leave, wait_all_entered
 from iris.ops.algorithms import SCATTER, TRAITS
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve

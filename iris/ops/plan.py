@@ -29,7 +29,7 @@ class Plan:
     """Everything about a launch that the op decides; see :mod:`iris.device.matmul` for the parts.
 
     Attributes:
-        site: the op's number, for errors of waits (:mod:`iris.device.sync`); 0 for one of your own.
+        site: the op's number, for errors of waits (:data:`iris.device.control.SITES`); 0 for one of your own.
         schedule, source, sink, after, courier: the parts; None: there is none.
         sliced: the sink takes some rows of a tile as it does a whole one, and nothing comes after, so that programs
             which share a split tile may each hand it what they have summed; None: if it is ``tile.local_sink``.
@@ -44,9 +44,9 @@ class Plan:
             None: unless A is all here.
         meet: on leaving, ranks wait until all have come so far.
         alone: no other rank takes part.
-        own_epochs: programs count calls for themselves (:func:`iris.device.sync.own_epoch`), as nothing that they do,
-            the parts included, waits for a peer to enter or leave; for workspaces whose calls all do so. ``alone`` they
-            do, too, if they count at all.
+        own_epochs: programs count calls for themselves (:func:`iris.device.turnstile.own_epoch`), as nothing that they
+            do, the parts included, waits for a peer to enter or leave; for workspaces whose calls all do so. ``alone``
+            they do, too, if they count at all.
         chunks, blocks_per_chunk, chunk_rows: chunks of rows in which parts of A arrive, or the output leaves; block
             rows, and rows, in each.
         pieces, piece_k: pieces of columns in which each chunk arrives, and columns in each; 0 for all.

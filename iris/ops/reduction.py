@@ -29,17 +29,7 @@ from iris.device import handle as handles
 from iris.device.arch import copy_stages
 from iris.device.chunk import counted_after
 from iris.device.peer import translate
-from iris.device.sync import (
-    coming_epoch,
-    enter,
-    leave,
-    others,
-    signal,
-    signal_add,
-    wait,
-    wait_all,
-    wait_all_entered,
-)
+from iris.device.sync import others, signal, signal_add, wait, wait_all
 from iris.device.tile import (
     Matrix,
     Slots,
@@ -52,6 +42,7 @@ from iris.device.tile import (
     tile_pointers,
     within_shard,
 )
+from iris.device.turnstile import coming_epoch, enter, leave, wait_all_entered
 from iris.ops.call import OpCall
 from iris.ops.decomposed import Landing, bias_of, reduce_in_ring, wait_landed
 from iris.ops.exchange import exchange

@@ -1,4 +1,4 @@
-"""What travels as words (:func:`iris.device.sync.store_words`): little, whose flags would cost more. Pure: no GPU."""
+"""What travels as words (:func:`iris.device.words.store_words`): little, whose flags would cost more. Pure: no GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ computed; of words of eight bytes half as much (2 × H200, 2026-11-22)."""
 
 
 def word_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of the words that carry ``dtype``, four bytes each (:func:`iris.device.sync.store_words`)."""
+    """Of the words that carry ``dtype``, four bytes each (:func:`iris.device.words.store_words`)."""
     return torch.int32 if dtype.is_floating_point else torch.int64
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from iris.context import MAX_RANKS, Iris, require_context
-from iris.device import sync
+from iris.device import turnstile
 from iris.engine import CopyEngine
 from iris.errors import ArgumentError, CaptureError, HeapError
 from iris.heap import align_up, format_bytes
@@ -22,7 +22,7 @@ from iris.ops.rows import MAX_CHUNKS
 
 MIN_FLAGS = MAX_RANKS * MAX_CHUNKS
 """Flags of any workspace; those of one whose parts may travel as words are more if they travel behind flags."""
-_TURNSTILES_NBYTES = 2 * 4 * sync.TURNSTILE_WORDS.value
+_TURNSTILES_NBYTES = 2 * 4 * turnstile.TURNSTILE_WORDS.value
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class FusedWorkspace(Live):
 
     Attributes:
         op, algorithm: what it is for. Algorithms differ in when peers may write into it, so they share none.
-        turnstile: where ranks meet; see :func:`iris.device.sync.enter`.
+        turnstile: where ranks meet; see :func:`iris.device.turnstile.enter`.
         second_turnstile: the same, for a second kernel that runs beside the first.
         ready: one epoch per part or tile that has arrived.
         staging: bytes on the symmetric heap that peers write into; empty where the algorithm needs none.
@@ -290,11 +290,11 @@ def _made(
         with _outlasting_inference():
             memory = ctx.zeros(workspace_nbytes(staging_nbytes, num_flags), dtype=torch.uint8)
             turnstiles = memory[:_TURNSTILES_NBYTES].view(torch.int32).view(2, -1)
-            turnstiles[:, sync.NEXT_EPOCH.value] = 1
+            turnstiles[:, turnstile.NEXT_EPOCH.value] = 1
             ready = memory[_TURNSTILES_NBYTES:][: 4 * num_flags].view(torch.int32)
             staging = memory[_staging_offset(num_flags) :]
             if words and num_flags == MIN_FLAGS:
-                staging.fill_(0xFF)  # no word: sync.NO_WORD
+                staging.fill_(0xFF)  # no word: words.NO_WORD
     except HeapError as error:
         kept = f"{format_bytes(staging_nbytes)} for staging, {format_bytes(4 * num_flags)} for flags"
         raise HeapError(f"{op} by {algorithm} keeps {kept}. {error}") from error

@@ -18,6 +18,7 @@ from listing import Event
 
 from iris.bench.cases import transfers
 from iris.device import arch, peer, rma, sync, trace
+from iris.device.turnstile import enter, leave, wait_all_entered, wait_entered
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_TWO = frozenset({"argument 0", "argument 1"})
@@ -162,13 +163,13 @@ def looks(handle, data, result, flag, BLOCK: tl.constexpr):
 @triton.jit
 def turnstile(handle, data, result, words, BLOCK: tl.constexpr):
     """A kernel that reads a peer's data between entering and leaving."""
-    epoch = sync.enter(words, handle)
+    epoch = enter(words, handle)
     offsets = tl.arange(0, BLOCK)
-    sync.wait_entered(words, epoch, 1, handle)
+    wait_entered(words, epoch, 1, handle)
     tl.store(result + offsets, peer.load(handle, data + offsets, 1))
-    sync.wait_all_entered(words, epoch, handle)
+    wait_all_entered(words, epoch, handle)
     tl.store(result + BLOCK + offsets, peer.load(handle, data + BLOCK + offsets, 2))
-    sync.leave(words, epoch, handle)
+    leave(words, epoch, handle)
 
 
 @triton.jit

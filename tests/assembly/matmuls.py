@@ -12,7 +12,7 @@ from case import CUDA, EVERYTHING, EVERYWHERE, HIP, OLD, SIGNALS, WAITS, Case, d
 from compiler import tensor
 from listing import Event
 
-from iris.device import chunk, matmul, schedule, sync, tile
+from iris.device import chunk, matmul, schedule, tile, turnstile
 from iris.ops import reduction
 from iris.ops.decomposed import arrival_kernel, entered_kernel, entry_kernel, exit_kernel, landing_kernel
 from iris.ops.exchange import exchange_kernel, exchange_words_kernel
@@ -102,7 +102,7 @@ PLAIN = {
     "SCHEDULE": schedule.own_first, "SOURCE": matmul.local_source, "SINK": tile.local_sink, "AFTER": None,
     "EAGER": False, "GATE": False, "COURIER": None, "SITE": 2, "SHARDS": 1, "SHARDED": False, "SEGMENTS": 1,
     "OWN": False, "PIECEWISE": False, "MEET": True, "TWO_TILES": True, "GROUP_M": 8, "COURIER_M": 32, "COURIER_N": 64,
-    "M_IN_VECTORS": False, "PRECISION": "ieee", "EPOCHS": sync.TURNSTILE.value, "HALF_FLAGS": 0,
+    "M_IN_VECTORS": False, "PRECISION": "ieee", "EPOCHS": turnstile.TURNSTILE.value, "HALF_FLAGS": 0,
 }  # fmt: skip
 
 FP8 = torch.float8_e4m3fn
@@ -233,7 +233,7 @@ def matmul_case(
     constants["STRIP_STAGES"] = 4
     has = WAITS | SIGNALS
     if op.startswith("local"):
-        constants["EPOCHS"] = 148 if split else sync.NO_EPOCHS.value
+        constants["EPOCHS"] = 148 if split else turnstile.NO_EPOCHS.value
     if op.startswith("local") and not split:
         has = Event.NONE
     if cuda and tma:

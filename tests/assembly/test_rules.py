@@ -16,7 +16,7 @@ from compiler import TARGETS, VERSION
 from kernels import CASES, compile_named
 from listing import Event, UnknownAssembly, read
 
-from iris.device import sync
+from iris.device import bounds, control, sync
 from iris.device.arch import clock_ns, load_fresh, meet_to_publish, wait_bulk_stores
 
 everywhere = pytest.mark.parametrize("target_name", (*in_turn(CUDA), *in_turn(HIP)))
@@ -154,7 +154,7 @@ def counted_in(counter, out):
 
 @triton.jit
 def recorded(handle):
-    sync._record(sync.CODE_EXPIRED, sync.SITE_USER, 1, 2, 3, 4, 5, 6, handle)
+    bounds._record(control.CODE_EXPIRED, control.SITE_USER, 1, 2, 3, 4, 5, 6, handle)
 
 
 @pytest.mark.parametrize("target_name", ["sm_90", "gfx942"])

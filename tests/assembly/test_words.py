@@ -12,14 +12,14 @@ import triton.language as tl
 from case import CUDA, Case, compile_case, with_handle
 from listing import Event, Listing, read
 
-from iris.device import sync
+from iris.device.words import take_words
 
 
 @triton.jit
 def words(handle, ptr, out, ROWS: tl.constexpr, COLS: tl.constexpr):
     lanes = tl.arange(0, 1)
     offsets = tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :]
-    seen = sync.take_words((ptr + offsets)[None, :, :], lanes.sum() + 7, lanes, (lanes == 0)[:, None, None], handle)
+    seen = take_words((ptr + offsets)[None, :, :], lanes.sum() + 7, lanes, (lanes == 0)[:, None, None], handle)
     tl.store(out + offsets, tl.reshape(seen, (ROWS, COLS)))
 
 
