@@ -27,9 +27,10 @@ class Watcher:
         while not self._stop.wait(self.INTERVAL_S):
             dead = self._mesh.dead_ranks()
             if dead:
-                self.saw_death = True
                 if not self.told():  # what a kernel has said is kept: it may be why the peer has gone
                     self.tell(min(dead))
+                self._stop.wait(self.INTERVAL_S)  # let kernels record for whom they waited before the host looks
+                self.saw_death = True
                 return
 
     def tell(self, peer: int) -> None:

@@ -528,6 +528,33 @@ def test_what_kernels_have_been_told_stands_when_peers_die(told: int, monkeypatc
     assert word == ([5] if told else [0, abort_code(0, 1)])
 
 
+def test_kernels_have_time_to_record_for_whom_they_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between being told of a death and the host's look at it: a record says more than the death."""
+    monkeypatch.setattr(Watcher, "INTERVAL_S", 0.001)
+    word, pauses, begin = [0], list[tuple[int, bool]](), threading.Event()
+
+    class Noted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if begin.is_set():
+                pauses.append((word[-1], watcher.saw_death))
+            return super().wait(timeout)
+
+    def dead() -> set[int]:
+        assert begin.wait(5)
+        return {1}
+
+    monkeypatch.setattr("iris.watcher.threading", SimpleNamespace(Event=Noted, Thread=threading.Thread))
+    mesh = SimpleNamespace(world_size=2, rank=0, dead_ranks=dead)
+    backend = SimpleNamespace(peek=lambda _: word[0], poke=lambda _, code: word.append(code))
+    watcher = Watcher(cast(Any, mesh), cast(Any, backend))
+    begin.set()
+    deadline = time.monotonic() + 5
+    while not watcher.saw_death and time.monotonic() < deadline:
+        time.sleep(0.001)
+    watcher.stop()
+    assert watcher.saw_death and pauses[-1] == (abort_code(0, 1), False)
+
+
 def test_a_watcher_that_is_stopped_looks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """As what it looks at is let go of then."""
     monkeypatch.setattr(Watcher, "INTERVAL_S", 0.001)
