@@ -459,7 +459,9 @@ def test_a_status_message_that_nobody_reads_is_lost() -> None:
 
 def test_a_rank_that_hangs_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main([*TWO, "--axis_way=hangs", "--timeout_s=1", "--benchmark_format=json"]) == 1
-    (one,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    told = capsys.readouterr()
+    assert told.out.count("\n") == 1, told.err
+    one = json.loads(told.out)
     assert "did not finish within 1 s" in one["error"] and "Traceback" not in one["error"]
 
 

@@ -329,7 +329,7 @@ def polling_kernel(flag, handle):
 
 
 def polled_in_vain() -> list[Failure]:
-    with fresh(timeout_s=0.4) as ctx:
+    with fresh(timeout_s=0.4, first_timeout_s=0.5) as ctx:
         flag = ctx.zeros(1, dtype=torch.int32)
         if ctx.rank == 1:
             return [failure_of(ctx.barrier)]

@@ -289,7 +289,8 @@ def test_ranks_print_into_nothing_where_nothing_is_open(descriptor: int, tmp_pat
 
         def speak():
             for stream in (sys.stdout, sys.stderr):
-                print("hello", file=stream, flush=True)
+                stream.write("hello\\n")  # at once, as another rank may write between two writes
+                stream.flush()
 
         if __name__ == "__main__":
             iris.launch(speak, 2)
