@@ -18,6 +18,8 @@ EVERYTHING = os.environ.get("IRIS_ASSEMBLY") == "all"
 """Whether each Triton compiles each kernel for each GPU (``scripts/assembly --all``); else they take turns."""
 OLD = int(VERSION < (3, 9))
 """Whether this is not the newest Triton; scripts/assembly runs two."""
+TURN = int(os.environ.get("IRIS_TEST_SEED", "0"))
+"""Which part of what is too much for each run is this one's: with another number it is another part."""
 EVERYWHERE = tuple(TARGETS)
 CUDA = ("sm_90", "sm_100")
 HIP = ("gfx942", "gfx950")
@@ -28,7 +30,14 @@ T = TypeVar("T")
 
 def in_turn(values: Sequence[T]) -> Sequence[T]:
     """Those of ``values`` that this Triton compiles; the other one compiles the others."""
-    return values if EVERYTHING else values[OLD::2]
+    return values if EVERYTHING else values[(OLD + TURN) % 2 :: 2]
+
+
+def turns_of(number: int, targets: Sequence[str], old: int = OLD, turn: int = TURN) -> Sequence[str]:
+    """For which of ``targets`` kernel ``number`` is compiled: for one GPU of each vendor's, the other Triton compiling
+    it for the others; after two turns each has compiled it for all."""
+    mine = (number + old + turn) % 2
+    return targets if len(targets) == 1 else [one for one in (CUDA[mine], HIP[mine]) if one in targets]
 
 
 @dataclass(frozen=True)
@@ -88,4 +97,4 @@ def described(dtype: torch.dtype, rows: int, cols: int | None = None) -> TensorD
 def compile_case(case: Case, target_name: str) -> str:
     """The assembly of ``case``."""
     with target(target_name):
-        return assembly(case.kernel, *case.arguments(), **case.constants)
+        return assembly(case.kernel, *case.arguments(), assembled=EVERYTHING, **case.constants)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import triton.language as tl
-from case import CUDA, EVERYTHING, EVERYWHERE, HIP, OLD, SIGNALS, WAITS, Case, described, handle, short
+from case import CUDA, EVERYWHERE, HIP, SIGNALS, TURN, WAITS, Case, described, handle, short, turns_of
 from compiler import tensor
 from listing import Event
 
@@ -247,26 +247,23 @@ def matmul_case(
     )
 
 
-def matmuls() -> list[Case]:
-    """Of every op one variant for one GPU of each vendor: the older Triton compiles its first for sm_90, as Iris is
-    measured with both, and the newer one, for sm_100, one without Stream-K if there is one; AMD's GPUs take turns. Of
-    what is left for sm_90 each Triton compiles half. So each op is compiled for each GPU, and by each Triton, and each
-    variant by one of them. With ``--all`` nothing is left to the other Triton."""
+def matmuls(old: int | None = None, turn: int = TURN) -> list[Case]:
+    """Of every op its first variant for sm_90 and gfx942, and for the other two GPUs one without Stream-K if there is
+    one; for sm_90 all variants. With ``old``, those that one of two Tritons compiles in this ``turn``: an op for one
+    GPU of each vendor's, and a quarter of the variants that are left."""
     first = {variant[0]: variant for variant in reversed(VARIANTS)}
     light = {variant[0]: variant for variant in sorted(VARIANTS, key=lambda variant: not variant[-1])}
     others = [variant for variant in VARIANTS if variant != first[variant[0]]]
     cases = []
     for variant in VARIANTS:
         op, dtype, tma, traced, bias, even_k, split = variant
-        again = OLD if variant == first[op] else (others.index(variant) + OLD) % 2
-        turn = (list(OPS).index(op) + OLD) % 2
-        chosen = (
-            (CUDA[0], variant, again), (CUDA[1], light[op], not OLD),
-            (HIP[0], first[op], turn), (HIP[1], light[op], not turn),
-        )  # fmt: skip
-        here = [one for one, picked, runs in chosen if picked == variant and (EVERYTHING or runs)]
+        picked = {CUDA[0]: first[op], CUDA[1]: light[op], HIP[0]: first[op], HIP[1]: light[op]}
+        mine = EVERYWHERE if old is None else turns_of(list(OPS).index(op), EVERYWHERE, old, turn)
+        here = {one for one in mine if picked[one] == variant}
+        if variant in others and (old is None or (others.index(variant) + old + turn) % 4 == 0):
+            here.add(CUDA[0])
         for targets, described_a in ((CUDA, tma), (HIP, False)):
-            those = tuple(one for one in here if one in targets)
+            those = tuple(one for one in targets if one in here)
             if those:
                 cases.append(matmul_case(op, dtype, described_a, traced, bias, even_k, split, those))
     return cases

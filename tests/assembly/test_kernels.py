@@ -13,26 +13,30 @@ from typing import Any
 
 import pytest
 import rules
-from case import CUDA, EVERYTHING, HIP, OLD
+from case import EVERYTHING, EVERYWHERE, OLD, Case, turns_of
 from compiler import TARGETS, VERSION
 from kernels import CASES, EXAMPLES, ROOT
 from listing import Event, read
+from matmuls import matmuls
 from triton.runtime.jit import JITFunction
 
 from iris.device.matmul import matmul_kernel
 
+
+def pairs(cases: Iterable[Case]) -> set[tuple[str, str]]:
+    """Names of cases, and the targets of each."""
+    return {(case.name, one) for case in cases for one in case.targets}
+
+
+MATMULS = pairs(matmuls(OLD))
 PAIRS = [
     (name, one)
     for number, (name, case) in enumerate(CASES.items())
     for one in case.targets
-    if EVERYTHING
-    or case.kernel is matmul_kernel
-    or len(case.targets) == 1
-    or one in (CUDA[1 - OLD], HIP[(number + OLD) % 2])
+    if EVERYTHING or ((name, one) in MATMULS if case.kernel is matmul_kernel else one in turns_of(number, case.targets))
 ]
 """With ``scripts/assembly --all`` all that there is. Else each of the two Tritons that it runs compiles each kernel for
-one GPU of NVIDIA's and one of AMD's: the older one, with which Iris is measured, for sm_90. Those of the matmul kernel
-take turns of their own."""
+one GPU of each vendor's, and the other one for the others. Those of the matmul kernel take turns of their own."""
 
 COMPARES_ONE_WORD = {"compare_and_swap_word", "05_all_kinds"}
 
@@ -130,6 +134,24 @@ def test_every_example_is_looked_at() -> None:
 
 
 def test_every_target_is_compiled_for() -> None:
-    """But for sm_100 by the older of two Tritons."""
-    left = {CUDA[1]} if OLD and not EVERYTHING else set()
-    assert {one for _, one in PAIRS} == set(TARGETS) - left
+    assert {one for _, one in PAIRS} == set(TARGETS)
+
+
+def test_two_tritons_compile_a_kernel_for_all_gpus_and_each_does_by_turns() -> None:
+    for number in range(3):
+        for same in (0, 1):
+            assert {*turns_of(number, EVERYWHERE, 0, same), *turns_of(number, EVERYWHERE, 1, same)} == set(TARGETS)
+            assert {*turns_of(number, EVERYWHERE, same, 0), *turns_of(number, EVERYWHERE, same, 1)} == set(TARGETS)
+    assert all(turns_of(0, case.targets, old) for case in CASES.values() for old in (0, 1))
+
+
+def test_every_matmul_has_its_turn() -> None:
+    """With each Triton; and each op is compiled for every GPU in every turn."""
+    for old in (0, 1):
+        by_turns = [pairs(matmuls(old, turn)) for turn in range(4)]
+        assert set().union(*by_turns) == pairs(matmuls())
+        assert max(map(len, by_turns)) < len(pairs(matmuls())) * 0.55
+    ops = {name.split("-")[1] for name, _ in pairs(matmuls())}
+    for turn in range(4):
+        both = {(name.split("-")[1], one) for name, one in pairs(matmuls(0, turn)) | pairs(matmuls(1, turn))}
+        assert both == {(op, one) for op in ops for one in TARGETS}

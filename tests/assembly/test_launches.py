@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from case import EVERYTHING, OLD, in_turn
+from case import EVERYTHING, OLD, TURN, in_turn
 from compiler import TARGETS, text_of
 from launches import CALLS_EACH, WAYS, Call, Context, Kind, Size, Way, call_of, launches
 
 from iris import ops
 
 
-def taking_turns(old: int) -> list[tuple[int, str]]:
+def taking_turns(old: int, turn: int = TURN) -> list[tuple[int, str]]:
     """Of each way, by number, the first call on one of the targets, with one of the two Tritons; ``old``: which."""
     names = list(TARGETS)
     there = len(names)
-    return [(way, names[way % there - 1]) for way in range(len(WAYS)) if way // there % 2 == old]
+    mine = (old + turn // there) % 2
+    return [(way, names[(way + turn) % there]) for way in range(len(WAYS)) if way // there % 2 == mine]
 
 
 CALLS = [
