@@ -144,11 +144,11 @@ class Failure:
         said = mesh.death(min(dead), "kernel")
         if not isinstance(said, PeerDied | WaitTimeout):
             return said
-        code, more = record[control.STATUS_CODE], str(own)
-        if code == control.CODE_EXPIRED.value:
+        more = str(own)
+        if record.code == control.CODE_EXPIRED.value:
             if (isinstance(said, WaitTimeout) and said.ranks == own.ranks) or stopped_by(mesh.rank, str(said)):
                 return own
-        elif code == control.CODE_RELAYED.value and mesh.rank in said.ranks:
+        elif record.relayed and mesh.rank in said.ranks:
             more = f"{cut_short(record, mesh.rank, self._table)}."
         else:
             return said

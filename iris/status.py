@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import SupportsInt
+from collections.abc import Iterable
+from typing import NamedTuple, SupportsInt
 
 from iris.device import control, handle
 from iris.errors import PeerDied, WaitTimeout
@@ -15,10 +15,44 @@ CODES = control.STATUS_CODE.value, _TOLD + control.STATUS_CODE.value
 """The status words that are not zero once there is a record: of this rank's own wait; of what another rank said."""
 
 
-def record_of(status: Iterable[SupportsInt]) -> list[int]:
+class Record(NamedTuple):
+    """What a kernel recorded of a wait, in the order of the words (:mod:`iris.device.control`); ``offset``: of the flag
+    from the start of the heap."""
+
+    code: int
+    site: int
+    rank: int
+    peer: int
+    offset: int
+    wanted: int
+    seen: int
+    waited_ns: int
+
+    @property
+    def relayed(self) -> bool:
+        """Whether the wait was cut short, as another rank gave up."""
+        return bool(self.code == control.CODE_RELAYED.value)
+
+    @property
+    def of_user(self) -> bool:
+        """Whether it was a kernel of the user's that waited."""
+        return bool(self.site == control.SITE_USER.value)
+
+    @property
+    def flagged(self) -> bool:
+        """Whether a flag was waited for, and not data that comes without one."""
+        return bool(self.seen != control.NO_FLAG.value)
+
+    @property
+    def name(self) -> str:
+        """Of what waited."""
+        return control.SITES.get(self.site, control.SITES[control.SITE_USER.value])
+
+
+def record_of(status: Iterable[SupportsInt]) -> Record:
     """One of the two records in the status words: that of this rank's own wait, if one has expired."""
     words = [int(word) for word in status]
-    return words[:_TOLD] if words[CODES[0]] else words[_TOLD:]
+    return Record(*(words[:_TOLD] if words[CODES[0]] else words[_TOLD:]))
 
 
 def gave_up(told: int, late: WaitTimeout, own_rank: int) -> WaitTimeout:
@@ -51,34 +85,26 @@ def _real(peer: int) -> list[int]:
 
 
 def expired_wait(
-    words: Sequence[int], own_rank: int, world_size: int, table: HeapTable, limits: Limits = GIVEN
+    record: Record, own_rank: int, world_size: int, table: HeapTable, limits: Limits = GIVEN
 ) -> WaitTimeout | PeerDied:
     """The error that a record of ``own_rank`` stands for: who waited for whom, how long, for which flag; ``table``: of
     its heap; ``limits``: what to raise for longer waits."""
-    site = control.SITES.get(words[control.STATUS_SITE], "a user kernel")
-    rank, peer = words[control.STATUS_RANK], words[control.STATUS_PEER]
-    relayed = words[control.STATUS_CODE] == control.CODE_RELAYED.value
-    if relayed:
-        peer &= 255
-    if words[control.STATUS_SITE] == control.SITE_MATMUL.value:
+    rank, peer = record.rank, record.peer & 255 if record.relayed else record.peer
+    if record.site == control.SITE_MATMUL.value:
         rank = peer = own_rank
-    if relayed:
-        message = f"{site}: {_stopped(rank, peer)}"
+    if record.relayed:
+        message = f"{record.name}: {_stopped(rank, peer)}"
         if not _real(peer):
             return WaitTimeout(f"{message}. The error of rank {rank} says more.")
     else:
-        waited, offset = words[control.STATUS_WAITED], words[control.STATUS_FLAG]
-        on_heap = 0 <= offset < table.size
-        wanted, seen = words[control.STATUS_WANTED], words[control.STATUS_SEEN]
-        flagged = seen != control.NO_FLAG.value
-        message = _waited(words, rank, peer, table)
-        if waited < 0:
+        message = _waited(record, rank, peer, table)
+        if record.waited_ns < 0:
             return PeerDied(
                 f"{message}, and rank {peer} has closed its context. Has it left out a call, or ended early, as by "
                 "sys.exit()?",
                 [peer],
             )
-        if flagged and words[control.STATUS_SITE] != control.SITE_USER.value and wanted > 0 and not 0 <= seen < wanted:
+        if record.flagged and not record.of_user and record.wanted > 0 and not 0 <= record.seen < record.wanted:
             return WaitTimeout(
                 f"{message}, which no call has set: something else has written there. A CUDA graph that is replayed "
                 "when a tensor of its calls is gone writes into whatever has the memory now.",
@@ -87,43 +113,42 @@ def expired_wait(
         if not 0 <= peer < world_size:
             order = "the order is wait(flag_ptr, value, peer, handle), and valid of wait_all leaves out what is no rank"
             return WaitTimeout(f"{message}. There is no such rank, only 0 to {world_size - 1}: {order}.", [peer])
-        # Ops have flags of this rank alone, too.
-        if not on_heap and words[control.STATUS_SITE] == control.SITE_USER.value:
+        if record.of_user and not _on_heap(record, table):  # ops have flags of this rank alone, too
             remedy = "no rank can set it. Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32)"
             return WaitTimeout(f"{message}; {remedy}.", [peer])
-    first = not relayed and words[control.STATUS_WANTED] in (0, 1)
-    limit = limits[0 if first else 1]
+    limit = limits[0 if not record.relayed and record.wanted in (0, 1) else 1]
     if rank == peer:
         return WaitTimeout(
             f"{message}. It waits for work of its own: does anything else on this GPU hold that up? Simulated kernels "
             f"of two threads run one after the other: put both into one. A larger {limit} waits longer.",
             [peer],
         )
-    of_op = words[control.STATUS_SITE] not in (control.SITE_USER.value, control.SITE_BARRIER.value)
+    of_op = record.site not in (control.SITE_USER.value, control.SITE_BARRIER.value)
     shown = " With IRIS_CHECK_CALLS=1 ranks compare their calls, and say what differs." if of_op else ""
     return WaitTimeout(
         f"{message}. Did rank {peer} make the same call?{shown} A slow but healthy peer needs a larger {limit}.", [peer]
     )
 
 
-def cut_short(words: Sequence[int], own_rank: int, table: HeapTable) -> str:
+def cut_short(record: Record, own_rank: int, table: HeapTable) -> str:
     """For whom ``own_rank`` waited, and for which flag, when it was told to stop: by a record of what another rank
     said."""
-    return _waited(words, own_rank, words[control.STATUS_PEER] >> 8, table)
+    return _waited(record, own_rank, record.peer >> 8, table)
 
 
-def _waited(words: Sequence[int], rank: int, peer: int, table: HeapTable) -> str:
+def _waited(record: Record, rank: int, peer: int, table: HeapTable) -> str:
     """That ``rank`` waited for ``peer``, and for what."""
-    site, offset = words[control.STATUS_SITE], words[control.STATUS_FLAG]
-    wanted, seen = words[control.STATUS_WANTED], words[control.STATUS_SEEN]
-    on_heap, flagged = 0 <= offset < table.size, seen != control.NO_FLAG.value
-    kind = "flag" if flagged else "data"
-    place = f"{kind} at heap offset {offset}" if on_heap else f"{kind} outside the heap"
-    if on_heap and site == control.SITE_USER.value:
-        place += f" ({_place(offset, table)})"
-    lacking = f"should reach {wanted}, holds {seen}" if flagged else f"of call {wanted} has not come"
-    name, waited = control.SITES.get(site, "a user kernel"), abs(words[control.STATUS_WAITED]) / 1e9
-    return f"{name}: rank {rank} waited {waited:.1f} s for rank {peer}: {place} {lacking}"
+    kind, on_heap = "flag" if record.flagged else "data", _on_heap(record, table)
+    place = f"{kind} at heap offset {record.offset}" if on_heap else f"{kind} outside the heap"
+    if on_heap and record.of_user:
+        place += f" ({_place(record.offset, table)})"
+    wanted, waited_s = record.wanted, abs(record.waited_ns) / 1e9
+    lacking = f"should reach {wanted}, holds {record.seen}" if record.flagged else f"of call {wanted} has not come"
+    return f"{record.name}: rank {rank} waited {waited_s:.1f} s for rank {peer}: {place} {lacking}"
+
+
+def _on_heap(record: Record, table: HeapTable) -> bool:
+    return 0 <= record.offset < table.size
 
 
 def _place(offset: int, table: HeapTable) -> str:

@@ -24,7 +24,7 @@ from iris.device import bounds, control, sync
 from iris.device.arch import clock_ns
 from iris.device.words import NO_WORD, take_words
 from iris.heap import HeapTable
-from iris.status import expired_wait, gave_up
+from iris.status import Record, expired_wait, gave_up
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -182,8 +182,8 @@ def test_a_first_wait_takes_longer(ranks: Ranks, wanted: int) -> None:
      (0, 7, -1, False)],
 )  # fmt: skip
 def test_a_flag_that_holds_no_epoch_was_written_over(site: int, wanted: int, seen: int, spoilt: bool) -> None:
-    words = [control.CODE_EXPIRED.value, site, 1, 0, 16, wanted, seen, 10**9]
-    message = str(expired_wait(words, 1, 2, HeapTable(1 << 16)))
+    record = Record(control.CODE_EXPIRED.value, site, 1, 0, 16, wanted, seen, 10**9)
+    message = str(expired_wait(record, 1, 2, HeapTable(1 << 16)))
     assert f"should reach {wanted}, holds {seen}" in message
     assert ("something else has written there" in message) == spoilt
     assert ("make the same call?" in message) != spoilt
@@ -191,8 +191,8 @@ def test_a_flag_that_holds_no_epoch_was_written_over(site: int, wanted: int, see
 
 @pytest.mark.parametrize(("wanted", "limit"), [(0, "first_timeout_s"), (1, "first_timeout_s"), (2, "timeout_s")])
 def test_the_limit_that_a_slow_peer_needs_is_named(wanted: int, limit: str) -> None:
-    words = [control.CODE_EXPIRED.value, control.SITE_USER.value, 1, 0, 16, wanted, -1, 10**9]
-    assert str(expired_wait(words, 1, 2, HeapTable(1 << 16))).endswith(f" needs a larger {limit}.")
+    record = Record(control.CODE_EXPIRED.value, control.SITE_USER.value, 1, 0, 16, wanted, -1, 10**9)
+    assert str(expired_wait(record, 1, 2, HeapTable(1 << 16))).endswith(f" needs a larger {limit}.")
 
 
 def limits_named(variable: str, **given: float) -> list[str]:
@@ -225,15 +225,15 @@ def test_a_variable_that_sets_the_limit_is_named(ranks: Ranks) -> None:
      (0, 1 << 16, "Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32).")],
 )  # fmt: skip
 def test_a_wait_that_could_not_end_is_not_blamed_on_a_peer(peer: int, offset: int, remedy: str) -> None:
-    words = [control.CODE_EXPIRED.value, control.SITE_USER.value, 1, peer, offset, 5, 0, 10**9]
-    message = str(expired_wait(words, 1, 2, HeapTable(1 << 16)))
+    record = Record(control.CODE_EXPIRED.value, control.SITE_USER.value, 1, peer, offset, 5, 0, 10**9)
+    message = str(expired_wait(record, 1, 2, HeapTable(1 << 16)))
     assert message.endswith(remedy) and "make the same call?" not in message
 
 
 def test_a_flag_of_this_rank_alone_is_anywhere() -> None:
     """As those of Stream-K, by which programs of one kernel hand sums over."""
-    words = [control.CODE_EXPIRED.value, control.SITE_MATMUL.value, 1, 1, -8, 5, 4, 10**9]
-    message = str(expired_wait(words, 1, 2, HeapTable(1 << 16)))
+    record = Record(control.CODE_EXPIRED.value, control.SITE_MATMUL.value, 1, 1, -8, 5, 4, 10**9)
+    message = str(expired_wait(record, 1, 2, HeapTable(1 << 16)))
     assert "work of its own" in message and "symmetric heap" not in message
 
 
@@ -253,6 +253,6 @@ def test_no_rank_is_made_up_where_another_waited_for_none() -> None:
     stopped = "rank 0 gave up waiting for what is no rank, so all ranks stopped. "
     late = gave_up(control.abort_code(0, 255), iris.WaitTimeout("barrier: rank 2 waited 3 s for rank 0", [0]), 2)
     assert str(late).startswith(f"a kernel of {stopped}barrier: ") and late.ranks == ()
-    words = [control.CODE_RELAYED.value, control.SITE_USER.value, 0, (1 << 8) + 255, 16, 1, 0, 10**9]
-    told = expired_wait(words, 2, 3, HeapTable(1 << 16))
+    record = Record(control.CODE_RELAYED.value, control.SITE_USER.value, 0, (1 << 8) + 255, 16, 1, 0, 10**9)
+    told = expired_wait(record, 2, 3, HeapTable(1 << 16))
     assert str(told) == f"a user kernel: {stopped}The error of rank 0 says more." and told.ranks == ()
