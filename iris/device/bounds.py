@@ -34,6 +34,7 @@ from iris.device.handle import FIRST_TIMEOUT_NS, MAX_RANKS, TIMEOUT_NS, rank, wo
 from iris.device.rma import translate
 
 POLLS_PER_CHECK: tl.constexpr = tl.constexpr(64)
+"""How often a wait looks at what it waits for, before it looks at what may end it."""
 _BEGUN: tl.constexpr = tl.constexpr(1)
 _COMPLETE: tl.constexpr = tl.constexpr(2)
 """How far a record is, in the control block: the status words are host memory, for which not all atomics are made."""
