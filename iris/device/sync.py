@@ -8,9 +8,9 @@ was last set before the count wrapped, and one that is 0 was never set; both sti
 Publishing: all stores → CTA barrier → one release at ``sys`` scope (:func:`signal`).
 Consuming: acquire at ``sys`` scope → CTA barrier → loads (:func:`wait`).
 
-Every wait is bounded (:mod:`iris.device.bounds`). When one expires, all ranks' kernels stop waiting, and the host
-raises ``WaitTimeout`` at its next look: ask the context (``synchronize``, ``check``, the next op) before a result is
-used. A simulated launch is such a look.
+Every wait is bounded (:mod:`iris.device.bounds`). When one expires, all ranks' kernels stop waiting and go on with
+whatever is in memory, and the host raises ``WaitTimeout`` at its next look: ask the context (``synchronize``,
+``check``, the next op) before a result is used. A simulated launch is such a look.
 """
 
 import triton

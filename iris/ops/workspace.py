@@ -294,7 +294,7 @@ def _made(
             ready = memory[_TURNSTILES_NBYTES:][: 4 * num_flags].view(torch.int32)
             staging = memory[_staging_offset(num_flags) :]
             if words and num_flags == MIN_FLAGS:
-                staging.fill_(0xFF)  # no word: words.NO_WORD
+                staging.fill_(0xFF)  # no word: iris.device.words.NO_WORD
     except HeapError as error:
         kept = f"{format_bytes(staging_nbytes)} for staging, {format_bytes(4 * num_flags)} for flags"
         raise HeapError(f"{op} by {algorithm} keeps {kept}. {error}") from error
