@@ -53,14 +53,16 @@ def target(name: str) -> Iterator[GPUTarget]:
 def assembly(kernel: Any, *args: Any, assembled: bool = True, **options: Any) -> str:
     """PTX or AMD assembly of ``kernel`` for the current :func:`target`. dtypes stand for tensors of that dtype.
     ``assembled``: PTX is given to NVIDIA's assembler, too, which takes a sixth of the time."""
-    with knobs.runtime.scope():
-        knobs.runtime.add_stages_inspection_hook = None if assembled else _unassembled
+    with knobs.runtime.scope(), knobs.cache.scope():
+        if not assembled:
+            knobs.runtime.add_stages_inspection_hook = _unassembled
+            knobs.cache.dir = f"{knobs.cache.dir}-unassembled"  # 3.6 knows them by what it knows assembled ones by
         return text_of(kernel.warmup(*args, grid=(1,), **options))
 
 
 def _unassembled(backend: object = None, stages: dict[str, Any] | None = None, *_: object) -> tuple[str, str] | None:
-    """Triton's hook into the stages of a compilation: leaves out the last. Without stages, what its caches are to know
-    such compilations by."""
+    """Triton's hook into the stages of a compilation: leaves out the last. Without stages, what newer Tritons' caches
+    are to know such compilations by."""
     if stages is None:
         return "unassembled", "unassembled"
     if "cubin" in stages:
