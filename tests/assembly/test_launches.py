@@ -16,7 +16,8 @@ from iris import ops
 
 
 def taking_turns(old: int, turn: int = TURN) -> list[tuple[int, str]]:
-    """Of each way, by number, the first call on one of the targets, with one of the two Tritons; ``old``: which."""
+    """Of each way, by number, the first call on one of the targets, with one of the two Tritons; ``old``: which. After
+    eight turns each has compiled each for all."""
     names = list(TARGETS)
     there = len(names)
     mine = (old + turn // there) % 2
@@ -42,6 +43,9 @@ def test_what_ops_launch(call: Call, target_name: str, launched: dict[tuple[str,
 def test_every_algorithm_has_its_turn() -> None:
     assert sorted(way for old in (0, 1) for way, _ in taking_turns(old)) == list(range(len(WAYS)))
     assert {name for way, name in taking_turns(OLD)} == set(TARGETS)
+    for old in (0, 1):
+        calls = [call for turn in range(8) for call in taking_turns(old, turn)]
+        assert sorted(calls) == sorted((way, name) for way in range(len(WAYS)) for name in TARGETS)
 
 
 @pytest.mark.timeout(300)
