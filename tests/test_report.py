@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from ranks import NAMES_SHARED_MEMORY
 from result_lines import ALGORITHMS, LARGE, SIMULATED, SIZES_OF_SWEEP, Record, dataset, record, without_time, write
@@ -250,6 +251,20 @@ def test_speedups_are_within_one_batch(tmp_path: Path) -> None:
         assert Study(read(tmp_path)).speedup(result, "nccl") == (expected and pytest.approx(expected))
 
 
+def test_a_matmul_alone_has_no_speedup(tmp_path: Path) -> None:
+    """It does a part of the work."""
+    lines = [record("all_gather_matmul", way, LARGE[0], 4) for way in ("push", "matmul", "nccl")]
+    study = Study(read(write(tmp_path / "x.jsonl", lines)))
+    assert [study.speedup(result, "nccl") is None for result in study.results] == [False, True, True]
+
+
+def test_problems_that_differ_in_m_alone_follow_each_other(tmp_path: Path) -> None:
+    shapes = [(16, 64, 32), (16, 32, 64), (8, 64, 32), (8, 32, 64)]
+    lines = [record("all_gather_matmul", "push", shape, 4) for shape in shapes]
+    problems = Study(read(write(tmp_path / "x.jsonl", lines))).problems
+    assert [problem.shape for problem in problems] == [(8, 32, 64), (16, 32, 64), (8, 64, 32), (16, 64, 32)]
+
+
 def test_problems_without_a_shape_go_by_their_numbers(tmp_path: Path) -> None:
     """As those of a user's own case, whose axes are no sizes of a matmul."""
     line = record("matmul_all_reduce", "two_shot", LARGE[0], 2)
@@ -318,6 +333,13 @@ def test_without_auto_the_fastest_algorithm_speaks_for_iris(study: Study) -> Non
     assert chosen is not None and chosen.time is not None
     times = {name: result.time for name, result in problem.results.items() if name in ("one_shot", "two_shot")}
     assert chosen.time.median == min(time.median for time in times.values() if time is not None)
+
+
+def test_where_auto_has_no_time_nothing_speaks_for_iris(tmp_path: Path) -> None:
+    auto, push = (record("all_gather_matmul", way, LARGE[0], 4) for way in ("auto", "push"))
+    lines = [without_time(auto, error="no luck"), push]
+    (problem,) = Study(read(write(tmp_path / "x.jsonl", lines))).problems
+    assert problem.timed and problem.representative is None
 
 
 def test_what_has_no_time_is_listed_with_its_reason(study: Study) -> None:
@@ -400,6 +422,35 @@ def test_an_overview_has_all_times_of_a_problem_in_a_row(study: Study) -> None:
     assert tables.overview(study, study.of(H200_SECTION, "rma")) == []
 
 
+def test_an_overview_begins_anew_with_each_layer(tmp_path: Path) -> None:
+    lines = [record("all_gather_matmul", "push", (m, 512, 512), 4) for m in (16, 32) for _ in "ab"]
+    for line, layer in zip(lines, ("gate", "down") * 2, strict=True):
+        line["params"] = line["params"] | {"layer": layer}
+    study = Study(read(write(tmp_path / "x.jsonl", lines)))
+    (table,) = tables.overview(study, study.problems)
+    assert [row["model, layer"] for row in rows_of(table)] == ["down", "down", "gate", "gate"]
+    assert table.breaks == [0, 2]
+
+
+def test_columns_of_sizes_come_first(tmp_path: Path) -> None:
+    lines = [timed(1) | {"case": "own", "params": {"side": "left", "m": m, "model": str(m)}} for m in (1, 2)]
+    lines[0]["params"]["side"] = "right"
+    study = Study(read(write(tmp_path / "x.jsonl", lines)))
+    (table,) = tables.measurements(study, study.problems)
+    assert [column.name for column in table.columns[:3]] == ["model", "m", "side"]
+
+
+def test_comparators_neither_win_nor_lose(tmp_path: Path) -> None:
+    """What they reach has neither sign nor colour."""
+    lines = [timed(ms) for ms in (1, 2, 3)]
+    for line, way in zip(lines, ("push", "torch_symm_mem", "nccl"), strict=True):
+        line["params"] = line["params"] | {"algorithm": way}
+    study = Study(read(write(tmp_path / "x.jsonl", lines)))
+    (table,) = tables.measurements(study, study.problems)
+    at = [column.name for column in table.columns].index("× NCCL")
+    assert [(row[at].text, row[at].mark) for row in table.rows] == [("▲ 3.00", "faster"), ("–", ""), ("1.50", "")]
+
+
 def test_bold_is_the_fastest_even_if_it_is_not_ours(study: Study) -> None:
     (table, _) = tables.measurements(study, study.of(H200_SECTION, "matmul_reduce_scatter"))
     names = [column.name for column in table.columns]
@@ -454,6 +505,12 @@ def test_of_a_sweep_the_largest_stands_out(study: Study) -> None:
     assert all([problem for problem in sweep if id(problem) in shown] == sweep[-1:] for sweep in study.sweeps)
 
 
+def test_a_sweep_is_of_sizes_that_were_timed(tmp_path: Path) -> None:
+    *lines, last = [record("all_gather_matmul", "push", (m, 512, 512), 4) for m in (16, 32, 64, 128)]
+    for fourth, count in ((last, 1), (without_time(last, error="no luck"), 0)):
+        assert len(Study(read(write(tmp_path / "x.jsonl", [*lines, fourth]))).sweeps) == count
+
+
 def test_charts_show_times_shares_scaling_and_crossover(study: Study) -> None:
     made = charts(study)
     kinds = [chart.kind for chart in made.values() if not chart.section.simulated]
@@ -462,6 +519,7 @@ def test_charts_show_times_shares_scaling_and_crossover(study: Study) -> None:
     assert kinds.count("shares") == cases * sizes
     assert kinds.count("scaling") == cases * outstanding
     assert kinds.count("crossover") == cases * sizes
+    assert kinds.count("speedups") == 0  # each case has one layer of several M: under crossover
     swept = [chart for chart in made.values() if chart.kind == "crossover"]
     assert all([p.shape and p.shape[0] for p in chart.problems] == list(SIZES_OF_SWEEP) for chart in swept)
 
@@ -524,9 +582,11 @@ def test_a_page_that_cannot_be_written_is_told_before_anything_is_read(
     assert "none.jsonl" in capsys.readouterr().err and not page.exists() and not list(tmp_path.iterdir())
 
 
-def test_charts_of_one_kind_only(tmp_path: Path) -> None:
+def test_charts_of_one_kind_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     results = layers_by_m(tmp_path)
     assert report(results, "--svg_dir", tmp_path / "svg", "--charts", "speedups") == 0
+    assert not (tmp_path / "report.html").exists()  # nobody has asked for a page
     assert [file.name for file in (tmp_path / "svg").iterdir()] == ["all_gather_matmul-speedups-nvidia-h200.svg"]
     assert report(results, "--out", tmp_path / "page.html", "--charts", "speedups", "--charts", "times") == 0
     headings = [
@@ -566,11 +626,12 @@ def test_simulated_ranks_and_gpus_are_never_in_one_chart(study: Study) -> None:
 
 
 def test_charts_of_the_same_words_have_names_of_their_own(tmp_path: Path) -> None:
-    lines = [record("all_gather_matmul", "push", LARGE[0], 4) for _ in "ab"]
-    for line, more in zip(lines, ({"x": 1, "y": 2}, {"x": "1, y 2"}), strict=True):
+    lines = [record("all_gather_matmul", "push", LARGE[0], 4) for _ in "abc"]
+    alike = ({"x": 1, "y": 2, "z": 3}, {"x": "1, y 2", "z": 3}, {"x": "1, y 2, z 3"})
+    for line, more in zip(lines, alike, strict=True):
         line["params"] |= more
     names = list(charts(Study(read(write(tmp_path / "x.jsonl", lines)))))
-    assert len(names) == 3 and sum("times" in name for name in names) == 2
+    assert len(names) == 4 and sum("times" in name for name in names) == 3
 
 
 def test_each_algorithm_has_one_colour_and_strangers_get_their_own() -> None:
@@ -583,6 +644,12 @@ def test_each_algorithm_has_one_colour_and_strangers_get_their_own() -> None:
     assert palette.ordered(["nccl", "zeta", "push", "beta"]) == ["push", "beta", "zeta", "nccl"]
 
 
+def test_five_strangers_have_tones_of_their_own_and_more_are_grey() -> None:
+    tones = [Palette("abcdef").tones[name] for name in "abcdef"]
+    assert len({(tone.light, tone.marker) for tone in tones}) == 6
+    assert [tone.name for tone in tones] == [*(f"other-{index}" for index in range(5)), "muted"]
+
+
 def test_algorithms_of_one_chart_have_different_markers() -> None:
     palette = Palette([f"strange-{place}" for place in range(6)])
     compared = ("auto", "nccl", "torch_symm_mem", "matmul")
@@ -590,6 +657,13 @@ def test_algorithms_of_one_chart_have_different_markers() -> None:
         markers = [palette.tones[name].marker for name in (*compared, *TRAITS[op])]
         assert len(set(markers)) == len(markers), op
     assert all(tone.marker for tone in palette.tones.values())
+
+
+def test_shares_of_each_setting_have_a_chart(tmp_path: Path) -> None:
+    lines = [record("all_gather_matmul", "push", LARGE[0], 4) for _ in "ab"]
+    lines[1]["params"] |= {"dtype": "fp16"}
+    made = charts(Study(read(write(tmp_path / "x.jsonl", lines)))).values()
+    assert [chart.subtitle for chart in made if chart.kind == "shares"] == ["bf16", "fp16"]
 
 
 def test_charts_of_shares_are_about_as_long(tmp_path: Path) -> None:
@@ -610,6 +684,56 @@ def test_the_line_of_the_floor_does_not_cross_a_number(tmp_path: Path) -> None:
     (axes,) = drawing.draw(chart, study, Palette(["auto", "nccl"])).axes
     grounds = {text.get_text(): text.get_bbox_patch() for text in axes.texts}
     assert grounds["0.900"] is not None and grounds["2.000"] is None
+
+
+def figure_of(kind: str, file: Path, lines: list[Record]) -> Figure:
+    """The only chart of this kind."""
+    study = Study(read(write(file, lines)))
+    (chart,) = [chart for chart in charts(study).values() if chart.kind == kind]
+    return drawing.draw(chart, study, Palette(result.algorithm for result in study.results))
+
+
+def test_the_fastest_is_bold_in_the_chart_of_times(tmp_path: Path) -> None:
+    lines = [record("all_gather_matmul", way, LARGE[0], 4) for way in ("push", "nccl")]
+    for line, ms in zip(lines, (2.0, 1.0), strict=True):
+        line["time_ms"] |= {"median": ms}
+    (axes,) = figure_of("times", tmp_path / "x.jsonl", lines).axes
+    weights = {text.get_text(): text.get_fontweight() for text in axes.texts}
+    assert (weights["1.000"], weights["2.000"]) == ("bold", "normal")
+
+
+@pytest.mark.parametrize("rated", [True, False])
+def test_scaling_is_in_rates_if_all_have_one(tmp_path: Path, rated: bool) -> None:
+    """The floor's too, dashed, and Iris lies above what it is compared with."""
+    lines = [record("all_gather_matmul", way, LARGE[0], size) for way in ("push", "nccl") for size in (2, 4)]
+    if not rated:
+        lines[-1]["tflops_per_gpu"] = None
+    (axes,) = figure_of("scaling", tmp_path / "x.jsonl", lines).axes
+    nccl, push, floor = axes.lines
+    assert axes.get_title("left") == ("TFLOP/s per GPU (level: perfect scaling)" if rated else "ms")
+    for line, of in ((push, lines[:2]), (nccl, lines[2:])):
+        heights = [one["tflops_per_gpu"] if rated else one["time_ms"]["median"] for one in of]
+        assert np.asarray(line.get_ydata()).tolist() == pytest.approx(heights)
+    floors = [one["flops"] / one["floor_ms"] / 1e9 if rated else one["floor_ms"] for one in lines[:2]]
+    assert np.asarray(floor.get_ydata()).tolist() == pytest.approx(floors)
+    assert push.get_zorder() > nccl.get_zorder()
+
+
+@pytest.mark.parametrize("with_floor", [True, False])
+def test_nccl_has_a_curve_of_its_own_among_shares_only(tmp_path: Path, with_floor: bool) -> None:
+    """All speed-ups are over it."""
+    sizes = [(m, 512, 512) for m in (16, 32, 64, 128)]
+    lines = [record("all_gather_matmul", way, size, 4) for way in ("push", "nccl") for size in sizes]
+    if not with_floor:
+        lines = [line | {"floor_ms": None, "floor_share": None} for line in lines]
+    figure = figure_of("crossover", tmp_path / "x.jsonl", lines)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["push", "nccl"][: 1 + with_floor]
+
+
+@pytest.mark.parametrize("count", [7, 8, 20])
+def test_an_axis_names_few_sizes_and_the_largest(count: int) -> None:
+    shown = drawing._thinned(range(count))
+    assert 3 < len(shown) <= 7 and shown[-1] == count - 1 and len(set(np.diff(shown))) == 1
 
 
 def test_axes_of_speed_ups_end_at_ticks(tmp_path: Path) -> None:
@@ -880,6 +1004,39 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
+def test_a_grid_reads_as_it_shows() -> None:
+    """Padded, numbers to the right; what is the best or wrong is bold, and what Markdown would read is escaped."""
+    columns = [tables.Column("a|b", False), tables.Column("ms")]
+    rows = [
+        [tables.Cell("x\\|y*"), tables.Cell("1.5", "best")],
+        [tables.Cell("z\n<i>"), tables.Cell("no", "wrong")],
+        [tables.Cell(""), tables.Cell("10", "slower")],
+    ]
+    assert markdown.grid(tables.Table("", "", columns, rows)).splitlines() == [
+        r"| a\|b     |      ms |",
+        r"| -------- | ------: |",
+        r"| x\\\|y\* | **1.5** |",
+        r"| z \<i\>  |  **no** |",
+        r"|          |      10 |",
+    ]
+
+
+def test_tables_of_many_rows_are_folded(folder: Path, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for most, folded in ((150, False), (3, True)):
+        monkeypatch.setattr(markdown, "_LONG", most)
+        assert report(folder, "--markdown", page) == 0
+        text = page.read_text()
+        assert ("<details><summary>Where Iris loses. " in text) == folded
+        assert ("**Where Iris loses.** " in text) != folded
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 row"), (2, "2 rows")])
+def test_rows_of_measurements_are_counted(page: Path, count: int, words: str) -> None:
+    lines = [record("all_gather_matmul", "push", shape, 4) for shape in LARGE[:count]]
+    assert report(write(page.parent / "x.jsonl", lines), "--markdown", page) == 0
+    assert re.findall(r"\.md\): (.*)$", page.read_text(), re.MULTILINE) == [words]
+
+
 def test_text_of_markdown_is_in_lines_of_120(folder: Path, page: Path) -> None:
     assert report(folder, "--markdown", page) == 0
     lines = [line for line in page.read_text().splitlines() if not line.startswith(("|", "<details>", "- ["))]
@@ -1125,7 +1282,7 @@ FAILED = without_time(timed(1), error="LaunchError: rank 1 died")
         (timed(1), timed(1.2), "slower"),
         (timed(1), timed(0.8), "faster"),
         (timed(1), timed(1.021, 0.001), "same"),
-        (timed(1), timed(0.98, 0.001), "same"),
+        (timed(1), timed(0.9705, 0.0001), "same"),
         (timed(1, 0.15), timed(1.2, 0.15), "same"),
         (timed(1), WRONG, "broken"),
         (timed(1), FAILED, "broken"),
@@ -1140,6 +1297,13 @@ FAILED = without_time(timed(1), error="LaunchError: rank 1 died")
 def test_only_what_is_beyond_noise_has_changed(tmp_path: Path, before: Record, after: Record, kind: str) -> None:
     old, new = (read(write(tmp_path / f"{name}.jsonl", [line])) for name, line in (("a", before), ("b", after)))
     assert [change.kind for change in comparison.compare(old, new, 3.0)] == [kind]
+
+
+@pytest.mark.parametrize("after", [1.25, 0.75])
+def test_medians_must_differ_by_more_than_the_threshold(tmp_path: Path, after: float) -> None:
+    old, new = (read(write(tmp_path / name, [timed(ms)])) for name, ms in (("a.jsonl", 1), ("b.jsonl", after)))
+    kinds = [comparison.compare(old, new, percent)[0].kind for percent in (24.0, 25.0)]
+    assert kinds == ["slower" if after > 1 else "faster", "same"]
 
 
 @pytest.mark.parametrize("with_rich", [True, False])
@@ -1199,6 +1363,26 @@ def test_compare_says_once_where_and_in_its_last_column_why(tmp_path: Path, caps
     assert "NVIDIA H200" not in table and "a long story" not in table and "failed: out of memory" in table
 
 
+def test_compare_tells_sizes_where_there_is_no_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = (timed(ms) for ms in (1, 1.25))
+    for line in (before, after):
+        del line["params"]["shape"]
+    sets = [write(tmp_path / name, [line]) for name, line in (("a.jsonl", before), ("b.jsonl", after))]
+    assert report("--compare", *sets) == 0
+    assert ", m 8192" in capsys.readouterr().out
+
+
+def test_compare_tells_variables_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def lines(variables: str) -> list[Record]:
+        one = timed(1)
+        return [one | {"environment": one["environment"] | {"variables": variables}}]
+
+    before = write(tmp_path / "a.jsonl", lines("NCCL_ALGO=Ring"))
+    for variables, told in (("NCCL_ALGO=Ring", False), ("NCCL_ALGO=Tree", True)):
+        assert report("--compare", before, write(tmp_path / "b.jsonl", lines(variables))) == 0
+        assert ("variables NCCL_ALGO=Ring" in capsys.readouterr().out) == told
+
+
 def test_a_regression_fails_only_if_asked(tmp_path: Path) -> None:
     a = write(tmp_path / "a.jsonl", [timed(1)])
     b = write(tmp_path / "b.jsonl", [timed(1.1)])
@@ -1209,6 +1393,18 @@ def test_a_regression_fails_only_if_asked(tmp_path: Path) -> None:
     both = write(tmp_path / "both.jsonl", [timed(1), timed(1, shape=LARGE[1])])
     assert report("--compare", both, a) == 0
     assert report("--compare", both, a, "--fail_on_regression") == 1
+
+
+def test_a_threshold_may_be_0(tmp_path: Path) -> None:
+    a, b = (write(tmp_path / name, [timed(ms, 0.001)]) for name, ms in (("a.jsonl", 1), ("b.jsonl", 1.02)))
+    assert report("--compare", a, b, "--fail_on_regression") == 0
+    assert report("--compare", a, b, "--fail_on_regression", "--threshold", "0") == 1
+
+
+def test_why_there_was_no_time_before_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report("--compare", write(tmp_path / "a.jsonl", [FAILED]), write(tmp_path / "b.jsonl", [timed(1)])) == 0
+    (mended,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["mended"]]
+    assert "failed: LaunchError: rank 1 died" in mended
 
 
 def test_sets_without_a_case_in_common_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -1242,6 +1438,7 @@ def test_what_moved_with_its_opponent_is_told(tmp_path: Path, capsys: pytest.Cap
         printed = capsys.readouterr().out
         (ours,) = [line for line in printed.splitlines() if "slower" in line and "+25.0 %" in line]
         assert percent in ours
+        assert printed.count(percent) == 2  # in its own row once: it is no rival of its own
         assert ("slower: so is nccl, by half as much or more" in printed) == told
 
 
