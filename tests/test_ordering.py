@@ -3,6 +3,7 @@ each other. See :mod:`ordering`."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +14,7 @@ from unittest import mock
 
 import pytest
 import torch
+import triton.language as tl
 from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, SMALL, Shape, Way, some, trial, ways
 from ordering import Watch, notes_nbytes
 from ranks import BACKEND, Ranks, fresh, worlds
@@ -126,6 +128,17 @@ def test_split_tiles_are_ordered(ranks: Ranks, way: Way, seed: int) -> None:
     num_flags = 0 if way.op == LOCAL else numbers_of_flags(way)[0]
     found = ranks.run(unordered, way, num_flags, nullcontext, seed, SPLIT)
     assert found == [[]] * ranks.world_size
+
+
+def in_slices(seed: int) -> list[str]:
+    """Of one tile for each rank, four programs add up a slice each, and the first one sends it."""
+    slices = mock.patch("iris.device.split.SLICE_ELEMENTS", tl.constexpr(64))
+    with mock.patch.dict(os.environ, IRIS_SIM_SMS="12"), slices:
+        return unordered(Way(ALL_REDUCE, "two_shot"), FLAGS, nullcontext, seed, (((40, 9, 150), ONE),))
+
+
+def test_slices_of_a_tile_are_there_when_it_is_sent(ranks: Ranks, seed: int) -> None:
+    assert ranks.run(in_slices, seed) == [[]] * ranks.world_size
 
 
 def test_a_missing_wait_for_parts_is_found(ranks: Ranks, seed: int) -> None:
