@@ -184,6 +184,18 @@ def test_fields_of_the_best_are_varied_as_long_as_it_helps() -> None:
     assert found.measured_ms(CONFIGS[0]) == 19.0  # what is picked without rows is measured to the end
 
 
+def test_what_was_tried_is_no_variation_again_and_a_wrong_one_is_not_timed() -> None:
+    world = World({1: 3.0, 2: 2.0, 3: 1.0})
+
+    def beside(config: FusedConfig) -> list[FusedConfig]:
+        return [replace(config, group_size_m=config.group_size_m + step) for step in (-1, 1)]
+
+    world.search(CONFIGS[:1], beside, 0)
+    checked = [step.configs[0].group_size_m for step in world.steps if step.kind == "check"]
+    assert checked == [1, 0, 2, 3, 4, 3]  # the last time at the end
+    assert set(world.calls()) == {1, 2, 3}
+
+
 def test_a_result_that_is_wrong_after_many_calls_loses_to_the_next() -> None:
     world = World({1: 2.0, 2: 1.0})
     take = world.take
@@ -197,6 +209,20 @@ def test_a_result_that_is_wrong_after_many_calls_loses_to_the_next() -> None:
     found = world.search(CONFIGS[:2], nothing_more, 0)
     assert found.best == CONFIGS[0]
     assert "after many calls: wrong 2" in str(found.trials[CONFIGS[1]].dropped)
+
+
+def test_what_is_fastest_side_by_side_in_the_end_is_the_best() -> None:
+    world = World({1: 1.1, 2: 1.0})
+    take = world.take
+
+    def turning(step: Step) -> Any:
+        if step.kind == "check" and world.calls():
+            world.times = {1: 1.0, 2: 1.1}
+        return take(step)
+
+    world.take = turning  # type: ignore[method-assign]
+    found = world.search(CONFIGS[:2], nothing_more, 0)
+    assert found.best == CONFIGS[0] and found.measured_ms(CONFIGS[1]) == 1.1
 
 
 def test_the_budget_ends_the_search_and_what_there_is_counts() -> None:
@@ -226,6 +252,15 @@ def test_a_search_that_time_has_ended_is_unfinished_and_goes_on_with_what_is_kno
     checked = [step.configs[0].group_size_m for step in world.steps if step.kind == "check"]
     assert checked == [7, 8, 8]  # the last time at the end
     assert set(world.calls()) == {1, 5, 6, 7, 8}  # the others are too slow; the first is what is picked without rows
+
+
+def test_a_search_that_is_not_unfinished_has_done_all() -> None:
+    times = {size: 10.0 - size for size in range(1, 9)}
+    whole = World(times)
+    whole.search(CONFIGS, nothing_more, 0)
+    for budget_s in range(1, 2 * len(whole.steps)):
+        world = World(times, budget_s)
+        assert world.search(CONFIGS, nothing_more, 0).unfinished or world.steps == whole.steps, budget_s
 
 
 def test_what_was_checked_last_is_timed_even_if_that_took_all_of_the_time() -> None:
