@@ -196,6 +196,14 @@ def test_what_was_tried_is_no_variation_again_and_a_wrong_one_is_not_timed() -> 
     assert set(world.calls()) == {1, 2, 3}
 
 
+def test_a_variation_is_timed_before_the_best_is_timed_again() -> None:
+    """So that little time suffices to know of it."""
+    world = World({1: 2.0, 2: 1.0, 3: 3.0})
+    world.search(CONFIGS[:1], lambda config: [replace(config, group_size_m=config.group_size_m + 1)], 0)
+    steps = [(step.kind, step.configs[0].group_size_m) for step in world.steps]
+    assert all(steps[steps.index(("check", size)) + 1] == ("time", size) for size in (1, 2, 3))
+
+
 def test_a_result_that_is_wrong_after_many_calls_loses_to_the_next() -> None:
     world = World({1: 2.0, 2: 1.0})
     take = world.take
