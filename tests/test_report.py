@@ -89,10 +89,19 @@ def broken(change: Callable[[Record], object]) -> str:
         (broken(lambda line: line.update(params=None)), "a JSON object as params"),
         (broken(lambda line: line.update(world_size="4")), "expected world_size: a whole number from 1 to .*, got '4'"),
         (broken(lambda line: line.update(world_size=10**400)), r"expected world_size: a whole number.*, got 10{56}…$"),
+        (
+            broken(lambda line: line.update(world_size=True)),
+            "expected world_size: a whole number from 1 to .*, got True",
+        ),
         (broken(lambda line: line.update(world_size=-3)), "expected world_size: a whole number from 1 to .*, got -3"),
         (broken(lambda line: line.update(world_size=2.7)), "expected world_size: a whole number from 1 to .*, got 2.7"),
         (broken(lambda line: line.update(floor_ms=-1)), r"expected floor_ms: a number from 0 to 1e\+30, got -1"),
+        (broken(lambda line: line.update(floor_ms=True)), r"expected floor_ms: a number from 0 to 1e\+30, got True"),
         (broken(lambda line: line.update(host_us=10**400)), "expected host_us: a number from 0 to"),
+        (
+            broken(lambda line: line["params"].update(x="HUGE")).replace('"HUGE"', "1e999"),
+            "params.x: .*a number.*got inf",
+        ),
         (broken(lambda line: line["params"].update(model="\udcff")), "expected a JSON object.*surrogates not allowed"),
         ('{"schema": 1, "params": ' + "[" * 10**5 + "]" * 10**5 + "}", "expected a JSON object.*recursion"),
         (f'{{"schema": 1, "environment": [{"9" * 100}]}}', f"a JSON object as environment, got .{'9' * 56}…$"),
@@ -104,6 +113,10 @@ def broken(change: Callable[[Record], object]) -> str:
             "expected a JSON object, got .*NaN is no number",
         ),
         (broken(lambda line: line["time_ms"].update(median=0)), "expected time_ms.median: 1e-09 or more, got 0.0"),
+        (
+            broken(lambda line: line["time_ms"].update(median=9e-10)),
+            "expected time_ms.median: 1e-09 or more, got 9e-10",
+        ),
         (broken(lambda line: line["environment"].pop("hardware")), "expected environment.hardware: text, got nothing"),
     ],
 )
@@ -155,12 +168,23 @@ def test_no_results_are_an_error(tmp_path: Path) -> None:
         read(tmp_path / "nowhere")
 
 
-def test_a_wrong_result_has_no_time_and_no_figure_made_from_it(tmp_path: Path) -> None:
-    line = record("all_gather_matmul", "copy_engine", LARGE[0], 4) | {"validated": False}
+@pytest.mark.parametrize(
+    ("why", "outcome", "failure"),
+    [
+        ({"validated": False}, "wrong result", "wrong result"),
+        ({"error": "no luck"}, "failed", "failed: no luck"),
+        ({"validated": False, "skipped": "no room"}, "skipped", "skipped: no room"),
+    ],
+    ids=["wrong", "failed", "skipped"],
+)
+def test_what_did_not_succeed_has_no_time_and_no_figure_made_from_it(
+    tmp_path: Path, why: Record, outcome: str, failure: str
+) -> None:
+    line = record("all_gather_matmul", "copy_engine", LARGE[0], 4) | why
     (result,) = read(write(tmp_path / "x.jsonl", [line]))
     figures = (result.time, result.back_to_back_ms, result.floor_share, result.tflops_per_gpu, result.gbytes_per_s)
     assert figures == (None,) * 5 and not result.counters
-    assert result.wrong and result.failure == "wrong result"
+    assert (result.outcome, result.failure, result.wrong) == (outcome, failure, outcome == "wrong result")
 
 
 def test_a_wrong_result_of_bench_counts_as_wrong(tmp_path: Path) -> None:
@@ -183,6 +207,18 @@ def test_the_newest_result_of_a_case_counts(tmp_path: Path) -> None:
     study = Study(read(tmp_path))
     assert [result.file.name for result in study.results] == ["a.jsonl"]
     assert tables.environments(study).note == "1 older results of the same cases are left out."
+
+
+def test_simulated_ranks_are_another_case_than_gpus_of_the_same_name(tmp_path: Path) -> None:
+    line = record("all_gather_matmul", "push", LARGE[0], 4)
+    simulated = line | {"environment": line["environment"] | {"backend": "sim"}}
+    assert len(Study(read(write(tmp_path / "x.jsonl", [line, simulated]))).results) == 2
+
+
+def test_a_counter_may_be_below_0(tmp_path: Path) -> None:
+    line = record("all_gather_matmul", "push", LARGE[0], 4) | {"counters": {"drift": -2}}
+    (result,) = read(write(tmp_path / "x.jsonl", [line]))
+    assert result.counters == {"drift": -2}
 
 
 def test_of_results_of_one_moment_the_later_line_counts(tmp_path: Path) -> None:
