@@ -48,7 +48,8 @@ from iris.context import Iris
 from iris.errors import ArgumentError, LaunchError
 from iris.ops import FusedConfig, pick, tuned
 from iris.ops.algorithms import OPS
-from iris.ops.choice import settled
+from iris.ops.choice import _Choice, settled
+from iris.ops.problem import Problem
 from iris.ops.target import target_of
 from iris.report.palette import ALGORITHMS as ALGORITHM_TONES
 
@@ -1079,6 +1080,19 @@ def knows_what_auto_took(op: str, sizes: tuple[int, int, int]) -> bool:
 def test_what_auto_took_is_known(ranks: Ranks, op: str) -> None:
     for sizes in ((24, 20, 16), *([(3, 5, 7)] if op == "matmul_all_reduce" else [])):
         assert ranks.run(knows_what_auto_took, op, sizes) == [True] * 2
+
+
+def test_what_auto_took_with_options_or_a_workspace_is_not_what_it_takes_without() -> None:
+    problem, pull, push = (
+        Problem("all_gather_matmul", 64, 64, 64, torch.float16, 2),
+        *map(FusedConfig, ("pull", "push")),
+    )
+    plain = _Choice(problem, pull, None, (), (), False, 0)
+    known = {plain._replace(made=("pull",)): pull, plain._replace(given=FusedConfig("auto", num_sms=1)): pull}
+    ctx: Any = SimpleNamespace(kept=lambda *_: known)
+    assert settled(ctx, problem) is None
+    known[plain] = push
+    assert settled(ctx, problem) == push
 
 
 @pytest.mark.skipif(not SIMULATED, reason="on GPUs another algorithm is picked, which this heap has room for")
