@@ -254,6 +254,11 @@ def test_auto_takes_other_algorithms_where_there_is_no_room_for_those_of_the_lib
     assert resolved(least_room=True).algorithm == "pull"
 
 
+def test_where_there_is_no_room_for_any_the_least_that_is_missing_is_told() -> None:
+    """Though those of the library were left for others."""
+    assert resolved(least_room=True, takes=lambda one: one in ("decomposed", "push")).algorithm == "decomposed"
+
+
 def test_what_is_given_of_a_config_is_kept_where_blocks_have_scales() -> None:
     """The tile for such blocks has 4 warps."""
     config = resolved(Adjusted("hbm_buffer", (("num_warps", 8), ("num_stages", 3))))
