@@ -322,6 +322,20 @@ def test_an_exception_in_a_simulated_kernel_is_the_end_and_peers_are_told(
     assert closed.kind == peer_closed.kind == "nothing"
 
 
+def failed_alone() -> list[str]:
+    with fresh() as ctx:
+        flag = ctx.zeros(2, dtype=torch.int32)
+        launch = lambda: failing_kernel[(1,)](flag, 1, ctx.handle, KIND="name")  # noqa: E731
+        return [failure_of(call).kind for call in (launch, ctx.check, ctx.barrier)]
+
+
+@SIMULATED
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_an_exception_in_a_simulated_kernel_of_a_single_rank_ends_nothing(ranks: Ranks) -> None:
+    """Nobody waits for what it did not do."""
+    assert ranks.run(failed_alone) == [["InterpreterError", "nothing", "nothing"]]
+
+
 @triton.jit
 def polling_kernel(flag, handle):
     while not iris.reached(flag, 1):
