@@ -21,6 +21,7 @@ from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris.engine import CopyEngine
+from iris.failure import Failure as Ending
 from iris.mesh import _DATA, _frame
 from iris.ops import Problem, pick_config
 from iris.ops.choice import _settled
@@ -372,6 +373,19 @@ def failed_elsewhere() -> Failure:
 @TWO
 def test_a_kernel_that_was_given_no_handle_or_never_ran_ends_nothing(ranks: Ranks) -> None:
     assert [failure.kind for failure in ranks.run(failed_elsewhere)] == ["nothing"] * 2
+
+
+def test_a_rank_that_died_is_to_blame_whatever_the_program_has_made_of_it() -> None:
+    """Launchers tell of processes that are to blame before those that ended for others."""
+    for died, blamed in ((iris.PeerDied("rank 2 died", [2]), [mock.call((2,))]), (None, [])):
+        mesh = mock.Mock(rank=1)
+        failure = Ending(mesh, mock.Mock(), mock.Mock(), mock.Mock(), [0, 1, 2], mock.Mock())
+        if died is not None:
+            failure.keep(died)
+        error = RuntimeError("no luck")
+        failure.part(error)
+        assert mesh.blame.mock_calls == blamed
+        mesh.leave.assert_called_once_with(error)
 
 
 def leave_while_a_kernel_waits() -> tuple[Failure, float]:
