@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -20,6 +21,7 @@ from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, 
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
+from iris.device import control
 from iris.engine import CopyEngine
 from iris.failure import Failure as Ending
 from iris.mesh import _DATA, _frame
@@ -375,11 +377,30 @@ def test_a_kernel_that_was_given_no_handle_or_never_ran_ends_nothing(ranks: Rank
     assert [failure.kind for failure in ranks.run(failed_elsewhere)] == ["nothing"] * 2
 
 
+def ending(mesh: mock.Mock, status: int = 0) -> Ending:
+    """That of rank 1 of 3, whose status words are all ``status``."""
+    words = np.full(control.STATUS_WORDS.value, status)
+    return Ending(mesh, mock.Mock(), words, mock.Mock(), [0, 1, 2], mock.Mock())
+
+
+def test_the_first_failure_is_kept() -> None:
+    failure = ending(mock.Mock(rank=1))
+    for words in ("the cause", "what came of it"):
+        assert str(failure.keep(iris.ContextError(words))) == str(failure.first) == "the cause"
+
+
+def test_ctrl_c_in_a_simulated_kernel_is_no_wait_in_vain_even_if_there_was_one() -> None:
+    failure = ending(mock.Mock(rank=1, world_size=3), status=1)
+    with pytest.raises(KeyboardInterrupt), failure.of_simulated_kernel():
+        raise KeyboardInterrupt
+    assert "broke off half way: KeyboardInterrupt" in str(failure.first)
+
+
 def test_a_rank_that_died_is_to_blame_whatever_the_program_has_made_of_it() -> None:
     """Launchers tell of processes that are to blame before those that ended for others."""
     for died, blamed in ((iris.PeerDied("rank 2 died", [2]), [mock.call((2,))]), (None, [])):
         mesh = mock.Mock(rank=1)
-        failure = Ending(mesh, mock.Mock(), mock.Mock(), mock.Mock(), [0, 1, 2], mock.Mock())
+        failure = ending(mesh)
         if died is not None:
             failure.keep(died)
         error = RuntimeError("no luck")
