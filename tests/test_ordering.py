@@ -182,6 +182,14 @@ def test_programs_that_only_send_are_ordered(ranks: Ranks, gather_dim: int, seed
     assert found == [[]] * ranks.world_size
 
 
+def test_the_block_that_reaches_round_waits_for_all_pieces(ranks: Ranks, pools: dict[int, Ranks], seed: int) -> None:
+    """Of many pieces, more than one wait looks at, and where the own columns of rank 1 begin within a block of K."""
+    two = pools.setdefault(2, Ranks(2))
+    calls = (((20, 9, 304), replace(SENT, comm_sms=2)),)
+    found = two.run(unordered, Way(GATHER, "push", 1), GATHER_FLAGS, nullcontext, seed, calls)
+    assert found == [[]] * 2
+
+
 def teams_of(programs: int) -> AbstractContextManager[Any]:
     """So many carry a chunk together."""
     return mock.patch.object(sys.modules["iris.ops.matmul_all_scatter"], "_TEAM", programs)
