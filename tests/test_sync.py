@@ -719,10 +719,10 @@ def counting_kernel(epochs, seen, COUNT: tl.constexpr):
     turnstile.end_own_epoch(epochs, epoch, COUNT)
 
 
-def epochs_of_programs() -> list[list[int]]:
-    """What programs count, in calls of few and of many."""
+def epochs_of_programs(before: int) -> list[list[int]]:
+    """What programs count, in calls of few and of many, if there were so many ``before``."""
     device, found = context().device, []
-    epochs = torch.zeros(5, dtype=torch.int32, device=device)
+    epochs = torch.full((5,), before, dtype=torch.int32, device=device)
     for programs in (2, 5, 3, 1, 4):
         seen = torch.zeros(programs, dtype=torch.int32, device=device)
         counting_kernel[(programs,)](epochs, seen, COUNT=5)
@@ -732,5 +732,30 @@ def epochs_of_programs() -> list[list[int]]:
 
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_programs_count_calls_that_they_have_no_part_in(ranks: Ranks) -> None:
-    (found,) = ranks.run(epochs_of_programs)
+    (found,) = ranks.run(epochs_of_programs, 0)
     assert found == [[1] * 2, [2] * 5, [3] * 3, [4], [5] * 4]
+    (found,) = ranks.run(epochs_of_programs, -3)  # the count wraps, and 0 is no epoch
+    assert found == [[-2] * 2, [-1] * 5, [2] * 3, [3], [4] * 4]
+
+
+@triton.jit
+def passing_kernel(words, seen, handle):
+    epoch = turnstile.enter(words, handle)
+    tl.store(seen, epoch)
+    turnstile.leave(words, epoch, handle)
+
+
+def epochs_of_a_turnstile() -> list[list[int]]:
+    """The epoch of each call, and what is kept of it and of the next, where the count wraps."""
+    ctx, found = context(), []
+    words, seen = ctx.zeros(turnstile.TURNSTILE_WORDS.value, dtype=torch.int32), ctx.zeros(1, dtype=torch.int32)
+    words[0] = -3
+    for _ in range(3):
+        passing_kernel[(1,)](words, seen, ctx.handle)
+        found.append([int(seen[0]), int(words[0]), int(words[turnstile.NEXT_EPOCH.value])])
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_turnstile_tells_the_copy_engine_the_coming_epoch(ranks: Ranks) -> None:
+    assert ranks.run(epochs_of_a_turnstile) == [[[-2, -2, -1], [-1, -1, 2], [2, 2, 3]]]
