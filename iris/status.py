@@ -116,7 +116,8 @@ def expired_wait(
         if record.of_user and not _on_heap(record, table):  # ops have flags of this rank alone, too
             remedy = "no rank can set it. Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32)"
             return WaitTimeout(f"{message}; {remedy}.", [peer])
-    limit = limits[0 if not record.relayed and record.wanted in (0, 1) else 1]
+    first = not record.relayed and record.wanted in (0, 1)
+    limit = limits[0 if first else 1]
     if rank == peer:
         return WaitTimeout(
             f"{message}. It waits for work of its own: does anything else on this GPU hold that up? Simulated kernels "

@@ -1083,10 +1083,8 @@ def test_what_auto_took_is_known(ranks: Ranks, op: str) -> None:
 
 
 def test_what_auto_took_with_options_or_a_workspace_is_not_what_it_takes_without() -> None:
-    problem, pull, push = (
-        Problem("all_gather_matmul", 64, 64, 64, torch.float16, 2),
-        *map(FusedConfig, ("pull", "push")),
-    )
+    problem = Problem("all_gather_matmul", 64, 64, 64, torch.float16, 2)
+    pull, push = FusedConfig("pull"), FusedConfig("push")
     plain = _Choice(problem, pull, None, (), (), False, 0)
     known = {plain._replace(made=("pull",)): pull, plain._replace(given=FusedConfig("auto", num_sms=1)): pull}
     ctx: Any = SimpleNamespace(kept=lambda *_: known)

@@ -328,8 +328,8 @@ def test_an_exception_in_a_simulated_kernel_is_the_end_and_peers_are_told(
 def failed_alone() -> list[str]:
     with fresh() as ctx:
         flag = ctx.zeros(2, dtype=torch.int32)
-        launch = lambda: failing_kernel[(1,)](flag, 1, ctx.handle, KIND="name")  # noqa: E731
-        return [failure_of(call).kind for call in (launch, ctx.check, ctx.barrier)]
+        calls = lambda: failing_kernel[(1,)](flag, 1, ctx.handle, KIND="name"), ctx.check, ctx.barrier
+        return [failure_of(call).kind for call in calls]
 
 
 @SIMULATED

@@ -507,6 +507,19 @@ def test_a_process_of_another_user_is_no_rank(key: str, monkeypatch: pytest.Monk
     assert failure.kind == "LaunchError" and failure.message.startswith("rank 0's socket belongs to user "), failure
 
 
+def watcher_of(dead: Callable[[], set[int]], word: list[int]) -> Watcher:
+    """Rank 0's, of 4 ranks of which some are ``dead``. ``word``: what kernels have been told before, and then are."""
+    mesh = SimpleNamespace(world_size=4, rank=0, dead_ranks=dead)
+    backend = SimpleNamespace(peek=lambda _: word[0], poke=lambda _, code: word.append(code))
+    return Watcher(cast(Any, mesh), cast(Any, backend))
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("told", [0, 5])
 def test_what_kernels_have_been_told_stands_when_peers_die(told: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be why a peer has gone. Else they are told of the first of those that have died, once."""
@@ -517,12 +530,8 @@ def test_what_kernels_have_been_told_stands_when_peers_die(told: int, monkeypatc
         looks.append(len(looks))
         return {3, 1} if looks[-1] else set()
 
-    mesh = SimpleNamespace(world_size=4, rank=0, dead_ranks=dead)
-    backend = SimpleNamespace(peek=lambda _: word[0], poke=lambda _, code: word.append(code))
-    watcher = Watcher(cast(Any, mesh), cast(Any, backend))
-    deadline = time.monotonic() + 5
-    while len(looks) < 2 and time.monotonic() < deadline:
-        time.sleep(0.001)
+    watcher = watcher_of(dead, word)
+    wait_until(lambda: len(looks) >= 2)
     watcher.stop()
     assert watcher.saw_death and looks == [0, 1]
     assert word == ([5] if told else [0, abort_code(0, 1)])
@@ -544,13 +553,9 @@ def test_kernels_have_time_to_record_for_whom_they_waited(monkeypatch: pytest.Mo
         return {1}
 
     monkeypatch.setattr("iris.watcher.threading", SimpleNamespace(Event=Noted, Thread=threading.Thread))
-    mesh = SimpleNamespace(world_size=2, rank=0, dead_ranks=dead)
-    backend = SimpleNamespace(peek=lambda _: word[0], poke=lambda _, code: word.append(code))
-    watcher = Watcher(cast(Any, mesh), cast(Any, backend))
+    watcher = watcher_of(dead, word)
     begin.set()
-    deadline = time.monotonic() + 5
-    while not watcher.saw_death and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until(lambda: watcher.saw_death)
     watcher.stop()
     assert watcher.saw_death and pauses[-1] == (abort_code(0, 1), False)
 
