@@ -78,7 +78,7 @@ def check_bounds(
             stopped = _record(CODE_EXPIRED, site, me, peer, offset, value, seen, waited, handle)
             for other in range(world_size(handle)):
                 theirs = translate(abort_word(handle), rank(handle), other, handle.bases)
-                tl.atomic_max(theirs, code, sem="relaxed", scope="sys")
+                tl.atomic_xchg(theirs, code, sem="relaxed", scope="sys")  # over another's, too: any ends the waits
     if (told != 0) & (stopped == 0):  # also if another rank, or program, has been faster by so little
         both = (peer.to(tl.int64) << 8) | (told & 255)
         stopped = _record(CODE_RELAYED, site, (told >> 8) & 255, both, offset, value, seen, waited, handle)
