@@ -106,13 +106,26 @@ def test_a_row_counts_for_its_own_kind_of_problem_only() -> None:
     user_rows(row_for(GATHER))
     for other in (
         replace(GATHER, gather_dim=1),
-        replace(GATHER, dtype=torch.float16),
+        replace(GATHER, dtype=torch.float32),
         replace(GATHER, world_size=4),
         problem_of("matmul_all_scatter", 8192, 4096, 8192, 8),
     ):
         assert pick_config(other, H200) == model_pick(other, H200)
     assert pick_config(GATHER, replace(H200, hardware="NVIDIA H100 80GB HBM3")) != ODD
     assert pick_config(GATHER, replace(H200, hardware="NVIDIA H200 141GB")) == ODD  # another name of the same
+
+
+def test_rows_of_bfloat16_count_for_float16_and_the_other_way_round() -> None:
+    """Of those for the same shape its own comes first."""
+    half = replace(GATHER, dtype=torch.float16)
+    shipped_rows(row_for(GATHER))
+    assert pick_config(half, H200) == pick_config(GATHER, H200) == ODD
+    other = replace(ODD, group_size_m=5)
+    shipped_rows(row_for(half, other))
+    assert len(tuned.read(tuned.SHIPPED / "some.json")) == 2
+    assert pick_config(half, H200) == other and pick_config(GATHER, H200) == ODD
+    user_rows(row_for(replace(GATHER, gather_dim=1, dtype=torch.float16)))
+    assert pick_config(replace(GATHER, gather_dim=1), H200) == ODD
 
 
 def test_rows_of_the_simulator_count_nowhere_else() -> None:
@@ -161,9 +174,9 @@ def test_whose_matmul_goes_with_an_exchange_is_known_from_any_op_and_number_of_r
     assert pick_config(replace(four, m=8192), H200) == model_pick(replace(four, m=8192), H200)
     user_rows(row_for(four, replace(own, own_matmul=False)))
     assert pick_config(four, H200).own_matmul is False
-    twice = problem_of("matmul_all_reduce", 64, 16384, 8192, 4)
+    twice = problem_of("matmul_all_reduce", 64, 16384, 4096, 4)
     assert model_pick(twice, H200).algorithm == "low_latency_two_shot"
-    shipped_rows(row_for(problem_of("matmul_all_reduce", 64, 16384, 8192, 2), own))
+    shipped_rows(row_for(problem_of("matmul_all_reduce", 64, 16384, 4096, 2), own))
     assert pick_config(twice, H200) == replace(own, algorithm="low_latency_two_shot")
     assert not pick_config(replace(twice, n=12288), H200).own_matmul  # not measured: the library may be faster
     assert pick_config(replace(twice, m=60), H200).own_matmul
@@ -228,9 +241,9 @@ def test_the_nearest_row_is_that_with_the_least_sum_of_squares() -> None:
 
 
 def test_a_row_that_does_not_count_hides_no_other() -> None:
-    asked, own = problem_of("matmul_all_reduce", 64, 16384, 8192, 4), FusedConfig("low_latency", own_matmul=True)
-    shipped_rows(row_for(problem_of("matmul_all_reduce", 60, 16384, 8192, 2), own))
-    user_rows(row_for(problem_of("matmul_all_reduce", 64, 16000, 8192, 2), own))  # nearer, but of other weights
+    asked, own = problem_of("matmul_all_reduce", 64, 16384, 4096, 4), FusedConfig("low_latency", own_matmul=True)
+    shipped_rows(row_for(problem_of("matmul_all_reduce", 60, 16384, 4096, 2), own))
+    user_rows(row_for(problem_of("matmul_all_reduce", 64, 16000, 4096, 2), own))  # nearer, but of other weights
     assert pick_config(replace(asked, m=60), H200).own_matmul
 
 

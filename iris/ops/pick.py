@@ -48,10 +48,11 @@ def pick_config(problem: Problem, target: Target, algorithm: str | None = None) 
 
     A row of just this shape comes before those of shapes near it, whosever they are.
 
-    A row counts for its hardware, op, world size and dtype, and for shapes near its own; see :mod:`iris.ops.tuned`. In
-    the simulator, where no model holds, what is taken without a row is one small tile and ``push``, or ``two_shot`` for
-    ``matmul_all_reduce``, whatever GPUs would take; another algorithm if that one cannot run. ``algorithm``: choose
-    among configs of this one only, even if it is excluded, or cannot run: the op then says why.
+    A row counts for its hardware, op, world size and dtype (of float16 and bfloat16 both), and for shapes near its own;
+    see :mod:`iris.ops.tuned`. In the simulator, where no model holds, what is taken without a row is one small tile and
+    ``push``, or ``two_shot`` for ``matmul_all_reduce``, whatever GPUs would take; another algorithm if that one cannot
+    run. ``algorithm``: choose among configs of this one only, even if it is excluded, or cannot run: the op then says
+    why.
 
     Raises:
         ArgumentError: there is no such op, dtype or backend, or no call of such sizes; the op has no such algorithm, or

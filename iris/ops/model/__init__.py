@@ -19,8 +19,8 @@ some of which it was fitted, it is 4 % off in the median, and nine of ten are wi
 slow: ``two_shot`` with several tiles of 64 × 64 for each program takes twice as long as predicted.
 
 Beside 730 calls whose data travel as words on 2 and 4 × H200 (tests/data/h200_words.json: 1 to 512 rows, 2026-11-27),
-to which it was fitted, it is 5 % off in the median, and nine of ten are within 0.88 and 1.14; of the configs of 132
-shapes the one that it prefers took 0.3 % more than the fastest on average, and 11 % at worst. What is furthest off is
+to which it was fitted, it is 5 % off in the median, and nine of ten are within 0.89 and 1.15; of the configs of 132
+shapes the one that it prefers took 0.2 % more than the fastest on average, and 11 % at worst. What is furthest off is
 slow: tiles of twice as many rows as there are. Words had twice as many bytes before, so no calls that travel as such
 are in the other sets; on 8 GPUs they have not been measured since.
 

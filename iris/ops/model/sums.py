@@ -41,6 +41,10 @@ _TAKE_S, _TAKE_BYTES_PER_S = 0.4e-6, 16e9
 bytes."""
 _SUM_HOP_S = 1.2e-6
 """From an owner's sum of such a tile until the others see it (2 and 4 × H200, 2026-11-27, as the figures above)."""
+_END, _END_S = 0.08, 1.5e-6
+"""The end of a matmul whose weights take longer to read than to multiply, when some programs are done and others not;
+an exchange behind it waits for that, and tiles that are sent one by one do not: a share of the time that it takes, and
+the most that it is. Where their sums are sent on, half of it is left (2 and 4 × H200, 2026-11-27 and 29)."""
 _SUMMED_EXPOSED = 0.6
 """Of an exchange's traffic with the own memory, what comes behind the links' where a rank sums its rows, some of which
 arrive before others. Where the sums go on to all ranks, nothing is seen of it."""
@@ -93,6 +97,12 @@ def _taken_s(call: Call, parts: int) -> float:
     return parts * (_TAKE_S + call.config.tile_elements * call.problem.output_dtype.itemsize / _TAKE_BYTES_PER_S)
 
 
+def _end_s(call: Call) -> float:
+    reading = call.machine.memory_s(call.config, call.problem)
+    computing = call.problem.flops / (call.machine.num_sms * call.machine.flops)
+    return min(_END * reading, _END_S) if reading > computing else 0.0
+
+
 def _in_words_s(call: Call, copies: float) -> float:
     """The matmul, whose tiles all are sent so many times as words; as measured when masked rows were sent, too."""
     tiles = call.rows * call.columns
@@ -105,7 +115,7 @@ def _sum_pushed(call: Call, item: float = 1.0, *, everywhere: bool) -> float:
     if sent_in_words(call.problem, call.config):
         waves = -(-call.rows * call.columns // call.programs())
         summing = _taken_s(call, call.world - 1) + _SUM_HOP_S + _taken_s(call, 1)
-        return _in_words_s(call, 2 * (call.world - 1) / call.world) + waves * summing
+        return _in_words_s(call, 2 * (call.world - 1) / call.world) + waves * summing + _end_s(call) / 2
     shard = -(-call.columns * call.rows // call.world) if everywhere else call.columns * call.shard_rows
     tiles = call.world * shard  # if these are more than there are, as many more are computed in vain
     returned_nbytes = _sent_nbytes(call) if everywhere else 0.0
@@ -253,8 +263,13 @@ def _reduce_decomposed(call: Call) -> float:
     return 2 * LAUNCH_S + max(sent, computed, landed) + max(AWAITED_STEP_S + summing, storing) + MEET_S
 
 
+def _multiplied_s(call: Call) -> float:
+    """The matmul in front of an exchange."""
+    return multiplied_s(call) + _end_s(call)
+
+
 def _scatter_exchanged(call: Call) -> float:
-    return multiplied_s(call) + exchange_s(
+    return _multiplied_s(call) + exchange_s(
         call, _sent_nbytes(call), call.output_nbytes / call.world, exposed=_SUMMED_EXPOSED
     )
 
@@ -271,12 +286,12 @@ def _reduce_then(call: Call) -> float:
 
 def _reduce_exchanged(call: Call) -> float:
     """Every rank's product goes to all."""
-    return multiplied_s(call) + exchange_s(call, (call.world - 1) * call.output_nbytes, call.output_nbytes)
+    return _multiplied_s(call) + exchange_s(call, (call.world - 1) * call.output_nbytes, call.output_nbytes)
 
 
 def _reduce_exchanged_twice(call: Call) -> float:
     """Parts of the product to their owners, and their sums to all."""
-    return multiplied_s(call) + exchange_s(call, _sent_nbytes(call), call.output_nbytes, hops=2, exposed=0.0)
+    return _multiplied_s(call) + exchange_s(call, _sent_nbytes(call), call.output_nbytes, hops=2, exposed=0.0)
 
 
 SCATTERED: dict[str, Callable[[Call], float]] = {
