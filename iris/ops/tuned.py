@@ -69,7 +69,7 @@ _NAMES = {
     torch.float8_e4m3fn: "fp8",
 }
 _ALIKE = {"fp16": "bf16"}
-"""Dtypes whose rows count for each other: 71 problems of fp16 took 3 % less by the rows of bf16 than without any, in the
+"""Dtypes whose rows count for each other: 71 problems of fp16 took 3 % less by the rows of bf16 than without, in the
 geometric mean (4 × H200, 2026-11-29)."""
 DTYPE_NAMES = {_NAMES[dtype]: dtype for dtype in DTYPES}
 """Dtypes, by what rows call them."""
@@ -186,8 +186,8 @@ class Rows:
                 self._by_kind.setdefault(kind, []).append(row)
 
     def near(self, problem: Problem, device_name: str, *, local: bool = False) -> list[Row]:
-        """The rows that count for ``problem``, the nearest first, among equals those of its dtype, then of its layout of
-        B. ``local``: of whatever op and number of ranks, for what depends on the local matmul alone."""
+        """The rows that count for ``problem``, the nearest first, among equals those of its dtype, then of its layout
+        of B. ``local``: of whatever op and number of ranks, for what depends on the local matmul alone."""
         kind = row_kind(problem, device_name)
         if local:
             kind = _local(kind)
