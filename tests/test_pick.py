@@ -208,6 +208,14 @@ def test_few_rows_are_summed_by_one_shot_in_a_row_of_tiles(m: int) -> None:
         assert model_pick(problem_of("matmul_all_reduce", m, n, k, 8), H200).algorithm in EXCHANGING
 
 
+@pytest.mark.parametrize("m", (1, 2, 4))
+def test_on_four_ranks_very_few_rows_are_summed_by_one_shot_if_the_weights_are_large(m: int) -> None:
+    """As was measured (4 × H200, 2026-11-29): an exchange would wait for the end of a long matmul."""
+    for n, k in ((5120, 6400), (7168, 4096), (7168, 4608), (8192, 7168)):
+        assert model_pick(problem_of("matmul_all_reduce", m, n, k, 4), H200).algorithm == "one_shot"
+    assert model_pick(problem_of("matmul_all_reduce", m, 8192, 2048, 4), H200).algorithm == "low_latency"
+
+
 def test_rows_of_few_rows_count_for_the_layout_of_b_they_were_measured_with() -> None:
     measured = problem_of("matmul_all_reduce", 16, 7168, 8192, 2)
     transposed, own = replace(measured, transposed_b=True), FusedConfig("low_latency", own_matmul=True)
