@@ -34,7 +34,7 @@ from iris import results as report
 from iris.bench import cases, command, contexts, driver, environment, messages, records, session, tables
 from iris.bench.axes import Axis, Params, axes_of, expand, parse_values
 from iris.bench.case import registered
-from iris.bench.cases import fused, ways
+from iris.bench.cases import fused, l2, ways
 from iris.bench.cases.fused import local_params
 from iris.bench.cases.operands import TRANSPOSED, Operands
 from iris.bench.dataset import Dataset
@@ -1189,6 +1189,33 @@ def test_only_a_transposed_b_is_told(tmp_path: Path) -> None:
     found = lines(out)
     assert [one["params"].get("b_layout") for one in found] == [None] * 3 + ["transposed"] * 3
     assert all(one["validated"] for one in found)
+
+
+@USES_NCCL
+def test_only_a_cold_l2_is_told(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    axes = ["M=6", "N=8", "K=10", "l2=warm,cold", "algorithm=auto,nccl"]
+    arguments = ["matmul_reduce_scatter", *ON_TWO, *(f"--axis_{one}" for one in axes), "--repeat=1"]
+    assert bench.main([*arguments, f"--benchmark_out={out}"]) == 0
+    found = lines(out)
+    assert [one["params"].get("l2") for one in found] == [None] * 2 + ["cold"] * 2
+    assert all(one["validated"] for one in found)
+    if BACKEND != "sim":  # nothing follows at once
+        assert [one["back_to_back_ms"] is None for one in found] == [False] * 2 + [True] * 2
+
+
+def test_l2_is_emptied_by_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of as much memory as it is to hold, and of what a call is to find there, last."""
+    read: list[int] = []
+    monkeypatch.setattr(l2, "_EVICTING_NBYTES", 1 << 10)
+    monkeypatch.setattr(l2, "_scratch", {})
+    monkeypatch.setattr(torch.Tensor, "amax", lambda self: read.append(self.nbytes))
+    kept = torch.ones(3, 5, dtype=torch.bfloat16)
+    assert l2.evict(mock.Mock(backend_name="sim"), [kept]) is None
+    run = l2.evict(mock.Mock(backend_name="cuda", device=torch.device("cpu")), [kept])
+    assert run is not None and read == []
+    run()
+    assert read == [1 << 10, kept.nbytes]
 
 
 @USES_NCCL

@@ -9,6 +9,7 @@ import torch
 
 from iris.bench.axes import Function, Params, axis
 from iris.bench.case import SHAPE_AXIS, register
+from iris.bench.cases.l2 import COLD, L2_STATES, WARM, evict
 from iris.bench.cases.operands import B_LAYOUTS, CUT, ROW_MAJOR, Operands
 from iris.bench.cases.ways import AUTO, UNTUNED, check_options, way, ways_of
 from iris.bench.options import DTYPES, several_gpus
@@ -38,7 +39,7 @@ SHAPES = GPU_SHAPES if several_gpus() else SIM_SHAPES
 
 def local_params(params: Params, world_size: int, *, op: str) -> Params:
     """Sizes of the local matmul as m, n, k, and of the whole problem as ``shape``, instead of M, N, K. The layout of
-    B is told only where it is not row-major.
+    B is told only where it is not row-major, the state of L2 only where it is cold.
 
     Sizes that the ranks cannot share evenly are rounded up; such a point is skipped, and its record has them so.
     """
@@ -47,7 +48,9 @@ def local_params(params: Params, world_size: int, *, op: str) -> Params:
     if CUT[op]:
         sizes[CUT[op].upper()] = -(-sizes[CUT[op].upper()] // world_size)
     local = {name.lower(): size for name, size in sizes.items()}
-    others = {name: value for name, value in params.items() if name not in SHAPE_AXIS and value != ROW_MAJOR}
+    others = {
+        name: value for name, value in params.items() if name not in SHAPE_AXIS and value not in (ROW_MAJOR, WARM)
+    }
     return {"shape": shape, **local, **others}
 
 
@@ -104,6 +107,7 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     operands.spoil()
     state.exec(
         chosen.call,
+        evict(ctx, [operands.a]) if state.params.get("l2") == COLD else None,
         validate_fn=lambda: operands.complaint(chosen.result(), chosen.roundings, local=chosen.local),
     )
 
@@ -129,6 +133,7 @@ def _algorithms(op: str) -> Callable[[Function], Function]:
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
+@axis("l2", (WARM,), also=L2_STATES)
 @axis("gather_dim", (0, 1), closed=True)
 @_algorithms(GATHER)
 def all_gather_matmul(state: State, ctx: Iris) -> None:
@@ -140,6 +145,7 @@ def all_gather_matmul(state: State, ctx: Iris) -> None:
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
+@axis("l2", (WARM,), also=L2_STATES)
 @_algorithms(SCATTER)
 def matmul_all_scatter(state: State, ctx: Iris) -> None:
     """Every rank computes its columns of A @ B; all ranks end with all columns."""
@@ -150,6 +156,7 @@ def matmul_all_scatter(state: State, ctx: Iris) -> None:
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
+@axis("l2", (WARM,), also=L2_STATES)
 @_algorithms(REDUCE_SCATTER)
 def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
     """A and B are sharded by K; the products are summed over ranks, and every rank ends with its rows of the sum."""
@@ -160,6 +167,7 @@ def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
+@axis("l2", (WARM,), also=L2_STATES)
 @_algorithms(ALL_REDUCE)
 def matmul_all_reduce(state: State, ctx: Iris) -> None:
     """A and B are sharded by K; the products are summed over ranks, and all ranks end with the sum."""
@@ -170,6 +178,7 @@ def matmul_all_reduce(state: State, ctx: Iris) -> None:
 @axis("M,N,K", SHAPES)
 @axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
 @axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
+@axis("l2", (WARM,), also=L2_STATES)
 @_algorithms(LOCAL)
 def matmul(state: State, ctx: Iris) -> None:
     """A @ B on every rank for itself, data-parallel over tiles and with Stream-K, beside torch.matmul."""
