@@ -1,49 +1,50 @@
 """The one persistent matmul kernel. Every fused op is this kernel with a schedule, a source and a sink.
 
     for each tile, or part of a tile, that the schedule gives this program:
-        until K is through:
-            SOURCE(…)                  waits for some more of A, and says where it is
-            acc += A tile @ B tile     over that much of K, pipelined
-        SINK(…, acc)                   what happens to the finished tile
+        until all of K is done:
+            SOURCE(…)                  waits for the next part of A, and says where it is
+            acc += A tile @ B tile     over that part of K, pipelined
+        SINK(…, acc)                   stores, sends or adds up the finished tile
 
-All are ``@triton.jit`` functions passed as constexpr arguments, and may be the user's own; schedules are described in
-:mod:`iris.device.schedule`, sinks in :mod:`iris.device.tile`.
+All three are ``@triton.jit`` functions passed as constexpr arguments, and users may write their own. Schedules are
+described in :mod:`iris.device.schedule`, sinks in :mod:`iris.device.tile`.
 
     SOURCE(handle, a, flags, epoch, shard, block_m, k, M, K, SITE, SEGMENTS, BLOCK_K, EVEN_K)
         -> (pointer, k up to which A is here)
 
-A is cut in one of two ways, or not at all. ``SHARDED``: by rows, M of them per rank, and a tile lies in one ``shard``.
-``SEGMENTS`` > 1: by columns, K of them per rank, and a tile needs all of them, beginning with this rank's own: ``k``
-counts columns in that order, from :func:`ring_start` on. The pointer is to where row 0, column 0 of the gathered A
-would be, so rows and columns are those of the whole; it need only be good for the part just waited for. If it is told
-where all of A is gathered, the kernel may read it by TMA, so a source that waits then calls
-:func:`iris.device.arch.fence_async_proxy` behind its waits. ``EVEN_K``: K in all is a multiple of ``BLOCK_K``, and
-blocks may reach from one rank's segment into the next.
+A is sharded by rows, by columns, or not at all. ``SHARDED``: by rows, M per rank, and a tile needs the rows of one
+``shard`` only. ``SEGMENTS`` > 1: by columns, K per rank, and a tile needs the columns of all ranks, beginning with this
+rank's own: ``k`` counts columns in that order, from :func:`ring_start` on. The pointer is to where row 0, column 0 of
+the gathered A would be, and is indexed with rows and columns of the gathered A; it need only be valid for the part just
+waited for. The kernel may read a gathered A by TMA, so a source that waits for one calls
+:func:`iris.device.arch.fence_async_proxy` after its waits. ``EVEN_K``: no block of K reaches beyond the memory that it
+is read from; where A is gathered, a block may then span two ranks' segments.
 
-``OWN``: the shard of rows that needs no transfer comes first, and is read where it lies (``own``).
+``OWN``: this rank's own shard of rows, which needs no transfer, is computed first, and read in place (``own``).
 
-``HALF_FLAGS``, if not 0: A arrives in one of two halves of its memory, which calls take in turns by their epoch. The
-second half begins ``half_rows`` rows, and its flags ``HALF_FLAGS`` flags, behind the first.
+``HALF_FLAGS``, if not 0: A's memory has two halves, and calls alternate between them by the parity of their epoch. The
+second half begins ``half_rows`` rows after the first, and its flags begin ``HALF_FLAGS`` flags after the first's.
 
-``COURIER``, if given, is run by the first programs, the ``crew``, before they compute, and moves data for the others:
+``COURIER``, if given, moves data for all programs. The first programs, the ``crew``, run it before they compute:
 
     COURIER(handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows, SITE, SEGMENTS, COURIER_M, COURIER_N)
 
-The first ``dedicated`` programs of the ``crew`` compute nothing. The waits of a source stand outside the pipelined
-loop, so no load is moved above them.
+The first ``dedicated`` programs of the ``crew`` compute nothing. A source waits outside the pipelined loop, so no load
+is hoisted above its wait.
 
 Stream-K: ``STREAM_K`` splits the tiles of the last waves evenly over the programs, along K. Partial sums lie in
-``partials`` and are added up in a fixed order: results do not depend on timing. If few programs share a tile, the one
-with its first part gets the others'; if many do, each adds up some of it, and, if ``SLICED``, hands that to the sink.
-Each of these tiles may first be cut into ``STRIPS`` of some columns: fewer programs then share one, and hand over less.
+``partials`` and are added up in a fixed order, so results do not depend on timing. If few programs share a tile, the
+program with the first part collects the other parts. If many do, each adds up slices of the tile, and hands them to
+the sink if ``SLICED``, else to the program with the first part. These tiles may first be cut into ``STRIPS`` strips of
+columns: fewer programs then share a strip, and each hands over less.
 
-M, and the numbers of tiles that follow from it, are not compiled into the kernel, as a server meets any; numbers of
-chunks are. ``M_IN_VECTORS``: M is a multiple of 16, and the columns of A or C are contiguous: the width of loads and
-stores depends on that.
+M, and the numbers of tiles that follow from it, are not compiled into the kernel, as a server meets many values of M;
+the numbers of chunks are. ``M_IN_VECTORS``: M is a multiple of 16, and the columns of A or C are contiguous; the width
+of loads and stores depends on that.
 
-All programs are resident. Each part of a tile but the first is the first thing that its program does of the split
-tiles. Few wait only for programs further on in the tile, the last of which waits for nobody; many only when they have
-left their own part: so no two wait for each other.
+Waits for partial sums cannot deadlock. All programs are resident. A program begins its split tiles with the one part
+that is not the first of its tile, if it has such a part. Where few programs share a tile, each waits only for programs
+with later parts, and the last waits for none; where many do, each waits only after it has left all its own parts.
 """
 
 from typing import Any, NamedTuple
@@ -61,8 +62,9 @@ from iris.device.turnstile import NO_EPOCHS, TURNSTILE, end_own_epoch, enter, le
 
 
 class Crew(NamedTuple):
-    """The programs that move data: how many; how many of them compute nothing; how many units of data all of them
-    share, the rest being left to the dedicated ones; and how many chunks of rows are carried side by side."""
+    """The programs that move data. ``couriers``: their number; ``dedicated``: how many of them compute nothing;
+    ``first_units``: how many units of data all couriers share (the dedicated ones move the rest); ``abreast``: how many
+    chunks of rows are carried side by side."""
 
     couriers: Any
     dedicated: Any
@@ -71,8 +73,8 @@ class Crew(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A matrix as the inner loop reads it, whose first row is row number ``row`` of the whole: by a TMA descriptor of
-    it, by one of its transpose (B alone), or, if both are None, by pointers."""
+    """A matrix as the inner loop reads it: by its TMA descriptor, by that of its transpose (B only), or, if both are
+    None, by pointers. ``row``: the row of the whole matrix that its row 0 is."""
 
     matrix: Any
     desc: Any
@@ -81,10 +83,10 @@ class Operand(NamedTuple):
 
 
 class _Launch(NamedTuple):
-    """What is the same for every tile, by the names of :func:`matmul_kernel`; ``own`` and ``a`` each an
-    :class:`Operand`. From ``SCHEDULE`` on all are constexpr."""
+    """What is the same for every tile, under the names of :func:`matmul_kernel`; ``own`` and ``a`` are each an
+    :class:`Operand`. All fields from ``SCHEDULE`` on are constexpr."""
 
-    # Constants last: Triton 3.6 keeps those in a tuple within this one, as a stride of 1, only if one stands behind it.
+    # Constexprs last: Triton 3.6 keeps one in a nested tuple (a stride of 1, say) only if another one follows here.
     handle: Any
     flags: Any
     epoch: Any
@@ -124,9 +126,9 @@ class _Launch(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a tile lies. ``item``: its number, of which the schedule made ``shard``, ``index`` and ``block_m``;
-    ``row``, ``col``: its first; ``top``, ``row_end``: the first row of its shard, and that behind the last, where A is
-    cut by rows, else of the whole; ``first_k``: the column of A with which it begins."""
+    """Where a tile lies. ``item``: its number, from which the schedule made ``shard``, ``index`` and ``block_m``;
+    ``row``, ``col``: its first row and column; ``top``, ``row_end``: the first row of its shard and the one after the
+    last, or of the whole matrix where A is not sharded by rows; ``first_k``: the column of A it begins with."""
 
     item: Any
     shard: Any
@@ -141,8 +143,8 @@ class _Place(NamedTuple):
 
 @triton.jit
 def ring_start(me, K, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
-    """The column of A with which this rank begins: the first of its own, or, so that all blocks are whole ones, the
-    first block boundary behind it; the block before that comes last."""
+    """The column of A with which this rank begins: its own first one, or with ``EVEN_K``, so that no block is cut, the
+    first block boundary at or after it; the block that ends there then comes last."""
     if SEGMENTS == 1:
         return me * 0
     elif EVEN_K:
@@ -167,14 +169,14 @@ def local_source(
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
-    """A is whole, and here."""
+    """All of A is in this rank's memory."""
     return a.ptr, K
 
 
 @triton.jit
 def _dot(a, b, acc, PRECISION: tl.constexpr):
-    """``acc + a @ b``. Hopper's tensor cores keep sums of fp8 in some 14 bits; with full ``PRECISION`` those of each
-    block of K are added up in float32."""
+    """``acc + a @ b``. Hopper's tensor cores accumulate fp8 products in some 14 bits; with ``PRECISION`` "ieee", the
+    sum of each block of K is added to ``acc`` in float32."""
     STEP: tl.constexpr = a.shape[1] if a.dtype.is_fp8() and PRECISION == "ieee" else None
     TAKEN: tl.constexpr = dot_precision(PRECISION)
     return tl.dot(a, b, acc, input_precision=TAKEN, max_num_imprecise_acc=STEP, out_dtype=acc.dtype)
@@ -182,8 +184,8 @@ def _dot(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def _plus(acc, a, b, scales, rows, cols, k, PRECISION: tl.constexpr):
-    """``acc + a @ b``, of ``rows`` and ``cols`` and of columns of A from ``k`` on, which share their scales, if blocks
-    have any."""
+    """``acc + a @ b``, for ``rows`` and ``cols`` and a block of K from ``k`` on; scaled if blocks have scales, each of
+    which covers the whole block of K."""
     if scales.left is None:
         return _dot(a, b, acc, PRECISION)
     else:
@@ -198,7 +200,7 @@ def _plus(acc, a, b, scales, rows, cols, k, PRECISION: tl.constexpr):
 def _multiply(acc, launch, a, a_ptr, b, place, k_begin, k_end, BLOCK_N: tl.constexpr, STAGES: tl.constexpr):
     """``acc`` plus one tile of A times one of B, over ``k_begin``, …, ``k_end`` counted from the tile's ``first_k``.
 
-    What is left of K behind the last whole block is added apart, so that the loop needs no masks.
+    The rest of K after the last whole block is added separately, so that the loop needs no masks.
     """
     K_TOTAL = launch.K * launch.SEGMENTS
     ks = tl.arange(0, launch.BLOCK_K)
@@ -241,7 +243,7 @@ def _multiply(acc, launch, a, a_ptr, b, place, k_begin, k_end, BLOCK_N: tl.const
 
 @triton.jit
 def _continue(acc, launch, b, place, k, k_end, BLOCK_N: tl.constexpr, STAGES: tl.constexpr):
-    """``acc`` carried on from column ``k`` as far as the source has A, and that column."""
+    """Accumulate from column ``k`` on as far as the source has A. Returns ``acc``, and the column reached."""
     if launch.TRACE:
         asked = clock_ns()
     a_ptr, ready = launch.SOURCE(
@@ -260,7 +262,7 @@ def _continue(acc, launch, b, place, k, k_end, BLOCK_N: tl.constexpr, STAGES: tl
 
 @triton.jit
 def _pass_gate(gated, launch):
-    """Before a program's first sink: wait until all ranks have entered, if it is to. Returns 1, or 0 without a gate."""
+    """With a ``GATE``, wait before a program's first sink until all ranks have entered. Returns the new ``gated``."""
     if launch.GATE:
         if gated == 0:
             wait_all_entered(launch.flags.turnstile, launch.epoch, launch.handle, launch.SITE)
@@ -270,7 +272,7 @@ def _pass_gate(gated, launch):
 
 @triton.jit
 def _tile(launch, place, rows, cols):
-    """The tile at a place, or some rows of it, as sinks know it."""
+    """The tile at ``place``, or some of its rows, as sinks take it."""
     return Tile(
         place.shard, place.index, launch.per_shard, place.top, rows, cols, rows < place.row_end, cols < launch.N
     )
@@ -293,8 +295,7 @@ def _announce(launch, shard, index):
 
 @triton.jit
 def _sink_slices(launch, place, share, BLOCK_N: tl.constexpr):
-    """Each program that shares a tile with many, or all but the last of them, if so many are to add it up, sums some of
-    its rows, and hands them to the sink."""
+    """Of the programs that share a tile, the first ``share.adders`` each sum some rows, and hand them to the sink."""
     ROWS: tl.constexpr = min(launch.BLOCK_M, max(1, SLICE_ELEMENTS // BLOCK_N))
     cols = tl.arange(0, BLOCK_N)
     if share.worker < share.first + share.adders:
@@ -320,8 +321,8 @@ def _tiles(
     STRIPS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """This program's part of the tiles ``begin``, …, ``end``. ``OWN``: they are of the own shard of rows. ``SPLIT``:
-    they are shared out along K. The schedule's tiles are ``STRIPS`` times as wide as these."""
+    """This program's part of the tiles ``begin``, …, ``end``. ``OWN``: they belong to this rank's shard of rows.
+    ``SPLIT``: they are split along K. The schedule's tiles are ``STRIPS`` times as wide as those computed here."""
     me = rank(launch.handle)
     m_blocks = tl.cdiv(launch.M, launch.BLOCK_M)
     n_blocks = tl.cdiv(launch.N, BLOCK_N * STRIPS)
@@ -417,8 +418,8 @@ def _tiles(
 
 
 def work_of(grid: Any, metadata: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What profilers, as Triton's Proton, are told of a launch: its sizes, its operations, under the number of bits of
-    A, and the bytes that must pass this GPU's memory."""
+    """What profilers such as Triton's Proton are told about a launch: its sizes, its operations (under a name with the
+    bit width of A's dtype), and the bytes that this GPU's memory must transfer."""
     m = arguments["M"] * (arguments["SHARDS"] if arguments["SHARDED"] else 1)
     n, k = arguments["N"], arguments["K"] * arguments["SEGMENTS"]
     item, made = arguments["own"].ptr.element_size(), arguments["c"].ptr.element_size()
@@ -492,7 +493,7 @@ def matmul_kernel(
 ):
     """C = A @ B · scales + bias, where A comes from ``SOURCE`` and C goes to ``SINK``. See the module's docstring."""
     if M_IN_VECTORS:
-        M = M // 16 * 16  # which it is, and Triton knows that then
+        M = M // 16 * 16  # changes nothing, but tells Triton that M is a multiple of 16
     program = tl.program_id(0)
     if EPOCHS == TURNSTILE:
         epoch = enter(flags.turnstile, handle)
@@ -532,8 +533,8 @@ def matmul_kernel(
         for phase in tl.static_range(0 if OWN else 1, 3 if STREAM_K else 2):
             start = 0 if phase == 0 else begin if phase == 1 else dealt_out
             end = begin if phase == 0 else dealt_out if phase == 1 else tiles
-            # Split tiles have a loop of their own: what brings their parts together costs the others a microsecond.
-            # _Launch is not assigned to a variable: Triton would make tensors of the constants in it.
+            # Split tiles have their own loop: the code that joins their parts would cost whole tiles a microsecond.
+            # _Launch is not assigned to a variable: Triton would turn its constants into tensors.
             _tiles(
                 _Launch(
                     handle, flags, epoch, own_shard, gathered, c, scales, bias_ptr, slots, partials, trace_ptr,
@@ -544,7 +545,7 @@ def matmul_kernel(
                 BLOCK_N // STRIPS if phase == 2 else BLOCK_N, STRIPS if phase == 2 else 1,
                 STRIP_STAGES if phase == 2 else None,
             )  # fmt: skip
-            if phase == 0:  # the program behind the one with the last own tile goes on first
+            if phase == 0:  # the program after the one with the last own tile takes the first of the next tiles
                 worker = (worker + workers - per_shard % workers) % workers
     if EPOCHS == TURNSTILE:
         if TRACE:

@@ -1,29 +1,30 @@
 """Which tile a program computes next, and which part of its K.
 
-A matmul's tiles are numbered in the order in which they are to be computed; a *schedule* says which tile a number
-stands for. It is a ``@triton.jit`` function passed as constexpr, and may be the user's own:
+A matmul's tiles are numbered in the order in which they are computed; a *schedule* says which tile a number stands for.
+It is a ``@triton.jit`` function passed as constexpr, and users may write their own:
 
     SCHEDULE(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M, SHARDS) -> (shard, index, block_m, block_n)
 
 ``shard`` is the rank that the tile belongs to, ``index`` its number among that rank's ``per_shard`` tiles,
-``block_m`` and ``block_n`` its place. Tiles come in rounds of ``per_round`` tiles of every shard whose turn it is.
+``block_m`` and ``block_n`` its place. Where shards take turns, a round has ``per_round`` tiles of each.
 """
 
 import triton
 import triton.language as tl
 
 MOST_PARTS: tl.constexpr = tl.constexpr(15)
-"""Programs that share a tile, or one more: with many, handing parts over takes longer than smaller parts save."""
+"""Programs that share a tile, at most (or one more): beyond that, handing parts over costs more than smaller parts
+save."""
 
 
 @triton.jit
 def grouped(tile, m_blocks, n_blocks, GROUP_M: tl.constexpr):
-    """Tile number → (block row, block column), walking down ``GROUP_M`` rows before the next column.
+    """Tile number → (block row, block column), walking down ``GROUP_M`` block rows before the next block column.
 
-    A wave of neighbouring tiles then shares few rows of A and few columns of B, which stay in L2 (the grouped
-    order of the Triton matmul tutorial).
+    The tiles of a wave then share few rows of A and few columns of B, which stay in L2 (the grouped order of the
+    Triton matmul tutorial).
     """
-    group = min(m_blocks, GROUP_M)  # so that no number exceeds that of all tiles
+    group = min(m_blocks, GROUP_M)  # so that no product below exceeds the number of tiles
     group_size = group * n_blocks
     first = tile // group_size * group
     rows = max(min(m_blocks - first, group), 1)
@@ -45,9 +46,9 @@ def _turn(item, per_shard, per_round, SHARDS: tl.constexpr):
 
 @triton.jit
 def own_first(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.constexpr, SHARDS: tl.constexpr):
-    """Shards of rows: all of this rank's own first, which needs no transfer; then, in rounds, those of the next ranks.
+    """A sharded by rows: first all of this rank's own tiles, which need no transfer; then, in rounds, the next ranks'.
 
-    As long as ranks are level, no two want the same peer's shard at the same time.
+    As long as ranks advance together, no two need the same peer's shard at the same time.
     """
     if SHARDS == 1:
         turn, index = item * 0, item
@@ -60,8 +61,8 @@ def own_first(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.co
 
 @triton.jit
 def own_last(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.constexpr, SHARDS: tl.constexpr):
-    """Shards of rows, beginning with the next rank's; the own ones last in each round, when the peers have sent theirs
-    for them."""
+    """Output sharded by rows: in each round the next rank's tiles first, and this rank's own last, when peers have sent
+    their parts of these."""
     turn, index = _turn(item, per_shard, per_round, SHARDS)
     block_m, block_n = grouped(index, m_blocks, n_blocks, GROUP_M)
     return (me + 1 + turn) % SHARDS, index, block_m, block_n
@@ -69,10 +70,11 @@ def own_last(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.con
 
 @triton.jit
 def dealt(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.constexpr, SHARDS: tl.constexpr):
-    """All tiles dealt to the ranks, neighbours to the same one, whatever their rows; the own ones of a round behind the
-    others of the next round, when the peers' are here for sure; those of the last two behind all.
+    """All tiles dealt to the ranks, consecutive ones to the same rank, whatever their rows. This rank's own tiles of a
+    round come after the others' of the next round, when peers' parts of them have surely arrived; its own tiles of the
+    last two rounds come last.
 
-    Where ``per_shard`` × ``SHARDS`` exceeds the number of tiles, the last ones lie outside the matrix.
+    Where ``per_shard`` × ``SHARDS`` exceeds the number of tiles, the last tiles lie outside the matrix.
     """
     turn, index = _turn_own_late(item, per_shard, per_round, SHARDS)
     shard = (me + 1 + turn) % SHARDS
@@ -82,7 +84,7 @@ def dealt(item, me, per_shard, per_round, m_blocks, n_blocks, GROUP_M: tl.conste
 
 @triton.jit
 def _turn_own_late(item, per_shard, per_round, SHARDS: tl.constexpr):
-    """As :func:`_turn`, the last turn being the own one, which comes a round later."""
+    """As :func:`_turn`; the last turn is this rank's own, whose tiles come one round later."""
     if SHARDS == 1:
         return item * 0, item
     else:
@@ -100,9 +102,9 @@ def _turn_own_late(item, per_shard, per_round, SHARDS: tl.constexpr):
 def whole_tiles(tiles, workers, STREAM_K: tl.constexpr, TWO_TILES: tl.constexpr):
     """How many of ``tiles`` are computed whole, each by one program; Stream-K splits the rest evenly.
 
-    With ``TWO_TILES`` every program is left between one and two tiles' worth to split, else less than one: the two
-    variants of Osama et al., Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication
-    on the GPU, PPoPP 2023.
+    The rest is between one and two tiles' worth per program with ``TWO_TILES``, else less than one: the two variants
+    of Osama et al., Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU,
+    PPoPP 2023.
     """
     if STREAM_K:
         waves = tiles // workers
@@ -115,12 +117,13 @@ def whole_tiles(tiles, workers, STREAM_K: tl.constexpr, TWO_TILES: tl.constexpr)
 
 @triton.jit
 def split_sharers(tiles, per_tile, workers):
-    """How many workers, the first ones, share ``tiles`` of ``per_tile`` iterations: as many for each tile, and no more
-    than its parts are worth handing over.
+    """How many workers, the first ones, share ``tiles`` of ``per_tile`` iterations: the same number for each tile, at
+    most :data:`MOST_PARTS`.
 
-    More tiles than workers are shared by all, most of which then have parts of two. They stand at many places of K, and
-    read from memory what neighbours would share in L2. With half as many tiles as workers that is still faster than
-    half of them idle, with two thirds it is not.
+    If there are more tiles than workers, all workers share them, and most have parts of two tiles. Workers are then at
+    different places of K, and read from memory what neighbours would otherwise share in L2. The same is done with a
+    little over half as many tiles as workers: that is faster than leaving almost half of the workers idle. With two
+    thirds it is slower.
     """
     evenly = workers // max(tiles, 1) * tiles
     straddling = (tiles > workers) | ((2 * tiles > workers) & (5 * tiles <= 3 * workers))
@@ -129,7 +132,7 @@ def split_sharers(tiles, per_tile, workers):
 
 @triton.jit
 def split_start(worker, sharers, iterations):
-    """The first of ``iterations`` that ``worker`` computes; those of the next worker follow."""
+    """The first of ``iterations`` that ``worker`` computes; it computes those up to the next worker's first."""
     worker = tl.minimum(worker, sharers)
     return worker * (iterations // sharers) + worker * (iterations % sharers) // sharers
 

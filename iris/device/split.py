@@ -1,4 +1,4 @@
-"""Tiles that several programs share, each with a part of K: how Stream-K's partial sums come together."""
+"""How Stream-K's partial sums come together: tiles that several programs share, each with a part of K."""
 
 from typing import Any, NamedTuple
 
@@ -10,17 +10,17 @@ from iris.device.schedule import MOST_PARTS, split_start, split_worker
 from iris.device.sync import signal, wait, wait_all
 
 _MANY: tl.constexpr = tl.constexpr(3)
-"""Programs besides the first from which on the parts of a split tile are added up in slices."""
+"""If a tile's first program shares it with at least so many others, its parts are added up in slices."""
 SLICE_ELEMENTS: tl.constexpr = tl.constexpr(2048)
-"""Of a slice of a tile."""
+"""Elements of a slice of a tile."""
 _LANES: tl.constexpr = tl.constexpr(16)
-"""At least as many as programs can share a tile."""
+"""The most programs that can share a tile: :data:`MOST_PARTS`, or one more."""
 
 
 class Share(NamedTuple):
-    """A program's part in a split tile. ``worker``: its number, among the ``sharers`` of all split tiles; ``first``,
-    ``last``: of those that share the tile; ``adders``: how many of these, the first ones, are to add up its parts: all
-    but a last one that has another tile to go on with."""
+    """A program's part in a split tile. ``worker``: the program's number among the ``sharers`` of all split tiles;
+    ``first``, ``last``: the numbers of the first and last program that share this tile; ``adders``: how many of these,
+    from the first on, add up its parts: all, or all but the last if that one has another tile to go on with."""
 
     worker: Any
     sharers: Any
@@ -52,11 +52,11 @@ def handed_over(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The parts of a split tile, brought together: returns the sum, if this is the first of the programs that share it
-    and they are few; whether they are many; and the :class:`Share` of this one.
+    """Bring the parts of a split tile together. Returns ``acc``, which is the tile's sum in the first of the programs
+    that share it, if they are few; whether they are many; and this program's :class:`Share`.
 
-    Few programs add up along a binary tree: each leaves its part in ``partials`` for the one below it and goes on. Many
-    all leave their parts there, for :func:`slice_sum`.
+    Few programs add up along a binary tree: each adds what higher ones have left in ``partials``, leaves its sum there
+    for a lower one, and goes on. Many programs all leave their parts there, for :func:`slice_sum`.
     """
     first = split_worker(split_tile * per_tile, sharers, split_iterations)
     last = split_worker((split_tile + 1) * per_tile - 1, sharers, split_iterations)
@@ -71,7 +71,7 @@ def handed_over(
                 acc += tl.load(_partial_pointers(partials, helper, BLOCK_M, BLOCK_N))
             step *= 2
     if many | (place > 0):
-        # A program may be the last of one tile and the first of the next, so it has two places.
+        # A program may be the last of one tile and the first of the next, so it has two places in partials.
         mine = worker if place > 0 else sharers + worker
         tl.store(_partial_pointers(partials, mine, BLOCK_M, BLOCK_N), acc)
         signal(flags.split + mine, epoch, rank(handle), handle)
@@ -90,13 +90,13 @@ def wait_parts(handle, flags, epoch, share, SITE: tl.constexpr):
 
 @triton.jit
 def slice_sum(partials, share, within, SIZE: tl.constexpr):
-    """The sum of the parts of a tile, in the order of the programs, at the elements ``within``; and where the first
-    program's part of it is."""
+    """The sum of a tile's parts, in the order of the programs, at the elements ``within``. Returns also pointers to
+    these elements in the first program's part."""
     slices = partials + share.first.to(tl.int64) * SIZE + within
     start = slices + share.sharers.to(tl.int64) * SIZE
     total = tl.load(start)
     for helper in tl.static_range(1, MOST_PARTS + 1):
-        # All loads at once: one after the other, each would be waited for.
+        # Masked and unrolled, so that all loads are in flight together: a loop to share.last would wait for each.
         total += tl.load(slices + helper * SIZE, mask=within * 0 + helper <= share.last - share.first, other=0)
     return total, start
 
@@ -105,7 +105,8 @@ def slice_sum(partials, share, within, SIZE: tl.constexpr):
 def combined(
     acc, handle, flags, epoch, partials, share, SITE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Sum the parts that many programs have left of a tile: each adds up some slices, and the first gets them all."""
+    """Sum the parts of a tile that many programs share: each adder sums some slices, and the first program collects
+    them. Returns the sum there, and ``acc`` elsewhere."""
     place = share.worker - share.first
     SIZE: tl.constexpr = BLOCK_M * BLOCK_N
     SLICE: tl.constexpr = min(SIZE, SLICE_ELEMENTS)
