@@ -1,16 +1,16 @@
 """Flags between ranks: signal, wait, barrier, with the memory order built in.
 
-A *flag* is one aligned int32 word on the symmetric heap. It only grows: each use of it announces the next
-*epoch*, so nothing need be reset, and a captured graph replays correctly. Comparison is by difference, so
-the count may wrap around. Ops' flags are never more than a few epochs ahead of a wait: one that looks further ahead
-was last set before the count wrapped, and one that is 0 was never set; both still have to be waited for.
+A *flag* is one aligned int32 word on the symmetric heap. It only grows: each use of it announces the next *epoch*, so
+no flag has to be reset, and a captured graph replays correctly. Values are compared by their difference, so epochs may
+wrap around. An op's flag is never more than a few epochs ahead of a wait. If it seems further ahead, it was last set
+before epochs wrapped; if it is 0, it was never set. In both cases the wait goes on.
 
 Publishing: all stores → CTA barrier → one release at ``sys`` scope (:func:`signal`).
 Consuming: acquire at ``sys`` scope → CTA barrier → loads (:func:`wait`).
 
 Every wait is bounded (:mod:`iris.device.bounds`). When one expires, all ranks' kernels stop waiting and go on with
-whatever is in memory, and the host raises ``WaitTimeout`` at its next look: ask the context (``synchronize``,
-``check``, the next op) before a result is used. A simulated launch is such a look.
+whatever is in memory, and the host raises ``WaitTimeout`` at its next check: call ``synchronize``, ``check`` or the
+next op of the context before you use a result. In the simulator, every launch is such a check.
 """
 
 import triton
@@ -23,8 +23,8 @@ from iris.device.handle import MAX_RANKS, rank, require_handle, world_size
 from iris.device.rma import EXPECTED_RANKS, is_whole, points_to, translate
 
 COPIED: tl.constexpr = tl.constexpr(2)
-"""What a word of the own memory holds once the copies in front of it are done; not 0 or 1, for which waits are longer,
-as for ranks that still compile."""
+"""The value of a word in this rank's own memory once the copies before it are done. It is neither 0 nor 1, as waits for
+these have the longer limit of a first call, in which ranks may still be compiling."""
 _MOST_AHEAD: tl.constexpr = tl.constexpr(32)
 """A flag of an op counts as reached only if it is less than this ahead of the value waited for. Epochs are ahead by a
 few at most, counts by no more than the number of ranks."""
@@ -32,7 +32,7 @@ few at most, counts by no more than the number of ranks."""
 
 @triton.jit
 def _require_flag(flag_ptr):
-    """Flags are int32, so that they may wrap around: of other dtypes a wait could end at once, or never."""
+    """Flags are int32, so that they wrap around correctly: a wait for another dtype could end at once, or never."""
     tl.static_assert(
         points_to(flag_ptr),
         "expected a pointer to a flag: the first argument, as in iris.signal(flag_ptr, value, peer, handle)",
@@ -42,7 +42,7 @@ def _require_flag(flag_ptr):
 
 @triton.jit
 def _as_epoch(value):
-    """``value`` as flags hold it: of a count in more bits, the low 32, which wrap around as flags do."""
+    """``value`` as flags hold it: the low 32 bits, which wrap around as flags do."""
     tl.static_assert(is_whole(value), "value: expected whole numbers, as flags are int32; in front of peer and handle")
     return tl.cast(value, tl.int32)
 
@@ -60,7 +60,7 @@ def _require_one(flag_ptr):
 
 @triton.jit
 def _require_row(flag_ptrs):
-    """Only of a block of one dimension can the late flag be picked out and named."""
+    """A late flag can be found and named only in a block of one dimension."""
     _require_flag(flag_ptrs)
     tl.static_assert(len(flag_ptrs.shape) == 1, "flags are a block of one dimension: tl.ravel(block); or wait()")
 
@@ -71,8 +71,8 @@ def signal(flag_ptr, value, peer, handle):
 
     Args:
         flag_ptr: int32 flag, as a pointer into this rank's heap.
-        value: the epoch to announce, int32; of a count in more bits the low 32.
-        peer: whose flag to set; may be this rank.
+        value: the epoch to announce, int32; of a wider integer, the low 32 bits.
+        peer: the rank whose flag to set; may be this rank.
 
     Sync: releases at sys scope all earlier stores of all threads of this program, to any rank.
     """
@@ -93,8 +93,8 @@ def signal_add(flag_ptr, value, peer, handle):
 
 @triton.jit
 def signal_all(flag_ptr, values, peers, valid, handle):
-    """:func:`signal` to several peers at once: ``peers`` is a block, masked by ``valid``; ``values`` is such a block,
-    too, or one epoch for all."""
+    """:func:`signal` to several peers at once: ``peers`` is a block, masked by ``valid``; ``values`` is a block of the
+    same shape, or one epoch for all."""
     _require_flag(flag_ptr)
     _require_peers(peers, handle)
     remote = translate(flag_ptr + peers * 0, rank(handle), peers, handle.bases)
@@ -104,19 +104,19 @@ def signal_all(flag_ptr, values, peers, valid, handle):
 
 @triton.jit
 def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER, counted: tl.constexpr = False):
-    """Wait until this rank's flag at ``flag_ptr`` has reached ``value``. Returns what it holds, int32.
+    """Wait until this rank's flag at ``flag_ptr`` has reached ``value``. Returns the flag's value, int32.
 
     Args:
         flag_ptr: int32 flag in this rank's heap; one, not a block.
-        value: the epoch to wait for, int32; of a count in more bits the low 32. Reached when ``flag - value >= 0`` and,
-            for an op's flags, less than 32.
+        value: the epoch to wait for, int32; of a wider integer, the low 32 bits. Reached when ``flag - value >= 0``
+            and, for an op's flags, less than 32.
         peer: the rank expected to signal, named if the wait expires.
         site: what to call this wait in the error, a key of :data:`SITES`.
-        counted: of an op's flag: several ranks count it up, of which ``peer`` is one.
+        counted: for an op's flag: several ranks count it up together, and ``peer`` is one of them.
 
     Sync: acquires at sys scope, for all threads of this program, what the signaller released.
-    Bounded: by the context's ``timeout_s``, or ``first_timeout_s`` where ``value`` is 0 or 1; and by the end of all
-        other ranks' contexts, or, of an op's flag, of the peer's.
+    Bounded: by the context's ``timeout_s``, or ``first_timeout_s`` if ``value`` is 0 or 1. The wait also ends when all
+        other ranks have closed their contexts, or, for an op's flag that is not ``counted``, when ``peer`` has.
     """
     _require_flag(flag_ptr)
     _require_one(flag_ptr)
@@ -141,11 +141,11 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER, counted:
 
 @triton.jit
 def reached(flag_ptr, value):
-    """Whether this rank's flag at ``flag_ptr`` has reached ``value`` by now: a look that does not wait, for programs
-    that have something else to do until then. Arguments as for :func:`wait`.
+    """Whether this rank's flag at ``flag_ptr`` has reached ``value``. It does not wait: for programs that have
+    something else to do meanwhile. Arguments as for :func:`wait`.
 
     Sync: if so, acquires at sys scope, for all threads of this program, what the signaller released.
-    Bounded: a loop around it is not. Let the last thing that is left to do be a :func:`wait`.
+    Bounded: a loop around it is not bounded. When nothing else is left to do, call :func:`wait`.
     """
     _require_flag(flag_ptr)
     _require_one(flag_ptr)
@@ -157,8 +157,8 @@ def reached(flag_ptr, value):
 @triton.jit
 def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_USER):
     """:func:`wait` for several flags at once: ``flag_ptrs`` is a block of one dimension, masked by ``valid``;
-    ``values`` and ``peers`` are such blocks, too, or one for all. Returns whether all were reached: not, if the wait
-    expired."""
+    ``values`` and ``peers`` are blocks of the same shape, or one number for all. Returns whether all were reached;
+    False if the wait expired."""
     _require_row(flag_ptrs)
     _require_peers(peers, handle)
     require_site(site)
@@ -181,11 +181,11 @@ def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_
 
 @triton.jit
 def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_USER):
-    """Wait until the first of several flags is reached; returns how many of the leading ones are, int32.
+    """Wait until the first of several flags is reached. Returns how many flags, from the first on, are reached, int32.
 
-    Arguments as for :func:`wait_all`; the first lane is valid.
+    Arguments as for :func:`wait_all`; the first lane must be valid.
 
-    Sync: acquires for all that are counted. Bounded: as :func:`wait`.
+    Sync: acquires what the signallers of the flags counted released. Bounded: as :func:`wait`.
     """
     _require_row(flag_ptrs)
     _require_peers(peers, handle)
@@ -223,14 +223,14 @@ def _poll_all(flag_ptrs, values, valid, site: tl.constexpr):
 
 @triton.jit
 def _leading(flag_ptrs, values, valid, lanes, site: tl.constexpr):
-    """How many flags from the first on are reached."""
+    """How many flags, from the first on, are reached."""
     reached = valid & (_poll_all(flag_ptrs, values, valid, site) >= 0)
     return tl.min(tl.where(reached, valid.shape[0], lanes))
 
 
 @triton.jit
 def _ahead(seen, value, site: tl.constexpr):
-    """How far a flag is ahead of a value; negative where it must still be waited for."""
+    """How far a flag is ahead of ``value``; negative if it must still be waited for."""
     ahead = seen - value
     if site != SITE_USER:
         set_lately = (ahead < _MOST_AHEAD) & ((seen != 0) | (value == 0))
@@ -240,7 +240,7 @@ def _ahead(seen, value, site: tl.constexpr):
 
 @triton.jit
 def _check_lane(late, flag_ptrs, values, peers, gone, started, handle, site: tl.constexpr):
-    """:func:`check_bounds` for the one flag of several that ``late`` picks."""
+    """:func:`check_bounds` for the one flag that the mask ``late`` picks."""
     address = tl.sum(tl.where(late, flag_ptrs.to(tl.int64), 0))
     value = tl.sum(tl.where(late, values, 0))
     peer = tl.sum(tl.where(late, peers, 0))
@@ -250,7 +250,7 @@ def _check_lane(late, flag_ptrs, values, peers, gone, started, handle, site: tl.
 
 @triton.jit
 def everyone(handle):
-    """All ranks as a block of ``MAX_RANKS`` lanes, and which lanes are real."""
+    """All ranks as a block of ``MAX_RANKS`` lanes, and which lanes are valid; the others hold this rank."""
     lanes = tl.arange(0, MAX_RANKS)
     valid = lanes < world_size(handle)
     return tl.where(valid, lanes, rank(handle)), valid
@@ -258,7 +258,7 @@ def everyone(handle):
 
 @triton.jit
 def others(handle):
-    """All ranks but this one as a block of ``MAX_RANKS`` lanes, and which lanes are real."""
+    """As :func:`everyone`, but this rank's lane is not valid."""
     lanes, me = tl.arange(0, MAX_RANKS), rank(handle)
     valid = (lanes < world_size(handle)) & (lanes != me)
     return tl.where(valid, lanes, me), valid
@@ -268,8 +268,8 @@ def others(handle):
 def barrier(handle, site: tl.constexpr = SITE_BARRIER):
     """A barrier of all ranks of the job. Run by ONE program per rank.
 
-    Sync: what each rank's program stored before, and what ran before its kernel on the stream, is seen by every
-    rank's program, and by what runs after its kernel.
+    Sync: what each rank's program stored before the barrier, and what ran before that program's kernel on its stream,
+    is visible to every rank's program after the barrier, and to what runs after that program's kernel.
     """
     peers, valid = everyone(handle)
     _meet(peers, valid, handle, site)
@@ -295,31 +295,32 @@ def barrier_kernel(handle, members_ptr, count):
 
 @triton.jit
 def _meet(peers, valid, handle, site: tl.constexpr):
-    """Signal all ``peers`` and wait for them. Each pair of ranks counts the barriers it has been in together,
-    so that any mix of groups shares one set of flags."""
+    """Signal all ``peers`` and wait for them. Each pair of ranks counts the barriers that both took part in, so any mix
+    of groups can share one set of flags."""
     flags, epochs = control_word(handle, BARRIER_FLAGS), control_word(handle, BARRIER_EPOCHS)
     wanted = following(tl.load(epochs + peers, mask=valid, other=0))
     signal_all(flags + rank(handle), wanted, peers, valid, handle)
     wait_all(flags + peers, wanted, peers, valid, handle, site)
     tl.store(epochs + peers, wanted, mask=valid)
-    tl.debug_barrier()  # one thread has stored it, and all load it in the kernel's next barrier
+    tl.debug_barrier()  # one thread stores each epoch, and all load it in the kernel's next barrier
 
 
 @triton.jit
 def following(epoch):
-    """The epoch after this one. None is 0, which a flag holds that was never set, and a word of the copy engine's when
-    there is nothing to do; behind -1, odd, comes 2, even, as halves of inboxes take turns."""
+    """The epoch after this one. No epoch is 0: a flag that was never set holds 0, and so does a word of the copy
+    engine's when there is nothing to do. After -1 comes 2, not 1, as the halves of an inbox need odd and even epochs to
+    alternate."""
     return tl.where(epoch == -1, 2, epoch + 1)
 
 
 @triton.jit
 def arrive(counter_ptr, count):
-    """Count this program in. Returns whether it is the last of ``count``, and then sets the counter back to zero.
+    """Count this program in. Returns whether it is the last of ``count``; the last one resets the counter to zero.
 
     Args:
-        counter_ptr: int32 in this rank's memory, zero when made; for programs of one kernel.
+        counter_ptr: int32 in this rank's memory, initially zero; for programs of one kernel.
 
-    Sync: what the last one signals after this covers what all of them stored before.
+    Sync: a signal that the last program sends after this covers what all ``count`` programs stored before.
     """
     meet_to_publish()
     last = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="sys") == count - 1

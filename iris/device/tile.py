@@ -1,18 +1,18 @@
-"""A finished tile of the output, and what sources and sinks say about it.
+"""A finished tile of the output, and what sinks do with it.
 
-Sinks, and what comes after them, are ``@triton.jit`` functions passed to the matmul kernel as constexpr, and may be the
-user's own:
+``SINK`` and ``AFTER`` are ``@triton.jit`` functions passed to the matmul kernel as constexpr, and users may write their
+own:
 
     SINK(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE, BIAS)
 
     AFTER(handle, slots, shard, index, per_shard, flags, epoch, SITE)
 
-``AFTER``, if given, announces a tile that the sink has stored: it is called when the program has computed its next
-tile, so that the stores are through by then and no program stands waiting for them; or, if ``EAGER``, at once.
-``GATE``: no sink is called before all ranks have entered the call, so it may write peers' memory.
+``AFTER``, if given, announces a tile that the sink has stored. With ``EAGER`` it is called at once, else when the
+program has computed its next tile: the stores are complete by then, and no program waits for them. ``GATE``: no sink is
+called before all ranks have entered the call, so a sink may write peers' memory.
 
-``acc`` is the product, scaled, without the bias, in float32 (int32 for int8 without scales); ``tile`` a :class:`Tile`;
-``slots`` the memory that the op set aside for tiles on their way between ranks, or None.
+``acc`` is the product, scaled, without the bias, in float32 (int32 for int8 without scales); ``tile`` is a
+:class:`Tile`; ``slots`` is the memory that the op set aside for tiles on their way between ranks, or None.
 """
 
 from typing import Any, NamedTuple
@@ -37,9 +37,10 @@ class Matrix(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A tile of the output. ``shard``, ``index``: whose it is, and its number among that rank's ``per_shard`` tiles;
-    ``top``: the first row of that rank's rows, where they are sharded by rows, else 0; ``rows``, ``cols``: the tile's
-    place in the output; ``row_mask``, ``col_mask``: what of that lies inside."""
+    """A tile of the output. ``shard``, ``index``: the rank it belongs to, and its number among that rank's
+    ``per_shard`` tiles; ``top``: the first of that rank's rows, if tiles are sharded by rows, else 0; ``rows``,
+    ``cols``: the rows and columns of the output that the tile covers; ``row_mask``, ``col_mask``: which of these lie
+    inside the output."""
 
     shard: Any
     index: Any
@@ -52,14 +53,14 @@ class Tile(NamedTuple):
 
 
 SCALE_BLOCK: tl.constexpr = tl.constexpr(128)
-"""Columns of A, and rows and columns of B, that share a scale, where blocks have scales."""
+"""The size of a block with a scale of its own: so many columns of A, or rows and columns of B."""
 
 
 class ScalePointers(NamedTuple):
-    """What a product is multiplied by, in float32: ``rows``, a number for each row, and ``cols``, one for each column.
-    None: nothing; a stride of 0: one number for all. Or what the product of each block is multiplied by before it is
-    added up, two matrices: ``left``, a number for each row of A and :data:`SCALE_BLOCK` of its columns, and ``right``,
-    one for each square of as many rows and columns of B."""
+    """Scales, in float32. Of the whole product: ``rows`` has a number for each row, ``cols`` one for each column; None
+    means no scale, a stride of 0 one number for all. Or of each block's product before it is accumulated, two
+    matrices: ``left`` has a number for each row of A and :data:`SCALE_BLOCK` of its columns, ``right`` one for each
+    square of :data:`SCALE_BLOCK` rows and columns of B."""
 
     rows: Any
     row_stride: Any
@@ -74,12 +75,13 @@ class ScalePointers(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """What programs and ranks tell each other with, where there is need of it.
+    """The flags and counters by which programs and ranks synchronise; those that a kernel does not need may be None.
 
     ``turnstile``: see :func:`iris.device.turnstile.enter`; or epochs, see :func:`iris.device.turnstile.own_epoch`.
-    ``ready``: parts of A, or tiles, that have arrived: epochs, or of what is added up counts. ``split``: partial sums
-    of split tiles, three epochs per program. ``counters``: see :func:`iris.device.sync.arrive`. Parts of A arrive in
-    ``chunks`` chunks of ``blocks_per_chunk`` block rows, times ``pieces`` pieces of ``piece_k`` columns.
+    ``ready``: which parts of A, or which tiles, have arrived: epochs, or counts where tiles are added up. ``split``:
+    which partial sums of split tiles are there, three epochs per program. ``counters``: see
+    :func:`iris.device.sync.arrive`. Parts of A arrive in ``chunks`` chunks of ``blocks_per_chunk`` block rows, each in
+    ``pieces`` pieces of ``piece_k`` columns.
     """
 
     turnstile: Any
@@ -93,9 +95,9 @@ class Flags(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Room for tiles on their way between ranks. ``incoming``: at the owner, per source and tile, or one sum per tile;
-    ``outgoing``: per owner and tile; ``done``: words that hold the epoch when a chunk of outgoing or finished tiles is
-    complete."""
+    """Room for tiles on their way between ranks. ``incoming``: at the owner, a slot per source and tile, or one sum per
+    tile; ``outgoing``: a slot per owner and tile; ``done``: a word per chunk of outgoing or finished tiles, which holds
+    the epoch once the chunk is complete."""
 
     incoming: Any = None
     outgoing: Any = None
@@ -116,8 +118,8 @@ def tile_mask(tile):
 
 @triton.jit
 def block_at(block, first, row_end, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Where block number ``block`` lies of the rows from ``first`` to ``row_end`` of a matrix with ``N`` columns, those
-    of a row of blocks first: its rows and columns, and which of each are inside."""
+    """The rows and columns of block number ``block``, and masks of those inside the matrix. Blocks are numbered along
+    each block row; they cover the rows from ``first`` to ``row_end`` of a matrix with ``N`` columns."""
     across = tl.cdiv(N, BLOCK_N)
     rows = first + block // across * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = block % across * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -126,7 +128,7 @@ def block_at(block, first, row_end, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.conste
 
 @triton.jit
 def slot_pointers(slots, source, tile, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Pointers into the slot for ``tile`` of rank ``source``: tiles lie there whole, one behind the other."""
+    """Pointers into the slot for ``tile`` of rank ``source``. Slots are contiguous, each for a whole tile."""
     slot = (source * tile.per_shard + tile.index).to(tl.int64) * (BLOCK_M * BLOCK_N)
     return slots + slot + tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
 
@@ -179,8 +181,8 @@ def store_everywhere(handle, c, value, tile):
 
 @triton.jit
 def peer_at(handle, step, turn):
-    """The peer that comes at ``step``, 1 to world_size - 1, for the tile or block whose number is ``turn``: each begins
-    with another one. If all began with the next rank, ranks that are not level would meet at one peer, and share its
-    links, while another's are idle (8 × H200, 2026-11-26)."""
+    """The peer that a rank turns to at ``step``, 1 to world_size - 1, for tile or block number ``turn``. Successive
+    tiles begin with different peers: if all began with the next rank, ranks that are not level would send to the same
+    peer and share its links, while another peer's links are idle (8 × H200, 2026-11-26)."""
     me, world = rank(handle), world_size(handle)
     return (me + 1 + (step - 1 + turn) % (world - 1)) % world
