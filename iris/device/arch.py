@@ -1,4 +1,4 @@
-"""What differs between NVIDIA, AMD and the simulator. The only inline assembly in Iris."""
+"""What differs between NVIDIA, AMD and the simulator. All inline assembly of Iris is here."""
 
 import os
 import time
@@ -24,7 +24,7 @@ MEMREALTIME_TICK_NS: tl.constexpr = tl.constexpr(10)
 
 @triton.constexpr_function
 def on_amd() -> bool:
-    """Whether the kernel is compiled for a GPU of AMD's."""
+    """Whether the kernel is compiled for an AMD GPU."""
     return not SIMULATED and is_hip()
 
 
@@ -40,7 +40,8 @@ def clock_ns():
     if SIMULATED:
         return tl.full((), _host_clock_ns(), tl.int64)
     elif is_hip():
-        # Triton's memrealtime() waits for vector memory, which this is not; LLVM does not look into inline assembly.
+        # Triton's memrealtime() waits for vector memory, but this is a scalar instruction, whose wait is lgkmcnt. LLVM
+        # adds no wait for inline assembly.
         ticks = tl.inline_asm_elementwise(
             "s_memrealtime $0\ns_waitcnt lgkmcnt(0)", "=s", [], dtype=tl.int64, is_pure=False, pack=1
         )
@@ -51,11 +52,11 @@ def clock_ns():
 
 @triton.jit
 def beyond(ptr, steps, STEP: tl.constexpr):
-    """A pointer ``steps`` times ``STEP`` bytes behind ``ptr``, however far that is.
+    """A pointer ``steps`` times ``STEP`` bytes after ``ptr``, however far that is.
 
-    On AMD Triton takes what is added to the pointer of a tensor of up to 2 GiB for an offset within that tensor: it
-    keeps 32 bits of it, and has accesses beyond 2 GiB do nothing. Of a pointer that was cast it no longer knows which
-    tensor's it is, but how it is aligned, and what lies side by side.
+    On AMD Triton assumes that a sum of a pointer to a tensor of up to 2 GiB and an offset stays within that tensor: it
+    keeps 32 bits of the offset, and accesses beyond 2 GiB do nothing. After a cast it no longer knows which tensor the
+    pointer belongs to, but still knows its alignment and contiguity.
     """
     STRIDE: tl.constexpr = STEP * 8 // _bits(ptr)
     if on_amd():
@@ -66,13 +67,13 @@ def beyond(ptr, steps, STEP: tl.constexpr):
 
 @triton.constexpr_function
 def _bits(ptr: Any) -> int:
-    """Those that an element takes in memory."""
+    """Bits that an element takes in memory."""
     return max(8, int(ptr.dtype.element_ty.primitive_bitwidth))
 
 
 @triton.constexpr_function
 def _other_pointer(ptr: Any) -> Any:
-    """Another type of pointer, to elements of the same size; a cast to its own type would not be one."""
+    """Another type of pointer, to elements of the same size; a cast to the same type would do nothing."""
     element = ptr.dtype.element_ty
     integers = {8: tl.int8, 16: tl.int16, 32: tl.int32, 64: tl.int64}
     floats = {8: tl.float8e5, 16: tl.float16, 32: tl.float32, 64: tl.float64}
@@ -81,7 +82,7 @@ def _other_pointer(ptr: Any) -> Any:
 
 @triton.jit
 def repeated(block):
-    """Whether a program has more threads than ``block`` elements, so that several hold the same one; constexpr."""
+    """Whether a program has more threads than ``block`` has elements, so that several hold the same one; constexpr."""
     if SIMULATED:
         return False
     else:
@@ -94,8 +95,8 @@ _MOST_BLOCKS = 7
 
 @triton.constexpr_function
 def copy_stages(dtype: tl.dtype, numel: int) -> int:
-    """Stages of a loop that copies blocks of ``numel`` elements. On NVIDIA up to seven blocks are loaded ahead, as far
-    as 96 KiB of shared memory hold them: a program that waits for each copies 11 GB/s over NVLink, one that does not
+    """Stages of a loop that copies blocks of ``numel`` elements. On NVIDIA up to seven blocks are loaded ahead, if 96
+    KiB of shared memory hold them: a program that waits for each block copies 11 GB/s over NVLink, one that loads ahead
     20 to 24 (2 × H200, 2026-11-23)."""
     if is_hip():
         return 1
@@ -104,17 +105,18 @@ def copy_stages(dtype: tl.dtype, numel: int) -> int:
 
 @triton.constexpr_function
 def dot_precision(precision: str) -> str:
-    """``precision`` as ``tl.dot`` takes it here: of AMD's GPUs only CDNA 3 has TF32, others refuse it for any dtype."""
+    """The ``input_precision`` to give ``tl.dot``. Of AMD's GPUs only CDNA 3 has TF32; others refuse "tf32" for any
+    dtype."""
     return "ieee" if precision == "tf32" and is_hip() and not is_hip_cdna3() else precision
 
 
 @triton.jit
 def meet_to_publish():
-    """The CTA barrier between what this program stored and a release at sys scope that announces it.
+    """The CTA barrier between this program's stores and the release at sys scope that announces them.
 
-    A CTA barrier alone does on NVIDIA, where releases are cumulative. On AMD every wave first writes back its own
-    stores and waits for that (LLVM AMDGPU memory model, gfx942: release at system scope): neither the barrier nor
-    a release by one wave waits for the stores of the others.
+    On NVIDIA, where releases are cumulative, a CTA barrier alone suffices. On AMD every wave first writes back its own
+    stores and waits for that (LLVM AMDGPU memory model, gfx942: release at system scope), as neither the barrier nor
+    a release by one wave waits for the stores of other waves.
     """
     if on_amd():
         tl.inline_asm_elementwise(
@@ -128,7 +130,7 @@ def wait_bulk_stores():
     """Wait until this thread's TMA stores are complete, not only read out of shared memory.
 
     Needed between a TMA store and the flag that announces it on Triton 3.7 and older, whose own wait is
-    ``.read`` only (PTX ISA, cp.async.bulk.wait_group). Nothing where there is no TMA.
+    ``.read`` only (PTX ISA, cp.async.bulk.wait_group). Does nothing where there is no TMA.
     """
     if has_tma():
         tl.inline_asm_elementwise(
@@ -140,7 +142,8 @@ def wait_bulk_stores():
 def fence_async_proxy():
     """Order this thread's earlier acquire before its later TMA loads of data that a peer stored.
 
-    Ordinary accesses and TMA go through different proxies (PTX ISA, fence.proxy.async). Nothing where there is no TMA.
+    Ordinary accesses and TMA go through different proxies (PTX ISA, fence.proxy.async). Does nothing where there is no
+    TMA.
     """
     if has_tma():
         tl.inline_asm_elementwise(
@@ -150,7 +153,7 @@ def fence_async_proxy():
 
 @triton.jit
 def load_fresh(pointers, mask, other):
-    """What stands in memory now, whoever wrote it; for words that are looked at again and again. Orders nothing."""
+    """Load the current value from memory, whichever rank wrote it; for words that are polled. Orders nothing."""
     if on_amd():
         return tl.load(pointers, mask=mask, other=other, cache_modifier=".cv")
     else:

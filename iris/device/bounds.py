@@ -1,7 +1,7 @@
-"""What ends a wait that goes on for too long: its time limit, its peer's end, or another rank that gave up.
+"""What ends a wait that takes too long: its time limit, its peer's end, or another rank that gave up.
 
-The kernel then records who waited for whom in the status words that the host reads, raises the abort word on all ranks
-so that their kernels stop waiting too, and goes on with whatever is in memory.
+The kernel then records in the status words, which the host reads, who waited for whom. It sets the abort word on all
+ranks, so that their kernels stop waiting too, and goes on with whatever is in memory.
 """
 
 from typing import Any
@@ -34,10 +34,11 @@ from iris.device.handle import FIRST_TIMEOUT_NS, MAX_RANKS, TIMEOUT_NS, rank, wo
 from iris.device.rma import translate
 
 POLLS_PER_CHECK: tl.constexpr = tl.constexpr(64)
-"""How often a wait looks at what it waits for, before it looks at what may end it."""
+"""How many times a wait polls before it checks whether something ends it."""
 _BEGUN: tl.constexpr = tl.constexpr(1)
 _COMPLETE: tl.constexpr = tl.constexpr(2)
-"""How far a record is, in the control block: the status words are host memory, for which not all atomics are made."""
+"""The progress of a record. It is kept in the control block, as the status words are host memory, where not all atomics
+work."""
 
 
 @triton.constexpr_function
@@ -54,10 +55,13 @@ def require_site(site: tl.constexpr):
 def check_bounds(
     offset, value, seen, peer, gone, started, handle, site: tl.constexpr, counted: tl.constexpr = False
 ):  # fmt: skip
-    """Whether to give up this wait: its time is over, the peer is dead, another rank gave up, or ``gone`` is the peer,
-    plus one. And what ``gone`` is now: that, if those who may signal have closed their contexts. In kernels of users,
-    whose flags several ranks may count up, these are all others. What they sent before is seen from then on, so only
-    the next check knows that no more will come."""
+    """Returns whether to give up this wait, and the new ``gone``. A wait is given up when its time is over, when the
+    abort word says that a host or another program gave up, or when ``gone`` was already the peer's number plus one.
+
+    ``gone`` becomes that once every rank that may signal has closed its context: the peer, or, of a ``counted`` flag
+    and in kernels of users, all other ranks. What they sent before they closed is visible only from this check on, so
+    only the next check can tell that nothing more will come.
+    """
     stopped = 0
     limit = tl.load(handle.info + TIMEOUT_NS)
     if (value == 0) | (value == 1):
@@ -69,7 +73,7 @@ def check_bounds(
     if told == 0:
         me = rank(handle).to(tl.int64)
         code = ((tl.program_id(0).to(tl.int64) + 2) << 16) | (me << 8) | (peer & 255)
-        # Threads have read the clock one after the other: it is one's that decides, and all learn from the word how.
+        # Threads read the clock at different times. One thread's atomic decides, and all read its decision in the word.
         # Not a compare-and-swap: Triton 3.6 compiles that to agent scope on AMD, whatever scope is asked for.
         tl.atomic_max(abort_word(handle), tl.where(waited > limit, code, 0), sem="relaxed", scope="sys")
         told = tl.atomic_add(abort_word(handle), 0, sem="acquire", scope="sys")
@@ -78,8 +82,8 @@ def check_bounds(
             stopped = _record(CODE_EXPIRED, site, me, peer, offset, value, seen, waited, handle)
             for other in range(world_size(handle)):
                 theirs = translate(abort_word(handle), rank(handle), other, handle.bases)
-                tl.atomic_xchg(theirs, code, sem="relaxed", scope="sys")  # over another's, too: any ends the waits
-    if (told != 0) & (stopped == 0):  # also if another rank, or program, has been faster by so little
+                tl.atomic_xchg(theirs, code, sem="relaxed", scope="sys")  # may replace a code: any code ends the waits
+    if (told != 0) & (stopped == 0):  # also if another rank or program gave up just before this one
         both = (peer.to(tl.int64) << 8) | (told & 255)
         stopped = _record(CODE_RELAYED, site, (told >> 8) & 255, both, offset, value, seen, waited, handle)
     return stopped, tl.where(_has_closed(peer, handle, counted or site == SITE_USER), peer + 1, 0)
@@ -87,8 +91,8 @@ def check_bounds(
 
 @triton.jit
 def _has_closed(peer, handle, counted: tl.constexpr):
-    """Whether ``peer``, if there is such a rank, has closed its context; of a flag that is ``counted``, all others. Not
-    if it is this rank, whose word in a job of its own is another's."""
+    """Whether ``peer`` has closed its context, or, of a ``counted`` flag, all other ranks have. False if ``peer`` is no
+    rank, or this one: under ``ctx.alone`` this rank's number is 0, and word 0 belongs to the job's rank 0."""
     lanes = tl.arange(0, MAX_RANKS)
     closed = tl.atomic_add(control_word(handle, CLOSED_WORDS) + lanes, 0, sem="acquire", scope="sys") != 0
     senders = (lanes < world_size(handle)) if counted else lanes == peer
@@ -100,8 +104,8 @@ def _has_closed(peer, handle, counted: tl.constexpr):
 def _record(code: tl.constexpr, site: tl.constexpr, me, peer, offset, wanted, seen, waited, handle):
     """Write the status words of ``code``'s record; the code last, so that the host never reads half a record.
 
-    Of all programs that give up, on any stream of this rank's, only the first writes. Returns whether the record is
-    complete, int32: until it is, no other may stop, or its stream could be done and the host find nothing.
+    Of all programs that give up, on any of this rank's streams, only the first writes. Returns whether the record is
+    complete, int32. Until it is, no other program may stop: its stream could end, and the host would find no record.
     """
     progress_ptr = control_word(handle, RECORDS) + (code - CODE_EXPIRED)
     progress = tl.atomic_max(progress_ptr, _BEGUN, sem="acquire", scope="sys")

@@ -1,7 +1,7 @@
 """The device handle: all that a kernel needs to reach its peers, as one argument.
 
-It is a ``NamedTuple`` of two small device tensors, so it passes through the JIT, a captured graph and the
-interpreter alike, and no rank's number is baked into a compiled kernel.
+It is a ``NamedTuple`` of two small device tensors, so the JIT, a captured graph and the interpreter all take it, and
+no rank number is compiled into a kernel.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,8 @@ STATUS_ADDRESS: tl.constexpr = tl.constexpr(4)
 
 
 class Handle(NamedTuple):
-    """``ctx.handle``. ``bases``: int64 address of every rank's heap. ``info``: int64, see this module's constants."""
+    """``ctx.handle``. ``bases``: int64, the address of every rank's heap. ``info``: int64, indexed by this module's
+    constants."""
 
     bases: Any
     info: Any

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def _paired(block, dtype: tl.constexpr):
-    """Neighbours in a row as one integer of twice the size, the left one below."""
+    """Pairs of neighbours in a row as one integer of twice the size, the left one in the low half."""
     low, high = tl.split(tl.reshape(block, (block.shape[0], block.shape[1] // 2, 2)))
     half: tl.constexpr = block.dtype.primitive_bitwidth
     return (low.to(dtype) & ((1 << half) - 1)) | (high.to(dtype) << half)

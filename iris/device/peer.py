@@ -1,4 +1,4 @@
-"""The functions of :mod:`iris.device.rma` through the device handle: name the peer, nothing else.
+"""The functions of :mod:`iris.device.rma` with the device handle in place of heap bases and this rank's number.
 
     iris.peer.store(handle, ptr, value, peer)
 
@@ -180,7 +180,7 @@ def atomic_cas(
     scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
-    """Put ``value`` into ``peer``'s memory where it equals ``cmp``; returns what was there."""
+    """Put ``value`` into ``peer``'s memory where that equals ``cmp``; returns what was there."""
     return rma.atomic_cas(ptr, cmp, value, rank(handle), peer, handle.bases, sem, scope, hint)
 
 

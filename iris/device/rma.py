@@ -1,13 +1,13 @@
-"""Remote memory access with explicit ranks and heap bases, in the argument order users of Iris know.
+"""Remote memory access with explicit ranks and heap bases, in the argument order that users of Iris know.
 
-A pointer argument is always one of *this* rank's heap; it is moved to the same offset in the other rank's
+A pointer argument always points into *this* rank's heap; a function moves it to the same offset in the other rank's
 heap. All functions work on scalars and on blocks of pointers, with ``mask``. :mod:`iris.device.peer` has
 the same functions without ``heap_bases`` and without this rank's number.
 
 Sync: loads and stores are plain; order them with :mod:`iris.device.sync`. Atomics default to ``acq_rel`` at
-``sys`` scope, the only scope that reaches another GPU. Before an atomic that releases, the program's threads
-meet at a barrier, so that everything they stored is published, not only what one thread stored; and behind one
-that acquires, so that all of them see what was published.
+``sys`` scope, the only scope that reaches another GPU. A CTA barrier stands before each atomic that releases, which
+so publishes the stores of all threads, not of one only, and after each that acquires, so that all threads see
+what was published.
 """
 
 from typing import Any
@@ -42,19 +42,19 @@ def points_to(pointer: Any, dtype: tl.dtype | None = None) -> bool:
 
 @triton.constexpr_function
 def _is_number(value: Any) -> bool:
-    """Whether ``value`` can be stored: no pointer, of which Triton would store the address, and no handle."""
+    """Whether ``value`` can be stored: not a pointer, whose address Triton would store, and not a handle."""
     return not value.dtype.is_ptr() if isinstance(value, tl.tensor) else isinstance(value, int | float)
 
 
 @triton.constexpr_function
 def _is_bases(pointer: Any) -> bool:
-    """Whether an argument may be the addresses of all heaps: of numbers of 64 bits, and no block."""
+    """Whether an argument may be ``heap_bases``: a pointer to 64-bit integers, and not a block."""
     return (points_to(pointer, tl.int64) or points_to(pointer, tl.uint64)) and not pointer.type.is_block()
 
 
 @triton.constexpr_function
 def _of_load(modifier: str | None) -> str:
-    """``modifier``, if a load can have it: the simulator would take any, and a compiler not say why it takes none."""
+    """``modifier``, checked for a load: the simulator would take any, and a compiler would not say what is wrong."""
     if modifier not in (None, "", ".ca", ".cg", ".cv"):
         raise ValueError(f"cache modifier of a load: expected one of '', .ca, .cg, .cv, got {modifier}")
     return modifier or ""
@@ -62,7 +62,7 @@ def _of_load(modifier: str | None) -> str:
 
 @triton.constexpr_function
 def _of_store(modifier: str | None) -> str:
-    """As :func:`_of_load`, of a store."""
+    """As :func:`_of_load`, for a store."""
     if modifier not in (None, "", ".wb", ".cg", ".cs", ".wt"):
         raise ValueError(f"cache modifier of a store: expected one of '', .wb, .cg, .cs, .wt, got {modifier}")
     return modifier or ""
@@ -83,8 +83,9 @@ def translate(ptr, from_rank, to_rank, heap_bases):
     """``ptr``, in ``from_rank``'s heap, moved to the same offset of ``to_rank``'s heap: ptr - bases[from] + bases[to].
 
     Heaps start at multiples of 1 KiB, so the distance is a whole number of elements and keeps the alignment
-    that Triton has proved for ``ptr``: translated accesses vectorise like local ones. (The product proves it; a
-    ``tl.multiple_of`` on ``distance // ITEMSIZE`` is lost where ITEMSIZE is 1 and the division folds away.)
+    that Triton has proved for ``ptr``: translated accesses vectorise like local ones. (Triton sees this in the
+    product that :func:`iris.device.arch.beyond` adds; a ``tl.multiple_of`` on ``distance // ITEMSIZE`` is lost where
+    ITEMSIZE is 1 and the division folds away.)
     """
     tl.static_assert(points_to(ptr), EXPECTED_POINTER)
     return beyond(ptr, _distance(from_rank, to_rank, heap_bases) // HEAP_ALIGNMENT, HEAP_ALIGNMENT)
@@ -101,30 +102,30 @@ def _distance(from_rank, to_rank, heap_bases):
 
 @triton.constexpr_function
 def _run(hint: Any, axis: int, pointers: Any) -> int:
-    """Elements of one axis that ``hint`` calls contiguous and aligned together; one number is that of the last axis."""
+    """How many elements of one axis ``hint`` says are contiguous and aligned together; a single number is for the last
+    axis."""
     axes = len(pointers.shape)
     runs: list[int] = [1] * (axes - 1) + [hint] if isinstance(hint, int) else [int(run) for run in hint]
     if len(runs) != axes:
         raise ValueError(f"hint: expected one number, or one for each of {axes} axes, got {len(runs)}")
-    if any(run < 1 or run & (run - 1) for run in runs):  # of 3, Triton would make accesses of 2 that are not aligned
+    if any(run < 1 or run & (run - 1) for run in runs):  # for 3, Triton would make unaligned accesses of 2 elements
         raise ValueError(f"hint: expected powers of two, got {hint}")
     return runs[axis]
 
 
 @triton.constexpr_function
 def _run_bytes(hint: Any, axis: int, pointers: Any) -> int:
-    """Bytes of one axis that ``hint`` calls contiguous and aligned together: Triton counts in bytes what a pointer is a
-    multiple of."""
+    """:func:`_run` in bytes, in which Triton's ``multiple_of`` counts for pointers."""
     itemsize: int = (pointers.scalar.element_ty.primitive_bitwidth + 7) // 8
     return int(_run(hint, axis, pointers) * itemsize)
 
 
 @triton.jit
 def _remote(ptr, from_rank, to_rank, heap_bases, hint: tl.constexpr):
-    """``ptr`` translated, and ``hint`` told to Triton of it where it is a block.
+    """``ptr`` translated; if it is a block, with ``hint`` passed to Triton.
 
-    Triton keeps what it is told with the operation that makes a pointer, and loses it of the arguments and results of
-    functions, and on AMD of sums, whose parts it adds in another order. So the pointers are made here, and of integers.
+    Triton attaches a hint to the operation that makes a pointer. It loses hints on arguments and results of functions,
+    and on AMD also on sums, which it reorders. So the pointers are made here, from integers.
     """
     if hint is None or not ptr.type.is_block():
         return translate(ptr, from_rank, to_rank, heap_bases)
@@ -160,8 +161,9 @@ def load(
         to_rank: this rank, which receives the value.
         from_rank: the rank whose memory is read.
         mask, other, cache_modifier, volatile: as for ``tl.load``.
-        hint: elements that are contiguous and aligned together, where Triton cannot prove it by itself: one power of
-            two, of the last axis, or one for each. (Local pointers: ``tl.multiple_of``, ``tl.max_contiguous``.)
+        hint: how many elements are contiguous and aligned together, if Triton cannot prove it by itself: a power of
+            two for the last axis, or one for each axis. (For local pointers: ``tl.multiple_of``,
+            ``tl.max_contiguous``.)
     """
     remote = _remote(ptr, to_rank, from_rank, heap_bases, hint)
     return tl.load(remote, mask=mask, other=other, cache_modifier=_of_load(cache_modifier), volatile=volatile)
@@ -207,7 +209,7 @@ def get(
 ):
     """Copy from ``to_rank``'s memory at ``from_ptr`` to this rank's memory at ``to_ptr``.
 
-    ``from_rank`` is this rank, in whose heap both pointers are given; ``to_rank`` is the peer that is read.
+    ``from_rank`` is this rank, into whose heap both pointers point; ``to_rank`` is the peer that is read.
     """
     tl.static_assert(points_to(from_ptr) and points_to(to_ptr), EXPECTED_POINTERS)
     remote = _remote(from_ptr, from_rank, to_rank, heap_bases, hint)
@@ -230,7 +232,7 @@ def put(
 ):
     """Copy from this rank's memory at ``from_ptr`` to ``to_rank``'s memory at ``to_ptr``.
 
-    ``from_rank`` is this rank, in whose heap both pointers are given; ``to_rank`` is the peer that is written.
+    ``from_rank`` is this rank, into whose heap both pointers point; ``to_rank`` is the peer that is written.
     """
     tl.static_assert(points_to(from_ptr) and points_to(to_ptr), EXPECTED_POINTERS)
     data = tl.load(from_ptr, mask=mask, other=other, cache_modifier=_of_load(load_cache_modifier))
@@ -254,7 +256,7 @@ def copy(
 ):
     """Copy from ``from_rank``'s memory at ``src_ptr`` to ``to_rank``'s memory at ``dst_ptr``.
 
-    ``cur_rank`` is this rank, in whose heap both pointers are given; it need be neither of the two.
+    ``cur_rank`` is this rank, into whose heap both pointers point; it need be neither of the other two.
     """
     tl.static_assert(points_to(src_ptr) and points_to(dst_ptr), EXPECTED_POINTERS)
     source = _remote(src_ptr, cur_rank, from_rank, heap_bases, hint)
@@ -265,7 +267,7 @@ def copy(
 
 @triton.constexpr_function
 def _reach(scope: str | None) -> str:
-    """``scope``, or the system's if none is asked for: Triton would take the GPU's, which no peer need see."""
+    """``scope``, or "sys" if it is None: Triton's own default is the GPU's scope, which does not reach peers."""
     return "sys" if scope is None else scope
 
 
@@ -278,7 +280,7 @@ def _publish_before(sem: tl.constexpr):
 
 @triton.jit
 def _consume_behind(sem: tl.constexpr):
-    """The CTA barrier that an acquiring atomic needs; Triton adds none behind atomics on blocks before version 3.9."""
+    """The CTA barrier that an acquiring atomic needs; Triton adds none after atomics on blocks before version 3.9."""
     if sem is None or sem == "acq_rel" or sem == "acquire":
         tl.debug_barrier()
 
@@ -288,7 +290,7 @@ def _atomic(
     OP: tl.constexpr, ptr, value, from_rank, to_rank, heap_bases, mask, sem: tl.constexpr, scope: tl.constexpr,
     hint: tl.constexpr,
 ):  # fmt: skip
-    """``OP``, an atomic of Triton's, on ``to_rank``'s memory; returns what was there."""
+    """``OP``, one of Triton's atomics, on ``to_rank``'s memory; returns what was there."""
     _publish_before(sem)
     remote = _remote(ptr, from_rank, to_rank, heap_bases, hint)
     _require_number(value)
@@ -334,7 +336,7 @@ def atomic_sub(
     """
     tl.static_assert(points_to(ptr), EXPECTED_POINTER)
     _require_number(value)
-    value = tl.cast(value, ptr.dtype.scalar.element_ty)  # before it is negated: a narrow unsigned value would wrap
+    value = tl.cast(value, ptr.dtype.scalar.element_ty)  # before negation, in which a narrow unsigned value would wrap
     return atomic_add(ptr, -value, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
 
 
@@ -365,7 +367,7 @@ def is_whole(value: Any) -> bool:
 
 @triton.jit
 def _as_there(value, ptr):
-    """``value`` in the dtype and the shape of what ``ptr`` points to; of compare-and-swaps Triton converts nothing."""
+    """``value`` in the dtype and shape of what ``ptr`` points to; Triton's ``atomic_cas`` converts nothing itself."""
     if ptr.dtype.scalar.element_ty.is_int():
         tl.static_assert(is_whole(value), "atomic_cas of integers: expected whole numbers as cmp and value")
     element = tl.cast(value, ptr.dtype.scalar.element_ty)
@@ -387,8 +389,8 @@ def atomic_cas(
     scope: tl.constexpr = SYS,
     hint: tl.constexpr = None,
 ):
-    """Put ``value`` into ``to_rank``'s memory where it equals ``cmp``; returns what was there. Without a mask, as
-    ``tl.atomic_cas``, whose other arguments it has.
+    """Put ``value`` into ``to_rank``'s memory where that equals ``cmp``; returns what was there. Arguments as for
+    ``tl.atomic_cas``, which has no mask.
 
     dtypes: integers and floats of 16, 32 and 64 bits; floats on AMD from Triton 3.8 on.
     """

@@ -1,5 +1,5 @@
-"""Record what a program did when; see :mod:`iris.trace` for the host's half. ``GEMM``, ``WAIT`` and ``FETCH`` are the
-kinds of events: a program computes, waits for data, or moves it."""
+"""Record what a program does, and when; :mod:`iris.trace` is the host's half. There are three kinds of events: the
+program computes (``GEMM``), waits for data (``WAIT``), or moves it (``FETCH``)."""
 
 import triton
 import triton.language as tl
@@ -14,9 +14,9 @@ FIELDS: tl.constexpr = tl.constexpr(4)
 WORDS_PER_PROGRAM: tl.constexpr = tl.constexpr((CAPACITY.value + 1) * FIELDS.value)
 
 PROGRAMS: tl.constexpr = tl.constexpr(1)
-"""Which word says for how many programs there is room."""
+"""The word that says for how many programs there is room."""
 LACKING: tl.constexpr = tl.constexpr(2)
-"""Which word says that there were more."""
+"""The word that says that there were more programs."""
 
 KINDS = {0: "wg_gemm", 1: "wg_gemm_wait", 2: "wg_fetch"}
 GEMM: tl.constexpr = tl.constexpr(0)
@@ -29,11 +29,11 @@ def record(trace_ptr, kind, start_ns, end_ns, detail):
     """Append one event of this program.
 
     Args:
-        trace_ptr: the ``buffer`` of an :class:`iris.Trace`, behind its ``begin``. Events of programs for which that has
+        trace_ptr: the ``buffer`` of an :class:`iris.Trace`, after its ``begin``. Events of programs for which ``begin``
             made no room are lost, and ``events`` says so.
         kind: ``GEMM``, ``WAIT`` or ``FETCH`` of this module.
-        start_ns, end_ns: as :func:`iris.device.arch.clock_ns` told them.
-        detail: a number of one's own, such as the tile's; waits of -1 are left out of :meth:`iris.Trace.waited_s`.
+        start_ns, end_ns: times from :func:`iris.device.arch.clock_ns`.
+        detail: any number, such as the tile's; :meth:`iris.Trace.waited_s` leaves out waits whose detail is -1.
     """
     tl.static_assert(points_to(trace_ptr, tl.int64), "trace_ptr: expected the buffer of an iris.Trace, behind begin()")
     if tl.program_id(0) >= tl.load(trace_ptr + PROGRAMS):
@@ -54,7 +54,7 @@ def record(trace_ptr, kind, start_ns, end_ns, detail):
 
 @triton.jit
 def meeting_kernel(handle, times, MEETINGS: tl.constexpr):
-    """When this rank has met all others, again and again. Run by one program."""
+    """Record the time after each of ``MEETINGS`` barriers with all ranks. Run by one program."""
     for meeting in range(MEETINGS):
         barrier(handle)
         tl.store(times + meeting, clock_ns())

@@ -1,4 +1,4 @@
-"""Words: little data that says by itself that it has come, so that no flag need follow it."""
+"""Words: small pieces of data whose arrival can be seen in the data itself, so that no flag has to follow."""
 
 import triton
 import triton.language as tl
@@ -9,34 +9,34 @@ from iris.device.control import NO_FLAG, SITE_USER, own_base
 from iris.device.handle import MAX_RANKS
 
 NO_WORD: tl.constexpr = tl.constexpr(-1)
-"""What stands where a word is waited for, in 32 or 64 bits."""
+"""The content of a word that has not arrived yet, in 32 or 64 bits."""
 _ANOTHER_NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
-"""One float32, two of 16 bits, or four e4m3: NaNs all, as those of :data:`NO_WORD` are."""
+"""Read as one float32, two 16-bit floats or four e4m3, it is all NaNs, as :data:`NO_WORD` is."""
 _LEAST_WORDS: tl.constexpr = tl.constexpr(128)
-"""Words that are waited for together: more than the lanes of a warp, or of AMD's wave."""
+"""The fewest words that may be waited for together: more than the lanes of a warp, or of AMD's wave."""
 
 
 @triton.jit
 def _require_warps(word_ptrs):
-    """Threads learn from each other whether all words have come; of words that one warp holds, each warp would keep to
-    what it has seen itself, and some would go on to another CTA barrier than the rest."""
+    """All warps must agree on whether all words have arrived. Of a block that fits into one warp, every warp would hold
+    a copy and decide by what it saw itself, so that some warps would go on to another CTA barrier than the rest."""
     tl.static_assert(word_ptrs.numel >= _LEAST_WORDS, "words are waited for in blocks of at least 128")
 
 
 @triton.jit
 def store_words(word_ptrs, data, mask=None):
-    """Store a block of int32, to any rank, as *words*: each says by itself that it has come, as where it lies there was
-    :data:`NO_WORD` before. So no flag follows the data, and no fence waits for it. (The custom all-reduces of
-    TensorRT-LLM and FlashInfer do so with zeros of negative sign, Lamport's way.)
+    """Store a block of int32, to any rank, as *words*. A word has arrived once its place no longer holds
+    :data:`NO_WORD`, so no flag follows the data, and no fence waits for it. (The custom all-reduces of TensorRT-LLM and
+    FlashInfer do this with negative zeros, after Lamport.)
 
     Args:
-        word_ptrs: where; memory of which each word is stored to, and then taken by :func:`take_words`, by turns. Of
-            int32, for data that is floats: of these :data:`NO_WORD` is nothing but NaNs, and such NaNs become others.
-            Of int64 for any other data, of which no bits are left for that.
+        word_ptrs: where to store; each place is alternately stored to, and taken from by :func:`take_words`. Of int32
+            if the data is floats: there :data:`NO_WORD` means NaNs, and data with these bits is stored as other NaNs.
+            Of int64 for any other data, in which every pattern of 32 bits may occur.
         data: int32.
         mask: which of the words are stored.
 
-    Sync: orders nothing, not even one word and the next.
+    Sync: orders nothing, not even one word before the next.
     """
     if word_ptrs.dtype.element_ty == tl.int64:
         words = data.to(tl.int64) & 0xFFFFFFFF
@@ -47,18 +47,18 @@ def store_words(word_ptrs, data, mask=None):
 
 @triton.jit
 def take_words(word_ptrs, epoch, peers, mask, handle, site: tl.constexpr = SITE_USER):
-    """Wait until words stand at all of ``word_ptrs``, in this rank's heap, and take them away: :data:`NO_WORD` stands
-    there then. Returns the data, int32.
+    """Wait until words have arrived at all of ``word_ptrs``, in this rank's heap, and replace them by :data:`NO_WORD`.
+    Returns the data, int32.
 
     Args:
-        word_ptrs: a block of three dimensions, of which the first is the peer; at least 128 words, of int32 or int64 as
+        word_ptrs: a block of three dimensions, the first of which is the peer; at least 128 words, of int32 or int64 as
             they were stored.
-        epoch: of the call, int32; named if the wait expires.
+        epoch: the call's, int32; named if the wait expires.
         peers: the ranks expected to store the words, named if the wait expires.
-        mask: which of the words come, broadcast to the block; of others the data is 0.
+        mask: which words to wait for, broadcast to the block; the data of the others is 0.
 
-    Sync: orders nothing. Who stores there again must have had something that this rank sent in a later kernel.
-        Bounded as :func:`wait`.
+    Sync: orders nothing. Before a peer stores to these places again, it must have received something that this rank
+        sent in a later kernel. Bounded as :func:`wait`.
     """
     _require_warps(word_ptrs)
     require_site(site)
@@ -79,7 +79,7 @@ def take_words(word_ptrs, epoch, peers, mask, handle, site: tl.constexpr = SITE_
                 offset = first - own_base(handle)
                 stopped, gone = check_bounds(offset, epoch, NO_FLAG, peer, gone, started, handle, site)
     if repeated(word_ptrs):
-        # One thread saw a word come, and all go by that; another that holds the same word may have looked before.
+        # Several threads hold the same word: the one that counts saw it arrive, the others may have looked earlier.
         seen = load_fresh(word_ptrs, mask, 0)
         tl.debug_barrier()
     tl.store(word_ptrs, tl.zeros_like(seen) + NO_WORD, mask=mask)
@@ -88,5 +88,5 @@ def take_words(word_ptrs, epoch, peers, mask, handle, site: tl.constexpr = SITE_
 
 @triton.jit
 def _words_missing(words):
-    """Whether any word has not come, int32."""
+    """Whether any word is missing, int32."""
     return tl.max((words == NO_WORD).to(tl.int32))
