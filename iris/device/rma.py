@@ -5,9 +5,9 @@ heap. All functions work on scalars and on blocks of pointers, with ``mask``. :m
 the same functions without ``heap_bases`` and without this rank's number.
 
 Sync: loads and stores are plain; order them with :mod:`iris.device.sync`. Atomics default to ``acq_rel`` at
-``sys`` scope, the only scope that reaches another GPU. A CTA barrier stands before each atomic that releases, which
-so publishes the stores of all threads, not of one only, and after each that acquires, so that all threads see
-what was published.
+``sys`` scope, the only scope that reaches another GPU. A CTA barrier stands before each atomic that releases, so
+that it publishes the stores of all the program's threads, not of one only, and after each that acquires, so that
+all threads see what was published.
 """
 
 from typing import Any

@@ -33,7 +33,7 @@ def record(trace_ptr, kind, start_ns, end_ns, detail):
             made no room are lost, and ``events`` says so.
         kind: ``GEMM``, ``WAIT`` or ``FETCH`` of this module.
         start_ns, end_ns: times from :func:`iris.device.arch.clock_ns`.
-        detail: any number, such as the tile's; :meth:`iris.Trace.waited_s` leaves out waits whose detail is -1.
+        detail: any number, such as the tile's; :meth:`iris.Trace.waited_s` leaves out waits whose detail is negative.
     """
     tl.static_assert(points_to(trace_ptr, tl.int64), "trace_ptr: expected the buffer of an iris.Trace, behind begin()")
     if tl.program_id(0) >= tl.load(trace_ptr + PROGRAMS):

@@ -1,4 +1,4 @@
-"""All-gather + matmul: A is sharded over the ranks, every rank multiplies all of it with its own B.
+"""All-gather + matmul: A is sharded over the ranks, and every rank multiplies the whole A by its own B.
 
 Unfused, with A sharded by rows (``gather_dim=0``)::
 
@@ -10,8 +10,9 @@ and with A sharded by columns (``gather_dim=1``)::
     torch.distributed.all_gather(shards, A_sharded)
     output = torch.cat(shards, dim=1) @ B + bias
 
-By rows, a rank's own tiles come first; in ``num_rounds`` rounds the other ranks take turns, so that what is computed at
-the same time shares columns of B. That is faster where B is larger than L2 and each rank has few rows.
+By rows, a rank computes the tiles of its own rows first. The other ranks' rows follow, and take turns in ``num_rounds``
+rounds, so that tiles computed at the same time share columns of B. That is faster where B is larger than L2 and each
+rank has few rows.
 
 Algorithms. "When it wins" was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 28.
 
@@ -19,39 +20,39 @@ Algorithms. "When it wins" was measured in bf16 on 2, 4 and 8 × H200 and on two
 rank flags "my A is ready" at all peers; a tile's source waits for its owner's flag. When it wins: where no memory can
 be spared to gather A. Each tile of A crosses the link once per column of output tiles, so the link bounds it.
 
-**push**: programs store the own part into the staging memory of all peers, and flag what is complete; the matmul waits
-for what a tile needs. With ``comm_sms``, that many programs only store, group by group of K in the order of the peers'
-use, while the others compute; without, every program stores its share, in ``num_chunks`` chunks of rows, before it
-computes. When it wins: 512 to 4096 rows on 8 ranks where tiles make few waves, and the wire takes little more than 0.1
-ms, by programs that only store; about 512 rows on 2 and 4.
+**push**: programs store this rank's part into the staging memory of all peers, and flag what is complete; the matmul
+waits for what a tile needs. With ``comm_sms``, that many programs only store, one group of K after the other, in the
+order in which peers use them, while the others compute. Without it, every program stores its share, in ``num_chunks``
+chunks of rows, before it computes. When it wins: with ``comm_sms``, 512 to 4096 rows on 8 ranks where tiles make few
+waves and the transfer takes little more than 0.1 ms; about 512 rows on 2 and 4 ranks.
 
-**hbm_buffer**: some programs only fetch: they load the other parts into this rank's staging memory, group by group of
-K, and flag each; the others compute as groups arrive. Every remote byte crosses the link once. When it wins: where the
-copy engines are busy with other work; on 8 ranks, some gathers.
+**hbm_buffer**: some programs only fetch: they load the other ranks' parts into this rank's staging memory, one group of
+K after the other, and flag each; the others compute as groups arrive. Every remote byte crosses the link once. When it
+wins: where the copy engines are busy with other work; on 8 ranks, some gathers.
 
-**copy_engine**: every rank's copy engine puts its part into the staging memory of all peers, previous rank first, in
-``num_chunks`` chunks, and behind each chunk the call's epoch into a flag. The matmul reads its own rows in place (its
-own columns its programs copy to the staging memory first, which takes 10 to 30 µs), then each chunk as it arrives. No
-SM moves data over the links. When it wins: parts of a few MiB and more, in chunks that the library's
-tiles do not fill the device with.
+**copy_engine**: every rank's copy engine puts the rank's part into the staging memory of all peers, previous rank
+first, in ``num_chunks`` chunks, and after each chunk the call's epoch into a flag. The matmul reads its own rows in
+place, then each chunk as it arrives. (By columns, its programs first copy its own part to the staging memory, which
+takes 10 to 30 µs.) No SM moves data over the links. When it wins: parts of a few MiB and more, cut into chunks too
+small for the library's tiles to fill the device.
 
-**decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk, on two lanes in turns,
-each behind a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). Of rows only the part that
-comes last is cut into ``num_chunks``: while an earlier one is computed, the next is on its way. With
-``owners_per_matmul`` the next ranks' rows are computed together. When it wins: mostly, from 1024 rows on (2048 on 8
+**decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk, alternately on two lanes,
+each time after a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). By rows, only the part
+that arrives last is cut into ``num_chunks``: while any other part is computed, the next one is on its way. With
+``owners_per_matmul``, one matmul computes the rows of several ranks. When it wins: mostly, from 1024 rows on (2048 on 8
 ranks), where the library's matmul is faster than this one.
 
 **low_latency**: a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`), then ``torch.matmul``.
-When it wins: few rows, as in decoding, where flags and launches count and bytes do not.
+When it wins: few rows, as in decoding, where flags and launches take the time, and bytes do not.
 
 **baseline**: gather, then ``torch.matmul``: what the others are measured against, and what "auto" picks where they
 lose.
 
-Where peers read A itself, programs wait until the peer has entered the call, and the ranks meet on exit; so do those of
-``baseline``. Where the copy engine writes the staging memory, they meet on exit, too. ``push`` and ``low_latency`` do
-neither, as what they write into has two halves, which calls take in turns. A rank that has ended a call has had all
-peers' parts in it, so that all of them had begun it, and ended the one before: what they read in that one may be
-overwritten in the next.
+In ``pull``, ``hbm_buffer`` and ``baseline``, programs wait until a peer has entered the call, and the ranks meet on
+exit. Where the copy engine writes the staging memory, ranks meet on exit, too. ``push`` and ``low_latency`` do neither:
+the memory they write has two halves, between which calls alternate. A rank that has ended a call has received all
+peers' parts in it, so all peers had begun that call, and ended the one before it. The half that peers read in the call
+before may therefore be overwritten in the next call.
 """
 
 from __future__ import annotations
@@ -123,27 +124,27 @@ def all_gather_matmul(
     """``output = all_gather(A_sharded) @ B + bias``; see the module for the unfused lines.
 
     Args:
-        output: [M, N], any strides, not in memory of another operand; in A's dtype. Of int8 it is int32, or with scales
-            bfloat16, float16 or float32; of float8_e4m3fn (fp8) one of these three.
+        output: [M, N], any strides, not in memory of another operand; in A's dtype. For int8 it is int32, or with
+            scales bfloat16, float16 or float32; for float8_e4m3fn (fp8) one of these three.
         A_sharded: [M / world_size, K] for ``gather_dim=0``, [M, K / world_size] for 1; any strides, copied first where
-            an algorithm needs contiguous rows. For those that read peers' A, ``pull`` and ``hbm_buffer``: on the
+            an algorithm needs contiguous rows. For ``pull`` and ``hbm_buffer``, in which peers read it: on the
             symmetric heap, with the same strides on all ranks.
         B: [K, N] in A's dtype; any strides, its rows contiguous on all ranks or on none.
         bias: [N] per column, or [M, 1] per row; in output's dtype, added in float32 (in int32 to an int32 output).
-        scale_a: for int8 and fp8: float32, multiplied with the product in float32, before bias is added. One number,
-            equal on all ranks; or for ``gather_dim=0`` one for each row of A_sharded, [M / world_size] or with a second
-            dimension of 1, which are gathered as well; for 1 one for each row, [M], equal on all ranks.
-            Or of fp8, with a scale_b of blocks, one for each row and 128 columns of K, [rows, K / 128], rounded up;
-            K / world_size is then a multiple of 128 for ``gather_dim=1``.
+        scale_a: for int8 and fp8: float32; the product is multiplied by it in float32, before bias is added. One
+            number, equal on all ranks. Or one for each row: for ``gather_dim=0`` of A_sharded, [M / world_size] or
+            [M / world_size, 1], and the op gathers them, too; for ``gather_dim=1`` [M], equal on all ranks. Or, for fp8
+            with a scale_b per block, one for each row and 128 columns of K: [rows, K / 128], rounded up; with
+            ``gather_dim=1``, K / world_size must then be a multiple of 128.
         scale_b: the same for this rank's columns of B: one number, or [N], or [1, N]; or one for each block of 128 rows
-            and 128 columns, [K / 128, N / 128], rounded up. Those of blocks may have any strides.
-        gather_dim: which dimension of A is sharded; None tells it from the shapes.
+            and 128 columns, [K / 128, N / 128], rounded up. Scales of blocks may have any strides.
+        gather_dim: which dimension of A is sharded; None: inferred from the shapes.
         config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for
-            all of A on the symmetric heap, ``push`` for twice that, and ``low_latency`` for two to four times; "auto"
-            takes ``pull`` where that is not free, if A_sharded is on it.
+            all of A on the symmetric heap, ``push`` twice that, and ``low_latency`` two to four times. If the heap
+            lacks that, "auto" takes ``pull``, provided that A_sharded is on the heap.
         workspace: needed only to run the op on several streams at once; see ``iris.ops.new_workspace``.
-        trace: record per-program intervals, kept as ``ctx.last_trace`` or in the Trace given. With "auto" on all ranks
-            or on none, as then it takes an algorithm that can be traced.
+        trace: record per-program intervals, kept as ``ctx.last_trace`` or in the Trace given. With "auto", trace on all
+            ranks or on none, as "auto" then takes an algorithm that can be traced.
 
     Returns:
         ``output``.
@@ -151,9 +152,9 @@ def all_gather_matmul(
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
         ContextError: the context is closed, belongs to a parent process, or a call on it broke off.
-        RankMismatch: in a call that is new to all ranks, these differ in problem, config, workspace, or place of an
-            operand that peers touch.
-        HeapError, CaptureError: the call needs new memory, which the heap lacks, or which no capture may make.
+        RankMismatch: in a call that is new to all ranks, the ranks differ in problem, config, workspace, or the place
+            of an operand that peers touch.
+        HeapError, CaptureError: the call needs new memory, but the heap has no room, or a graph is being captured.
         WaitTimeout, PeerDied: from an earlier kernel of this context, or while ranks compare a new call.
 
     Sync: on the current stream. All ranks must call it, in the same order. When it is done on this rank's stream,
@@ -175,7 +176,7 @@ def all_gather_matmul(
     if scales.of_blocks and not by_rows and world > 1 and cols % BLOCK:
         expected, fix = f"a multiple of {BLOCK} columns, as blocks have scales", "Cut A between blocks, or add zeros."
         raise ShapeError(OP, "A_sharded", expected, (rows, cols), fix)
-    # One number for one row may be that row's own.
+    # One number may be the scale of the only row of A_sharded.
     of_rows = scales.a if by_rows and world > 1 and scales.a is not None and scales.a.shape[0] == rows else None
     beside = 0 if of_rows is None else scales_nbytes(of_rows, world, ctx.num_sms)
     chosen = resolve(
@@ -207,7 +208,7 @@ class _Call(OpCall):
         return self.problem.gather_dim == 0
 
     def all_scales(self, own: torch.Tensor) -> torch.Tensor:
-        """The scales of all ranks' rows of A, gathered; ``own``: those of this rank's."""
+        """The scales of all ranks' rows of A, gathered; ``own``: those of this rank's rows."""
         ctx, world, dtype = self.ctx, self.ctx.world_size, own.dtype
         blocks = scales_blocks(own, world, ctx.num_sms)
         beside = self.workspace.beside("scales", blocks.inbox_nbytes(world, dtype), blocks.num_flags)
@@ -241,7 +242,7 @@ class _Call(OpCall):
         self.launch(plan, gathered=self._staged(self.config.staged_a_layout))
 
     def _carried(self, courier: Any, num_flags: int) -> Plan:
-        """The plan where some programs only carry pieces of A, each flagged, while the others compute."""
+        """The plan in which some programs only carry pieces of A, and flag each, while the others compute."""
         config, (rows, cols) = self.config, self.a.shape
         plan = self._plan(arrived_source, -(-rows // config.block_size_m))
         most = num_flags // (self.ctx.world_size * plan.chunks)
@@ -280,8 +281,8 @@ class _Call(OpCall):
             multiply()
 
     def _multiply_rows_by_rank(self, own: torch.Tensor, parts: Decomposition, chunks: list[Rows]) -> None:
-        """Rank by rank, or for some ranks at a time; the part that comes last by ``chunks``: behind each other there is
-        the next one's to compute."""
+        """Multiply one rank's rows at a time, or some ranks' together. Only the part that arrives last is cut into
+        ``chunks``: after any other part, the next rank's is there to compute."""
         rank, world, rows, staged = self.ctx.rank, self.ctx.world_size, own.shape[0], self._staged()
         lane = itertools.count()
         with parts.engine.lane(next(lane)):  # first: the GPU then computes while the host is still asking for copies
@@ -297,7 +298,7 @@ class _Call(OpCall):
                     self.fill(those.of(staged), those)
 
     def _multiply_gathered_rows(self, own: torch.Tensor, chunks: list[Rows], landings: list[Landing]) -> None:
-        """By ``chunks`` of rows, of which the columns of all ranks are needed."""
+        """Multiply one chunk of rows at a time, once all ranks' columns of these rows have arrived."""
         rank, world, staged, here = self.ctx.rank, self.ctx.world_size, self._staged(), self._part(self._staged())
         engine = self.workspace.engine
         for rows, landing in zip(chunks, landings, strict=True):
@@ -335,8 +336,8 @@ class _Call(OpCall):
             self.fill(staged)
 
     def _plan(self, source: Any, wanted_chunks: int = 0) -> Plan:
-        """What the plans of all algorithms have in common. Parts arrive in as many chunks of rows, or fewer; 0: they do
-        not arrive in chunks."""
+        """What the plans of all algorithms have in common. ``wanted_chunks``: the most chunks of rows in which a part
+        arrives; 0: parts do not arrive in chunks."""
         world, blocks = self.ctx.world_size, -(-self.a.shape[0] // self.config.block_size_m)
         chunks, per_chunk = evenly(blocks, min(wanted_chunks, MAX_CHUNKS)) if wanted_chunks else (1, 1)
         return Plan(
@@ -347,12 +348,12 @@ class _Call(OpCall):
         )  # fmt: skip
 
     def _put(self, own: torch.Tensor, cuts: list[list[Rows]]) -> None:
-        """Ask for copies of the own part to all peers, previous rank first, and of the epoch behind each chunk.
-        ``cuts``: the chunks of what is sent to each, by its place in this order, from 1 on."""
+        """Ask for copies of this rank's part to all peers, previous rank first, and of the epoch after each chunk.
+        ``cuts``: the chunks for each peer, indexed by its place in this order, from 1 on."""
         parts, here, rank, world = self.decomposition(), self._part(self._staged()), self.ctx.rank, self.ctx.world_size
         chunks = max(map(len, cuts))
         pairs = [(step, chunk) for step in range(1, world) for chunk in range(len(cuts[step]))]
-        # What is computed first needs one rank's rows, but all ranks' columns: rank by rank there, chunk by chunk here.
+        # By rows, the first tiles need one rank's part: peer by peer. By columns, all ranks' parts: chunk by chunk.
         for step, chunk in pairs if self.by_rows else sorted(pairs, key=lambda pair: pair[1]):
             peer, part = (rank - step) % world, cuts[step][chunk]
             parts.engine.put(part.of(own), part.of(here), peer)

@@ -1,10 +1,11 @@
 """How the parts of a gathered A come together: the sources and couriers of all-gather + matmul, and its collective.
 
 A *source* says where A is and waits for it, a *courier* moves it (:mod:`iris.device.matmul`). Parts arrive in the
-staging memory in chunks of rows, times pieces of columns, and each of these has a flag, which takes the call's epoch.
-``push_courier``: all programs store the own part everywhere, and the last one to finish a chunk flags it. The programs
-of ``fetch_courier`` and ``put_courier`` each carry whole pieces, to this rank or to a peer, and flag them.
-``keep_courier``: the copy engine brings the peers' parts, programs only the own one.
+staging memory in chunks of rows, each cut into pieces of columns. Each piece has a flag, which takes the call's epoch.
+
+- ``push_courier``: all programs store this rank's part at every peer; the last one to finish a chunk flags it.
+- ``fetch_courier``, ``put_courier``: each program carries whole pieces, to this rank or to a peer, and flags them.
+- ``keep_courier``: programs store this rank's part only; the copy engine brings the peers' parts.
 """
 
 import triton
@@ -25,7 +26,7 @@ def pull_source(
     handle, a, flags, epoch, shard, block_m, k, M, K,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """A's part where it lies, in the memory of its owner, once that rank has entered the op."""
+    """Read a part of A in place, in its owner's memory, once that rank has entered the op."""
     if SEGMENTS == 1:
         owner = shard
         missing = (owner * M).to(tl.int64) * a.row_stride
@@ -43,7 +44,8 @@ def arrived_source(
     handle, a, flags, epoch, shard, block_m, k, M, K,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """The staging memory, as far as pieces have arrived without a gap from column ``k`` on; at least one block."""
+    """Read the staging memory, from column ``k`` on as far as pieces have arrived without a gap; wait for at least one
+    block."""
     lanes = tl.arange(0, MAX_RANKS)
     home = shard if SEGMENTS == 1 else handles.rank(handle)
     total, end = SEGMENTS * flags.pieces, SEGMENTS * K
@@ -51,7 +53,7 @@ def arrived_source(
     segment = (k + skipped) // K
     piece = segment * flags.pieces + (k + skipped - segment * K) // flags.piece_k
     if EVEN_K and SEGMENTS > 1:
-        # Blocks count from ring_start: the last one reaches round to the columns before it, and needs all pieces.
+        # Blocks count from ring_start: the last one wraps round to the columns before ring_start, and needs all pieces.
         if (skipped > 0) & ((total <= MAX_RANKS) | (k + BLOCK_K >= end)):
             piece = piece * 0
         limit = tl.where((skipped == 0) | (piece == 0), end, end - BLOCK_K)
@@ -78,7 +80,7 @@ def push_courier(
     handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """Store the own part into all peers' staging memory, and where A is cut by columns into the own, too."""
+    """Store this rank's part into all peers' staging memory, and where A is sharded by columns into its own, too."""
     first = 1 if SEGMENTS == 1 else 0
     last = handles.world_size(handle)
     _spread(handle, own, a, flags, epoch, program, crew, M, K, chunk_rows, first, last, SEGMENTS, COURIER_M, COURIER_N)
@@ -89,7 +91,7 @@ def keep_courier(
     handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """Store the own part into the own staging memory, so that A is whole there; the peers' parts come by copies."""
+    """Store this rank's part into its own staging memory, so that A is whole there; copies bring the peers' parts."""
     _spread(handle, own, a, flags, epoch, program, crew, M, K, chunk_rows, 0, 1, SEGMENTS, COURIER_M, COURIER_N)
 
 
@@ -98,8 +100,8 @@ def _spread(
     handle, own, a, flags, epoch, program, crew, M, K, chunk_rows, first_step, last_step,
     SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """Store the own part into the staging memory of the ranks ``first_step``, … up to ``last_step`` places further,
-    chunk by chunk; the last program to finish a chunk flags it there, if there are counters."""
+    """Store this rank's part, chunk by chunk, into the staging memory of the ranks ``first_step``, …,
+    ``last_step`` - 1 places further on; if there are counters, the last program to finish a chunk flags it there."""
     me, world = handles.rank(handle), handles.world_size(handle)
     top = me * M if SEGMENTS == 1 else 0
     left = me * K if SEGMENTS > 1 else 0
@@ -110,7 +112,7 @@ def _spread(
         row_begin = chunk * chunk_rows
         row_end = min(row_begin + chunk_rows, M)
         blocks = tl.cdiv(row_end - row_begin, COURIER_M) * across
-        # Chunks begin at different programs, so that chunks of few blocks keep all of them busy.
+        # Each chunk begins at another program, so that chunks of few blocks keep all programs busy.
         for block in range((program + chunk * blocks) % crew.couriers, blocks, crew.couriers):
             rows, cols, row_mask, col_mask = block_at(block, row_begin, row_end, K, COURIER_M, COURIER_N)
             mask = row_mask[:, None] & col_mask[None, :]
@@ -129,8 +131,8 @@ def fetch_courier(
     handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """Load the peers' parts into the own staging memory, piece by piece in the order of use, and flag each piece.
-    Where A is cut by columns the own part, too."""
+    """Load the peers' parts into this rank's staging memory, piece by piece in the order of use, and flag each piece;
+    where A is sharded by columns, this rank's own part, too."""
     wait_all_entered(flags.turnstile, epoch, handle, SITE)
     _carry(
         handle, own, a, flags, epoch, program, crew, M, K, chunk_rows, False, SEGMENTS, COURIER_M, COURIER_N
@@ -142,7 +144,7 @@ def put_courier(
     handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """As :func:`fetch_courier`, but the own part into the peers' staging memory, in the order of use there."""
+    """As :func:`fetch_courier`, but store this rank's part at the peers, in the order in which they use it."""
     _carry(
         handle, own, a, flags, epoch, program, crew, M, K, chunk_rows, True, SEGMENTS, COURIER_M, COURIER_N
     )  # fmt: skip
@@ -153,7 +155,7 @@ def _carry(
     handle, own, a, flags, epoch, program, crew, M, K, chunk_rows,
     SENT: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """This program's share of all pieces."""
+    """Carry this program's share of all pieces."""
     others = handles.world_size(handle) - (1 if SEGMENTS == 1 else 0)
     total = others * flags.chunks * flags.pieces
     first = min(crew.first_units, total)
@@ -171,9 +173,9 @@ def _carry_piece(
     handle, own, a, flags, epoch, unit, crew, M, K, chunk_rows,
     SENT: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """Carry one piece, number ``unit`` in the order of use: some chunks of rows side by side, then the next ones.
-    ``SENT``: from here to a peer; else from a peer to here. The number says how far away that peer is, round the ring
-    in one direction or the other."""
+    """Carry piece number ``unit`` in the order of use: some chunks of rows side by side, then the next ones. ``SENT``:
+    from this rank to a peer; else from a peer to this rank. ``unit`` also determines the peer: it lies ``away`` ranks
+    before this one if ``SENT``, else after it."""
     me, world = handles.rank(handle), handles.world_size(handle)
     if SEGMENTS == 1:
         number, piece = _abreast(unit, flags.pieces, (world - 1) * flags.chunks, crew)
@@ -210,8 +212,8 @@ def _carry_piece(
 
 @triton.jit
 def _abreast(unit, turns, chunks, crew):
-    """Which of ``chunks`` chunks of rows, and which of its ``turns`` pieces, is number ``unit`` where ``crew.abreast``
-    chunks are carried side by side: a piece of each, then the next piece of each."""
+    """The chunk, of ``chunks``, and the piece of it, of ``turns``, that ``unit`` stands for. ``crew.abreast`` chunks
+    are carried side by side: a piece of each, then the next piece of each."""
     first = unit // (crew.abreast * turns) * crew.abreast
     beside = min(chunks - first, crew.abreast)
     left = unit - first * turns
@@ -223,7 +225,7 @@ def gather_kernel(
     handle, flags, own, a, M, K, crew, chunk_rows,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """The collective alone: all parts of A into every rank's staging memory."""
+    """The collective alone: store this rank's part of A into every rank's staging memory."""
     epoch = enter(flags.turnstile, handle)
     program = tl.program_id(0)
     last = handles.world_size(handle)

@@ -1,4 +1,4 @@
-"""All-gather + matmul through a buffer in this rank's memory, under the names and with the options that it is known by.
+"""All-gather + matmul through a buffer in this rank's memory, under the names and options that users of Iris know.
 
 :func:`all_gather_matmul_hbm_buffer` is :func:`iris.ops.all_gather_matmul` with ``algorithm="hbm_buffer"``;
 :func:`all_gather_matmul_hbm_buffer_preamble` makes its workspace beforehand.
@@ -54,14 +54,14 @@ def all_gather_matmul_hbm_buffer(
     Args:
         output, A_sharded, B, bias, gather_dim, scale_a, scale_b, workspace, trace: as for
             :func:`iris.ops.all_gather_matmul`.
-        config: the tile and launch options; None: the best known for ``hbm_buffer``. What is given below replaces its
-            fields.
+        config: the tile and launch options; None: the best known for ``hbm_buffer``. The arguments below replace its
+            fields if they are given.
         num_fetch_sms: programs that only fetch (``config.comm_sms``).
         k_per_flag: blocks of K that one ready flag announces.
         fetch_block_m, fetch_block_k: the tile that a fetcher moves at a time (``comm_block_m``, ``comm_block_n``).
         staged_a_layout: ``"k_contiguous"`` or ``"m_contiguous"``.
         num_fetch_stages, first_stage_fetch_sms: stages of fetching, and the programs that fetch the first.
-        num_warps, num_stages: as Triton has them.
+        num_warps, num_stages: as in Triton.
 
     Returns:
         ``output``.
@@ -101,28 +101,28 @@ def all_gather_matmul_hbm_buffer_preamble(
 ) -> FusedWorkspace:
     """Make the buffer and flags that :func:`all_gather_matmul_hbm_buffer` needs for operands like these. Collective.
 
-    The op would make them in its first call. The buffer and flags made are enough for any config: ``config``,
-    ``k_per_flag`` and ``staged_a_layout`` are checked, and change nothing. What a ``scale_a`` for each row is gathered
-    in is made by the first call with one.
+    Without it, the op makes them in its first call. The buffer and flags suffice for any config: ``config``,
+    ``k_per_flag`` and ``staged_a_layout`` are checked, but change nothing. The memory in which a ``scale_a`` for each
+    row is gathered is made by the first call that has one.
 
     Args:
         A_sharded, B: operands like those of the calls.
-        config, k_per_flag, staged_a_layout: as the calls will have them.
+        config, k_per_flag, staged_a_layout: as in the calls.
 
     Returns:
-        What to pass as ``workspace``.
+        The workspace to pass as ``workspace``.
 
     Raises:
         ContextError: the context is closed, or belongs to a parent process.
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is made.
-        HeapError, CaptureError: the heap has no room for it, or a capture is under way.
-        RankMismatch, WaitTimeout, PeerDied: ranks ask for different sizes, or one does not come.
+        HeapError, CaptureError: the heap has no room for it, or a graph is being captured.
+        RankMismatch, WaitTimeout, PeerDied: ranks ask for different sizes, or a rank does not take part.
     """
     op = "all_gather_matmul_hbm_buffer_preamble"
     require_context(op, ctx)
     ctx.check(op)  # first: in a forked child nothing can be asked of CUDA
     made = output_dtype(A_sharded.dtype) if isinstance(A_sharded, torch.Tensor) else torch.float32
-    output = torch.empty(1, 1, dtype=made, device=ctx.device)  # stands for one that fits
+    output = torch.empty(1, 1, dtype=made, device=ctx.device)  # a stand-in that passes the checks
     check_operands(ctx, op, output, ("A_sharded", A_sharded), B, None)
     (rows, columns), (k, n), world = A_sharded.shape, B.shape, ctx.world_size
     if k not in (columns, columns * world):
