@@ -1,4 +1,4 @@
-"""Matmul + all-reduce: each rank has a part of K; the products are summed, and all ranks end with the whole sum.
+"""Matmul + all-reduce: each rank has a part of K; the products are summed, and all ranks end up with the whole sum.
 
 Unfused::
 
@@ -9,35 +9,37 @@ Unfused::
 Algorithms (:mod:`iris.ops.reduction` has the signals of ``two_shot``, ``copy_engine`` and ``atomic``). "When it wins"
 was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 28.
 
-**two_shot**: the tiles are dealt to the ranks. The epilogue stores every finished tile into a slot at its owner, who
-adds up its own tiles, in float32 and in rank order, and stores the results into every rank's output. ``num_rounds``
-rounds spread these stores over the matmul; own tiles come a round later than the others'. When it wins: outputs of more
-than a few hundred KiB; each rank receives about twice the output. Few tiles in one round, and their sums, travel as
-words to inboxes, as those of ``one_shot``; then 32 rows on 4 ranks suffice, or 16 of wide matrices.
+**two_shot**: the tiles are dealt to the ranks. The epilogue stores every finished tile into a slot at its owner. The
+owner adds up its own tiles, in float32 and in rank order, and stores the results into every rank's output.
+``num_rounds`` rounds spread these stores over the matmul; a rank's own tiles come one round later than the others'.
+When it wins: outputs of more than a few hundred KiB; each rank receives about twice the output. In one round, few tiles
+and their sums travel as words to inboxes, as in ``one_shot``; it then wins from 32 rows on 4 ranks, or 16 rows of wide
+matrices.
 
-**copy_engine**: as ``two_shot``, the ranks owning rows, but the copy engine moves tiles and results, in ``num_chunks``
+**copy_engine**: as ``two_shot``, but ranks own rows, and the copy engine moves tiles and results, in ``num_chunks``
 chunks for each rank. M must be a multiple of the number of ranks. When it wins: outputs of a few MiB per rank and more,
 whose matmul is long compared with the transfer (8192×8192×29568 on 4 × H200, 2026-11-21).
 
-**ring**: the library's matmul, once per chunk of an owner's rows, each adding to the sum that has come from the rank
-before and goes to the next one; the owner's sum goes to all. The copy engine carries them (:mod:`iris.ops.decomposed`);
-they travel in the output itself, and need no other memory. A sum is rounded at each rank. When it wins: where the links
-are by far the longer part. ``num_chunks=2`` lets one chunk travel while the other is computed; with 1 nothing runs
-beside anything.
+**ring**: the library's matmul, once per chunk of an owner's rows. Each adds to the sum that has come from the rank
+before, and the new sum goes to the next rank; the owner's sum goes to all. The copy engine carries the sums
+(:mod:`iris.ops.decomposed`); they travel in the output itself, and need no other memory. A sum is rounded at each rank.
+When it wins: where the links take far longer than the matmul. ``num_chunks=2`` lets one chunk travel while the other is
+computed; with 1 nothing overlaps.
 
-**decomposed**: the library's matmul, once per chunk of an owner's rows, or, with ``owners_per_matmul``, once for those
-of so many owners, which lie together in a chunk. The copy engine carries each product to the owner, a kernel sums them
-there, behind the first matmul of the next chunk, and the copy engine carries the sum to all, before which ranks are
-made level; the last one's sum is stored at all ranks by the kernel that sums. When it wins: the matmul is about as long
-as the transfer, or longer; in chunks, where one is enough to fill the device.
+**decomposed**: the library's matmul, once per chunk of an owner's rows, or, with ``owners_per_matmul``, once for the
+rows of so many owners, which are adjacent in a chunk. The copy engine carries each product to its owner. There, a
+kernel sums the parts of a chunk after the first matmul of the next chunk, and the copy engine carries the sum to all;
+ranks are brought level before it does. The sum of the last chunk is stored at all ranks by the kernel that computes it.
+When it wins: the matmul takes about as long as the transfer, or longer; in chunks, where one is enough to fill the
+device.
 
-**one_shot**: the epilogue stores every finished tile into an inbox at every peer, as words, each of which says that it
-has come, and sums everybody's as they come: one kernel, and one trip over the link. When it wins: few rows, where these
-count, and the library's matmul reads B no faster. Larger outputs, of which words would take longer than flags do, stay
-in slots of their own rank's, flagged at all peers, who read them.
+**one_shot**: the epilogue stores every finished tile as words into an inbox at every peer, and sums all ranks' parts as
+they arrive; a word itself shows that it has arrived. This takes one kernel, and one trip over the link. When it wins:
+few rows, where these two count, and the library's matmul reads B no faster. Larger outputs, for which words would take
+longer than flags, stay in slots in their own rank's memory; the rank flags them at all peers, which read them.
 
 **atomic**: as ``two_shot``, but tiles are added to one float32 sum at the owner. **Not deterministic**: the order of
-the sum depends on timing. All ranks still end with the same bits. When it wins: memory is short.
+the sum depends on timing. All ranks still end up with the same bits. When it wins: memory is short.
 
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`).
 When it wins: few rows, as in decoding.
@@ -49,8 +51,8 @@ When it wins: some hundred rows, fewer with more ranks.
 **baseline**: ``torch.matmul``, then the collective: what the others are measured against, and what "auto" picks where
 they lose.
 
-On exit the ranks meet, and every output is whole. ``one_shot`` and ``two_shot`` in words, ``low_latency`` and
-``low_latency_two_shot`` meet nobody: each rank waits for all that its own output needs.
+On exit the ranks meet, and every output is complete. In ``one_shot`` and ``two_shot`` by words, ``low_latency`` and
+``low_latency_two_shot`` they do not meet: each rank waits for all that its own output needs.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ OP = ALL_REDUCE
 
 @triton.jit
 def two_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """To the tile's owner; the own tiles are summed up and stored everywhere."""
+    """Send a tile to its owner; sum up this rank's own tiles, and store them at all ranks."""
     if tile.shard == handles.rank(handle):
         total = collected(handle, slots, acc, tile, flags, epoch, SITE)
         value = finished(total, bias_ptr, tile, c.ptr.dtype.element_ty, BIAS)
@@ -127,7 +129,7 @@ def two_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.
 
 @triton.jit
 def atomic_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """As :func:`two_shot_sink`, but added up on the way."""
+    """As :func:`two_shot_sink`, but add a tile to the one sum at its owner."""
     if tile.shard == handles.rank(handle):
         total = collected_sum(handle, slots, acc, tile, flags, SITE)
         value = finished(total, bias_ptr, tile, c.ptr.dtype.element_ty, BIAS)
@@ -138,10 +140,11 @@ def atomic_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.co
 
 @triton.jit
 def one_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """Into an own slot, flagged at all ranks; then the sum of all ranks' tiles into the own output.
+    """Store the tile into a slot in this rank's memory, and flag it at all ranks; then store the sum of all ranks'
+    tiles into this rank's output.
 
-    It begins with the same rank's on all ranks, for the same bits, and with another one's for the next tile, so that
-    not all programs load from one rank at the same time."""
+    For one tile, all ranks begin the sum with the same rank's part, so that they get the same bits. For the next tile
+    they begin with another rank's, so that not all programs load from one rank at the same time."""
     me, world = handles.rank(handle), handles.world_size(handle)
     peers, valid = everyone(handle)
     mine = slot_pointers(slots.incoming, 0, tile, acc.shape[0], acc.shape[1])
@@ -155,8 +158,8 @@ def one_shot_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.
 
 
 class Inbox(NamedTuple):
-    """Room for every rank's tiles as words, in two halves of ``half`` words, which calls take in turns, for the reason
-    given in :mod:`iris.ops.exchange`."""
+    """Room for every rank's tiles as words, in two halves of ``half`` words. Calls alternate between the halves, for
+    the reason given in :mod:`iris.ops.exchange`."""
 
     words: Any
     half: Any
@@ -164,13 +167,13 @@ class Inbox(NamedTuple):
 
 @triton.jit
 def _inbox_words(inbox, ptr, slot, tile, epoch, BLOCK_M: tl.constexpr, WORDS_N: tl.constexpr):
-    """Pointers to the words in number ``slot`` of the slots for a tile, in the inbox that lies at ``ptr``."""
+    """Pointers to the words of slot number ``slot`` for a tile, in the inbox at ``ptr``."""
     return slot_pointers(ptr + (epoch & 1).to(tl.int64) * inbox.half, slot, tile, BLOCK_M, WORDS_N)
 
 
 @triton.jit
 def _send(handle, inbox, peer, slot, tile, data, epoch):
-    """Store ``data``, which is :func:`packed`, into a slot of a peer's inbox."""
+    """Store ``data``, already :func:`packed`, into a slot of a peer's inbox."""
     there = translate(handle, inbox.words, peer)
     words = _inbox_words(inbox, there, slot, tile, epoch, data.shape[0], data.shape[1])
     store_words(words, data, tile.row_mask[:, None])
@@ -181,7 +184,7 @@ def _take(
     handle, inbox, peer, slot, tile, epoch, dtype: tl.constexpr, SITE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What ``peer`` sends into a slot of this rank's inbox, once it has come."""
+    """Wait for what ``peer`` sends into a slot of this rank's inbox, and return it."""
     WORDS_N: tl.constexpr = BLOCK_N * dtype.primitive_bitwidth // 32
     words = _inbox_words(inbox, inbox.words, slot, tile, epoch, BLOCK_M, WORDS_N)[None, :, :]
     peers = tl.full((1,), 0, tl.int32) + peer
@@ -192,7 +195,7 @@ def _take(
 
 @triton.jit
 def one_shot_words_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """As :func:`one_shot_sink`, but as words into an inbox at every rank."""
+    """As :func:`one_shot_sink`, but tiles travel as words into an inbox at every peer; the sum is in rank order."""
     me, world = handles.rank(handle), handles.world_size(handle)
     dtype: tl.constexpr = c.ptr.dtype.element_ty
     value = acc.to(dtype)
@@ -211,10 +214,11 @@ def one_shot_words_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SIT
 
 @triton.jit
 def two_shot_words_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """As :func:`two_shot_sink`, but as words, to the owner's inbox, and behind all parts there the sums to every one.
+    """As :func:`two_shot_sink`, but parts and sums travel as words: parts to the owner's inbox, then sums to every
+    rank's inbox, in the slots after those of the parts.
 
-    A program waits for the sum of its tile before it goes on. That ends, as all ranks compute the same tiles in the
-    same order: the first one whose sum is missing waits for nothing but what its programs are computing."""
+    A program waits for the sum of its tile before it goes on. This cannot deadlock, as all ranks compute the same tiles
+    in the same order: the first tile whose sum is missing needs only parts that programs are computing now."""
     me, world = handles.rank(handle), handles.world_size(handle)
     dtype: tl.constexpr = c.ptr.dtype.element_ty
     owner, index, each = tile.index % world, tile.index // world, tl.cdiv(tile.per_shard, world)
@@ -236,7 +240,7 @@ def two_shot_words_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SIT
 
 @triton.jit
 def copied_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """As :func:`two_shot_sink`, but both ways are left to the copy engine."""
+    """As :func:`two_shot_sink`, but the copy engine carries parts to the owner, and sums to all ranks."""
     if tile.shard == handles.rank(handle):
         total = collected(handle, slots, acc, tile, flags, epoch, SITE)
         local_sink(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
@@ -258,19 +262,19 @@ def matmul_all_reduce(
     workspace: FusedWorkspace | None = None,
     trace: bool | Trace = False,
 ) -> torch.Tensor:
-    """``output = sum over ranks of A @ B, + bias`` on all ranks, the same bits on each, but for which NaN a NaN is.
+    """``output = sum over ranks of A @ B, + bias`` on all ranks, the same bits on each, except for the bits of NaNs.
 
     Args:
         output: [M, N] on the symmetric heap, at one place and with the same strides on all ranks, rows contiguous for
-            ``copy_engine``, ``decomposed`` and ``ring``; not in memory of another operand; in A's dtype, of 8
-            bits as for :func:`iris.ops.all_gather_matmul`.
+            ``copy_engine``, ``decomposed`` and ``ring``; not in memory of another operand; in A's dtype, or for 8-bit A
+            as for :func:`iris.ops.all_gather_matmul`.
         A: [M, K / world_size], this rank's columns; any strides; Iris's own kernel copies it first if its rows are not
             contiguous.
         B: [K / world_size, N], this rank's rows, in A's dtype; any strides, its rows contiguous on all
             ranks or on none.
         bias: [N] per column, or [M, 1] per row; in output's dtype, equal on all ranks, added once, to the sum.
-        scale_a, scale_b: for int8 and fp8: this rank's own, of what it adds to the sum; float32, one number, or one for
-            each row of A, [M] or [M, 1], and for each column of B, [N] or [1, N]; or of fp8 one for each block of
+        scale_a, scale_b: for int8 and fp8: of this rank's product, applied before the sum; float32, one number, or one
+            for each row of A, [M] or [M, 1], and for each column of B, [N] or [1, N]; or for fp8 one for each block of
             128, counted from this rank's first column of A on, as for :func:`iris.ops.all_gather_matmul`.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
@@ -280,13 +284,13 @@ def matmul_all_reduce(
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
         ContextError: the context is closed, belongs to a parent process, or a call on it broke off.
-        RankMismatch: in a call that is new to all ranks, these differ in problem, config, workspace, or place of an
-            operand that peers touch.
-        HeapError, CaptureError: the call needs new memory, which the heap lacks, or which no capture may make.
+        RankMismatch: in a call that is new to all ranks, the ranks differ in problem, config, workspace, or the place
+            of an operand that peers touch.
+        HeapError, CaptureError: the call needs new memory, but the heap has no room, or a graph is being captured.
         WaitTimeout, PeerDied: from an earlier kernel of this context, or while ranks compare a new call.
 
     Sync: on the current stream. All ranks must call it, in the same order. When it is done on this rank's stream,
-        this rank's output is whole; no barrier is needed between calls.
+        this rank's output is complete; no barrier is needed between calls.
     """
     ctx.check(OP)
     scales = check_operands(ctx, OP, output, ("A", A), B, bias, scale_a, scale_b)
@@ -326,7 +330,7 @@ class _Call(SumCall):
             self.launch_reduction(self._plan(two_shot_sink, delivered_after))
 
     def _sent_in_words(self, sink: Any) -> bool:
-        """Launch the matmul with ``sink``, if tiles are to travel as words; say whether."""
+        """Launch the matmul with ``sink`` if tiles are to travel as words. Returns whether they are."""
         words = sent_in_words(self.problem, self.config) and not self.workspace.flagged
         if words:
             inbox, half = self.workspace.inbox(word_dtype(self.problem.output_dtype))
@@ -340,10 +344,11 @@ class _Call(SumCall):
         config, world, rank, engine = self.config, self.ctx.world_size, self.ctx.rank, self.workspace.engine
         rows = self.problem.m // world
         blocks, across = -(-rows // config.block_size_m), -(-self.problem.n // config.block_size_n)
-        # A chunk is whole groups of block rows, so that its tiles are consecutive ones and its rows complete.
+        # A chunk is whole groups of block rows, so that its tiles are consecutive and its rows complete.
         chunk_blocks = evenly(config.groups(rows), config.num_chunks)[1] * config.group_size_m
         chunk_rows = chunk_blocks * config.block_size_m
-        # A round is a chunk: this rank's tiles of it wait for all of the peers' chunk, which they must compute first.
+        # A round is a chunk: this rank's tiles in it wait for whole chunks from the peers, which must compute them
+        # before they wait themselves.
         chunk_tiles = min(chunk_blocks, blocks) * across
         plan = Plan(
             self.site, schedule.own_last, sink=copied_sink, after=counted_after, eager=True, gate=True,

@@ -1,4 +1,4 @@
-"""Matmul + all-scatter: each rank computes its own columns of C, and all ranks end with all of C.
+"""Matmul + all-scatter: each rank computes its own columns of C, and all ranks end up with the whole C.
 
 Unfused::
 
@@ -8,26 +8,26 @@ Unfused::
 
 Algorithms. "When it wins" was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 28.
 
-**push**: the epilogue stores every finished tile into the output of every rank. When it wins: small outputs; all
-programs push at the same time and wait for the link together.
+**push**: the epilogue stores every finished tile into the output of every rank. When it wins: small outputs. (In larger
+ones all programs push at the same time and wait for the link together.)
 
-**split**: ``comm_sms`` programs only send: the others store finished tiles in the own output, and as soon as a chunk is
-complete the senders store it, in tiles of ``comm_block_m`` × ``comm_block_n``, into the outputs of all peers. When it
-wins: outputs that take the links as long as the matmul takes the SMs (8192×29568×8192 on 4 × H200, 2026-11-21).
+**split**: ``comm_sms`` programs only send. The others store finished tiles in this rank's output; as soon as a chunk is
+complete, the senders store it, in tiles of ``comm_block_m`` × ``comm_block_n``, into the outputs of all peers. When it
+wins: the links need about as long for the output as the SMs for the matmul (8192×29568×8192 on 4 × H200, 2026-11-21).
 
 **streams**: as ``split``, but the senders are a kernel of their own on a second stream. When it wins: as ``split``.
 
-**relay**: as ``split``, but round the ring: the senders store a chunk at the rank before only, which stores it at the
-one before it, and so on. So no two ranks ever send to the same one. When it wins: outputs that take the links longer
-than the matmul takes the SMs (8192×29568×4096 on 4 × H200, 8192×29568×8192 on 8; 2026-11-26).
+**relay**: as ``split``, but round the ring: the senders store a chunk only at the rank before, which stores it at the
+rank before that, and so on. So no two ranks ever send to the same rank. When it wins: the links need longer for the
+output than the SMs for the matmul (8192×29568×4096 on 4 × H200, 8192×29568×8192 on 8; 2026-11-26).
 
 **copy_engine**: as ``split``, but the copy engine sends, in ``num_chunks`` chunks; all SMs compute. When it wins:
 outputs of a few MiB per rank and more.
 
-**decomposed**: the library's matmul (``torch.matmul``) of ``num_chunks`` chunks of rows, one after the other; behind
-each, the copy engine sends it (:mod:`iris.ops.decomposed`), but the last one, behind which no SM has anything else to
-do, is stored by a kernel. Ranks are made level before each chunk but the first. When it wins: where the library's
-matmul is faster than this one, and chunks are large enough to fill the device.
+**decomposed**: the library's matmul (``torch.matmul``) of ``num_chunks`` chunks of rows, one after the other. After
+each, the copy engine sends it (:mod:`iris.ops.decomposed`); only the last is stored by a kernel, as the SMs then have
+nothing else to do. Ranks are brought level before the copies of each chunk but the first. When it wins: where the
+library's matmul is faster than this one, and chunks are large enough to fill the device.
 
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`).
 When it wins: few rows, as in decoding.
@@ -36,7 +36,7 @@ When it wins: few rows, as in decoding.
 they lose.
 
 Signals: on entry every rank flags "my output may be written" at all peers, and the first store to a peer waits for
-that; on exit the ranks meet, and then each output is whole. Flags carry the call's epoch. ``low_latency`` does neither:
+that; on exit the ranks meet, and every output is complete. Flags carry the call's epoch. ``low_latency`` does neither:
 peers write to an inbox, not to the output, and each rank waits for all parts (:mod:`iris.ops.exchange`).
 """
 
@@ -94,7 +94,7 @@ def send_courier(
     handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """Store chunk after chunk of the own columns into all peers' outputs, each when it is complete."""
+    """Store this rank's columns into all peers' outputs, chunk by chunk as they are complete."""
     _send_chunks(handle, c, flags, epoch, program, crew.couriers, M, N, chunk_rows, SITE, COURIER_M, COURIER_N)
 
 
@@ -103,12 +103,12 @@ def relay_courier(
     handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """Store the own columns, chunk by chunk as they are complete, and those of the next ranks, as they come, into the
-    output of the rank before. Teams of programs take the chunks in turns, so that one has something to send while
-    another waits for the next rank.
+    """Store into the output of the rank before: this rank's columns, chunk by chunk as they are complete, and those of
+    the next ranks as they arrive. Teams of programs take turns at the chunks, so that one team can send while another
+    waits for the next rank.
 
-    ``flags.ready``: what has come, by how far away its owner is, program, and chunk; of the own columns, those of the
-    first program, what is complete.
+    ``flags.ready``: which chunks have arrived, indexed by how many ranks away their owner is, by program and by chunk.
+    The flags at distance 0 and program 0 say which chunks of this rank's own columns are complete.
     """
     me, world, chunks, senders = handles.rank(handle), handles.world_size(handle), tl.cdiv(M, chunk_rows), crew.couriers
     before, following = (me + world - 1) % world, (me + 1) % world
@@ -135,8 +135,8 @@ def relay_courier(
                 mask = row_mask[:, None] & col_mask[None, :]
                 value = tl.load(tile_pointers(c, here, rows, cols), mask=mask)
                 tl.store(tile_pointers(c, there, rows, cols), value, mask=mask)
-            if away < world - 2:  # the last one to get it sends it no further
-                signal(arrived + senders * chunks, epoch, before, handle)  # there the owner is one further away
+            if away < world - 2:  # the last rank to receive a chunk passes it no further
+                signal(arrived + senders * chunks, epoch, before, handle)  # seen from there, its owner is one further
 
 
 @triton.jit
@@ -144,8 +144,8 @@ def _send_chunks(
     handle, c, flags, epoch, program, senders, M, N, chunk_rows,
     SITE: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """This program's share, as one of ``senders``, of all chunks of the own columns."""
-    # A chunk is complete only after this, too; but here the wait names the peer that is missing.
+    """Send this program's share, as one of ``senders``, of all chunks of this rank's columns."""
+    # No chunk is complete before all ranks have entered, anyway; but this wait names a peer that is missing.
     wait_all_entered(flags.turnstile, epoch, handle, SITE)
     for chunk in range(tl.cdiv(M, chunk_rows)):
         wait(flags.ready + chunk, epoch, handles.rank(handle), handle, SITE)
@@ -155,7 +155,7 @@ def _send_chunks(
 
 @triton.jit
 def _send(handle, c, program, senders, row_begin, row_end, N, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr):
-    """Store this program's share, as one of ``senders``, of some rows of the own columns into all peers' outputs."""
+    """Store this program's share, as one of ``senders``, of some rows of this rank's columns at all peers."""
     across = tl.cdiv(N, COURIER_N)
     for block in range(program, tl.cdiv(row_end - row_begin, COURIER_M) * across, senders):
         rows, cols, row_mask, col_mask = block_at(block, row_begin, row_end, N, COURIER_M, COURIER_N)
@@ -171,8 +171,8 @@ def send_kernel(
     handle, flags, c, first, M, N, chunk_rows,
     SITE: tl.constexpr, BESIDE: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
-    """The collective alone, of the rows from ``first`` on. ``BESIDE``: beside the matmul, chunk by chunk; else all at
-    once."""
+    """The collective alone. ``BESIDE``: beside the matmul, all rows chunk by chunk as they are complete; else the rows
+    from ``first`` on, at once."""
     epoch = enter(flags.turnstile, handle)
     program, senders = tl.program_id(0), tl.num_programs(0)
     if BESIDE:
@@ -201,14 +201,15 @@ def matmul_all_scatter(
 
     Args:
         output: [M, N] on the symmetric heap, at one place and with the same strides on all ranks, rows contiguous for
-            ``copy_engine`` and ``decomposed``; not in memory of another operand; in A's dtype, of 8 bits as for
+            ``copy_engine`` and ``decomposed``; not in memory of another operand; in A's dtype, or for 8-bit A as for
             :func:`iris.ops.all_gather_matmul`.
         A: [M, K], equal on all ranks; any strides; Iris's own kernel copies it first if its rows are not contiguous.
         B: [K, N / world_size], this rank's columns, in A's dtype; any strides, its rows contiguous on
             all ranks or on none.
         bias: [N / world_size] per column, or [M, 1] per row; in output's dtype, this rank's own.
         scale_a, scale_b: for int8 and fp8: float32, one number, or one for each row of A, [M] or [M, 1], and for each
-            of this rank's columns of B; or of fp8 one for each block of 128, as for :func:`iris.ops.all_gather_matmul`.
+            of this rank's columns of B; or for fp8 one for each block of 128, as for
+            :func:`iris.ops.all_gather_matmul`.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:
@@ -217,13 +218,13 @@ def matmul_all_scatter(
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
         ContextError: the context is closed, belongs to a parent process, or a call on it broke off.
-        RankMismatch: in a call that is new to all ranks, these differ in problem, config, workspace, or place of an
-            operand that peers touch.
-        HeapError, CaptureError: the call needs new memory, which the heap lacks, or which no capture may make.
+        RankMismatch: in a call that is new to all ranks, the ranks differ in problem, config, workspace, or the place
+            of an operand that peers touch.
+        HeapError, CaptureError: the call needs new memory, but the heap has no room, or a graph is being captured.
         WaitTimeout, PeerDied: from an earlier kernel of this context, or while ranks compare a new call.
 
     Sync: on the current stream. All ranks must call it, in the same order. When it is done on this rank's stream,
-        this rank's output is whole; no barrier is needed between calls.
+        this rank's output is complete; no barrier is needed between calls.
     """
     ctx.check(OP)
     scales = check_operands(ctx, OP, output, ("A", A), B, bias, scale_a, scale_b)
@@ -249,7 +250,7 @@ def matmul_all_scatter(
 
 @dataclass(frozen=True)
 class _Call(OpCall):
-    """A method per algorithm. ``output`` is this rank's columns of ``whole``, the output of all."""
+    """A method per algorithm. ``output``: this rank's columns of ``whole``, the caller's output."""
 
     whole: torch.Tensor
 
@@ -273,7 +274,7 @@ class _Call(OpCall):
         )
 
     def copy_engine(self) -> None:
-        plan = replace(self._plan(self.config.num_chunks), meet=False)  # ranks meet behind the copies
+        plan = replace(self._plan(self.config.num_chunks), meet=False)  # ranks meet after the copies
         engine = self.workspace.engine
         done = self.workspace.scratch("done", plan.chunks, torch.int32)
 
@@ -310,14 +311,14 @@ class _Call(OpCall):
         self._send_all()
 
     def _launch_with(self, courier: Any) -> None:
-        """Launch the matmul, some of whose programs only send, as ``courier`` does."""
+        """Launch the matmul; some of its programs only send, by ``courier``."""
         senders = self.config.comm_programs(OP, self.ctx.num_sms)
         plan = replace(self._plan(), courier=courier, couriers=senders, dedicated=senders)
         self.launch(plan, slots=Slots(done=self.workspace.ready))
 
     def _plan(self, wanted_chunks: int | None = None) -> Plan:
-        """What the plans of all that send chunks have in common; None: as many as there can be. Chunks are whole groups
-        of block rows, so that their tiles are consecutive ones and their rows complete."""
+        """What the plans of all algorithms that send chunks have in common; None: as many chunks as possible. A chunk
+        is whole groups of block rows, so that its tiles are consecutive and its rows complete."""
         config = self.config
         groups = config.groups(self.problem.m)
         count, per_chunk = evenly(groups, wanted_chunks or groups)
@@ -328,11 +329,11 @@ class _Call(OpCall):
         )  # fmt: skip
 
     def _send_all(self, first: int = 0) -> None:
-        """Store the rows from ``first`` on at all peers, by all programs, and meet them."""
+        """Store the rows from ``first`` on at all peers, with all programs, and meet the peers."""
         self._send(self.workspace.turnstile, self.config.num_sms or self.ctx.num_sms, first)
 
     def _send(self, turnstile: torch.Tensor, programs: int, first: int = 0, chunk_rows: int | None = None) -> None:
-        """``chunk_rows``: beside the matmul, in chunks of so many rows."""
+        """Launch :func:`send_kernel`. ``chunk_rows``: beside the matmul, in chunks of so many rows."""
         flags = Flags(turnstile, self.workspace.ready, None, None, 1, 1, 1, 1)
         send_kernel[(programs,)](
             self.ctx.handle, flags, Matrix(self.output, *self.output.stride()), first, self.problem.m, self.problem.n,

@@ -1,4 +1,4 @@
-"""Matmul + reduce-scatter: each rank has a part of K; the products are summed, and each rank ends with some rows.
+"""Matmul + reduce-scatter: each rank has a part of K; the products are summed, and each rank ends up with some rows.
 
 Unfused::
 
@@ -10,32 +10,33 @@ Algorithms (:mod:`iris.ops.reduction` has the signals). "When it wins" was measu
 two H100s, 2026-11-21 to 28.
 
 **push**: the epilogue stores every finished tile into a slot at the rank that owns its rows, in the output's dtype,
-next rank's rows first; each rank computes its own rows last and adds the others' tiles from its slots, in float32 and
-in rank order: the result does not depend on timing. ``num_rounds`` rounds, of each of which the own rows come last,
-spread the sums over the matmul. When it wins: small outputs, and larger ones of a short K on 8 ranks, where the links
-are the longer part.
+next rank's rows first. Each rank computes its own rows last and adds the others' tiles from its slots, in float32 and
+in rank order: the result does not depend on timing. With ``num_rounds``, a rank's own rows come last in each round,
+which spreads the sums over the matmul. When it wins: small outputs, and larger ones of a short K on 8 ranks, where the
+links take longer than the matmul.
 
 **copy_engine**: the same, but finished tiles are handed over by the copy engine, in ``num_chunks`` chunks for each
 rank: no SM waits for the link. When it wins: outputs of a few MiB per rank and more.
 
-**decomposed**: the library's matmul (``torch.matmul``), once per owner of rows, next rank's first; behind each, the
-copy engine hands the product over. A kernel of its own adds up the own rows, once all have come. With ``num_chunks``
-every owner's rows come in so many chunks, each of which is added up beside the copies of the next. When it wins: where
-the library's matmul is faster than this one, and one rank's rows are enough to fill the device, or, with
-``owners_per_matmul``, a few ranks' rows, computed at once; in chunks, of which the later ones are smaller with
-``chunk_growth``, where the links are the longer part and a chunk's rows are still enough. The own part, too, is rounded
-before the sum.
+**decomposed**: the library's matmul (``torch.matmul``), once per owner of rows, next rank's first; after each, the copy
+engine hands the product over. A separate kernel adds up a rank's own rows once all parts have arrived. With
+``num_chunks``, every owner's rows are cut into so many chunks, and each chunk is added up beside the copies of the
+next; with ``chunk_growth`` below 1, later chunks are smaller. In one chunk, a matmul may compute several owners' rows
+(``owners_per_matmul``). A rank's own part, too, is rounded before the sum. When it wins: where the library's matmul is
+faster than this one, and the rows of one owner, or of several, are enough to fill the device; in chunks, where the
+links take longer than the matmul and a chunk's rows are still enough.
 
-**ring**: the library's matmul, once per chunk of an owner's rows, each adding to the sum that has come from the rank
-before and goes to the next one; the copy engine carries it (:mod:`iris.ops.decomposed`). A sum is rounded at each rank.
-When it wins: where the links are by far the longer part, or chunks of ``decomposed`` would be too small.
-``num_chunks=2`` lets one chunk travel while the other is computed; with 1 nothing runs beside anything.
+**ring**: the library's matmul, once per chunk of an owner's rows. Each adds to the sum that has come from the rank
+before, and the copy engine carries the new sum to the next rank (:mod:`iris.ops.decomposed`). A sum is rounded at each
+rank. When it wins: where the links take far longer than the matmul, or chunks of ``decomposed`` would be too small.
+``num_chunks=2`` lets one chunk travel while the other is computed; with 1 nothing overlaps.
 
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes and sums
 (:mod:`iris.ops.exchange`). When it wins: few rows, as in decoding.
 
-**atomic**: the epilogue adds every tile to one float32 sum at its owner. Less memory, twice the bytes on the link for
-16-bit outputs. **Not deterministic**: the order of the sum depends on timing. When it wins: memory is short.
+**atomic**: the epilogue adds every tile to one float32 sum at its owner. It takes less memory, but moves twice the
+bytes over the link for 16-bit outputs. **Not deterministic**: the order of the sum depends on timing. When it wins:
+memory is short.
 
 **baseline**: ``torch.matmul``, then the collective: what the others are measured against, and what "auto" picks where
 they lose.
@@ -83,7 +84,7 @@ OP = REDUCE_SCATTER
 
 @triton.jit
 def scatter_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """To the owner of the rows; the own tiles are summed up and stored."""
+    """Send a tile to the owner of its rows; sum up and store this rank's own tiles."""
     if tile.shard == handles.rank(handle):
         _store_rows(handle, c, collected(handle, slots, acc, tile, flags, epoch, SITE), bias_ptr, tile, BIAS)
     else:
@@ -92,7 +93,7 @@ def scatter_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE:
 
 @triton.jit
 def keep_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """As :func:`scatter_rows_sink`, but left for the copy engine to hand over."""
+    """As :func:`scatter_rows_sink`, but leave tiles for the copy engine to hand over."""
     if tile.shard == handles.rank(handle):
         _store_rows(handle, c, collected(handle, slots, acc, tile, flags, epoch, SITE), bias_ptr, tile, BIAS)
     else:
@@ -101,7 +102,7 @@ def keep_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl
 
 @triton.jit
 def add_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """As :func:`scatter_rows_sink`, but added up on the way."""
+    """As :func:`scatter_rows_sink`, but add a tile to the one sum at its owner."""
     if tile.shard == handles.rank(handle):
         _store_rows(handle, c, collected_sum(handle, slots, acc, tile, flags, SITE), bias_ptr, tile, BIAS)
     else:
@@ -130,16 +131,16 @@ def matmul_reduce_scatter(
     """``output = (sum over ranks of A @ B)[r * rows : (r + 1) * rows] + bias`` on rank r; rows = M / world_size.
 
     Args:
-        output: [M / world_size, N], any strides, not in memory of another operand; in A's dtype, of 8 bits as for
+        output: [M / world_size, N], any strides, not in memory of another operand; in A's dtype, or for 8-bit A as for
             :func:`iris.ops.all_gather_matmul`.
         A: [M, K / world_size], this rank's columns; M a multiple of the number of ranks; any strides; Iris's own kernel
             copies it first if its rows are not contiguous.
         B: [K / world_size, N], this rank's rows, in A's dtype; any strides, its rows contiguous on all
             ranks or on none.
-        bias: [N] per column, or [M / world_size, 1] per row of the own output; in output's dtype, added once, to the
-            sum.
-        scale_a, scale_b: for int8 and fp8: this rank's own, of what it adds to the sum; float32, one number, or one for
-            each row of A, [M] or [M, 1], and for each column of B, [N] or [1, N]; or of fp8 one for each block of
+        bias: [N] per column, or [M / world_size, 1] per row of this rank's output; in output's dtype, added once, to
+            the sum.
+        scale_a, scale_b: for int8 and fp8: of this rank's product, applied before the sum; float32, one number, or one
+            for each row of A, [M] or [M, 1], and for each column of B, [N] or [1, N]; or for fp8 one for each block of
             128, counted from this rank's first column of A on, as for :func:`iris.ops.all_gather_matmul`.
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
@@ -149,9 +150,9 @@ def matmul_reduce_scatter(
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
         ContextError: the context is closed, belongs to a parent process, or a call on it broke off.
-        RankMismatch: in a call that is new to all ranks, these differ in problem, config, workspace, or place of an
-            operand that peers touch.
-        HeapError, CaptureError: the call needs new memory, which the heap lacks, or which no capture may make.
+        RankMismatch: in a call that is new to all ranks, the ranks differ in problem, config, workspace, or the place
+            of an operand that peers touch.
+        HeapError, CaptureError: the call needs new memory, but the heap has no room, or a graph is being captured.
         WaitTimeout, PeerDied: from an earlier kernel of this context, or while ranks compare a new call.
 
     Sync: on the current stream. All ranks must call it, in the same order; no barrier is needed between calls.
