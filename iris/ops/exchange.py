@@ -1,24 +1,24 @@
 """Collectives of a few microseconds, for the small matrices of decoding: what ``low_latency`` runs before or after the
 library's matmul.
 
-A program stores its share of this rank's part into an *inbox* at every peer, and takes what has come into its own.
-There is no handshake before and no barrier after, so data crosses the link once: the one-shot scheme of NCCL's LL
-protocols and of the custom all-reduces of serving engines. There are two ways to know what has come:
+A program stores its share of this rank's part into an *inbox* at every peer, and takes what has arrived in this rank's
+inbox. There is no handshake before and no barrier after, so a call takes one trip over the link: the one-shot scheme of
+NCCL's LL protocols and of the custom all-reduces of serving engines. There are two ways to know what has arrived:
 
-* *words* (:func:`iris.device.words.store_words`), for little: each says that it has come, so nothing is waited for
-  between data and flag, 2 µs of 6. A word has four bytes of data; of floats it is no larger than that, else twice.
-* *flags*, one per program, which are set behind the data.
+* *words* (:func:`iris.device.words.store_words`), for small parts: a word itself shows that it has arrived, which saves
+  the wait between data and flag, 2 µs of 6. A word carries four bytes of data; for floats it takes four, else eight.
+* *flags*, one per program, which are set after the data.
 
 The two-shot scheme sends fewer bytes, in two hops: each rank sums a part of the rows, and sends the sum to every rank.
 
-An inbox has two halves, which calls take in turns. A rank that is in call n has had data from every peer in call
-n - 1; each peer had by then finished call n - 2, the last to read the half that is now written. Behind flags a sum goes
-straight to a peer's output, when that peer's part of it has come: the peer is then in the same call, and what read its
-output is over. In words it goes to the inbox, which has room for parts and for sums.
+An inbox has two halves, between which calls alternate. A rank in call n has received data from every peer in call
+n - 1, before which each peer had finished call n - 2, the last to read the half that call n writes. With flags, a rank
+stores a sum straight into a peer's output, once that peer's part has arrived: the peer is then in the same call, so
+whatever read its output has finished. With words, the sum goes to the inbox, which has room for parts and for sums.
 
-In words there may be more programs than are resident at once. Each sends all it has before it waits, and waits only for
-what programs of its own number send. GPUs start programs in order (no vendor promises it): of those that have not ended
-the first has begun on every rank, and it ends, as its peers have sent.
+With words, there may be more programs than are resident at once. Each sends its parts before it waits, and waits only
+for programs of the same number on other ranks. GPUs start programs in order (though no vendor promises it). So the
+first program that has not ended on all ranks has begun on every rank, where it sends its parts: it ends.
 """
 
 from __future__ import annotations
@@ -47,38 +47,39 @@ from iris.ops.workspace import FusedWorkspace
 
 MAX_PROGRAMS = 512
 FLAGS = 2 * MAX_RANKS.value * MAX_PROGRAMS
-"""Flags of a workspace: one per rank and program, and as many for sums."""
+"""Flags of a workspace: one per rank and program for parts, and as many for sums."""
 _MIN_ELEMENTS, _MAX_ELEMENTS = 512, 8192
-"""Elements that a program moves at a time, behind flags."""
+"""Elements that a program moves at a time, with flags: the fewest and the most."""
 _MIN_WORDS, _MAX_WORDS = 256, 512
-"""Words of a block: the shorter one, until that makes more than one block for each program, or two where an SM has one
-program. Of 128 to 4096 words the fastest on 2 × H200, 2026-11-27."""
+"""Words of a block: the fewest as long as that makes no more than one block per program, or two where an SM has one
+program; else up to the most. The fastest of 128 to 4096 words on 2 × H200, 2026-11-27."""
 _VECTOR_NBYTES, _WORDS_PER_WARP, _WARPS = 16, 128, 4
-"""A thread takes four words at a time, and a program has no more threads (of NVIDIA's warps) than take a block once.
-Then each has the words of all ranks in the same place, and sums them by itself; else threads exchange them through
-shared memory, which takes up to 2 µs."""
+"""A thread takes four words at a time, and a program has no more threads (in NVIDIA's warps) than take a block in one
+pass. Each thread then holds the words of all ranks for the same place, and sums them by itself; otherwise threads would
+exchange words through shared memory, which takes up to 2 µs."""
 _MAX_WORDS_AWAITED = 4096
-"""Words that a program waits for at a time, from all ranks."""
+"""Words that a program waits for at a time, from all ranks together."""
 _PROGRAMS_PER_SM = {2: 6, 4: 3, 8: 2}
-"""By ranks, or the next power of two: with the registers that the words of all ranks take, programs then leave room for
-one of another call, on another stream, which they might have to wait for."""
+"""By the number of ranks, or the next power of two. Given the registers that the words of all ranks take, an SM then
+has room for one more program, of a call on another stream, for which these programs might have to wait."""
 _PROGRAMS_PER_CU = {2: 4, 4: 2}
-"""The same on AMD, where registers are not bounded."""
+"""The same on AMD, where the registers of a thread are not bounded."""
 FREE_RANKS = 4
-"""Of so few the words need no bound to leave that room, if rows have vectors."""
+"""Among so few ranks, that room is left without a bound on registers, if rows are whole vectors."""
 _REGISTERS = 1 << 16
-"""Of an SM of any NVIDIA GPU since 2014."""
+"""Registers of an SM of any NVIDIA GPU since 2014."""
 _MAX_ROWS = 16
-"""Of a block behind flags; one of words is a part of one row, or a row of no less than a quarter of a block."""
+"""Rows of a block with flags, at most. A block of words has one row, or part of one, if a row is longer than a quarter
+of a block; else several."""
 _WORDS_AT_A_TIME = 16
-"""A row is a multiple of so many words, or whole blocks: that lets Triton store and load vectors."""
+"""The words sent for a row are a multiple of this, or whole blocks, so that Triton can store and load vectors."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a part of ``rows`` × ``cols`` is cut: ``count`` blocks of ``block_m`` × ``block_n``; ``words``: these travel
-    as words, not behind flags; ``hops``: parts to all (1), or parts to owners, and their sums to all (2);
-    ``num_warps``: of a program that moves them."""
+    """How a part of ``rows`` × ``cols`` is cut: into ``count`` blocks of ``block_m`` × ``block_n``. ``words``: they
+    travel as words, not with flags; ``hops``: 1, or 2 if owners then send their sums to all ranks; ``num_warps``: of a
+    program that moves blocks."""
 
     rows: int
     cols: int
@@ -93,31 +94,31 @@ class Blocks:
         return -(-self.rows // self.block_m) * -(-self.cols // self.block_n)
 
     def words_n(self, dtype: torch.dtype) -> int:
-        """Words that carry a row: of its last block no others are sent."""
+        """Words that carry a row; the rest of the row's last block is not sent."""
         words = -(-self.cols * dtype.itemsize // (4 * _WORDS_AT_A_TIME)) * _WORDS_AT_A_TIME
         return min(words, -(-self.cols // self.block_n) * self.block_n * dtype.itemsize // 4)
 
     @property
     def num_flags(self) -> int:
-        """Flags of the workspace. So a workspace that has them is for flags, and nothing but words is ever stored where
-        words are waited for."""
+        """Flags of the workspace; none for words. So words and flags never share a workspace, and nothing but words is
+        ever stored where words are waited for."""
         return 0 if self.words else FLAGS
 
     def nbytes(self, dtype: torch.dtype) -> int:
-        """Room for one rank's blocks, as they travel."""
+        """Bytes of one rank's blocks, as they travel."""
         elements = self.count * self.block_m * self.block_n
         return words_nbytes(elements, dtype) if self.words else elements * dtype.itemsize
 
     def inbox_nbytes(self, world_size: int, dtype: torch.dtype) -> int:
-        """Both halves, each with room for every rank's blocks, in words for their sums, too."""
+        """Bytes of both halves, each with room for every rank's blocks, and with words in two hops for sums, too."""
         return 2 * world_size * (self.hops if self.words else 1) * self.nbytes(dtype)
 
 
 def blocks_of(
     part: Sequence[int], dtype: torch.dtype, world_size: int, num_sms: int, hops: int = 1, by_flags: bool = False
 ) -> Blocks:
-    """A part of this shape in few blocks per program, of whole vectors; in words if it is small enough, unless it is to
-    go ``by_flags``."""
+    """Cut a part of this shape into few blocks per program, of whole vectors. It travels as words if it is small
+    enough, unless ``by_flags`` is set."""
     rows, cols = part
     nbytes = rows * cols * dtype.itemsize
     wide = max(_VECTOR_NBYTES // dtype.itemsize, triton.next_power_of_2(cols))
@@ -134,13 +135,14 @@ def blocks_of(
 
 
 def _programs_per_sm(world_size: int, backend: str = "cuda") -> int:
-    """At most, of a kernel that exchanges words: while some wait, others send or sum."""
+    """Programs per SM of a kernel that exchanges words, at most: while some wait, others send or sum."""
     most = _PROGRAMS_PER_CU if backend == "hip" else _PROGRAMS_PER_SM
     return most.get(triton.next_power_of_2(world_size), 1)
 
 
 def registers(num_warps: int, world_size: int) -> int:
-    """The most that a thread of an exchange in words may take, for an SM to have room for one program more."""
+    """The most registers that a thread of an exchange in words may take, if an SM is to have room for one program
+    more."""
     threads = 32 * num_warps * (_programs_per_sm(world_size) + 1)
     return min(255, _REGISTERS // threads // 8 * 8)
 
@@ -151,7 +153,7 @@ def _in_vectors(blocks: Blocks, *matrices: torch.Tensor) -> bool:
 
 
 def _share(elements: int, blocks: int, least: int, most: int) -> int:
-    """Of so many elements what each of ``blocks`` blocks gets: a power of two, within bounds."""
+    """How many of ``elements`` each of ``blocks`` blocks gets: a power of two, from ``least`` to ``most``."""
     share: int = triton.next_power_of_2(math.ceil(elements / blocks))
     return min(most, max(least, share))
 
@@ -165,7 +167,7 @@ def _block(me, block, blocks, rows, cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.con
 
 @triton.jit
 def _block_below(tile, top, all_rows):
-    """The block ``tile`` of a part that begins at row ``top``, as a tile of the whole."""
+    """The block ``tile`` of a part that begins at row ``top``, as a tile of the whole matrix."""
     rows = tile.rows + top
     here = tile.row_mask & (rows < all_rows)
     return Tile(tile.shard, tile.index, tile.per_shard, 0, rows, tile.cols, here, tile.col_mask)
@@ -173,7 +175,7 @@ def _block_below(tile, top, all_rows):
 
 @triton.jit
 def _part_for(peer, mine, tile, rows, all_rows, SPLIT: tl.constexpr):
-    """What ``peer`` is to get of the block ``tile``; nothing but zeros lies outside."""
+    """The data of the block ``tile`` for ``peer``; zeros outside the matrix."""
     r = tile.rows + peer * rows if SPLIT else tile.rows
     here = tile_mask(tile) & (r < all_rows)[:, None]
     return tl.load(tile_pointers(mine, mine.ptr, r, tile.cols), mask=here, other=0.0)
@@ -206,15 +208,15 @@ def exchange_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Every rank's part of ``rows`` × ``cols`` to every rank, in ``blocks`` blocks.
+    """Send every rank's part of ``rows`` × ``cols`` to every rank, in ``blocks`` blocks.
 
-    ``SPLIT``: ``mine`` holds a part for each rank, one below the other, ``all_rows`` in all, so that the last may be
-    shorter; else the same part goes to all. ``TOTAL``: the parts are summed in rank order, and the bias added; else
-    they stand below (``BY_ROWS``) or beside each other. ``EVERYWHERE``: the sum goes to every rank's ``result``,
-    symmetric, at the rows that the part has there. ``ROWS_IN_VECTORS``: rows are multiples of 16, which matters where
-    columns are contiguous.
+    ``SPLIT``: ``mine`` holds a part for each rank, one below the other, ``all_rows`` in all, so the last part may be
+    shorter; else the same part goes to all. ``TOTAL``: the parts are summed in rank order, and the bias is added; else
+    they are placed below (``BY_ROWS``) or beside each other. ``EVERYWHERE``: each rank's sum goes to every rank's
+    ``result``, symmetric, at the rows of that rank's part. ``ROWS_IN_VECTORS``: ``rows`` and ``all_rows`` are multiples
+    of 16, which matters where columns are contiguous.
     """
-    if ROWS_IN_VECTORS:  # Triton knows it then
+    if ROWS_IN_VECTORS:  # changes nothing, but tells Triton that they are multiples of 16
         rows, all_rows = rows // 16 * 16, all_rows // 16 * 16
     epoch = own_epoch(epochs)
     me, program = handles.rank(handle), tl.program_id(0)
@@ -261,7 +263,7 @@ def _words_of(
     inbox, first, tile, epoch, handle, SITE: tl.constexpr, WORLD: tl.constexpr, SOURCES: tl.constexpr,
     BLOCK_M: tl.constexpr, WORDS_N: tl.constexpr,
 ):  # fmt: skip
-    """What every rank has sent of a block of words, by rank, when it has come; from slot ``first`` of the inbox on."""
+    """Wait for the words of a block from every rank, in the inbox's slots from ``first`` on. Returns them by rank."""
     sources = tl.arange(0, SOURCES)
     slots = slot_pointers(inbox, first, tile, BLOCK_M, WORDS_N)
     slots = slots[None, :, :] + (sources * tile.per_shard).to(tl.int64)[:, None, None] * (BLOCK_M * WORDS_N)
@@ -271,7 +273,7 @@ def _words_of(
 
 @triton.jit
 def _store_parts(result, parts, tile, rows, cols, all_rows, WORLD: tl.constexpr, BY_ROWS: tl.constexpr):
-    """Every rank's part of a block, below (``BY_ROWS``) or beside each other, ``all_rows`` at most."""
+    """Store every rank's part of a block, below (``BY_ROWS``) or beside each other; nothing from ``all_rows`` on."""
     sources = tl.arange(0, parts.shape[0])
     r, c = tile.rows[None, :, None].to(tl.int64), tile.cols[None, None, :].to(tl.int64)
     if BY_ROWS:
@@ -311,10 +313,10 @@ def exchange_words_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """As :func:`exchange_kernel`, but the parts travel as words, with ``PACK`` elements in each, ``words_n`` for a row,
-    and are summed in an order of the compiler's, the same on all ranks. ``SOURCES``: the power of two from ``WORLD``
-    on. Sums for every rank travel as words, too, to the slots behind those of the parts. A call has up to ``programs``
-    programs."""
+    """As :func:`exchange_kernel`, but the parts travel as words, with ``PACK`` elements in each and ``words_n`` for a
+    row. The compiler chooses the order of the sum, the same on all ranks. ``SOURCES``: ``WORLD``, rounded up to a power
+    of two. With ``EVERYWHERE``, sums travel as words, too, to the slots after those of the parts. ``programs``: the
+    most that any call has."""
     if ROWS_IN_VECTORS:
         rows, all_rows = rows // 16 * 16, all_rows // 16 * 16
     epoch = own_epoch(epochs)
@@ -371,10 +373,10 @@ def exchange(
     bias: torch.Tensor | None = None,
     bias_is: int = 0,
 ) -> None:
-    """Launch :func:`exchange_kernel`, or :func:`exchange_words_kernel`. The workspace has staging memory for both
-    halves of the inbox, and the flags that ``blocks`` need. Of two hops ``split`` and ``total`` are part.
+    """Launch :func:`exchange_kernel`, or :func:`exchange_words_kernel`. The workspace must have staging memory for both
+    halves of the inbox, and the flags that ``blocks`` need. Two hops need ``split`` and ``total``.
 
-    Sync: on the current stream; ``result`` is complete behind it, and ``mine`` may be overwritten.
+    Sync: on the current stream. After it, ``result`` is complete, and ``mine`` may be overwritten.
     """
     operands = (
         Matrix(mine, *mine.stride()), Matrix(result, *result.stride()), bias, blocks.rows, blocks.cols, blocks.count,

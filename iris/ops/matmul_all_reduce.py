@@ -10,7 +10,7 @@ Algorithms (:mod:`iris.ops.reduction` has the signals of ``two_shot``, ``copy_en
 was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 28.
 
 **two_shot**: the tiles are dealt to the ranks. The epilogue stores every finished tile into a slot at its owner. The
-owner adds up its own tiles, in float32 and in rank order, and stores the results into every rank's output.
+owner adds the others' parts to its own, in float32 and in rank order, and stores the sum into every rank's output.
 ``num_rounds`` rounds spread these stores over the matmul; a rank's own tiles come one round later than the others'.
 When it wins: outputs of more than a few hundred KiB; each rank receives about twice the output. In one round, few tiles
 and their sums travel as words to inboxes, as in ``one_shot``; it then wins from 32 rows on 4 ranks, or 16 rows of wide

@@ -1,19 +1,19 @@
 """How the tiles of a sum over ranks come together: what matmul + reduce-scatter and matmul + all-reduce share.
 
-Every tile has an owner, who adds it up. The other ranks hand their parts of it over in one of three ways:
+Every tile has an owner, which adds up all ranks' parts of it. The other ranks hand their parts over in one of three
+ways:
 
-- ``deliver``: the program stores the finished tile into a slot of its rank's at the owner, and flags it.
-- ``keep``: the program leaves the tile in an outgoing slot of its own rank's; when a chunk of tiles is complete, the
-  copy engine, which waits for that, copies the chunk into the slots at the owner and flags it. No SM waits for the
-  link.
-- ``deliver_add``: the program adds the tile to the one sum that lies at the owner.
+- ``deliver``: the program stores the finished tile into its rank's slot at the owner, and flags it.
+- ``keep``: the program leaves the tile in an outgoing slot in its own rank's memory. The copy engine waits until a
+  chunk of tiles is complete, copies it into the slots at the owner, and flags it. No SM waits for the link.
+- ``deliver_add``: the program adds the tile to the one sum at the owner.
 
-The owner computes its own tiles last in each round, adds what the others have sent to what it has in registers, and
+In each round the owner computes its own tiles last. It adds what the others have sent to its own part in registers, and
 finishes the tile.
 
-Signals: a rank writes to others only when all have entered the call (``GATE``), and so have finished the one before.
-Flags of arrived chunks (of one tile, for ``deliver``) take the call's epoch. For ``deliver_add`` each tile has a count
-of the sources that have added to it, which the owner sets back to zero, and the sum with it, when it takes the sum.
+Signals: a rank writes to others only when all have entered the call (``GATE``), and so have finished the call before.
+Flags of arrived chunks (of one tile each, for ``deliver``) take the call's epoch. For ``deliver_add`` each tile has a
+count of the sources that have added to it; when the owner takes the sum, it resets both to zero.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ from iris.ops.words import tiles_sent
 _SUM_PROGRAMS = 4
 """Programs per SM of a kernel that only sums: enough loads at a time to keep the memory busy."""
 _SUM_STAGES: tl.constexpr = tl.constexpr(3)
-"""Of its loop over the parts: more would take the shared memory that so many programs per SM share."""
+"""Stages of its loop over the parts, at most: more would need more shared memory than so many programs per SM have."""
 _ADDED: tl.constexpr = tl.constexpr(2)
-"""What each tile that is added counts: to wait for 1 is bounded as the first use of a flag is, and these wait again."""
+"""How much each added tile counts. Not 1: a wait for 1 has the longer time limit of a flag's first use, but every call
+waits for these counts."""
 
 
 @triton.jit
@@ -83,14 +84,14 @@ def keep(handle, slots, value, tile):
 
 @triton.jit
 def kept_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.constexpr):
-    """Count a tile of another owner's that was left for the copy engine."""
+    """Count a tile that belongs to another rank and was left for the copy engine."""
     if shard != handles.rank(handle):
         counted_after(handle, slots, shard, index, per_shard, flags, epoch, SITE)
 
 
 @triton.jit
 def collected(handle, slots, acc, tile, flags, epoch, SITE: tl.constexpr):
-    """``acc`` plus all other ranks' parts of a tile that this rank owns, in rank order, once all have come."""
+    """``acc``, this rank's part of a tile that it owns, plus all other ranks' in rank order, once all have arrived."""
     me, world = handles.rank(handle), handles.world_size(handle)
     sources, valid = others(handle)
     ready = flags.ready + sources * flags.chunks + tile.index // flags.blocks_per_chunk
@@ -118,7 +119,7 @@ def added_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.c
 
 @triton.jit
 def collected_sum(handle, slots, acc, tile, flags, SITE: tl.constexpr):
-    """``acc`` plus the sum that the others have left for a tile of this rank's; zero is left in its place."""
+    """``acc`` plus the sum of the other ranks' parts of a tile that this rank owns; resets that sum to zero."""
     me, world = handles.rank(handle), handles.world_size(handle)
     wait(flags.ready + tile.index, (world - 1) * _ADDED, (me + 1) % world, handle, SITE, counted=True)
     pointers = slot_pointers(slots.incoming, 0, tile, acc.shape[0], acc.shape[1])
@@ -131,7 +132,7 @@ def collected_sum(handle, slots, acc, tile, flags, SITE: tl.constexpr):
 
 @dataclass(frozen=True)
 class Reduction:
-    """How the tiles of one call are cut into chunks, and their memory. ``plan`` is the op's, chunks filled in."""
+    """How the tiles of one call are cut into chunks, and their memory. ``plan`` is the op's, with chunks filled in."""
 
     plan: Plan
     slots: Slots
@@ -143,7 +144,7 @@ def _sum_rows(
     EVERYWHERE: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Rows ``first`` to ``row_end``, which this rank owns, of the sum of all ranks' products; see :func:`sum_kernel`.
+    """Sum rows ``first`` to ``row_end``, which this rank owns, of all ranks' products; see :func:`sum_kernel`.
     ``WHOLE``: the output has the rows of all ranks."""
     me, world = handles.rank(handle), handles.world_size(handle)
     across = tl.cdiv(N, BLOCK_N)
@@ -153,7 +154,7 @@ def _sum_rows(
         acc = tl.load(tile_pointers(own, own.ptr, rows, cols), mask=tile_mask(tile), other=0).to(ACC_DTYPE)
         stages: tl.constexpr = min(copy_stages(partial.ptr.dtype.element_ty, BLOCK_M * BLOCK_N), _SUM_STAGES)
         for step in tl.range(1, world, num_stages=stages):
-            source = (me + step) % world  # no two ranks that are level load from the same one
+            source = (me + step) % world  # ranks that are level load from different peers
             if LANDED:
                 part = tile_pointers(partial, partial.ptr, rows - top + source * rows_per_rank, cols)
             else:
@@ -174,13 +175,14 @@ def sum_kernel(
     SITE: tl.constexpr, LANDED: tl.constexpr, EVERYWHERE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Rows ``first`` to ``row_end``, of the ``rows_per_rank`` that this rank owns, of the sum of all ranks' products,
-    in rank order from the own one on.
+    """Sum rows ``first`` to ``row_end``, of the ``rows_per_rank`` that this rank owns, of all ranks' products, in rank
+    order from this rank on.
 
-    ``own`` is this rank's product of all rows, ``partial`` every rank's, or, once they have ``LANDED``, the others'
-    parts for this rank, one below the other, as ``chunk``; see :func:`wait_landed`. ``top``: the row that such a part,
-    or an output that has no others, begins with. ``EVERYWHERE``: the sum is stored into every rank's output, at the
-    same rows, else into the own.
+    ``own`` is this rank's product, of all rows. ``partial`` is every rank's product, read at that rank. If ``LANDED``,
+    it is this rank's memory with the others' parts for this rank, one below the other, and the kernel waits for those
+    of ``chunk`` (:func:`wait_landed`). ``top``: the first row of such a part, and of an output that has only this
+    rank's rows. ``EVERYWHERE``: the sum is stored into every rank's output, at the same rows; else only into this
+    rank's.
     """
     if LANDED:
         epoch = coming_epoch(turnstile)
@@ -200,7 +202,7 @@ def sum_chunk_kernel(
     handle, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank, WHOLE: tl.constexpr,
     BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What :func:`sum_kernel` sums of parts that have landed before it runs, into the own output."""
+    """As :func:`sum_kernel`, for parts that have landed before this kernel runs; into this rank's output only."""
     _sum_rows(
         handle, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank, True, False, WHOLE, BIAS,
         ACC_DTYPE, BLOCK_M, BLOCK_N,
@@ -208,7 +210,7 @@ def sum_chunk_kernel(
 
 
 class SumCall(OpCall):
-    """A call of an op that sums products over ranks: what the algorithms of both ops need."""
+    """A call of an op that sums products over ranks: what the algorithms of both such ops need."""
 
     @property
     def rows_per_rank(self) -> int:
@@ -216,7 +218,7 @@ class SumCall(OpCall):
         return -(-self.problem.m // self.ctx.world_size)
 
     def reduction(self, plan: Plan, tiles_per_chunk: int = 1) -> Reduction:
-        """Room for the tiles that others send and, for ``copy_engine``, for those that wait to be sent."""
+        """Room for the tiles that others send and, for ``copy_engine``, for those that are still to be sent."""
         world = self.ctx.world_size
         summing, copying = self.config.algorithm == "atomic", self.config.algorithm == "copy_engine"
         dtype = accumulator_of(self.problem.output_dtype) if summing else self.problem.output_dtype
@@ -236,7 +238,7 @@ class SumCall(OpCall):
         self.launch(sums.plan, slots=sums.slots)
 
     def send_chunk(self, sums: Reduction, owner: int, chunk: int) -> None:
-        """Let the copy engine hand a chunk of tiles over to its owner once it is complete."""
+        """Let the copy engine hand a chunk of tiles over to its owner, once the chunk is complete."""
         plan, slots, engine, rank = sums.plan, sums.slots, self.workspace.engine, self.ctx.rank
         per_shard, tile = plan.tiles_per_shard(self.problem, self.config), self.config.tile_elements
         first = chunk * plan.blocks_per_chunk
@@ -250,8 +252,8 @@ class SumCall(OpCall):
         engine.clear(done)
 
     def sum_in_ring(self, sums: torch.Tensor, *, everywhere: bool) -> None:
-        """The product chunk by chunk, and sums that travel through ``sums``, symmetric, to the rank that owns their
-        rows (:func:`iris.ops.decomposed.reduce_in_ring`). ``everywhere``: ``sums`` is the output, all of it."""
+        """Multiply chunk by chunk, while sums travel through ``sums``, symmetric, to the rank that owns their rows
+        (:func:`iris.ops.decomposed.reduce_in_ring`). ``everywhere``: ``sums`` is the whole output."""
         per_rank = self.rows_per_rank
         top = 0 if everywhere else self.ctx.rank * per_rank
 
@@ -272,9 +274,9 @@ class SumCall(OpCall):
         reduce_in_ring(self.decomposition(), sums, chunks, per_rank, multiply, everywhere=everywhere)
 
     def sum_by_chunks(self, chunks: list[Rows], *, everywhere: bool) -> None:
-        """The product by ``chunks`` of each rank's rows, put to the rank that owns them, which sums what has come
-        beside the copies of the next chunk. A matmul computes the rows of ``owners_per_matmul`` ranks, where these are
-        neighbours. ``everywhere``: sums go to all ranks, too, and so any rank may own any rows."""
+        """Multiply by ``chunks`` of each rank's rows, and put each product to the rank that owns its rows. The owner
+        sums a chunk beside the copies of the next one. A matmul computes the rows of ``owners_per_matmul`` ranks, where
+        these rows are adjacent. ``everywhere``: sums go to all ranks in the end, so any rank may own any rows."""
         m, n, rank, world, rows = self.problem.m, self.problem.n, self.ctx.rank, self.ctx.world_size, self.rows_per_rank
         engine, parts = self.workspace.engine, self.decomposition()
         landings = parts.landings(len(chunks))
@@ -282,7 +284,7 @@ class SumCall(OpCall):
         product = self.workspace.scratch_matrix("product", m, n, self.output.dtype)
 
         def owned(owner: int, chunk: int) -> Rows:
-            """The rows of a chunk, of which the last ranks may have fewer, or none."""
+            """The rows of a chunk that ``owner`` owns; the last ranks may have fewer rows, or none."""
             first = owned_from(chunks[chunk], owner, rows, world, everywhere=everywhere)
             return Rows(first, min(chunks[chunk].count, m - first))
 
@@ -299,7 +301,7 @@ class SumCall(OpCall):
                 if those.count > 0:
                     top = rank * rows + chunks[chunk].first
                     engine.put(those.of(product), Rows(top, those.count).of(incoming), owner)
-                landings[chunk].copied(owner)  # who waits for all ranks, rows or not
+                landings[chunk].copied(owner)  # even without rows: the owner waits for all ranks
 
         def finish_chunk(chunk: int) -> None:
             those = owned(rank, chunk)
@@ -317,8 +319,8 @@ class SumCall(OpCall):
             top = mine.first - chunks[-1].first
             self.sum(product, incoming, mine, top, landing=landings[-1], everywhere=everywhere)
 
-        # A peer whose part has come has entered the call: its output may be written. Sums that are copied to peers must
-        # be there before any rank leaves.
+        # A peer whose part has arrived has entered the call, so its output may be written. Sums that are copied to
+        # peers must have arrived there before any rank leaves.
         behind = everywhere and len(chunks) > 1
         with engine.running(last=finish if behind else None):
             for chunk in range(len(chunks)):
@@ -332,8 +334,8 @@ class SumCall(OpCall):
                 finish()
 
     def exchanged(self, *, split: bool) -> None:
-        """The product, then an exchange of it; ``split``: of the part for each rank, whose sum goes to that rank, or in
-        the second hop to all."""
+        """Multiply, then exchange the products. ``split``: each rank gets its part of them, and sums it; with two hops
+        the sum goes to all ranks. Else each rank gets and sums whole products."""
         m, n, blocks = self.problem.m, self.problem.n, self.blocks()
         product = self.workspace.scratch_matrix("product", m, n, self.output.dtype)
         self.multiply(product, self.a)
@@ -343,7 +345,7 @@ class SumCall(OpCall):
         )  # fmt: skip
 
     def summed(self, *, everywhere: bool) -> None:
-        """The product, then the collective: what the fused algorithms are measured against."""
+        """Multiply, then sum by a collective: what the fused algorithms are measured against."""
         product = self.workspace.staged(self.problem.m, self.problem.n, self.output.dtype)
         self.multiply(product, self.a)
         top = self.ctx.rank * self.rows_per_rank
@@ -360,8 +362,8 @@ class SumCall(OpCall):
         landing: Landing | None = None,
         everywhere: bool = False,
     ) -> None:
-        """``rows`` of this rank's, of its product, ``own``, and the others', ``partial``, symmetric, or with
-        ``landing`` what lands there, summed into the output; see :func:`sum_kernel`."""
+        """Sum ``rows``, which this rank owns, into the output: of this rank's product, ``own``, and the others' in
+        ``partial``, symmetric, or, with ``landing``, their parts that land there; see :func:`sum_kernel`."""
         sum_kernel[(self._summing(rows),)](
             self.ctx.handle, self.workspace.turnstile, self.workspace.ready, landing and landing.sent,
             landing.chunk if landing else 0, Matrix(own, *own.stride()), Matrix(partial, *partial.stride()),
@@ -371,8 +373,8 @@ class SumCall(OpCall):
         )  # fmt: skip
 
     def sum_chunk(self, own: torch.Tensor, partial: torch.Tensor, rows: Rows, top: int, *, whole: bool) -> None:
-        """``rows`` of this rank's, of its product, ``own``, and of the others' parts, ``partial``, that have landed,
-        summed into this rank's output; ``whole``: which has the rows of all."""
+        """Sum ``rows``, which this rank owns, into its output: of its product, ``own``, and the others' parts that have
+        landed in ``partial``. ``whole``: the output has the rows of all ranks."""
         sum_chunk_kernel[(self._summing(rows),)](
             self.ctx.handle, Matrix(own, *own.stride()), Matrix(partial, *partial.stride()),
             Matrix(self.output, *self.output.stride()), self.bias, top, rows.first, rows.first + rows.count,
@@ -380,7 +382,7 @@ class SumCall(OpCall):
         )  # fmt: skip
 
     def _summing(self, rows: Rows) -> int:
-        """Programs of a kernel that sums these rows. None waits for a later one, so not all must be resident."""
+        """Programs of a kernel that sums these rows. None waits for a later one, so they need not all be resident."""
         blocks = -(-max(1, rows.count) // self.config.comm_block_m) * -(-self.problem.n // self.config.comm_block_n)
         return min(blocks, _SUM_PROGRAMS * (self.config.num_sms or self.ctx.num_sms))
 
