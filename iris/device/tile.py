@@ -81,7 +81,7 @@ class Flags(NamedTuple):
     ``ready``: which parts of A, or which tiles, have arrived: epochs, or counts where tiles are added up. ``split``:
     which partial sums of split tiles are there, three epochs per program. ``counters``: see
     :func:`iris.device.sync.arrive`. Parts of A arrive in ``chunks`` chunks of ``blocks_per_chunk`` block rows, each in
-    ``pieces`` pieces of ``piece_k`` columns.
+    ``pieces`` pieces of ``piece_k`` columns; finished tiles leave in ``chunks`` chunks of ``blocks_per_chunk`` tiles.
     """
 
     turnstile: Any

@@ -1,13 +1,13 @@
 """What ``decomposed`` and ``ring`` are made of: the library's matmul (``torch.matmul``), chunk by chunk, beside the
-copy engine, with kernels of one program between that wait for what comes from peers.
+copy engine, and in between kernels of one program that wait for data from peers.
 
 The decomposition is that of Wang et al., Overlap Communication with Dependent Computation via Decomposition in Large
 Deep Learning Models, ASPLOS 2023.
 
 :func:`reduce_in_ring` sums products over ranks without a kernel that sums. The sum of a chunk of rows travels from rank
-to rank, and ends at the rank that owns the rows; each rank's matmul adds to it what it computes, which the library does
-in its epilogue. While one chunk's sum is on its way, the next one's is computed. A sum is rounded once per rank, as in
-NCCL's ring, with a bias once more, and in an order that is always the same.
+to rank, and ends at the rank that owns the rows; each rank's matmul adds its product to it, in the library's epilogue.
+While one chunk's sum is on its way, the next one's is computed. A sum is rounded once per rank, as in NCCL's ring, and
+once more with a bias. The order of the sum is always the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from iris.ops.workspace import FusedWorkspace
 
 @triton.jit
 def entry_kernel(handle, turnstile):
-    """The start of a call that is several kernels: peers may write to this rank from now on."""
+    """Begin a call that is made of several kernels: peers may write to this rank from now on."""
     enter(turnstile, handle)
 
 
@@ -48,17 +48,18 @@ def entered_kernel(handle, turnstile, first, count, SITE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["slot", "source"])
 def arrival_kernel(handle, turnstile, ready, slot, source, SITE: tl.constexpr):
-    """Wait until rank ``source`` has flagged what it sent, flag ``slot``. What runs behind this kernel on its stream
-    sees it."""
+    """Wait until rank ``source`` has set flag ``slot``. What runs after this kernel on its stream sees what was
+    sent."""
     wait(ready + slot, coming_epoch(turnstile), source, handle, SITE)
 
 
 @triton.jit
 def wait_landed(handle, ready, sent, chunk, epoch, SITE: tl.constexpr):
-    """Wait until what all other ranks have sent has landed: their parts of a chunk of this number, each flagged.
+    """Wait until all other ranks' parts of chunk number ``chunk`` have landed and are flagged.
 
-    The copy engine flags each part, or, if there is ``sent``, only sets the chunk's word of it behind all parts of this
-    rank's; the first program clears that, and flags them. Called by every program of the kernel.
+    Without ``sent``, the copy engine flags each part. With ``sent``, it only sets the chunk's word in it after all
+    parts that this rank sends; program 0 of this rank clears that word, and flags the parts at the peers. Called by
+    every program of the kernel.
     """
     me, world = handles.rank(handle), handles.world_size(handle)
     peers, valid = others(handle)
@@ -73,30 +74,30 @@ def wait_landed(handle, ready, sent, chunk, epoch, SITE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["chunk"])
 def landing_kernel(handle, turnstile, ready, sent, chunk, SITE: tl.constexpr):
-    """:func:`wait_landed` for what runs behind this kernel on its stream."""
+    """:func:`wait_landed` for what runs after this kernel on its stream."""
     wait_landed(handle, ready, sent, chunk, coming_epoch(turnstile), SITE)
 
 
 @triton.jit
 def exit_kernel(handle, turnstile, SITE: tl.constexpr, MEET: tl.constexpr):
-    """The end of the call; see :func:`iris.device.turnstile.leave`."""
+    """End the call; see :func:`iris.device.turnstile.leave`."""
     leave(turnstile, coming_epoch(turnstile), handle, SITE, MEET)
 
 
 def bias_of(rows: Rows, bias: torch.Tensor | None, bias_is: int) -> torch.Tensor | None:
-    """The bias that belongs to some rows: theirs if it is one per row, else all of it."""
+    """The bias for ``rows``: their part of it if there is one per row, else all of it."""
     return bias if bias is None or bias_is != BIAS_ROW.value else rows.of(bias)
 
 
 def lanes_for(dtype: torch.dtype) -> int:
-    """How many lanes the matmuls take turns on: two, but one for 8 bits, of which not all are left to the library, and
-    calls of Iris's kernel share one set of flags."""
+    """The number of lanes that matmuls alternate between: two, but one for 8-bit dtypes. Some products of these are
+    computed by Iris's kernel, whose calls share one set of flags."""
     return 1 if dtype in QUANTISED else 2
 
 
 @dataclass(frozen=True)
 class Decomposition:
-    """The small kernels and copies of one call. ``site`` is the op's, for errors of waits."""
+    """The small kernels and copies of one call. ``site``: the op's number, for errors of waits."""
 
     ctx: Iris
     workspace: FusedWorkspace
@@ -123,47 +124,47 @@ class Decomposition:
         )
 
     def landings(self, count: int) -> list[Landing]:
-        """Of what all ranks send to all others in so many chunks. Made before the engine is running, as its streams do
-        not wait for what zeroes new words."""
+        """The landings of ``count`` chunks, of which every rank sends parts to all others. Call it before the engine is
+        running, as the engine's streams do not wait for the kernel that zeroes new words."""
         flagged = flagged_one_by_one(self.ctx.world_size)
         sent = None if flagged else self.workspace.scratch("sent", MAX_CHUNKS, torch.int32)
         return [Landing(self, chunk, sent) for chunk in range(count)]
 
     def flag(self, slot: int, peer: int) -> None:
-        """Flag ``slot`` at ``peer``, behind the copies so far."""
+        """Set flag ``slot`` at ``peer``, after the copies so far."""
         epoch = self.workspace.turnstile[NEXT_EPOCH.value :][:1]
         self.engine.put(epoch, self.workspace.ready[slot:][:1], peer)
 
     def keep_level(self, chunk: int) -> None:
-        """Hold up the current lane, and what is copied behind it, until the next rank's copies have come as far as this
-        rank's. ``chunk``: another one each time.
+        """Hold up the current lane, and the copies that follow it, until the next rank's copies have come as far as
+        this rank's. ``chunk``: another one each time.
 
-        Ranks that copy to one peer after the other, the next one first, take turns at each only if they are level: one
-        that is ahead reaches a peer that the next rank still sends to. They share its links then, and are late at all
-        that follow (4 and 8 × H200, 2026-11-26)."""
+        Ranks copy to one peer after the other, next rank first. Only ranks that are level never copy to the same peer
+        at once: one that is ahead reaches a peer to which the next rank is still copying. The two then share that
+        peer's links, and are late at all further peers (4 and 8 × H200, 2026-11-26)."""
         rank, world = self.ctx.rank, self.ctx.world_size
-        if world <= 2:  # there is no peer at which others are met
+        if world <= 2:  # no two ranks copy to the same peer
             return
         before = (rank - 1) % world
-        self.flag(chunk * world + before, before)  # in a slot where no part of a peer's arrives
+        self.flag(chunk * world + before, before)  # a slot in which no peer flags a part
         self.wait_arrival(chunk * world + rank, (rank + 1) % world)
 
     def meet(self) -> None:
-        """Behind a kernel that has left, and copies: wait until all ranks have come so far."""
+        """After a kernel that left without meeting, and copies: wait until all ranks have come so far."""
         turnstile = self.workspace.second_turnstile
         exit_kernel[(1,)](self.ctx.handle, turnstile, SITE=self.site, MEET=True, num_warps=1)
 
     def leave(self, *, meet: bool) -> None:
-        """End the call; ``meet``: on no rank before all ranks have come so far."""
+        """End the call; with ``meet``, on no rank before all ranks have come so far."""
         exit_kernel[(1,)](self.ctx.handle, self.workspace.turnstile, SITE=self.site, MEET=meet, num_warps=1)
 
 
 @dataclass(frozen=True)
 class Landing:
-    """The parts of a chunk that each rank sends to every other one, waited for all together; ``chunk``: its number.
+    """The parts of chunk number ``chunk`` that each rank sends to every other rank; they are waited for all together.
 
-    A copy takes 2 µs longer with a flag behind it. So where there are many, one word is set behind all of them, in
-    ``sent``, in the own memory, and the kernel that waits for the others' parts flags the own ones.
+    A copy takes 2 µs longer with a flag after it. So with many ranks, one word in this rank's memory, in ``sent``, is
+    set after all copies of this rank; the kernel that waits for the others' parts then flags this rank's.
     """
 
     parts: Decomposition
@@ -177,7 +178,7 @@ class Landing:
             self.parts.flag(self.chunk * ctx.world_size + ctx.rank, peer)
 
     def copied_all(self) -> None:
-        """That was the last of them."""
+        """The copies to all peers have been asked for."""
         if self.sent is not None:
             self.parts.engine.set(self.sent[self.chunk :][:1], COPIED.value)
 
@@ -198,14 +199,15 @@ def reduce_in_ring(
     *,
     everywhere: bool,
 ) -> None:
-    """Sum products over ranks, and leave the sum of each rank's rows there, or with ``everywhere`` at all ranks.
+    """Sum products over ranks, and leave the sum of each rank's rows at that rank, or with ``everywhere`` at all ranks.
 
     Args:
-        sums: [M, N], symmetric: where sums arrive from the rank before, and wait to be sent on.
-        chunks: how each rank's rows are cut; the last rank may have fewer of them.
-        multiply: ``multiply(rows, begun, last)`` computes the product of these rows of all M, and adds it, if
-            ``begun``, to what has arrived in ``sums``; ``last``: the sum is then complete, and this rank's own.
-        everywhere: this rank's sums are then in ``sums``, and are sent to all ranks, which meet behind this.
+        sums: [M, N], symmetric: where sums arrive from the rank before, and from where they are sent on.
+        chunks: how each rank's rows are cut; the last rank may have fewer rows.
+        multiply: ``multiply(rows, begun, last)`` computes the product of these rows, of all M, and adds it, if
+            ``begun``, to what has arrived in ``sums``. ``last``: the sum is then complete, and this rank owns its rows.
+        everywhere: ``multiply`` leaves this rank's own sums in ``sums``, too; they are sent to all ranks, which then
+            meet.
 
     Sync: on the current stream. Waits for the next rank to have entered.
     """

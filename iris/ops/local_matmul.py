@@ -1,10 +1,10 @@
-"""A matrix product on one rank, by the kernel that every fused op is made of.
+"""A matrix product on one rank, by the kernel that every fused op uses.
 
 Unfused::
 
     output = A @ B * scale_a * scale_b + bias
 
-It is here to measure the kernel by itself, and for the dtypes that ``torch.matmul`` does not multiply.
+It serves to measure the kernel by itself, and for dtypes that ``torch.matmul`` does not multiply.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OP = LOCAL
 
 @triton.jit
 def add_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """The tile is added to what is there, and rounded once."""
+    """Add the tile to what the output holds, and round the sum once."""
     pointers = tile_pointers(c, c.ptr, tile.rows, tile.cols)
     acc += tl.load(pointers, mask=tile_mask(tile), other=0).to(acc.dtype)
     local_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE, BIAS)
@@ -60,14 +60,14 @@ def matmul(
     """``output = A @ B * scale_a * scale_b + bias`` on this rank alone.
 
     Args:
-        output: [M, N], any strides, not in memory of another operand; in A's dtype, of 8 bits as for
+        output: [M, N], any strides, not in memory of another operand; in A's dtype, or for 8-bit A as for
             :func:`iris.ops.all_gather_matmul`.
         A: [M, K], any strides; copied first if its rows are not contiguous.
         B: [K, N] in A's dtype, any strides.
         bias: [N] per column, or [M, 1] per row; in output's dtype, added in float32 (in int32 to an int32 output).
-        scale_a: for int8 and fp8: float32, one number, or one for each row of A, [M] or [M, 1]; or of fp8, both with
-            those of blocks as for :func:`iris.ops.all_gather_matmul`, [M, K / 128].
-        scale_b: the same for the columns of B: one number, or [N], or [1, N]; or [K / 128, N / 128].
+        scale_a: for int8 and fp8: float32, one number, or one for each row of A, [M] or [M, 1]. For fp8, both may be
+            scales of blocks as for :func:`iris.ops.all_gather_matmul`, this one [M, K / 128].
+        scale_b: the same for the columns of B: one number, or [N], or [1, N]; or for blocks [K / 128, N / 128].
         config, workspace, trace: as for :func:`iris.ops.all_gather_matmul`.
 
     Returns:
@@ -76,7 +76,7 @@ def matmul(
     Raises:
         ShapeError, DTypeError, PlacementError, ArgumentError: before anything is launched.
         ContextError: the context is closed, belongs to a parent process, or a call on it broke off.
-        CaptureError: the call needs new memory, which no capture may make.
+        CaptureError: the call needs new memory, but a graph is being captured.
         WaitTimeout, PeerDied: from an earlier kernel of this context.
 
     Sync: on the current stream; no other rank takes part.
@@ -123,9 +123,9 @@ def plain_matmul(
     config: FusedConfig,
     trace: Trace | None = None,
 ) -> None:
-    """``output = a @ b * scales + bias`` as PyTorch does it. As Iris does, with flags that the call's ``workspace``
-    keeps, where ``config`` says so, and of 8 bits, with a tile that is picked for this product, what PyTorch's library
-    does not take."""
+    """``output = a @ b * scales + bias`` by PyTorch's library. Iris's kernel computes it instead, with flags from the
+    call's ``workspace``, if ``config.own_matmul`` is set; and for 8-bit dtypes if ``config.num_sms`` is set, or, with a
+    tile picked for this product, if the library does not take the operands."""
     if config.own_matmul or a.dtype in QUANTISED:
         tile = _own_tile(config)
         if tile is None and library_takes(output, a, b, bias, scales):
@@ -146,7 +146,7 @@ def add_product(
     scales: Scales,
     config: FusedConfig,
 ) -> None:
-    """``total += a @ b * scales`` as PyTorch does it, rounded once; of 8 bits as Iris does, as PyTorch does not add."""
+    """``total += a @ b * scales``, rounded once: by PyTorch, or for 8-bit dtypes, where PyTorch cannot add, by Iris."""
     if a.dtype in QUANTISED:
         _multiply(
             workspace.ctx, total, a, b, None, scales, _own_tile(config), workspace.for_matmul, False, sink=add_sink
@@ -156,12 +156,13 @@ def add_product(
 
 
 def _own_tile(config: FusedConfig) -> FusedConfig | None:
-    """The config of Iris's kernel within an algorithm of ``config``; None: one that is picked."""
+    """The config of Iris's kernel within the algorithm that ``config`` names; None: pick one."""
     as_given = config.own_matmul or config.num_sms is not None
     return replace(config, algorithm="local", own_matmul=False) if as_given else None
 
 
 def _contiguous_on_cpu(a: torch.Tensor) -> torch.Tensor:
-    """``a``, or on the CPU, in 16 bits, a contiguous copy: for an odd number of columns oneDNN's AMX matmul reads one
-    element past the end of each row and multiplies it by zero, so a NaN there spoils the result (PyTorch 2.13)."""
+    """``a``, or, on the CPU for 16-bit dtypes, a contiguous copy if it is not contiguous: for an odd number of columns
+    oneDNN's AMX matmul reads one element past the end of each row and multiplies it by zero, so a NaN there spoils the
+    result (PyTorch 2.13)."""
     return a.contiguous() if a.device.type == "cpu" and a.element_size() == 2 else a

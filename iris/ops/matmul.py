@@ -29,13 +29,13 @@ from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
 
 DEFER_FROM_TILES = 8
-"""Tiles per program from which on it pays to announce a tile one tile later: on 4 × H200, 2026-11-21, matmul +
-reduce-scatter by ``push`` took 10 % less time with 57 tiles per program, all-reduce 10 % more with 4."""
+"""From so many tiles per program on, a tile is announced one tile later: on 4 × H200, 2026-11-21, matmul +
+reduce-scatter by ``push`` thus took 10 % less time with 57 tiles per program, all-reduce 10 % more with 4."""
 
 start_kernel: ContextVar[Callable[[Any, tuple[int, ...]], Callable[..., object]]] = ContextVar(
     "start_kernel", default=operator.getitem
 )
-"""How :func:`run` launches, given the kernel and its grid; ``iris tune`` has it compile, and launch nothing."""
+"""How :func:`run` launches, given the kernel and its grid; ``iris tune`` replaces it, to compile without launching."""
 
 
 def run(
@@ -57,34 +57,36 @@ def run(
     """Launch the matmul kernel for ``problem`` as ``plan`` and ``config`` say.
 
     Args:
-        own: this rank's part of A; all rows of it where the plan's source is ``local_source`` and nothing is gathered.
+        own: this rank's part of A; all of A's rows if the plan's source is ``local_source`` and nothing is gathered.
         bias: added by ``tile.finished``, in a sink; in ``output``'s dtype.
         bias_is: 0: there is none; 1: it is [M], a number for each row; 2: it is [N], a number for each column.
         workspace: made for this op alone, by ``iris.ops.new_workspace``.
-        trace: records into it what the programs do.
-        gathered: where all of A is once it has arrived, with both halves if there are two; None: the source finds it.
-            It may be read by TMA: a source of your own that waits calls ``iris.device.arch.fence_async_proxy`` then.
-        slots: what ``sink`` and ``after`` are given under this name.
-        scales: what the product is multiplied by before a sink has it: an ``iris.ops.scales.Scales``.
+        trace: where to record what the programs do.
+        gathered: the memory that holds all of A once it has arrived, with both halves if there are two; None: the
+            source knows where A is. It may be read by TMA, so a source of your own that waits must then call
+            ``iris.device.arch.fence_async_proxy``.
+        slots: passed to ``sink`` and ``after`` under this name.
+        scales: what the product is multiplied by before a sink gets it: an ``iris.ops.scales.Scales``.
 
     Raises:
-        ShapeError, DTypeError, ArgumentError: of an op of your own (``plan.site`` is 0), what does not agree with
-            ``problem``, or a ``config`` that cannot run. Where a sink of your own writes nobody checks.
-        CaptureError: the call needs new memory, which no capture may make.
+        ShapeError, DTypeError, ArgumentError: in an op of your own (``plan.site`` is 0), an operand does not agree with
+            ``problem``, or ``config`` cannot run. Nothing checks where a sink of your own writes.
+        CaptureError: the call needs new memory, but a graph is being captured.
     """
     if plan.site == 0:
         check_launch(ctx, problem, plan, output, own, gathered, b, bias, bias_is, scales, config, workspace, trace)
     if config.stream_k and problem.k <= config.block_size_k:  # nothing to split, and Triton 3.6 fails at K = 1
         config = replace(config, stream_k=False)
     target = target_of(ctx)
-    waits = plan.source is not kernels.local_source  # or may, for what arrives
+    waits = plan.source is not kernels.local_source  # it may wait, for parts of A that arrive
     if not waits:
         own = row_major(workspace, own)
     whole = own if gathered is None else gathered
     tiling = _tiling(problem, plan, config, ctx.num_sms, gathered is not None)
     desc = Descriptors()
     if target.tma:
-        # TMA faults at blocks that begin between 16 bytes, as a rank's columns may (seen on H200, CUDA 13.0).
+        # TMA faults at blocks that do not begin at a multiple of 16 bytes, as a rank's columns may not (seen on H200,
+        # CUDA 13.0).
         between = plan.segments > 1 and not tiling.even_k and tiling.k * own.element_size() % 16 != 0
         read = None if waits and gathered is None else whole
         desc = descriptors_of(None if waits and not plan.own else own, read, b, config, tiling.strips, between)
@@ -128,11 +130,11 @@ class _Tiling(NamedTuple):
     """How the output is cut into tiles, and how many programs share them.
 
     Attributes:
-        rows, k: of A as the kernel counts them: of one rank's part, where A is cut so.
+        rows, k: A's rows and columns as the kernel counts them: of one rank's part, if A is sharded by them.
         per_shard, per_round, tiles: tiles that belong to one rank, those of them in a round, and all ranks' tiles.
         programs: how many are launched.
-        sliced: programs which share a split tile may each hand the sink what they have summed.
-        strips: narrower tiles into which each split tile is cut.
+        sliced: programs which share a split tile may each hand the sink the rows that they have summed.
+        strips: the number of narrower tiles into which each split tile is cut.
         even_k: no block of K reaches beyond the memory that it is read from.
     """
 
@@ -148,7 +150,7 @@ class _Tiling(NamedTuple):
 
 
 def _tiling(problem: Problem, plan: Plan, config: FusedConfig, num_sms: int, gathered: bool) -> _Tiling:
-    """``gathered``: all of A is in one place, not cut by columns."""
+    """Cut the output into tiles. ``gathered``: all of A is gathered in one place, so its columns are not cut."""
     k, per_shard = problem.k // plan.segments, plan.tiles_per_shard(problem, config)
     tiles = plan.shards * per_shard
     units = tiles * -(-problem.k // config.block_size_k) if config.stream_k else tiles
@@ -162,7 +164,7 @@ def _tiling(problem: Problem, plan: Plan, config: FusedConfig, num_sms: int, gat
 
 
 def _epochs(ctx: Iris, plan: Plan, config: FusedConfig, workspace: FusedWorkspace) -> tuple[int, torch.Tensor]:
-    """How the kernel counts calls, its ``EPOCHS``, and where."""
+    """How the kernel counts calls (its ``EPOCHS``), and where."""
     if plan.alone and not config.stream_k:
         return turnstile.NO_EPOCHS.value, workspace.turnstile
     if plan.own_epochs or plan.alone:
@@ -171,7 +173,7 @@ def _epochs(ctx: Iris, plan: Plan, config: FusedConfig, workspace: FusedWorkspac
 
 
 def _counters(plan: Plan, workspace: FusedWorkspace) -> torch.Tensor | None:
-    """What ``after`` and a courier count in."""
+    """The counters of ``after`` and of a courier."""
     counts = max(plan.counts, plan.chunks if plan.courier is not None else 0)
     return workspace.scratch("counters", counts, torch.int32) if counts else None
 
@@ -179,7 +181,7 @@ def _counters(plan: Plan, workspace: FusedWorkspace) -> torch.Tensor | None:
 def _split_memory(
     problem: Problem, config: FusedConfig, tiling: _Tiling, workspace: FusedWorkspace
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """What Stream-K needs: two parts of tiles, or of strips, for each program to hand over, and its flags."""
+    """Stream-K's memory: for each program, room for two parts of tiles, or of strips, to hand over; and its flags."""
     if not config.stream_k:
         return None, None
     parts = 2 * tiling.programs * config.tile_elements // tiling.strips
@@ -193,8 +195,8 @@ def accumulator_of(dtype: torch.dtype) -> torch.dtype:
 
 
 def _precision(dtype: torch.dtype, made: torch.dtype) -> str:
-    """Of float32, what torch.matmul would use: all of it unless the user allows TF32. Sums of fp8 are kept in all of it
-    where the output is, ``made``; what they lose else is little beside rounding to 16 bits
+    """For float32, what torch.matmul would use: full precision, unless the user allows TF32. For fp8, full precision of
+    the sums if the output's dtype, ``made``, is float32; else what they lose is small beside rounding to 16 bits
     (docs/performance-matmul.md)."""
     if dtype == torch.float32:
         return "tf32" if allows_tf32() else "ieee"

@@ -1,4 +1,4 @@
-"""What an op decides of a launch of the one kernel, and whether all that an op of one's own passes for it agrees."""
+"""What an op decides about a launch of the one kernel, and the checks of what a user's own op passes for it."""
 
 from __future__ import annotations
 
@@ -31,32 +31,31 @@ class Plan:
     Attributes:
         site: the op's number, for errors of waits (:data:`iris.device.control.SITES`); 0 for one of your own.
         schedule, source, sink, after, courier: the parts; None: there is none.
-        sliced: the sink takes some rows of a tile as it does a whole one, and nothing comes after, so that programs
-            which share a split tile may each hand it what they have summed; None: if it is ``tile.local_sink``.
-        eager: ``after`` follows its own tile, not the next one; None: with few tiles per program, and where the source
-            may wait, as for what another rank's ``after`` announces: two programs that each owe the other a tile
-            would wait for ever.
+        sliced: the sink takes some rows of a tile as well as a whole tile, and nothing comes after, so that programs
+            which share a split tile may each hand it the rows that they have summed. None: only ``tile.local_sink``.
+        eager: ``after`` is called right after the tile's sink, not after the next tile. None: True if programs have few
+            tiles, or if the source may wait: it may wait for what another rank's ``after`` announces, and two programs
+            that each defer the announcement which the other waits for would wait for ever.
         gate: programs wait before their first sink until all ranks have entered the call.
-        shards: ranks among which tiles are dealt; ``sharded``: by rows, each rank having its own.
-        segments: ranks among which A is cut by columns; 1 if it is not.
-        own: the own shard of rows comes first, and is read where it lies.
-        piecewise: the source is asked again until K is through; False, which is faster, if it always has all of K.
-            None: unless A is all here.
+        shards: the number of ranks to which tiles are dealt; ``sharded``: by rows, each rank having its own.
+        segments: the number of ranks among which A is sharded by columns; 1 if it is not.
+        own: this rank's own shard of rows comes first, and is read in place.
+        piecewise: the source is asked again until all of K is done. False is faster; it needs a source that always has
+            all of K. None: True, unless the source is ``local_source``.
         meet: on leaving, ranks wait until all have come so far.
         alone: no other rank takes part.
-        own_epochs: programs count calls for themselves (:func:`iris.device.turnstile.own_epoch`), as nothing that they
-            do, the parts included, waits for a peer to enter or leave; for workspaces whose calls all do so. ``alone``
-            they do, too, if they count at all.
-        chunks, blocks_per_chunk, chunk_rows: chunks of rows in which parts of A arrive, or the output leaves; block
-            rows, and rows, in each.
+        own_epochs: programs count calls for themselves (:func:`iris.device.turnstile.own_epoch`). That requires that
+            nothing they do, the parts included, waits for a peer to enter or leave, and that all calls with the
+            workspace do the same. With ``alone`` programs always count so, if they count at all.
+        chunks, blocks_per_chunk, chunk_rows: the number of chunks of rows in which parts of A arrive, or the output
+            leaves; block rows of A, or tiles of the output, in each; and rows in each.
         pieces, piece_k: pieces of columns in which each chunk arrives, and columns in each; 0 for all.
         couriers, dedicated, first_units, abreast: as in :class:`iris.device.matmul.Crew`.
-        half_rows, half_flags: where A arrives in two halves of its memory by turns: rows, and flags, from the first to
-            the second; 0: there is one.
-        counts: counters that ``after`` needs; a courier that counts has the first ``chunks`` of the same.
-        rounds: rounds in which each shard's tiles are divided, where shards take turns.
-        per_round: tiles of each shard in a round, where not all rounds are alike but the last; None: as ``rounds``
-            divide them.
+        half_rows, half_flags: if A arrives alternately in two halves of its memory: rows, and flags, from the first
+            half to the second. 0: there is one half.
+        counts: counters that ``after`` needs; a courier that counts uses the first ``chunks`` of the same counters.
+        rounds: rounds into which each shard's tiles are divided, where shards take turns.
+        per_round: tiles of each shard in a round; the last round may have fewer. None: as ``rounds`` divide them.
     """
 
     site: int
@@ -92,7 +91,7 @@ class Plan:
     per_round: int | None = None
 
     def rows(self, problem: Problem) -> int:
-        """Rows of A as the kernel counts them: of one shard where A is sharded by rows, else all."""
+        """Rows of A as the kernel counts them: of one shard if A is sharded by rows, else all."""
         return problem.m // self.shards if self.sharded else problem.m
 
     def tiles_per_shard(self, problem: Problem, config: FusedConfig) -> int:
@@ -116,7 +115,7 @@ def check_launch(
     workspace: FusedWorkspace,
     trace: Trace | None,
 ) -> None:
-    """Raise if a user's op gives what does not belong together; the ops of Iris have checked theirs."""
+    """Raise if what a user's op passes does not fit together; Iris's own ops have checked theirs."""
     op = problem.op
     for name in _PARTS:
         part = getattr(plan, name)
