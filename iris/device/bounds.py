@@ -56,7 +56,7 @@ def check_bounds(
     offset, value, seen, peer, gone, started, handle, site: tl.constexpr, counted: tl.constexpr = False
 ):  # fmt: skip
     """Returns whether to give up this wait, and the new ``gone``. A wait is given up when its time is over, when the
-    abort word says that a host or another program gave up, or when ``gone`` was already the peer's number plus one.
+    abort word says that a host or another program gave up, or when ``gone`` is already the peer's number plus one.
 
     ``gone`` becomes that once every rank that may signal has closed its context: the peer, or, of a ``counted`` flag
     and in kernels of users, all other ranks. What they sent before they closed is visible only from this check on, so

@@ -90,7 +90,7 @@ def wait_parts(handle, flags, epoch, share, SITE: tl.constexpr):
 
 @triton.jit
 def slice_sum(partials, share, within, SIZE: tl.constexpr):
-    """The sum of a tile's parts, in the order of the programs, at the elements ``within``. Returns also pointers to
+    """The sum of a tile's parts, in the order of the programs, at the elements ``within``. Also returns pointers to
     these elements in the first program's part."""
     slices = partials + share.first.to(tl.int64) * SIZE + within
     start = slices + share.sharers.to(tl.int64) * SIZE

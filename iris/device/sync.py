@@ -32,7 +32,7 @@ few at most, counts by no more than the number of ranks."""
 
 @triton.jit
 def _require_flag(flag_ptr):
-    """Flags are int32, so that they wrap around correctly: a wait for another dtype could end at once, or never."""
+    """Flags are int32, so that they wrap around: a wait on a flag of another dtype could end at once, or never."""
     tl.static_assert(
         points_to(flag_ptr),
         "expected a pointer to a flag: the first argument, as in iris.signal(flag_ptr, value, peer, handle)",

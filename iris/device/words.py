@@ -27,12 +27,12 @@ def _require_warps(word_ptrs):
 def store_words(word_ptrs, data, mask=None):
     """Store a block of int32, to any rank, as *words*. A word has arrived once its place no longer holds
     :data:`NO_WORD`, so no flag follows the data, and no fence waits for it. (The custom all-reduces of TensorRT-LLM and
-    FlashInfer do this with negative zeros, after Lamport.)
+    FlashInfer do this with negative zeros, in Lamport's way.)
 
     Args:
         word_ptrs: where to store; each place is alternately stored to, and taken from by :func:`take_words`. Of int32
-            if the data is floats: there :data:`NO_WORD` means NaNs, and data with these bits is stored as other NaNs.
-            Of int64 for any other data, in which every pattern of 32 bits may occur.
+            if the data is floats: the bits of :data:`NO_WORD` are then NaNs, and such data is stored as other NaNs. Of
+            int64 for any other data, in which every pattern of 32 bits may occur.
         data: int32.
         mask: which of the words are stored.
 

@@ -282,7 +282,7 @@ class _Call(OpCall):
 
     def _multiply_rows_by_rank(self, own: torch.Tensor, parts: Decomposition, chunks: list[Rows]) -> None:
         """Multiply one rank's rows at a time, or some ranks' together. Only the part that arrives last is cut into
-        ``chunks``: after any other part, the next rank's is there to compute."""
+        ``chunks``: while any other part arrives, there are earlier ones to compute."""
         rank, world, rows, staged = self.ctx.rank, self.ctx.world_size, own.shape[0], self._staged()
         lane = itertools.count()
         with parts.engine.lane(next(lane)):  # first: the GPU then computes while the host is still asking for copies

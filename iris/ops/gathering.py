@@ -5,7 +5,7 @@ staging memory in chunks of rows, each cut into pieces of columns. Each piece ha
 
 - ``push_courier``: all programs store this rank's part at every peer; the last one to finish a chunk flags it.
 - ``fetch_courier``, ``put_courier``: each program carries whole pieces, to this rank or to a peer, and flags them.
-- ``keep_courier``: programs store this rank's part only; the copy engine brings the peers' parts.
+- ``keep_courier``: programs store this rank's part at this rank; the copy engine brings the peers' parts.
 """
 
 import triton

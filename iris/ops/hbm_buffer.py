@@ -60,7 +60,7 @@ def all_gather_matmul_hbm_buffer(
         k_per_flag: blocks of K that one ready flag announces.
         fetch_block_m, fetch_block_k: the tile that a fetcher moves at a time (``comm_block_m``, ``comm_block_n``).
         staged_a_layout: ``"k_contiguous"`` or ``"m_contiguous"``.
-        num_fetch_stages, first_stage_fetch_sms: stages of fetching, and the programs that fetch the first.
+        num_fetch_stages, first_stage_fetch_sms: the number of fetching stages, and of programs that fetch the first.
         num_warps, num_stages: as in Triton.
 
     Returns:
