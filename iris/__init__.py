@@ -3,7 +3,7 @@
     import iris
     ctx = iris.iris(heap_size=1 << 30)
 
-Import Iris before decorating kernels: where there is no GPU, it makes Triton interpret them (see
+Import Iris before decorating kernels: where there is no GPU, Iris makes Triton interpret them (see
 :mod:`iris.backends`), and the same program then runs on any number of simulated ranks.
 """
 

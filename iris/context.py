@@ -49,7 +49,7 @@ T = TypeVar("T")
 DEFAULT_HEAP_SIZE = 1 << 30
 MIN_HEAP_BYTES = 1 << 16
 _MAX_HEAP_BYTES = 1 << 46
-"""Bytes of a heap: more than any address space has for all ranks'."""
+"""Upper limit for the bytes of a heap: no address space has room for more on all ranks."""
 MAX_RANKS = handle.MAX_RANKS.value
 _never_freed: list[object] = []
 _numbers = itertools.count()
@@ -74,19 +74,20 @@ def iris(
             group if ``torch.distributed`` is initialised, else what the launcher's environment says, else
             a job of one rank.
         backend: ``"cuda"``, ``"hip"`` or ``"sim"``; None takes what :func:`iris.backends.detect` chose.
-        device: this rank's GPU, as torch.device takes it. None takes the launcher's local rank; under
-            ``torch.distributed`` without ``LOCAL_RANK``, the current device if all ranks' differ, else its rank there.
+        device: this rank's GPU, in any form that torch.device takes. None takes the launcher's local rank. Under
+            ``torch.distributed`` without ``LOCAL_RANK``, None takes the current device if no two ranks share one, else
+            this process's rank in ``torch.distributed``.
         timeout_s: seconds after which a wait for a peer gives up (default 60, or ``IRIS_TIMEOUT_S``).
-        first_timeout_s: the same while meeting, and for the first use of a flag, when peers may still be
-            compiling (default 300, or ``timeout_s`` if that is given).
+        first_timeout_s: the same limit while ranks meet, and for the first use of a flag, when peers may still be
+            compiling (default ``timeout_s`` or ``IRIS_TIMEOUT_S`` if one is given, else 300).
         log_level: for :meth:`Iris.info` and its siblings (default ``IRIS_LOG_LEVEL`` or ``"warning"``).
 
     Raises:
-        WaitTimeout: ranks that did not arrive.
-        PeerDied: a rank that died on the way.
-        RankMismatch: ranks that disagree about ``heap_size`` or the number of ranks.
-        BackendError: what the backend lacks, and how to get it.
-        ArgumentError: an argument, or an environment variable, that cannot work.
+        WaitTimeout: some ranks did not arrive.
+        PeerDied: a rank died while the ranks were meeting.
+        RankMismatch: the ranks disagree about ``heap_size`` or the number of ranks.
+        BackendError: the backend lacks something; the error says what, and how to get it.
+        ArgumentError: an argument or an environment variable has an impossible value.
     """
     return Iris(
         heap_size, group, backend, device=device, timeout_s=timeout_s, first_timeout_s=first_timeout_s,
@@ -95,7 +96,7 @@ def iris(
 
 
 class Iris(Live, SymmetricHeap, RankLogger, Aliases):
-    """One rank's context; make it with :func:`iris.iris`, which takes the same, end it with :meth:`close` or ``with``.
+    """One rank's context; make it with :func:`iris.iris`, and end it with :meth:`close` or ``with``.
 
     Attributes:
         rank: this rank.
@@ -201,7 +202,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         self._failure = Failure(self._mesh, self._watcher, status, self._table, self._global_ranks, limits.set_by)
 
     def _require_as_many_sms(self, counts: dict[int, bytes]) -> None:
-        """Raise RankMismatch unless all ranks' devices have as many SMs: ops split their work by that."""
+        """Raise RankMismatch unless all ranks' devices have the same number of SMs: ops split their work by it."""
         if len(set(counts.values())) > 1:
             said = ", ".join(f"rank {rank}: {count.decode()}" for rank, count in sorted(counts.items()))
             fix = "Choose like devices, as by CUDA_VISIBLE_DEVICES"
@@ -209,19 +210,20 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
 
     @property
     def heap_bases(self) -> torch.Tensor:
-        """int64 tensor, the address of every rank's heap as this rank sees it; pass it to kernels."""
+        """int64 tensor with the address of every rank's heap in this rank's address space; pass it to kernels."""
         self._require_open("heap_bases")
         return self._heap_bases
 
     @property
     def handle(self) -> Handle:
-        """What device functions of :mod:`iris.peer` and :mod:`iris.device.sync` take."""
+        """The device handle: an argument of kernels, for the functions of :mod:`iris.peer` and
+        :mod:`iris.device.sync`."""
         self._require_open("handle")
         return self._handle
 
     @property
     def alone(self) -> Handle:
-        """As :attr:`handle`, but of a job that consists of this rank alone: for kernels in which no peer takes part."""
+        """A handle like :attr:`handle`, but of a job with this rank only: for kernels in which no peer takes part."""
         self._require_open("alone")
         return self._alone
 
@@ -231,8 +233,8 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         return Iris._ops_factory(self)
 
     def workspace(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make()`` returned the first time ``key`` was asked for. Collective on first use: all ranks' keys must
-        be the same text, as numbers, names and tuples of these are.
+        """What ``make()`` returned the first time ``key`` was asked for. Collective on first use: ``str(key)`` must be
+        the same on all ranks, so use numbers, names, and tuples of these.
 
         Ops keep their flags and staging buffers here: made once, reused, never zeroed again.
         """
@@ -244,7 +246,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         return made
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
-        """As :meth:`workspace`, for what is this rank's own; not collective."""
+        """As :meth:`workspace`, for objects of this rank alone; not collective."""
         self._require_open("kept")
         if key not in self._kept:
             self._kept[key] = make()
@@ -252,11 +254,11 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         return made
 
     def agree(self, op: str, what: Hashable) -> None:
-        """Check that all ranks call ``op`` with the same ``what``. Collective the first time that it is called with it,
-        or with ``IRIS_CHECK_CALLS=1`` every time; else it does nothing.
+        """Check that all ranks call ``op`` with the same ``what``. Collective the first time for each ``op`` and
+        ``what``, or every time with ``IRIS_CHECK_CALLS=1``; otherwise it does nothing.
 
         Raises:
-            RankMismatch: they do not; names what each rank passed.
+            RankMismatch: the ranks differ; the error says what each rank passed.
         """
         key = op, what
         if self._compares_calls or key not in self._agreed:
@@ -264,26 +266,26 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
             self._agreed.add(key)
 
     def collect(self, op: str) -> None:
-        """Free what all ranks have let go of on the heap, for ``op``. Collective."""
+        """Free the heap blocks that all ranks have released; errors name ``op``. Collective."""
         self._leases.collect(f"{op}(frees memory)", self._exchange)
 
     def has_workspace(self, key: Hashable) -> bool:
-        """Whether :meth:`workspace` has made what ``key`` stands for; the same on all ranks."""
+        """Whether :meth:`workspace` has made the object for ``key``; the same on all ranks."""
         return key in self._workspaces
 
     @eager
     def barrier(self, stream: Any = None, group: Group = None) -> None:
-        """Wait until this rank's ``stream`` is done and all ranks of ``group`` have come here.
+        """Wait until this rank's ``stream`` is done and all ranks of ``group`` have made this call.
 
         Args:
             stream: the stream to wait for (default: the current one).
             group: the ranks that take part (default: all).
 
-        Sync: what any participating rank wrote on its stream before, all see afterwards.
+        Sync: all participating ranks see afterwards what any of them wrote on its stream before.
 
         Raises:
-            WaitTimeout, PeerDied: naming the ranks.
-            RankMismatch: a rank of them makes another call.
+            WaitTimeout, PeerDied: a rank did not come, or died; the error names it.
+            RankMismatch: a participating rank makes another call.
         """
         self._require_open("barrier")
         _check_stream("barrier", stream, "Pass group=… by name.")
@@ -293,17 +295,17 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
 
     @eager
     def device_barrier(self, group: Group = None) -> None:
-        """A barrier of ``group`` on the current stream: the host does not wait, and it can be captured in a graph.
+        """A barrier of ``group`` on the current stream: the host does not wait, and a graph can capture the barrier.
 
         Args:
             group: the ranks that take part (default: all).
 
-        Sync: work on the stream before it, on any participating rank, is seen by work behind it on all.
-        All ranks of ``group`` must launch it, in the same order as their other device barriers.
+        Sync: work behind the barrier, on all participating ranks, sees the work that any of them had on its stream
+        before it. All ranks of ``group`` must launch the barrier, in the same order among their device barriers.
 
         Raises:
-            ArgumentError: a group without this rank, or no group.
-            CaptureError: in a capture, the first barrier of a group.
+            ArgumentError: ``group`` is no group, or this rank is not in it.
+            CaptureError: the first barrier of a group is captured.
             ContextError, WaitTimeout, PeerDied: as :meth:`check` raises.
         """
         self.check("device_barrier")
@@ -318,7 +320,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
             sync.barrier_kernel[(1,)](self.handle, self._group_tensors[ranks], len(ranks), num_warps=1)
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Makes this rank's GPU the current one, on which kernels are launched: each thread has one of its own."""
+        """A context manager that makes this rank's GPU the thread's current device, on which kernels are launched."""
         return nullcontext() if self._is_on_device else torch.cuda.device(self.device)
 
     @property
@@ -334,8 +336,8 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         """Wait for ``stream`` (default: the current one), noticing meanwhile when a peer dies or a wait expires.
 
         Raises:
-            ArgumentError: what is no stream.
-            WaitTimeout, PeerDied: naming the ranks that a kernel waited for in vain, or that have left.
+            ArgumentError: ``stream`` is no stream.
+            WaitTimeout, PeerDied: a kernel waited for ranks in vain, or ranks have left; the error names them.
         """
         self._require_open("synchronize")
         _check_stream("synchronize", stream)
@@ -350,11 +352,11 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
 
         Args:
             value: None, a bool, number, string, list or dict (with strings as keys) of those, bytes, or a dense tensor
-                (any device); only ``source``'s counts. Numbers of NumPy's arrive as Python's.
+                (any device); only ``source``'s counts. NumPy numbers arrive as Python numbers.
             source: the rank whose value is sent.
 
         Raises:
-            ArgumentError: the value cannot be sent; on every rank alike.
+            ArgumentError: the value cannot be sent; every rank raises it.
             RankMismatch: a rank makes another call, or names another source.
         """
         self._require_open("broadcast")
@@ -380,20 +382,21 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         """Raise if a kernel's wait expired or a peer died since the last look. Costs no synchronisation.
 
         Args:
-            op: what an error is to name that finds the context closed.
+            op: the call that the error names if the context is closed.
 
         Raises:
             ContextError: the context is closed, belongs to a parent process, or a call on it broke off half way.
-            WaitTimeout: op, rank, the rank waited for, the flag, and what was wanted and seen.
-            PeerDied: the rank whose process is gone.
+            WaitTimeout: a wait expired; the error names op, rank, the rank waited for, the flag, and the values wanted
+                and seen.
+            PeerDied: a rank's process is gone; the error names the rank.
         """
         self._require_open(op)
         self._failure.check()
 
     def broke_off(self, error: BaseException) -> None:
-        """Note that ``error``, which may be Ctrl-C, ended a call of this rank half way. Messages of that call could be
-        taken for those of a later one, so all later use raises. Peers, who may be waiting for this rank, are told at
-        once."""
+        """Note that ``error``, which may be Ctrl-C, ended a call of this rank half way. All later use raises, because
+        messages of that call could be taken for those of a later one. The peers, who may be waiting for this rank, are
+        told at once."""
         self._failure.broke_off(error)
 
     def _require_open(self, op: str) -> None:
@@ -408,17 +411,17 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
     def close(self) -> None:
         """Wait for all ranks to be done, then give back all memory, sockets and threads. Collective.
 
-        Closing twice is harmless. After a failure no peer is waited for, and nothing is raised; kernels that this
-        device still runs are, of which those that wait for peers as Iris's do end at once. Others, such as NCCL's, are
-        waited for up to ``timeout_s``, or not at all at interpreter exit; what runs longer keeps its memory until the
-        process ends.
+        Closing twice is harmless. After a failure, ``close`` waits for no peer and raises nothing, but it waits for
+        kernels that still run on this device. Those that wait for peers by Iris's functions end at once. It waits for
+        others, such as NCCL's, up to ``timeout_s``, or not at all at interpreter exit; if a kernel runs longer, the
+        memory is kept until the process ends.
 
-        A program that ends without it closes then, and waits as long: up to ``timeout_s``, after which the job ends on
-        all ranks.
+        If a program ends without closing its context, the context is closed then, and waits for peers just as long: up
+        to ``timeout_s``, after which the job ends on all ranks.
 
         Raises:
-            PeerDied, WaitTimeout, RankMismatch: a peer did not come, or makes another call; everything of this rank is
-                released all the same.
+            PeerDied, WaitTimeout, RankMismatch: a peer did not come, or makes another call; this rank releases
+                everything all the same.
         """
         if not self._open or self._pid != os.getpid():
             return
@@ -435,7 +438,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
             self._release(error)
 
     def _say_closed(self) -> None:
-        """Once this rank has sent all that it was to send, let no kernel of a peer's wait for more."""
+        """Once this rank has sent everything, tell the peers' kernels not to wait for more from it."""
         self._backend.finish(self.check)
         place = control.CLOSED_WORDS.value + 4 * self.rank
         closed = torch.tensor([1, 0, 0, 0], dtype=torch.uint8, device="cpu")
@@ -511,7 +514,7 @@ def context_by_key(op: str, key: str) -> Iris:
 
 
 def require_context(op: str, ctx: object) -> None:
-    """Raise ArgumentError if ``ctx`` is no context, nor what stands in for one while kernels are only compiled."""
+    """Raise ArgumentError unless ``ctx`` is a context, or its stand-in while kernels are only compiled."""
     if not hasattr(ctx, "backend_name"):
         kind = "nothing" if ctx is None else type(ctx).__name__
         raise ArgumentError(op, "ctx", "a context, as iris.iris() returns it", kind)

@@ -1,4 +1,4 @@
-"""The copy engine: bulk copies between ranks that cost no SM, beside the kernels of the current stream.
+"""The copy engine: bulk copies between ranks that use no SM and run beside the kernels of the current stream.
 
     engine = CopyEngine(ctx)
     engine.beside(kernel, copies)       # two functions: one launches, the other asks for copies
@@ -9,8 +9,8 @@
         engine.put(source, target, peer)
         second_kernel()
 
-``copies`` calls :meth:`put`, and where it must not run ahead of the kernel, :meth:`wait`. Copies run in the order in
-which they are asked for. The current stream goes on when both are done.
+``copies`` calls :meth:`put`, and :meth:`wait` where a copy must not run ahead of the kernel. Copies run in the order in
+which they are asked for. The current stream goes on when both kernel and copies are done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from iris.errors import CaptureError
 
 
 class CopyEngine:
-    """One stream of copies, done in the order in which they are asked for. Can be captured in a graph."""
+    """One stream of copies, which run in the order in which they are asked for. A graph can capture them."""
 
     def __init__(self, ctx: Iris) -> None:
         self._ctx = ctx
@@ -39,13 +39,14 @@ class CopyEngine:
     def beside(
         self, kernel: Callable[[], None], copies: Callable[[], None], last: Callable[[], None] | None = None
     ) -> None:
-        """Run what ``kernel`` launches on the current stream, and beside it ``copies``, both behind the current
-        stream's work so far; behind both, ``last``.
+        """Run what ``kernel`` launches on the current stream, and ``copies`` beside it. Both run behind the current
+        stream's work so far; ``last`` runs behind both.
 
-        The kernel is launched first, so that no copy that waits for it can be in its way, however few queues the
-        driver has. Where it is the kernel that waits, for copies that do not, ask for these first: :meth:`running`.
+        The kernel is launched first, so that a copy that waits for it cannot block it, however few queues the driver
+        has. If it is the kernel that waits, for copies that wait for nothing, use :meth:`running` and ask for the
+        copies first.
         """
-        # In the simulator a kernel has run when its launch returns.
+        # In the simulator a kernel has finished when its launch returns, so the copies are asked for first.
         first, second = (kernel, copies) if self._on_gpu else (copies, kernel)
         with self.running(last=last):
             first()
@@ -56,12 +57,12 @@ class CopyEngine:
     def running(
         self, lanes: int = 1, last: Callable[[], None] | None = None, *, announced: bool = False
     ) -> Iterator[None]:
-        """Copies that are asked for in here run beside what the current stream is given in here, both behind its work
-        so far. What it is given afterwards, by ``last`` to begin with, waits for the copies, and for the second of two
-        lanes; see :meth:`lane`.
+        """Inside this block, copies run beside the kernels of the current stream, both behind the stream's work so far.
+        Later work of the stream, beginning with what ``last`` launches, waits for the copies, and for the second lane
+        if there are two; see :meth:`lane`.
 
-        An exception in here, once a copy has been asked for or a kernel waits for one, or if the call was ``announced``
-        before, is the end of the context: peers have been told of a call that this rank does not finish."""
+        An exception in the block ends the context if a copy has been asked for, if a kernel waits for one, or if the
+        call was ``announced`` before: the peers then rely on a call that this rank does not finish."""
         stream = self._stream
         with self.unbroken(announced) as recorded:
             if isinstance(stream, torch.cuda.Stream):
@@ -85,23 +86,23 @@ class CopyEngine:
     @contextmanager
     def unbroken(self, announced: bool) -> Iterator[bool]:
         """End the context if the block raises after copies have been asked for, or if the call was ``announced``
-        before, or on Ctrl-C, as that may come right behind a launch. Yields whether the block is only captured in a
-        graph: then nothing has been done when it raises, and the context goes on."""
+        before, or if the exception is Ctrl-C, which may come right behind a launch. Yields whether a graph captures the
+        block: if so, nothing has run when it raises, and the context goes on."""
         self._begun = announced
         recorded = self._on_gpu and torch.cuda.is_current_stream_capturing()
         try:
             yield recorded
         except BaseException as error:
-            begun = announced or self._begun or not isinstance(error, Exception)  # _begun: reset where this is nested
+            begun = announced or self._begun or not isinstance(error, Exception)  # a nested block resets _begun
             if begun and not recorded and not isinstance(error, CaptureError):
                 self._ctx.broke_off(error)
             raise
 
     @contextmanager
     def lane(self, number: int) -> Iterator[None]:
-        """Kernels launched in here, while the engine is :meth:`running`, go to one of its lanes, taken in turns by
-        ``number``: the current stream, or a second one. A kernel of one lane uses the SMs that the last wave of a
-        kernel of the other leaves idle."""
+        """Launch the kernels of this block, while the engine is :meth:`running`, in one of its lanes: the current
+        stream, or a second stream. Successive values of ``number`` take the lanes in turns. A kernel in one lane can
+        use the SMs that the last wave of a kernel in the other lane leaves idle."""
         if self._on_gpu:
             with torch.cuda.stream(self._lanes[number % len(self._lanes)]):
                 yield
@@ -109,13 +110,13 @@ class CopyEngine:
             yield
 
     def follow(self) -> None:
-        """Have later copies wait for all that has been launched so far on the current stream, or the current lane."""
+        """Make later copies wait for all work launched so far on the current stream, or in the current lane."""
         if isinstance(self._stream, torch.cuda.Stream):
             self._stream.wait_stream(torch.cuda.current_stream(self._ctx.device))
 
     def then(self, producer: Callable[[], None], consumer: Callable[[], None]) -> None:
         """Run the kernels that ``producer`` launches on the current stream, and beside them, on this engine's stream,
-        those that ``consumer`` launches. The consumer's kernels wait for flags that the producer's set."""
+        those that ``consumer`` launches. The consumer's kernels wait for flags that the producer's kernels set."""
         with self.running():
             producer()
             self._begun = True
@@ -123,10 +124,10 @@ class CopyEngine:
                 consumer()
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int) -> None:
-        """Copy ``source`` to the place of ``target``, symmetric, on rank ``peer``: both of the same shape, of one
-        dimension or two, with rows that are contiguous.
+        """Copy ``source`` to the place of the symmetric ``target`` on rank ``peer``. Both have the same shape, one or
+        two dimensions, and contiguous rows.
 
-        Sync: behind earlier copies of this engine, which any rank sees no later than this one.
+        Sync: runs behind earlier copies of this engine; a rank that sees this copy also sees those.
         """
         self._begun = True
         address = self._ctx.heap_offset(target) + self._backend.bases[peer]
@@ -139,18 +140,18 @@ class CopyEngine:
             self._backend.copy_rows(address, source.data_ptr(), pitches, width, rows, self._stream)
 
     def put_to_all(self, part: torch.Tensor) -> None:
-        """Copy ``part``, symmetric, to its place on all other ranks, the next one first."""
+        """Copy the symmetric ``part`` to its place on all other ranks, beginning with the next rank."""
         for step in range(1, self._ctx.world_size):
             self.put(part, part, (self._ctx.rank + step) % self._ctx.world_size)
 
     def wait(self, word: torch.Tensor) -> None:
-        """Later copies wait until the int32 ``word`` of this rank is not zero; see :meth:`clear`."""
+        """Make later copies wait until this rank's int32 ``word`` is not zero; see :meth:`clear`."""
         self._backend.wait_word(word.data_ptr(), self._stream)
 
     def set(self, word: torch.Tensor, value: int) -> None:
-        """Set the int32 ``word`` of this rank, behind the copies so far."""
+        """Set this rank's int32 ``word`` to ``value``, behind the copies so far."""
         self._backend.write_word(word.data_ptr(), value, self._stream)
 
     def clear(self, word: torch.Tensor) -> None:
-        """Set the int32 ``word`` of this rank to zero, behind the copies so far."""
+        """Set this rank's int32 ``word`` to zero, behind the copies so far."""
         self.set(word, 0)

@@ -1,7 +1,7 @@
 """The symmetric heap's bookkeeping: offsets only, no memory, no GPU.
 
-Every rank runs the same calls in the same order and therefore holds the same table, so an offset is all
-that a peer needs to find a block. First fit, lowest offset first; neighbours are merged when freed.
+All ranks make the same calls in the same order and therefore hold the same table, so an offset is all that a peer needs
+to find a block. Allocation is first fit, lowest offset first; adjoining free blocks are merged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def align_up(nbytes: int, alignment: int = ALIGNMENT) -> int:
 
 
 def format_bytes(nbytes: int) -> str:
-    """``nbytes`` as people read it: ``3.0 MiB``."""
+    """``nbytes`` in a readable unit: ``3.0 MiB``."""
     if nbytes < 1024:
         return f"{nbytes} B"
     size, unit = nbytes / 1024, "KiB"
@@ -62,7 +62,8 @@ class HeapTable:
         """The lowest free block of at least ``nbytes``.
 
         Raises:
-            HeapError: no free block is large enough; says what was asked, what is free, and what would do.
+            HeapError: no free block is large enough; the error says what was asked for, what is free, and which
+                ``heap_size`` would be enough.
         """
         wanted = max(align_up(nbytes), ALIGNMENT)
         for index, hole in enumerate(self._free):
@@ -80,8 +81,8 @@ class HeapTable:
         )
 
     def would_do(self, nbytes: int) -> int:
-        """The size of a heap that would hold a block of ``nbytes`` beside what is in use now."""
-        used = max((block.end for block in self._used.values()), default=0)  # holes below it would be there, too
+        """The size of a heap that would hold a block of ``nbytes`` in addition to what is in use now."""
+        used = max((block.end for block in self._used.values()), default=0)  # the larger heap would have these holes
         return align_up(used + align_up(nbytes), 1 << 20)
 
     def holding(self, offset: int) -> Block | None:

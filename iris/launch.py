@@ -1,12 +1,12 @@
 """Ranks that Iris starts itself, on this host.
 
-:func:`launch` runs a function on N ranks, or, inside a process that already is a rank (under torchrun, mpirun or srun),
-just calls it. So one script works under every launcher::
+:func:`launch` starts N ranks and runs a function on each. In a process that already is a rank (under torchrun, mpirun
+or srun), it just calls the function. So one script works under every launcher::
 
     if __name__ == "__main__":
         iris.launch(main, num_ranks=4)
 
-:class:`RankPool` keeps the ranks, for many short jobs.
+:class:`RankPool` keeps the ranks alive for many short jobs.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from iris.timeouts import MAX_WAIT_S
 from iris.worker import FAREWELL, INTERPRET, described, serve
 
 _GRACE_S = 30.0
-"""How long ranks may go on when one has failed. Those that wait for it are told at once; what others do may be worth
-finishing, or may never end."""
+"""How long other ranks may go on after one has failed. Those that wait for it are told at once; the work of the rest
+may be worth finishing, or may never end."""
 _TOLD_AFTER_S = 2.0
-"""How long others may still go on before the user is told why nothing happens."""
+"""How long after a failure the user is told that other ranks are still running."""
 _HELD_NBYTES = 32 << 10
-"""A pipe holds a call of so many bytes, whether the rank reads it or not."""
+"""Bytes of a call that fit in a pipe even if the rank does not read it."""
 
 
 def launch(
@@ -49,25 +49,25 @@ def launch(
 ) -> list[Any]:
     """Run ``fn(*args)`` on ``num_ranks`` ranks of this host and return their results in rank order.
 
-    Where this process already is a rank (torchrun, mpirun, srun, or an outer ``launch``), ``fn`` is called
-    once, here, and the list holds that one result; the launcher's world size then counts, not ``num_ranks``.
+    Where this process already is a rank (under torchrun, mpirun, srun, or an outer ``launch``), ``fn`` is called once,
+    in this process, and the list holds that one result. The launcher's world size then counts, not ``num_ranks``.
 
     Args:
         fn: a function importable by name (defined at the top level of a module or script, but not of a
             ``__main__.py``). A script calls ``launch`` under ``if __name__ == "__main__":``, as every rank imports it.
         num_ranks: how many processes to start, 1 to 16.
         args: passed to every rank; must be picklable. Ranks have this process's environment; see :class:`RankPool`.
-        timeout_s: end the ranks and raise if they take longer; None waits as long as it takes. Ranks that a launcher
-            has started are its own to end.
+        timeout_s: end the ranks and raise if they take longer; None waits as long as it takes. It does not apply to
+            ranks that another launcher has started.
 
-    A context that ``fn`` leaves open is closed when it returns, as ``with`` would, so that peers which still wait for
-    this rank are told; if it raises, they are told of that. Ranks that are not done 30 s after one has failed are
-    ended; before, a line on stderr says who is waited for.
+    If ``fn`` leaves a context open, it is closed when ``fn`` returns, as ``with`` would do. If ``fn`` raises, the peers
+    that wait for this rank are told why. When a rank has failed, the others are ended if they are not done after 30 s;
+    before that, a line on stderr says which ranks are waited for.
 
     Raises:
-        LaunchError: a rank failed; it names those that did and says what the first to fail raised, which is its
-            ``__cause__`` and has the rank's traceback; or time ran out; or no ranks can be started like this.
-        ArgumentError: ``fn`` is no function; a ``timeout_s`` that is no time; ``args`` that are no tuple or list.
+        LaunchError: a rank failed, time ran out, or ranks cannot be started like this. The error names the ranks that
+            failed and quotes the first exception, which is its ``__cause__`` and has the rank's traceback.
+        ArgumentError: ``fn`` is no function, ``timeout_s`` no time, or ``args`` no tuple or list.
     """
     _check_function("launch", fn)
     _check_number(num_ranks)
@@ -91,14 +91,14 @@ class _Outcome:
 
 
 class RankTraceback(Exception):
-    """Where a rank was when it raised: the cause of what it raised, as a traceback itself cannot be sent."""
+    """A rank's traceback as text, since tracebacks cannot be pickled; set as the cause of the rank's exception."""
 
 
 def _failure(outcomes: Iterable[_Outcome], late: str = "") -> LaunchError | None:
     """The error that says which ranks failed, what the first one raised, and who was late; None if none failed.
 
-    First is what is no consequence of another failure; else what a rank says that others waited for, which may itself
-    have waited.
+    The first failure is one that is no consequence of another. If there is none, it is that of a rank for which others
+    waited, although that rank may itself have waited for another.
     """
     failed = [one for one in outcomes if one.error is not None]
     missed = {rank for one in failed if isinstance(one.error, PeerDied | WaitTimeout) for rank in one.error.ranks}
@@ -112,16 +112,16 @@ def _failure(outcomes: Iterable[_Outcome], late: str = "") -> LaunchError | None
     what = words_of(first.error).removeprefix(f"rank {first.rank}'s ") if ours else described(first.error)
     error = LaunchError("\n".join([f"rank {first.rank} failed{also}: {what}", *([late] if late else [])]))
     error.__cause__ = first.error
-    # Without what the error says, which is printed below it.
+    # Without the error's own text, which is printed below the trace.
     if trace := first.trace.strip().removesuffix(described(first.error)).removesuffix(what).rstrip():
         cause = RankTraceback(f"rank {first.rank}:\n{trace}")
-        BaseException.__setattr__(first.error, "__cause__", cause)  # which a class of the user's may refuse
+        BaseException.__setattr__(first.error, "__cause__", cause)  # plain assignment may fail for a user's class
     return error
 
 
 def in_full(error: IrisError) -> IrisError:
-    """What a command that prints no causes says of ``error``: if it is one of Iris's in a rank, that, which says all;
-    else ``error`` with the traceback of the rank that failed first, if one did."""
+    """``error`` for a command that prints no causes. If a rank raised an error of Iris's, that error says enough and is
+    returned; otherwise ``error`` with the traceback of the rank that failed first, if there is one."""
     if isinstance(error.__cause__, IrisError):
         return error.__cause__
     trace = error.__cause__ and error.__cause__.__cause__
@@ -138,16 +138,16 @@ def _results(outcomes: list[_Outcome]) -> list[Any]:
 class RankPool:
     """Live ranks that run one function after another, so that many short jobs need one start.
 
-    A rank whose function raises stays alive; one that dies makes the pool unusable (``alive`` is False). A call that
-    breaks off half way, by Ctrl-C or because time ran out, ends all ranks; Ctrl-C between calls ends none. Threads that
-    call at once take turns.
+    A rank whose function raises stays alive. If a rank dies, the pool becomes unusable (``alive`` is False). If a call
+    breaks off half way, by Ctrl-C or because time ran out, all ranks are ended; Ctrl-C between calls ends none. Threads
+    that call at the same time take turns.
 
-    Ranks have the environment that this process has when the pool is made. They are forked from a server that has
-    imported PyTorch and Iris at the first launch, so what these read when they are imported, such as OMP_NUM_THREADS
-    and IRIS_BACKEND, is as it was then, and so is what a script reads while a rank imports it.
-    CUDA_VISIBLE_DEVICES counts, as CUDA is not initialised before.
+    Ranks have the environment that this process has when the pool is made. But they are forked from a server that
+    imports PyTorch and Iris at the first launch. So variables that are read during imports, such as OMP_NUM_THREADS and
+    IRIS_BACKEND, have the values of that time; this also holds for those that a script reads while a rank imports it.
+    CUDA_VISIBLE_DEVICES is taken from the newer environment, because the server does not initialise CUDA.
 
-    A rank may start processes of its own. It ends, whatever it is doing, when the process that started it is gone.
+    A rank may start processes of its own. A rank ends, whatever it is doing, when the process that started it is gone.
     """
 
     def __init__(self, num_ranks: int, env: dict[str, str] | None = None) -> None:
@@ -199,8 +199,8 @@ class RankPool:
         grace_s: float = math.inf,
         last: bool = False,
     ) -> list[_Outcome]:
-        """As :meth:`run`, but every rank's outcome, error or not. ``grace_s``: how long the others may go on when one
-        has failed. ``last``: contexts that ``fn`` leaves open are not for a later call, and are closed."""
+        """As :meth:`run`, but returns every rank's outcome, error or not. ``grace_s``: how long the other ranks may go
+        on after one has failed. ``last``: close contexts that ``fn`` leaves open, since no later call can use them."""
         _check_function("run", fn)
         _check_args("run", args)
         _check_timeout("run", timeout_s)
@@ -208,12 +208,12 @@ class RankPool:
         with self._turn:
             if self._over:
                 raise LaunchError(f"this pool has no ranks any more: {self._over}. Make a new iris.RankPool.")
-            # One each: the handle by which a tensor's memory is sent can be used once.
+            # Pickled once for each rank: the handle by which a tensor's memory is sent can be used only once.
             calls = [_packed(fn, args, last) for _ in self._pipes]
             try:
                 outcomes = self._exchange(calls, timeout_s, grace_s)
             except BaseException as error:
-                # Ranks may be busy yet, and would answer the next call with this one's value.
+                # Ranks may still be busy, and would answer the next call with the value of this one.
                 self._over = f"they were ended when a call broke off ({described(error)})"
                 self.kill()
                 raise
@@ -234,13 +234,13 @@ class RankPool:
             if now >= tell_at:
                 tell_at = math.inf
                 told = f"{_failure(outcomes.values())}\nwaiting for ranks {sorted(pending)}, {left:.0f} s at most"
-                # Nobody may read it, or it is closed, or takes no such text.
+                # stderr may be closed, have no reader, or not take this text.
                 with contextlib.suppress(OSError, ValueError):
                     if sys.stderr is not None:
                         print(told, file=sys.stderr, flush=True)
             limit = min(left, tell_at - now, MAX_WAIT_S)
             ready = multiprocessing.connection.wait(list(pending.values()), limit)
-            if not self._pipes:  # by the handler of a signal, in this thread
+            if not self._pipes:  # a signal handler in this thread has closed the pool
                 raise LaunchError(f"the call was broken off: {self._over}")
             if not ready and left <= limit:
                 late = f"ranks {sorted(pending)} did not finish within {limit_s:g} s{since} and were ended"
@@ -257,7 +257,8 @@ class RankPool:
         return [outcomes[rank] for rank in range(self.num_ranks)]
 
     def _send(self, calls: list[bytes]) -> None:
-        """What a pipe does not hold is sent beside: a rank may be slow to read it, or never come to."""
+        """Send every rank its call. A thread sends one that does not fit in the pipe, since a rank may read it late, or
+        never."""
         self._senders = []
         for pipe, call in zip(self._pipes, calls, strict=True):
             if len(call) <= _HELD_NBYTES:
@@ -302,20 +303,20 @@ class RankPool:
         for process in self.processes:
             if process.is_alive():
                 process.kill()
-        for sender in self._senders:  # nobody is left that it could send to
+        for sender in self._senders:  # ends soon: no rank is left to send to
             sender.join(1)
         self._over = self._over or "it was killed"
         self.close()
 
     def close(self) -> None:
-        """End the ranks, after the call of another thread if there is one: each is told to leave, and is killed if it
-        does not within 10 s."""
+        """End the ranks, after another thread's call if there is one. Each rank is told to leave, and is killed if it
+        has not left within 10 s."""
         with self._turn:
             self._over = self._over or "it was closed"
             pipes, self._pipes = self._pipes, []
             processes, self.processes = self.processes, []
             for pipe in pipes:
-                with contextlib.suppress(OSError):  # of a rank that died
+                with contextlib.suppress(OSError):  # the rank has died
                     pipe.send_bytes(FAREWELL)
                 pipe.close()
             deadline = time.monotonic() + 10
@@ -337,12 +338,12 @@ class RankPool:
 
 
 def _send_to(pipe: multiprocessing.connection.Connection, call: bytes) -> None:
-    with contextlib.suppress(OSError):  # of a rank that died: what it answers says so
+    with contextlib.suppress(OSError):  # the rank has died, which reading its answer shows
         pipe.send_bytes(call)
 
 
 def _passed_on() -> dict[str, str]:
-    """The environment of this process, for its ranks; each knows by itself whether Triton interprets."""
+    """The environment of this process for its ranks, without TRITON_INTERPRET, which each rank sets by itself."""
     return {name: value for name, value in os.environ.items() if name != INTERPRET}
 
 

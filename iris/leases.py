@@ -1,8 +1,8 @@
-"""Who still holds which block of the symmetric heap: a block is free once all ranks have let go of it.
+"""Which ranks still hold which block of the symmetric heap: a block is free once all ranks have released it.
 
-A rank lets go of a block when a tensor's last reference goes, which is at another moment on each rank. All must free
-it at the same one, as their tables of the heap have to stay equal: at the next allocation, which they make together,
-they tell each other what they have let go of since the one before.
+A rank releases a block when the last reference to its tensor goes, at a different moment on each rank. But all ranks
+must free the block at the same moment, because their heap tables have to stay equal. So at each allocation, which is
+collective, the ranks tell each other which blocks they have released since the last one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from iris.errors import HeapError
 from iris.heap import HeapTable
 
 Exchange = Callable[[str, bytes], dict[int, bytes]]
-"""Sends bytes to all ranks, under a tag on which they must agree; returns each rank's."""
+"""Sends bytes to all ranks, under a tag that must be the same on all; returns every rank's bytes."""
 
 
 class Lease:
-    """This rank's hold on the block at ``offset``; released once, by ``free`` or by the end of the tensor's storage,
-    which ``storage`` tells from that of a tensor that had the block before."""
+    """This rank's hold on the block at ``offset``. It is released once, by ``free`` or when the tensor's storage ends.
+    ``storage`` identifies that storage: an earlier tensor in the same block had another one."""
 
     def __init__(self, offset: int, released: list[int]) -> None:
         self.offset = offset
@@ -40,7 +40,7 @@ class Lease:
 
 
 class Leases:
-    """The blocks of ``table``, which is equal on all ranks."""
+    """The leases of the blocks of ``table``, which is equal on all ranks."""
 
     def __init__(self, table: HeapTable, world_size: int) -> None:
         self._table, self._world_size = table, world_size
@@ -49,10 +49,10 @@ class Leases:
         self._released_by: dict[int, set[int]] = {}
 
     def take(self, nbytes: int, op: str, tag: str, exchange: Exchange) -> Lease:
-        """A block of at least ``nbytes``, for ``op``. Collective; ``tag`` is what the ranks must agree on.
+        """Lease a block of at least ``nbytes``, for ``op``. Collective; ``tag`` must be the same on all ranks.
 
         Raises:
-            HeapError: there is none, not even when all ranks that may have collected Python's garbage.
+            HeapError: there is no such block, even after all ranks that may collect Python's garbage have done so.
         """
         self._free_what_all_released(tag, exchange)
         try:
@@ -64,10 +64,10 @@ class Leases:
         return lease
 
     def collect(self, tag: str, exchange: Exchange) -> None:
-        """Free what all ranks have let go of, Python's garbage included. Collective, as :meth:`take`.
+        """Collect Python's garbage, and free the blocks that all ranks have released. Collective, as :meth:`take`.
 
-        A rank that captures a graph collects no garbage: that may hold graphs or streams, which no capture lets go of.
-        It meets the others all the same, and what it has not let go of is kept by all.
+        A rank that captures a graph collects no garbage, because garbage may hold graphs or streams, which cannot be
+        destroyed during a capture. It still meets the others; blocks that it has not released stay in use on all ranks.
         """
         if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             gc.collect()

@@ -1,4 +1,4 @@
-"""The memory of the symmetric heap that a context hands out, and takes back."""
+"""The part of the context that allocates memory of the symmetric heap, and frees it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from iris.tensors import SymmetricTensors
 
 
 class SymmetricHeap(SymmetricTensors):
-    """Blocks of one rank's heap as tensors: what of a context knows where they lie."""
+    """Blocks of one rank's heap as tensors, and where they lie."""
 
     rank: int
     device: torch.device
@@ -26,28 +26,29 @@ class SymmetricHeap(SymmetricTensors):
 
     @abstractmethod
     def _rank_of(self, op: str, argument: str, rank: object) -> int:
-        """``rank`` as a number; ArgumentError if it is no rank's."""
+        """``rank`` as a number; ArgumentError if there is no such rank."""
 
     def heap_offset(self, tensor: torch.Tensor) -> int:
-        """Where in this rank's heap ``tensor``, which is there, begins, in bytes; a symmetric one in every heap."""
+        """The offset, in bytes, at which ``tensor`` begins in this rank's heap, where it must lie. For a symmetric
+        tensor, the offset is the same in every heap."""
         return tensor.data_ptr() - self._backend.bases[self.rank]
 
     @property
     def heap_free_bytes(self) -> int:
-        """Bytes of the symmetric heap that are free on all ranks as of the last allocation; ContextError if it is
-        closed."""
+        """Bytes of the symmetric heap that were free on all ranks at the last allocation. ContextError if the context
+        is closed."""
         self._require_open("heap_free_bytes")
         return self._table.free_bytes
 
     @property
     def heap_largest_free_bytes(self) -> int:
-        """Bytes of the largest free block of the symmetric heap; the same on all ranks. ContextError if it is
+        """Bytes of the largest free block of the symmetric heap; the same on all ranks. ContextError if the context is
         closed."""
         self._require_open("heap_largest_free_bytes")
         return self._table.largest_free
 
     def heap_size_for(self, nbytes: int) -> int:
-        """The ``heap_size`` that would hold a block of ``nbytes`` beside what is in use now."""
+        """The ``heap_size`` that would hold a block of ``nbytes`` in addition to what is in use now."""
         return self._table.would_do(nbytes)
 
     def _allocate(self, op: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -65,10 +66,10 @@ class SymmetricHeap(SymmetricTensors):
 
     @eager
     def free(self, tensor: torch.Tensor) -> None:
-        """Let go of ``tensor``'s block now, rather than when its last reference goes.
+        """Release ``tensor``'s block now, rather than when its last reference goes.
 
-        The block is reused once all ranks have let go of it. Using the tensor, or another view of its block,
-        after this is an error that nobody detects.
+        The block is reused once all ranks have released it. Using the tensor, or another view of its block, after this
+        is an error that nothing detects.
 
         Raises:
             PlacementError: the tensor is not on the symmetric heap, or was freed before.
@@ -86,16 +87,16 @@ class SymmetricHeap(SymmetricTensors):
         lease.release()
 
     def _lease_of(self, op: str, tensor: torch.Tensor) -> Lease | None:
-        """This rank's hold on the block that ``tensor``, or what it is a view of, lives in."""
+        """This rank's lease of the block that holds ``tensor``, or the tensor of which it is a view."""
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(op, "tensor", "a tensor", type(tensor).__name__)
         if tensor.layout != torch.strided or tensor.device != self.device:
             return None
         try:
             start = tensor.untyped_storage().data_ptr()
-        except RuntimeError:  # it only stands for others, as a DTensor does, or torch.vmap made it
+        except RuntimeError:  # without storage of its own, such as a DTensor, or one that torch.vmap made
             return None
-        return self._leases.at(start - self._backend.bases[self.rank])  # not of the tensor: of what it is a view of
+        return self._leases.at(start - self._backend.bases[self.rank])  # start: of the storage, not of a view in it
 
     @eager
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
@@ -105,9 +106,10 @@ class SymmetricHeap(SymmetricTensors):
 
     @eager
     def peer_view(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        """``tensor`` as ``rank`` holds it: a tensor over the same place of that rank's heap, for ``copy_``.
+        """``rank``'s copy of ``tensor``: a tensor over the same place in that rank's heap, for ``copy_``.
 
-        Copies between it and this rank's tensors go through the copy engine. It stays valid until ``close()``.
+        Copies between this view and this rank's tensors go through the copy engine. The view stays valid until
+        ``close()``.
 
         Raises:
             PlacementError: the tensor is not contiguous on the symmetric heap.
@@ -127,12 +129,12 @@ class SymmetricHeap(SymmetricTensors):
 
 
 def _storage_of(tensor: torch.Tensor) -> int:
-    """What tells the storage of ``tensor`` and its views from every other one that exists."""
+    """A number that identifies the storage of ``tensor`` and its views among all storages that exist now."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def whereabouts(ctx: SymmetricHeap, tensor: torch.Tensor) -> str:
-    """What to say of a ``tensor`` that is not on the heap of ``ctx``."""
+    """Words for an error about a ``tensor`` that is not on the heap of ``ctx``: where it is instead."""
     others = (one for one in OPEN if isinstance(one, SymmetricHeap) and one is not ctx)
     place = "on the heap of another context" if any(one.is_symmetric(tensor) for one in others) else "outside it"
     return f"one on {tensor.device} {place}"

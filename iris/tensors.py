@@ -1,7 +1,7 @@
 """Tensors on the symmetric heap, made with the signatures that torch has.
 
-Every one of these calls is collective: all ranks call it, with the same arguments, in the same order. Only one that is
-given its memory by ``out`` exchanges nothing.
+Each of these calls is collective: all ranks make it, with the same arguments, in the same order. A call with ``out``
+allocates nothing, and ranks exchange nothing in it.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ def _uniform(
     out: torch.Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """``torch.uniform``, which torch does not have."""
+    """What ``torch.uniform`` would do; torch has no such function."""
     target = torch.empty(size, dtype=dtype, device=device) if out is None else out
     return target.uniform_(low, high, generator=generator)
 
 
 _OWN: dict[str, Callable[..., torch.Tensor]] = {"uniform": _uniform, "zeros_like": torch.zeros}
-"""What makes the values where torch has no such function, or one of other arguments."""
+"""Functions that make the values where torch has no function of that name, or one with other arguments."""
 _DRAWN = ("rand", "randn", "randint", "uniform")
 _REFUSED = (RuntimeError, TypeError, ValueError, AssertionError, OverflowError)
 """What torch raises for arguments that cannot work."""
 
 
 def _for_two(op: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of ``op`` that make two such elements; of a single one torch checks less."""
+    """Arguments with which ``op`` makes two elements of the same kind; torch checks less for a single one."""
     if op == "arange":
         return 0, 2, 1
     if op == "linspace":
@@ -70,7 +70,7 @@ def _for_two(op: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def check_dense(op: str, argument: str, tensor: torch.Tensor) -> None:
-    """Raise ArgumentError unless all elements of ``tensor`` lie in one memory, by strides."""
+    """Raise ArgumentError unless ``tensor`` is dense: strided, and not nested."""
     if tensor.is_nested:
         raise ArgumentError(op, argument, "a dense tensor", "a nested one")
     if tensor.layout != torch.strided:
@@ -79,7 +79,7 @@ def check_dense(op: str, argument: str, tensor: torch.Tensor) -> None:
 
 def address_of(tensor: torch.Tensor) -> int:
     """Where the first element is; 0 for a tensor without memory, as ``torch.vmap`` and tracers make them."""
-    if type(tensor).__name__ == "FakeTensor":  # which has none, and warns of being asked
+    if type(tensor).__name__ == "FakeTensor":  # has no memory, and warns when asked for it
         return 0
     try:
         return tensor.data_ptr()
@@ -88,18 +88,18 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """False for a tensor without storage of its own, as a DTensor, or whose storage was resized to 0, as FSDP does."""
+    """False for a tensor without storage of its own, such as a DTensor, or with storage resized to 0, as FSDP does."""
     return bool(address_of(tensor)) and tensor.untyped_storage().nbytes() > 0
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """Whether derivatives in forward mode are taken of what is computed from ``tensor``."""
-    level: int = forward_ad._current_level  # to look at that first takes a tenth of the time
+    """Whether ``tensor`` carries a tangent, that is, takes part in forward-mode differentiation."""
+    level: int = forward_ad._current_level  # looking at this first takes a tenth of the time
     return level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def waited(value: Any) -> Any:
-    """What a functional collective of PyTorch's has made, once it has; anything else as it is."""
+    """The result of a functional collective of PyTorch, once it is complete; any other value unchanged."""
     functional = sys.modules.get("torch.distributed._functional_collectives")
     return value.wait() if functional and isinstance(value, functional.AsyncCollectiveTensor) else value
 
@@ -118,7 +118,7 @@ def _check_given(op: str, argument: str, tensor: object) -> None:
 
 
 def _refused(op: str, arguments: tuple[Any, ...], error: Exception) -> ArgumentError:
-    said = str(error).partition("\nException raised from ")[0]  # behind that PyTorch shows its stack
+    said = str(error).partition("\nException raised from ")[0]  # PyTorch's stack trace follows
     return ArgumentError(op, "arguments", f"what torch.{op} accepts", f"{arguments}: {said}")
 
 
@@ -155,8 +155,8 @@ class SymmetricTensors(ABC):
     ) -> torch.Tensor:
         """What ``torch.<op>(*arguments)`` returns, on the heap or in ``out``.
 
-        Torch first says shape and dtype, on its meta device; then it makes two elements in the host's memory, as it
-        refuses some arguments only where there are values; then it fills the memory.
+        A call on torch's meta device gives shape and dtype. A call for two elements in host memory comes next, because
+        torch refuses some arguments only if it makes values. Then torch fills the memory.
         """
         factory: Callable[..., torch.Tensor] = _OWN.get(op) or getattr(torch, op)
         self._check_device(op, device)
@@ -223,7 +223,7 @@ class SymmetricTensors(ABC):
         return out
 
     def _check_floating(self, op: str, dtype: torch.dtype | None, out: torch.Tensor | None) -> None:
-        """Raise DTypeError: torch's own error does not say that it is the dtype."""
+        """Raise DTypeError unless the dtype is floating: torch's own error does not say that the dtype is wrong."""
         wanted = dtype if dtype is not None or out is None else getattr(out, "dtype", None)
         if isinstance(wanted, torch.dtype) and not (wanted.is_floating_point or wanted.is_complex):
             raise DTypeError(op, "dtype", "a floating dtype", wanted)
@@ -408,14 +408,15 @@ class SymmetricTensors(ABC):
 
     @eager
     def as_symmetric(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` itself if it is on the symmetric heap, else a contiguous copy that is. Collective.
+        """``tensor`` itself if it is on the symmetric heap, else a contiguous copy of it on the heap. Collective.
 
-        A copy of a leaf that requires a gradient is another such leaf, that of a Parameter a Parameter; no gradient
-        flows back through a copy, and no tangent of forward mode goes with it.
+        The copy of a leaf that requires a gradient is a leaf that requires one, too; the copy of a Parameter is a
+        Parameter. No gradient flows back through a copy, and a copy has no forward-mode tangent.
 
         Raises:
-            RankMismatch: it is on the symmetric heap of some ranks only.
-            ArgumentError: a gradient is to flow back through a copy, and gradients are enabled; or it has a tangent.
+            RankMismatch: the tensor is on the symmetric heap of some ranks only.
+            ArgumentError: the tensor would have to be copied, but it has a tangent, or it is the result of a
+                computation through which gradients flow back, and gradients are enabled.
         """
         self._require_open("as_symmetric")
         tensor = waited(tensor)
