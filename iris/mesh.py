@@ -1,7 +1,7 @@
 """The control plane: one Unix socket between every pair of ranks of a job.
 
-It carries what must not travel over the heap: allocation checks, host barriers, small broadcasts, file
-descriptors, and the news that a rank has died (its socket closes, so every peer knows at once).
+It carries what must not travel over the heap: allocation checks, host barriers, small broadcasts, file descriptors, and
+the news that a rank has died: its sockets close, so every peer knows at once.
 
 Frames are length-prefixed bytes; nothing is unpickled.
 """
@@ -42,10 +42,10 @@ _ERRORS: dict[str, Callable[[str, Sequence[Any]], IrisError]] = {
     "WaitTimeout": WaitTimeout,
     "RankMismatch": RankMismatch,
 }
-"""What peers raise as this rank does: all take a text, and whom or what it is about."""
+"""Errors that peers raise just as this rank does. Each takes a text, and the ranks or calls that it is about."""
 _AFTER_KERNELS_S = 1.0
-"""How much longer than a kernel a host waits for its peers, or a quarter: a kernel that has waited as long knows better
-what for."""
+"""How much longer than a kernel a host waits for its peers, at most a quarter of the limit. So a kernel's wait expires
+before that of a host, and its error says more."""
 
 
 class Mesh:
@@ -55,10 +55,10 @@ class Mesh:
         rank: this rank, ``0 <= rank < world_size``.
         world_size: the number of ranks; all must be on this host.
         key: names the job; equal on all its ranks and on no other job's.
-        timeout_s: how long to wait for peers, here and in :meth:`exchange`.
+        timeout_s: how long to wait for peers, both here and in :meth:`exchange`.
 
     Raises:
-        WaitTimeout: peers that did not arrive within ``timeout_s``, named.
+        WaitTimeout: peers did not arrive within ``timeout_s``; the error names them.
         PeerDied: a peer arrived and died before all had arrived.
         LaunchError: another job already uses this key.
     """
@@ -80,7 +80,7 @@ class Mesh:
         rendezvous.count()
 
     def _check_alive(self, peer: int) -> None:
-        """Raise if the first word from ``peer`` during rendezvous is its end, or its reason for ending."""
+        """Raise if ``peer`` has closed its connection during rendezvous, or has said why it leaves."""
         try:
             data = self.peers[peer].recv(65536)
         except OSError:
@@ -97,17 +97,17 @@ class Mesh:
         ranks: Sequence[int] | None = None,
         fd: int | None = None,
     ) -> dict[int, bytes]:
-        """Send ``payload`` to every rank of ``ranks`` and return what each of them sent, own included.
+        """Send ``payload`` to every rank of ``ranks``; return by rank what each sent, including this rank's own.
 
         Args:
-            tag: what call this is; must be equal on all ranks.
+            tag: names the call; must be equal on all ranks.
             ranks: the ranks that take part (all by default); this rank must be one of them.
             fd: a file descriptor to send along; see :meth:`exchange_fd`.
 
         Raises:
-            RankMismatch: some rank made another call; names each rank's call.
+            RankMismatch: some rank made another call; the error names each rank's call.
             PeerDied: a participating rank's process ended.
-            WaitTimeout: a participating rank did not call within the time.
+            WaitTimeout: a participating rank did not make the call in time.
         """
         group = set(range(self.world_size)) if ranks is None else set(ranks)
         frame = _frame(_DATA, tag, payload)
@@ -126,7 +126,7 @@ class Mesh:
                 if not group - tags.keys() and not outgoing:
                     break
                 left = deadline - time.monotonic()
-                if left <= 0:  # whatever there is to read: a peer may send, and not read
+                if left <= 0:  # even if there is something to read: a peer may send without reading
                     late = sorted(group - tags.keys() | outgoing.keys())
                     for peer in self.ending(late):
                         raise self.death(peer, tag)
@@ -191,7 +191,7 @@ class Mesh:
         self._received[peer] += data
 
     def _drain(self, peer: int) -> None:
-        """Read what a dead peer said last: it may have named another culprit."""
+        """Read the last message of a dead peer: it may name another culprit."""
         try:
             while data := self.peers[peer].recv(1 << 20):
                 self._received[peer] += data
@@ -201,7 +201,7 @@ class Mesh:
             pass
 
     def death(self, peer: int, tag: str) -> IrisError:
-        """The error to raise because ``peer`` has closed its connection: its own last word, if it left one."""
+        """The error to raise because ``peer`` has closed its connection: the one that it sent last, if it sent one."""
         named = sorted({peer} | self.dead_ranks())
         for rank in named:
             try:
@@ -220,7 +220,7 @@ class Mesh:
         )
 
     def call_of(self, peer: int) -> str:
-        """What call ``peer`` has made that this rank has not, as far as is known here; "" if none."""
+        """The call that ``peer`` has made and this rank has not, as far as this rank knows; "" if there is none."""
         if peer not in self.peers:
             return ""
         try:
@@ -231,7 +231,7 @@ class Mesh:
         return frame[1].split("(")[0] if frame is not None and frame[0] == _DATA else ""
 
     def _take_frame(self, peer: int, only_abort: bool = False) -> tuple[str, bytes] | None:
-        """The next whole frame from ``peer``, if it is here; an abort frame raises the peer's error."""
+        """The next frame from ``peer``, if all of it has arrived; an abort frame raises the peer's error."""
         frame = self._next_frame(peer)
         if frame is None or (only_abort and frame[0] == _DATA):
             return None
@@ -244,7 +244,7 @@ class Mesh:
         return tag, payload
 
     def _next_frame(self, peer: int) -> tuple[bytes, str, slice] | None:
-        """Of the next whole frame from ``peer``, if it is here, the kind, the tag, and where the payload is."""
+        """Kind, tag and place of the payload of the next frame from ``peer``, if all of it has arrived."""
         buffer = self._received.get(peer, bytearray())
         if len(buffer) < _HEADER.size:
             return None
@@ -255,7 +255,7 @@ class Mesh:
         return kind, bytes(buffer[_HEADER.size : place.start]).decode(errors="surrogateescape"), place
 
     def dead_ranks(self) -> set[int]:
-        """Peers whose end of the connection is closed, without reading anything. Thread-safe."""
+        """Peers that have closed their end of the connection; reads nothing from it. Thread-safe."""
         poller = select.poll()
         owners: dict[int, int] = {}
         for peer, connection in list(self.peers.items()):
@@ -267,12 +267,12 @@ class Mesh:
         return {owners[fd] for fd, event in poller.poll(0) if any(event & bit for bit in dead)}
 
     def ending(self, ranks: Iterable[int]) -> list[int]:
-        """Those of ``ranks`` whose processes are gone, or going, whatever their connections say: these are closed
-        late, where a driver first unmaps the memory of a process that was killed."""
+        """Those of ``ranks`` whose processes have ended or are ending, even if their connections are still open: when a
+        process is killed, a driver may unmap its memory before its sockets are closed."""
         return [rank for rank in sorted(ranks) if rank in self.peers and is_ending(self.pids[rank])]
 
     def _say_why(self, error: BaseException) -> None:
-        """Tell the peers why this rank ends, so that calls of theirs that wait for it can raise the same."""
+        """Tell the peers why this rank ends, so that their calls that wait for it can raise the same error."""
         about: list[Any] = list(error.ranks) if isinstance(error, PeerDied | WaitTimeout) else []
         if isinstance(error, RankMismatch):
             about = list(error.calls)
@@ -282,7 +282,7 @@ class Mesh:
         report = json.dumps({"error": kind, "message": message[:4000], "about": about}).encode()
         frame = _frame(_ABORT, "abort", report)
         for peer, connection in self.peers.items():
-            if peer in self._unfinished:  # it would take this for the rest of the message that broke off
+            if peer in self._unfinished:  # it would take this frame for the rest of an unfinished message
                 continue
             try:
                 connection.settimeout(0.2)
@@ -291,12 +291,12 @@ class Mesh:
                 continue
 
     def blame(self, ranks: Iterable[int]) -> None:
-        """Note that this process ends because those of ``ranks`` failed."""
+        """Note that this process ends because ``ranks`` failed; those that have left are ignored."""
         for rank in self.peers.keys() & set(ranks):
             blame(self.pids[rank])
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Close all connections; with ``error``, tell the peers first why."""
+        """Close all connections; with ``error``, first tell the peers why."""
         if self._closed:
             return
         if error is not None:

@@ -1,7 +1,7 @@
-"""How the ranks of a job find each other: every two of them end up with a socket between them.
+"""How the ranks of a job find each other: each pair of ranks ends up connected by a socket.
 
-Sockets live in Linux's abstract namespace: no file is ever made, so none can be left behind. Both ends check the
-other's user id.
+The sockets have names in Linux's abstract namespace: no file is ever made, so none can be left behind. Each end checks
+the other's user id.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from iris.errors import (
 
 _HELLO = struct.Struct("!III")  # rank, world size, meeting
 _LATE_S = 1.0
-"""How long a rank that gives up still meets others, to tell them."""
+"""How long a rank that gives up goes on meeting others, in order to tell them."""
 _known: dict[str, tuple[int, bool]] = {}
-"""By job, how many meetings have ended well, as far as this rank knows; and whether there may be one more, in which it
-met all, and failed before it heard that all had met all."""
+"""By job, the number of meetings that have succeeded, as far as this rank knows; and whether there may be one more, in
+which this rank met all others, but failed before it heard that all ranks had met all."""
 
 
 def address(key: str, rank: int, meeting: int = 0) -> str:
-    """The abstract socket name on which ``rank`` of job ``key`` listens for the others, to meet them."""
+    """The abstract socket name on which ``rank`` of job ``key`` listens for the others in this ``meeting``."""
     digest = hashlib.sha256(f"{os.getuid()}:{key};#{meeting}".encode(errors="surrogateescape")).hexdigest()[:24]
     return f"\0iris-{digest}-{rank}"
 
 
 @dataclass
 class _Stranger:
-    """The other end of a connection that has not said its rank yet."""
+    """The other end of a connection, as long as it has not said its rank."""
 
     pid: int
     expected: int | None
@@ -51,7 +51,7 @@ class _Stranger:
 
 
 class Rendezvous:
-    """Connections from this rank to all others of the job ``key``, once :meth:`meet` returns; those to come.
+    """Connections from this rank to all others of the job ``key``; complete once :meth:`meet` returns.
 
     Args:
         rank: this rank, ``0 <= rank < world_size``.
@@ -74,10 +74,11 @@ class Rendezvous:
 
     @explaining_too_many_files("meeting the other ranks")
     def meet(self, check: Callable[[int], None]) -> None:
-        """Wait until all ranks are here. ``check(rank)`` reads what one who is says meanwhile, and raises if it leaves.
+        """Wait until all ranks are connected. When a connected rank sends something meanwhile, ``check(rank)`` reads
+        it, and raises if the rank leaves.
 
         Raises:
-            WaitTimeout: ranks that did not come in time.
+            WaitTimeout: ranks did not come in time.
             LaunchError, RankMismatch, BackendError, and what ``check`` raises.
         """
         if self._world_size == 1:
@@ -97,7 +98,7 @@ class Rendezvous:
         _known[self._key] = self._meeting, True
 
     def count(self) -> None:
-        """Note that this meeting has ended well: every rank has said that it has met all."""
+        """Note that this meeting has succeeded: every rank has said that it has met all others."""
         _known[self._key] = self._meeting + 1, False
 
     def _meet(self, listeners: list[socket.socket], deadline: float, check: Callable[[int], None]) -> None:
@@ -116,7 +117,7 @@ class Rendezvous:
                 )
 
     def _meet_late(self, listeners: list[socket.socket], deadline: float) -> None:
-        """After a failure: meet those who are still coming, so that they hear of it and do not wait in vain."""
+        """After a failure: connect to ranks that are still coming, so that they hear of it and do not wait in vain."""
         until = min(deadline, time.monotonic() + _LATE_S)
         while self._missing() and time.monotonic() < until:
             with contextlib.suppress(IrisError):
@@ -126,9 +127,10 @@ class Rendezvous:
         return set(range(self._world_size)) - self.peers.keys() - {self._rank}
 
     def _admit(self, listeners: list[socket.socket], watched: set[int]) -> list[int]:
-        """Call lower ranks that are not here yet, hear who answers or calls, and return those ``watched`` that spoke.
+        """Call the lower ranks that are still missing, accept calls, read what strangers say, and return those of the
+        ``watched`` ranks that have sent something.
 
-        It never waits for one rank alone: a rank that hangs would keep this one from the others.
+        It never waits for a single rank, which could hang and keep this rank from the others.
         """
         called = {stranger.expected for stranger in self._strangers.values()}
         for peer in sorted(self._missing() & set(range(self._rank)) - called):
@@ -145,7 +147,7 @@ class Rendezvous:
         return spoke
 
     def _listener(self, meeting: int) -> socket.socket:
-        """Where the others find this rank, for this meeting."""
+        """The socket on which the others reach this rank in this meeting."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             listener.bind(address(self._key, self._rank, meeting))
@@ -161,7 +163,8 @@ class Rendezvous:
         return listener
 
     def _dial(self, peer: int) -> socket.socket | None:
-        """Call ``peer``. Of two that count otherwise, at least one is unsure, and listens and calls at both places."""
+        """Call ``peer``. If two ranks disagree about the number of the meeting, at least one is unsure, and that rank
+        listens and calls under both numbers."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         for place in self._places:
             with contextlib.suppress(ConnectionRefusedError, FileNotFoundError, BlockingIOError):
@@ -171,7 +174,7 @@ class Rendezvous:
         return None
 
     def _greet(self, connection: socket.socket, expected: int | None = None) -> None:
-        """Say who this is on a fresh connection; the other end is a stranger until it has said so, too."""
+        """Send this rank's number on a new connection; the other end is a stranger until it has sent its own."""
         connection.setblocking(False)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, uid, _ = struct.unpack("3i", credentials)
@@ -181,11 +184,11 @@ class Rendezvous:
                 return
             raise LaunchError(f"rank {expected}'s socket belongs to user {uid}, not to you ({os.getuid()})")
         self._strangers[connection] = _Stranger(pid, expected)
-        with contextlib.suppress(OSError):  # it is gone: reading says so
+        with contextlib.suppress(OSError):  # the other end is gone, which reading shows
             connection.sendall(_HELLO.pack(self._rank, self._world_size, self._meeting), socket.MSG_NOSIGNAL)
 
     def _hear(self, connection: socket.socket) -> None:
-        """Take in what a stranger says; once that is all, file the connection under its rank."""
+        """Read from a stranger; once its greeting is complete, file the connection under its rank."""
         stranger = self._strangers[connection]
         try:
             part = connection.recv(_HELLO.size - len(stranger.said))
@@ -215,7 +218,8 @@ class Rendezvous:
 
 
 def _readable(connections: Iterable[socket.socket], timeout_s: float) -> list[socket.socket]:
-    """Those that have something to read, or have ended; a process may have more descriptors open than select takes."""
+    """The connections that have something to read, or have ended. It uses poll, because a process may have more
+    descriptors open than select takes."""
     with selectors.PollSelector() as selector:
         for connection in connections:
             selector.register(connection, selectors.EVENT_READ)
