@@ -1,4 +1,4 @@
-"""What ends a context: the first failure is kept, every later call raises it, and the peers are told why."""
+"""What ends a context: the first failure is kept, every later call raises it again, and the peers are told why."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from iris.timeouts import Limits
 from iris.watcher import Watcher
 
 _OF_GROUP = "barrier("
-"""How calls begin that not all ranks take part in."""
+"""How the tags of calls begin in which not all ranks take part."""
 
 
 class Failure:
-    """What has ended a context, once something has.
+    """The failure that has ended a context, once there is one.
 
     Args:
         mesh: the connections to the peers.
         watcher: notices a peer's death.
         status: the words in which this rank's kernels record a wait that expired, or was cut short.
-        table: what lies where on the heap.
-        of_torch: the context's ranks as ``torch.distributed`` counts them.
-        limits: what the user has set to bound waits.
+        table: which blocks of the heap are in use.
+        of_torch: the ``torch.distributed`` ranks of the context's ranks.
+        limits: the names of the settings that bound waits, for error texts.
 
     Attributes:
         first: the first failure; None while there is none.
@@ -51,30 +51,33 @@ class Failure:
         self._of_torch = list(of_torch)
 
     def check(self) -> None:
-        """Raise if there is a failure, or if a kernel has recorded one, or a peer has died, since the last look."""
+        """Raise the failure, if there is one, or if since the last look a kernel has recorded one or a peer has
+        died."""
         if self.first is not None:
             raise copy.copy(self.first)
         if self._recorded() or self._watcher.saw_death:
             raise self.keep(self.described())
 
     def keep(self, error: IrisError) -> IrisError:
-        """Keep the first failure, without its traceback: that would keep the caller's tensors alive. Returns it."""
+        """Keep ``error`` unless there is a failure already; return the first one. It is kept without its traceback,
+        which would keep the caller's tensors alive."""
         self.first = self.first or self._for_the_job(copy.copy(error))
         return copy.copy(self.first)
 
     def _for_the_job(self, error: IrisError) -> IrisError:
-        """``error``, which says what launchers call the ranks that it names: their output is found by that."""
+        """``error``, with the ``torch.distributed`` numbers of the ranks that it names: users need them to find these
+        ranks' output."""
         if isinstance(error, PeerDied | WaitTimeout) and (names := global_names(error.ranks, self._of_torch)):
             return type(error)(f"{error} ({names})", error.ranks) if names not in str(error) else error
         return error
 
     @contextmanager
     def of_meeting(self) -> Iterator[None]:
-        """Surrounds a meeting of the hosts: what it raises is kept, if ranks cannot meet any more."""
+        """Surrounds a meeting of the hosts: an error in it is kept if the ranks cannot meet again after it."""
         try:
             yield
         except RankMismatch as error:
-            # Ranks outside a group have not heard: what they sent would answer a later call.
+            # Ranks outside the group know nothing of the mismatch: what they have sent would answer a later call.
             if any(call.startswith(_OF_GROUP) for call in error.calls):
                 raise self.keep(error) from None
             raise
@@ -88,15 +91,15 @@ class Failure:
 
     @contextmanager
     def of_simulated_kernel(self) -> Iterator[None]:
-        """Surrounds a simulated kernel that was given the handle. It has run when its launch returns: so the launch
-        raises if a wait in it expired, and an exception in it is that of a call that broke off, if there are peers who
-        may be waiting for it."""
+        """Surrounds a simulated kernel that was given the handle. The kernel has finished when its launch returns, so
+        the launch raises if a wait in it expired. If there are peers, who may be waiting for it, any other exception in
+        it counts as a call that broke off."""
         if self.first is not None:
             raise copy.copy(self.first)
         try:
             yield
         except BaseException as error:
-            if isinstance(error, Exception) and self._recorded():  # it went on with whatever was in memory
+            if isinstance(error, Exception) and self._recorded():  # after a failed wait it read whatever was in memory
                 raise self.keep(self.described()) from error
             if self._mesh.world_size > 1:
                 self.broke_off(error)
@@ -105,8 +108,8 @@ class Failure:
             raise self.keep(self.described())
 
     def broke_off(self, error: BaseException) -> None:
-        """Note that ``error`` ended a call of this rank half way, and tell the peers at once. Later calls raise it
-        as it is if it is a wait in vain, as of a loop of the user's own."""
+        """Note that ``error`` ended a call of this rank half way, and tell the peers at once. Later calls raise a
+        ContextError that quotes it, or ``error`` itself if that is a WaitTimeout, as from a user's own polling loop."""
         if self.first is None:
             cause = ": ".join(filter(None, (type(error).__name__, words_of(error))))
             broken = ContextError(f"an earlier call broke off half way: {cause}. Make a new context.")
@@ -114,8 +117,8 @@ class Failure:
             self.part(error)
 
     def part(self, error: BaseException) -> None:
-        """Leave the peers, who are told why, and have this rank's kernels wait for none of them any more."""
-        for failure in (error, self.first):  # the program may have made another error of it
+        """Tell the peers why this rank leaves, leave them, and let this rank's kernels wait for none of them."""
+        for failure in (error, self.first):  # the program may have raised another error in place of the first
             if isinstance(failure, PeerDied):
                 self._mesh.blame(failure.ranks)
         self._mesh.leave(error)
@@ -123,14 +126,15 @@ class Failure:
 
     def _recorded(self) -> bool:
         """Whether a kernel of this rank has recorded that a wait expired, or was cut short."""
-        own, told = CODES  # one by one: every op asks
+        own, told = CODES  # without a loop, since every op comes here
         return bool(self._status[own] or self._status[told])
 
     def described(self) -> IrisError:
-        """Why a kernel stopped: what a peer that is gone said last, if there is one, else what the kernel recorded.
-        What a wait of its own recorded has more detail: it is taken, too, if both say that the same rank was waited
-        for, or if the peer left because this rank gave up, else added. So is a wait that was cut short, if it is this
-        rank that was waited for: it says why it did not come."""
+        """Why a kernel stopped: the error that a peer sent before it left, if one has left, else the kernel's record.
+
+        A record of an expired wait has more detail than the peer's error. It replaces that error if both name the same
+        rank as waited for, or if the peer left because this rank gave up; otherwise it is added to it. A record of a
+        wait that was cut short is added if the peer waited for this rank: it shows why this rank did not come."""
         mesh = self._mesh
         record = record_of(self._status)
         own = expired_wait(record, mesh.rank, mesh.world_size, self._table, self._limits)
@@ -156,7 +160,7 @@ class Failure:
 
 
 def _other_call(rank: int, call: str, own: str) -> str:
-    """That ``rank`` is in ``call``, for the words about this rank's ``own``."""
+    """The sentence that ``rank`` is in ``call``, to be added to this rank's ``own`` error text."""
     if own.startswith(f"{call}:"):
         return (
             f"Rank {rank} compares a new call of {call} with the other ranks: shapes, bias, config, workspace or "

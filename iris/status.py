@@ -12,12 +12,13 @@ from iris.timeouts import GIVEN, Limits
 
 _TOLD = control.RECORD_WORDS.value
 CODES = control.STATUS_CODE.value, _TOLD + control.STATUS_CODE.value
-"""The status words that are not zero once there is a record: of this rank's own wait; of what another rank said."""
+"""The status words that become non-zero when there is a record: of a wait of this rank that expired; of one that
+another rank cut short."""
 
 
 class Record(NamedTuple):
-    """What a kernel recorded of a wait, in the order of the words (:mod:`iris.device.control`); ``offset``: of the flag
-    from the start of the heap."""
+    """What a kernel recorded about a wait, in the order of the words (:mod:`iris.device.control`). ``offset`` is that
+    of the flag from the start of the heap."""
 
     code: int
     site: int
@@ -30,35 +31,37 @@ class Record(NamedTuple):
 
     @property
     def relayed(self) -> bool:
-        """Whether the wait was cut short, as another rank gave up."""
+        """Whether the wait was cut short because another rank gave up."""
         return bool(self.code == control.CODE_RELAYED.value)
 
     @property
     def of_user(self) -> bool:
-        """Whether it was a kernel of the user's that waited."""
+        """Whether a kernel of the user's waited, not one of an op."""
         return bool(self.site == control.SITE_USER.value)
 
     @property
     def flagged(self) -> bool:
-        """Whether a flag was waited for, and not data that comes without one."""
+        """Whether the kernel waited for a flag, not for data that comes without one."""
         return bool(self.seen != control.NO_FLAG.value)
 
     @property
     def name(self) -> str:
-        """Of what waited."""
+        """The name of the op, or other code, that waited."""
         return control.SITES.get(self.site, control.SITES[control.SITE_USER.value])
 
 
 def record_of(status: Iterable[SupportsInt]) -> Record:
-    """One of the two records in the status words: that of this rank's own wait, if one has expired."""
+    """The record to report of the two in the status words: that of an expired wait of this rank, if there is one, else
+    that of a wait cut short."""
     words = [int(word) for word in status]
     return Record(*(words[:_TOLD] if words[CODES[0]] else words[_TOLD:]))
 
 
 def gave_up(told: int, late: WaitTimeout, own_rank: int) -> WaitTimeout:
-    """The error of a host that waited too long, ``late``, or if the abort word of its heap says so
-    (:func:`iris.device.control.abort_code`), that a kernel of another rank did before. Its own says why it did; and the
-    host itself sets the word when a peer is gone."""
+    """``late``, the error of a host that waited too long, or one that also says that a kernel of another rank gave up
+    before, if ``told``, the abort word of the host's heap, says so (:func:`iris.device.control.abort_code`). It is
+    ``late`` if both waited for the same rank, and if the word is this rank's own, which the host sets itself when a
+    peer is gone."""
     rank, peer = told >> 8 & 255, told & 255
     if not told or rank == own_rank or late.ranks == (peer,):
         return late
@@ -75,20 +78,20 @@ def _gave_up(rank: int) -> str:
 
 
 def _stopped(rank: int, peer: int) -> str:
-    """What is said of that; ``peer``: for whom ``rank`` waited, as an abort word says."""
+    """The words that ``rank`` gave up waiting for ``peer``, which is a number from an abort word."""
     return f"{_gave_up(rank)}{f'rank {peer}' if _real(peer) else 'what is no rank'}, so all ranks stopped"
 
 
 def _real(peer: int) -> list[int]:
-    """``peer``, as an abort word says, whose byte may be of any number, if there can be such a rank."""
+    """``peer`` in a list, or an empty one if no job has such a rank: its byte in an abort word may hold any number."""
     return [peer] if peer < handle.MAX_RANKS.value else []
 
 
 def expired_wait(
     record: Record, own_rank: int, world_size: int, table: HeapTable, limits: Limits = GIVEN
 ) -> WaitTimeout | PeerDied:
-    """The error that a record of ``own_rank`` stands for: who waited for whom, how long, for which flag; ``table``: of
-    its heap; ``limits``: what to raise for longer waits."""
+    """The error for a record of ``own_rank``: which rank waited for which, how long, and for which flag. ``table``:
+    that of its heap; ``limits``: the names of the settings that allow longer waits."""
     rank, peer = record.rank, record.peer & 255 if record.relayed else record.peer
     if record.site == control.SITE_MATMUL.value:
         rank = peer = own_rank
@@ -113,7 +116,7 @@ def expired_wait(
         if not 0 <= peer < world_size:
             order = "the order is wait(flag_ptr, value, peer, handle), and valid of wait_all leaves out what is no rank"
             return WaitTimeout(f"{message}. There is no such rank, only 0 to {world_size - 1}: {order}.", [peer])
-        if record.of_user and not _on_heap(record, table):  # ops have flags of this rank alone, too
+        if record.of_user and not _on_heap(record, table):  # ops also have flags outside the heap, for one rank alone
             remedy = "no rank can set it. Flags are on the symmetric heap: ctx.zeros(n, dtype=torch.int32)"
             return WaitTimeout(f"{message}; {remedy}.", [peer])
     first = not record.relayed and record.wanted in (0, 1)
@@ -132,13 +135,12 @@ def expired_wait(
 
 
 def cut_short(record: Record, own_rank: int, table: HeapTable) -> str:
-    """For whom ``own_rank`` waited, and for which flag, when it was told to stop: by a record of what another rank
-    said."""
+    """For which rank, and for which flag, ``own_rank`` waited when another rank's message ended the wait."""
     return _waited(record, own_rank, record.peer >> 8, table)
 
 
 def _waited(record: Record, rank: int, peer: int, table: HeapTable) -> str:
-    """That ``rank`` waited for ``peer``, and for what."""
+    """The words that ``rank`` waited for ``peer``, and for what."""
     kind, on_heap = "flag" if record.flagged else "data", _on_heap(record, table)
     place = f"{kind} at heap offset {record.offset}" if on_heap else f"{kind} outside the heap"
     if on_heap and record.of_user:
@@ -153,7 +155,7 @@ def _on_heap(record: Record, table: HeapTable) -> bool:
 
 
 def _place(offset: int, table: HeapTable) -> str:
-    """Which of whose flags lies there."""
+    """Which flag of which tensor lies at ``offset``."""
     block = table.holding(offset)
     if block is None:
         return "of no tensor: was it freed?"

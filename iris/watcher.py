@@ -11,7 +11,7 @@ from iris.mesh import Mesh
 
 
 class Watcher:
-    """A thread that tells waiting kernels when a peer's process has died."""
+    """Watches the peers from a thread; when a peer's process has died, it tells this rank's waiting kernels."""
 
     INTERVAL_S = 0.02
 
@@ -27,19 +27,19 @@ class Watcher:
         while not self._stop.wait(self.INTERVAL_S):
             dead = self._mesh.dead_ranks()
             if dead:
-                if not self.told():  # what a kernel has said is kept: it may be why the peer has gone
+                if not self.told():  # a kernel's message is kept: it may say why the peer has gone
                     self.tell(min(dead))
-                self._stop.wait(self.INTERVAL_S)  # let kernels record for whom they waited before the host looks
+                self._stop.wait(self.INTERVAL_S)  # kernels record for whom they waited before the host looks
                 self.saw_death = True
                 return
 
     def tell(self, peer: int) -> None:
-        """Have this rank's kernels that wait give up, because of ``peer``."""
-        with suppress(RuntimeError):  # CUDA has failed: then there are none
+        """Make this rank's waiting kernels give up, because of ``peer``."""
+        with suppress(RuntimeError):  # CUDA has failed, so no kernels run
             self._backend.poke(control.ABORT_WORD.value, control.abort_code(self._mesh.rank, peer))
 
     def told(self) -> int:
-        """What has this rank's kernels give up (:func:`iris.device.control.abort_code`); 0 if nothing has."""
+        """The abort word that made this rank's kernels give up (:func:`iris.device.control.abort_code`); 0 if none."""
         try:
             return self._backend.peek(control.ABORT_WORD.value)
         except RuntimeError:  # CUDA has failed
