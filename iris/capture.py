@@ -1,10 +1,10 @@
-"""Where calls are captured in graphs: streams, and memory, that nothing else uses.
+"""Streams and memory for capturing calls in graphs, which nothing else uses.
 
 The library (cuBLAS) writes to scratch memory. PyTorch allocates it for a stream when that stream first needs some, and
-may free all of it later, as ``torch.compile`` does. A graph goes on writing to the scratch memory it was captured with,
-which must therefore never be given to anything else: it has to be allocated within a capture, from a memory pool that
-lasts. So captures need streams that have no scratch memory yet. PyTorch's own do not promise that: there are 32, handed
-out in turn, so that any of them may have been used before.
+may free all of it later, as ``torch.compile`` does. A graph goes on writing to the scratch memory with which it was
+captured, so this memory must never be given to anything else: it has to be allocated during a capture, from a memory
+pool that lasts. So captures need streams that have no scratch memory yet. PyTorch's own streams do not guarantee that:
+there are 32, handed out in turn, so any of them may have been used before.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from iris.backends.runtime import new_stream
 
 @dataclass(frozen=True)
 class Place:
-    """A stream for captures, one at a time, and a graph whose pool has the memory of all that is captured there; both
-    last as long as the process."""
+    """A stream for one capture at a time, and a graph whose memory pool serves all captures on that stream. Both last
+    as long as the process."""
 
     stream: torch.cuda.Stream
     memory: torch.cuda.CUDAGraph
 
 
-_lock = threading.RLock()  # a finalizer gives places back, which may run at any time
+_lock = threading.RLock()  # re-entrant: a finalizer, which may run at any time, gives places back
 _free: dict[torch.device, list[Place]] = {}
 _beside: dict[tuple[torch.cuda.Stream, bool], torch.cuda.Stream] = {}
 
@@ -36,20 +36,20 @@ def borrow_place(device: torch.device) -> Place:
     with _lock:
         if _free.get(device):
             return _free[device].pop()
-    word = torch.zeros(1, device=device)  # first: there may be no memory
+    word = torch.zeros(1, device=device)  # first, because it fails if there is no memory
     stream = new_stream(device)
     return Place(stream, _small_graph(stream, word))
 
 
 def return_places(places: list[Place]) -> None:
-    """Give back what :func:`borrow_place` gave. The graphs that were captured there are over, and never replayed."""
+    """Give back places from :func:`borrow_place`. The graphs captured there must not run or be replayed any more."""
     with _lock:
         for each in places:
             _free.setdefault(each.stream.device, []).append(each)
 
 
 def stream_beside(stream: torch.cuda.Stream, recorded: bool) -> torch.cuda.Stream:
-    """A second stream for what ``stream`` does, and nothing else's; another one for what is ``recorded`` in a graph."""
+    """A second stream that is used beside ``stream`` only; for work that is ``recorded`` in a graph, another one."""
     with _lock:
         if (stream, recorded) not in _beside:
             _beside[stream, recorded] = new_stream(stream.device)
@@ -57,7 +57,7 @@ def stream_beside(stream: torch.cuda.Stream, recorded: bool) -> torch.cuda.Strea
 
 
 def _small_graph(stream: torch.cuda.Stream, word: torch.Tensor) -> torch.cuda.CUDAGraph:
-    """A graph that allocates nothing, and has a pool."""
+    """A graph that allocates nothing, made for the sake of its memory pool."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")

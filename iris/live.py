@@ -1,5 +1,5 @@
-"""Objects that cannot be duplicated, as the context and what belongs to it; which of these are open; and how they end
-with a function, or with the process."""
+"""Objects that cannot be duplicated, such as the context; which of them are open; and how they are closed when a
+function or the process ends."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 class Live:
-    """An object that stands for memory and connections shared with peers. Copying it, or a module that holds it, gives
-    the same object again; pickling it raises, as the copy would be of no use in another process."""
+    """An object that stands for memory and connections shared with peers. Copying it, or a module that holds it, yields
+    the same object; pickling it raises, because a copy would be of no use in another process."""
 
     def __copy__(self: T) -> T:
         return self
@@ -34,8 +34,8 @@ class Live:
 
 
 class Opened(NamedTuple):
-    """How to end what is open: with the peers; for an error, of which they are told; or in a forked child, without a
-    word."""
+    """How to end an open object: ``close`` together with the peers; ``give_up`` for an error, of which they are told;
+    ``abandon`` in a forked child, without telling them."""
 
     name: str
     close: Callable[[], None]
@@ -44,33 +44,34 @@ class Opened(NamedTuple):
 
 
 OPEN: dict[Live, Opened] = {}
-"""What is open in this process, in the order in which it was made."""
+"""The open objects of this process, in the order in which they were made."""
 _ending = False
 _FIRST = 1000
-"""Before all else that ends with a process of multiprocessing."""
+"""The priority of the exit handler in processes of multiprocessing: before all others."""
 _hooked = False
 
 
 def hold(one: Live, opened: Opened) -> None:
-    """Note that ``one`` is open, and have it end with the process."""
+    """Note that ``one`` is open, so that it is ended with the process."""
     global _hooked
     OPEN[one] = opened
     if not _hooked and multiprocessing.parent_process() is not None:
-        # Forked ones leave without the handlers of atexit, and spawned ones come to these when an error is forgotten.
+        # Forked processes skip atexit handlers; in spawned ones the error is forgotten before these run.
         multiprocessing.util.Finalize(None, end_all, exitpriority=_FIRST)
         _hooked = True
 
 
 def failure(error: BaseException | None) -> BaseException | None:
-    """``error``, or None if it only ends a program that has succeeded, as ``sys.exit()`` does. That of ``sys.exit(1)``
-    in a handler is what was handled there."""
+    """``error``, or None if it only ends a program that has succeeded, as ``sys.exit()`` does. For ``sys.exit(1)`` in
+    an exception handler, the exception that was handled there."""
     if not isinstance(error, SystemExit):
         return error
     return None if error.code in (None, 0) else error.__context__ or error
 
 
 def ending() -> bool:
-    """Whether the interpreter is about to exit: no thread can be started any more, and memory goes with the process."""
+    """Whether the interpreter is about to exit: no thread can be started any more, and the process's end frees
+    memory."""
     return _ending
 
 
@@ -80,22 +81,22 @@ def _since(before: set[Live]) -> list[Opened]:
 
 
 def close(before: set[Live]) -> None:
-    """Close what a function has opened since ``before``, and left open when it returned, as ``with`` would."""
+    """Close what a function opened (since ``before``) and left open when it returned, as ``with`` would."""
     for opened in _since(before):
         opened.close()
 
 
 def give_up(before: set[Live], error: BaseException) -> None:
-    """Give up what a function has opened since ``before``, and left open when it raised, as ``with`` would."""
+    """Give up what a function opened (since ``before``) and left open when it raised, as ``with`` would."""
     for opened in _since(before):
-        with suppress(Exception):  # what counts is the error that there is
+        with suppress(Exception):  # only the first error counts
             opened.give_up(error)
 
 
 def end_all() -> None:
     """When the process ends: close what the program forgot, in the order in which it was made, which is the same on all
-    ranks; or give it up, if the program ends on an error. Processes that are to blame for it end first. An interactive
-    session does not end on its last error, which may be long ago."""
+    ranks; or give it up, if the program ends on an error, and let the processes that caused the error end first. The
+    last error of an interactive session does not count, since it may be long ago."""
     global _ending
     _ending = True
     interactive = sys.flags.interactive or hasattr(sys, "ps1")
@@ -106,7 +107,7 @@ def end_all() -> None:
                 opened.close()
             else:
                 opened.give_up(error)
-        except Exception as late:  # noqa: BLE001 (the others are to end, too)
+        except Exception as late:  # noqa: BLE001 (the other objects must be ended, too)
             if sys.stderr is not None:
                 sys.stderr.write(f"iris: {opened.name} was not closed cleanly: {late}\n")
     if error is not None:
@@ -114,7 +115,7 @@ def end_all() -> None:
 
 
 def _last_error() -> BaseException | None:
-    """What the interpreter has reported, as nobody caught it."""
+    """The uncaught error that the interpreter has reported, if there is one."""
     error: BaseException | None = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return error
 
