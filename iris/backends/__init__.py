@@ -1,4 +1,4 @@
-"""Where the heap lives and kernels run: GPUs, or a simulator on the CPU. :func:`choose` picks one.
+"""The backends, on which the heap lives and kernels run: GPUs, or a simulator on the CPU. :func:`choose` picks one.
 
 Triton decides when a kernel is *decorated* whether it will be compiled or interpreted, so the choice is
 made once, when ``iris`` is first imported.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GPU_BACKENDS = ("cuda", "hip")
 NAMES = (*GPU_BACKENDS, "sim", "compile")
 _TRUE = ("1", "true", "on", "yes", "y")
-"""What Triton takes for yes."""
+"""Values of an environment variable that Triton takes for yes."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ def detect() -> Choice:
     """The backend for this process: ``IRIS_BACKEND`` if set, else the simulator if ``TRITON_INTERPRET=1``, else GPUs if
     PyTorch sees any, else the simulator.
 
-    ``IRIS_BACKEND=compile`` leaves Triton its compiler on a machine without GPU: kernels can be compiled for any
-    target and their assembly read, but no context can be made.
+    ``IRIS_BACKEND=compile`` keeps Triton's compiler on a machine without a GPU: kernels can be compiled for any target
+    and their assembly read, but no context can be made.
     """
     wanted = os.environ.get("IRIS_BACKEND", "").lower()
     if wanted in ("sim", "compile"):
@@ -67,13 +67,13 @@ def detect() -> Choice:
 
 
 def oversubscribed() -> bool:
-    """Whether ranks may share a GPU (``IRIS_OVERSUBSCRIBE=1``). Their processes take turns, so that results are right,
-    and times say nothing."""
+    """Whether ranks may share a GPU (``IRIS_OVERSUBSCRIBE=1``). Their processes then take turns on it: results are
+    right, but times mean nothing."""
     return _switched_on("IRIS_OVERSUBSCRIBE", False)
 
 
 def replays() -> bool:
-    """Whether calls that repeat may be replayed from a graph: not with ``IRIS_REPLAY=0``."""
+    """Whether repeated calls may be replayed from a graph; ``IRIS_REPLAY=0`` forbids it."""
     return _switched_on("IRIS_REPLAY", True)
 
 
@@ -93,15 +93,16 @@ _chosen: Choice | None = None
 
 
 def chosen() -> Choice:
-    """What :func:`choose` chose. Detecting again would find the TRITON_INTERPRET that it set, not the reason for it."""
+    """What :func:`choose` chose. Detecting again would find the TRITON_INTERPRET that ``choose`` set, not its
+    reason."""
     return _chosen or detect()
 
 
 def choose() -> None:
-    """Detect the backend and, for the simulator, make Triton interpret the kernels decorated from now on, and do it as
-    :mod:`iris.backends.interpreter` says, also before there is a context.
+    """Detect the backend. For the simulator, make Triton interpret kernels that are decorated from now on, with the
+    changes of :mod:`iris.backends.interpreter`, which also hold before there is a context.
 
-    Where the environment asks for what is not there, :func:`iris.iris` says so, not the import.
+    If the environment asks for a backend that is not available, :func:`iris.iris` raises, not the import.
     """
     global _chosen
     try:

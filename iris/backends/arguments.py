@@ -1,4 +1,4 @@
-"""How arguments and the grid reach a simulated kernel: as they would be on GPUs, or with the error that Triton raises
+"""Arguments and grid of a simulated kernel: converted as on GPUs, or refused with the error that Triton raises
 there."""
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _HINTS = {
     "handle": ". Of a context pass ctx.handle, or as heap_bases ctx.heap_bases",
     "buffer": ". Of a trace pass trace.buffer",
 }
-"""What to pass of an object that has such an attribute."""
+"""Hints for a wrong argument, by an attribute that it has: what to pass in its place."""
 _NUMBERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp16", "fp32", "fp64")
-"""Types of numbers that an argument may have."""
+"""Types that an annotation may give a number."""
 
 
 def keywords_of(kernel: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``keywords`` that are arguments of ``kernel``, not launch options. Raises what Triton raises on GPUs of
-    one that is neither."""
+    """Those of ``keywords`` that are arguments of ``kernel``, not launch options. For a keyword that is neither, it
+    raises what Triton raises on GPUs."""
     names = _names(kernel)
     known = names | _launch_options()
     for keyword in keywords:
@@ -41,13 +41,14 @@ def keywords_of(kernel: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def values_of(kernel: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is ``given`` for the arguments of ``kernel``, as the interpreter has it; constants as they are."""
+    """The values ``given`` for the arguments of ``kernel`` in the interpreter's form; constants unchanged."""
     constants = _constants(kernel)
     return {name: value if name in constants else _taken(kernel, name, value) for name, value in given.items()}
 
 
 def sizes_of(kernel: Any, grid: Any) -> tuple[int, ...]:
-    """All three sizes of ``grid``. Raises TypeError of what is none, as is M / 16, of which int() would drop a part."""
+    """All three sizes of ``grid``. Raises TypeError for a size that is no whole number, such as M / 16: int() would
+    drop its fraction."""
     try:
         sizes = tuple(operator.index(size) for size in grid)
     except TypeError:
@@ -59,21 +60,21 @@ def sizes_of(kernel: Any, grid: Any) -> tuple[int, ...]:
 
 @functools.cache
 def _names(fn: Callable[..., Any]) -> frozenset[str]:
-    """Of the arguments of ``fn``."""
+    """The names of the arguments of ``fn``."""
     specification = inspect.getfullargspec(fn)
     return frozenset((*specification.args, *specification.kwonlyargs))
 
 
 @functools.cache
 def _launch_options() -> frozenset[str]:
-    """What compilers take beside a kernel's own arguments: ``num_warps`` and the like, of any vendor's."""
+    """Launch options that the compiler of any vendor takes beside a kernel's own arguments, such as ``num_warps``."""
     modules = [vars(sys.modules[backend.compiler.__module__]) for backend in triton.backends.backends.values()]
     options = [kind for module in modules for kind in module.values() if is_dataclass(kind)]
     return frozenset(field.name for kind in options for field in fields(kind))
 
 
 def _taken(kernel: Any, name: str, value: Any) -> Any:
-    """``value`` as the interpreter has it. Raises what Triton raises on GPUs of what it cannot compile for."""
+    """``value`` in the interpreter's form. Raises what Triton raises on GPUs for a value that it cannot compile for."""
     converted = _converted(kernel, name, value)
     if converted is value and not isinstance(value, upstream.InterpretedFunction):
         try:
@@ -85,7 +86,8 @@ def _taken(kernel: Any, name: str, value: Any) -> Any:
 
 
 def _converted(kernel: Any, name: str, value: Any) -> Any:
-    """``value``, or what a tuple holds: numbers there are as numbers beside it, without a name."""
+    """``value`` in the interpreter's form. Numbers in a tuple are converted as others are, but have no argument
+    name."""
     if isinstance(value, bool | int | float):
         return _number(kernel, name, value)
     if isinstance(value, tuple):
@@ -94,8 +96,9 @@ def _converted(kernel: Any, name: str, value: Any) -> Any:
 
 
 def _number(kernel: Any, name: str, value: Any) -> Any:
-    """A number as a kernel gets it: of the type that its annotation says, or else as wide as it must be, if a float of
-    32 bits. Of a whole 1 that is said to be none of these Triton makes a constant, of which ``.to()`` fails."""
+    """A number as a kernel gets it. Its type is that of the argument's annotation; without one, integers are as wide as
+    they must be, and floats have 32 bits. The integer 1 becomes a constant, as in Triton, which has no ``.to()``,
+    unless the argument is annotated or ``do_not_specialize``."""
     if type(value) is int and value == 1 and name not in _unspecialised(kernel):
         return 1
     kind = _annotated(kernel).get(name) or triton.runtime.jit.mangle_type(value)
@@ -105,20 +108,21 @@ def _number(kernel: Any, name: str, value: Any) -> Any:
 
 @functools.cache
 def _constants(kernel: Any) -> frozenset[str]:
-    """The arguments of ``kernel`` that are constants, however their annotations say it."""
+    """The arguments of ``kernel`` that are constants, in whatever form their annotations say so."""
     return frozenset(name for name, kind in kernel.__annotations__.items() if "constexpr" in str(kind))
 
 
 @functools.cache
 def _unspecialised(kernel: Any) -> frozenset[str]:
-    """The arguments of ``kernel`` of which no constant is made: those with a type, and those it asks this for."""
+    """The arguments of ``kernel`` that never become constants: those with a type, and those in
+    ``do_not_specialize``."""
     names, asked = list(inspect.signature(kernel).parameters), getattr(kernel, "do_not_specialize", ())
     return frozenset(_annotated(kernel)) | {one if isinstance(one, str) else names[one] for one in asked}
 
 
 @functools.cache
 def _annotated(kernel: Any) -> dict[str, str]:
-    """Types of numbers that the arguments of ``kernel`` say, as ``tl.int64`` or its name."""
+    """The number types in the annotations of the arguments of ``kernel``, given as ``tl.int64`` or by name."""
     said = {name: str(kind).rpartition(".")[2].strip("'\"") for name, kind in kernel.__annotations__.items()}
     names = {name: type_canonicalisation_dict.get(kind) for name, kind in said.items()}
     return {name: kind for name, kind in names.items() if kind in _NUMBERS}

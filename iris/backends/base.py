@@ -1,4 +1,4 @@
-"""What a backend gives the context: peer-mapped memory, tensors over it, and waiting that ends."""
+"""The interface of a backend: peer-mapped memory, tensors over it, and waits that end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 Surroundings = Callable[[], AbstractContextManager[None]]
 
 NOWHERE = 1 << 62
-"""Around this address no process has memory, and no GPU."""
+"""No process and no GPU has memory around this address."""
 _BEYOND, _APART = 4096, 1 << 47
 
 
 def between_traps(bases: list[int], device: torch.device) -> torch.Tensor:
-    """``bases``, by rank; ranks just outside of them, too small or too large, find heaps that are :data:`NOWHERE`."""
+    """``bases``, by rank, with traps on both sides: a rank that is somewhat too small or too large finds a heap that is
+    :data:`NOWHERE`."""
     traps = NOWHERE + _APART * torch.arange(-_BEYOND, len(bases) + _BEYOND, device="cpu")
     traps[_BEYOND : _BEYOND + len(bases)] = torch.tensor(bases, device="cpu")
     return traps.to(device)[_BEYOND : _BEYOND + len(bases)]
@@ -31,8 +32,8 @@ class Backend(ABC):
         name: ``"cuda"``, ``"hip"`` or ``"sim"``.
         device: the torch device of tensors on the heap.
         bases: address of every rank's heap *in this process*, in rank order.
-        num_sms: streaming multiprocessors (compute units) that kernels may count on being co-resident.
-        without_atomics: ranks whose memory is written by a link that makes a read and a write of an atomic.
+        num_sms: streaming multiprocessors (compute units): as many programs of a kernel are resident together.
+        without_atomics: ranks behind a link that splits an atomic into a read and a write.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Backend(ABC):
 
     @abstractmethod
     def bytes_at(self, offset: int, nbytes: int, on_release: Callable[[], None] | None) -> torch.Tensor:
-        """A uint8 tensor over ``nbytes`` of the own heap; ``on_release`` runs when its storage is let go."""
+        """A uint8 tensor over ``nbytes`` of this rank's heap; ``on_release`` runs when its storage is released."""
 
     @abstractmethod
     def peer_bytes(self, rank: int, offset: int, nbytes: int) -> torch.Tensor:
@@ -51,11 +52,11 @@ class Backend(ABC):
 
     @abstractmethod
     def poke(self, offset: int, value: int) -> None:
-        """Write an int64 into the own heap, while kernels run; from any thread."""
+        """Write an int64 into this rank's heap while kernels run; any thread may call this."""
 
     @abstractmethod
     def peek(self, offset: int) -> int:
-        """The int64 at ``offset`` of the own heap, while kernels run."""
+        """Read the int64 at ``offset`` of this rank's heap while kernels run."""
 
     @abstractmethod
     def side_stream(self) -> Any:
@@ -63,42 +64,44 @@ class Backend(ABC):
 
     @abstractmethod
     def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
-        """Copy between addresses of any heaps without a kernel, behind what ``stream`` holds."""
+        """Copy between addresses in any heaps, without a kernel, behind the work in ``stream``."""
 
     @abstractmethod
     def copy_rows(self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int, stream: Any) -> None:
-        """As ``copy``, but ``rows`` rows of ``width`` bytes that start ``pitches`` bytes apart in target and source."""
+        """As ``copy``, for ``rows`` rows of ``width`` bytes; ``pitches``: bytes between the starts of two rows, in
+        target and in source."""
 
     @abstractmethod
     def wait_word(self, address: int, stream: Any) -> None:
-        """Let ``stream`` wait until the int32 at ``address`` of the own memory is not zero."""
+        """Make ``stream`` wait until the int32 at ``address``, in this rank's memory, is not zero."""
 
     @abstractmethod
     def write_word(self, address: int, value: int, stream: Any) -> None:
-        """Set the int32 at ``address`` of the own memory, without a kernel, behind what ``stream`` holds."""
+        """Set the int32 at ``address``, in this rank's memory, without a kernel, behind the work in ``stream``."""
 
     @abstractmethod
     def status_words(self, count: int) -> torch.Tensor:
-        """``count`` int64 words that the host reads without waiting while kernels write them."""
+        """``count`` int64 words that kernels write, and that the host can read meanwhile without waiting."""
 
     @abstractmethod
     def synchronize(self, stream: Any, check: Callable[[], None]) -> None:
-        """Wait for ``stream`` (None: the current one), calling ``check`` again and again meanwhile."""
+        """Wait for ``stream`` (None: the current one), calling ``check`` repeatedly meanwhile."""
 
     @abstractmethod
     def finish(self, check: Callable[[], None]) -> None:
-        """Wait until the device is done with all that it was given, calling ``check`` again and again meanwhile."""
+        """Wait until the device has finished all its work, calling ``check`` repeatedly meanwhile."""
 
     @abstractmethod
     def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings) -> None:
-        """Where a kernel has run when its launch returns, as in the simulator, run every one that gets a tensor of
-        ``given`` inside of ``around()``, until :meth:`close`."""
+        """Run every kernel that gets a tensor of ``given`` inside ``around()``, until :meth:`close`. Only the simulator
+        does so, where a kernel has finished when its launch returns."""
 
     @abstractmethod
     def close(self, limit_s: float | None) -> bool:
-        """Let go of all memory, once the device is done with what it was given. Tensors that the user still holds keep
-        their memory until they go. False if it is not done within ``limit_s`` (None: whenever it is; 0: nobody looks):
-        then nothing has been let go of."""
+        """Release all memory once the device has finished its work; tensors that the user still holds keep theirs.
+
+        Waits up to ``limit_s`` (None: without limit; 0: not at all, and then a GPU counts as not done). False if the
+        device is not done by then: nothing has been released."""
 
 
 def call_on_release(owner: object, on_release: Callable[[], None] | None) -> None:

@@ -72,7 +72,7 @@ class GpuBackend(Backend):
         properties = torch.cuda.get_device_properties(self.device)
         self.num_sms = properties.multi_processor_count
         self._require_peer_access(mesh)
-        self._poke_stream = torch.cuda.Stream(self.device, priority=-1)  # which users have few of: none may be it
+        self._poke_stream = torch.cuda.Stream(self.device, priority=-1)  # PyTorch's pool of this priority: users rarely have its streams
         self._memcpy_async, self._memcpy_2d_async = load_copies(name)
         self._wait_value, self._write_value = load_word_operations(name)
         self._heap = self._allocate(mesh, heap_size)
@@ -99,11 +99,11 @@ class GpuBackend(Backend):
                 )
 
     def _allocate(self, mesh: Mesh, heap_size: int) -> torch.Tensor:
-        """This rank's heap, if all ranks have memory for theirs."""
+        """Allocate this rank's heap; raise if any rank lacks the memory for its own."""
         heap, complaint = None, ""
         try:
             heap = _SymmetricMemory.empty_strided_p2p((heap_size,), (1,), torch.uint8, self.device)
-        except RuntimeError as error:  # also what the driver says, which PyTorch does not make an OutOfMemoryError
+        except RuntimeError as error:  # PyTorch does not turn the driver's own error into an OutOfMemoryError
             if "out of memory" not in str(error):
                 raise
             free, total = torch.cuda.mem_get_info(self.device)
@@ -190,7 +190,7 @@ class GpuBackend(Backend):
         check()
 
     def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings) -> None:
-        """Nothing: a launch returns before its kernel has run."""
+        """Do nothing: a launch returns before its kernel has run."""
 
     def close(self, limit_s: float | None) -> bool:
         if limit_s is None:
@@ -203,8 +203,8 @@ class GpuBackend(Backend):
 
 
 class _Idleness:
-    """A thread that waits until a device is done with all that it was given, or has failed, so that others can look at
-    something else meanwhile. It is there from the start: none can be started when the interpreter exits."""
+    """A thread that waits until a device has finished all its work, or has failed, so that other threads can do
+    something else meanwhile. It is started early, because no thread can be started when the interpreter exits."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._questions = device, SimpleQueue[threading.Event | None]()
@@ -212,12 +212,12 @@ class _Idleness:
 
     def _answer(self) -> None:
         while (done := self._questions.get()) is not None:
-            with suppress(RuntimeError):  # it has failed: nothing runs on it any more
+            with suppress(RuntimeError):  # the device has failed, so nothing runs on it any more
                 torch.cuda.synchronize(self._device)
             done.set()
 
     def asked(self) -> threading.Event:
-        """What is set when the device is done with all that it has been given by now."""
+        """An event that is set when the device has finished all work that it has been given so far."""
         done = threading.Event()
         self._questions.put(done)
         return done
@@ -245,7 +245,7 @@ def gpu_of(rank: int, local_rank: int, count: int) -> int:
 
 
 def _shared(heap: torch.Tensor, mesh: Mesh) -> Any:
-    """PyTorch's handle of all ranks' heaps."""
+    """PyTorch's symmetric-memory handle for all ranks' heaps."""
     try:
         return _map(heap, mesh)
     except torch.distributed.DistError as error:
@@ -256,7 +256,7 @@ def _shared(heap: torch.Tensor, mesh: Mesh) -> Any:
 
 
 def _map(heap: torch.Tensor, mesh: Mesh) -> Any:
-    """The store that PyTorch needs for it, at rank 0, lives until all have mapped the heaps."""
+    """Map all ranks' heaps. The store that PyTorch needs for this lives at rank 0, until all ranks have mapped them."""
     store = _shared_store(mesh)
     name = mesh.exchange("name heap", f"iris-{secrets.token_hex(8)}".encode())[0].decode()
     group = cast("GroupName", name)
@@ -271,7 +271,7 @@ def _map(heap: torch.Tensor, mesh: Mesh) -> Any:
 
 
 def _shared_store(mesh: Mesh) -> Store:
-    """A TCP store on loopback, at a port that the system chose, hosted by rank 0."""
+    """A TCP store on loopback, hosted by rank 0 at a port that the system chooses."""
     timeout = timedelta(seconds=mesh.timeout_s)
     store = None
     if mesh.rank == 0:

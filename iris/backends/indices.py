@@ -1,5 +1,5 @@
-"""The variables of loops. To Python they are its own numbers; compiled they have 32 bits, or 64: they wrap, are divided
-toward zero, and can be cast."""
+"""Loop variables of simulated kernels. In Python they would be ints; in compiled kernels they have 32 or 64 bits: they
+wrap, are divided toward zero, and can be cast."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NUMBERS = {32: (np.int32, tl.int32), 64: (np.int64, tl.int64)}
 
 
 class Index(int):
-    """A number of a loop over 32-bit bounds, or what is computed of such."""
+    """A variable of a loop with 32-bit bounds, or a number computed from such variables."""
 
     bits = 32
 
     def tensor(self) -> tl.tensor:
-        """The same as the interpreter has scalars."""
+        """This number as a scalar of the interpreter."""
         number, dtype = _NUMBERS[self.bits]
         return tl.tensor(upstream.TensorHandle(np.array([int(self)], number), dtype), dtype)
 
@@ -31,13 +31,14 @@ class Index(int):
 
 
 class Wide(Index):
-    """One of 64 bits."""
+    """An :class:`Index` with 64 bits."""
 
     bits = 64
 
 
 def indices(function: Callable[..., Any], *arguments: Any, **options: Any) -> Iterable[Any]:
-    """What a ``for`` goes over that calls ``function``, which is ``range`` or the kernel's own of this name."""
+    """The iterable of a ``for`` loop over ``function(…)``, which is ``range``, or a function of the kernel's own with
+    this name."""
     numbers = function(*arguments, **options)
     if type(numbers) is not range:
         return numbers  # type: ignore[no-any-return]
@@ -83,7 +84,7 @@ def _method(name: str, compute: Callable[[int, int], int], swapped: bool) -> Cal
 
 
 def _quotient(name: str) -> Callable[[Index, Any], Any]:
-    """Of which the result is a float."""
+    """The method ``name``, a division whose result is a float."""
 
     def method(self: Index, other: Any) -> Any:
         return getattr(self.tensor(), name)(other.tensor() if isinstance(other, Index) else other)

@@ -13,7 +13,8 @@ import numpy as np
 from iris.heap import align_up
 
 _GAPS = (1 << 38, 1 << 32, mmap.PAGESIZE * 2)
-"""Bytes between two files, of which the first is taken for which there are addresses enough (see ``ulimit -v``)."""
+"""Candidates for the bytes between two files; the first is taken for which the address space (``ulimit -v``)
+suffices."""
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _PROT_NONE = 0
 
@@ -24,11 +25,11 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_apart(fds: list[int], nbytes: int) -> list[np.ndarray]:
-    """The first ``nbytes`` of each file, as bytes that can be written; a gap without memory is before and behind each.
+    """The first ``nbytes`` of each file as writable bytes, with a gap without memory before and behind each.
 
-    What runs over the end of one file falls into a gap. So does an address to which the distance of other files is
-    added, be it of other memory, at either end of which there is half a gap, or of a file: gaps differ at random, so
-    that no two pairs of files are as far apart.
+    An access that runs over the end of a file falls into a gap. So does an address, inside or outside of the files, to
+    which the distance between two other files is added: the lengths of the gaps are random, so that no two pairs of
+    files are equally far apart, and there is half a gap before the first file and behind the last.
     """
     length = align_up(nbytes, mmap.PAGESIZE)
     start, gap = _reserve(len(fds), length)
@@ -47,7 +48,8 @@ def map_apart(fds: list[int], nbytes: int) -> list[np.ndarray]:
 
 
 def _reserve(count: int, length: int) -> tuple[int, int]:
-    """Addresses, without memory, for ``count`` times ``length`` bytes and a gap: the first of them, and the gap."""
+    """Reserve addresses, without memory, for ``count`` files of ``length`` bytes with a gap each; return the first
+    address and the length of a gap."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     for gap in _GAPS[:-1]:
         try:
@@ -58,7 +60,7 @@ def _reserve(count: int, length: int) -> tuple[int, int]:
 
 
 def _part_of(gap: int) -> int:
-    """About half of ``gap``, from three to five eighths, in whole pages."""
+    """A random part of ``gap``, from three to five eighths, in whole pages."""
     pages = gap // mmap.PAGESIZE
     return (pages // 2 - pages // 8 + secrets.randbelow(max(pages // 4, 1))) * mmap.PAGESIZE
 

@@ -1,5 +1,5 @@
-"""The simulated kernels' way to memory. An address where there is none ends them with an error that says so; in C it
-would end the process."""
+"""Memory accesses of simulated kernels. An access to an address without memory raises an error; unchecked, it would end
+the process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def everywhere(shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Memory:
-    """Stands for the module by which Triton's interpreter reads and writes memory.
+    """Stands in for the module by which Triton's interpreter reads and writes memory.
 
     Args:
         module: that module.
@@ -45,7 +45,7 @@ class Memory:
         return getattr(self._module, name)
 
     def forget(self) -> None:
-        """Look again before the next access: memory may be gone, as a tensor's that was freed."""
+        """Look up the process's memory again before the next access: some may be gone, such as a freed tensor's."""
         self._current = False
         self._readable.forget()
         self._writable.forget()
@@ -105,13 +105,13 @@ def _active(pointers: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def _packed(*arrays: np.ndarray) -> list[np.ndarray]:
-    """``arrays`` with one number behind the other. Triton 3.6 takes those of one dimension to be so, which views of a
-    single number are not."""
+    """``arrays`` as contiguous arrays. Triton 3.6 assumes that arrays of one dimension are contiguous, but a view that
+    repeats a single number is not."""
     return [np.asarray(array, order="C") for array in arrays]
 
 
 _REMEMBERED = 4
-"""So many ranges are looked at before all are: a kernel's operands are in few."""
+"""The number of recently used ranges that are checked before all others: a kernel's operands lie in few ranges."""
 
 
 class _Ranges:
@@ -121,7 +121,7 @@ class _Ranges:
         self.learn([])
 
     def learn(self, spans: list[tuple[int, int]]) -> None:
-        """Take ``spans``, first and last address + 1 of each, in ascending order, for all there are."""
+        """Replace the known ranges by ``spans``: the first and the last address + 1 of each, in ascending order."""
         begins = [begin for begin, _ in spans]
         ends = [0, *(end for _, end in spans)]
         apart = [begin != end for begin, end in itertools.zip_longest(begins, ends)]
@@ -130,11 +130,11 @@ class _Ranges:
         self.forget()
 
     def forget(self) -> None:
-        """Look up the next accesses, wherever the last ones were."""
+        """Forget the recently used ranges, so that the next accesses are looked up among all."""
         self._last: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
     def hold(self, addresses: np.ndarray, nbytes: int) -> bool:
-        """Whether ``nbytes`` at all ``addresses`` are in one of the ranges that were asked for last."""
+        """Whether one of the recently used ranges holds ``nbytes`` at each of ``addresses``."""
         first = last = addresses.item(0)
         if addresses.size > 1:
             first, last = int(np.minimum.reduce(addresses, None)), int(np.maximum.reduce(addresses, None))
@@ -142,7 +142,7 @@ class _Ranges:
         return any(begin <= first and last <= end for begin, end in self._last)
 
     def outside(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
-        """Those of ``addresses`` at which there are not ``nbytes`` bytes of memory."""
+        """Those of ``addresses`` at which there are fewer than ``nbytes`` bytes of memory."""
         asked = addresses.astype(np.uint64, copy=False).ravel()
         indices = np.searchsorted(self._begins, asked, "right")
         ends = self._ends[indices]

@@ -1,4 +1,4 @@
-"""What Iris asks of CUDA's or HIP's own runtime, past PyTorch: streams that nothing else uses, copies that cost the
+"""Calls to the runtime of CUDA or HIP that PyTorch does not offer: streams that nothing else uses, copies that cost the
 host little, words that streams wait for, and whether atomics of one GPU on another's memory are atomic."""
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from iris.errors import BackendError
 MEMCPY_DEFAULT = 4
 """``cudaMemcpyDefault`` and ``hipMemcpyDefault``: the runtime finds out where the addresses are."""
 _NON_BLOCKING = 1
-"""``cudaStreamNonBlocking`` and ``hipStreamNonBlocking``: does not wait for the legacy default stream, as nothing that
-is captured may."""
+"""``cudaStreamNonBlocking`` and ``hipStreamNonBlocking``: the stream does not wait for the legacy default stream, which
+is forbidden during a capture."""
 _idle_streams: dict[torch.device, list[int]] = {}
-"""Addresses of the streams that :func:`new_stream` has made, and nobody has."""
+"""Addresses of streams that :func:`new_stream` has made and that are not in use."""
 _WAIT_ANY_BIT, ALL_BITS = 2, 0xFFFFFFFF
 """``CU_STREAM_WAIT_VALUE_AND`` and ``hipStreamWaitValueAnd``, and a mask."""
 
 
 def has_native_atomics(gpu: int, peer: int) -> bool:
     """Whether atomics of ``gpu`` on the memory of ``peer`` are atomic, as over NVLink and xGMI. Over PCIe they may be a
-    read and a write, between which others come (CUDA C++ Programming Guide, system-wide atomics)."""
+    read and a write, between which other accesses can come (CUDA C++ Programming Guide, system-wide atomics)."""
     name, attribute = ("cuda", 3) if torch.version.hip is None else ("hip", 2)  # …DevP2PAttrNativeAtomicSupported
     value = ctypes.c_int()
     code = _load_runtime(name)[f"{name}DeviceGetP2PAttribute"](ctypes.byref(value), attribute, gpu, peer)
@@ -31,8 +31,8 @@ def has_native_atomics(gpu: int, peer: int) -> bool:
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream that nothing else uses: not one of the 32 that PyTorch hands out by turns. When the object is gone, a
-    later call may have the stream; it is never destroyed."""
+    """A stream that nothing else uses: not one of the 32 that PyTorch hands out in turn. The stream is never destroyed;
+    once the object is gone, a later call may return the same stream."""
     idle = _idle_streams.setdefault(device, [])
     try:
         address = idle.pop()
@@ -42,7 +42,8 @@ def new_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class _OwnStream(torch.cuda.ExternalStream):
-    """Gives its stream back when it goes. (PyTorch clears weak references to streams without a call.)"""
+    """A stream that is given back when the object goes. (A weak reference would not do: PyTorch clears those to streams
+    without calling their callbacks.)"""
 
     def __del__(self, idle: dict[torch.device, list[int]] = _idle_streams) -> None:
         idle[self.device].append(self.cuda_stream)
@@ -59,8 +60,7 @@ def _make_stream(device: torch.device) -> int:
 
 
 def load_copies(name: str) -> tuple[Callable[..., int], Callable[..., int]]:
-    """The runtime's own asynchronous copies, of bytes and of rows: ``Tensor.copy_`` costs the host several times as
-    much."""
+    """The runtime's asynchronous copies of bytes and of rows. ``Tensor.copy_`` costs the host several times as much."""
     library = _load_runtime(name)
     address, size, kind = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     flat, rows = library[f"{name}MemcpyAsync"], library[f"{name}Memcpy2DAsync"]
@@ -71,7 +71,8 @@ def load_copies(name: str) -> tuple[Callable[..., int], Callable[..., int]]:
 
 
 def load_word_operations(name: str) -> tuple[Callable[[int, int, int], int], Callable[[int, int, int], int]]:
-    """Let a stream wait until a 32-bit word has any of some bits, and write one: each ``(stream, address, bits)``."""
+    """Two functions of ``(stream, address, bits)``: one makes a stream wait until a 32-bit word has any of ``bits``
+    set, the other writes ``bits`` to the word."""
     stream, address, number = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
     if name == "cuda":
         library = ctypes.CDLL("libcuda.so.1")
@@ -92,8 +93,9 @@ def _load_runtime(name: str) -> ctypes.CDLL:
 
 
 def _mapped(name: str) -> str | None:
-    """The library of this name, whatever follows it, that this process has loaded. PyTorch's own packages of ROCm have
-    it in a folder of theirs, under its full name only; and of another copy streams and pointers would mean nothing."""
+    """The path of the library whose name starts with ``name`` and that this process has loaded. PyTorch's ROCm packages
+    have it in a folder of their own, under its full name only. Another copy of the library would not know this
+    process's streams and pointers."""
     with open("/proc/self/maps") as maps:
         paths = (line.split(maxsplit=5)[-1].rstrip() for line in maps)
         return next((path for path in paths if path.rpartition("/")[2].startswith(name)), None)

@@ -1,7 +1,7 @@
 """The simulator: every rank a process, its heap an anonymous memory file that all peers map.
 
-Nothing is ever named in the file system (``memfd_create``), so nothing is left behind however a rank ends.
-Kernels run in Triton's interpreter, made cooperative and corrected by :mod:`iris.backends.interpreter`.
+The files have no name in the file system (``memfd_create``), so nothing is left behind however a rank ends. Kernels run
+in Triton's interpreter, which :mod:`iris.backends.interpreter` corrects and makes cooperative.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ DEFAULT_SMS = 4
 
 
 class SideStream:
-    """What a stream of copies is on a GPU: a thread that does one task after the other, beside the interpreter.
+    """The simulator's counterpart of a stream of copies: a thread that does one task after the other, beside the
+    interpreter.
 
-    Used as a context manager around a kernel; all tasks are done when it ends. If one raises, those behind it are not
-    done, and the error is raised at the end.
+    It is a context manager around a kernel; all tasks are done when the block ends. If a task raises, later ones are
+    skipped, and the block raises the error at its end.
     """
 
     _POLL_S = 2e-4
@@ -45,7 +46,7 @@ class SideStream:
         self._tasks.put(task)
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Hold up later tasks until ``ready()``, or until the kernel has failed."""
+        """Delay later tasks until ``ready()`` is true, or until the kernel has failed."""
         while not (ready() or self._cancelled):
             time.sleep(self._POLL_S)
 
@@ -54,7 +55,7 @@ class SideStream:
             try:
                 if self._error is None:
                     task()
-            except Exception as error:  # noqa: BLE001 (is raised where the kernel was launched)
+            except Exception as error:  # noqa: BLE001 (raised again where the kernel was launched)
                 self._error = error
 
     def __enter__(self) -> None:
@@ -68,7 +69,7 @@ class SideStream:
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
-            raise self._error  # a kernel that has waited in vain has waited for this
+            raise self._error  # instead of the kernel's error: the kernel has waited in vain for this task
 
 
 class SimBackend(Backend):
@@ -170,7 +171,7 @@ class SimBackend(Backend):
 
 
 def claimed_sms() -> int:
-    """How many SMs a rank claims to have."""
+    """The number of SMs that a simulated rank claims to have."""
     text = os.environ.get("IRIS_SIM_SMS") or str(DEFAULT_SMS)
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentError("iris", "IRIS_SIM_SMS", "a whole number of SMs, 1 or more", repr(text))
