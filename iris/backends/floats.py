@@ -1,14 +1,14 @@
-"""bfloat16 and the 8-bit floats in Triton's interpreter, which keeps them as bit patterns; and atomic sums of 16 bits.
+"""bfloat16 and 8-bit floats, which Triton's interpreter keeps as bit patterns; and atomic sums of 16-bit floats.
 
-Triton computes on the patterns in arithmetic, ``tl.dot``, ``tl.fma``, reductions, scans, and most casts, and
-where it does convert, its rounding loses the carry into the exponent. Here they are widened to float32,
-computed, and rounded to nearest even.
+In arithmetic, ``tl.dot``, ``tl.fma``, reductions, scans and most casts, the interpreter computes on the patterns; where
+it does convert them, its rounding loses the carry into the exponent. Here operands are widened to float32, and results
+are rounded to nearest even.
 
-Of 8-bit floats Triton compiles casts, products (``tl.dot``), choices (``tl.where``), absolute values, from 3.7 on
-numbers beside them, and from 3.9 on quotients; all else is an error here, too.
+For 8-bit floats, Triton compiles casts, products (``tl.dot``), choices (``tl.where``), absolute values, from 3.7 on
+numbers as the other operand, and from 3.9 on quotients. Everything else is an error here, too.
 
-A sum or scan is rounded once, at its end, as Triton's own sum of float16 is. A GPU rounds each partial sum, in an
-order that nobody promises.
+A sum or scan is rounded once, at its end, like the interpreter's sum of float16. A GPU rounds each partial sum, in an
+order that is not specified.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def narrow(values: np.ndarray) -> np.ndarray:
 
 
 def _narrow_to_float8(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """float32 values as 8-bit patterns; what is too large becomes the largest number, as on a GPU."""
+    """float32 values as 8-bit patterns; a value that is too large becomes the largest number, as on a GPU."""
     largest = torch.finfo(dtype).max
     inside = torch.tensor(values, device="cpu").clamp(-largest, largest)
     patterns: np.ndarray = inside.to(dtype).view(torch.uint8).numpy()
@@ -69,14 +69,14 @@ def _is_narrow(dtype: Any) -> bool:
 
 
 def _refuse_float8(op: str, *operands: Any) -> None:
-    """Raise if an operand is an 8-bit float, of which no GPU's compiler takes ``op``."""
+    """Raise if an operand is an 8-bit float, for which no GPU's compiler accepts ``op``."""
     for operand in operands:
         if isinstance(operand, _Handle) and operand.dtype.scalar.name.startswith("fp8"):
             raise _too_narrow(op, operand.dtype.scalar.name, "Triton compiles no such arithmetic, nor comparisons")
 
 
 def _refuse_number(_: Any, dtype: str, value: float) -> None:
-    """Raise of any number but 0, as the compilers of Triton 3.6 do; newer ones do not ask for it in 8 bits."""
+    """Raise for any 8-bit number but 0, as the compiler of Triton 3.6 does; newer versions make no number of 8 bits."""
     raise _too_narrow(f"the number {value}", dtype, "This Triton compiles none of 8 bits but 0")
 
 
@@ -86,7 +86,7 @@ def _too_narrow(op: str, dtype: str, why: str) -> DTypeError:
 
 
 def _widened(handle: Any) -> Any:
-    """``handle`` in float32, if it holds patterns."""
+    """``handle`` in float32 if it holds patterns, else unchanged."""
     if _is_bfloat16(handle):
         return _Handle(widen(handle.data), tl.float32)
     if isinstance(handle, _Handle) and handle.dtype.scalar.name in _FLOAT8:
@@ -96,15 +96,16 @@ def _widened(handle: Any) -> Any:
 
 
 def _narrowed(handle: Any, dtype: Any = tl.bfloat16) -> Any:
-    """``handle``, which is in float32, as patterns of ``dtype``."""
+    """``handle``, which holds float32, as patterns of ``dtype``."""
     if dtype == tl.bfloat16:
         return _Handle(narrow(handle.data), dtype)
     return _Handle(_narrow_to_float8(handle.data, _FLOAT8[dtype.name]), dtype)
 
 
 def _truncated(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Floats as integers, as NVIDIA's GPUs convert them (PTX ISA, ``cvt``): beyond the range of the integers it is the
-    nearest of them, or its low bits where they have 8; NaN is 0, and where 64 bits take part the highest bit."""
+    """Floats as integers, as NVIDIA's GPUs convert them (PTX ISA, ``cvt``). A float beyond the integers' range becomes
+    the nearest integer; 8-bit integers get the low bits of the result for 16. NaN becomes 0, or, if either type has 64
+    bits, the integer with only the highest bit set."""
     bits, kind = max(16, 8 * dtype.itemsize), dtype.kind
     wide = np.dtype(f"{kind}{bits // 8}")
     limits = np.iinfo(wide)
@@ -119,9 +120,9 @@ def _truncated(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _matmul(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """``a @ b`` accumulated in ``dtype``, by PyTorch, whose thread count can be set (numpy's cannot, once loaded).
+    """``a @ b`` accumulated in ``dtype``. It uses PyTorch, whose thread count can be set; NumPy's cannot, once loaded.
 
-    Products of 8-bit integers are summed exactly in float64.
+    Products of 8-bit integers are summed exactly, in float64.
     """
     wide = np.float64 if np.issubdtype(dtype, np.integer) else dtype
     left, right = (torch.from_numpy(np.ascontiguousarray(x, dtype=wide)) for x in (a, b))
@@ -180,7 +181,7 @@ def _install_products() -> None:
     dot, fma = _Builder.create_dot, _Builder.create_fma
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any, **named: Any) -> Any:
-        if "fp8e4b15" in (a.dtype.scalar.name, b.dtype.scalar.name):  # which NumPy has no word for
+        if "fp8e4b15" in (a.dtype.scalar.name, b.dtype.scalar.name):  # no such type in NumPy
             return dot(self, a, b, d, *options, **named)
         product = _matmul(_widened(a).data, _widened(b).data, d.data.dtype)
         return _Handle(product + d.data, d.dtype.scalar)
@@ -216,7 +217,7 @@ def _install_memory() -> None:
         return rmw(self, op, ptr, val, mask, sem, scope)
 
     def create_descriptor_load(self: Any, desc: Any, indices: Any, *options: Any, **named: Any) -> Any:
-        with np.errstate(invalid="ignore"):  # its padding, a nan as an integer
+        with np.errstate(invalid="ignore"):  # it casts its padding, NaN, to an integer
             loaded = load(self, desc, indices, *options, **named)
         if desc.padding == upstream._ir.PADDING_OPTION.PAD_NAN and _is_bfloat16(loaded):
             inside = np.asarray(desc.materialize_pointers(indices)[1].data)
@@ -242,7 +243,7 @@ def _widen_operands(name: str) -> None:
 
 
 def _widen_reduced(owner: Any, name: str) -> None:
-    """Reductions and scans that Triton computes with numpy; those with a function of one's own use the builder."""
+    """Replace a reduction or scan that Triton computes with NumPy; those with a user's function use the builder."""
     original, cast = getattr(owner, name), upstream.interpreter_builder.cast_impl
 
     def narrowed(result: Any, dtype: Any) -> Any:
@@ -265,8 +266,8 @@ def _widen_reduced(owner: Any, name: str) -> None:
 
 
 def _atomic_add_16(self: Any, ptr: Any, val: Any, mask: Any, sem: Any) -> Any:
-    """One compare-and-swap loop per element, on the 32-bit word that holds it: Triton adds float16 under a lock of the
-    process, which other ranks do not see, and bfloat16 not at all."""
+    """Add by a loop of compare-and-swaps for each element, on the 32-bit word that holds it. Triton adds float16 under
+    a lock of this process, which other ranks do not see, and bfloat16 not at all."""
     pointers, values, active = np.broadcast_arrays(ptr.data, _widened(val).data.astype(np.float32), mask.data)
     old = np.zeros(pointers.shape, dtype=np.uint16)
     order = self.ir_sem_to_interpreter_sem[sem]

@@ -1,26 +1,26 @@
-"""Triton's interpreter, made fit for programs that wait for each other.
+"""Triton's interpreter, extended for programs that wait for each other.
 
 What changes while Iris simulates:
 
-* **Co-residency.** The programs of a launch run as greenlets that switch at every atomic and every load that is
-  volatile or ``.cv``, so a consumer may precede its producer in program order, as on a GPU; at every fiftieth other
-  load behind which there was nothing but loads, as that may be a poll, too; and at one of two thousand in any case.
-  When every program of the launch only polls, the process sleeps a moment and its core goes to the other ranks; when
-  all have found the same for too long, the launch ends.
+* **Co-residency.** The programs of a launch run as greenlets. They switch at every atomic and every load that is
+  volatile or ``.cv``, so a consumer may precede its producer in program order, as on a GPU. They also switch at every
+  fiftieth load in a row, because plain loads may be a poll, too, and at every two-thousandth load in any case. When all
+  programs of the launch only poll, the process sleeps a moment and its core goes to the other ranks; when all have read
+  the same values for too long, the launch ends.
 * **Threads.** Kernels that two threads of a process launch run one after the other.
 * **Narrow floats.** Triton computes on the bit patterns of bfloat16; see :mod:`iris.backends.floats`.
 * **Language.** ``and``, ``min``, ``libdevice`` and the like; see :mod:`iris.backends.language`.
-* **Addresses.** A load from where there is no memory is an error of the kernel's, not the end of the process.
-* **Failures.** A launch that is given a context's handle runs inside of what the context has put into
-  :data:`surroundings`: it sees there how the kernel has ended.
-* **Refusals.** What Triton refuses on GPUs is refused here, too, where that can be told: keywords that no kernel or
-  compiler knows, arguments that are neither tensors nor numbers (:mod:`iris.backends.arguments`), compare-and-swaps of
-  mixed types.
-* **Tuning.** ``triton.autotune`` takes its first config, as simulated times say nothing.
-* **Speed.** Triton patches its language module anew at each call of a device function (about 1 ms);
-  here once per launch, and what to patch is found once. It calls each function of its language by way of two others;
-  here there are none. It also computes every integer sum and product again in 64 bits, for a check of overflows that
-  is made only where ``debug`` is set; here only there. And it works out types anew for every number; see
+* **Addresses.** An access to an address without memory raises in the kernel; it does not end the process.
+* **Failures.** A launch that is given a context's handle runs inside the context manager that the context has put into
+  :data:`surroundings`, so that the context learns how the kernel has ended.
+* **Refusals.** What Triton refuses on GPUs is refused here, too, as far as it can be detected: keywords that neither
+  kernel nor compiler knows, arguments that are neither tensors nor numbers (:mod:`iris.backends.arguments`),
+  compare-and-swaps of mixed types.
+* **Tuning.** ``triton.autotune`` takes its first config, because simulated times mean nothing.
+* **Speed.** Triton patches its language module at each call of a device function (about 1 ms); here that is done once
+  per launch, and what to patch is found only once. Triton calls each function of its language through two others; here
+  it is called directly. Triton computes every integer sum and product again in 64 bits, to check for overflows if
+  ``debug`` is set; here only if it is set. And Triton works out types anew for every number; see
   :mod:`iris.backends.memos`.
 """
 
@@ -61,18 +61,19 @@ _Builder = upstream.InterpreterBuilder
 _Handle = upstream.TensorHandle
 _IDLE_SLEEP_S = 50e-6
 _LOADS_IN_A_ROW = 50
-"""After so many loads, and no store or product, a program may be polling."""
+"""After so many loads without a store or product, a program may be polling."""
 _LOADS_AT_MOST = 2000
-"""After so many in any case: it may count in memory how often it has polled."""
+"""After so many loads a program may be polling in any case: it may count its polls in memory."""
 _MOST_PLACES = 4096
-"""So many places are remembered of what a program finds."""
+"""The number of places for which a launch remembers what a program has read there."""
 _ROUNDS_IN_VAIN = 1000
-"""At least so often all programs find the same before a launch ends: a wait of Iris's own looks elsewhere sooner."""
+"""The least number of rounds in which all programs read the same before a launch ends: within fewer, a wait of Iris's
+own looks at other words, too."""
 _USUAL_LIMIT_S = 300.0
 limits_s: WeakKeyDictionary[object, float] = WeakKeyDictionary()
 """How long a launch may poll in vain, by backend; the longest counts."""
 surroundings: dict[int, Surroundings] = {}
-"""Context managers that surround a launch, by the ``id`` of a tensor among its arguments."""
+"""Functions that make the context manager around a launch, by the ``id`` of a tensor among its arguments."""
 
 
 def install() -> None:
@@ -94,14 +95,14 @@ def install() -> None:
 
 
 def _untimed(call: Callable[[], object], quantiles: object = None) -> list[float]:
-    """What ``triton.autotune`` takes for the time of a config: the first one is the fastest, as simulated times say
-    nothing."""
+    """The time that ``triton.autotune`` gets for each config: always 0, so that it takes the first one, because
+    simulated times mean nothing."""
     call()
     return [0.0, 0.0, 0.0]
 
 
 class _Launch:
-    """One kernel launch: its programs, and what has been patched for it."""
+    """One kernel launch: what its programs have read, and what has been patched for it."""
 
     def __init__(self) -> None:
         self.scheduler = greenlet.getcurrent()
@@ -113,7 +114,8 @@ class _Launch:
         self.loads = self.all_loads = 0
 
     def patch(self, fn: Callable[..., Any]) -> None:
-        """Redirect ``triton.language`` as ``fn`` sees it to the interpreter, once per launch and module."""
+        """Redirect ``triton.language``, as the module of ``fn`` sees it, to the interpreter; once per launch and
+        module."""
         if id(fn.__globals__) in self.patched:
             return
         self.patched.add(id(fn.__globals__))
@@ -135,8 +137,8 @@ class _Launch:
         self.scopes.append(scope)
 
     def find(self, pointers: Any, values: Any, polls: bool = True) -> None:
-        """Note what the running program has found at a point where it lets others run, and where: it may look at
-        several places by turns. Only what it reads where others write, ``polls``, is told of."""
+        """Note what the running program has read, and where, at a point where it lets others run: it may look at
+        several places in turn. ``polls``: others write there, so the error of a wait in vain may name this place."""
         program, addresses = greenlet.getcurrent(), pointers.data.tobytes()
         places, place, found = self.found.setdefault(program, {}), hash(addresses), hash(values.data.tobytes())
         if places.get(place) != found:
@@ -148,12 +150,12 @@ class _Launch:
             self.polled[program] = int.from_bytes(addresses[:8], sys.byteorder)
 
     def forget(self, program: Any) -> None:
-        """``program`` has ended."""
+        """Forget ``program``, which has ended."""
         self.found.pop(program, None)
         self.polled.pop(program, None)
 
     def may_poll(self) -> bool:
-        """Count a load that does not say that others write there; whether the running program may wait for it."""
+        """Count a plain load, one that does not say that others write there; return whether it may be a poll."""
         self.loads, self.all_loads = (self.loads + 1) % _LOADS_IN_A_ROW, (self.all_loads + 1) % _LOADS_AT_MOST
         return not (self.loads and self.all_loads)
 
@@ -163,11 +165,11 @@ class _Launch:
 
 
 _BUILTIN = tl.core.add.__code__
-"""Of what surrounds each of Triton's builtin functions, to refuse it on the host."""
+"""The code of the wrapper around each builtin function of Triton, which refuses calls on the host."""
 
 
 def _direct(patched: Any) -> Any:
-    """Instead of ``patched``, by which Triton redirects a function of its language, what calls it without detours."""
+    """A direct call of the builtin function that ``patched``, Triton's redirection, calls through wrappers."""
     member: Any = (getattr(patched, "__kwdefaults__", None) or {}).get("member")
     if getattr(member, "__code__", None) is not _BUILTIN:
         return patched
@@ -181,13 +183,13 @@ def _direct(patched: Any) -> Any:
 
 
 _changes: dict[Any, list[tuple[Any, str, Any]]] = {}
-"""What :meth:`_Launch.patch` changes, by what a function sees of the language and what was changed before."""
+"""What :meth:`_Launch.patch` changes, by the language modules that a function sees and those patched before."""
 _current: _Launch | None = None
 _turn = threading.RLock()
 
 
 def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Replaces Triton's serial grid loop. Threads take turns: what a launch patches is the whole process's."""
+    """Replaces Triton's serial grid loop. Threads take turns, because a launch patches the whole process."""
     global _current
     with _turn:
         upstream._interpreter.forget()
@@ -216,8 +218,8 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _surroundings(given: Iterable[object]) -> set[Surroundings]:
-    """What belongs around a launch that is ``given`` these arguments, among which a handle is a tuple of tensors, alone
-    or in another tuple."""
+    """The surroundings of a launch with the arguments ``given``. A handle among them is a tuple of tensors, which may
+    be inside another tuple."""
     found: set[Surroundings] = set()
     for one in given:
         if isinstance(one, tuple):
@@ -270,7 +272,7 @@ def _waited_in_vain(launch: _Launch, program: Any, index: tuple[int, ...]) -> Wa
 
 
 def _call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces ``InterpretedFunction.__call__``: a ``@triton.jit`` function called from a kernel."""
+    """Replaces ``InterpretedFunction.__call__``, the call of a ``@triton.jit`` function from a kernel."""
     if _current is None:
         name = self.fn.__name__
         raise InterpreterError(
@@ -282,7 +284,7 @@ def _call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _switch() -> None:
-    """Let the other programs of this launch, and in the end the other ranks, go on."""
+    """Let the other programs of this launch go on, and if they all poll, the other ranks."""
     if _current is not None and greenlet.getcurrent() is not _current.scheduler:
         _current.scheduler.switch()
 
@@ -330,8 +332,8 @@ def _install_switches() -> None:
 
 
 def _require_like(pointers: Any, **operands: Any) -> None:
-    """Raise of a compare-and-swap what no compiler takes: unlike other atomics Triton converts neither operand, and
-    would read memory behind one that is too short."""
+    """Raise if the operands of a compare-and-swap do not match the memory, which no compiler accepts. Unlike in other
+    atomics, Triton's interpreter converts neither operand, and would read beyond the end of one that is too short."""
     wanted, shape = pointers.dtype.scalar.element_ty, pointers.data.shape
     for name, operand in operands.items():
         dtype = operand.dtype.scalar
@@ -360,7 +362,7 @@ def _mark_as_work(name: str) -> None:
 
 
 def _atomic_poll(self: Any, ptr: Any, expected: Any, timeout_ns: Any, sem: Any, scope: Any) -> Any:
-    """Triton's own version spins without letting the program that it waits for run."""
+    """Replaces Triton's version, which spins and never lets the awaited program run."""
     start = time.monotonic_ns()
     while True:
         value = self.create_load(ptr, None, True)
@@ -371,7 +373,7 @@ def _atomic_poll(self: Any, ptr: Any, expected: Any, timeout_ns: Any, sem: Any, 
 
 
 def _install_refusals() -> None:
-    """Say why Triton would compile a kernel, where it finds no GPU for it or a simulated kernel calls it."""
+    """Explain why Triton would compile a kernel, if it finds no GPU to do so, or if a simulated kernel calls it."""
     run, call = JITFunction.run, JITFunction.__call__
 
     def refused(kernel: Any) -> BackendError:
@@ -403,7 +405,7 @@ def _install_refusals() -> None:
 def interpret_standard_library() -> None:
     """Turn Triton's own device functions (``tl.sum``, ``tl.cdiv``, …) into interpreted ones.
 
-    They were compiled-mode functions if Triton was imported before Iris chose the simulator.
+    Triton has made them for its compiler if it was imported before Iris chose the simulator.
     """
     interpreted: dict[int, Any] = {}
 

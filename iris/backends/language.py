@@ -1,17 +1,17 @@
-"""Triton's language, where its interpreter leaves to Python, or to nobody, what the compiler does itself.
+"""Corrections where Triton's interpreter leaves to Python, or does not do at all, what the compiler does.
 
-* **Truth.** ``and``, ``or`` and ``not`` of tensors are ``&``, ``|`` and ``~`` of each element, whatever comes first;
-  ``min`` and ``max`` are of each element, too. A block is neither true nor false.
-* **Conditions.** One number that is true or false, spread over a block, is a mask as any.
-* **Constants.** ``N.value`` of a constexpr argument is its value, as in compiled kernels, though here ``N`` is, too. A
-  ``tl.constexpr`` beside a tensor is its value.
-* **Loops.** The variable of a loop is a number of 32 bits, or 64 (:mod:`iris.backends.indices`).
-* **Assignments.** A number of a pair that is assigned at once is a tensor, as one that is assigned alone.
-* **Assertions.** ``tl.device_assert`` is checked, whether ``debug`` is set or not, as ``assert`` is.
-* **Axes.** A reduction or scan with a function of the kernel's own takes axes counted from the last one.
-* **Libraries.** Functions of ``libdevice`` that PyTorch has, too, are PyTorch's.
-* **Refusals.** What cannot be simulated says so; ``break``, ``continue``, ``return`` in a loop, and variables around a
-  kernel that are no ``tl.constexpr``, say that they cannot be compiled.
+* **Truth.** ``and``, ``or`` and ``not`` of tensors are ``&``, ``|`` and ``~`` of each element, whichever operand comes
+  first; ``min`` and ``max`` are taken element by element, too. A block is neither true nor false.
+* **Conditions.** A single truth value that is spread over a block is a mask like any other.
+* **Constants.** ``N.value`` of a constexpr argument is its value, as in compiled kernels, although here ``N`` itself is
+  the value. A ``tl.constexpr`` in an operation with a tensor is its value.
+* **Loops.** A loop variable is a number of 32 or 64 bits (:mod:`iris.backends.indices`).
+* **Assignments.** Numbers in a tuple that is assigned become tensors, as a number that is assigned alone does.
+* **Assertions.** ``tl.device_assert`` is checked whether ``debug`` is set or not, as ``assert`` is.
+* **Axes.** A reduction or scan with a user's function takes negative axes, which count from the last one.
+* **Libraries.** Functions of ``libdevice`` are computed by PyTorch if it has them.
+* **Refusals.** An error says what cannot be simulated. ``break``, ``continue``, ``return`` in a loop, and reading
+  variables outside the kernel that are no ``tl.constexpr`` raise errors that say that they cannot be compiled.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ _OTHER_NAME = {
     "fast_log2f": "log2", "fast_log10f": "log10", "fast_dividef": "div",
 }  # fmt: skip
 _PREDICATES = {"isnan": "isnan", "isinf": "isinf", "finitef": "isfinite", "isfinited": "isfinite"}
-"""Which are true or false."""
+"""Functions whose result is true or false."""
 _PLAIN = {bool, int, float, str, bytes, tuple, list, dict, set, type(None)}
-"""Of variables that no kernel may read."""
+"""Types of variables outside a kernel that it may not read."""
 _COMPILED = {builtins.min: tl.core.builtin_min, builtins.max: tl.core.builtin_max}
-"""What the compiler takes these functions for."""
+"""Triton's functions that the compiler takes in place of Python's."""
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift")
 _COMPARISONS = {"__gt__": "__lt__", "__ge__": "__le__", "__eq__": "__eq__", "__ne__": "__ne__"}
 _FLOATS = (tl.float32, tl.float64)
-"""What ``libdevice`` takes."""
+"""The dtypes that functions of ``libdevice`` accept."""
 
 
 def install() -> None:
     """Put the changes in place; once per process."""
     upstream.FunctionRewriter.ast_transformer = _Rewriter()
-    # For what the rewriter writes:
+    # Names that the rewritten code uses:
     upstream._unwrap_if_constexpr = tl.core._unwrap_if_constexpr
     upstream._iris_logical, upstream._iris_not = _logical, _not
     upstream._iris_condition, upstream._iris_call = _condition, _call
@@ -77,11 +77,11 @@ def install() -> None:
 
 
 class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
-    """Rewrites what Python would do in its own way."""
+    """Rewrites the parts of a kernel to which Python gives another meaning than the compiler."""
 
     _constants: frozenset[str] = frozenset()
     _loops = 0
-    """How many loops there are around a statement that is visited, but for those that are unrolled."""
+    """The number of loops around the visited statement, without unrolled ones."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:  # noqa: N802
         annotated = [one for one in ast.walk(node) if isinstance(one, ast.arg | ast.AnnAssign)]
@@ -166,7 +166,7 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
 
 
 def _calling(node: ast.AST, name: str, *arguments: ast.expr, keywords: Sequence[ast.keyword] = ()) -> ast.expr:
-    """A call of ``name`` in the place of ``node``."""
+    """A call of ``name``, to be put in the place of ``node``."""
     return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [*arguments], [*keywords]), node)
 
 
@@ -176,16 +176,16 @@ def _last_name(function: ast.expr) -> str:
 
 
 def _assigned(value: Any) -> Any:
-    """What a name stands for, to which ``value`` is assigned."""
+    """The value of a name after ``value`` is assigned to it: numbers become tensors."""
     if isinstance(value, tuple):
         return upstream._tuple_create(value, map(_assigned, value))
     return value.tensor() if isinstance(value, Index) else upstream.interpreter_semantic.to_tensor(value, False)
 
 
 def refuse_variables(fn: Callable[..., Any], tree: ast.Module) -> ast.Module:
-    """``tree``, which is ``fn`` rewritten, in which variables that are no constants to the compiler say so when they
-    are read: numbers, texts and the like of the module or function around it (Triton's
-    ``CodeGenerator.global_lookup``)."""
+    """Make ``tree``, the rewritten ``fn``, raise when it reads a variable that the compiler does not accept as a
+    constant: a number, text or the like of the surrounding module or function (Triton's
+    ``CodeGenerator.global_lookup``). Returns the new tree."""
     if triton.knobs.compilation.allow_non_constexpr_globals:
         return tree
     read, own = set[str](), set[str]()
@@ -196,7 +196,7 @@ def refuse_variables(fn: Callable[..., Any], tree: ast.Module) -> ast.Module:
             (read if isinstance(node.ctx, ast.Load) else own).add(node.id)
     around: dict[str, Any] = {name: fn.__globals__[name] for name in read if name in fn.__globals__}
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not yet set, as the function's own name
+        with contextlib.suppress(ValueError):  # not set yet, such as the function's own name
             around[name] = cell.cell_contents
     plain = {name for name in around.keys() - own if type(around[name]) in _PLAIN}
     return _Variables(plain).visit(tree) if plain else tree
@@ -224,7 +224,8 @@ def _refused_statement(what: str) -> Any:
 
 
 def _logical(both: bool, *operands: Callable[[], Any]) -> Any:
-    """``and`` (``both``) or ``or`` as it is compiled: constants decide at once, tensors are all computed."""
+    """``and`` (``both``) or ``or`` as the compiler has it: a constant may decide at once, and all tensors are
+    computed."""
     value, tensors = None, []
     for operand in operands:
         value = operand()
@@ -242,7 +243,8 @@ def _not(value: Any) -> Any:
 
 
 def _condition(value: Any) -> Any:
-    """What an ``if`` asks for. Triton's interpreter takes all blocks to be true."""
+    """``value``, the condition of an ``if`` or ``while``, unless it is a block: the interpreter takes all blocks for
+    true."""
     if isinstance(value, tl.tensor) and value.handle.data.size != 1:
         raise ValueError(
             "a block is neither true nor false, so no condition for if or while. Use a mask, tl.where, or tl.max of it."
@@ -251,14 +253,14 @@ def _condition(value: Any) -> Any:
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """``min`` or ``max``, if these names are Python's, and not the kernel's own."""
+    """A call of ``min`` or ``max``: Triton's if the name is Python's function and an operand is a tensor."""
     if function in _COMPILED and any(isinstance(one, tl.tensor) for one in arguments):
         return _COMPILED[function](*arguments, _semantic=upstream.interpreter_semantic, **options)
     return function(*arguments, **options)
 
 
 def _install_constants() -> None:
-    """Python would make a constexpr of what such a number and a tensor give."""
+    """Make operations of a ``tl.constexpr`` and a tensor yield a tensor; in Python they would yield a constexpr."""
     sides = {f"__{name}__": f"__r{name}__" for name in _ARITHMETIC} | _COMPARISONS
     for name, swapped in (sides | {theirs: mine for mine, theirs in sides.items()}).items():
         if hasattr(tl.constexpr, name):
@@ -277,8 +279,9 @@ def _beside_tensors(name: str, swapped: str) -> Callable[[Any, Any], Any]:
 
 
 def _install_masks() -> None:
-    """Triton takes the result of a comparison to have the dtype of what was compared. It also fills a block where a
-    view of the one number does, and has NumPy make views by a function that takes several times as long."""
+    """Correct the dtype of spread truth values: the interpreter gives the result of a comparison the dtype of its
+    operands. Also spread numbers faster: the interpreter fills a block where a view of one number suffices, and makes
+    views by a NumPy function that takes several times as long."""
     broadcast = _Builder.create_broadcast
 
     def create_splat(self: Any, ret_ty: Any, arg: Any) -> Any:
@@ -306,14 +309,15 @@ def _view(numbers: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...])
 
 
 def _device_assert(self: Any, condition: Any, message: str, mask: Any = None) -> None:
-    """Checked in any case, as ``assert`` is. Compiled, both are where ``debug`` is set."""
+    """Check in any case, as ``assert`` does. Compiled kernels check both only if ``debug`` is set."""
     if mask is not None:
         condition = self.or_(condition, self.not_(mask))
     self.builder.create_assert(condition.handle, message)
 
 
 def _install_axes() -> None:
-    """Triton counts elements along an axis by its number, and makes one block of the first of several operands only."""
+    """Make negative axes work, and reductions of several operands without an axis. The interpreter uses a negative axis
+    as an index, and without an axis it flattens only the first operand."""
     check = upstream.ReduceScanOpInterface.check_tensor
 
     def check_tensor(self: Any, operands: Any) -> None:
@@ -331,7 +335,7 @@ def _install_axes() -> None:
 
 
 def _descriptor_reduce(self: Any, kind: Any, desc: Any, value: Any, indices: Any) -> None:
-    """The atomics of tensor descriptors, which Triton's interpreter lacks, by pointers."""
+    """The atomics of tensor descriptors, which Triton's interpreter lacks, done by pointers."""
     pointers, mask = desc.materialize_pointers(indices)
     dtype, operations = value.dtype.scalar, upstream._ir.ATOMIC_OP
     name = str(kind).rpartition(".")[2]
@@ -345,12 +349,12 @@ def _descriptor_reduce(self: Any, kind: Any, desc: Any, value: Any, indices: Any
 
 
 def _missing(self: Any, name: str) -> Any:
-    """Raised for a missing method of Triton's builder, whose name means nothing to the author of a kernel."""
+    """Raise for a missing method of Triton's builder; the method's name alone would not help the author of a kernel."""
     raise AttributeError(f"{name.removeprefix('create_')} cannot be simulated: Triton's interpreter has no {name}")
 
 
 def _install_libraries() -> None:
-    """What the compiler finds in a vendor's library has no body, or one that only compiles."""
+    """Replace functions from vendors' libraries, which have no body, or one that can only be compiled."""
     known = {name: name for name in _SAME_NAME} | _OTHER_NAME | _PREDICATES
     for module in (libdevice, cuda.libdevice, hip.libdevice, cuda, hip):
         for name, function in list(vars(module).items()):
@@ -361,7 +365,7 @@ def _install_libraries() -> None:
 
 
 def _from_torch(name: str, of_torch: str) -> Callable[..., Any]:
-    """Such a function, computed by PyTorch's."""
+    """The function ``name`` of ``libdevice``, computed by PyTorch's ``of_torch``."""
     function = getattr(torch, of_torch)
 
     def simulated(*arguments: Any, _semantic: Any = None) -> Any:

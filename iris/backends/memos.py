@@ -1,6 +1,6 @@
-"""Triton's interpreter works out the same over and over, for every number that a kernel touches: types, how operands
-are made alike, the masks of accesses without one. What depends on nothing else is remembered here: simulated ops take
-less than half the time."""
+"""Caches for Triton's interpreter, which works out the same things again for every number that a kernel touches: types,
+how operands are converted to match, masks of accesses without one. With these caches simulated ops take less than half
+the time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from iris.backends.language import refuse_variables
 from iris.backends.memory import everywhere
 
 _ALIKE = frozenset({"int32", "int64", "fp16", "fp32", "fp64"})
-"""Beside which a number of a loop, which has 32 bits, gives what a constant does."""
+"""Types of operands with which a 32-bit loop variable gives the same result as a constant."""
 _MOST_CONSTANTS = 4096
-"""So many numbers beside a type are remembered at a time; each a view of a single number."""
+"""The largest number of converted constants that are remembered at a time; each is a view of a single number."""
 
 
 def install() -> None:
-    """Put the memories in place; once per process."""
+    """Put the caches in place; once per process."""
     _remember_shapes()
     _remember_block_types()
     _remember_numpy_types()
@@ -44,7 +44,7 @@ def install() -> None:
 
 
 def _remember_shapes() -> None:
-    """Of tensors, as Triton wants them: each size a constant."""
+    """Remember the shapes of tensors in Triton's form, in which each size is a constant."""
     known: dict[str, tuple[Any, Any]] = {}
 
     def init_tensor(self: Any, handle: Any, type: Any) -> None:
@@ -65,7 +65,7 @@ def _remember_block_types() -> None:
         key = element_ty.name, *shape, *map(type, shape)
         try:
             fields = known.get(key)
-        except TypeError:  # of a size that is no number
+        except TypeError:  # a size is no number
             fields = None
         if fields is None:
             original(self, element_ty, shape)
@@ -105,14 +105,14 @@ def _remember_promotions() -> None:
 
 
 def _remember_agreements() -> None:
-    """Of the operands of ``+``, ``<``, loads and the like: what they become, and an integer beside another operand.
-    Triton says so by their types, and of an integer by its value."""
+    """Remember how the operands of ``+``, ``<``, loads and the like are converted to match, and the result for an
+    integer as the second operand. This depends only on types, and for an integer on its value."""
     for name in ("binary_op_type_checking_impl", "broadcast_impl_value"):
         setattr(TritonSemantic, name, _agreeing(getattr(TritonSemantic, name)))
 
 
 def _agreeing(original: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
-    """``original``, which makes two operands alike, with a memory of how."""
+    """``original``, which converts two operands so that they match, with a cache of the conversions."""
     changes: dict[tuple[Any, ...], tuple[Any, Any]] = {}
     constants: dict[tuple[Any, ...], Any] = {}
 
@@ -150,7 +150,8 @@ def _ranks_agree(operand: Any, result: Any) -> bool:
 
 
 def _change(operand: Any, result: Any) -> Callable[[Any, Any], Any] | None:
-    """What makes ``result`` of such an operand: its dtype first, then its shape, as Triton does. None: it is that."""
+    """The conversion from such an ``operand`` to such a ``result``: first the dtype, then the shape, as in Triton. None
+    if there is nothing to convert."""
     if result is operand:
         return None
     dtype = None if operand.dtype.name == result.dtype.name else result.dtype
@@ -174,14 +175,14 @@ def _change(operand: Any, result: Any) -> Callable[[Any, Any], Any] | None:
 
 
 def _remember_scalars() -> None:
-    """Of types: what one element is."""
+    """Remember the scalar type of each type."""
     for kind, found in (tl.dtype, lambda self: self), (tl.block_type, lambda self: self.element_ty):
         kind.scalar = functools.cached_property(found)
         kind.scalar.__set_name__(kind, "scalar")
 
 
 def _remember_sizes() -> set[tuple[int, str]]:
-    """Of elements that NumPy has for a type: whether they are no larger than that. Returns those known so far."""
+    """Remember which NumPy item sizes fit which type. Returns the set of those known so far."""
     check: Callable[[Any], None] = upstream.TensorHandle.__post_init__
     fitting: set[tuple[int, str]] = set()
 
@@ -197,7 +198,7 @@ def _remember_sizes() -> set[tuple[int, str]]:
 
 
 def _operate_on_what_fits(fitting: Set[tuple[int, str]]) -> None:
-    """Of two numbers that NumPy has and a result that fits, NumPy's is the result."""
+    """Take NumPy's result of an operation as it is if NumPy has both types, and the result fits the type."""
     builder, handle = upstream.InterpreterBuilder, upstream.TensorHandle
     original: Callable[..., Any] = builder.binary_op
     arithmetic = {np.add, np.subtract, np.multiply}
@@ -211,7 +212,7 @@ def _operate_on_what_fits(fitting: Set[tuple[int, str]]) -> None:
                 return handle(result, tl.int1)
             if (result.itemsize, dtype.name) in fitting:
                 return handle(result, dtype)
-        elif op in arithmetic and lhs.data.dtype == rhs.data.dtype == np.bool_:  # of one bit; older Triton has no such
+        elif op in arithmetic and lhs.data.dtype == rhs.data.dtype == np.bool_:  # 1-bit sums, which older Triton lacks
             return handle((op(lhs.data.view(np.int8), rhs.data.view(np.int8)) & 1).astype(np.bool_), tl.int1)
         return original(self, lhs, rhs, op)
 
@@ -219,7 +220,7 @@ def _operate_on_what_fits(fitting: Set[tuple[int, str]]) -> None:
 
 
 def _remember_pointed_sizes() -> None:
-    """Of what pointers point to."""
+    """Remember the size of what pointers point to."""
     builder, handle = upstream.InterpreterBuilder, upstream.TensorHandle
     known: dict[str, int] = {}
 
@@ -233,7 +234,7 @@ def _remember_pointed_sizes() -> None:
 
 
 def _remember_masks() -> None:
-    """Of accesses that have none; and the zeros of loads that say nothing of what to take elsewhere."""
+    """Remember the masks of accesses without one, and the zeros of masked loads without ``other``."""
     builder, handle = upstream.InterpreterBuilder, upstream.TensorHandle
     load: Callable[..., Any] = builder.create_masked_load
 
@@ -263,13 +264,13 @@ def _remember_masks() -> None:
 
 
 def _read_sources_once() -> None:
-    """Of functions that are rewritten for the interpreter: Triton reads each of them twice, once for its line."""
+    """Read the source of a function once when it is rewritten for the interpreter: Triton reads it twice."""
     rewriter = upstream.FunctionRewriter
 
     def rewrite_ast(self: Any) -> Any:
         try:
             lines, first = inspect.getsourcelines(self.fn)
-        except (OSError, TypeError):  # of a function without source
+        except (OSError, TypeError):  # a function without source
             return self.fn
         self.filename = self.fn.__code__.co_filename
         at = next(at for at, line in enumerate(lines) if line.strip().startswith("def "))
@@ -282,8 +283,9 @@ def _read_sources_once() -> None:
 
 
 def _as_defined(fn: Any, tree: Any, execute: Callable[[Any], Any]) -> Any:
-    """``fn`` as rewritten to ``tree``, with the defaults and annotations that it has: where it is made again, they may
-    mean nothing, or what Triton does not know."""
+    """The function of ``tree``, the rewritten ``fn``, with the defaults and annotations of ``fn``. They are not
+    evaluated again, since their names may be unknown where the new function is made, or mean something unknown to
+    Triton."""
     arguments = tree.body[0].args
     arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
     arguments.kw_defaults = [one and ast.Constant(None) for one in arguments.kw_defaults]
@@ -296,8 +298,8 @@ def _as_defined(fn: Any, tree: Any, execute: Callable[[Any], Any]) -> Any:
 
 
 def _with_variables_of(fn: Any, tree: Any, execute: Callable[[Any], Any]) -> Any:
-    """The function that ``execute`` makes of ``tree``, which is ``fn`` rewritten, with the variables of the functions
-    around it, which Triton's interpreter does not see."""
+    """The function that ``execute`` makes of ``tree``, the rewritten ``fn``, with access to the variables of enclosing
+    functions, which Triton's interpreter does not give it."""
     names = fn.__code__.co_freevars
     if not names:
         return execute(tree)
@@ -313,7 +315,7 @@ def _with_variables_of(fn: Any, tree: Any, execute: Callable[[Any], Any]) -> Any
 
 
 def _unwrap_what_is_wrapped() -> None:
-    """Most of what Triton asks for the constant in it is none."""
+    """Skip the search for a constant in values of types that hold none, which most values are."""
     original: Callable[[Any], Any] = tl.core._unwrap_if_constexpr
     plain = {tl.tensor, int, float, bool, str, type(None)}
 
@@ -324,6 +326,6 @@ def _unwrap_what_is_wrapped() -> None:
 
 
 def _compare_by_identity_first() -> None:
-    """Types of numbers exist once each, except in what was unpickled."""
+    """Compare types by identity first: except after unpickling, each type of numbers exists only once."""
     original: Callable[[Any, Any], bool] = tl.dtype.__eq__
     tl.dtype.__eq__ = lambda self, other: self is other or original(self, other)
