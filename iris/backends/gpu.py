@@ -72,7 +72,9 @@ class GpuBackend(Backend):
         properties = torch.cuda.get_device_properties(self.device)
         self.num_sms = properties.multi_processor_count
         self._require_peer_access(mesh)
-        self._poke_stream = torch.cuda.Stream(self.device, priority=-1)  # PyTorch's pool of this priority: users rarely have its streams
+        self._poke_stream = torch.cuda.Stream(
+            self.device, priority=-1
+        )  # PyTorch's pool of this priority: users rarely have its streams
         self._memcpy_async, self._memcpy_2d_async = load_copies(name)
         self._wait_value, self._write_value = load_word_operations(name)
         self._heap = self._allocate(mesh, heap_size)

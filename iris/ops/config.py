@@ -13,50 +13,50 @@ from iris.ops.algorithms import EXCHANGING
 from iris.ops.rows import Rows, chunks_of
 
 LAYOUTS = ("k_contiguous", "m_contiguous")
-"""How A is staged: row by row, or column by column."""
+"""Layouts of staged A: row by row, or column by column."""
 _KINDS: dict[str, type] = {
     "algorithm": str, "staged_a_layout": str, "stream_k": bool, "two_tiles": bool, "own_matmul": bool,
     "chunk_growth": float,
 }  # fmt: skip
-"""Types of fields that are no numbers."""
+"""Types of the fields that are not ints."""
 _BLOCKS = (
     ("block_size_m", "block_size_n"), ("block_size_m", "block_size_k"), ("block_size_k", "block_size_n"),
     ("comm_block_m", "comm_block_n"),
 )  # fmt: skip
 MAX_BLOCK_ELEMENTS = 1 << 20
-"""Of a block, in Triton."""
+"""The most elements that a block may have in Triton."""
 MAX_GROUP_M = 4096
-"""Rows of tiles in a group: tiles are counted in 32 bits."""
+"""The most rows of tiles in a group: tiles are counted in 32 bits."""
 _BARRIERS_NBYTES = 256
-"""More than the pipeline's barriers take beside its stages."""
+"""An upper bound of the bytes that the pipeline's barriers take beside its stages."""
 _PADDED = 32
-"""Of so many bytes of a stage that is loaded into LDS there is one more."""
+"""A stage that is loaded into LDS takes one more byte for each of so many."""
 _MAX_GROWTH = 16
-"""Of one chunk beside the one before, either way."""
+"""The most by which one chunk may be longer, or shorter, than the one before."""
 MI300_SHARED_NBYTES, MI350_SHARED_NBYTES = 64 << 10, 160 << 10
 """LDS that a program may have on gfx942 and on gfx950."""
 WARPS = (1, 2, 4, 8, 16, 32)
-"""What ``num_warps`` may be."""
+"""Possible values of ``num_warps``."""
 OF_TILE = ("block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages")
-"""Fields of a tile, which each candidate has values of its own for, whether its algorithm has a use for them or not."""
+"""Fields of a tile. Every candidate sets them, whether its algorithm uses them or not."""
 
 
 FLAGGED_RANKS = 4
-"""Ranks that flag each copy. Of 8, one word behind all copies of a chunk is up to 10 µs faster, of 4 it is 1 to 3 µs
-slower (2 × H100 that stand for them, 2026-11-25)."""
+"""The most ranks with which each copy is flagged. With 8 ranks, one word behind all copies of a chunk is up to 10 µs
+faster than a flag for each; with 4 it is 1 to 3 µs slower (2 × H100 that stand for them, 2026-11-25)."""
 RELAY_TEAM = 8
-"""Programs that carry a chunk round the ring together: of 32 that send, teams of 8 were faster than one of all, or two
-of 16 (2 × H200 that stand for 8, 2026-11-26)."""
+"""Programs that carry a chunk round the ring together: with 32 sending programs, teams of 8 were faster than one team
+of 32, or two of 16 (2 × H200 that stand for 8, 2026-11-26)."""
 
 
 def flagged_one_by_one(world_size: int) -> bool:
-    """Where a rank waits for the copies of a chunk to all ranks together: whether each has a flag of its own behind it,
-    rather than all of them one word."""
+    """Whether each copy of a chunk has a flag behind it, where a rank waits for the copies from all ranks together;
+    otherwise one word follows all copies of the chunk."""
     return world_size <= FLAGGED_RANKS
 
 
 def most_warps(backend: str) -> int:
-    """Of a program, which has at most 1024 threads. On AMD a warp, or wave, has 64."""
+    """The most warps of a program, which has at most 1024 threads. On AMD a warp (wave) has 64 threads."""
     return max(WARPS) // (2 if backend == "hip" else 1)
 
 
@@ -68,7 +68,7 @@ def min_block_size_k(dtype: torch.dtype) -> int:
 @dataclass(frozen=True)
 class FusedConfig:
     """Options of a fused op. ``config=None`` picks them (:func:`iris.ops.pick_config`). One config may serve several
-    algorithms: each ignores the options that it does not use, but what no launch could have is refused for all.
+    algorithms: each ignores the options that it does not use, but values that no launch could have are refused for all.
 
     Attributes:
         algorithm: how communication overlaps with compute; each op has its own names, and ``"auto"`` picks one.
@@ -76,33 +76,34 @@ class FusedConfig:
             ``block_size_k`` at least 32 for int8 and fp8.
         group_size_m: rows of tiles computed together, for L2 reuse; at most 4096.
         num_sms: programs of the matmul kernel; at most the device's SMs, since waiting programs must all be resident.
-            None takes all.
+            None takes all SMs.
         num_chunks: chunks in which a rank's part of A, or of the output, is transferred; with ``decomposed`` and
             ``ring``, and in gathers, more than 64 count as 64.
-        chunk_growth: with ``decomposed``, the length of each chunk over that of the one before, 1/16 to 16. Above 1 the
-            first chunk is the shortest, so that a transfer that takes longer than the matmul starts early; below 1 the
-            last, so that little is left to transfer when the matmul is done.
-        owners_per_matmul: how many ranks' rows one matmul computes, with ``decomposed`` of all-reduce, and of
-            reduce-scatter and gathers of rows in one chunk; twice as many in a chunk half as long as the first. More
-            than 1 fills the device where one rank's rows are too few; but sums are sent later, and a gather waits for
-            more rows before it computes.
+        chunk_growth: with ``decomposed``, the length of each chunk divided by that of the one before, 1/16 to 16. Above
+            1 the first chunk is the shortest, so that a transfer that takes longer than the matmul starts early. Below
+            1 the last chunk is, so that little is left to transfer when the matmul is done.
+        owners_per_matmul: the number of ranks whose rows one matmul computes, with ``decomposed``: in all-reduce, and,
+            with one chunk, in reduce-scatter and gathers of rows. A chunk half as long as the first takes twice as many
+            ranks' rows. More than 1 fills the device where one rank's rows are too few; but sums are sent later, and a
+            gather waits for more rows before it computes.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
-        two_tiles: with ``stream_k``, split one to two tiles' worth per program. False, mostly faster, splits less than
-            one.
-        own_matmul: with ``low_latency`` and ``low_latency_two_shot``, the matmul by Iris's kernel, with this config's
-            tile, not by ``torch.matmul``.
-        num_rounds: rounds into which each rank's tiles are divided where tiles of different ranks alternate: gathers of
-            rows, ``push`` and ``atomic`` of sums, and ``two_shot``.
-        comm_sms: programs that only communicate, where the algorithm has such. None: the algorithm picks a number, for
-            ``push`` of a gather none: all programs communicate first, then compute.
-        comm_block_m, comm_block_n: the tile that a communicating program moves at a time, or a kernel that sums, as in
-            ``decomposed``, sums at a time.
-        k_per_flag: blocks of K per ready flag, where ``comm_sms`` programs move A.
-        staged_a_layout: how ``hbm_buffer`` stages A: ``"k_contiguous"`` (row by row) or ``"m_contiguous"``.
+        two_tiles: with ``stream_k``, split so many tiles that each program gets one to two tiles' worth. False, which
+            is mostly faster, gives each less than one.
+        own_matmul: with ``low_latency`` and ``low_latency_two_shot``, compute the matmul by Iris's kernel, with this
+            config's tile, not by ``torch.matmul``.
+        num_rounds: rounds into which each rank's tiles are divided where tiles of different ranks alternate: in gathers
+            of rows, ``push`` and ``atomic`` of sums, and ``two_shot``.
+        comm_sms: programs that only communicate, if the algorithm has such programs. None: the algorithm picks a
+            number; for a gather's ``push`` it is 0, and all programs communicate first, then compute.
+        comm_block_m, comm_block_n: the tile that a communicating program moves at a time, or that a program of a kernel
+            that only sums, as in ``decomposed``, sums at a time.
+        k_per_flag: blocks of K for each flag that announces A, where ``comm_sms`` programs move A.
+        staged_a_layout: the layout in which ``hbm_buffer`` stages A: ``"k_contiguous"`` (row by row) or
+            ``"m_contiguous"``.
         num_fetch_stages: stages of equal size in which ``comm_sms`` programs move A; the first may have more programs.
         first_stage_fetch_sms: programs that move the first stage; those beyond ``comm_sms`` then compute. None: as many
             as in the other stages.
-        num_warps, num_stages: as Triton has them.
+        num_warps, num_stages: Triton's launch options.
         waves_per_eu, matrix_instr_nonkdim, kpack: AMD only, passed to the compiler there.
     """
 
@@ -192,8 +193,8 @@ class FusedConfig:
             )
 
     def with_fields(self, values: Mapping[str, Any]) -> FusedConfig:
-        """This config with the fields in ``values`` replaced. ``comm_sms`` and ``first_stage_fetch_sms``, where they
-        are not among these, become None if they no longer fit the number of programs launched."""
+        """This config with the fields in ``values`` replaced. If ``values`` has no ``comm_sms`` or
+        ``first_stage_fetch_sms``, these become None if they no longer fit the number of programs."""
         given_up: dict[str, Any] = {}
         programs = values.get("num_sms", self.num_sms)
         if isinstance(programs, int):
@@ -204,7 +205,7 @@ class FusedConfig:
         return replace(self, **{**given_up, **values})
 
     def groups(self, rows: int) -> int:
-        """How many groups of ``group_size_m`` rows of tiles ``rows`` rows make."""
+        """The number of groups, of ``group_size_m`` rows of tiles each, in ``rows`` rows."""
         return -(-rows // (self.block_size_m * self.group_size_m))
 
     def cut(self, rows: int) -> list[Rows]:
@@ -212,9 +213,10 @@ class FusedConfig:
         return chunks_of(rows, self.num_chunks, self.block_size_m, self.chunk_growth)
 
     def owners(self, chunks: Sequence[Rows], chunk: int = 0, *, everywhere: bool = False) -> int:
-        """How many ranks' rows one matmul computes of chunk number ``chunk``; ``chunks``: how each rank's rows are cut.
-        With several chunks more than one rank's only where the sums go ``everywhere``, since only there are rows of
-        several ranks adjacent; shorter chunks take more ranks' rows, so that all matmuls are about as long."""
+        """The number of ranks whose rows one matmul computes in chunk number ``chunk``; ``chunks``: those into which
+        each rank's rows are cut. With several chunks, it is more than one only if the sums go ``everywhere``, since
+        only then are rows of several ranks adjacent. Shorter chunks take more ranks' rows, so that all matmuls are
+        about equally long."""
         if len(chunks) == 1:
             return self.owners_per_matmul
         if not everywhere:
@@ -222,10 +224,11 @@ class FusedConfig:
         return -(-self.owners_per_matmul * chunks[0].count // chunks[chunk].count)
 
     def comm_programs(self, op: str, num_sms: int) -> int:
-        """Programs that only move data, for an algorithm that has such: ``comm_sms``, or an eighth of those launched.
+        """The number of programs that only move data, for an algorithm that has such programs: ``comm_sms``, or an
+        eighth of those launched.
 
         Raises:
-            ArgumentError: none would be left to compute.
+            ArgumentError: no program would be left to compute.
         """
         programs = self.num_sms or num_sms
         if programs < 2:
@@ -246,15 +249,15 @@ class FusedConfig:
 
 @dataclass(frozen=True)
 class Target:
-    """What a config is picked for.
+    """The device that a config is picked for.
 
     Attributes:
         backend: ``"cuda"``, ``"hip"`` or ``"sim"``.
         num_sms: SMs (compute units).
         tma: whether tiles are loaded by TMA.
-        excluded: algorithms that cannot run, e.g. as the heap has no room for what peers send.
-        hardware: the device as PyTorch calls it, ``"simulated"`` in the simulator; tuned rows are looked up by it. Of
-            hardware that is not known the model takes figures of the same vendor's.
+        excluded: algorithms that cannot run, for example because the heap has no room for what peers send.
+        hardware: PyTorch's name of the device, ``"simulated"`` in the simulator; tuned rows are looked up by it. For
+            unknown hardware the model takes the figures of a GPU of the same vendor.
         shared_nbytes: shared memory (LDS) that a program may have; None for what H200 (MI300X) has.
     """
 
@@ -267,12 +270,12 @@ class Target:
 
     @property
     def stages_in_registers(self) -> int:
-        """How many of a pipelined loop's stages are there, not in shared memory: one on AMD, but where there is more of
-        that, and Triton (3.9) has every stage loaded into it."""
+        """The number of a pipelined loop's stages that are in registers, not in shared memory. It is one on AMD, except
+        on GPUs with more shared memory, where Triton (3.9) loads every stage into it."""
         return int(self.backend == "hip" and (self.shared_nbytes or 0) <= MI300_SHARED_NBYTES)
 
     def nbytes_of_stages(self, config: FusedConfig, itemsize: int) -> int:
-        """Shared memory that the loop over K of a tile takes."""
+        """The bytes of shared memory that a tile's loop over K takes."""
         rows = config.block_size_m + config.block_size_n
         stages = max(1, config.num_stages - self.stages_in_registers)
         nbytes = stages * rows * config.block_size_k * itemsize

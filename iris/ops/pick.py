@@ -1,4 +1,4 @@
-"""The choice of a config for a problem: one that was measured, else the one that the model predicts to be fastest."""
+"""The choice of a config for a problem: a measured one, else the one that the model predicts to be the fastest."""
 
 from __future__ import annotations
 
@@ -21,42 +21,43 @@ from iris.ops.problem import DTYPES, Problem
 
 _BACKENDS = ("cuda", "hip", "sim")
 _REMEMBERED = 1 << 15
-"""Problems whose config is remembered: finding one takes the host milliseconds, and a server may see any number of rows
-with each of its layers."""
+"""The number of problems whose config is remembered: finding a config takes the host milliseconds, and a server may see
+any number of rows with each of its layers."""
 _EQUAL = 1.01
-"""Predictions this close are equal: the config that comes first among them is taken."""
+"""Predictions within this factor count as equal: the first config among them is taken."""
 _SPLIT = 1.05
-"""What Stream-K must gain to be taken: its predictions are the least certain."""
+"""The factor that Stream-K must gain to be taken: its predictions are the least certain."""
 _WORSE = 1.15
-"""A row measured for another shape is not taken if the model sees its config lose by this much on this one."""
+"""A row for another shape is not taken if the model predicts that its config loses by more than this factor here."""
 _GAINED = 1.05
-"""Nor is one that gained less than this where it was measured."""
+"""A row for another shape is not taken if it gained less than this factor where it was measured."""
 _STAND_INS = {"cuda": HARDWARE["H200 SXM"], "hip": HARDWARE["MI300X"]}
-"""Whose figures are taken for hardware that is not known."""
+"""The hardware whose figures are taken for unknown hardware."""
 _SIMULATED = {LOCAL: "local", GATHER: "push", SCATTER: "push", REDUCE_SCATTER: "push", ALL_REDUCE: "two_shot"}
 
 
 def pick_config(problem: Problem, target: Target, algorithm: str | None = None) -> FusedConfig:
-    """A config for ``problem`` on ``target``: the same on every rank, as long as all read the same rows.
+    """A config for ``problem`` on ``target``. It is the same on all ranks, as long as all read the same rows.
 
-    Looked for in this order:
+    These are tried in order:
 
-    1. rows of the user's, made by ``python -m iris tune``: the file that ``IRIS_TUNED`` names, else
+    1. the user's rows, made by ``python -m iris tune``: the file that ``IRIS_TUNED`` names, else
        ``~/.cache/iris/tuned.json``; read once per process;
     2. rows that come with Iris;
-    3. what :func:`iris.ops.model.predict_ms` expects to be fastest of all that can run.
+    3. the config that :func:`iris.ops.model.predict_ms` expects to be the fastest of all that can run.
 
-    A row of just this shape comes before those of shapes near it, whosever they are.
+    But a row of exactly this shape, from either source, comes before rows of shapes near it.
 
-    A row counts for its hardware, op, world size and dtype (of float16 and bfloat16 both), and for shapes near its own;
-    see :mod:`iris.ops.tuned`. In the simulator, where no model holds, what is taken without a row is one small tile and
-    ``push``, or ``two_shot`` for ``matmul_all_reduce``, whatever GPUs would take; another algorithm if that one cannot
-    run. ``algorithm``: choose among configs of this one only, even if it is excluded, or cannot run: the op then says
+    A row counts for its hardware, op, world size and dtype (float16 and bfloat16 count as one), and for shapes near its
+    own; see :mod:`iris.ops.tuned`. In the simulator, where no model holds, the config without a row is one small tile
+    and ``push``, or ``two_shot`` for ``matmul_all_reduce``, or another algorithm if that one cannot run.
+
+    ``algorithm``: choose only among configs of this algorithm, even if it is excluded or cannot run; the op then says
     why.
 
     Raises:
-        ArgumentError: there is no such op, dtype or backend, or no call of such sizes; the op has no such algorithm, or
-            all are excluded and none is named; a file of rows is broken: names it, and what is wrong.
+        ArgumentError: there is no such op, dtype or backend; no call can have such sizes; the op has no such algorithm,
+            or all are excluded and none is named; or a file of rows is broken: the error names it and what is wrong.
     """
     for name, given, kind in (("problem", problem, Problem), ("target", target, Target)):
         if not isinstance(given, kind):
@@ -106,24 +107,24 @@ def _check_count(argument: str, count: object) -> None:
 
 
 def has_row(problem: Problem, target: Target, config: FusedConfig) -> bool:
-    """Whether ``config`` is that of a row that counts for ``problem``."""
+    """Whether a row that counts for ``problem`` has this ``config``."""
     return any(row.config == config for row in _near(problem, target, tuned.user_path()))
 
 
 def can_run(problem: Problem, target: Target) -> bool:
-    """Whether any algorithm is left for "auto" that is not excluded."""
+    """Whether "auto" has an algorithm left that can run and is not excluded."""
     return next(candidates(problem, target), None) is not None
 
 
 def forget() -> None:
-    """Read rows anew from now on."""
+    """Forget all rows and choices, so that the next choice reads the files again."""
     _picked.cache_clear()
     tuned.forget()
 
 
 def figures(target: Target) -> Hardware | None:
-    """The hardware's figures, or for unknown hardware those of another of the vendor's with as many SMs; None in the
-    simulator."""
+    """The hardware's figures. For unknown hardware, those of another GPU of the vendor, scaled to the number of SMs.
+    None in the simulator."""
     known = hardware(target.hardware) or _STAND_INS.get(target.backend)
     if known is None or known.num_sms == target.num_sms:
         return known
@@ -134,7 +135,7 @@ def figures(target: Target) -> Hardware | None:
 
 
 def predictions(problem: Problem, target: Target, configs: Iterable[FusedConfig]) -> dict[FusedConfig, float]:
-    """Seconds that each of ``configs`` is predicted to take; 0 for all in the simulator, where no model holds."""
+    """The predicted seconds of each of ``configs``; 0 for all in the simulator, where no model holds."""
     known = figures(target)
     if known is None:
         return dict.fromkeys(configs, 0.0)
@@ -143,21 +144,21 @@ def predictions(problem: Problem, target: Target, configs: Iterable[FusedConfig]
 
 
 def expected_ms(problem: Problem, known: Hardware) -> float:
-    """Milliseconds that the model expects of its choice on ``known``, whatever this machine is: a figure to keep beside
-    what is measured here."""
+    """The milliseconds that the model expects for its own choice on ``known``, whatever this machine is: a figure to
+    record beside a measurement."""
     target = Target(known.backend, known.num_sms, hardware=known.name)
     config = model_pick(problem, target)
     return 1e3 * predictions(problem, target, (config,))[config]
 
 
 def model_pick(problem: Problem, target: Target, algorithm: str | None = None) -> FusedConfig:
-    """What is picked where there is no row."""
+    """The config that is picked if there is no row."""
     if target.backend == "sim":
         wanted = (_SIMULATED[problem.op], *ALGORITHMS[problem.op]) if algorithm is None else (algorithm,)
         configs = [FusedConfig(one, **TILES["sim", 0][0]) for one in wanted]
         return next((one for one in configs if obstacle(problem, one, target) is None), configs[0])
     times = predictions(problem, target, candidates(problem, target, algorithm=algorithm))
-    if not times and algorithm is not None:  # the op says why it cannot run; a relay between two ranks does
+    if not times and algorithm is not None:  # the op says why it cannot run; a relay between two ranks does run
         return plain(problem, algorithm, target)
     costs = {config: time_s * (_SPLIT if config.stream_k else 1.0) for config, time_s in times.items()}
     cheapest = min(costs.values())
@@ -168,12 +169,12 @@ def model_pick(problem: Problem, target: Target, algorithm: str | None = None) -
 def _picked(
     problem: Problem, target: Target, algorithm: str | None, user_path: Path | None, numbers: str
 ) -> FusedConfig:
-    """``numbers``: how the dtype is multiplied, which may change."""
+    """:func:`pick_config`, remembered. ``numbers``: the format in which the dtype is multiplied, which may change."""
     if algorithm is None and not can_run(problem, target):
         raise ArgumentError("pick_config", "target.excluded", "an algorithm left that can run", target.excluded)
     best = cache(
         lambda: model_pick(problem, target, algorithm)
-    )  # takes milliseconds; a row of just this shape needs none
+    )  # takes milliseconds, and is not needed for a row of exactly this shape
     for row in _near(problem, target, user_path):
         if algorithm not in (None, row.config.algorithm) or obstacle(problem, row.config, target) is not None:
             continue
@@ -184,7 +185,8 @@ def _picked(
 
 
 def _with_measured_matmul(config: FusedConfig, problem: Problem, target: Target, user_path: Path | None) -> FusedConfig:
-    """``config`` with the matmul that was the fastest beside an exchange, in whatever op and number of ranks."""
+    """``config``, an exchange, with the matmul (Iris's or the library's) that a row says is faster beside an exchange,
+    for whatever op and number of ranks it was measured."""
     for row in _near(problem, target, user_path, local=True):
         measured = _beside_exchange(row, config)
         if measured is None or obstacle(problem, measured, target) is not None:
@@ -195,7 +197,7 @@ def _with_measured_matmul(config: FusedConfig, problem: Problem, target: Target,
 
 
 def _beside_exchange(row: tuned.Row, config: FusedConfig) -> FusedConfig | None:
-    """``config`` with the matmul that ``row`` says is the faster one; None if it says nothing of that."""
+    """``config`` with the matmul that ``row`` says is faster; None if the row does not say."""
     if row.config.algorithm in EXCHANGING:
         return replace(row.config, algorithm=config.algorithm)
     if row.library_ms is None:
@@ -204,8 +206,8 @@ def _beside_exchange(row: tuned.Row, config: FusedConfig) -> FusedConfig | None:
 
 
 def _near(problem: Problem, target: Target, user_path: Path | None, *, local: bool = False) -> list[tuned.Row]:
-    """The rows to look at: those of just this shape first, and among equals the user's; those of unfinished searches
-    last where a finished one is of this shape; see :meth:`iris.ops.tuned.Rows.near`."""
+    """The rows to try, in order: those of exactly this shape first, and among equals the user's. If a finished search
+    is of this shape, rows of unfinished searches come last; see :meth:`iris.ops.tuned.Rows.near`."""
     sources = tuned.user_rows(user_path), tuned.shipped_rows()
     near = [row for rows in sources for row in rows.near(problem, target.hardware, local=local)]
     finished = any(row.exact(problem) and not row.unfinished for row in near)
@@ -215,8 +217,7 @@ def _near(problem: Problem, target: Target, user_path: Path | None, *, local: bo
 def _counts(
     row: tuned.Row, measured: FusedConfig, other: Callable[[], FusedConfig], problem: Problem, target: Target
 ) -> bool:
-    """Whether ``measured``, from ``row``, is to be taken instead of ``other()``, which is asked for only if it
-    matters."""
+    """Whether to take ``measured``, from ``row``, instead of ``other()``, which is computed only if needed."""
     if row.own or not any(row.distances(problem)):
         return True
     if row.untuned_ms is not None and row.untuned_ms < _GAINED * row.measured_ms:

@@ -1,4 +1,4 @@
-"""What an op is asked to compute, and what that costs at least. Pure: no GPU, no context."""
+"""What a call of an op computes, and what it costs at least. Pure: no GPU, no context."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ DTYPES = (*FLOATS, *QUANTISED)
 
 
 def output_dtypes(dtype: torch.dtype, *, scaled: bool = False) -> tuple[torch.dtype, ...]:
-    """What a product of ``dtype`` matrices may be kept in, the usual one first: 16 and 32 bits give themselves, int8
-    gives int32, and fp8, or int8 that is ``scaled``, any float."""
+    """The possible dtypes of a product of ``dtype`` matrices, the default first: for 16 and 32 bits the same dtype, for
+    int8 int32, and for fp8, or ``scaled`` int8, any float."""
     if dtype == torch.int8 and not scaled:
         return (torch.int32,)
     return (torch.bfloat16, torch.float16, torch.float32) if dtype in QUANTISED else (dtype,)
 
 
 def output_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The usual one of :func:`output_dtypes`."""
+    """The default one of :func:`output_dtypes`."""
     return output_dtypes(dtype)[0]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One call of an op, by its sizes on one rank.
+    """One call of an op, described by its sizes on one rank.
 
     Attributes:
         op: the op's name.
@@ -39,7 +39,7 @@ class Problem:
         world_size: the number of ranks.
         gather_dim: for a gather of A, the dimension in which A is sharded; None for the other ops.
         transposed_b: whether the rows of B are not contiguous, as in the ``weight.t()`` of a ``torch.nn.Linear``.
-        asked: the dtype of the output where there is a choice (:func:`output_dtypes`); None: the usual one.
+        asked: the dtype of the output where there is a choice (:func:`output_dtypes`); None: the default.
     """
 
     op: str
@@ -53,7 +53,7 @@ class Problem:
     asked: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        if self.asked == output_dtype(self.dtype):  # as if it had not been told: the problem is the same
+        if self.asked == output_dtype(self.dtype):  # the same problem as without it
             object.__setattr__(self, "asked", None)
 
     @property
@@ -63,9 +63,10 @@ class Problem:
 
     @property
     def exchanged_dtype(self) -> torch.dtype:
-        """What an exchange (:mod:`iris.ops.exchange`) moves elements of: of A for a gather, else of the product. Four
-        neighbours in a row of A of 8 bits are moved as one element of 32 bits, if rows can be cut so: one by one they
-        take as long as so many of 32. The floats among them stay floats, as words of these are shorter."""
+        """The dtype of the elements that an exchange (:mod:`iris.ops.exchange`) moves: A's for a gather, else the
+        product's. If A has 8 bits and the length of its rows allows it, four neighbours in a row are moved as one
+        element of 32 bits, because moving an element takes as long with 8 bits as with 32. For fp8 this is float32, not
+        int32, because words that carry floats are shorter."""
         if self.op != GATHER:
             return self.output_dtype
         cols = self.k // self.world_size if self.gather_dim == 1 else self.k
@@ -80,18 +81,18 @@ class Problem:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that must reach this rank from its peers; 0 for an op of your own, of which nobody knows."""
+        """Bytes that must reach this rank from its peers; 0 for a user-written op, for which this is unknown."""
         world, product = self.world_size, self.m * self.n
         item, out_item = self.dtype.itemsize, self.output_dtype.itemsize
         if self.op == GATHER:
             return self.m * self.k * (world - 1) // world * item
         if self.op == SCATTER:
             return product * (world - 1) * out_item
-        once = (product - product // world) * out_item  # each rank's part of the sum, or those of all
+        once = (product - product // world) * out_item  # the peers' parts of this rank's sum, or the peers' sums
         return {REDUCE_SCATTER: once, ALL_REDUCE: 2 * once}.get(self.op, 0)
 
     @property
     def hbm_bytes(self) -> int:
-        """Bytes that must pass this rank's memory: each input read once, the output written once."""
+        """Bytes that this rank's memory must read or write: each input is read once, the output written once."""
         item, out_item = self.dtype.itemsize, self.output_dtype.itemsize
         return (self.m * self.k + self.k * self.n) * item + self.m * self.n * out_item

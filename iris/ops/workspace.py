@@ -1,4 +1,5 @@
-"""What an op keeps between calls: flags, and where peers' data arrives. Made once, reused, never zeroed again."""
+"""Workspaces: the flags, and the memory for peers' data, that an op keeps between calls. Made once, reused, never
+zeroed again."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from iris.ops.algorithms import LOCAL, TRAITS, algorithms
 from iris.ops.rows import MAX_CHUNKS
 
 MIN_FLAGS = MAX_RANKS * MAX_CHUNKS
-"""Flags of any workspace; those of one whose parts may travel as words are more if they travel behind flags."""
+"""The least number of flags of a workspace. One whose data could travel as words has more if it travels behind
+flags."""
 _TURNSTILES_NBYTES = 2 * 4 * turnstile.TURNSTILE_WORDS.value
 
 
@@ -30,14 +32,14 @@ class FusedWorkspace(Live):
     """Flags and staging memory of one op on one context; see :func:`new_workspace`.
 
     Attributes:
-        op, algorithm: what it is for. Algorithms differ in when peers may write into it, so they share none.
+        op, algorithm: what it is for. Algorithms differ in when peers may write into it, so they do not share one.
         turnstile: where ranks meet; see :func:`iris.device.turnstile.enter`.
         second_turnstile: the same, for a second kernel that runs beside the first.
-        ready: one epoch per part or tile that has arrived.
-        staging: bytes on the symmetric heap that peers write into; empty where the algorithm needs none.
-        engine: the copy engine's stream; the context's own workspaces share one.
-        local: this rank's own memory, by what it is for, made when first needed.
-        others: workspaces for what its calls do besides, made when first needed.
+        ready: the flags: one epoch for each part or tile that has arrived.
+        staging: bytes on the symmetric heap that peers write into; empty if the algorithm needs none.
+        engine: the copy engine; the context's own workspaces share one.
+        local: memory of this rank alone, by purpose; made when first needed.
+        others: workspaces for exchanges that are part of its calls; made when first needed.
     """
 
     op: str
@@ -57,8 +59,8 @@ class FusedWorkspace(Live):
 
     @property
     def flagged(self) -> bool:
-        """Whether it has flags for all that its algorithm sends. Then nothing travels as words, so that nothing else is
-        ever stored where words are waited for."""
+        """Whether there are flags for all that its algorithm sends. If so, nothing travels as words: in memory where
+        words are awaited, nothing else must ever be stored."""
         return bool(self.ready.numel() > MIN_FLAGS)
 
     def staged(self, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
@@ -66,22 +68,22 @@ class FusedWorkspace(Live):
         return self.staging[: rows * cols * dtype.itemsize].view(dtype).view(rows, cols)
 
     def stacked(self, rows: int, cols: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-        """Two matrices in the staging memory, for calls to take in turns, as one that holds both; and where, in rows,
-        the second begins: with the first whole row in the second half, so that no matrix, however wide, reaches into
-        the other half. They fit into :func:`stacked_nbytes`.
+        """One matrix over the staging memory that holds two, which calls use in turn, and the row with which the second
+        begins. That is the first row that lies wholly in the second half, so that no matrix, however wide, reaches into
+        the other half. Both fit into :func:`stacked_nbytes`.
         """
         second = -(-(self.staging.numel() // 2) // (cols * dtype.itemsize))
         return self.staged(second + rows, cols, dtype), second
 
     def inbox(self, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-        """The staging memory as two halves, which calls take in turns, and the elements of each."""
+        """The staging memory as two halves, which calls use in turn, and the number of elements in each."""
         half = self.staging.numel() // 2 // 16 * 16
         return self.staging[: 2 * half].view(dtype), half // dtype.itemsize
 
     def scratch(self, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
         """At least ``count`` elements of memory of this rank alone, zero when first made, kept under ``name``.
 
-        One for each power of two, and none is let go: captured calls go on using them.
+        There is one such memory for each power of two. None is ever freed, because captured calls go on using it.
         """
         key = (name, power_of_two(count), dtype)
         if key not in self.local:
@@ -95,8 +97,8 @@ class FusedWorkspace(Live):
         return self.scratch(name, rows * cols, dtype)[: rows * cols].view(rows, cols)
 
     def beside(self, name: str, staging_nbytes: int, num_flags: int) -> FusedWorkspace:
-        """That of the exchange ``name`` that is part of this op's calls, by size as :func:`workspace_for` keeps them.
-        Collective the first time."""
+        """The workspace of the exchange ``name``, which is part of this op's calls; kept by size, as by
+        :func:`workspace_for`. Collective the first time."""
         sizes = size_class(staging_nbytes, num_flags)
         key = name, *sizes
         if key not in self.others:
@@ -106,7 +108,7 @@ class FusedWorkspace(Live):
 
     @cached_property
     def for_matmul(self) -> FusedWorkspace:
-        """That of the matmuls that this rank computes alone in this op's calls."""
+        """The workspace of the matmuls that this rank computes alone in this op's calls."""
         return local_workspace(self.ctx)
 
     @cached_property
@@ -118,7 +120,7 @@ class FusedWorkspace(Live):
 
 
 def local_workspace(ctx: Iris) -> FusedWorkspace:
-    """For matmuls of this rank alone: without what ranks share, so no other one takes part in making it."""
+    """A workspace for matmuls of this rank alone. It has no memory that ranks share, so no other rank takes part."""
     _refuse_in_capture(ctx, LOCAL)
     flags, staging = (torch.zeros(0, dtype=dtype, device=ctx.device) for dtype in (torch.int32, torch.uint8))
     engine = ctx.kept(CopyEngine, lambda: CopyEngine(ctx))
@@ -126,13 +128,13 @@ def local_workspace(ctx: Iris) -> FusedWorkspace:
 
 
 def _outlasting_inference() -> AbstractContextManager[object]:
-    """Tensors made in here can be written outside of ``torch.inference_mode()``, too."""
+    """Within this block, tensors are made so that they can also be written outside of ``torch.inference_mode()``."""
     return torch.inference_mode(False)
 
 
 def _refuse_in_capture(ctx: Iris, op: str) -> None:
-    """Raise CaptureError where memory that a call keeps would be made inside a capture: zeroing it would then be
-    recorded, not done, and no rank could meet another."""
+    """Raise CaptureError if the stream is being captured, before memory is made that a call keeps: zeroing it would be
+    recorded, not done, and the ranks could not meet."""
     if ctx.backend_name != "sim" and torch.cuda.is_current_stream_capturing():
         raise CaptureError(
             f"{op}: a call that needs new memory cannot be captured in a graph. Call it once with operands of these "
@@ -150,12 +152,12 @@ def workspace_for(
 ) -> FusedWorkspace:
     """``workspace`` if it fits, or the context's own for ``op`` and ``algorithm``. Collective the first time.
 
-    The context's own are kept by size, in powers of two, so that calls of changing shape make few.
+    The context's own workspaces are kept by size, in powers of two, so that calls of changing shape make few.
 
     Raises:
         ArgumentError: ``workspace`` was made for another op, algorithm or context, or is too small.
-        CaptureError: it would have to be made while a graph is captured.
-        HeapError: there is no room for it.
+        CaptureError: a workspace would have to be made while a graph is captured.
+        HeapError: the heap has no room for it.
     """
     call = _call_for(op, algorithm)
     if workspace is None:
@@ -196,8 +198,8 @@ def staging_fits(
     num_flags: int,
     beside_nbytes: int,
 ) -> bool:
-    """Whether :func:`workspace_for` would find so much staging memory, or make it and leave room for ``beside_nbytes``;
-    the same on all ranks."""
+    """Whether :func:`workspace_for` would find this much staging memory and so many flags, or could make them and leave
+    ``beside_nbytes`` of the heap free; the same on all ranks."""
     if workspace is not None:
         if type(workspace) is not FusedWorkspace:
             return True  # to be refused by workspace_for
@@ -218,14 +220,14 @@ def _staging_offset(num_flags: int) -> int:
 
 
 def size_class(staging_nbytes: int, num_flags: int) -> tuple[int, int]:
-    """What is made for calls that need so much: powers of two."""
+    """The sizes of the workspace that is made for calls with these needs: powers of two."""
     return power_of_two(staging_nbytes), max(MIN_FLAGS, power_of_two(num_flags))
 
 
 def stacked_nbytes(rows: int, cols: int, dtype: torch.dtype, workspace: FusedWorkspace | None = None) -> int:
-    """Staging memory in which two such matrices fit, each in a half of its own (:meth:`FusedWorkspace.stacked`): with a
-    row more for each, where the middle of the context's own may lie within a row, or in ``workspace`` they do not fit
-    otherwise."""
+    """Bytes of staging memory in which two such matrices fit, each in its own half (:meth:`FusedWorkspace.stacked`).
+    Each takes one more row if the middle of the context's own workspace may lie within a row, or if ``workspace`` is
+    too small for both."""
     row_nbytes = cols * dtype.itemsize
     if workspace is None:
         return 2 * row_nbytes * (rows if row_nbytes == power_of_two(row_nbytes) else rows + 1)
@@ -240,26 +242,26 @@ def power_of_two(count: int) -> int:
 
 
 def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, num_flags: int = 0) -> FusedWorkspace:
-    """A workspace of its own, for calls of ``op`` that run at the same time on several streams. Collective.
+    """Make a separate workspace, for calls of ``op`` that run at the same time on several streams. Collective.
 
-    A call that is given one that is too small says how large it must be. Let go of it as of any memory of the heap:
-    when the calls that use it are done on all ranks, behind a barrier, and the graphs that you captured with it are
-    not replayed any more. An op of your own may have any name that is none of Iris's, and algorithms as you name them.
+    If a workspace is too small for a call, the call's error says how large it must be. Release it like any memory of
+    the heap: when the calls that use it are done on all ranks, behind a barrier, and graphs that you captured with it
+    are not replayed any more. An op of your own may have any name that no op of Iris has, and algorithms of any name.
 
     Args:
-        op, algorithm: what it is for; calls of others refuse it.
-        staging_nbytes, num_flags: of its staging memory, and of its flags, for ops of your own, or where you know what
-            a call needs; Iris's ops say so if these are too few.
+        op, algorithm: what the workspace is for; calls of other ops or algorithms refuse it.
+        staging_nbytes, num_flags: the bytes of staging memory and the number of flags, for ops of your own, or if you
+            know what a call needs. If they are too few for an op of Iris, its error says so.
 
     Returns:
-        What to pass as ``workspace``.
+        A workspace to pass as ``workspace``.
 
     Raises:
-        ArgumentError: a name that is no string, an algorithm that the op does not have, or a size that is no number of
-            bytes, or of flags.
+        ArgumentError: a name is no string, the op does not have the algorithm, or a size is no whole number of bytes or
+            flags.
         ContextError: the context is closed, or belongs to a parent process.
         HeapError, CaptureError: the heap has no room for it, or a capture is under way.
-        RankMismatch, WaitTimeout, PeerDied: ranks ask for different sizes, or one does not come.
+        RankMismatch, WaitTimeout, PeerDied: the ranks ask for different sizes, or one does not come.
     """
     require_context("new_workspace", ctx)
     ctx.check("new_workspace")
@@ -284,7 +286,7 @@ def _in_words(op: str, algorithm: str) -> bool:
 def _made(
     ctx: Iris, op: str, algorithm: str, staging_nbytes: int, num_flags: int, engine: CopyEngine, words: bool
 ) -> FusedWorkspace:
-    """``words``: without flags for what its algorithm sends, it is for words."""
+    """Make a workspace. ``words``: the algorithm sends words, unless there are flags for all that it sends."""
     num_flags = max(num_flags, MIN_FLAGS)
     try:
         with _outlasting_inference():
