@@ -1,4 +1,4 @@
-"""Configs worth a try for a problem, and which options each algorithm has. Pure: no GPU."""
+"""Configs worth trying for a problem, and the options that each algorithm has. Pure: no GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from iris.ops.problem import Problem
 Fields = Mapping[str, Any]
 
 _STREAM_K_FROM = 1.03
-"""Splitting tiles is worth a try where whole waves take this much longer than the tiles themselves."""
+"""Splitting tiles is worth trying if whole waves have room for this many times as many tiles as there are."""
 
 
 def _tile(m: int, n: int, k: int, warps: int, stages: int) -> Fields:
@@ -52,7 +52,7 @@ TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
     ("hip", 4): (_tile(64, 64, 32, 4, 2),),
     ("sim", 0): (_tile(64, 64, 128, 8, 3), _tile(32, 64, 64, 8, 3)),
 }
-"""Tiles by backend and bytes of an element, the largest first."""
+"""Tiles by backend and bytes of an element (0 in the simulator), the largest first."""
 
 MORE_TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
     ("cuda", 2): (
@@ -75,7 +75,7 @@ MORE_TILES: dict[tuple[str, int], tuple[Fields, ...]] = {
     ("cuda", 4): (_tile(128, 64, 32, 4, 4), _tile(128, 128, 32, 8, 3)),
     ("hip", 2): (_tile(256, 128, 64, 8, 2), _tile(128, 64, 64, 4, 2)),
 }
-"""Tiles that only measuring can choose: the model sees little between them and those above."""
+"""Tiles that only a measurement can choose: the model sees little difference between them and those above."""
 
 FEW_ROWS: dict[tuple[str, int], tuple[Fields, ...]] = {
     ("cuda", 2): (
@@ -91,8 +91,8 @@ FEW_ROWS: dict[tuple[str, int], tuple[Fields, ...]] = {
         _tile(16, 32, 512, 4, 6),
     ),
 }
-"""Tiles for up to as many rows as the first has, where reading B is all that counts: they load more of it at a time
-than tiles of 64 rows."""
+"""Tiles for problems of few rows, at most as many as the first tile has. There only reading B counts, and these tiles
+load more of it at a time than tiles of 64 rows."""
 
 _OF_FEW_ROWS = {
     (LOCAL, "local"),
@@ -100,10 +100,11 @@ _OF_FEW_ROWS = {
     (ALL_REDUCE, "one_shot"),
     (ALL_REDUCE, "two_shot"),
 }
-"""Where these tiles replace those above with so few rows; for other algorithms only measuring chooses them."""
+"""Ops and algorithms for which ``FEW_ROWS`` replaces ``TILES`` with so few rows; for others only a measurement chooses
+them."""
 
 _SMALL_TILE = _tile(64, 64, 32, 4, 2)
-"""For GPUs whose shared memory none of the others fit into."""
+"""For GPUs whose shared memory is too small for all other tiles."""
 
 
 def _chunks(*counts: int) -> tuple[Fields, ...]:
@@ -179,8 +180,8 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
         "baseline": ({},),
     },
 }
-"""What "auto" chooses among: algorithms, each with options to try. None whose sums depend on timing. Where the model
-sees no difference the earlier one is taken."""
+"""What "auto" chooses among: algorithms, each with options to try, without those whose sums depend on timing. If the
+model sees no difference, the earlier one is taken."""
 
 _OWN: tuple[Fields, ...] = ({"own_matmul": True},)
 _ONLY_MEASURED: dict[str, dict[str, tuple[Fields, ...]]] = {
@@ -197,15 +198,15 @@ _ONLY_MEASURED: dict[str, dict[str, tuple[Fields, ...]]] = {
     REDUCE_SCATTER: {"low_latency": _OWN},
     ALL_REDUCE: {"low_latency": _OWN, "low_latency_two_shot": _OWN},
 }
-"""What only a measurement chooses. The library's matmul is mostly as fast as Iris's, but with few rows it takes up to
-1.9 times as long where it takes the wrong tile, which no figure of the hardware's tells."""
+"""Options that only a measurement can choose. The library's matmul is mostly as fast as Iris's, but with few rows it
+takes up to 1.9 times as long if it chooses the wrong tile, which cannot be predicted from figures of the hardware."""
 
 _STREAM_K = {
     (LOCAL, "local"), (GATHER, "copy_engine"), (SCATTER, "push"),
     (SCATTER, "copy_engine"),
 }  # fmt: skip
-"""Where Stream-K is tried; with others, tiles wait for peers as well as for each other, and it was seen to lose. With a
-single row of tiles it is tried where those of few rows are."""
+"""Ops and algorithms for which Stream-K is tried. With others, tiles wait for peers as well as for each other, and it
+was seen to lose. With a single row of tiles it is tried only for those in ``_OF_FEW_ROWS``."""
 
 _VARIATIONS: dict[str, tuple[Any, ...]] = {
     "group_size_m": (4, 8, 16),
@@ -270,18 +271,18 @@ _UNVARIED: dict[tuple[str, str], set[str]] = {
     (ALL_REDUCE, "ring"): _CUTTING,
     (ALL_REDUCE, "baseline"): {"num_sms"},
 }
-"""What an algorithm has a use for beside what is varied of it, and beside what the matmul kernel has."""
+"""Fields that an algorithm uses although they are not varied for it, beside those that the matmul kernel uses."""
 
 
 def candidates(
     problem: Problem, target: Target, *, wide: bool = False, algorithm: str | None = None
 ) -> Iterator[FusedConfig]:
-    """Configs of ``problem`` that can run on ``target``, what is preferred among equals first. For one rank, where
-    nothing has to move, they are of one algorithm only. Where no algorithm is left with its options, those that can run
+    """Configs of ``problem`` that can run on ``target``, in order of preference among equals. For one rank, where
+    nothing has to move, they are of one algorithm only. If no algorithm can run with its options, those that can run
     without.
 
-    ``wide``: for one who measures: also tiles that the model cannot tell apart, Stream-K everywhere, and algorithms
-    that "auto" takes only where a row says so. ``algorithm``: of this one only, whichever it is.
+    ``wide``: for measurements; it adds tiles that the model cannot tell apart, Stream-K everywhere, and algorithms that
+    "auto" takes only if a row says so. ``algorithm``: only configs of this one, whichever it is.
     """
     options, more = ALGORITHMS[problem.op], _ONLY_MEASURED.get(problem.op, {})
     if algorithm is not None:
@@ -302,21 +303,21 @@ def candidates(
                     if obstacle(problem, config, target) is None:
                         found = True
                         yield config
-    for name in () if found else options:  # such as a ring of too few rows for two chunks
+    for name in () if found else options:  # for example, a ring with too few rows for two chunks
         config = plain(problem, name, target, wide=wide)
         if obstacle(problem, config, target) is None:
             yield config
 
 
 def plain(problem: Problem, algorithm: str, target: Target, *, wide: bool = False) -> FusedConfig:
-    """``algorithm`` without options, with the first tile that fits, whether it can run or not."""
+    """The config of ``algorithm`` without options, with the first tile that fits, whether it can run or not."""
     return FusedConfig(algorithm, **_tiles(problem, algorithm, target, wide)[0])
 
 
 def options_of(op: str, algorithm: str) -> tuple[str, ...]:
-    """The fields of a config that ``algorithm`` of ``op`` has a use for, in some call; of others it runs as without
-    them. Those for AMD are among them. Left out is what only products have a use for that the library does not take:
-    of int8, and of fp8 with some scales.
+    """The fields of a config that ``algorithm`` of ``op`` uses in some call; other fields make no difference to it.
+    Those for AMD are included. Fields that are used only in products that the library does not compute (int8, and fp8
+    with some scales) are left out.
     """
     kind = op, algorithm
     used = {*_AMD_ONLY, *_OF_ALGORITHM.get(kind, ()), *_UNVARIED.get(kind, ())}
@@ -328,7 +329,7 @@ def options_of(op: str, algorithm: str) -> tuple[str, ...]:
 
 
 def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterator[FusedConfig]:
-    """Configs that differ from ``config`` in one field that counts for its algorithm, the nearest values first."""
+    """Configs that differ from ``config`` in one field that its algorithm uses, the nearest values first."""
     kind = problem.op, config.algorithm
     only_send = kind == (GATHER, "push") and config.comm_sms is not None
     own = _PUT_VARIATIONS if only_send else _OF_ALGORITHM.get(kind, {})
@@ -338,7 +339,7 @@ def variations(problem: Problem, config: FusedConfig, target: Target) -> Iterato
             continue
         if name in ("num_warps", "num_stages") and target.backend == "sim":
             continue
-        if name == "num_fetch_stages" and config.first_stage_fetch_sms is None:  # all stages are moved alike
+        if name == "num_fetch_stages" and config.first_stage_fetch_sms is None:  # the number of stages changes nothing
             continue
         now = getattr(config, name)
         place = values.index(now) if now in values else 0
@@ -361,7 +362,7 @@ def _tiles(problem: Problem, algorithm: str, target: Target, wide: bool) -> tupl
 
 
 def _splits(problem: Problem, config: FusedConfig, target: Target, wide: bool) -> tuple[Fields, ...]:
-    """Whether, and how, to split tiles."""
+    """The Stream-K options to try."""
     kind = problem.op, config.algorithm
     splittable = wide or (kind in _STREAM_K and (problem.m > config.block_size_m or kind in _OF_FEW_ROWS))
     if has_no_tile(config) or config.algorithm == "pull" or not splittable:

@@ -1,4 +1,4 @@
-"""What rules a config out for a problem. Pure: no GPU."""
+"""Reasons why a config cannot run a problem. Pure: no GPU."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from iris.ops.rows import MAX_CHUNKS
 from iris.ops.words import sent_in_words, words_nbytes
 
 SHARED_NBYTES = {"cuda": 227 << 10, "hip": MI300_SHARED_NBYTES}
-"""Shared memory of one program where a target does not say: sm_90 and sm_100; gfx942."""
+"""Shared memory of one program if a target does not say: that of sm_90 and sm_100, and of gfx942."""
 _SUM_NBYTES = 4
-"""Of a sum in float32. Before a tile is added by atomics, threads exchange its sums through shared memory."""
+"""Bytes of a float32 sum. Before a tile is added by atomics, threads exchange its sums through shared memory."""
 _WORDS_SHARED = 0.25
-"""Of a tile's words, what lies in shared memory at a time when threads exchange them (gfx942)."""
+"""The share of a tile's words that is in shared memory at a time when threads exchange them (gfx942)."""
 _ACCUMULATORS = 128
 """float32 sums that a thread keeps in registers; more are spilled to memory."""
 
 
 def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | None:
-    """Why ``config`` cannot run ``problem`` on ``target``, or only as another config would; None if it can."""
+    """Why ``config`` cannot run ``problem`` on ``target``, or would run just as another config does; None if
+    neither."""
     algorithm, programs = config.algorithm, config.num_sms or target.num_sms
     if algorithm not in algorithms(problem.op):
         return f"{problem.op} has no algorithm {algorithm}"
@@ -41,7 +42,7 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
         return f"{config.num_chunks} chunks of {rows} block rows"
     if problem.op == GATHER and config.num_rounds > 1 and (problem.gather_dim == 1 or problem.world_size < 3):
         return f"{config.num_rounds} rounds, where no two other ranks' rows take turns"
-    together = problem.world_size - 1  # in one chunk, all would leave nothing to run beside anything
+    together = problem.world_size - 1  # in one chunk: with all ranks' rows at once, nothing would overlap
     if config.num_chunks > 1:
         together = problem.world_size if problem.op == ALL_REDUCE else 1
     if config.owners_per_matmul > max(1, together):
@@ -54,7 +55,7 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
 
 
 def too_large(problem: Problem, config: FusedConfig, target: Target) -> str | None:
-    """What of a GPU's program a tile does not fit into."""
+    """Which resource of a program a tile exceeds, in words; None if it fits."""
     backend = target.backend
     if backend not in SHARED_NBYTES:
         return None
@@ -76,10 +77,10 @@ def too_large(problem: Problem, config: FusedConfig, target: Target) -> str | No
 
 
 def min_comm_programs(op: str, config: FusedConfig) -> int:
-    """How many programs, at least, only move data."""
+    """The least number of programs that only move data."""
     return config.comm_sms or int(TRAITS[op][config.algorithm].comm_programs)
 
 
 def has_no_tile(config: FusedConfig) -> bool:
-    """Whether the tile plays no part, as the matmul is the library's."""
+    """Whether the tile does not matter, because the matmul is the library's."""
     return config.algorithm in LIBRARY and not config.own_matmul

@@ -1,32 +1,33 @@
-"""Tuned rows: configs that were measured, where, when and for which shape; see ``python -m iris tune``.
+"""Tuned rows: configs that were measured, and where, when and for which shape; see ``python -m iris tune``.
 
 A file is a JSON object ``{"schema": 1, "rows": […]}``. A row has
 
-* ``hardware``, ``world_size``, ``op``, ``gather_dim`` (null but for a gather), ``dtype``: what it counts for; of
-  float16 and bfloat16 both, as they move as many bytes and are multiplied as fast;
-* ``m``, ``n``, ``k``, ``transposed_b``: the local matmul that was measured, as in :class:`iris.ops.Problem`; rows of a
-  row-major B may leave the last one out;
+* ``hardware``, ``world_size``, ``op``, ``gather_dim`` (null except for a gather), ``dtype``: what it counts for.
+  float16 and bfloat16 count as one, because they move as many bytes and are multiplied as fast;
+* ``m``, ``n``, ``k``, ``transposed_b``: the local matmul that was measured, as in :class:`iris.ops.Problem`; rows for a
+  row-major B may leave out the last field;
 * ``config``: the fastest config, without fields that have their default;
-* ``measured_ms``, ``predicted_ms``: its time, and what the model expected; ``untuned_ms``: the measured time of what is
-  picked without rows;
-* ``versions``, ``date``: what it was measured with, and when;
-* ``library_ms``: in rows of ``matmul``: the time of ``torch.matmul``, measured beside;
-* ``unfinished``: true if the search was stopped early; ``--resume`` goes on with it. Such a row never replaces a
-  finished one;
+* ``measured_ms``, ``predicted_ms``: its time, and the time that the model expected; ``untuned_ms``: the measured time
+  of the config that is picked without rows;
+* ``versions``, ``date``: the versions with which it was measured, and when;
+* ``library_ms``: in rows of ``matmul``, the time of ``torch.matmul``, measured at the same time;
+* ``unfinished``: true if the search was stopped early; ``--resume`` continues it. Such a row never replaces a finished
+  one;
 * ``emulated``: true if two GPUs stood for all ranks (benchmark/mirrored.py).
 
-A row counts for shapes of which m, n and k are each within a factor √2 of its own, so that rows for powers of two count
-for everything between; one that gained less than 5 % over ``untuned_ms`` for its own shape only. Further off, the
-number of waves changes by more than half, and another tile is often better. Of several the nearest counts, by the sum
-of the squared logarithms of the three factors.
+A row counts for shapes whose m, n and k are each within a factor √2 of its own, so that rows for powers of two count
+for everything between. Further off, the number of waves changes by more than half, and another tile is often better. A
+row that gained less than 5 % over ``untuned_ms`` counts for its own shape only. If several rows count, the nearest is
+taken, by the sum of the squared logarithms of the three factors.
 
-A row of Iris's own matmul of few rows (``own_matmul``, and ``one_shot``) counts, whatever it gained, for weights of
-just its n and k, and its layout of B, row-major or transposed, as the library's choice of kernels is erratic; and for
-as many rows as its m, or fewer, but more than half. For all other rows the layout makes no difference.
-Whether ``low_latency`` and ``low_latency_two_shot`` leave the matmul to the library (``own_matmul``) is a matter of the
-local matmul: where there is no row for the op and as many ranks, one for another op or number of ranks says that. So
-does one of ``matmul``, which a single GPU can measure, for weights of just its size and layout and as many rows of
-tiles.
+A row with Iris's own matmul of few rows (``own_matmul``, and ``one_shot``) counts, whatever it gained, only for weights
+of exactly its n, k and layout of B (row-major or transposed), because the library's choice of kernels is erratic. It
+counts for its m, and for fewer rows down to more than half of that. For all other rows the layout of B does not matter.
+
+Whether ``low_latency`` and ``low_latency_two_shot`` use Iris's matmul or the library's (``own_matmul``) depends on the
+local matmul only. So if there is no row for the op and number of ranks, a row for another op or number of ranks
+decides. So does a row of ``matmul``, which a single GPU can measure, for weights of exactly its size and layout and the
+same number of rows of tiles.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ from iris.ops.problem import DTYPES, Problem
 
 SCHEMA = 1
 SIMULATED = "simulated"
-"""The simulator's hardware: what was measured there counts nowhere else."""
+"""The name of the simulator's hardware: rows measured there count nowhere else."""
 ENVIRONMENT_VARIABLE = "IRIS_TUNED"
 SHIPPED = Path(__file__).parent / "tuned"
 OWN_GAINS = 1.03
-"""What Iris's matmul must gain over the library's by itself to be taken beside an exchange."""
+"""The factor that Iris's matmul, measured alone, must gain over the library's to be taken beside an exchange."""
 REACH = 0.5
-"""How far a row counts, in powers of two: a factor of √2."""
+"""How far from its own shape a row counts, in powers of two: a factor of √2."""
 _NAMES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
@@ -69,21 +70,22 @@ _NAMES = {
     torch.float8_e4m3fn: "fp8",
 }
 _ALIKE = {"fp16": "bf16"}
-"""Dtypes whose rows count for each other: 71 problems of fp16 took 3 % less by the rows of bf16 than without, in the
-geometric mean (4 × H200, 2026-11-29)."""
+"""Dtypes whose rows count for each other: with the rows of bf16, 71 problems of fp16 took 3 % less time than without
+rows, in the geometric mean (4 × H200, 2026-11-29)."""
 DTYPE_NAMES = {_NAMES[dtype]: dtype for dtype in DTYPES}
-"""Dtypes, by what rows call them."""
+"""Dtypes by their names in rows."""
 
 
 def hardware_name(device_name: str) -> str:
-    """What rows call the device that PyTorch calls ``device_name``: its name in :mod:`iris.ops.hardware`, if any."""
+    """The name in rows of the device that PyTorch calls ``device_name``: its name in :mod:`iris.ops.hardware`, if it
+    has one, else PyTorch's."""
     known = hardware(device_name)
     return known.name if known is not None else device_name
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured problem and the fastest config; see the module for the fields."""
+    """One measured problem and the fastest config; the module's docstring describes the fields."""
 
     hardware: str
     world_size: int
@@ -106,7 +108,7 @@ class Row:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What a problem that the row can count for has in common with it."""
+        """What the row has in common with every problem for which it can count."""
         return self.hardware, self.world_size, self.op, self.gather_dim, _ALIKE.get(self.dtype, self.dtype)
 
     @property
@@ -116,22 +118,22 @@ class Row:
 
     @property
     def own(self) -> bool:
-        """Whether it says that Iris's own matmul of few rows is faster than the library's."""
+        """Whether the row says that Iris's own matmul of few rows is faster than the library's."""
         return self.config.own_matmul or self.config.algorithm == "one_shot"
 
     @property
     def beats_library(self) -> bool:
-        """Whether it says that Iris's matmul is faster than the library's by :data:`OWN_GAINS`, to a thousandth, as its
-        times are rounded."""
+        """Whether the row says that Iris's matmul is faster than the library's by :data:`OWN_GAINS`, compared to a
+        thousandth, since its times are rounded."""
         return self.library_ms is not None and round(self.library_ms / self.measured_ms, 3) >= OWN_GAINS
 
     def exact(self, problem: Problem) -> bool:
-        """Whether just this was measured."""
+        """Whether exactly this shape was measured."""
         asked = problem.m, problem.n, problem.k, problem.transposed_b
         return (self.m, self.n, self.k, self.transposed_b) == asked
 
     def counts_for(self, problem: Problem) -> bool:
-        """Whether it counts for a problem of its kind, or for the local matmul of one of another op."""
+        """Whether the row counts for a problem of its kind, or for the local matmul of a problem of another op."""
         beside_another = self.op == LOCAL != problem.op
         if beside_another and self.block_rows(problem.m) != self.block_rows(self.m):
             return False
@@ -140,11 +142,11 @@ class Row:
         return max(self.distances(problem)) <= REACH
 
     def block_rows(self, m: int) -> int:
-        """Rows of tiles for ``m`` rows."""
+        """The number of rows of tiles in ``m`` rows."""
         return -(-m // self.config.block_size_m)
 
     def distances(self, problem: Problem) -> tuple[float, float, float]:
-        """How far the shape is off, in powers of two."""
+        """How far m, n and k of the problem are from the row's, in powers of two."""
         sizes = ((self.m, problem.m), (self.n, problem.n), (self.k, problem.k))
         first, second, third = (abs(math.log2(mine / asked)) for mine, asked in sizes)
         return first, second, third
@@ -153,7 +155,7 @@ class Row:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         for name in ("library_ms", "unfinished", "emulated", "transposed_b"):
             if not values[name]:
-                del values[name]  # files without such rows are as earlier versions read them
+                del values[name]  # so that earlier versions can read files without such rows
         return values | {"config": changed_fields(self.config), "versions": dict(self.versions)}
 
 
@@ -186,8 +188,9 @@ class Rows:
                 self._by_kind.setdefault(kind, []).append(row)
 
     def near(self, problem: Problem, device_name: str, *, local: bool = False) -> list[Row]:
-        """The rows that count for ``problem``, the nearest first, among equals those of its dtype, then of its layout
-        of B. ``local``: of whatever op and number of ranks, for what depends on the local matmul alone."""
+        """The rows that count for ``problem``, the nearest first; among equals, first those of its dtype, then those of
+        its layout of B. ``local``: those of any op and number of ranks, for choices that depend on the local matmul
+        alone."""
         kind = row_kind(problem, device_name)
         if local:
             kind = _local(kind)
@@ -201,18 +204,19 @@ class Rows:
 
 
 def _local(kind: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What remains of a kind if only the local matmul matters."""
+    """The part of a kind that matters for the local matmul alone."""
     return kind[0], kind[-1]
 
 
 def user_path() -> Path | None:
-    """The user's file, whether it is there or not; None for a user without a home, or who names ``/dev/null``."""
+    """The path of the user's file, whether it exists or not; None if the user has no home, or names ``/dev/null``."""
     return _path(os.environ.get(ENVIRONMENT_VARIABLE), os.environ.get("HOME"))
 
 
 @lru_cache(maxsize=8)
 def _path(named: str | None, home: str | None) -> Path | None:
-    """:func:`user_path` for these variables: to find a home takes longer than all the rest of a pick."""
+    """:func:`user_path` for these values of the variables, remembered: finding a home takes longer than the rest of a
+    pick."""
     if named:
         return None if named == os.devnull else Path(named)
     try:
@@ -222,7 +226,7 @@ def _path(named: str | None, home: str | None) -> Path | None:
 
 
 def misnamed() -> Path | None:
-    """The file that the user names, if it is not there: a mistake, but for those who are about to write it."""
+    """The file that the user names, if it does not exist: a mistake, unless the caller is about to write it."""
     path = user_path()
     return path if path is not None and os.environ.get(ENVIRONMENT_VARIABLE) and not path.exists() else None
 
@@ -244,7 +248,7 @@ def shipped_rows() -> Rows:
 
 
 def forget() -> None:
-    """Read files anew from now on."""
+    """Forget all rows, so that files are read again."""
     _path.cache_clear()
     user_rows.cache_clear()
     shipped_rows.cache_clear()
@@ -254,9 +258,9 @@ def read(path: Path) -> list[Row]:
     """The rows in ``path``; none if there is no such file, or it is empty.
 
     Raises:
-        ArgumentError: it cannot be read or is no file of rows; names file, row, field.
+        ArgumentError: the file cannot be read, or is no file of rows; the error names file, row and field.
     """
-    if os.path.exists(path) and not os.path.isfile(path):  # a device may have no end, and a pipe never begin
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a device or a pipe may never end
         got = "a folder" if os.path.isdir(path) else "a pipe or device"
         raise ArgumentError("tuned rows", str(path), "a file", got, f"Have {ENVIRONMENT_VARIABLE} name a file.")
     try:
@@ -274,13 +278,12 @@ def read(path: Path) -> list[Row]:
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
-    """Put ``rows`` into ``path``, beside what is there; rows for the same problem are replaced, but no finished one by
-    an unfinished one, nor a faster unfinished one of the same versions. The file is replaced whole, so that a reader
-    sees the old one or the new one; who writes it at the same time waits. A link stays one, and
-    the file keeps its mode.
+    """Add ``rows`` to the file ``path``. A row replaces one for the same problem, unless it is unfinished and the old
+    one is finished, or is as fast and of the same versions. The file is replaced whole, so that a reader sees either
+    the old or the new one; other writers wait. A link stays a link, and the file keeps its mode.
 
     Raises:
-        ArgumentError: what is there is broken, or nothing can be written there.
+        ArgumentError: the existing file is broken, or the file cannot be written.
     """
     folder = Path(os.path.realpath(path)).parent
     try:
@@ -294,7 +297,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process writes into ``folder``: the file itself is replaced, so a lock on it would not do."""
+    """Wait until no other process writes into ``folder``. (A lock on the file would not do, since it is replaced.)"""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a file system without locks
@@ -305,7 +308,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _as_good(old: Row, row: Row) -> bool:
-    """Whether an earlier search was as fast, with the same versions."""
+    """Whether the ``old`` row is at least as fast as ``row``, with the same versions."""
     return old.versions == row.versions and old.measured_ms <= row.measured_ms
 
 
@@ -321,7 +324,7 @@ def _merged(before: Sequence[Row], rows: Sequence[Row]) -> str:
 
 
 _MAX_MS = 1e30
-"""More than any call takes, and well within what can be computed with, which a whole number in JSON need not be."""
+"""More than any call takes, and within the range of floats, which a whole number in JSON may exceed."""
 
 
 def _positive(value: object) -> bool:
@@ -353,7 +356,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         ("unfinished", "emulated", "transposed_b"), ("true or false", lambda value: isinstance(value, bool))
     ),
 }
-"""Every field of a row: what is expected, and whether a value is that."""
+"""For every field of a row, what is expected, and the test of a value."""
 _MAY_LACK: dict[str, Any] = {
     "gather_dim": None, "predicted_ms": None, "untuned_ms": None, "library_ms": None, "versions": {}, "date": "",
     "unfinished": False, "emulated": False, "transposed_b": False,
@@ -377,11 +380,11 @@ def _row(where: str, content: object) -> Row:
 
 
 def config_of(where: str, op: str, content: Mapping[str, Any], dtype: torch.dtype | None = None) -> FusedConfig:
-    """The config of ``op``, for ``dtype``, with such :func:`changed_fields`; ``where`` they come from is named if they
-    are wrong.
+    """The config of ``op``, for ``dtype``, with ``content`` as its :func:`changed_fields`. ``where``: the place that
+    ``content`` comes from, for errors.
 
     Raises:
-        ArgumentError: there is no such field or value.
+        ArgumentError: a field does not exist, or cannot have its value.
     """
     default = FusedConfig()
     for name, value in content.items():
