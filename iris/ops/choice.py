@@ -1,4 +1,4 @@
-"""The config that a call runs with: the caller's, or the picked one that fits; the same on all ranks."""
+"""The config with which a call runs: the caller's, or the picked one that fits; the same on all ranks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from iris.ops.workspace import FusedWorkspace
 from iris.trace import is_wanted
 
 _BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
-"""Variables for debugging, with which a launch returns when the kernel has run."""
+"""Debugging variables that make a launch return only when the kernel has finished."""
 
 
 class Adjusted(NamedTuple):
-    """The best options known for ``algorithm``, but for the ``options`` that are given; for :func:`resolve`."""
+    """The best options known for ``algorithm``, except for the given ``options``; for :func:`resolve`."""
 
     algorithm: str
     options: tuple[tuple[str, int | str], ...]
@@ -52,17 +52,20 @@ def resolve(
     """The config to run with, its algorithm settled: the caller's, checked, or the picked one; the same on all ranks.
 
     "auto" leaves out algorithms that need more memory than there is, on the heap or in ``workspace``, those that do not
-    take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced. ``shared``: the
-    operands, by name, that peers touch, which must lie alike on all ranks. ``bias_is``: the kind of a bias that is
-    added to a sum over ranks, by any of them; ``scales``: those of the call, which the config is made to fit;
-    ``scales_nbytes``: what gathering those of rows takes of the heap, beside the workspace; 0: none are gathered.
+    take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced.
+
+    Args:
+        shared: the operands, by name, that peers touch; they must lie in the same place on all ranks.
+        bias_is: the kind of a bias that is added to a sum over ranks, whichever rank adds it.
+        scales: the scales of the call; the config is adapted to them.
+        scales_nbytes: heap bytes, beside the workspace, for gathering the scales of rows; 0: none are gathered.
 
     Raises:
-        ArgumentError: ``config`` cannot run, or cannot be traced; ``trace`` is none.
+        ArgumentError: ``config`` cannot run, or cannot be traced; ``trace`` is no trace.
         RankMismatch: other ranks call the op with another problem, config, kind of bias, or workspace, or with
-            ``shared`` operands of other strides or at another place of the heap. Found in the first call with these.
+            ``shared`` operands of other strides or at another place of the heap. Checked in the first call with these.
     """
-    by_library = scales.of_blocks and ctx.backend_name == "cuda"  # which takes half as long there as Iris's kernel
+    by_library = scales.of_blocks and ctx.backend_name == "cuda"  # where it takes half as long as Iris's kernel
     traced = is_wanted(problem.op, trace)
     chosen, key = _chosen(ctx, problem, config, workspace, traced, takes, by_library, scales_nbytes)
     picked = ctx.backend_name == "cuda" and not isinstance(config, FusedConfig)
@@ -91,8 +94,8 @@ def resolve(
         places = (place_of(ctx, argument, tensor) for argument, tensor in shared.items())
         ctx.agree(problem.op, (problem, fitting, *bias, *gathered, *places, _memory(ctx, workspace)))
     if key is not None and key not in (known := _settled(ctx)):
-        # Only now: ranks that did not make this call would choose later, with another heap. Nor is it settled by a call
-        # that finds no memory for any: the next one may find more.
+        # Settled only after the ranks have agreed: a rank that did not make this call would choose later, with another
+        # heap. A call that finds no memory for any algorithm settles nothing: the next one may find more.
         if problem.world_size == 1 or has_memory(ctx, problem, chosen, workspace, scales_nbytes):
             known[key] = chosen
             if ctx.rank == 0:
@@ -101,7 +104,7 @@ def resolve(
 
 
 def _check_atomic(ctx: Iris, problem: Problem) -> None:
-    """Raise ArgumentError where tiles may not be added at a peer, or not in any order."""
+    """Raise ArgumentError if atomics on a peer's memory may lose sums, or the order of sums must not vary."""
     expected = ""
     if ctx._backend.without_atomics:
         expected = f"another algorithm, as the link to {ranks_text(ctx._backend.without_atomics)} has no native atomics"
@@ -122,8 +125,8 @@ def _tell(
     key: _Choice,
     workspace: FusedWorkspace | None,
 ) -> None:
-    """Log what "auto" took for a new problem, and why: at level debug, but the first short heap of a context as a
-    warning. ``fitting``: as it runs."""
+    """Log what "auto" took for a new problem, and why: at level debug, except that the first time a context's heap is
+    too small is a warning. ``fitting``: the config as it runs."""
     tile = f", tile {fitting.block_size_m} x {fitting.block_size_n} x {fitting.block_size_k}"
     sizes = f"{problem.op}: m={problem.m}, n={problem.n}, k={problem.k}, {problem.dtype}"
     taken = f"{sizes}: auto takes {chosen.algorithm}{'' if has_no_tile(chosen) else tile}"
@@ -149,8 +152,8 @@ def _tell(
 
 
 def _memory(ctx: Iris, workspace: FusedWorkspace | None) -> str:
-    """Whose workspace a call has, and where it lies."""
-    if type(workspace) is not FusedWorkspace or workspace.ctx is not ctx:  # what is no workspace of it is refused later
+    """Whose workspace a call has, and where it lies, in words."""
+    if type(workspace) is not FusedWorkspace or workspace.ctx is not ctx:  # anything else is refused later
         return "workspace of the context"
     return f"workspace given at heap offset {place_of(ctx, 'workspace', workspace.turnstile).heap_offset}"
 
@@ -164,8 +167,8 @@ def _tell_of_missing_rows(ctx: Iris) -> None:
 
 
 class _Choice(NamedTuple):
-    """All that a choice of "auto" depends on, but for the room on the heap. ``beyond``: what it may take where there is
-    no room for what it ``may``."""
+    """Everything that a choice of "auto" depends on, except the room on the heap. ``may``: algorithms that it may take;
+    ``beyond``: those that it may take if there is no room for any of these."""
 
     problem: Problem
     first: FusedConfig
@@ -182,13 +185,14 @@ class _Choice(NamedTuple):
 
 
 def settled(ctx: Iris, problem: Problem) -> FusedConfig | None:
-    """What "auto" took for ``problem`` in calls without a workspace of the caller's; None if there were none."""
+    """What "auto" took for ``problem`` in calls without options or a workspace of the caller's; None if there were
+    none."""
     plain = (config for asked, config in _settled(ctx).items() if asked.plain and asked.problem == problem)
     return next(plain, None)
 
 
 def _settled(ctx: Iris) -> dict[_Choice, FusedConfig]:
-    """What "auto" has chosen for calls on which all ranks agree."""
+    """What "auto" has chosen for calls on which all ranks agree, by what the choice depends on."""
     return ctx.kept("settled choices", dict)
 
 
@@ -202,13 +206,13 @@ def _chosen(
     by_library: bool,
     scales_nbytes: int,
 ) -> tuple[FusedConfig, _Choice | None]:
-    """The config, and, if it was picked by what fits, the key of the choice."""
+    """The config, and the key of the choice if "auto" chose by what fits."""
     known, given = algorithms(problem.op), config if isinstance(config, FusedConfig) else None
     if given is None or given.algorithm == "auto":
         ctx.kept("a missing file was told of", lambda: _tell_of_missing_rows(ctx))
     if given is not None:
         given.check(problem.op, ("auto", *known), ctx.num_sms, problem.dtype)
-        if given.num_warps > (most := most_warps(ctx.backend_name)):  # of all that may be given, AMD has fewer
+        if given.num_warps > (most := most_warps(ctx.backend_name)):  # AMD has fewer than a config may have
             raise ArgumentError(problem.op, "config.num_warps", f"at most {most} on AMD", given.num_warps)
         if given.algorithm != "auto":
             return given, None
@@ -224,7 +228,7 @@ def _chosen(
     traits = TRAITS[problem.op]
     may = tuple(one for one in _allowed(ctx, problem.op, traced) if takes(one))
     fits = isinstance(workspace, FusedWorkspace) and workspace.op == problem.op and workspace.ctx is ctx
-    mine = workspace if fits else None  # another is refused, with the names of what is chosen without it
+    mine = workspace if fits else None  # one that does not fit is refused later, when the algorithm is known
     if mine is not None:
         may = tuple(one for one in may if one == mine.algorithm)
     preferred = tuple(one for one in may if by_library and traits[one].library and not traits[one].accumulates)
@@ -236,19 +240,19 @@ def _chosen(
 
 
 def _allowed(ctx: Iris, op: str, traced: bool) -> tuple[str, ...]:
-    """The algorithms that "auto" may take where a call is made as it is now."""
+    """The algorithms that "auto" may take in the current environment, and for a call with or without a trace."""
     left_out = {"library"} if traced else set()
     if _blocking(ctx):
         left_out.add("async_launch")
     if _in_one_queue(ctx):
         left_out.add("stream_waits")
-    if ctx.backend_name == "hip":  # where streams share queues, and small copies are kernels
+    if ctx.backend_name == "hip":  # there streams share queues, and small copies are kernels
         left_out.add("beside")
     return tuple(name for name, one in TRAITS[op].items() if not any(getattr(one, trait) for trait in left_out))
 
 
 def _adjusted(ctx: Iris, problem: Problem, wanted: Adjusted) -> FusedConfig:
-    """``wanted``, with the plain tile where the best one does not go with what is given."""
+    """The config for ``wanted``, with the default tile if the best one does not go with the given options."""
     target, options = target_of(ctx), dict(wanted.options)
     for base in (pick_config(problem, target, wanted.algorithm), FusedConfig(wanted.algorithm)):
         config = replace(base, **options)  # type: ignore[arg-type]
@@ -259,27 +263,27 @@ def _adjusted(ctx: Iris, problem: Problem, wanted: Adjusted) -> FusedConfig:
 
 
 def _blocking(ctx: Iris) -> str:
-    """The variable that has launches block on this GPU, if any."""
+    """The variable that makes launches block on this GPU, or ""."""
     set_ = (name for name in _BLOCKING if ctx.backend_name != "sim" and os.environ.get(name) not in (None, "", "0"))
     return next(set_, "")
 
 
 def _in_one_queue(ctx: Iris) -> bool:
-    """Whether a graph is captured that a GPU with a single queue shall run."""
+    """Whether a graph is being captured for a GPU with a single queue."""
     single = ctx.backend_name != "sim" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
     return single and torch.cuda.is_current_stream_capturing()
 
 
 def _that_fits(ctx: Iris, key: _Choice, workspace: FusedWorkspace | None) -> FusedConfig:
-    """``first``, or the best of those that may be taken and for which there is room, or what is ``given``, with the
-    algorithm of one of these: as of the first such call, which all ranks make with the same heap. Later ones keep to
-    it, as a rank may replay its graph where others choose."""
+    """The best config, beginning with ``first``, that may be taken and for which there is room. If options are
+    ``given``, those options with its algorithm. The first call with this key decides, which all ranks make with the
+    same heap; later calls keep to the choice, because one rank may replay a graph where others choose."""
     problem, first, given, may = key.problem, key.first, key.given, key.may
 
     def completed(picked: FusedConfig) -> FusedConfig:
         return picked if given is None else replace(given, algorithm=picked.algorithm)
 
-    if problem.world_size == 1:  # where all fit
+    if problem.world_size == 1:  # all fit
         if first.algorithm in may or not may:
             return completed(first)
         other = next((one for one in may if not TRAITS[problem.op][one].atomic), may[0])
@@ -292,7 +296,7 @@ def _that_fits(ctx: Iris, key: _Choice, workspace: FusedWorkspace | None) -> Fus
         if picked.algorithm in may and min_comm_programs(problem.op, config) < (config.num_sms or ctx.num_sms):
             fits = has_memory(ctx, problem, config, workspace, key.scales_nbytes)
             if not fits and not too_large and workspace is None:
-                ctx.collect(problem.op)  # what all have let go of since may be enough
+                ctx.collect(problem.op)  # memory that all ranks have released meanwhile may be enough
                 fits = has_memory(ctx, problem, config, workspace, key.scales_nbytes)
             if fits:
                 return config
@@ -308,7 +312,8 @@ def _that_fits(ctx: Iris, key: _Choice, workspace: FusedWorkspace | None) -> Fus
 def _nearest(
     ctx: Iris, problem: Problem, too_large: list[FusedConfig], workspace: FusedWorkspace | None
 ) -> FusedConfig:
-    """The config whose call says what is missing: what needs least of the heap, or, of a workspace, the best one."""
+    """The config whose error is to say what is missing: the one that needs least of the heap, or, if the caller gave a
+    workspace, the best one."""
     if workspace is not None:
         return too_large[0]
     return min(too_large, key=lambda config: needed_nbytes(ctx, problem, config))

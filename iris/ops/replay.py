@@ -1,13 +1,13 @@
-"""Calls that repeat are replayed from a CUDA graph, so that the host spends microseconds on them, not fractions of a
+"""Repeated calls are replayed from a CUDA graph, so that the host spends microseconds on them, not fractions of a
 millisecond.
 
-A call of an op launches kernels with many arguments and, on some paths, dozens of copies: 0.1 to 0.3 ms of host time,
-longer than a small op runs. The second call with the same arguments (the same memory, shapes, strides, dtypes and
-config) is captured instead, and later ones replay that. Flags carry epochs that the device counts, so a replay is a
-call like any other, and ranks need not agree on when they capture. Calls with a trace, and those that the user
-captures, run as they are.
+A call of an op launches kernels with many arguments and, on some paths, dozens of copies. This takes 0.1 to 0.3 ms of
+host time, longer than a small op runs. So the second call with the same arguments (the same memory, shapes, strides,
+dtypes and config) is captured in a graph, which it and later calls replay. Flags carry epochs that the device counts,
+so a replay is a call like any other, and ranks need not capture at the same time. Calls with a trace, and calls that
+the user captures, are launched without a graph.
 
-Set IRIS_REPLAY=0 to launch every call anew; so are they where CUDA_DEVICE_MAX_CONNECTIONS=1.
+With IRIS_REPLAY=0, IRIS_CHECK_CALLS=1 or CUDA_DEVICE_MAX_CONNECTIONS=1, every call is launched anew.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from iris.trace import is_wanted
 
 P = ParamSpec("P")
 _KEPT = 4096
-"""Calls remembered per context: a model of 100 layers makes 400 with each number of rows."""
+"""The number of calls remembered per context: a model of 100 layers makes 400 different ones for each number of
+rows."""
 
 
 class _Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     stream: torch.cuda.Stream
-    """That it is replayed on."""
+    """The stream on which the graph is replayed."""
 
 
 class _Seen:
-    """A call that has been made: its graph, once there is one, and when it came last."""
+    """A call that has been made: its graph, once there is one, and the turn in which it came last."""
 
     __slots__ = ("captured", "last")
 
@@ -55,10 +56,10 @@ class _Seen:
 
 
 class Replays:
-    """The calls of one context that were seen; ``on``: whether they are replayed at all.
+    """The calls that one context has made; ``on``: whether they are replayed at all.
 
-    Calls of one stream are captured in one place, and those of several streams, which may run at the same time, in
-    several: what is captured in one shares scratch memory.
+    Each stream has a place of its own in which its calls are captured: graphs captured in one place share scratch
+    memory, and calls on different streams may run at the same time.
     """
 
     def __init__(self, device: torch.device, on: bool = True) -> None:
@@ -71,10 +72,10 @@ class Replays:
         self._device = device
 
     def run(self, key: Hashable, call: Callable[[], object]) -> None:
-        """``call`` it the first time, capture it the second, replay it from then on."""
+        """Make the ``call`` the first time, capture it the second time, and replay it from then on."""
         try:
             seen = self._calls.get(key)
-        except TypeError:  # a list, say, among the options: no op takes that, and the op says so
+        except TypeError:  # an unhashable option, such as a list, which the op refuses
             call()
             return
         self._turn += 1
@@ -87,7 +88,7 @@ class Replays:
         if seen.captured is None:
             try:
                 seen.captured = self._capture(call)
-            except (CaptureError, torch.OutOfMemoryError):  # memory for a graph is not the memory that is cached
+            except (CaptureError, torch.OutOfMemoryError):  # a graph cannot use the memory that PyTorch has cached
                 call()
                 return
         seen.captured.graph.replay()
@@ -111,7 +112,7 @@ class Replays:
         return _Captured(graph, current)
 
     def _end(self, graph: torch.cuda.CUDAGraph, current: torch.cuda.Stream) -> None:
-        """End a capture. If that fails, no other is made in the same place: PyTorch takes it for one that goes on.
+        """End a capture. If that fails, the place is not used again, because PyTorch takes the capture for unfinished.
 
         Raises:
             CaptureError: it failed, so nothing was done.
@@ -125,8 +126,9 @@ class Replays:
             raise CaptureError(f"a capture did not end: {error}") from error
 
     def _forget_if_full(self) -> None:
-        """Forget half of the calls: those that came only once first, as of each prompt's length, then those that have
-        not come for the longest time. Their graphs are let go when no stream runs them any more."""
+        """If as many calls are remembered as may be, forget half of them: first those that came only once, such as
+        those for the length of one prompt, then those that have not come for the longest time. Their graphs are
+        destroyed when no stream runs them any more."""
         self._leaving = [one for one in self._leaving if not all(event.query() for event in one[0])]
         if len(self._calls) < _KEPT:
             return
@@ -138,8 +140,8 @@ class Replays:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Nothing is destroyed in here that nobody refers to any more: some of it would synchronise, which no capture may,
-    as memory of PyTorch's that other GPUs see does, from a destructor that ends the process then."""
+    """Collect no garbage in this block: destroying some objects synchronises, which is forbidden in a capture. Memory
+    of PyTorch's that other GPUs see is one of them; its destructor would end the process."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -151,16 +153,16 @@ def _no_collection() -> Iterator[None]:
 
 def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
     """``op``, with repeated calls replayed; its first two arguments are ``ctx`` and ``output``. In a graph of
-    ``torch.compile`` a node stands for it (:mod:`iris.ops.graphed`).
+    ``torch.compile`` a node stands for the call (:mod:`iris.ops.graphed`).
 
-    The Python that a replay runs takes the host longer than the replay itself, so it is kept short.
+    The Python code that runs before a replay takes longer than the replay itself, so it is kept short.
     """
 
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
         ctx, *others = args or (kwargs.pop("ctx", None),)
         if not isinstance(ctx, Iris):
             return not_on_a_context(ctx, *others, **kwargs)
-        ctx.check(op.__name__)  # first: in a forked child nothing can be asked of CUDA
+        ctx.check(op.__name__)  # first: in a forked child CUDA must not be called
         if not ctx._is_on_device:
             with ctx.on_device():
                 return call(ctx, *others, **kwargs)
@@ -173,12 +175,12 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
             output = called(ctx, *others, **kwargs)
         else:
             replays.run((op, *key), lambda: called(ctx, *others, **kwargs))
-        torch.autograd.graph.increment_version(output)  # so that a backward pass which needs what was there says so
+        torch.autograd.graph.increment_version(output)  # a backward pass that needs the old contents then raises
         return cast("torch.Tensor", output)
 
     def not_on_a_context(ctx: Any, /, *others: Any, **kwargs: Any) -> torch.Tensor:
         require_context(op.__name__, ctx)
-        return called(ctx, *others, **kwargs)  # on what stands in for one while kernels are only compiled
+        return called(ctx, *others, **kwargs)  # on a context's stand-in, while kernels are only compiled
 
     called: Callable[..., torch.Tensor] = op
     whole = cast("Callable[P, torch.Tensor]", wraps(op)(call))
@@ -186,7 +188,7 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
 
 
 def _replays_of(ctx: Iris) -> Replays | None:
-    """The calls of ``ctx`` that were seen; None where this one is not replayed."""
+    """The remembered calls of ``ctx``; None if the current call is not to be replayed."""
     if ctx.backend_name != "cuda":
         return None
     replays: Replays = ctx.kept(Replays, lambda: Replays(ctx.device, on=_switched_on(ctx)))
@@ -199,25 +201,26 @@ def _switched_on(ctx: Iris) -> bool:
 
 
 def _stream_of(ctx: Iris) -> int:
-    """The current stream, in a tenth of the time that ``torch.cuda.current_stream`` takes."""
+    """The address of the current stream, in a tenth of the time that ``torch.cuda.current_stream`` takes."""
     return torch._C._cuda_getCurrentRawStream(ctx.device.index)
 
 
 def _key(ctx: Iris, output: Any, others: list[Any], named: dict[str, Any]) -> tuple[Hashable, ...] | None:
-    """What a call depends on; None for one that is not replayed: no op takes its operands, and says so."""
+    """Everything that a call depends on; None if the call is not to be replayed, because the op will refuse its
+    operands."""
     try:
         return (
             _stream_of(ctx), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
             torch.get_deterministic_debug_mode(), _library(), _rounding(output.dtype),
             *map(_identity, others), ..., *named, *map(_identity, named.values()),  # "bias" may be one of the others
         )  # fmt: skip
-    except (AttributeError, RuntimeError):  # no tensor; one without memory, as torch.vmap and tracers make them
+    except (AttributeError, RuntimeError):  # no tensor, or one without memory, as torch.vmap and tracers make them
         return None
 
 
 def _asked(function: str, otherwise: Callable[[], Hashable]) -> Callable[[], Hashable]:
-    """How to ask PyTorch for a switch: by the ``function`` that its own ask, in a tenth of the time, or if a version
-    has none of this name, ``otherwise``."""
+    """The function that reads a switch of PyTorch: the internal ``function`` itself, which takes a tenth of the time of
+    the public one, or ``otherwise``, if this version of PyTorch has no such function."""
     direct: Callable[[], Hashable] = getattr(torch._C, function, otherwise)
     return direct
 
@@ -227,7 +230,7 @@ def _switches(*names: str) -> Hashable:
 
 
 _library = _asked("_get_blas_preferred_backend", lambda: torch.backends.cuda.preferred_blas_library())
-"""Which of its libraries PyTorch is told to multiply with."""
+"""Reads which library PyTorch is set to multiply with."""
 _fp16_accumulation = _asked("_get_cublas_allow_fp16_accumulation", lambda: _switches("allow_fp16_accumulation"))
 _fp16_reduction = _asked(
     "_get_cublas_allow_fp16_reduced_precision_reduction",
@@ -240,7 +243,7 @@ _bf16_reduction = _asked(
 
 
 def _rounding(dtype: torch.dtype) -> Hashable:
-    """How PyTorch is told to round in matmuls that give ``dtype``."""
+    """PyTorch's switches that affect rounding in matmuls with ``dtype`` as output."""
     if dtype is torch.bfloat16:
         return _bf16_reduction()
     if dtype is torch.float16:
@@ -249,10 +252,10 @@ def _rounding(dtype: torch.dtype) -> Hashable:
 
 
 def _identity(value: Any) -> Hashable:
-    """What of an argument makes a call another one.
+    """The properties of an argument that tell two calls apart.
 
     Raises:
-        RuntimeError: it is a tensor without memory of its own.
+        RuntimeError: the argument is a tensor without memory of its own.
     """
     if isinstance(value, torch.Tensor):
         return (
@@ -260,10 +263,10 @@ def _identity(value: Any) -> Hashable:
             value.is_neg(), value.is_inference(), has_tangent(value),
         )  # fmt: skip
     if isinstance(value, FusedWorkspace):
-        return weakref.ref(value)  # its memory may go before its calls are forgotten
+        return weakref.ref(value)  # its memory may be freed before its calls are forgotten
     return cast("Hashable", value)
 
 
 def _refuse() -> NoReturn:
-    """Before more is asked of a tensor that only stands for others: whoever made it may raise anything."""
+    """Raise before more is asked of a tensor without memory, since its class may raise anything."""
     raise RuntimeError("a tensor without memory")

@@ -1,5 +1,5 @@
-"""What a call needs on the symmetric heap beside its operands: memory that peers write into, and flags. "auto" asks
-what fits, and the ops for the workspace that holds it."""
+"""What a call needs on the symmetric heap beside its operands: memory that peers write into, and flags. "auto" uses
+this to find what fits, and the ops to get their workspace."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from iris.ops.workspace import (
 )
 
 GATHER_FLAGS = 1 << 16
-"""Flags of a gather: one for each part of A that is announced apart."""
+"""Flags of a gather: at most so many parts of A are announced separately."""
 
 
 class Room(NamedTuple):
-    """Bytes that peers write into, and the number of flags."""
+    """The bytes of memory that peers write into, and the number of flags."""
 
     staging_nbytes: int
     num_flags: int
 
 
 def room(problem: Problem, config: FusedConfig, num_sms: int, workspace: FusedWorkspace | None = None) -> Room:
-    """What a call of ``problem`` with ``config`` needs on a device with ``num_sms`` SMs, in the context's own
-    workspace, or in one that is given: nothing goes by words in one that has flags."""
+    """What a call of ``problem`` with ``config`` needs on a device with ``num_sms`` SMs, in the context's own workspace
+    or in the given one. In a workspace with flags for all data, nothing travels as words."""
     by_flags = workspace is not None and workspace.flagged
     if problem.op == GATHER and (problem.world_size == 1 or config.algorithm == "pull"):
         return Room(0, 0)
@@ -53,8 +53,8 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, workspace: FusedWo
     if problem.op == SCATTER:
         if not traits.comm_programs:
             return Room(0, 0)
-        each = 1  # for each chunk, of a group of tiles at least
-        if config.algorithm == "relay":  # for each sender, and peer that it comes from, apart
+        each = 1  # a flag for each chunk, which is a group of tiles or more
+        if config.algorithm == "relay":  # a flag for each sender and each peer that the chunk comes from
             each = max(1, problem.world_size - 1) * config.comm_programs(problem.op, num_sms)
         return Room(0, each * config.groups(problem.m))
     if not traits.library:  # peers send tiles
@@ -77,8 +77,8 @@ def room(problem: Problem, config: FusedConfig, num_sms: int, workspace: FusedWo
 def memory_of(
     ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None, scales_nbytes: int = 0
 ) -> FusedWorkspace:
-    """``workspace``, if a call has room in it, or the context's own; see :func:`iris.ops.workspace.workspace_for`.
-    ``scales_nbytes``: what the call needs beside it, of which an error tells."""
+    """``workspace``, if it has room for the call, or the context's own; see :func:`iris.ops.workspace.workspace_for`.
+    ``scales_nbytes``: bytes that the call needs besides, which an error takes into account."""
     needed = _room_in(ctx, problem, config, workspace)
     try:
         return workspace_for(ctx, problem.op, config.algorithm, workspace, *needed)
@@ -92,24 +92,25 @@ def memory_of(
 def has_memory(
     ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None, scales_nbytes: int
 ) -> bool:
-    """Whether :func:`memory_of` would find it, or make it and leave room for ``scales_nbytes``; the same on all
-    ranks."""
+    """Whether :func:`memory_of` would find a workspace, or could make one and leave room for ``scales_nbytes``; the
+    same on all ranks."""
     needed = _room_in(ctx, problem, config, workspace)
     return staging_fits(ctx, problem.op, config.algorithm, workspace, *needed, scales_nbytes)
 
 
 def needed_nbytes(ctx: Iris, problem: Problem, config: FusedConfig) -> int:
-    """Bytes of the heap that a call without a workspace of its own needs."""
+    """Bytes of the heap that a call needs if the caller passes no workspace."""
     return workspace_nbytes(*size_class(*room(problem, config, ctx.num_sms)))
 
 
 def _room_in(ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None) -> Room:
-    """What a call needs in ``workspace``, whatever the caller has passed for one."""
+    """:func:`room` in ``workspace``, or in the context's own if the caller has passed something else."""
     return room(problem, config, ctx.num_sms, workspace if isinstance(workspace, FusedWorkspace) else None)
 
 
 def exchanged_blocks(problem: Problem, algorithm: str, num_sms: int, by_flags: bool) -> Blocks:
-    """How a rank's part, of A or of the product, is cut for an exchange (:mod:`iris.ops.exchange`)."""
+    """The blocks into which a rank's part, of A or of the product, is cut for an exchange
+    (:mod:`iris.ops.exchange`)."""
     m, n, k, world = problem.m, problem.n, problem.k, problem.world_size
     twice = algorithm == "low_latency_two_shot"
     if problem.op == GATHER:
@@ -126,11 +127,11 @@ def scales_matrix(own: torch.Tensor) -> torch.Tensor:
 
 
 def scales_blocks(own: torch.Tensor, world_size: int, num_sms: int) -> Blocks:
-    """How these are cut for it."""
+    """The blocks into which these scales are cut for that exchange."""
     return blocks_of(scales_matrix(own).shape, torch.float32, world_size, num_sms)
 
 
 def scales_nbytes(own: torch.Tensor, world_size: int, num_sms: int) -> int:
-    """Bytes of the heap that this exchange needs beside the call's own workspace."""
+    """Bytes of the heap that the exchange of scales needs beside the call's own workspace."""
     blocks = scales_blocks(own, world_size, num_sms)
     return align_up(workspace_nbytes(*size_class(blocks.inbox_nbytes(world_size, torch.float32), blocks.num_flags)))
