@@ -10,31 +10,32 @@ from iris.ops.model.parts import STEP_S, exchange_s, flag_s, landing_s, multipli
 from iris.ops.rows import abreast, arriving_groups, evenly
 
 _GATHERED_S = 3e-6
-"""A tile of a gather's takes this much longer than one of a matmul alone."""
+"""How much longer a tile of a gather takes than one of a matmul alone."""
 _COUNT_S = 8e-6
-"""Programs telling each other that all of them have stored their share."""
+"""The time in which programs tell each other that all of them have stored their share."""
 _APART = 2.0
-"""How often B is read in a wave of other ranks' rows, which do not begin at the same time."""
+"""How often B is read in a wave of other ranks' rows, whose tiles do not begin at the same time."""
 _LANES_APART = 0.3
-"""The share of what whole waves of chunks cost that two lanes leave."""
+"""The share of the cost of whole waves of chunks that remains with two lanes."""
 _READING_S = 4e-6
-"""What a chunk of few rows takes beside reading all of B."""
+"""The time of a chunk of few rows beside that for reading all of B."""
 _PULL_STEP_S = 4e-6
 """``pull``: one block of K from a peer, waited for."""
 _PIECES_S = 40e-6
-"""``hbm_buffer``: the first tiles wait piece by piece, and fill their pipeline anew behind each."""
+"""``hbm_buffer``: the first tiles wait piece by piece, and refill their pipeline behind each piece."""
 _SENDING_S, _ASKED_S = 2e-6, 0.2e-6
-"""``push`` by programs that only send: from a kernel's start to the first stores; and what each piece of its rows costs
-a tile, on average, as many are there before they are asked for."""
+"""``push`` by programs that only send: from a kernel's start to the first stores; and the cost for a tile of each piece
+of its rows, on average, since many pieces have arrived before the tile needs them."""
 _SENT_BESIDE, _NARROW = 1.14, 1.2
-"""How much longer the wire takes there if the matmul takes as long; and tiles of less than 128 columns."""
+"""``push`` by programs that only send: how much longer the links take if the matmul takes as long as they do; and how
+much longer computing takes with tiles of fewer than 128 columns."""
 _CONTENTION, _CHUNKS_CONTENTION = 0.17, 0.25
-"""How much longer transfers take on 8 ranks for incast (:meth:`.Call.contention`): there; and in chunks of all ranks'
-columns."""
+"""How much longer transfers take on 8 ranks because of incast (:meth:`.Call.contention`): in ``push`` by programs that
+only send; and in chunks of all ranks' columns."""
 _COLUMNS_S = 20e-6
-"""``copy_engine``: what a gather of columns takes beside that (2 and 4 × H200, 2026-11-27)."""
+"""``copy_engine``: an additional time of a gather of columns (2 and 4 × H200, 2026-11-27)."""
 _ARRIVALS = 4
-"""Rows of tiles for which an arrival is looked at, of each part."""
+"""The number of rows of tiles in each part for which the arrival is considered."""
 
 
 def _by_columns(call: Call) -> bool:
@@ -42,7 +43,7 @@ def _by_columns(call: Call) -> bool:
 
 
 def _deal(call: Call, reserved: int = 0, *, together: bool = False) -> Deal:
-    """``together``: the rows of several ranks come side by side."""
+    """The deal of a gather's tiles. ``together``: rows of several ranks arrive side by side."""
     if _by_columns(call):
         return call.deal(call.rows * call.columns, reserved)
     shard, passes = call.shard_rows * call.columns, call.passes
@@ -53,8 +54,8 @@ def _deal(call: Call, reserved: int = 0, *, together: bool = False) -> Deal:
 
 
 def _first_tile(call: Call, turn: int, row: int) -> int:
-    """Number of the first tile in block row ``row`` of the rank that comes ``turn`` places behind this one, whose tiles
-    are all computed first. By columns there are no turns."""
+    """The number of the first tile in block row ``row`` of the rank that comes ``turn`` places after this one. This
+    rank's tiles are all computed first. By columns there are no turns."""
     index = call.first_tile(row)
     if _by_columns(call):
         return index
@@ -65,7 +66,7 @@ def _first_tile(call: Call, turn: int, row: int) -> int:
 
 
 def _keep_own_s(call: Call) -> float:
-    """Where A is cut by columns, programs copy the own part first."""
+    """The copy of the own part, which programs make first if A is cut by columns."""
     return 2 * call.part_nbytes / call.machine.memory_rate if _by_columns(call) else 0.0
 
 
@@ -96,8 +97,9 @@ def _pushed(call: Call) -> float:
 
 
 def _sent(call: Call, senders: int) -> float:
-    """Pieces, as many at a time as there are senders: some chunks of rows side by side, then the next ones, by columns
-    the own ones among them. A tile begins with the first piece of its rows, and ends behind the last."""
+    """Programs that only send. They send as many pieces at a time as there are senders: those of some chunks of rows
+    side by side, then those of the next chunks; by columns the own chunks are among them. A tile begins when the first
+    piece of its rows has arrived, and ends after the last has."""
     config, world, by_columns = call.config, call.world, _by_columns(call)
     senders = max(1, min(senders, call.programs() - 1))
     deal = _deal(call, senders, together=True)
@@ -158,7 +160,7 @@ def _fetched(call: Call) -> float:
 
 
 def _pulled(call: Call) -> float:
-    """Every tile of A that is not the own one crosses the link for each tile of the output beside it."""
+    """Every tile of A that a peer has crosses the link once for each column of output tiles."""
     nbytes = (call.world - 1) * call.part_nbytes * call.columns
     crossing = call.machine.load_s(nbytes, call.programs(), call.world)
     deal = _deal(call)
@@ -169,20 +171,20 @@ def _pulled(call: Call) -> float:
 
 
 def _chunk_s(call: Call, share: float) -> float:
-    """The library's matmul of a chunk of rows, two of which run side by side: a chunk's last wave is shared with the
-    next one's first."""
+    """The library's matmul of a chunk of rows. Two chunks run side by side: the last wave of one overlaps with the
+    first wave of the next."""
     computing = share * (_LANES_APART * library_s(call, 1 / share) + (1 - _LANES_APART) * library_s(call))
     return max(computing, share * call.machine.memory_s(call.config, call.problem, 1 / share) + _READING_S)
 
 
 def _decomposed(call: Call) -> float:
-    """The library's matmul of each chunk when it has come."""
+    """The library's matmul of each chunk once it has arrived."""
     return LAUNCH_S + (_by_chunks_s(call) if _by_columns(call) else _by_rank_s(call)) + MEET_S
 
 
 def _by_rank_s(call: Call) -> float:
-    """The own rows first, then those of a rank, or of some at a time, when they have come; the last part in chunks. Of
-    the slowest rank, as not all have as many neighbours among those that come next."""
+    """The own rows first, then those of one rank, or of several together, once they have arrived; the last part in
+    chunks. It is the time of the slowest rank, since groups of ranks differ in size from rank to rank."""
     rows = call.problem.m // call.world or 1
     shares, size = call.shares(rows), call.config.owners(call.config.cut(rows))
     slowest = 0.0
@@ -197,7 +199,7 @@ def _by_rank_s(call: Call) -> float:
 
 
 def _by_chunks_s(call: Call) -> float:
-    """Chunks of all rows, of which the columns of all ranks are needed."""
+    """Chunks of rows, each of which needs the columns of all ranks."""
     end = ready = 0.0
     contention = call.contention(_CHUNKS_CONTENTION)
     for share in call.shares(call.problem.m):
@@ -208,7 +210,7 @@ def _by_chunks_s(call: Call) -> float:
 
 
 def _sending_s(call: Call, share: float = 1.0) -> float:
-    """A copy of so much of a part to a peer, and the flag behind it."""
+    """A copy of this share of a part to a peer, and the flag behind it."""
     return call.machine.copy_s(share * call.part_nbytes) + WORD_S
 
 

@@ -1,6 +1,6 @@
-"""How long a call's matmul takes: tiles dealt round to programs, waves of them, or a library's choice of tiles.
+"""How long a call's matmul takes: with tiles dealt out to programs in turn, or with a library's choice of tiles.
 
-The constants are those of :mod:`iris.ops.model`, fitted with it to the same measurements."""
+The constants were fitted to the measurements that :mod:`iris.ops.model` names."""
 
 from __future__ import annotations
 
@@ -17,39 +17,41 @@ from iris.ops.rows import evenly
 from iris.ops.split import sharers_of, split_tiles, strips_of
 
 _BOOST_S, _BOOST, _THROTTLED_S, _THROTTLED = 0.25e-3, 1.05, 1.2e-3, 0.91
-"""Matmuls of up to ``_BOOST_S`` run at a higher clock than the sustained rate's, those from ``_THROTTLED_S`` on at a
-lower one, as power is limited."""
+"""Matmuls of up to ``_BOOST_S`` run at a higher clock than that of the sustained rate, those of ``_THROTTLED_S`` or
+more at a lower clock, because power is limited. The factors are ``_BOOST`` and ``_THROTTLED``."""
 _TILE_S = 1.5e-6
 """From one tile to the next: its epilogue, and filling the pipeline again."""
 _SPLIT_S, _SPLIT_TILE_S = 3.7e-6, 16e-6
-"""Stream-K: handing parts of tiles over, and as much more for a tile of 128 × 256; for others by the root of their
-elements."""
+"""Stream-K: a fixed time for handing over parts of tiles, and an additional one for a tile of 128 × 256; for other
+tiles the latter is scaled by the root of their elements."""
 _UNSPLIT_S = 2e-6
-"""What it costs where each program then has a tile, or a strip, of its own."""
+"""The cost of Stream-K if each program then has a tile, or a strip, of its own."""
 _APART_SLOWER = 0.5
-"""Split tiles are this much slower where programs have parts of two: neighbours then work at different columns of K,
-and share nothing in L2."""
+"""How much slower split tiles are if programs have parts of two: neighbours then work at different columns of K, and
+share nothing in L2."""
 _REREAD = 0.8
-"""The share of B that the next rank's rows read from memory again, where L2 cannot hold it."""
+"""The share of B that the next rank's rows read from memory again, if L2 cannot hold B."""
 _CONTENDING = 4
-"""Where B is read more than once, products and reading slow each other down: together they take this norm of both."""
+"""If B is read more than once, computing and reading slow each other down: the total time is the norm of both of this
+order."""
 _DRIFTED_WAVES = 2
-"""From one wave more than this on, programs no longer end their tiles at the same time."""
+"""After so many waves beyond the first, programs no longer end their tiles at the same time."""
 _LIBRARY_TILES = tuple((128, n, 8) for n in (256, 192, 160, 128, 112)) + tuple(
     (64, n, 8) for n in (256, 192, 160, 128, 64)
 )
-"""What a library's matmul seems to choose among. Without those of 160 columns shapes of 5120 columns would take 10 to
-50 % longer than they do, on 132 SMs; without 64 rows by 256, those of 9216."""
+"""The tiles (with their warps) among which a library's matmul seems to choose. Without those of 160 columns,
+predictions for shapes of 5120 columns would be 10 to 50 % too long on 132 SMs; without 64 × 256, those for 9216
+columns."""
 _LIBRARY_SPLIT = 0.6
-"""The share of the best rate that it has when it splits K."""
+"""The share of the best rate that the library reaches when it splits K."""
 _LIBRARY_SPLIT_S = 3e-6
-"""What splitting K costs it."""
+"""The fixed cost for the library of splitting K."""
 
 
 @dataclass(frozen=True)
 class Deal:
-    """Tiles dealt out to ``workers`` in turn: ``whole`` tiles are computed by one program each; of those that Stream-K
-    splits, each program computes ``share`` tiles' worth. A tile takes ``tile_s``, the call ``extra_s`` more."""
+    """Tiles dealt out to ``workers`` in turn. One program each computes ``whole`` tiles; of the tiles that Stream-K
+    splits, each program computes ``share`` tiles' worth. A tile takes ``tile_s``; the call takes ``extra_s`` more."""
 
     workers: int
     whole: int
@@ -58,7 +60,7 @@ class Deal:
     extra_s: float
 
     def left(self, first: int) -> float:
-        """Tiles that the program of tile number ``first`` computes from that one on."""
+        """The number of tiles that the program of tile number ``first`` computes from that tile on."""
         return max(0, -(-(self.whole - first) // self.workers)) + self.share
 
     @property
@@ -66,8 +68,8 @@ class Deal:
         return self.left(0) * self.tile_s + self.extra_s
 
     def done_s(self, share: float) -> float:
-        """When the first ``share`` of the tiles is done: with few waves, when the wave of the last of them is. Split
-        tiles come last, and all at the same time."""
+        """When the first ``share`` of the tiles is done. With few waves, that is when the wave of the last of them
+        ends. Split tiles end last, and all at the same time."""
         steady = share * self.total_s
         if self.share and share * (self.whole + self.share * self.workers) > self.whole:
             return self.total_s
@@ -76,9 +78,9 @@ class Deal:
         return max(steady, drifted * steady + (1 - drifted) * wave)
 
     def end_s(self, arrivals: Iterable[tuple[float, int, float]]) -> float:
-        """When the last program is done. Arrivals: when something is there, the first tile that waits for it, and the
-        share of that tile that is computed by then, if it is a whole one: of a split tile, which has all its parts
-        computed at the same time, those that wait have yet to begin."""
+        """When the last program is done. Each of ``arrivals`` is: when data arrives, the first tile that waits for it,
+        and the share of that tile that has been computed by then. The share holds for whole tiles only: the parts of a
+        split tile are computed at the same time, so those that wait have not begun."""
         end = self.left(0) * self.tile_s
         for ready_s, first, done in arrivals:
             whole = self.left(first) - self.share
@@ -88,7 +90,7 @@ class Deal:
 
 @dataclass(frozen=True)
 class Call:
-    """A call, its numbers worked out when they are asked for."""
+    """A call, and numbers derived from it."""
 
     problem: Problem
     config: FusedConfig
@@ -99,15 +101,15 @@ class Call:
         return self.problem.world_size
 
     def contention(self, extra: float) -> float:
-        """How many times as long transfers to one peer after the other take where several ranks send to the same peer
-        at once (incast): 1 + ``extra`` on 8 ranks, linear in the number of ranks from 1 on 2, which was not fitted; 1
-        where each link goes to one peer."""
+        """The factor by which transfers to one peer after the other take longer because several ranks send to the same
+        peer at once (incast). It is 1 + ``extra`` on 8 ranks, 1 on 2 ranks, and linear in the number of
+        ranks, which was not fitted. It is 1 if each link goes to one peer only."""
         rates = self.machine
         return 1 + extra * max(0, self.world - 2) / 6 if rates.contention and not rates.links else 1.0
 
     @cached_property
     def columns(self) -> int:
-        """Tiles side by side."""
+        """Columns of tiles."""
         return -(-self.problem.n // self.config.block_size_n)
 
     @cached_property
@@ -117,12 +119,12 @@ class Call:
 
     @cached_property
     def shard_rows(self) -> int:
-        """Block rows of one rank's rows."""
+        """Block rows of one rank's part of the rows."""
         return -(-(self.problem.m // self.world or 1) // self.config.block_size_m)
 
     @cached_property
     def part_nbytes(self) -> int:
-        """One rank's part of A, before a gather."""
+        """Bytes of one rank's part of A, before a gather."""
         return self.problem.m * self.problem.k * self.problem.dtype.itemsize // self.world
 
     @cached_property
@@ -134,17 +136,17 @@ class Call:
     def sliced(self) -> bool:
         """Whether programs that share a tile each store some of it (:class:`iris.ops.plan.Plan`)."""
         op, algorithm = self.problem.op, self.config.algorithm
-        whole = op in (LOCAL, GATHER) or algorithm in EXCHANGING  # of these a rank's own matmul
+        whole = op in (LOCAL, GATHER) or algorithm in EXCHANGING  # an exchange has a matmul of one rank
         return whole or (op, algorithm) == (SCATTER, "push")
 
     @cached_property
     def passes(self) -> float:
-        """How often B is read at least where one rank's rows are computed after the other's."""
+        """How often B is read at least, if the ranks' rows are computed one rank after the other."""
         return 1 + _REREAD * (self.world - 1)
 
     def passes_in(self, waves: float) -> float:
-        """How often B is read at least where ranks take turns in rounds of so many ``waves``, each of which reads it
-        once: its tiles share columns."""
+        """How often B is read at least, if ranks take turns in rounds of this many ``waves``. Each wave reads B once,
+        since its tiles share columns."""
         return min(self.passes, max(1.0, waves))
 
     def programs(self, reserved: int = 0) -> int:
@@ -159,8 +161,9 @@ class Call:
         passes: float = 1.0,
         crowded: bool = False,
     ) -> Deal:
-        """``tiles`` to all programs but ``reserved``; Stream-K begins behind ``first``. ``tile_s``: more for each.
-        ``passes``: how often B is read at least, where L2 cannot hold it. ``crowded``: see :meth:`Machine.tile_s`."""
+        """``tiles`` dealt out to all programs except ``reserved`` ones; Stream-K begins after the ``first`` tiles.
+        ``tile_s``: additional time for each tile. ``passes``: how often B is read at least, if L2 cannot hold it.
+        ``crowded``: see :meth:`Machine.tile_s`."""
         config, workers = self.config, self.programs(reserved)
         computing = whole_s = self.machine.tile_s(config, self.problem, crowded)
         waves = max(1.0, tiles / workers)
@@ -189,30 +192,30 @@ class Call:
         return Deal(workers, first + rest - split, share, each, extra_s)
 
     def shares(self, rows: int) -> list[float]:
-        """The chunks in which ``decomposed`` cuts ``rows``, as shares of all."""
+        """The chunks into which ``decomposed`` cuts ``rows``, as shares of all rows."""
         return [chunk.count / rows for chunk in self.config.cut(rows)]
 
     def chunks_of_groups(self, rows: int) -> int:
-        """How many chunks ``rows`` rows travel in, where each is of whole groups of block rows."""
+        """The number of chunks in which ``rows`` rows travel, if each consists of whole groups of block rows."""
         return evenly(self.config.groups(rows), self.config.num_chunks)[0]
 
     def first_tile(self, row: int) -> int:
-        """Number of the first tile in block row ``row``, in grouped order."""
+        """The number of the first tile in block row ``row``, in grouped order."""
         group = row // self.config.group_size_m * self.config.group_size_m
         return group * self.columns + row - group
 
 
 def _clock(matmul_s: float) -> float:
-    """The rate of a matmul this long over that of :class:`Machine`."""
+    """The rate of a matmul of this duration, relative to that of :class:`Machine`."""
     throttled = min(1.0, max(0.0, (matmul_s - _BOOST_S) / (_THROTTLED_S - _BOOST_S)))
     return _BOOST + (_THROTTLED - _BOOST) * throttled
 
 
 @lru_cache(maxsize=256)
 def library_s(call: Call, parts: float = 1) -> float:
-    """A library's matmul of the local problem, in ``parts`` calls of some rows each: the best of some tiles, or of
-    splitting K over all programs. Of calls of several sizes, ask for each as for so many of its size, and take its
-    share. Kept, as most chunks of a call are alike."""
+    """The time of a library's matmul of the local problem, in ``parts`` calls of equally many rows: the best of some
+    tiles, or of splitting K over all programs. If calls differ in size, ask for each as if all had its size, and take
+    its share of the time. Results are cached, because most chunks of a call are alike."""
     best = float("inf")
     for m, n, warps in _LIBRARY_TILES:
         config = replace(call.config, block_size_m=m, block_size_n=n, num_warps=warps, stream_k=False, num_sms=None)

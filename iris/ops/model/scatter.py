@@ -10,15 +10,15 @@ from iris.ops.model.matmul import Call, Deal, library_s
 from iris.ops.model.parts import AWAITED_STEP_S, KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
 
 _CONTENTION = 0.12
-"""How much longer tiles take to all peers on 8 ranks for incast (:meth:`.Call.contention`)."""
+"""How much longer storing tiles to all peers takes on 8 ranks because of incast (:meth:`.Call.contention`)."""
 _BLOCKS_CONTENTION = 0.08
-"""How much longer blocks of what is finished take to all peers on 8 ranks from programs that only send, but those of a
-kernel of their own, of which it is not seen."""
+"""How much longer programs that only send take to store finished blocks to all peers on 8 ranks. In ``streams``, where
+these programs are a kernel of their own, no such effect is seen."""
 _COPIES_CONTENTION = 0.13
-"""How much longer the copies of a chunk to all peers take on 8 ranks, before which ranks are made level."""
+"""How much longer the copies of a chunk to all peers take on 8 ranks, although ranks are made level before them."""
 _DRIFTING, _CHUNK_DRIFTING = 0.05, 0.06
-"""How much longer copies take on 8 ranks, and for each more chunk, where nothing makes the ranks level again between
-them."""
+"""How much longer copies take on 8 ranks, and how much more for each further chunk, if nothing makes the ranks level
+again between chunks."""
 _RELAYED_S = 2e-6
 """A team's flag behind a chunk that it has passed on (4 × H200, and 2 that stand for 8, 2026-11-26)."""
 
@@ -31,7 +31,7 @@ def _pushed(call: Call) -> float:
 
 
 def _behind(deal: Deal, chunks: int, each_s: float) -> float:
-    """Chunks of the output are sent as they are finished, each taking ``each_s``."""
+    """Chunks of the output that are sent as they are finished; sending one takes ``each_s``."""
     sent = 0.0
     for chunk in range(chunks):
         sent = max(sent, deal.done_s((chunk + 1) / chunks)) + each_s
@@ -47,7 +47,7 @@ def _copied(call: Call) -> float:
 
 
 def _with_senders(call: Call) -> tuple[int, Deal, int]:
-    """How many programs only send, what the others compute, and in how many chunks that is sent."""
+    """The number of programs that only send, the deal of the others, and the number of chunks that are sent."""
     senders = max(1, min(call.config.comm_sms or call.programs() // 8, call.programs() - 1))
     deal = call.deal(call.rows * call.columns, senders, tile_s=KEEP_S)
     return senders, deal, call.config.groups(call.problem.m)
@@ -61,8 +61,8 @@ def _split(call: Call, contention: float = _BLOCKS_CONTENTION) -> float:
 
 
 def _relayed(call: Call) -> float:
-    """Each chunk goes from neighbour to neighbour, by a team of the senders, beside those of the other teams; the last
-    one alone."""
+    """A team of senders passes each chunk from neighbour to neighbour, while other teams pass other chunks; the last
+    chunk travels alone."""
     senders, deal, chunks = _with_senders(call)
     teams = max(1, senders // RELAY_TEAM)
     nbytes, hops = call.output_nbytes / chunks, call.world - 1
@@ -76,7 +76,8 @@ def _streams(call: Call) -> float:
 
 
 def _decomposed(call: Call) -> float:
-    """The library's matmul of each chunk of rows, copies to all peers behind it; the last one stored by a kernel."""
+    """The library's matmul of each chunk of rows, with copies to all peers behind it; a kernel stores the last
+    chunk."""
     *shares, last = call.shares(call.problem.m)
     contention, levelling = call.contention(_COPIES_CONTENTION), WORD_S if call.world > 2 else 0.0
     computed = sent = 0.0

@@ -24,62 +24,63 @@ from iris.ops.rows import evenly, owner_groups, summing_step
 from iris.ops.words import sent_in_words, words_nbytes
 
 _ROUNDS_APART, _ROUND_TILES = 0.25, 0.05
-"""How far many rounds let programs drift apart, as they wait at different times; and what each round costs, in tiles,
-as they wait for each other's (2 × H100 that stand for 8, 4 and 2, 2026-11-25)."""
+"""How far programs drift apart with many rounds, because they wait at different times; and the cost of each round, in
+tiles, because they wait for each other's tiles (2 × H100 that stand for 8, 4 and 2, 2026-11-25)."""
 _SUMS_APART = 0.12
-"""How far programs are apart that store sums to all, each of an own tile that it has waited for (2, 4 and 8 × H200,
-2026-11-26)."""
+"""How far programs are apart that store sums to all ranks, since each has waited for the parts of its own tile (2, 4
+and 8 × H200, 2026-11-26)."""
 _SEND_S = 1.5e-6
 """A tile stored at its owner, and flagged there."""
 _COLLECT_BYTES_PER_S, _COLLECT_S = 32e9, 1e-6
-"""At which a program reads one peer's part of its tile, and the least that it takes for it."""
+"""The rate at which a program reads the first peer's part of its tile, and the least time for it."""
 _AHEAD_BYTES_PER_S, _AHEAD_S = 60e9, 0.7e-6
-"""At which it reads each other peer's part, and the least that this takes: NVIDIA GPUs load it while the one before is
-added (2 × H100 that stand for 8, 2026-11-25)."""
+"""The rate at which it reads each further peer's part, and the least time for it: NVIDIA GPUs load a part while the one
+before is added (2 × H100 that stand for 8, 2026-11-25)."""
 _TAKE_S, _TAKE_BYTES_PER_S = 0.4e-6, 16e9
-"""Of a tile that comes as words, what one peer's part takes the program that waits for it: however small, and by its
-bytes."""
+"""For a tile that arrives as words, the time that one peer's part takes in the waiting program: a fixed time, and a
+rate."""
 _SUM_HOP_S = 1.2e-6
-"""From an owner's sum of such a tile until the others see it (2 and 4 × H200, 2026-11-27, as the figures above)."""
+"""From an owner's sum of such a tile until the others see it (2 and 4 × H200, 2026-11-27, as for the figures above)."""
 _END, _END_S = 0.08, 1.5e-6
-"""The end of a matmul whose weights take longer to read than to multiply, when some programs are done and others not;
-an exchange behind it waits for that, and tiles that are sent one by one do not: a share of the time that it takes, and
-the most that it is. Where their sums are sent on, half of it is left (2 and 4 × H200, 2026-11-27 and 29)."""
+"""The end of a matmul, when some programs are done and others are not, if its weights take longer to read than to
+multiply. An exchange behind the matmul waits for this end; tiles that are sent one by one do not. The figures are its
+share of the time for reading, and the most that it takes. If sums of such tiles are sent on, half of it remains (2 and
+4 × H200, 2026-11-27 and 29)."""
 _SUMMED_EXPOSED = 0.6
-"""Of an exchange's traffic with the own memory, what comes behind the links' where a rank sums its rows, some of which
-arrive before others. Where the sums go on to all ranks, nothing is seen of it."""
+"""The share of an exchange's traffic with local memory that the links do not hide if a rank sums its rows, some of
+which arrive before others. If the sums go on to all ranks, all of it is hidden."""
 _ADDED = 1.2
-"""How much longer Iris's kernel, which adds up products of 8 bits round the ring, takes than the library for these (2 ×
-H200, 2026-11-27)."""
+"""How much longer Iris's kernel takes than the library for 8-bit products; it adds them up in a ring (2 × H200,
+2026-11-27)."""
 _TILES_CONTENTION, _COPIES_CONTENTION, _GROUPS_CONTENTION = 0.1, 0.08, 0.45
-"""How much longer transfers to owners take on 8 ranks for incast (:meth:`.Call.contention`): of tiles; of rows; and of
-several owners' rows, which are sent together, so that a late rank collides with another at each owner."""
+"""How much longer transfers to owners take on 8 ranks because of incast (:meth:`.Call.contention`): those of tiles; of
+rows; and of several owners' rows, which are sent together, so that a late rank collides with another at each owner."""
 _TURNS_CONTENTION = 0.1
-"""How much longer both parts and sums take on 8 ranks, for each chunk after the second, as these leave in turns (4 and
-8 × H200, 2026-11-26)."""
+"""How much longer transfers of both parts and sums take on 8 ranks, for each chunk after the second, because parts and
+sums leave in turn (4 and 8 × H200, 2026-11-26)."""
 _CROWDED = 1.15
-"""How much longer copies take of what the matmul has just written, to where it will read."""
+"""How much longer copies take if the matmul has just written their source, and will read their target."""
 
 
 def _sent_nbytes(call: Call) -> float:
-    """What a rank sends to the owners of its tiles."""
+    """The bytes that a rank sends to the owners of its tiles."""
     return call.output_nbytes * (call.world - 1) / call.world
 
 
 def _owner_copy_s(call: Call, share: float) -> float:
-    """A copy of so much of one owner's rows."""
+    """A copy of this share of one owner's rows."""
     return call.machine.copy_s(share * call.output_nbytes / call.world)
 
 
 def _next_copy_s(call: Call, share: float, owners: int) -> float:
-    """A copy of so much of one owner's rows where one to another peer has just gone before, and a matmul computes the
-    rows of ``owners``."""
+    """A copy of this share of one owner's rows, right behind a copy to another peer, where a matmul computes the rows
+    of ``owners`` ranks."""
     contention = call.contention(_COPIES_CONTENTION if owners == 1 else _GROUPS_CONTENTION)
     return next_copy_s(call, contention * share * call.output_nbytes / call.world)
 
 
 def _collect_s(call: Call) -> float:
-    """One tile's parts from all peers, read by the program that has computed the own."""
+    """All peers' parts of one tile, read by the program that has computed its own part."""
     nbytes = call.config.tile_elements * call.problem.output_dtype.itemsize
     first = each = max(_COLLECT_S, nbytes / _COLLECT_BYTES_PER_S)
     if call.machine.warpgroups:
@@ -88,12 +89,12 @@ def _collect_s(call: Call) -> float:
 
 
 def _own_waves(call: Call, deal: Deal) -> int:
-    """Own tiles of one program."""
+    """The number of own tiles of one program."""
     return -(-(deal.whole // call.world or 1) // deal.workers)
 
 
 def _taken_s(call: Call, parts: int) -> float:
-    """So many parts of a tile, as words."""
+    """The time to take this many parts of a tile, as words."""
     return parts * (_TAKE_S + call.config.tile_elements * call.problem.output_dtype.itemsize / _TAKE_BYTES_PER_S)
 
 
@@ -104,23 +105,25 @@ def _end_s(call: Call) -> float:
 
 
 def _in_words_s(call: Call, copies: float) -> float:
-    """The matmul, whose tiles all are sent so many times as words; as measured when masked rows were sent, too."""
+    """The matmul, and sending each of its tiles ``copies`` times as words. It counts whole tiles, as when they were
+    measured: masked rows were sent, too."""
     tiles = call.rows * call.columns
     nbytes = copies * words_nbytes(tiles * call.config.tile_elements, call.problem.output_dtype)
     return LAUNCH_S + call.deal(tiles).total_s + call.machine.store_s(nbytes, call.programs(), call.world)
 
 
 def _sum_pushed(call: Call, item: float = 1.0, *, everywhere: bool) -> float:
-    """Tiles are stored to their owners, item times as large as the output's; with ``everywhere`` sums to all."""
+    """Tiles are stored to their owners, ``item`` times as large as tiles of the output; with ``everywhere``, sums are
+    stored to all ranks."""
     if sent_in_words(call.problem, call.config):
         waves = -(-call.rows * call.columns // call.programs())
         summing = _taken_s(call, call.world - 1) + _SUM_HOP_S + _taken_s(call, 1)
         return _in_words_s(call, 2 * (call.world - 1) / call.world) + waves * summing + _end_s(call) / 2
     shard = -(-call.columns * call.rows // call.world) if everywhere else call.columns * call.shard_rows
-    tiles = call.world * shard  # if these are more than there are, as many more are computed in vain
+    tiles = call.world * shard  # tiles beyond those of the output are computed in vain
     returned_nbytes = _sent_nbytes(call) if everywhere else 0.0
     rounds = min(call.config.num_rounds, max(1, tiles // call.world))
-    if returned_nbytes:  # each rank's tiles are a part of all columns, and the own ones come a round later
+    if returned_nbytes:  # each rank's tiles are a part of all columns, and own tiles come a round later
         passes, apart = 1.0, _SUMS_APART + _ROUNDS_APART * max(0.0, 1 - 2 / rounds)
     else:
         passes, apart = call.passes_in(tiles / call.programs() / rounds), _ROUNDS_APART * (1 - 1 / rounds)
@@ -137,7 +140,7 @@ def _sum_pushed(call: Call, item: float = 1.0, *, everywhere: bool) -> float:
 
 
 def _scatter_copied(call: Call) -> float:
-    """Chunks for an owner are copied when they are finished; own tiles come last and wait for the peers' chunks."""
+    """Chunks are copied to their owner when they are finished; own tiles come last and wait for the peers' chunks."""
     shard = call.shard_rows * call.columns
     chunks, _ = evenly(shard, call.config.num_chunks)
     deal = call.deal(call.world * shard, tile_s=KEEP_S, passes=call.passes)
@@ -158,7 +161,7 @@ def _reduce_added(call: Call) -> float:
 
 
 def _reduce_everywhere(call: Call) -> float:
-    """Every rank gets the parts of all."""
+    """Every rank gets the parts of all ranks."""
     if sent_in_words(call.problem, call.config):
         return _in_words_s(call, call.world - 1) + _taken_s(call, call.world - 1)
     deal = call.deal(call.rows * call.columns)
@@ -167,7 +170,7 @@ def _reduce_everywhere(call: Call) -> float:
 
 
 def _reduce_copied(call: Call) -> float:
-    """In rounds: tiles to their owners, then sums to all, the sums of one round behind the tiles of the next."""
+    """In rounds: tiles go to their owners, then sums to all; the sums of one round follow the tiles of the next."""
     shard, world = call.shard_rows * call.columns, call.world
     chunks = call.chunks_of_groups(call.problem.m // world or 1)
     deal = call.deal(world * shard, tile_s=KEEP_S, passes=call.passes)
@@ -188,8 +191,8 @@ def _reduce_copied(call: Call) -> float:
 
 
 def _beside_copies(call: Call) -> Call:
-    """``call``, whose matmul shares the memory with copies, which read and write as much as the links carry: this was
-    only seen where the links are the longer part."""
+    """``call`` with a lower memory rate, because its matmul shares memory with copies, which read and write as much as
+    the links carry. This was seen only if the links take longer than the matmul."""
     rates = call.machine
     if _sent_nbytes(call) / rates.copy_rate < library_s(call):
         return call
@@ -197,9 +200,9 @@ def _beside_copies(call: Call) -> Call:
 
 
 def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, float]:
-    """Chunk by chunk: the library's matmul for each owner, or for some at a time, a copy to each behind; sums, and with
-    ``everywhere`` copies of these to all, beside the next chunk's. When all is computed, sent, and landed but for the
-    last chunk's sums; and how long these take."""
+    """For each chunk: the library's matmul for each owner, or for several together, with a copy to each behind it. The
+    chunk is summed, and with ``everywhere`` the sums are copied to all ranks, beside the next chunk's matmuls. Returns
+    when all but the last chunk's sums are computed, sent, and landed, and how long the last sums take."""
     world, summing, spreading = call.world, 0.0, 0.0
     computed = sent = landed = 0.0
     crowded, rows = _beside_copies(call), call.problem.m // world or 1
@@ -216,7 +219,7 @@ def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, f
             for _ in range(len(group) - (step == len(groups))):
                 sent = max(sent, computed) + _next_copy_s(call, copied, owners) + flag_s(call)
                 landed = sent + landing_s(call)
-            if chunk > 0 and step == summing_step(len(groups), everywhere=everywhere):  # the sums of the chunk before
+            if chunk > 0 and step == summing_step(len(groups), everywhere=everywhere):  # sum the previous chunk
                 computed = max(computed, before) + AWAITED_STEP_S + summing
                 sent = max(sent, computed) + (world - 1) * spreading
         summing = (world + 1) * part * call.output_nbytes / call.machine.memory_rate
@@ -225,14 +228,14 @@ def _decomposed(call: Call, *, everywhere: bool) -> tuple[float, float, float, f
 
 
 def _scatter_decomposed(call: Call) -> float:
-    """The last sums by a kernel behind all."""
+    """The last chunk is summed by a kernel at the end."""
     computed, _, landed, summing = _decomposed(call, everywhere=False)
     return max(computed, landed) + LAUNCH_S + summing + MEET_S
 
 
 def _ring(call: Call, *, everywhere: bool) -> float:
-    """Sums travel from rank to rank by chunks, the library's matmul of each behind its arrival; at the end they are
-    copied to their place, or to all ranks."""
+    """Sums travel from rank to rank in chunks; when a chunk arrives, the library's matmul adds to it. At the end the
+    sums are copied to their place, or to all ranks."""
     chunks, _ = evenly(call.shard_rows, call.config.num_chunks)
     computing = library_s(call, call.world * chunks) / (call.world * chunks)
     adding = computing * (_ADDED if call.problem.dtype in QUANTISED else 1.0)
@@ -255,7 +258,7 @@ def _ring(call: Call, *, everywhere: bool) -> float:
 
 
 def _reduce_decomposed(call: Call) -> float:
-    """The last sums stored at all ranks by the kernel that sums."""
+    """The kernel that sums the last chunk stores its sums at all ranks."""
     computed, sent, landed, summing = _decomposed(call, everywhere=True)
     *_, last = call.shares(call.problem.m // call.world or 1)
     stored_nbytes = (call.world - 1) * last / call.world * call.output_nbytes
@@ -290,7 +293,7 @@ def _reduce_exchanged(call: Call) -> float:
 
 
 def _reduce_exchanged_twice(call: Call) -> float:
-    """Parts of the product to their owners, and their sums to all."""
+    """Parts of the product go to their owners, and their sums to all ranks."""
     return _multiplied_s(call) + exchange_s(call, _sent_nbytes(call), call.output_nbytes, hops=2, exposed=0.0)
 
 
