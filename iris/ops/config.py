@@ -95,8 +95,8 @@ class FusedConfig:
             of rows, ``push`` and ``atomic`` of sums, and ``two_shot``.
         comm_sms: programs that only communicate, if the algorithm has such programs. None: the algorithm picks a
             number; for a gather's ``push`` it is 0, and all programs communicate first, then compute.
-        comm_block_m, comm_block_n: the tile that a communicating program moves at a time, or that a program of a kernel
-            that only sums, as in ``decomposed``, sums at a time.
+        comm_block_m, comm_block_n: the tile that a communicating program moves at a time, or that a program sums at a
+            time in kernels that only sum, as in ``decomposed``.
         k_per_flag: blocks of K for each flag that announces A, where ``comm_sms`` programs move A.
         staged_a_layout: the layout in which ``hbm_buffer`` stages A: ``"k_contiguous"`` (row by row) or
             ``"m_contiguous"``.
