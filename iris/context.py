@@ -96,7 +96,8 @@ def iris(
 
 
 class Iris(Live, SymmetricHeap, RankLogger, Aliases):
-    """One rank's context; make it with :func:`iris.iris`, and end it with :meth:`close` or ``with``.
+    """One rank's context; make it with :func:`iris.iris`, which takes the same arguments, and end it with :meth:`close`
+    or ``with``.
 
     Attributes:
         rank: this rank.

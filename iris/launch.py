@@ -60,9 +60,9 @@ def launch(
         timeout_s: end the ranks and raise if they take longer; None waits as long as it takes. It does not apply to
             ranks that another launcher has started.
 
-    If ``fn`` leaves a context open, it is closed when ``fn`` returns, as ``with`` would do. If ``fn`` raises, the peers
-    that wait for this rank are told why. When a rank has failed, the others are ended if they are not done after 30 s;
-    before that, a line on stderr says which ranks are waited for.
+    If ``fn`` leaves a context open, it is closed when ``fn`` returns, as ``with`` would do, so that peers which still
+    wait for this rank are told; if ``fn`` raises, they are told why. When a rank has failed, the others are ended if
+    they are not done after 30 s; before that, a line on stderr says which ranks are waited for.
 
     Raises:
         LaunchError: a rank failed, time ran out, or ranks cannot be started like this. The error names the ranks that
@@ -343,7 +343,8 @@ def _send_to(pipe: multiprocessing.connection.Connection, call: bytes) -> None:
 
 
 def _passed_on() -> dict[str, str]:
-    """The environment of this process for its ranks, without TRITON_INTERPRET, which each rank sets by itself."""
+    """The environment of this process for its ranks, without TRITON_INTERPRET, for which ranks keep the value of the
+    server that they are forked from."""
     return {name: value for name, value in os.environ.items() if name != INTERPRET}
 
 

@@ -30,7 +30,7 @@ MAX_GROUP_M = 4096
 _BARRIERS_NBYTES = 256
 """An upper bound of the bytes that the pipeline's barriers take beside its stages."""
 _PADDED = 32
-"""A stage that is loaded into LDS takes one more byte for each of so many."""
+"""A stage that is loaded into LDS is padded: for each so many bytes it takes one more."""
 _MAX_GROWTH = 16
 """The most by which one chunk may be longer, or shorter, than the one before."""
 MI300_SHARED_NBYTES, MI350_SHARED_NBYTES = 64 << 10, 160 << 10
@@ -42,8 +42,9 @@ OF_TILE = ("block_size_m", "block_size_n", "block_size_k", "num_warps", "num_sta
 
 
 FLAGGED_RANKS = 4
-"""The most ranks with which each copy is flagged. With 8 ranks, one word behind all copies of a chunk is up to 10 µs
-faster than a flag for each; with 4 it is 1 to 3 µs slower (2 × H100 that stand for them, 2026-11-25)."""
+"""The largest number of ranks with which each copy has its own flag. With 8 ranks, one word behind all copies of a
+chunk is up to 10 µs faster than a flag for each; with 4 it is 1 to 3 µs slower (2 × H100 that stand for them,
+2026-11-25)."""
 RELAY_TEAM = 8
 """Programs that carry a chunk round the ring together: with 32 sending programs, teams of 8 were faster than one team
 of 32, or two of 16 (2 × H200 that stand for 8, 2026-11-26)."""
