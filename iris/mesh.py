@@ -304,17 +304,21 @@ class Mesh:
         self._closed = True
         for connection in self.peers.values():
             connection.close()
-        for fd in itertools.chain.from_iterable(self._fds.values()):
-            os.close(fd)
-        self.peers.clear()
-        self._fds.clear()
+        self._close_descriptors()
 
     def abandon(self) -> None:
         """In a forked child: drop the inherited descriptors without a word to the peers."""
         self._closed = True
         for connection in self.peers.values():
             os.close(connection.detach())
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        """Those that peers have sent and nobody has asked for."""
+        for fd in itertools.chain.from_iterable(self._fds.values()):
+            os.close(fd)
         self.peers.clear()
+        self._fds.clear()
 
 
 def _frame(kind: bytes, tag: str, payload: bytes) -> bytes:

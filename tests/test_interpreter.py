@@ -324,6 +324,21 @@ def run_ping_pong(rounds: int) -> None:
     ctx.barrier()
 
 
+def limits_counted() -> tuple[int, int, int]:
+    from iris.backends import interpreter
+
+    before = len(interpreter.limits_s)
+    with fresh() as closed:
+        meanwhile = len(interpreter.limits_s)
+    return before, meanwhile, len(interpreter.limits_s) + (closed is None)  # which is referenced still
+
+
+@ONE
+def test_a_context_limits_polls_until_it_is_closed(ranks: Ranks) -> None:
+    [(before, meanwhile, behind)] = ranks.run(limits_counted)
+    assert (meanwhile, behind) == (before + 1, before)
+
+
 @ONE
 def test_a_consumer_may_precede_its_producer(ranks: Ranks) -> None:
     assert ranks.run(run_chain)[0] == list(range(12, 0, -1))

@@ -162,6 +162,7 @@ class SimBackend(Backend):
     def close(self, limit_s: float | None) -> bool:
         from iris.backends import interpreter
 
+        interpreter.limits_s.pop(self, None)
         for key in self._surrounded:
             del interpreter.surroundings[key]
         self._surrounded = {}
