@@ -304,6 +304,7 @@ class Mesh:
         self._closed = True
         for connection in self.peers.values():
             connection.close()
+        self.peers.clear()
         self._close_descriptors()
 
     def abandon(self) -> None:
@@ -311,13 +312,13 @@ class Mesh:
         self._closed = True
         for connection in self.peers.values():
             os.close(connection.detach())
+        self.peers.clear()
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
         """Those that peers have sent and nobody has asked for."""
         for fd in itertools.chain.from_iterable(self._fds.values()):
             os.close(fd)
-        self.peers.clear()
         self._fds.clear()
 
 
