@@ -29,9 +29,8 @@ name of the case, and the options of ``python -m iris bench``::
 
     python my_cases.py barrier_copy --num_ranks 2 --axis_count=pow2:10:12 --benchmark_out copies.jsonl
 
-What a state can be told besides is in :class:`iris.bench.state.State`.
-
-Results are written as :mod:`iris.bench.records` says, data sets read as :mod:`iris.bench.dataset` says.
+:class:`iris.bench.state.State` has all that a case can tell, :mod:`iris.bench.records` the form of results, and
+:mod:`iris.bench.dataset` the form of data sets.
 """
 
 from __future__ import annotations
@@ -51,12 +50,13 @@ __all__ = ["DTYPES", "State", "axis", "linear", "main", "pow2", "register"]
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:
-    """``iris bench``: measure the cases that ``argv`` begins with, as the options after them say; the exit status. An
-    Iris error is printed without a traceback.
+    """``iris bench``: measure the cases that ``argv`` begins with, as the options after them say. Returns the exit
+    status. An Iris error is printed without a traceback.
 
     Args:
-        argv: the arguments; None takes those of the command line.
-        program: what usage and errors call a script that names the cases itself; None: ``iris bench``, and the cases.
+        argv: the arguments; None: those of the command line.
+        program: the name in usage and errors, for a script that names the cases itself; None: ``iris bench`` and the
+            cases.
     """
     return exit_status(program or "iris bench", lambda: _run(list(sys.argv[1:] if argv is None else argv), program))
 

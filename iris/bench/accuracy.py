@@ -1,4 +1,4 @@
-"""How far a product of random matrices is off, and how far a right one may be."""
+"""The error of a product of random matrices, and the error that a correct product may have."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 _ROWS_AT_A_TIME = 1024
 _MOST = 10
-"""Standard deviations that no element is off by, beside half a unit in its last place."""
+"""A correct element is off by at most this many standard deviations plus half a unit in its last place."""
 
 
 class Accuracy(NamedTuple):
-    """``error``: relative, in the Frobenius norm, infinite if there is a NaN or an infinity; ``allowed``: what it may
-    be; ``wrong``: elements, of ``total``, that are further off than rounding takes them."""
+    """``error``: relative, in the Frobenius norm, infinite if there is a NaN or an infinity; ``allowed``: the most that
+    it may be; ``wrong``: how many of ``total`` elements are further off than rounding explains."""
 
     error: float
     allowed: float
@@ -27,7 +27,7 @@ class Accuracy(NamedTuple):
         return not self.wrong and self.error <= self.allowed
 
     def record(self) -> dict[str, float | bool | None]:
-        """For JSON, which has no infinity."""
+        """The fields of a JSON record; JSON has no infinity, so that ``error`` becomes None."""
         error = self.error if math.isfinite(self.error) else None
         return {"error": error, "tolerance": self.allowed, "wrong_elements": self.wrong, "success": self.right}
 
@@ -39,12 +39,13 @@ class Accuracy(NamedTuple):
 def accuracy(
     output: torch.Tensor, reference: torch.Tensor, k: int, roundings: float, dtype: torch.dtype | None = None
 ) -> Accuracy:
-    """That of ``output``, sums of ``k`` products of numbers of ``dtype`` (None: of output's own), beside ``reference``,
-    which has its shape. Integers must be equal.
+    """Compare ``output`` with ``reference``, of the same shape. Its elements are sums of ``k`` products of numbers of
+    ``dtype`` (None: of output's own). Integers must be equal.
 
-    ``roundings``: how often values as large as the result are rounded to output's dtype on the way to it, and with it;
-    of parts, the squares of what they are of it count. One is off by no more than eps / √12 in the mean, eps being what
-    numbers of the dtype differ by at least. Together, and with what float32 loses in sums, they go as in a random walk.
+    ``roundings``: how many times a value as large as the result is rounded to output's dtype, the result itself
+    included; rounding a smaller value counts as the square of its share of the result. The root mean square error of
+    one rounding is at most eps / √12, eps being the distance from 1 to the dtype's next number. Errors of several
+    roundings add up as in a random walk; what sums in float32 lose is added to them.
     """
     unit, lost = 0.0, 0.0
     if output.is_floating_point():
@@ -63,23 +64,24 @@ def accuracy(
 
 
 def worst(found: Iterable[Accuracy]) -> Accuracy:
-    """What is told of all of them."""
+    """One verdict on all of ``found``: the largest errors, and the sums of the counts."""
     errors, allowed, wrong, totals = zip(*found, strict=True)
     return Accuracy(max(errors), max(allowed), sum(wrong), sum(totals))
 
 
 def row_blocks(matrix: torch.Tensor) -> Iterator[slice]:
-    """A few rows at a time, so that float64 copies stay small."""
+    """Slices of a few rows each, so that float64 copies stay small."""
     return (slice(first, first + _ROWS_AT_A_TIME) for first in range(0, matrix.shape[0], _ROWS_AT_A_TIME))
 
 
 def lost_in_sums(dtype: torch.dtype, k: int) -> float:
-    """What sums of ``k`` products of ``dtype`` may be off by, beside such a sum: in float32, and those of fp8 on Hopper
-    in some 14 bits by twice what they are on H200 (docs/performance-matmul.md)."""
+    """The relative error that a sum of ``k`` products of ``dtype`` may have: that of float32, and for fp8, which Hopper
+    sums in some 14 bits, twice what was measured on H200 (docs/performance-matmul.md)."""
     lost = math.sqrt(k) * torch.finfo(torch.float32).eps
     return lost + (math.sqrt(k / 32) * 2**-12 if dtype == torch.float8_e4m3fn else 0.0)
 
 
 def roundings_of_sum(ranks: int) -> float:
-    """Those of a sum over ``ranks`` that is passed on from rank to rank, rounded each time, the worst way there is."""
+    """The ``roundings`` (see :func:`accuracy`) of a sum that passes from rank to rank and is rounded on each; no other
+    order of summation has more."""
     return (ranks + 1) / 2

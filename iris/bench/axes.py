@@ -16,22 +16,22 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 FORMS = "pow2:LO:HI, linear:START:STOP:STEP, or values with commas between them"
 MAX_VALUES = 100_000
-"""Of an axis, and points of a case: nobody measures more."""
+"""The most values of an axis, and points of a case: nobody measures more."""
 _ATTRIBUTE = "_bench_axes"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One parameter, or several that change together, and the values.
+    """One parameter, or several that change together, and their values.
 
     Attributes:
-        names: of the parameters.
+        names: the parameters.
         rows: for each point, a value for each name.
         variant: whether the values are ways of doing the same thing, which are timed in turns.
         closed: whether there are no other values.
-        also: values that the command line may name, too.
-        extended: whether the command line may add to a word, behind a ``+``; or what raises an error of what is added
-            to which word.
+        also: further values that the command line may name.
+        extended: whether the command line may add something to a word, after a ``+``; or a function of the word and
+            the addition that raises an error if the two do not go together.
     """
 
     names: tuple[str, ...]
@@ -42,17 +42,17 @@ class Axis:
     extended: bool | Callable[[str, str], object] = False
 
     def known(self, value: Value) -> Value:
-        """What of a value on the command line the axis has to know: of an extended one what stands before ``+``."""
+        """The part of a value on the command line that must be one of the axis: if extended, what precedes ``+``."""
         return value.partition("+")[0] if self.extended and isinstance(value, str) else value
 
     def check(self, value: Value) -> None:
-        """Refuse what a value on the command line adds to a word, if the case can say so."""
+        """Refuse a value on the command line if the case says that its addition is wrong."""
         if callable(self.extended) and isinstance(value, str) and "+" in value:
             word, _, added = value.partition("+")
             self.extended(word, added)
 
     def overridden(self, overrides: Mapping[str, Sequence[Value]]) -> Axis:
-        """The axis with the values that ``overrides`` has for its names, and no point twice."""
+        """The axis with the values that ``overrides`` has for its names; no point occurs twice."""
         given = {name: overrides[name] for name in self.names if name in overrides}
         rows: dict[tuple[Value, ...], None] = {}
         for row in self.rows:
@@ -81,14 +81,15 @@ def axis(
     Args:
         name: the parameter's name, or several with commas between them, e.g. ``"M,N,K"``; then each value is a tuple.
         values: words, numbers, True or False, in the order in which they are measured; the axis written first changes
-            slowest. If none is a number, the command line can name no others (but any dtype on an axis ``dtype``); if
-            all are whole numbers, it can name other whole numbers.
-        variant: the values are ways of doing the same thing. They are timed in turns, A B C A B C …, so that clocks
-            that drift favour none, and may share data: see :meth:`iris.bench.State.share`.
+            slowest. If none is a number, the command line can name no other values (except any dtype on an axis
+            ``dtype``); if all are whole numbers, it can name other whole numbers.
+        variant: the values are ways of doing the same thing. They are timed in turns, A B C A B C …, so that drifting
+            clocks favour none of them. They may share data: see :meth:`iris.bench.State.share`.
         closed: the command line can name no other values, even if they are numbers.
-        also: words that the command line can name beside ``values``.
-        extended: the command line can add to a word, behind a ``+``, what the case makes sense of: ``push+num_sms=64``.
-            A function of the word and what is added may raise an ``ArgumentError``, before anything runs.
+        also: words that the command line can name in addition to ``values``.
+        extended: the command line can add something that the case interprets to a word, after a ``+``:
+            ``push+num_sms=64``. Instead of True it may be a function of the word and the addition, which is called
+            before anything runs and may raise an ``ArgumentError``.
     """
     names = tuple(part.strip() for part in name.split(","))
     if isinstance(values, str):
@@ -109,14 +110,14 @@ def axis(
 
 
 def require_value(function: str, name: str, value: object) -> None:
-    """Raise ArgumentError if ``value`` cannot be one of a parameter."""
+    """Raise ArgumentError if no parameter can have ``value``."""
     if not isinstance(value, Value) or (isinstance(value, float) and not math.isfinite(value)):
         fix = "Let the case look up what they stand for, as dtypes in bench.DTYPES."
         raise ArgumentError(function, name, "words or finite numbers, which a record can hold", repr(value), fix)
 
 
 def linear(name: str, start: int, stop: int, step: int) -> Callable[[Function], Function]:
-    """An axis with the values ``start``, ``start + step``, … up to ``stop``, which is included if it is met."""
+    """An axis with the values ``start``, ``start + step``, … up to and including ``stop``, if a step ends there."""
     return axis(name, _linear(name, start, stop, step))
 
 
@@ -126,13 +127,13 @@ def pow2(name: str, lo: int, hi: int) -> Callable[[Function], Function]:
 
 
 def axes_of(fn: Callable[..., object]) -> list[Axis]:
-    """The axes that decorators have given ``fn``, in the order in which they are written."""
+    """The axes that decorators have given ``fn``, in the order of the source."""
     return list(getattr(fn, _ATTRIBUTE, ()))
 
 
 def parse_values(name: str, text: str, words: Collection[Value] = ()) -> list[Value]:
-    """The values that ``--axis_<name>=<text>`` stands for; see FORMS. Whole numbers become int, others float, True and
-    False bool, but for what is one of the ``words``.
+    """The values that ``--axis_<name>=<text>`` stands for; see FORMS. Whole numbers become int, other numbers float,
+    True and False bool, except that ``words`` stay text.
 
     Raises:
         ArgumentError: ``text`` has none of the forms.

@@ -22,7 +22,7 @@ _SIZES = frozenset({"m", "n", "k"})
 
 
 def without_sizes(names: Collection[str]) -> list[str]:
-    """Parameters worth telling: of a shape and its sizes only the shape."""
+    """``names`` without m, n and k if they include ``shape``, which tells the same."""
     return [name for name in names if name not in _SIZES or "shape" not in names]
 
 
@@ -31,9 +31,9 @@ class Case:
     """A registered function.
 
     Attributes:
-        name: what the command line and the records call it.
-        fn: run on every rank for every point.
-        localize: what a point's parameters are for a given number of ranks; None leaves them as the axes have them.
+        name: its name on the command line and in records.
+        fn: the function, which runs on every rank for every point.
+        localize: turns a point's parameters into those for a given number of ranks; None leaves them unchanged.
         show: prints more about the case's records, below the table.
     """
 
@@ -63,11 +63,11 @@ class Case:
     def points(
         self, overrides: Mapping[str, Sequence[Value]], shapes: Sequence[Params] | None, world_size: int
     ) -> list[Params]:
-        """The parameters of all points, as State and records have them.
+        """The parameters of all points, in the form that State and records have.
 
         Args:
-            overrides: values for some axes, instead of the case's own and of a data set's.
-            shapes: points of a data set, with M, N, K and labels; those of its names that are axes replace these.
+            overrides: values for some axes, which replace the case's own and those of a data set.
+            shapes: points of a data set, with M, N, K and labels; names that are axes replace the values of these axes.
             world_size: the number of ranks.
         """
         points: dict[tuple[tuple[str, Value], ...], Params] = {}
@@ -100,7 +100,8 @@ def register(
 ) -> CaseFunction | Callable[[CaseFunction], CaseFunction]:
     """Make ``fn(state, ctx)`` a case that ``iris bench`` can run; a decorator, with or without arguments.
 
-    The function must be defined at the top level of a module or script: ranks import it by name. The case has its name.
+    The function must be defined at the top level of a module or script: ranks import it by name. The case gets the
+    function's name.
 
     Args:
         fn: the function.
@@ -123,7 +124,7 @@ def _add(fn: CaseFunction, localize: Localize | None, show: Show | None) -> Case
 
 
 def _place(fn: CaseFunction) -> tuple[str, int]:
-    """Where ``fn`` is written: a script that ranks import is read twice, and has its cases in the same place."""
+    """Where ``fn`` is defined. A script that ranks import is executed twice, with its cases in the same place."""
     return inspect.getfile(fn), inspect.unwrap(fn).__code__.co_firstlineno
 
 

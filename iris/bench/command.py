@@ -41,14 +41,14 @@ _AXIS = "axis_"
 
 
 def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[str], program: str | None = None) -> int:
-    """Measure ``cases`` as ``arguments`` say; returns the exit status: 0 if something was measured, and no result was
-    wrong or failed.
+    """Measure ``cases`` as ``arguments`` say. Returns the exit status: 0 if something was measured, and no result was
+    wrong and no point failed.
 
     Args:
-        cases: those named on the command line; none takes those that ``--benchmark_filter`` leaves of all.
+        cases: those named on the command line; if empty, ``--benchmark_filter`` chooses among all cases.
         known: all cases, by name.
         arguments: the options.
-        program: what usage calls the program; None: ``iris bench``, and the cases.
+        program: the program's name in usage; None: ``iris bench`` and the cases.
     """
     parser = make_parser(cases, known, program)
     given, rest = parser.parse_known_args(arguments)
@@ -73,7 +73,7 @@ def run(cases: Sequence[Case], known: Mapping[str, Case], arguments: Sequence[st
 
 
 def _groups(cases: Sequence[Case], named: bool, given: argparse.Namespace, num_ranks: int) -> list[Group]:
-    """The points of ``cases``. Of cases that nobody ``named``, those that a data set has no shapes for are left out."""
+    """The points of ``cases``. Unless the cases were ``named``, those without shapes in the data set are left out."""
     overrides = _overrides(cases, given)
     dataset = Dataset.read(given.dataset) if given.dataset is not None else None
     wanted: re.Pattern[str] = given.benchmark_filter or re.compile("")
@@ -92,7 +92,7 @@ def _groups(cases: Sequence[Case], named: bool, given: argparse.Namespace, num_r
 
 
 def _overrides(cases: Sequence[Case], given: argparse.Namespace) -> dict[str, Sequence[Value]]:
-    """The values that ``--axis_…`` give."""
+    """The values that the options ``--axis_…`` give."""
     overrides: dict[str, Sequence[Value]] = {}
     for option, text in vars(given).items():
         if option.startswith(_AXIS) and text is not None:
@@ -100,7 +100,7 @@ def _overrides(cases: Sequence[Case], given: argparse.Namespace) -> dict[str, Se
             axes = [one for case in cases for one in case.axes if name in one.names]
             known = list(dict.fromkeys(value for one in axes for value in (*one.values_of(name), *one.also)))
             values = parse_values(name, text, known)
-            if set(map(type, known)) == {float}:  # 1 is what records have as 1.0
+            if set(map(type, known)) == {float}:  # records have 1.0, not 1
                 values = [float(value) if type(value) is int else value for value in values]
             _check(name, values, known, axes)
             overrides[name] = values
@@ -108,8 +108,8 @@ def _overrides(cases: Sequence[Case], given: argparse.Namespace) -> dict[str, Se
 
 
 def _check(name: str, values: Sequence[Value], known: Sequence[Value], axes: Sequence[Axis]) -> None:
-    """Refuse values that no case can take: where an axis has no numbers, or is closed, others; where it has numbers,
-    words; where they are whole, fractions; and sizes of matrices that are not positive."""
+    """Refuse values that no case can take: on an axis that is closed or has no numbers, any other value; on an axis of
+    numbers, words; on an axis of whole numbers, fractions; and matrix sizes that are not positive."""
     closed = all(one.closed for one in axes)
     if name == "dtype" and not closed:
         known = list(dict.fromkeys([*DTYPES, *known]))
@@ -135,11 +135,11 @@ def _check(name: str, values: Sequence[Value], known: Sequence[Value], axes: Seq
 
 
 def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse.Namespace, num_ranks: int) -> int:
-    """Measure what has no record yet, write each record as it comes, and show all."""
+    """Measure the points without a record, write each record as it comes, and show all records."""
     refuse_launcher("iris bench")
-    tuned.user_rows(tuned.user_path())  # a broken file is better found now than by each point that needs it
+    tuned.user_rows(tuned.user_path())  # finds a broken file now, not once per point that needs it
     out: Path | None = given.resume or given.benchmark_out
-    done = _before(groups, given, num_ranks)  # first: a file that is missing is not made
+    done = _before(groups, given, num_ranks)  # before ``appending``, which would create a missing file
     settings = Settings(given.timeout_s, given.heap_size, given.warmup, given.repeat, given.commit)
     keys = [key for group in groups for key in group.keys(num_ranks)]
     ended: KeyboardInterrupt | IrisError | None = None
@@ -148,11 +148,11 @@ def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse
             for found in _found(_todo(groups, done, num_ranks), num_ranks, settings):
                 done |= records.newest(found)
                 append(found)
-        except (KeyboardInterrupt, IrisError) as error:  # what there is is shown nevertheless
+        except (KeyboardInterrupt, IrisError) as error:  # the records so far are still shown
             ended = error
     results: list[Record] = [done[key] for key in keys if key in done]
     if sys.stdout.seekable():
-        sys.stdout.seek(0, os.SEEK_END)  # behind the records, if out is /dev/stdout
+        sys.stdout.seek(0, os.SEEK_END)  # after the records, if out is /dev/stdout
     FORMATS[given.benchmark_format](results, known, sys.stdout)
     sys.stdout.flush()
     if isinstance(ended, IrisError):
@@ -169,13 +169,13 @@ def _measure(groups: Sequence[Group], known: Mapping[str, Case], given: argparse
 
 
 def _found(todo: Sequence[Group], num_ranks: int, settings: Settings) -> Iterator[Sequence[Record]]:
-    """The records of ``todo``, as they come."""
+    """Measure ``todo`` and yield records as they come."""
     if not todo:
         return
     with progress(sum(len(group.variants) for group in todo)) as advance:
 
         def show(words: str) -> None:
-            advance(f"{words}: {group.label}", 0)  # what changes comes first: a narrow terminal cuts the end
+            advance(f"{words}: {group.label}", 0)  # what changes comes first: narrow terminals cut the end
 
         advance(f"starting {counted(num_ranks, 'rank')}", 0)
         with (
@@ -190,24 +190,24 @@ def _found(todo: Sequence[Group], num_ranks: int, settings: Settings) -> Iterato
 
 
 def _nowhere(found: Sequence[Record]) -> None:
-    """What takes records that no file is to have."""
+    """Drop records, if there is no output file."""
 
 
 def _before(groups: Sequence[Group], given: argparse.Namespace, num_ranks: int) -> dict[str, Record]:
-    """The records of the run that is resumed, if one is, that need not be measured again, by key."""
+    """The records, by key, that a resumed run need not measure again; none without ``--resume``."""
     before = records.load(given.resume) if given.resume is not None else []
     return _done(before, [group.keys(num_ranks) for group in groups], given.commit)
 
 
 def _todo(groups: Sequence[Group], done: Mapping[str, Record], num_ranks: int) -> list[Group]:
-    """The groups that are to be measured: all, or none, of a group is done."""
+    """The groups that are still to be measured; of a group, either all variants are done or none."""
     return [group for group in groups if done.keys().isdisjoint(group.keys(num_ranks))]
 
 
 def _done(before: Sequence[Record], groups: Sequence[Sequence[str]], commit: str | None) -> dict[str, Record]:
-    """Of the records of earlier runs those that need not be measured again, by key. A group, given by its keys, is
-    measured again as a whole if one is missing or was not timed in turns with the others. Says how many do not count,
-    and how many that do are from another commit than ``commit``, or other versions."""
+    """The records of earlier runs, by key, that need not be measured again. A group, given by its keys, is measured
+    again as a whole if one record is missing or was not timed in turns with the others. Prints how many records do not
+    count, and how many that count come from another commit than ``commit`` or from other versions."""
     wanted = {key for keys in groups for key in keys}
     asked = [one for one in before if records.key_of(one) in wanted]
     if not asked:
@@ -235,7 +235,7 @@ def _done(before: Sequence[Record], groups: Sequence[Sequence[str]], commit: str
 
 
 def _difference(then: Mapping[str, object], now: Mapping[str, str | None]) -> str:
-    """What of a record's versions and variables differs from those of now."""
+    """How a record's versions and variables differ from the present ones."""
     changed = [name for name, value in now.items() if then.get(name) != value]
 
     def told(known: Mapping[str, object], name: str) -> object:
@@ -314,7 +314,7 @@ def make_parser(
                 others = f"; also: {', '.join(more)}" if more else ""
                 shown.setdefault(name, f"{listed}{others}" if cases else "")
     for name, listed in shown.items():
-        small = name if name.lower() in shown else name.lower()  # which may be an axis of another case
+        small = name if name.lower() in shown else name.lower()  # a lower-case name may be an axis of another case
         flags = dict.fromkeys((f"--{_AXIS}{name}", f"--{_AXIS}{small}"))
         text = f"default: {listed}".replace("%", "%%") if listed else None
         axes.add_argument(*flags, dest=f"{_AXIS}{name}", metavar="LIST", help=text)

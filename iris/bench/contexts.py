@@ -21,11 +21,11 @@ def default_heap_size() -> int:
 
 
 def roomy(ctx: Iris | None, open_new: Callable[[], Iris]) -> Iris:
-    """``ctx``, or a new one if there is none yet, or half of its heap is taken by what ops keep from one shape to the
-    next. Collective."""
+    """``ctx``, or a new one if there is none yet or if no free block has half of its heap, as ops keep workspaces from
+    one shape to the next. Collective."""
     gc.collect()
     if ctx is not None:
-        ctx.free(ctx.empty(1, dtype=torch.uint8))  # to allocate is to hear what all ranks have let go of
+        ctx.free(ctx.empty(1, dtype=torch.uint8))  # an allocation frees what all ranks have let go of
         if 2 * ctx.heap_largest_free_bytes >= ctx.heap_size:
             return ctx
         ctx.close()

@@ -4,19 +4,19 @@ A data set is a JSON list of entries, or an object with the fields
 
 * ``entries``: the list;
 * ``description``: what it is, for people;
-* ``models``: names of models, each with where its figures come from;
-* ``m``, ``world_sizes``: for all entries that have none of their own.
+* ``models``: names of models, each with the source of its figures;
+* ``m``, ``world_sizes``: defaults for entries that have none of their own.
 
 An entry is an object with the fields
 
 * ``m``, ``n``, ``k``: sizes of the whole problem, over all ranks: A is [m, k], B is [k, n]. ``m`` may be a list;
-* ``op``: the op, or a list of ops, that it is a shape of; without it, of every op;
+* ``op``: the op, or a list of ops, that the shape is for; without it, every op;
 * ``world_sizes``: the numbers of ranks that it is meant for; without it, any;
-* ``dtype``, ``gather_dim``: if only one of them is meant;
-* ``model`` (one of ``models``, where there are such), ``layer``: kept with the results;
+* ``dtype``, ``gather_dim``: if the entry is for one dtype, or one ``gather_dim``, only;
+* ``model`` (one of ``models``, if the data set has that field), ``layer``: kept with the results;
 * ``source``, ``note``: where the sizes come from, for people.
 
-In results the whole problem is ``shape``; ``m``, ``n``, ``k`` there are sizes of the local matmul.
+In results ``shape`` is the whole problem, and ``m``, ``n``, ``k`` are the sizes of the local matmul.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from iris.errors import ArgumentError
 from iris.ops.algorithms import OPS
 
 _ALIKE = 0.8
-"""How much of a name is that of an op which must have been meant."""
+"""How similar a name must be to that of an op to count as a misspelling of it."""
 _TEXTS = ("model", "layer", "source", "note", "dtype")
 _ENTRY = {"m", "n", "k", "op", "world_sizes", "gather_dim", *_TEXTS}
 _DATASET = {"entries", "description", "models", "m", "world_sizes"}
@@ -44,7 +44,7 @@ _DATASET = {"entries", "description", "models", "m", "world_sizes"}
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry; ``labels`` are the parameters beside M, N and K that its points have."""
+    """One entry; ``labels`` are the parameters that its points have in addition to M, N and K."""
 
     m: tuple[int, ...]
     n: int
@@ -69,7 +69,7 @@ class Dataset:
         """The data set in ``path``.
 
         Raises:
-            ArgumentError: there is no such file, or it is no data set; names file, entry and field.
+            ArgumentError: there is no such file, or it is no data set; the text names file, entry and field.
         """
         try:
             content = json.loads(path.read_bytes())
@@ -92,7 +92,7 @@ class Dataset:
         return any(entry.meant_for(op, world_size) for entry in self.entries)
 
     def shapes(self, op: str, world_size: int) -> list[Params]:
-        """Values of M, N, K and of what else the entries fix, for a case of ``op`` on ``world_size`` ranks.
+        """M, N, K and the labels of each entry for a case of ``op`` on ``world_size`` ranks.
 
         Raises:
             ArgumentError: there is none.
@@ -121,7 +121,7 @@ def _entry(fields: _Fields, whole: _Fields) -> Entry:
     ops = [ops] if isinstance(ops, str) else ops
     if not isinstance(ops, list) or not all(isinstance(op, str) for op in ops) or ("op" in fields.fields and not ops):
         raise fields.wrong("op", "the name of an op, or a list of names", ops)
-    cases = registered()  # of one's own, too; none where there is nothing to measure them with
+    cases = registered()  # includes the user's own; empty if no cases are loaded
     for op in ops:
         if op in OPS or op in cases:
             continue

@@ -17,12 +17,12 @@ from iris.context import Iris
 
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""By the names of PyTorch 2.13, else by the older ones."""
+"""These have new names in PyTorch 2.13."""
 _TIMEOUT = timedelta(seconds=300)
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """``out = a @ b``; of int8 matrices, in int32 (on CUDA their extents must be multiples of 8)."""
+    """``out = a @ b``; int8 matrices are summed in int32 (on CUDA their extents must be multiples of 8)."""
     if a.dtype == torch.int8:
         torch._int_mm(a, b, out=out)
     else:
@@ -30,7 +30,7 @@ def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def process_group(ctx: Iris) -> dist.ProcessGroup:
-    """The group of all ranks: NCCL (RCCL) on GPUs, gloo in the simulator. Made on first use; collective then.
+    """The group of all ranks: NCCL (RCCL) on GPUs, gloo in the simulator. The first call makes it and is collective.
 
     Ranks meet at a store on loopback, at a port that the system chose.
     """
@@ -59,8 +59,8 @@ def process_group(ctx: Iris) -> dist.ProcessGroup:
 
 
 def leave() -> None:
-    """End the group, if there is one, behind all CUDA graphs of compiled functions: NCCL waits for those that have
-    captured its calls."""
+    """End the group, if there is one. CUDA graphs of compiled functions are dropped first: NCCL waits until no graph is
+    left that has captured its calls."""
     if dist.is_initialized():
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""Random data that all ranks can draw, and checks of what becomes of it."""
+"""Random data that is the same on all ranks, and checks of results made from it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def shared_generator(ctx: Iris, stream: int) -> torch.Generator:
 
 
 def normal_draws(ctx: Iris, dtype: torch.dtype) -> Callable[[int, int, float], torch.Tensor]:
-    """Draws matrices on this rank's device, the same on all ranks, others each time: rows, columns, standard deviation.
-    They are drawn in float32, then rounded to ``dtype``. Collective."""
+    """A function of rows, columns and standard deviation that draws a new matrix on this rank's device at each call,
+    the same on all ranks: in float32, then rounded to ``dtype``. Collective."""
     generator = torch.Generator(ctx.device).manual_seed(int(ctx.broadcast(torch.seed() % (1 << 31), 0)))
 
     def drawn(rows: int, cols: int, scale: float) -> torch.Tensor:
@@ -35,7 +35,7 @@ def normal_draws(ctx: Iris, dtype: torch.dtype) -> Callable[[int, int, float], t
 
 
 def random_bits(ctx: Iris, stream: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """``count`` elements of random bits on this rank's device; the same on all ranks, see :func:`shared_generator`."""
+    """``count`` elements of random bits on this rank's device, the same on all ranks: see :func:`shared_generator`."""
     words = -(-count * dtype.itemsize // 8)
     bits = torch.randint(-(1 << 63), (1 << 63) - 1, (words,), generator=shared_generator(ctx, stream))
     return bits.view(dtype)[:count].to(ctx.device)

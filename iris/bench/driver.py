@@ -1,7 +1,7 @@
-"""The process that starts ranks, has them measure point after point, and writes down what comes back.
+"""The process that starts ranks, has them measure point after point, and makes records of their outcomes.
 
-The variants of a point are measured together. Where that fails (a rank dies, hangs or raises), the ranks are replaced
-and each variant is measured alone, so that only the one at fault is lost; the others are then measured together.
+The variants of a point are measured together. If that fails (a rank dies, hangs or raises), the ranks are replaced and
+each variant is measured alone, so that only the one at fault is lost; the others are then measured together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from iris.identity import identity
 from iris.launch import RankPool
 
 START_S = 300.0
-"""The most that ranks may take to start: to import PyTorch, make heaps and meet."""
+"""The most seconds that ranks may take to start, which is to import PyTorch, make heaps and meet, or to close."""
 _CONSEQUENCES = (PeerDied, WaitTimeout, RankMismatch)
 
 
@@ -39,30 +39,30 @@ class Group:
 
     @property
     def label(self) -> str:
-        """One line for what the variants have in common. Of a shape and its sizes only the shape."""
+        """One line for what the variants have in common; m, n and k are left out if there is a ``shape``."""
         first = self.variants[0]
         told = {name: first[name] for name in without_sizes(first)}
         return label(self.case, told, self.case.variant_names)
 
     @property
     def names(self) -> list[str]:
-        """What each variant is called among the others."""
+        """A name for each variant: its values that differ between variants."""
         told = [[str(one[name]) for name in one if name in self.case.variant_names] for one in self.variants]
         return [" ".join(values) for values in told]
 
     def keys(self, num_ranks: int) -> list[str]:
-        """What the records of the variants are known by."""
+        """The keys of the variants' records."""
         return [records.key(self.case.name, params, num_ranks) for params in self.variants]
 
 
 def label(case: Case, params: Params, without: frozenset[str] | set[str] = frozenset()) -> str:
-    """One line for a point: what the filter matches."""
+    """One line for a point; the filter is matched with it."""
     parts = [f"{name}={value}" for name, value in params.items() if name not in without]
     return " ".join([case.name, *parts])
 
 
 def grouped(case: Case, points: Sequence[Params]) -> list[Group]:
-    """``points`` by what they have in common, in the order in which they first appear."""
+    """``points`` in groups that differ in their variant only, in the order in which the groups first appear."""
     groups: dict[tuple[Any, ...], list[Params]] = {}
     for params in points:
         common = tuple((name, value) for name, value in params.items() if name not in case.variant_names)
@@ -73,10 +73,10 @@ def grouped(case: Case, points: Sequence[Params]) -> list[Group]:
 def sheltered(num_ranks: int) -> RankPool:
     """Ranks that block Ctrl-C, which a terminal sends to all processes, until they set a handler or unblock it.
 
-    Blocking is inherited from the server that ranks are forked from, so it is as it was when this process first started
-    ranks.
+    Ranks inherit the blocking from the server that they are forked from, so only the first start of ranks by this
+    process decides it.
     """
-    resource_tracker.ensure_running()  # its start would let the signal through again
+    resource_tracker.ensure_running()  # starting it later would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         start_server()  # ranks are forked from it, and inherit what it blocks
@@ -86,7 +86,7 @@ def sheltered(num_ranks: int) -> RankPool:
 
 
 def refuse_launcher(program: str) -> None:
-    """Refuse to start ranks where a launcher has: each of its processes would start as many.
+    """Refuse to start ranks if a launcher has started some: each of its processes would start as many again.
 
     Raises:
         LaunchError: this process is one of a launcher's ranks.
@@ -97,7 +97,7 @@ def refuse_launcher(program: str) -> None:
 
 @contextmanager
 def as_failure() -> Iterator[None]:
-    """An ArgumentError in here is a failure, of exit status 1, as ranks have run: a file has become full, say."""
+    """Turn an ArgumentError into a failure with exit status 1, as ranks have run already: a file is full, say."""
     try:
         yield
     except ArgumentError as error:
@@ -105,7 +105,7 @@ def as_failure() -> Iterator[None]:
 
 
 class Ranks:
-    """Live ranks with an open context, replaced when one has failed."""
+    """Live ranks with an open context; all are replaced when one has failed."""
 
     def __init__(self, num_ranks: int, settings: Settings) -> None:
         self.num_ranks, self.settings = num_ranks, settings
@@ -171,7 +171,7 @@ class Ranks:
 
 @contextmanager
 def live(num_ranks: int, settings: Settings) -> Iterator[Ranks]:
-    """Ranks for a run: closed at its end, killed if it ends by an exception, Ctrl-C among them."""
+    """Ranks for a run: closed at its end, killed if it ends by an exception (Ctrl-C included)."""
     ranks = Ranks(num_ranks, settings)
     try:
         yield ranks
@@ -182,7 +182,7 @@ def live(num_ranks: int, settings: Settings) -> Iterator[Ranks]:
 
 
 def measured(ranks: Ranks, group: Group) -> Iterator[list[Record]]:
-    """The records of ``group``, as they come: all at once, or where a rank failed those of what is at fault first."""
+    """Measure ``group`` and yield its records: all at once, or if a rank failed, those of variants at fault first."""
     ranks.start()
     name, world = group.case.name, ranks.num_ranks
     try:
@@ -201,8 +201,8 @@ def measured(ranks: Ranks, group: Group) -> Iterator[list[Record]]:
 
 
 def _measured_apart(ranks: Ranks, group: Group) -> Iterator[list[Record]]:
-    """The records of a group that fails as a whole: each variant is measured alone, and then those that have not failed
-    together. If all have, or none has, the records are of each alone."""
+    """The records of a group that failed as a whole. Each variant is measured alone, then those that did not fail
+    together. If none failed alone, or fewer than two are left, the records are those of each alone."""
     apart = [Group(group.case, [params]) for params in group.variants]
     alone = [one for single in apart for found in measured(ranks, single) for one in found]
     lost = [one for one in alone if not records.succeeded(one)]

@@ -26,11 +26,11 @@ _VARIABLES = (
     "NVSHMEM_DISABLE_NVLS",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST",
 )
-"""Environment variables that change what Iris and other libraries reach."""
+"""Environment variables that change how fast Iris and other libraries are."""
 
 
 def environment(ctx: Iris, commit: str | None) -> dict[str, str | int | None]:
-    """Hardware, versions and date of this rank's process; ``commit`` is what git says if None is given."""
+    """Hardware, versions and date of this rank's process; if ``commit`` is None, git is asked for it."""
     return {
         "hardware": torch.cuda.get_device_name(ctx.device) if ctx.backend_name != "sim" else SIMULATED,
         "backend": ctx.backend_name,
@@ -42,7 +42,7 @@ def environment(ctx: Iris, commit: str | None) -> dict[str, str | int | None]:
 
 
 def variables() -> str | None:
-    """Those of the environment that count, with their values."""
+    """The environment variables that records name, with their values; None if none is set."""
     return " ".join(f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ) or None
 
 
@@ -66,7 +66,7 @@ def here() -> tuple[str, str]:
 
 
 def dated(known: Mapping[str, str | int | None]) -> dict[str, str | int | None]:
-    """``known`` with the date of now."""
+    """``known`` with the present date."""
     return {**known, "date": now()}
 
 

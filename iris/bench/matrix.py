@@ -1,8 +1,8 @@
 """The rank × rank bandwidth matrix that the load, store and atomic examples share.
 
-An example brings a ``move(peer)`` that moves ``nbytes`` between this rank and a peer. What is here reads the
-command line, measures every pair, and shows the matrix: rows are the rank that runs the kernel, columns its peer,
-values GB/s (10⁹ bytes per second) of payload.
+An example brings a ``move(peer)`` that moves ``nbytes`` between this rank and a peer. This module reads the command
+line, measures every pair, and shows the matrix: rows are the rank that runs the kernel, columns its peer, values GB/s
+(10⁹ bytes per second) of payload.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Options:
 
 
 def parse_options(doc: str | None, name: str, dtype: str = "fp16", dtypes: Sequence[str] = tuple(DTYPES)) -> Options:
-    """Read the command line of the example called ``name``; a bad value ends the program with a line that says so."""
+    """Read the command line of the example called ``name``; a bad value ends the program with one line about it."""
     parser = rank_parser(doc)
     parser.add_argument("--buffer_size", type=positive, help="bytes to move (default: 256 MiB, simulated 64 KiB)")
     parser.add_argument("--dtype", choices=dtypes, default=dtype, help="element type (default: %(default)s)")
@@ -114,7 +114,7 @@ def gather_rows(ctx: Iris, row: list[float]) -> Matrix:
 
 
 def report(ctx: Iris, title: str, matrix: Matrix, plot: str | None) -> None:
-    """On rank 0, print the matrix and draw it into the file ``plot``, if one is named; say why if that cannot be."""
+    """On rank 0, print the matrix and draw it into the file ``plot``, if one is named; print why if that fails."""
     if ctx.rank != 0:
         return
     where = "simulated" if ctx.backend_name == "sim" else f"on {torch.cuda.get_device_name(ctx.device)}"
@@ -143,7 +143,7 @@ def draw_matrix(heading: str, matrix: Matrix, path: str) -> bool:
     """Draw a heat map into ``path``, an SVG or PNG file. False if matplotlib is not installed.
 
     Colours run from zero to the fastest pair of different ranks. The diagonal is left grey: a rank's rate to
-    itself is that of its own memory, often ten times as high.
+    itself is that of its own memory, which is often ten times as high.
     """
     try:
         from matplotlib.figure import Figure

@@ -1,5 +1,5 @@
-"""Status messages, which ranks send within a step to the process that started them, for it to show: a datagram for
-each. No rank waits for a reader: a message that is not read in time is lost.
+"""Status messages: datagrams that ranks send, while they work, to the process that started them, which shows them. No
+rank waits for the reader: a message that is not read in time is lost.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 _MAX_BYTES = 1 << 10
-"""Of a message."""
+"""The most bytes of a message; longer ones are cut."""
 
 
 @contextmanager
 def receiving(show: Callable[[str], None]) -> Iterator[bytes]:
-    """Have a thread hand status messages to ``show`` while the block runs. Yields the address to send them to."""
+    """Pass status messages to ``show``, from a thread, while the block runs. Yields the address to send them to."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
         inbox.bind("")  # Linux chooses a name that is in no file system
         address: bytes = inbox.getsockname()
@@ -30,14 +30,14 @@ def receiving(show: Callable[[str], None]) -> Iterator[bytes]:
             yield address
         finally:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
-                while thread.is_alive():  # the inbox may be full, or ``show`` have failed
+                while thread.is_alive():  # the inbox may be full, or ``show`` may have failed
                     with suppress(BlockingIOError):
                         last.sendto(b"", socket.MSG_DONTWAIT, address)
                     thread.join(0.05)
 
 
 class StatusSender:
-    """Sends one rank's status messages to ``address``; without one, nowhere."""
+    """Sends one rank's status messages to ``address``; None drops them."""
 
     def __init__(self, address: bytes | None) -> None:
         self._address = address

@@ -1,4 +1,4 @@
-"""Command lines: options that several programs have, what their values may be, and how many ranks to start."""
+"""Command lines: options that several programs share, checks of their values, and how many ranks to start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from iris.ops.tuned import DTYPE_NAMES
 
 SIMULATED_RANKS = 4
 MAX_SECONDS = 1e5
-"""More than a day: system calls that wait take no more than some weeks."""
+"""More than a day; system calls that wait accept at most some weeks."""
 PICTURES = (".svg", ".png")
 DTYPES = DTYPE_NAMES | {
     "fp64": torch.float64,
@@ -27,7 +27,7 @@ DTYPES = DTYPE_NAMES | {
     "int32": torch.int32,
     "int64": torch.int64,
 }
-"""Dtypes, by what command lines and results call them."""
+"""Dtypes, by their names on command lines and in results."""
 
 
 def rank_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -38,13 +38,13 @@ def rank_parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def add_num_ranks(parser: argparse.ArgumentParser) -> None:
-    """The option ``--num_ranks``, for which None stands for what :func:`ranks_to_start` says."""
+    """Add the option ``--num_ranks``; its default None means the number that :func:`ranks_to_start` returns."""
     about = "ranks (default: all GPUs if two or more, else 4 simulated)"
     parser.add_argument("--num_ranks", type=rank_count, help=about)
 
 
 def add_heap_size(parser: argparse.ArgumentParser) -> None:
-    """The option ``--heap_size``, for which None stands for :func:`iris.bench.contexts.default_heap_size`."""
+    """Add the option ``--heap_size``; its default None means :func:`iris.bench.contexts.default_heap_size`."""
     parser.add_argument(
         "--heap_size",
         type=heap_bytes,
@@ -53,15 +53,15 @@ def add_heap_size(parser: argparse.ArgumentParser) -> None:
 
 
 def by_option(text: str) -> str:
-    """What an error says, for users of a program that makes the context: they have the option ``--heap_size``."""
+    """The text of an error for users of a program that makes the context itself: they can only give ``--heap_size``."""
     return text.replace("create the context with heap_size=", "give --heap_size=")
 
 
 def ranks_to_start(num_ranks: int | None) -> int:
-    """``num_ranks``, or if that is None, all GPUs where there are two or more, else 4 ranks, which are simulated unless
-    they may share a GPU that there is. Says so on stderr where there is one.
+    """The number of ranks: ``num_ranks``, or if that is None, that of the GPUs if there are two or more, else 4. With
+    one GPU, which ranks may not share, the 4 are simulated, and a line on stderr says so.
 
-    Under torchrun, mpirun or srun the ranks are there already, and :func:`iris.launch` ignores the number.
+    Under torchrun, mpirun or srun the ranks already run, and :func:`iris.launch` ignores the number.
     """
     if num_ranks is not None:
         return num_ranks
@@ -76,7 +76,7 @@ def ranks_to_start(num_ranks: int | None) -> int:
 
 
 def several_gpus() -> bool:
-    """Whether there are GPUs to measure on, two or more. Not where the backend that is asked for is not there."""
+    """Whether there are two or more GPUs to measure on; False if the backend that was asked for is missing."""
     try:
         return backends.detect().name != "sim" and torch.cuda.device_count() > 1
     except BackendError:
@@ -84,8 +84,8 @@ def several_gpus() -> bool:
 
 
 def share_evenly(parser: argparse.ArgumentParser, given: argparse.Namespace, names: str, num_ranks: int) -> None:
-    """End the program with a line if one of the options that are letters of ``names`` has a size that the ranks
-    cannot share evenly: a launcher's, or the ``num_ranks`` to start."""
+    """End the program with one line if the ranks cannot share a size evenly. ``names``: the options, a letter each; the
+    ranks: a launcher's, or the ``num_ranks`` to start."""
     who = identity()
     world_size = who.world_size if who is not None else num_ranks
     for name in names:
@@ -103,7 +103,7 @@ def positive(text: str) -> int:
 
 
 def tile_size(text: str) -> int:
-    """A side of a tile on the command line."""
+    """The side of a tile on the command line: a power of two of at least 16."""
     value = positive(text)
     if value < 16 or value & (value - 1):
         raise argparse.ArgumentTypeError(f"{value} is not a power of two of at least 16")
@@ -127,7 +127,7 @@ def rank_count(text: str) -> int:
 
 
 def heap_bytes(text: str) -> int:
-    """The size of a symmetric heap on the command line: bytes, or with K, M or G behind it, of 1024."""
+    """The size of a symmetric heap on the command line: bytes, or KiB, MiB or GiB with K, M or G after the number."""
     unit = "KMG".find(text[-1:].upper()) + 1 if text else 0
     value = _whole(text[:-1] if unit else text, "a number of bytes, such as 1073741824 or 1G") << 10 * unit
     if value < MIN_HEAP_BYTES:
@@ -173,12 +173,12 @@ def picture(text: str) -> str:
 
 
 def no_picture(file: str | Path, error: OSError) -> str:
-    """What is said instead of a picture that cannot be written; results count without one."""
+    """The text to print if a picture cannot be written; that is no error, as the results count without it."""
     return f"no picture: {file}: {error.strerror or error}"
 
 
 def folder_trouble(folder: Path) -> str:
-    """Make ``folder``; says why no file can be written there, or nothing."""
+    """Make ``folder``; returns why no file can be written there, or empty text."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:

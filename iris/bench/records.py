@@ -1,4 +1,4 @@
-"""Records: results as a run makes them, appended to a file as each is finished, and read again to go on."""
+"""Records: the results of a run, each appended to a file when it is finished; a resumed run reads them again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPTIONAL = (
     *("validated", "skipped", "error", "batch", "time_ms", "back_to_back_ms", "host_us", "flops", "nbytes"),
     *("floor_ms", "floor_share", "tflops_per_gpu", "gbytes_per_s"),
 )
-"""What a line may leave out where it is null."""
+"""Fields that a line may leave out instead of giving null."""
 
 
 def record(
@@ -35,9 +35,9 @@ def record(
     world_size: int,
     batch: str | None = None,
 ) -> Record:
-    """The record of one point from what every rank has to say of it, in rank order.
+    """The record of one point, made from the outcomes of all ranks, in rank order.
 
-    ``batch`` is of all points that were timed in turns; None is for a point that was timed alone.
+    ``batch`` is common to all points that were timed in turns; None is for a point that was timed alone.
     """
     first = outcomes[0]
     time_ms = _time_ms([outcome.seconds for outcome in outcomes])
@@ -71,7 +71,7 @@ def record(
 def failed(
     case: str, params: Params, error: str, environment: Mapping[str, str | int | None], world_size: int
 ) -> Record:
-    """The record of a point that ended its ranks."""
+    """The record of a point that made its ranks fail."""
     return record(case, params, [Outcome(error=error)], environment, world_size)
 
 
@@ -81,12 +81,12 @@ def new_batch() -> str:
 
 
 def succeeded(one: Record) -> bool:
-    """Whether a record speaks of no failure; a skipped point is none."""
+    """Whether a record tells of no failure; a skipped point is no failure."""
     return one["error"] is None and one["validated"] is not False
 
 
 def key(case: str, params: Mapping[str, Any], world_size: int) -> str:
-    """What two records of the same point have in common."""
+    """The identity of a point: records of the same point have the same key."""
     return json.dumps([case, dict(params), world_size], sort_keys=True)
 
 
@@ -95,7 +95,7 @@ def key_of(one: Record) -> str:
 
 
 def simulated(one: Mapping[str, Any]) -> bool:
-    """Whether a record is of simulated ranks: its times are wall time, and rates and speed-ups of them say nothing."""
+    """Whether a record is of simulated ranks: its times are wall time; rates and speed-ups from them mean nothing."""
     return (one.get("environment") or {}).get("backend") == SIMULATOR
 
 
@@ -106,7 +106,7 @@ def place_of(one: Record) -> tuple[Any, Any]:
 
 
 def picked(one: Record) -> str | None:
-    """The algorithm that ``auto`` or ``untuned`` took, or was to take; None for others, and where nobody knows."""
+    """The algorithm that ``auto`` or ``untuned`` took, or was to take; None for others, or if the record has none."""
     config = one.get("config")
     if one["params"].get("algorithm") not in PICKED or not isinstance(config, dict) or "algorithm" not in config:
         return None
@@ -114,7 +114,7 @@ def picked(one: Record) -> str | None:
 
 
 def _time_ms(seconds: Sequence[Sequence[float]]) -> dict[str, float | int] | None:
-    """Times of the slowest rank from every rank's times of the same calls."""
+    """Statistics over calls of each call's time on its slowest rank, from the times of all ranks."""
     if not all(seconds):
         return None
     slowest = sorted(1e3 * max(call) for call in zip(*seconds, strict=True))
@@ -137,11 +137,11 @@ def _slowest(seconds: Sequence[float | None], scale: float) -> float | None:
 
 @contextmanager
 def appending(path: Path) -> Iterator[Callable[[Sequence[Record]], None]]:
-    """Open a file for appending, made if it is not there, and lock it against other runs; yields what appends records.
-    A partial last line, of a run that was killed, is removed first. A pipe or device is only written to.
+    """Open a file for appending, make it if it is missing, and lock it against other runs. Yields a function that
+    appends records. A partial last line, of a run that was killed, is removed first. A pipe or device is only written.
 
     Raises:
-        ArgumentError: the file cannot be written, holds something else than results, or another run has it.
+        ArgumentError: the file cannot be written, holds something other than results, or is in use by another run.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,8 +172,8 @@ def sole(file: int) -> bool:
 
 
 def line_of(one: Record) -> str:
-    """A record as a line. Halves of characters, as names of files may have them, become question marks: no reader of
-    records takes them."""
+    """A record as a line. Lone surrogates, which names of files may contain, become question marks: no reader of
+    records accepts them."""
     whole = json.dumps(one, allow_nan=False, ensure_ascii=False).encode(errors="replace")
     return json.dumps(json.loads(whole)) + "\n"
 
@@ -211,11 +211,11 @@ def _read(path: Path) -> bytes:
 
 
 def load(path: Path) -> list[Record]:
-    """All records in a file. A last line that was not finished does not count.
+    """All records in a file, without an unfinished last line.
 
     Raises:
-        ArgumentError: there is no such file, it cannot be read, or a line in it is no record of this schema; names the
-            line.
+        ArgumentError: there is no such file, it cannot be read, or a line in it is no record of this schema; the text
+            names the line.
     """
     if not os.path.isfile(path):
         got = f"{path}, which is none" if os.path.exists(path) else f"{path}: there is no such file"

@@ -1,4 +1,4 @@
-"""What the driver has every rank do: open a context, measure the variants of one point, close."""
+"""What every rank does for the driver: open a context, measure the variants of one point, close."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from iris.context import Iris, iris
 ROUNDS = 5
 GPU_WARMUP, GPU_CALLS, SIM_CALLS = 5, 30, 3
 MIN_CALLS, LONG_CALLS, LONG_CALL_S, LONG_S = 10, 100, 1e-3, 0.6
-"""A call of LONG_CALL_S or more is timed LONG_CALLS times, as GPUs that are bound by power take a while to settle; less
-often if that took longer than LONG_S, but never less than MIN_CALLS times."""
+"""A call of LONG_CALL_S or more is timed LONG_CALLS times, as power-bound GPUs take a while to settle; fewer times if
+that would take longer than LONG_S, but at least MIN_CALLS times."""
 HOST_CALLS = 10
 MAX_WAIT_S = 60.0
 
@@ -33,11 +33,11 @@ class Settings:
     """What the command line says about how to measure.
 
     Attributes:
-        timeout_s: the most that a point may take; those that are timed in turns share what they have.
-        heap_size: bytes of symmetric heap; None takes a quarter of the GPU's memory, 32 GiB at most, simulated 256 MiB.
-        warmup, repeat: calls, instead of what cases and the defaults say.
-        commit: what records say was measured, where git cannot tell.
-        status_address: where rank 0 sends status messages; None for nowhere.
+        timeout_s: the most that a point may take; points that are timed in turns share the sum of theirs.
+        heap_size: bytes of symmetric heap; None: a quarter of the GPU's memory, 32 GiB at most; simulated 256 MiB.
+        warmup, repeat: numbers of calls that replace those of cases and the defaults.
+        commit: the commit that records name; None: what git says.
+        status_address: where rank 0 sends status messages; None: it sends none.
     """
 
     timeout_s: float
@@ -52,8 +52,8 @@ _ctx: Iris | None = None
 
 
 def open_rank(settings: Settings) -> dict[str, str | int | None]:
-    """Open the context; returns what records say of the environment."""
-    # Ctrl-C goes to all processes of a terminal; the driver ends the ranks.
+    """Open the context; returns the environment that records name."""
+    # A terminal sends Ctrl-C to all its processes; the driver ends the ranks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return environment(_context(settings), settings.commit)
 
@@ -69,7 +69,7 @@ def close_rank() -> None:
 def measure(
     fn: CaseFunction, variants: Sequence[Params], settings: Settings, names: Sequence[str] = ()
 ) -> list[Outcome]:
-    """Set up and check every variant, then time those that are right in turns. ``names``: of the variants, for status
+    """Set up and check every variant, then time the correct ones in turns. ``names``: the variants' names in status
     messages."""
     ctx, shared = _context(settings), dict[Hashable, Any]()
     states = [State(ctx, params, shared) for params in variants]
@@ -87,7 +87,7 @@ def measure(
 
 
 def _status(doing: str, name: str | None, number: int, of: int, what: str = "") -> str:
-    """``checking two_shot, 4 of 13``; what there is but one of is not counted."""
+    """``checking two_shot, 4 of 13``; without the count if ``of`` is 1."""
     return f"{doing} {name or ''}".rstrip() + (f", {what}{number} of {of}" if of > 1 else "")
 
 
@@ -99,7 +99,7 @@ def _context(settings: Settings) -> Iris:
 
 
 def _set_up(ctx: Iris, fn: CaseFunction, state: State) -> None:
-    """Run the case function. Its error is one of the record if it leaves this rank able to go on, else it is raised."""
+    """Run the case function. Its error goes into the record if this rank can go on, else it is raised."""
     outcome, complaint = state.outcome, ""
     try:
         fn(state, ctx)
@@ -119,8 +119,8 @@ def _set_up(ctx: Iris, fn: CaseFunction, state: State) -> None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How often a call is timed; on GPUs also how long it takes the device and the host, and how long the one has to
-    wait for the other before it."""
+    """How often a call is timed; on GPUs also how long it takes the device and the host, and how long the device has to
+    wait for the host before it."""
 
     calls: int
     device_s: float | None = None
@@ -131,16 +131,17 @@ class _Plan:
 def _time(ctx: Iris, states: Sequence[State], settings: Settings, started: Callable[[State, int], None]) -> None:
     """Fill in the times of all states, a few calls of each in turn; ``started`` is called at each turn, from 1 on.
 
-    Each turn has an order of its own, the same on all ranks: what runs behind a variant that leaves the device hot must
-    not do so every time. And before all calls the device idles as long as the slowest host needs: it would be cooler,
-    and faster, before those that take the host long. Calls in a row, which leave it hot, are timed behind all turns.
+    Each turn has its own order, the same on all ranks, so that no variant always runs after one that leaves the device
+    hot. Before every call the device idles as long as the slowest host needs; if each variant had its own lead, the
+    device would be cooler, and faster, for those that take the host long. Calls in a row, which leave the device hot,
+    are timed after all turns.
     """
     planned = [(state, _plan(ctx, state, settings)) for state in states]
     lead_s = max((plan.lead_s for _, plan in planned), default=0.0)
     for turn in range(ROUNDS):
         for state, plan in random.Random(turn).sample(planned, len(planned)):
             assert state.call is not None
-            calls = plan.calls // ROUNDS + (turn >= ROUNDS - plan.calls % ROUNDS)  # one at least in the last turn
+            calls = plan.calls // ROUNDS + (turn >= ROUNDS - plan.calls % ROUNDS)  # at least one in the last turn
             if calls:
                 started(state, turn + 1)
                 state.outcome.seconds += call_seconds(
@@ -166,7 +167,7 @@ def _finish(ctx: Iris, state: State, plan: _Plan) -> None:
 
 
 def _plan(ctx: Iris, state: State, settings: Settings) -> _Plan:
-    """Warm up, and see how long a call takes on the slowest rank."""
+    """Warm up, and measure how long a call takes on the slowest rank."""
     assert state.call is not None
     simulated = ctx.backend_name == "sim"
     call = state.call if state.preamble is None else _both(state.preamble, state.call)

@@ -1,4 +1,4 @@
-"""What a case function is given: the parameters of one point, and the means to say what is to be timed."""
+"""The state that a case function is given: the parameters of one point, and methods to say what is to be timed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from iris.results import MAX_NUMBER
 T = TypeVar("T")
 Call = Callable[[], object]
 Check = Callable[[], str]
-"""Looks at a result: empty text if it is right, else how wrong it is."""
+"""Checks a result: returns empty text if it is right, else how wrong it is."""
 MAX_ERROR_LENGTH = 400
 FATAL = (WaitTimeout, PeerDied, RankMismatch)
-"""Errors after which ranks cannot go on."""
+"""Errors after which the ranks cannot go on."""
 REPORTED = (
     IrisError, TritonError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError,
     AssertionError, ArithmeticError,
@@ -35,7 +35,7 @@ class Skipped(Exception):
 
 @dataclass
 class Outcome:
-    """What one rank has to say of one point. Times are in seconds."""
+    """The result of one point on one rank. Times are in seconds."""
 
     skipped: str | None = None
     error: str | None = None
@@ -56,7 +56,7 @@ class State:
     """One point of a case on one rank.
 
     ``state["M"]`` is the value of a parameter. A case function tells what a call costs, prepares data, and ends with
-    :meth:`exec`; it runs on all ranks, and what it says of costs and counters counts on rank 0.
+    :meth:`exec`. It runs on all ranks; records take costs and counters from rank 0.
     """
 
     def __init__(self, ctx: Iris, params: Mapping[str, Value], shared: dict[Hashable, Any]) -> None:
@@ -76,8 +76,8 @@ class State:
         return self.params[name]
 
     def skip(self, reason: str) -> NoReturn:
-        """Leave this point out; its record says why. All ranks must come to the same end."""
-        self.call = None  # what exec was given is not timed, either
+        """Leave this point out; its record says why. All ranks must skip it, or none."""
+        self.call = None  # a call that exec has got is not timed, either
         raise Skipped(reason)
 
     def set_flops(self, flops: int) -> None:
@@ -85,11 +85,11 @@ class State:
         self.outcome.flops = _count("set_flops", flops)
 
     def set_bytes(self, nbytes: int) -> None:
-        """Bytes that must reach a rank over the links in one call."""
+        """Bytes that one rank must receive over the links in one call."""
         self.outcome.nbytes = _count("set_bytes", nbytes)
 
     def set_floor(self, seconds: float | None) -> None:
-        """The least time that the hardware's sustained rates allow; None if one is not known."""
+        """The least time that the hardware's sustained rates allow; None if a rate is not known."""
         self.outcome.floor_s = None if seconds is None else _amount("set_floor", seconds)
 
     def set_predicted(self, seconds: float | None) -> None:
@@ -97,7 +97,7 @@ class State:
         self.outcome.predicted_s = None if seconds is None else _amount("set_predicted", seconds)
 
     def set_config(self, fields: Mapping[str, Any]) -> None:
-        """What the call runs with: for ``auto``, what it has picked. Values are such as JSON holds."""
+        """The config that the call runs with; for ``auto``, the one that it has picked. JSON must hold the values."""
         config = dict(fields)
         try:
             json.dumps(config, allow_nan=False)
@@ -106,7 +106,7 @@ class State:
         self.outcome.config = config
 
     def add_counter(self, name: str, value: float) -> None:
-        """A further figure for the record, a finite number of 1e30 at most, either way."""
+        """A further figure for the record: a finite number from -1e30 to 1e30."""
         if not isinstance(name, str):
             raise ArgumentError("state", "add_counter", "a name", name)
         self.outcome.counters[name] = _finite(f"add_counter({name!r})", value)
@@ -120,13 +120,13 @@ class State:
         self.warmup = _at_least(0, "set_warmup", calls)
 
     def set_repeat(self, calls: int) -> None:
-        """Timed calls (default 30, from 1 ms on up to 100, as many as take 0.6 s; simulated 3)."""
+        """Timed calls (default 30; for calls of 1 ms or more as many as take 0.6 s, from 10 to 100; simulated 3)."""
         self.repeat = _at_least(1, "set_repeat", calls)
 
     def share(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make()`` returned for the first of the variants that differ from this point in nothing else.
+        """What ``make()`` returned for the first variant of this point that asked for ``key``.
 
-        Data that all variants work on is made once here, so that it takes memory once.
+        Data that all variants work on is so made once, and takes memory once.
         """
         if key not in self._shared:
             self._shared[key] = make()
@@ -134,15 +134,15 @@ class State:
         return made
 
     def exec(self, fn: Call, preamble_fn: Call | None = None, validate_fn: Check | None = None) -> None:
-        """Call ``fn`` once and check the result; if it is right on all ranks, ``fn`` is timed later, with the other
-        variants in turns. What ``fn`` uses must live on until then.
+        """Call ``fn`` once and check the result; if it is right on all ranks, ``fn`` is timed later, in turns with the
+        other variants. What ``fn`` uses must live until then.
 
         Args:
-            fn: launches work on the current stream; in the simulator, does it. All ranks call it together.
-            preamble_fn: runs before every call, untimed. Calls cannot follow each other then, so there is no
-                back-to-back time.
-            validate_fn: says how wrong the result is; empty text if it is right. It is asked again after many calls
-                in a row. Without it a point is timed, and its record says that nobody checked.
+            fn: launches work on the current stream; in the simulator it does the work. All ranks call it together.
+            preamble_fn: runs before every call, untimed. Calls then do not follow each other directly, so that there is
+                no back-to-back time.
+            validate_fn: says how wrong the result is; empty text if it is right. It is called again after all timed
+                calls. Without it a point is timed, but its record says that its result was not checked.
         """
         self.call, self.preamble, self.check = fn, preamble_fn, validate_fn
         self._ctx.barrier()
@@ -153,7 +153,7 @@ class State:
         self.validate("")
 
     def validate(self, when: str) -> None:
-        """Ask ``validate_fn``; a wrong result on any rank is an error on all, and takes the times away. Collective."""
+        """Ask ``validate_fn``; a wrong result on any rank is an error on all, and removes the times. Collective."""
         if self.check is None:
             return
         wrong = agreed(self._ctx, _asked(self.check, when))
@@ -164,7 +164,7 @@ class State:
 
 
 def _asked(check: Check, when: str) -> str:
-    """The complaint of ``check``, or of what it raised or returned."""
+    """What ``check`` says, or a complaint about what it raised or returned; empty text if the result is right."""
     try:
         said: object = check()
     except FATAL:
@@ -191,7 +191,7 @@ def _amount(what: str, value: float) -> float:
 
 
 def _count(what: str, value: float) -> int:
-    """``value``, of any kind of number, as a record has it."""
+    """``value``, any kind of number, as the int that a record has."""
     _amount(what, value)
     return int(value)
 
@@ -203,10 +203,10 @@ def _at_least(least: int, what: str, calls: int) -> int:
 
 
 def agreed(ctx: Iris, complaint: str) -> str | None:
-    """The first complaint of any rank, with the ranks that have one; None if all are content. Collective.
+    """The complaint of the lowest rank that has one, with all ranks that have one; None if there is none. Collective.
 
     Raises:
-        LaunchError: this rank's complaint, if the others cannot be asked any more.
+        LaunchError: this rank's complaint, if the others can no longer be asked.
     """
     try:
         complaints = [str(ctx.broadcast(complaint, rank)) for rank in range(ctx.world_size)]

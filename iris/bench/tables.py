@@ -1,4 +1,4 @@
-"""Records as people and programs read them: a table, JSON lines, or CSV."""
+"""Output of records for people and programs: a table, JSON lines, or CSV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from iris.bench.records import Record
 from iris.console import print_table
 
 REFERENCE = "nccl"
-"""The algorithm that speed-ups are given over."""
+"""The algorithm that speed-ups are relative to."""
 FIGURES = ("flops", "nbytes", "back_to_back_ms", "host_us", "floor_ms", "floor_share", "tflops_per_gpu", "gbytes_per_s")
 TIMES = ("median", "min", "p10", "p90", "rank_skew", "calls")
 WHERE = ("hardware", "backend", "commit", "date")
@@ -28,8 +28,8 @@ def write_json(results: Sequence[Record], cases: Mapping[str, Case], file: TextI
 
 
 def write_csv(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
-    """One line per record under a line of names. A counter or a parameter that is called as another column is
-    ``counter_`` or ``axis_`` and its name."""
+    """One line per record, after a line of names. A counter or parameter with the name of another column gets the
+    prefix ``counter_`` or ``axis_``."""
     names = list(dict.fromkeys(name for one in results for name in one["params"]))
     counters = _counters(results)
     known = ["picked", "world_size", "validated", "deterministic", "skipped", "error"]
@@ -74,7 +74,7 @@ FORMATS: Mapping[str, Callable[[Sequence[Record], Mapping[str, Case], TextIO], N
 
 
 def _remarks(results: Sequence[Record]) -> list[str]:
-    """A line for each reason why points have no time, with the points."""
+    """A line for each reason why points have no time, with those points, and notes on the table."""
     points: dict[str, list[str]] = {}
     differing = _names(results)
     for one in results:
@@ -91,7 +91,7 @@ def _remarks(results: Sequence[Record]) -> list[str]:
 
 
 def _varies(one: Record) -> bool:
-    """Whether a right result may differ from call to call."""
+    """Whether the result is right but may differ from call to call."""
     return one["validated"] is True and one.get("deterministic") is False
 
 
@@ -100,14 +100,14 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _names(results: Sequence[Record]) -> list[str]:
-    """Parameters that differ between ``results``; of a shape and its sizes only the shape."""
+    """Parameters that differ between ``results``, or all if none does; without m, n and k if there is a ``shape``."""
     names = without_sizes(dict.fromkeys(name for one in results for name in one["params"]))
     several = [name for name in names if len({_value(one, name) for one in results}) > 1]
     return several or names
 
 
 def _value(one: Record, name: str) -> str:
-    """A parameter as it is shown: beside ``auto`` what that took, as reports have it."""
+    """A parameter as the table shows it: after ``auto``, as in reports, the algorithm that it took."""
     picked = records.picked(one) if name == "algorithm" else None
     return str(one["params"].get(name, "")) + (f": {picked}" if picked is not None else "")
 
@@ -120,7 +120,7 @@ def _title(results: Sequence[Record]) -> str:
 
 
 def place(world_size: int, hardware: str | None, simulated: bool) -> str:
-    """Where times come from, in the title of a table."""
+    """Where times were measured, for the title of a table."""
     return f"{world_size} × {hardware or 'unknown hardware'}{', wall time' if simulated else ''}"
 
 
@@ -129,7 +129,7 @@ def _counters(results: Sequence[Record]) -> list[str]:
 
 
 def _headers(results: Sequence[Record], counters: Sequence[str]) -> list[str]:
-    """Columns are called as in reports, which say what each is."""
+    """Columns have the names that they have in reports, which explain each."""
     times = ["ms", "spread", "skew µs", "back-to-back ms", "host µs"]
     rates = ["GB/s", "TFLOP/s", "floor ms", "of floor", "× NCCL"]
     return [*_names(results), *times, *rates, *counters, "valid"]
@@ -140,7 +140,7 @@ def _cells(
 ) -> list[str]:
     time = one["time_ms"]
     spread = f"{100 * (time['p90'] - time['p10']) / time['median']:.1f} %" if time else ""
-    rated = not records.simulated(one)  # else what is made of a time says nothing
+    rated = not records.simulated(one)  # in the simulator rates and speed-ups mean nothing
     speedup = _speedup(one, base, cases) if rated else None
     verdict = {
         True: "yes",
@@ -170,12 +170,12 @@ def _short(value: float | None) -> str:
 
 
 def _counter(value: float | None) -> str:
-    """As other figures, but of what has more than six digits only these."""
+    """Like other figures, but numbers from a million on keep six digits only."""
     return _short(value) if value is None or abs(value) < 1e6 else f"{value:.6g}"
 
 
 def _references(results: Sequence[Record], cases: Mapping[str, Case]) -> dict[_Common, float]:
-    """Median times of the reference by what those that were timed in turns with it have in common."""
+    """Median times of the reference, by what the records that were timed in turns with it have in common."""
     return {
         _common(one, cases): one["time_ms"]["median"]
         for one in results

@@ -1,4 +1,4 @@
-"""How long a call takes on this rank's device: CUDA events on GPUs, the host's clock in the simulator."""
+"""Times of calls on this rank's device: by CUDA events on GPUs, by the host's clock in the simulator."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _SIM_WARMUP, _SIM_ITERATIONS = 1, 3
 MAX_LEAD_S = 2e-3
 """The longest that a device idles before a call."""
 WARM_S, WARM_CALLS = 0.15, 100
-"""Calls in a row are timed behind others that take so long, but are no more than this."""
+"""Before calls in a row are timed, untimed calls run for this long, but no more than this many."""
 ROW_S, ROW_CALLS = 0.02, (10, 100)
-"""How long calls in a row are timed, and the fewest and most of them."""
+"""How long calls in a row are timed, and the fewest and most calls."""
 _LATE = 0.25
-"""The share of calls that a host may launch too late; their median is then still the device's."""
+"""The share of calls that the host may launch too late: the median is still the device's time."""
 
 
 def call_seconds(
@@ -38,7 +38,7 @@ def call_seconds(
 
     Args:
         ctx: this rank's context.
-        call: launches work on the current stream; in the simulator, does it.
+        call: launches work on the current stream; in the simulator it does the work.
         together: all ranks call this function, and meet before every call, so that they work at the same time.
             Otherwise a single rank may time its call while the others are idle.
         warmup: untimed calls (default 3 on GPUs, 1 in the simulator).
@@ -46,8 +46,8 @@ def call_seconds(
         preamble: runs before every call, untimed.
         lead_s: on GPUs, seconds that the device idles before every call, so that the host has launched all of the
             call when it begins. Without it a call that takes the host longer than the device is timed at the host's
-            pace. Where more than a few calls began too early all the same, on any rank, all are timed again with twice
-            the lead, up to :data:`MAX_LEAD_S`.
+            pace. If more than a quarter of the calls still began too early, on any rank if ``together``, all are timed
+            again with twice the lead, up to :data:`MAX_LEAD_S`.
     """
     simulated = ctx.backend_name == "sim"
     untimed = warmup if warmup is not None else _SIM_WARMUP if simulated else _GPU_WARMUP
@@ -73,8 +73,8 @@ def median_seconds(ctx: Iris, call: Callable[[], object], *, together: bool = Fa
 def back_to_back_seconds(ctx: Iris, call: Callable[[], object], call_s: float) -> float:
     """Seconds per call of many calls in a row on this rank's GPU, the host's part included. Collective.
 
-    GPUs that are bound by power slow down for as long as it takes their controller to find the clock that they can keep
-    up, 0.15 s on H200, so it is timed behind that.
+    Timing starts once the clock has settled: the controller of a power-bound GPU takes 0.15 s on H200 to find the clock
+    that it can sustain.
 
     Args:
         ctx: this rank's context.
@@ -124,7 +124,7 @@ def _by_events(
     before: Callable[[], object],
     lead_s: float,
 ) -> tuple[list[float], int]:
-    """Seconds of each call, and how many of them the device had begun before the host had launched them whole."""
+    """Seconds of each call, and how many calls the device had begun before the host had launched all of them."""
     late = 0
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(iterations)]
     for begin, end in events:
@@ -143,7 +143,7 @@ def _by_events(
 
 @cache
 def _cycles_per_s(device: torch.device) -> float:
-    """The unit of ``torch.cuda._sleep``: the GPU's clock on NVIDIA, a slower one on AMD."""
+    """How many cycles of ``torch.cuda._sleep`` a second has: of the GPU's clock on NVIDIA, of a slower one on AMD."""
     begin, end, cycles = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True), 100_000
     with torch.cuda.device(device):
         torch.cuda._sleep(cycles)

@@ -1,4 +1,4 @@
-"""The ops, the algorithms of each and what they are: the one table that all ask. Pure: it imports nothing of Iris."""
+"""The ops, their algorithms and the traits of each: the one table for all of Iris. Pure: it imports nothing of Iris."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ REDUCE_SCATTER, ALL_REDUCE = "matmul_reduce_scatter", "matmul_all_reduce"
 
 
 class Traits(NamedTuple):
-    """What an algorithm is, as far as code that is not its own must know.
+    """What other code must know about an algorithm.
 
     Attributes:
         library: its matmul is the library's, unless ``own_matmul`` is set.
-        exchange: it puts a short collective before or behind a whole matmul.
-        words: what it sends travels as words if it is little.
-        accumulates: its matmuls add to a sum, which in 8 bits only Iris's kernel does.
+        exchange: it runs a short collective before or after a whole matmul.
+        words: it sends small amounts as words.
+        accumulates: its matmuls add to a sum; for 8-bit operands only Iris's kernel can do that.
         comm_programs: some programs of its kernels only move data.
-        reads_peers: programs load A from peers, so it must be on the symmetric heap.
+        reads_peers: programs load A from peers, so A must be on the symmetric heap.
         contiguous_rows: copies take whole rows of the output, so these must be contiguous.
         atomic: parts of a sum are added by atomics, in the order in which they arrive.
-        stream_waits: copies wait, on their stream, for a word that the kernel beside them writes. In a graph that runs
-            in a single queue that wait could come first, and the kernel never.
-        async_launch: its kernel waits for copies that peers ask for when their own kernel's launch has returned.
-        beside: it has copies, or a second kernel, run beside a kernel that may fill the device.
+        stream_waits: copies wait, on their stream, for a word that a concurrent kernel writes. In a graph that runs in
+            a single queue the wait could come first; the kernel would then never run.
+        async_launch: its kernel waits for copies that peers issue only after the launch of their own kernel has
+            returned.
+        beside: copies, or a second kernel, run concurrently with a kernel that may fill the device.
     """
 
     library: bool = False
@@ -85,15 +86,15 @@ TRAITS: dict[str, dict[str, Traits]] = {
     },
     LOCAL: {"local": _PLAIN},
 }
-"""By op and algorithm."""
+"""The traits of each algorithm of each op."""
 OPS = tuple(TRAITS)
 """All ops."""
 _NAMED = {name: one for of_op in TRAITS.values() for name, one in of_op.items()}
-"""By name alone, for what is so in every op that has it."""
+"""By name alone, for traits that an algorithm has in every op."""
 LIBRARY = tuple(name for name, one in _NAMED.items() if one.library)
-"""Algorithms that are of the library in any op, and so in every op that has them."""
+"""Algorithms whose matmul is the library's, in every op that has them."""
 EXCHANGING = tuple(name for name, one in _NAMED.items() if one.exchange)
-"""The same, of those with an exchange."""
+"""Algorithms with an exchange, in every op that has them."""
 
 
 def algorithms(op: str) -> tuple[str, ...]:

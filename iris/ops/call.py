@@ -1,4 +1,4 @@
-"""One call of an op, checked and about to run: what all ops over ranks do with it."""
+"""One call of an op, checked and about to run: the part that all ops over ranks share."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _SITES = {op: site for site, op in SITES.items()}
 
 @dataclass(frozen=True)
 class OpCall:
-    """One call. Each op derives from it a class with a method per algorithm, and calls the one that ``config`` names.
+    """One call. Each op has a subclass with a method per algorithm, and calls the method that ``config`` names.
 
     Attributes:
-        ctx, problem: where, and what is computed.
-        output: what this rank's matmul fills.
+        ctx, problem: where the call runs, and what it computes.
+        output: the tensor that this rank's matmul fills.
         a, b, bias, bias_is, scales: this rank's operands, and the kind of the bias.
         config: the options, with the algorithm that runs.
-        trace: what to record into, if anything.
-        workspace: that of the algorithm.
+        trace: where to record what programs do; None: nowhere.
+        workspace: the workspace of the algorithm.
     """
 
     ctx: Iris
@@ -72,14 +72,14 @@ class OpCall:
     def multiply(
         self, product: torch.Tensor, a: torch.Tensor, bias: torch.Tensor | None = None, rows: Rows | None = None
     ) -> None:
-        """``product = a @ b * scales + bias`` by the library's matmul; ``rows``: those of A that ``a`` has, if not
+        """``product = a @ b * scales + bias`` by the library's matmul; ``rows``: the rows of A that ``a`` holds; None:
         all."""
         scales = self.scales if rows is None else self.scales.of(rows)
         plain_matmul(self.workspace, product, a, self.b, bias, scales, self.config, self.trace)
 
     def fill(self, a: torch.Tensor, rows: Rows | None = None) -> None:
-        """``output = a @ b * scales + bias`` by the library's matmul; ``rows``: only these rows of it, which ``a``
-        has."""
+        """``output = a @ b * scales + bias`` by the library's matmul; ``rows``: only these rows, which ``a`` holds;
+        None: all."""
         if rows is None:
             self.multiply(self.output, a, self.bias)
         else:
@@ -90,5 +90,5 @@ class OpCall:
         return Decomposition(self.ctx, self.workspace, self.site)
 
     def blocks(self) -> Blocks:
-        """How this rank's part is cut for an exchange."""
+        """How this rank's part is cut into blocks for an exchange."""
         return exchanged_blocks(self.problem, self.config.algorithm, self.ctx.num_sms, self.workspace.flagged)

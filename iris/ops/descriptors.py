@@ -11,11 +11,11 @@ from iris.ops.row_major import has_aligned_rows
 
 
 class Descriptors(NamedTuple):
-    """Of each matrix a descriptor; None: it is read by pointers, or not at all.
+    """A descriptor of each matrix; None: the kernel reads it by pointers, or not at all.
 
     Attributes:
         own, whole: this rank's part of A, and all of A.
-        b, bt: B, or, where TMA cannot read that, its transpose.
+        b, bt: B, or if TMA cannot read B, its transpose.
         b_strip, bt_strip: the same in blocks as narrow as the strips of a split tile.
     """
 
@@ -35,8 +35,8 @@ def descriptors_of(
     strips: int,
     between: bool,
 ) -> Descriptors:
-    """Of the operands in blocks of ``config``; ``own``, ``whole``: None if the kernel does not read them. ``between``:
-    blocks of columns of all of A, and of B's transpose, begin between 16 bytes."""
+    """Descriptors of the operands in blocks of ``config``; ``own``, ``whole``: None if the kernel does not read them.
+    ``between``: blocks of columns of ``whole`` and of B's transpose do not all begin at multiples of 16 bytes."""
     m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
     own_desc = None if own is None else describe(own, [m, k])
     whole_desc = None
@@ -47,13 +47,13 @@ def descriptors_of(
 
 
 def _of_b(b: torch.Tensor, n: int, k: int, between: bool) -> tuple[Any, Any]:
-    """Of B, and of its transpose where there is none of B."""
+    """A descriptor of B, or, if TMA cannot read B, one of its transpose."""
     desc = describe(b, [k, n])
     return desc, describe(b.T, [n, k]) if desc is None and not between else None
 
 
 def describe(matrix: torch.Tensor, block: list[int]) -> Any:
-    """A descriptor, or None where TMA cannot read the matrix."""
+    """A descriptor, or None if TMA cannot read the matrix."""
     if not has_aligned_rows(matrix):
         return None
     from triton.tools.tensor_descriptor import TensorDescriptor

@@ -1,11 +1,12 @@
 """Calls in the graphs that ``torch.compile`` makes.
 
-A call is one node there, ``torch.ops.iris.<op>``, which makes a new tensor; the graph copies it to ``output``, unless
-``output`` was made in the graph, or is written again. For outputs that peers write, a context has a buffer on the
-symmetric heap, which all its nodes share.
+A call is one node of the graph, ``torch.ops.iris.<op>``, which makes a new tensor. The graph copies that to ``output``,
+unless ``output`` was made in the graph, or is written again. For outputs that peers write, a context has a buffer on
+the symmetric heap, which all its nodes share.
 
-A node that writes ``output`` itself would not do. Some compilers pass it a copy, which no peer sees; and where two such
-nodes write the same input of a graph, TorchInductor (PyTorch 2.11, 2.13) reads what the first wrote after the second.
+A node that writes ``output`` itself would not work. Some compilers pass it a copy, which no peer sees; and if two such
+nodes write the same input of a graph, TorchInductor (PyTorch 2.11, 2.13) reads the first one's result only after the
+second has written.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _FIELDS = tuple(FusedConfig.__dataclass_fields__)
 
 
 class _Buffer:
-    """Memory of ``ctx`` on the symmetric heap for what one node makes at a time. Captured CUDA graphs may hold any that
-    there was, so it is kept when there is a larger one."""
+    """A buffer of ``ctx`` on the symmetric heap, for the result of one node at a time. When a larger one is made, the
+    smaller ones are kept, as captured CUDA graphs may use them."""
 
     def __init__(self, ctx: Iris) -> None:
         self._ctx, self._made = ctx, list[torch.Tensor]()
@@ -50,8 +51,8 @@ class _Buffer:
 
 
 def in_graph(op: Op, untraced: Op) -> Op:
-    """What ``torch.compile`` traces in place of ``op``. ``untraced``: the same, but a graph breaks at it: for calls
-    that no node can make."""
+    """The function that ``torch.compile`` traces in place of ``op``. ``untraced``: the same op, but the graph breaks at
+    it; for calls that no node can make."""
     name, names = op.__name__, list(inspect.signature(op).parameters)
     operands = names[: names.index("bias") + 1]
     gathers, peers_write = "gather_dim" in names, name in PEERS_WRITE
@@ -100,14 +101,14 @@ def in_graph(op: Op, untraced: Op) -> Op:
         others = bias, given.get("scale_a"), given.get("scale_b"), given.get("gather_dim"), _text_of(config)
         made = node(ctx._key, output.shape, output.dtype, a, b, *others)
         result: torch.Tensor = output
-        result[...] = made  # copy_ returns output: of a Function that returns it, PyTorch 2.11 then has no gradients
+        result[...] = made  # not copy_: its result, returned by a Function, has no gradients in PyTorch 2.11
         return result
 
     return traced
 
 
 def _text_of(config: FusedConfig | str | None) -> str:
-    """``config`` as a node has it."""
+    """``config`` as the text that a node takes."""
     if config is None or isinstance(config, str):
         return config or "auto"
     return ",".join([f"{name}={getattr(config, name)!r}" for name in _FIELDS])

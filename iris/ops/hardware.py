@@ -1,7 +1,7 @@
-"""What the hardware can do, from vendors' data sheets and from measurement. Pure data: no GPU is needed to look.
+"""Rates and sizes of hardware, from vendors' data sheets and from measurement. Pure data: no GPU is needed to look.
 
 Rates are per GPU. Compute rates are dense, in FLOP (or integer operations) per second; links are payload or raw
-bytes per second and direction. Hardware that is not here has no entry rather than a guess.
+bytes per second and direction. Other hardware has no entry rather than a guess.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Hardware:
     """One kind of GPU.
 
     Attributes:
-        name: as people write it.
+        name: its usual name.
         num_sms: SMs (compute units).
         peak_flops: dense peak by number format, per second, at boost clock; ``"fp32"`` is without tensor cores on
             NVIDIA, on AMD the matrix cores' rate.
-        memory_bytes_per_s: of the GPU's own memory.
+        memory_bytes_per_s: bandwidth of the GPU's own memory.
         l2_bytes: L2 cache of the whole GPU.
-        link_bytes_per_s: to all peers together, per direction, as the data sheet has it.
-        backend: the one that runs on it.
-        link_peers: peers that share that rate, each over links of its own; 0 behind a switch, which gives any one
+        link_bytes_per_s: bandwidth to all peers together, per direction, by the data sheet.
+        backend: the backend that runs on it.
+        link_peers: the number of peers that share that rate, each with links of its own; 0 if a switch gives any one
             peer all of it.
-        sustained_flops: what a large matmul was measured to keep up on random data, by number format.
-        copy_bytes_per_s, store_bytes_per_s, load_bytes_per_s: payload that was measured in a ring, all ranks at once,
-            by copy engine, by stores to peers from SMs, and by loads; None where nobody has measured.
+        sustained_flops: the rate that a large matmul was measured to sustain on random data, by number format.
+        copy_bytes_per_s, store_bytes_per_s, load_bytes_per_s: payload measured in a ring, all ranks at once: by copy
+            engine, by SMs' stores to peers, and by their loads; None if it was not measured.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Hardware:
     def matmul_flops(self, dtype: torch.dtype) -> float | None:
         """The rate that a local matmul of ``dtype`` can have, per second: measured if known, else the peak."""
         name = number_format(dtype)
-        if name == "tf32" and name not in self.peak_flops:  # which takes float32 as it is
+        if name == "tf32" and name not in self.peak_flops:  # hardware without TF32 multiplies float32 unrounded
             name = "fp32"
         return self.sustained_flops.get(name, self.peak_flops.get(name))
 
@@ -73,8 +73,8 @@ def number_format(dtype: torch.dtype) -> str:
 
 
 def allows_tf32() -> bool:
-    """Whether torch.matmul may round float32 to TF32. Asked of PyTorch's newer switch, which the older one sets, too;
-    the older one refuses to answer once the newer has been set."""
+    """Whether torch.matmul may round float32 to TF32. This reads PyTorch's newer switch, which the older one also sets;
+    the older one cannot be read once the newer has been set."""
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
@@ -121,25 +121,26 @@ _MI355X = Hardware(
 HARDWARE: Mapping[str, Hardware] = MappingProxyType(
     {one.name: one for one in (_H100, _H200, _B200, _MI300X, _MI325X, _MI355X)}
 )
-"""All that is known, by name."""
+"""All known hardware, by name."""
 
 _PATTERNS = {name: re.compile(rf"\b{name.split()[0]}\b") for name in HARDWARE}
 _OTHERS = re.compile(r"\b(PCIe|NVL|MIG)\b")
-"""Words in the name of a variant with other rates than the SXM or OAM module's."""
+"""Words in the names of variants whose rates differ from those of the SXM or OAM module."""
 
 
 def hardware(device_name: str) -> Hardware | None:
-    """What is known of the device that PyTorch calls ``device_name``, e.g. ``NVIDIA H200``; None if nothing."""
+    """The entry of the device that PyTorch calls ``device_name``, e.g. ``NVIDIA H200``; None if there is none."""
     if _OTHERS.search(device_name):
         return None
     return next((HARDWARE[name] for name, pattern in _PATTERNS.items() if pattern.search(device_name)), None)
 
 
 def floor_s(problem: Problem, known: Hardware | None) -> float | None:
-    """The time, in seconds, that no schedule of ``problem`` beats on ``known``; None where a rate is not known.
+    """The time, in seconds, that no schedule of ``problem`` beats on ``known``; None if a rate is not known.
 
-    The largest of the matmul's time at the rate a local matmul has, of what must arrive over the links, and of what
-    must pass the GPU's memory even if L2 still holds as much as it can of the last call.
+    It is the largest of three times: that of the matmul at the rate of a local matmul, that of the bytes that must
+    arrive over the links, and that of the bytes that must pass the GPU's memory, if L2 holds as much as it can of the
+    last call.
     """
     rate = known.matmul_flops(problem.dtype) if known is not None else None
     if known is None or rate is None:

@@ -1,4 +1,4 @@
-"""What an op may be given: checks before anything is launched."""
+"""Checks of an op's operands, before anything is launched."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_operands(
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
 ) -> Scales:
-    """Raise, before anything is launched, if dtypes, devices or dimensions cannot work. Returns the scales."""
+    """Raise if dtypes, devices or dimensions cannot work. Returns the scales."""
     name, tensor = a
     tracer = "torch.jit.trace" if torch.jit.is_tracing() else ""  # type: ignore[attr-defined]
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
@@ -83,7 +83,7 @@ def check_operands(
 
 
 def _check_numbers(ctx: Iris, op: str, argument: str, given: Any, dtype: torch.dtype) -> None:
-    """Raise unless ``given`` is a tensor that may be a bias, or a scale."""
+    """Raise unless ``given`` is a tensor that may be a bias or a scale."""
     if not isinstance(given, torch.Tensor):
         raise DTypeError(op, argument, "a tensor or None", type(given).__name__)
     check_dense(op, argument, given)
@@ -97,7 +97,7 @@ def _check_numbers(ctx: Iris, op: str, argument: str, given: Any, dtype: torch.d
 
 
 def _check_writable(op: str, output: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
-    """Raise unless every element of ``output`` has memory of its own, which may be written here and now."""
+    """Raise unless every element of ``output`` has memory of its own, which may be written now."""
     (rows, cols), (down, across) = output.shape, output.stride()
     common = math.gcd(down, across)
     twice = (rows > 1 and not down) or (cols > 1 and not across)
@@ -116,8 +116,8 @@ def _check_writable(op: str, output: torch.Tensor, inputs: Mapping[str, torch.Te
 
 
 def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors may have memory in common. Ranges of columns of one matrix, or of its transpose, have
-    none."""
+    """Whether two tensors may have memory in common. Disjoint ranges of columns of one matrix, or of its transpose,
+    have none."""
     (first, end), (begin, last) = _range_of(one), _range_of(other)
     if end <= begin or last <= first:
         return False
@@ -139,13 +139,14 @@ def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _range_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses from its first element to behind its last one."""
+    """The addresses of its first element and of the end of its last one."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _check_memory(op: str, argument: str, tensor: torch.Tensor) -> None:
-    """Raise for a tensor that only stands for others, or whose memory was given back: a kernel would read address 0."""
+    """Raise for a tensor without memory, such as a wrapper or one whose memory was freed: a kernel would read address
+    0."""
     if not has_memory(tensor):
         raise ArgumentError(
             op, argument, "a tensor that has memory", f"a {type(tensor).__name__} without",
@@ -163,7 +164,7 @@ def _check_bits(op: str, argument: str, tensor: torch.Tensor) -> None:
 
 
 def check_no_gradient(op: str, argument: str, tensor: torch.Tensor) -> None:
-    """Raise ArgumentError for a tensor of which gradients or tangents are recorded."""
+    """Raise ArgumentError for a tensor whose gradients or tangents are recorded."""
     if tensor.requires_grad and torch.is_grad_enabled():
         remedy = "Iris records no gradients: call the op under torch.no_grad() or torch.inference_mode()."
         if argument == "output" and not tensor.is_leaf:
@@ -183,8 +184,8 @@ def check_shape(op: str, argument: str, tensor: torch.Tensor, expected: tuple[in
 
 
 def check_rows_of_b(op: str, b: torch.Tensor, rows: int, cols: int, a: str = "A") -> None:
-    """Raise ShapeError unless B has as many rows as ``a`` has columns; ``cols``: how many columns ``output`` has for
-    it."""
+    """Raise ShapeError unless B has ``rows`` rows, as many as ``a`` has columns; ``cols``: how many columns B should
+    have, for the error."""
     if b.shape[0] != rows:
         expected = f"{(rows, cols)}" if tuple(b.shape) == (cols, rows) else f"{rows} rows"
         fix = "B is [K, N]: pass the weight of a torch.nn.Linear as weight.t()." if b.shape[1] == rows else ""
@@ -198,7 +199,7 @@ def check_symmetric(ctx: Iris, op: str, argument: str, tensor: torch.Tensor, fix
 
 
 def has_contiguous_rows(matrix: torch.Tensor) -> bool:
-    """Whether the rows of ``matrix`` are contiguous, as the copy engine needs them."""
+    """Whether the rows of ``matrix`` are contiguous, as the copy engine requires."""
     return matrix.shape[1] == 1 or matrix.stride(1) == 1
 
 
@@ -223,17 +224,17 @@ def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:
 
 
 class Place(NamedTuple):
-    """Where an operand lies in the heap, in bytes, and its strides."""
+    """An operand's offset in the heap, in bytes, and its strides."""
 
     argument: str
     heap_offset: int
     strides: str
 
     def __repr__(self) -> str:
-        """As :mod:`iris.mismatch` tells ranks' calls apart: of what differs, each says whose it is."""
+        """Text whose two parts each name the operand: :mod:`iris.mismatch` shows only the parts that differ."""
         return f"{self.argument} at heap offset {self.heap_offset}, {self.argument} with strides {self.strides}"
 
 
 def place_of(ctx: Iris, argument: str, tensor: torch.Tensor) -> Place:
-    """What must be the same on all ranks of an operand that peers touch."""
+    """What must be the same on all ranks for an operand that peers touch."""
     return Place(argument, ctx.heap_offset(tensor), "x".join(map(str, tensor.stride())))

@@ -1,8 +1,8 @@
-"""A matrix whose rows are contiguous, where the matmul kernel or the copy engine is to read it.
+"""Copies of matrices with contiguous rows, for the matmul kernel or the copy engine to read.
 
-Transposing takes a small part of the matmul behind it if it is done tile by tile: on H200, 2026-11-21, 0.022 ms for
-4096×4096 in bf16, where the copy that ``Tensor.contiguous`` makes takes 0.119, and a matmul kernel that loads tiles of
-a transposed A by pointers takes three times as long as one that loads rows by TMA.
+A transposition tile by tile takes a small part of the time of the matmul after it: on H200, 2026-11-21, 0.022 ms for
+4096×4096 in bf16. The copy that ``Tensor.contiguous`` makes takes 0.119 ms, and a matmul kernel that loads tiles of a
+transposed A by pointers takes three times as long as one that loads rows by TMA.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from iris.ops.workspace import FusedWorkspace
 
 _BLOCK, _PROGRAMS_PER_SM = 64, 4
 _ALIGNMENT = 16
-"""Bytes at whose multiples rows begin, as TMA wants them."""
+"""Rows begin at multiples of this many bytes, as TMA requires."""
 
 
 @triton.jit
 def copy_kernel(source, target, rows, cols, BLOCK: tl.constexpr):
-    """``target``'s elements from ``source``'s, square by square."""
+    """Copy ``source`` into ``target``, square by square."""
     across = tl.cdiv(cols, BLOCK)
     for block in range(tl.program_id(0), tl.cdiv(rows, BLOCK) * across, tl.num_programs(0)):
         r, c, row_mask, col_mask = block_at(block, 0, rows, cols, BLOCK, BLOCK)
@@ -34,7 +34,7 @@ def copy_kernel(source, target, rows, cols, BLOCK: tl.constexpr):
 def row_major(workspace: FusedWorkspace, matrix: torch.Tensor) -> torch.Tensor:
     """``matrix``, or, if its rows are not contiguous or overlap, a copy in memory that ``workspace`` keeps.
 
-    Sync: on the current stream. The next such copy in the same workspace may take the same memory.
+    Sync: on the current stream. The next copy in the same workspace may reuse the memory.
     """
     rows, cols = matrix.shape
     if has_contiguous_rows(matrix) and (matrix.stride(0) >= cols or rows == 1):
@@ -52,11 +52,11 @@ def has_aligned_rows(matrix: torch.Tensor) -> bool:
 
 
 def aligned(workspace: FusedWorkspace, matrix: torch.Tensor, nbytes: int) -> torch.Tensor:
-    """As :func:`row_major`, and its rows begin at multiples of ``nbytes``, 16 at most, and elements of so many may be
-    read in their place."""
+    """As :func:`row_major`, but rows also begin at multiples of ``nbytes``, 16 at most, so that the matrix can be
+    viewed as elements of ``nbytes`` each."""
     matrix = row_major(workspace, matrix)
     item = matrix.element_size()
-    # PyTorch views such elements only where they begin so in the storage, too, which may itself lie at any address.
+    # For such a view PyTorch wants aligned offsets in the storage, too; the storage may begin at any address.
     begins = (matrix.data_ptr(), matrix.storage_offset() * item, matrix.stride(0) * item)
     if all(begin % nbytes == 0 for begin in begins) and matrix.stride(1) == 1:
         return matrix

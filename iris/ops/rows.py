@@ -1,4 +1,4 @@
-"""Rows of a matrix, and the chunks that they travel in. Pure: the model cuts as the ops do."""
+"""Rows of a matrix, and the chunks that they travel in. Pure, as the model cuts them in the same way as the ops."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 MAX_CHUNKS = 64
-"""Chunks that one rank's part may travel in; each has a flag."""
+"""The most chunks that one rank's part travels in; each has a flag."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Rows:
 
 
 def columns_in_vectors(rows: int, *matrices: torch.Tensor) -> bool:
-    """Whether a kernel that works with any number of rows is to know that ``rows`` is a multiple of 16: the columns of
-    one of ``matrices`` are contiguous, and the width of what it loads and stores there depends on that."""
+    """Whether a kernel for any number of rows should know that ``rows`` is a multiple of 16: yes, if the columns of one
+    of ``matrices`` are contiguous, as the kernel can then load and store wide vectors there."""
     return rows % 16 == 0 and any(one.stride(0) == 1 for one in matrices)
 
 
 def chunks_of(rows: int, wanted: int, block: int, growth: float = 1.0) -> list[Rows]:
     """``rows`` in at most ``wanted`` chunks: each is ``growth`` times as long as the one before, rounded up to whole
-    blocks, and the last has what is left."""
+    blocks; the last has the rest."""
     *lengths, last = (growth**chunk for chunk in range(min(wanted, MAX_CHUNKS)))
     per_length = -(-rows // block) / sum(lengths, last)
     chunks, first = [], 0
@@ -43,16 +43,16 @@ def chunks_of(rows: int, wanted: int, block: int, growth: float = 1.0) -> list[R
 
 
 def evenly(count: int, wanted: int) -> tuple[int, int]:
-    """In how many chunks, at most ``wanted``, so many tiles, or rows of tiles, are cut, all of one length but the last;
-    and that length."""
+    """The number of chunks, at most ``wanted``, into which ``count`` tiles, or rows of tiles, are cut, and their
+    length, which all but the last have."""
     length = -(-count // min(wanted, count))
     return -(-count // length), length
 
 
 def owner_groups(rank: int, world_size: int, size: int) -> list[list[int]]:
-    """All ranks in groups of ``size`` neighbours, in the order in which ``rank`` computes what they own: the next group
-    first, the own one last, and itself at its end. Others begin with the rank that has the same place in its group, so
-    that no two of one group send to the same rank at the same time."""
+    """All ranks in groups of ``size`` neighbours, in the order in which ``rank`` computes their parts: the next group
+    first, its own group last, and itself at the very end. Every other group begins with the rank that has the same
+    place in its group as ``rank`` has, so that no two ranks of one group send to the same rank at the same time."""
     groups, mine, place = -(-world_size // size), rank // size, rank % size
     ordered = []
     for step in range(1, groups + 1):
@@ -64,7 +64,7 @@ def owner_groups(rank: int, world_size: int, size: int) -> list[list[int]]:
 
 
 def arriving_groups(rank: int, world_size: int, size: int) -> list[list[int]]:
-    """The other ranks in the order in which their parts come to ``rank``, in groups of ``size`` neighbours at most."""
+    """The other ranks in the order in which their parts reach ``rank``, in groups of at most ``size`` neighbours."""
     groups = []
     for ranks in (range(rank + 1, world_size), range(rank)):
         groups += [list(ranks[first : first + size]) for first in range(0, len(ranks), size)]
@@ -72,21 +72,23 @@ def arriving_groups(rank: int, world_size: int, size: int) -> list[list[int]]:
 
 
 def owned_from(chunk: Rows, owner: int, rows_per_rank: int, world_size: int, *, everywhere: bool) -> int:
-    """The first of all rows that rank ``owner`` has of a ``chunk`` of each rank's. Where sums go ``everywhere``, a
-    rank's chunk stands below that of the rank before, so that several can be computed at once."""
+    """The first row that rank ``owner`` owns in ``chunk``, of the chunks into which each rank's rows are cut. If sums
+    go ``everywhere``, the rows of a chunk that belong to successive ranks are adjacent, so that those of several ranks
+    can be computed at once."""
     return world_size * chunk.first + owner * chunk.count if everywhere else owner * rows_per_rank + chunk.first
 
 
 def summing_step(matmuls: int, *, everywhere: bool) -> int:
-    """Behind which of a chunk's ``matmuls`` the chunk before is summed: behind the last, as the copies of the chunk's
-    parts run beside that; behind the first, if the sums have to go on ``everywhere``, for which early is better."""
+    """After which of a chunk's ``matmuls`` the previous chunk is summed: after the last, so that the copies of this
+    chunk's parts run meanwhile; or after the first, if the sums go on ``everywhere``, which should begin early."""
     return 1 if everywhere else matmuls
 
 
 def abreast(chunks: int, tiles: int, workers: int, columns: int, rounds: int, group_size_m: int) -> int:
-    """How many of ``chunks`` chunks of rows are carried side by side to ``workers`` that multiply: all, if they begin
-    with all ``tiles`` at once; else about half of the rows of tiles that they begin with, ``columns`` in each, shared
-    out to ``rounds``, so that all of these get columns before long, and the first do not wait for the last."""
+    """How many of ``chunks`` chunks of rows are carried at the same time to ``workers`` that multiply. All, if the
+    workers begin with all ``tiles`` at once. Else about half as many as there are rows of tiles that the workers begin
+    with: then all of these rows get columns of A before long, and the first ones do not wait for the last. A row of
+    tiles has ``columns`` tiles, dealt out over ``rounds`` rounds."""
     if tiles <= workers:
         return chunks
     return min(chunks, max(1, -(-workers // (group_size_m * -(-columns // rounds))) * group_size_m // 2))

@@ -1,4 +1,4 @@
-"""Products of fp8 by PyTorch's library, which takes some of them, as ``torch._scaled_mm``."""
+"""Products of fp8 matrices by the library, as far as ``torch._scaled_mm`` takes them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from iris.ops.scales import BLOCK, Scales
 from iris.ops.workspace import FusedWorkspace
 
 _NBYTES = 16
-"""Its operands and scales of blocks begin at multiples of so many bytes."""
+"""The library's operands, and scales of blocks, begin at multiples of this many bytes."""
 _ELEMENTS = 16
-"""All sizes of operands but the number of rows are multiples of so many."""
+"""All sizes of operands except the number of rows are multiples of this."""
 _ALIGNED_SCALES = 4
-"""Scales of blocks: of a column, and of a row of blocks."""
+"""The numbers of scales of blocks in a column of A's, and in a column of B's, are multiples of this."""
 
 
 def library_takes(
     output: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales
 ) -> bool:
-    """Whether the library multiplies these: fp8 with scales of blocks, or at most one for each matrix, as for each row
-    and column it has slower kernels; B transposed, and all of them aligned."""
+    """Whether the library multiplies these: fp8 with scales of blocks, or with at most one scale for each matrix (its
+    kernels for scales of rows and columns are slower); B must be transposed, and all must be aligned."""
     if a.dtype != torch.float8_e4m3fn or torch.version.hip is not None:
         return False
     if not all(has_aligned_rows(one) and one.shape[1] % _ELEMENTS == 0 for one in (output, a, b.t())):
@@ -31,7 +31,7 @@ def library_takes(
         return False
     if bias is not None and (bias.dim() != 1 or output.dtype == torch.float32 or bias.data_ptr() % _NBYTES):
         return False
-    return output.device.type != "cpu" or output.is_contiguous()  # PyTorch 2.13 fills it as if it were
+    return output.device.type != "cpu" or output.is_contiguous()  # on CPUs PyTorch 2.13 ignores output's strides
 
 
 def scaled_mm(
@@ -42,8 +42,8 @@ def scaled_mm(
     bias: torch.Tensor | None,
     scales: Scales,
 ) -> None:
-    """``output = a @ b * scales + bias``. Sums are kept as Iris's kernel keeps them: for an output of 16 bits as tensor
-    cores do, else, and where blocks have scales, added up in float32."""
+    """``output = a @ b * scales + bias``. Sums are as precise as in Iris's kernel: for a 16-bit output tensor cores
+    accumulate them; for a float32 output, and with scales of blocks, they are accumulated in float32."""
     if scales.of_blocks:
         _scaled_by_block(workspace, output, a, b, scales)
         return
@@ -53,7 +53,8 @@ def scaled_mm(
 
 
 def _takes_blocks(output: torch.Tensor, a: torch.Tensor, scales: Scales) -> bool:
-    """Whether it takes them as it did on H200: cuBLAS has kernels for Hopper, from CUDA 12.9 on."""
+    """Whether the library takes these scales of blocks; cuBLAS has kernels for Hopper, from CUDA 12.9 on. The
+    conditions are those found on H200."""
     if output.device.type == "cpu" or torch.cuda.get_device_capability(output.device)[0] != 9 or scales.b is None:
         return False
     if tuple(map(int, (torch.version.cuda or "0").split("."))) < (12, 9) or scales.b.data_ptr() % _NBYTES:
@@ -71,7 +72,7 @@ def _scaled_by_block(
     scale_a, scale_b = scales.a, scales.b
     assert scale_a is not None and scale_b is not None
     rows, deep = scale_a.shape
-    if scale_a.stride() != (1, rows) or scale_a.data_ptr() % _NBYTES:  # as the library takes them
+    if scale_a.stride() != (1, rows) or scale_a.data_ptr() % _NBYTES:  # else they have the library's layout
         scale_a = workspace.scratch_matrix("scales by columns", deep, rows, torch.float32).t().copy_(scale_a)
     of_rows, of_squares = ScalingType.BlockWise1x128.value, ScalingType.BlockWise128x128.value
     torch._scaled_mm_v2(a, b, [scale_a], [of_rows], [], [scale_b], [of_squares], [], None, output.dtype, out=output)

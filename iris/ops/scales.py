@@ -1,4 +1,4 @@
-"""What makes of products of 8-bit matrices the numbers that they stand for."""
+"""Scales: the factors that turn products of 8-bit matrices into the numbers that these stand for."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from iris.ops.rows import Rows
 
 BLOCK: int = tile.SCALE_BLOCK.value
 _TILE_OF_BLOCKS = FusedConfig("local", block_size_m=64, block_size_n=128, block_size_k=BLOCK, num_warps=4, num_stages=4)
-"""The fastest of eight with more than 64 rows; larger ones take 1.2 to 2.4 times as long (H200, 2026-11-27)."""
+"""The fastest of eight tiles, with more than 64 rows; larger tiles take 1.2 to 2.4 times as long (H200, 2026-11-27)."""
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Of one rank's matmul, in float32: ``a``, one for all of A, or one for each row; ``b``, one for all of B, or one
-    for each column; both in one dimension. None: 1. Or, in two dimensions each, those of blocks: ``a``, [M, K / 128],
-    and ``b``, [K / 128, N / 128], rounded up, of any strides."""
+    """The scales of one rank's matmul, in float32. ``a``: one for all of A, or one for each row; ``b``: one for all of
+    B, or one for each column; both are one-dimensional, and None means 1. Scales of blocks are two-dimensional, of any
+    strides: ``a`` is [M, K / 128] and ``b`` [K / 128, N / 128], rounded up."""
 
     a: torch.Tensor | None = None
     b: torch.Tensor | None = None
@@ -30,14 +30,14 @@ class Scales:
         return self.a is not None and self.a.dim() == 2
 
     def of(self, rows: Rows) -> Scales:
-        """Those of some rows of A."""
+        """The scales for some rows of A."""
         if self.a is None or (self.a.numel() == 1 and not self.of_blocks):
             return self
         return Scales(rows.of(self.a), self.b)
 
     def fitting(self, config: FusedConfig, *, picked: bool) -> FusedConfig:
-        """``config`` with blocks of K that have one scale each; if it was ``picked`` for an NVIDIA GPU, with a tile so
-        small that its product and its sum have room in registers."""
+        """``config`` for scales of blocks, if these are such: with blocks of K that have one scale each, and if it was
+        ``picked`` for an NVIDIA GPU, with a tile so small that its product and its sum both fit into registers."""
         if not self.of_blocks:
             return config
         if picked and config.tile_elements > _TILE_OF_BLOCKS.tile_elements:
@@ -46,7 +46,7 @@ class Scales:
 
     @property
     def for_kernel(self) -> tile.ScalePointers:
-        """As the matmul kernel takes them."""
+        """The scales in the form that the matmul kernel takes."""
         if self.of_blocks and self.a is not None and self.b is not None:
             (down, across), (along, beside) = self.a.stride(), self.b.stride()
             return tile.ScalePointers(None, 0, None, 0, self.a, down, across, self.b, along, beside)
@@ -57,7 +57,7 @@ NO_SCALES = Scales()
 
 
 def shapes_of_blocks(m: int, n: int, k: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The shapes of ``a`` and ``b`` of blocks for a product [m, k] @ [k, n]."""
+    """The shapes of the scales of blocks, ``a`` and ``b``, for a product [m, k] @ [k, n]."""
     deep, across = -(-k // BLOCK), -(-n // BLOCK)
     return (m, deep), (deep, across)
 
@@ -65,12 +65,12 @@ def shapes_of_blocks(m: int, n: int, k: int) -> tuple[tuple[int, int], tuple[int
 def scales_of(
     op: str, a: tuple[str, torch.Tensor], b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None
 ) -> Scales:
-    """Those of a product of ``a``, with its name, and ``b``, which has all rows of B.
+    """The scales of a product of ``a``, given with its name, and ``b``, which has all rows of B.
 
     Raises:
-        ShapeError: one is neither one number, nor one for each row, or column, nor one for each block; or blocks of one
-            matrix have scales, and those of the other do not.
-        DTypeError: blocks have scales, and the matrices are not fp8.
+        ShapeError: a scale is neither one number, nor one for each row or column, nor one for each block; or the blocks
+            of one matrix have scales, but those of the other do not.
+        DTypeError: blocks have scales, but the matrices are not fp8.
     """
     (name, matrix), (k, n) = a, b.shape
     m = matrix.shape[0]
@@ -97,19 +97,19 @@ def scales_of(
 def _numbers_of(
     op: str, argument: str, scale: torch.Tensor, shape: tuple[int, int], one: str, of_blocks: tuple[int, int] | None
 ) -> torch.Tensor:
-    """``scale`` in one dimension; ``of_blocks``: the shape that it has where blocks have scales, if they may."""
+    """``scale`` in one dimension; ``of_blocks``: the shape of scales of blocks; None: blocks may have none."""
     if scale.numel() != 1 and tuple(scale.shape) not in ((max(shape),), shape):
         expected = f"one number, or one for each {one}: [{max(shape)}] or {list(shape)}"
         if of_blocks is not None:
             expected += f", or block: {list(of_blocks)}"
         raise ShapeError(op, argument, expected, tuple(scale.shape), _turned(argument, scale, shape, of_blocks))
-    if tuple(scale.shape) != of_blocks:  # of blocks as long as the matrix is wide, which may have any strides
+    if tuple(scale.shape) != of_blocks:  # a single row or column of blocks: scales of blocks may have any strides
         check_contiguous(op, argument, scale)
     return scale.view(-1)
 
 
 def _turned(argument: str, scale: torch.Tensor | None, *shapes: tuple[int, int] | None) -> str:
-    """What to do where the transpose of ``scale`` has one of the ``shapes``."""
+    """What to do, if the transpose of ``scale`` has one of the ``shapes``; else empty text."""
     return f"Pass {argument}.t()." if scale is not None and tuple(scale.shape)[::-1] in shapes else ""
 
 

@@ -1,4 +1,4 @@
-"""The hardware under a context, as configs are picked for it."""
+"""The hardware that a context runs on, for picking configs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _capability = cache(torch.cuda.get_device_capability)
 
 @cache
 def _shared_nbytes(device: torch.device) -> int | None:
-    """Shared memory that a program may have, if PyTorch knows. On AMD it does not say (2.13)."""
+    """Bytes of shared memory that a program may have; None if PyTorch does not say, as on AMD (2.13)."""
     properties = torch.cuda.get_device_properties(device)
     if getattr(properties, "gcnArchName", "").startswith("gfx950"):
         return MI350_SHARED_NBYTES
@@ -24,7 +24,7 @@ def _shared_nbytes(device: torch.device) -> int | None:
 
 
 def target_of(ctx: Iris, excluded: tuple[str, ...] = ()) -> Target:
-    """The hardware under ``ctx``, as configs are picked for; ``excluded``: algorithms that cannot run."""
+    """The hardware that ``ctx`` runs on, for picking configs; ``excluded``: algorithms that cannot run."""
     if ctx.backend_name == "sim":
         return Target("sim", ctx.num_sms, excluded=excluded, hardware=SIMULATED)
     tma = ctx.backend_name == "cuda" and _capability(ctx.device) >= (9, 0)
@@ -32,5 +32,5 @@ def target_of(ctx: Iris, excluded: tuple[str, ...] = ()) -> Target:
 
 
 def multiplies_fp8(ctx: Iris) -> bool:
-    """Whether the GPU under ``ctx`` does; Triton knows no way around it on NVIDIA's older ones."""
+    """Whether the GPU of ``ctx`` can multiply fp8; Triton does not emulate it on older NVIDIA GPUs."""
     return ctx.backend_name != "cuda" or _capability(ctx.device) >= (8, 9)
