@@ -1,4 +1,4 @@
-"""Names that the context has in AMD's Iris, for programs that were written for it (docs/porting.md)."""
+"""Names of the context's attributes in AMD's Iris, for programs that were written for that (docs/porting.md)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Aliases(ABC):
-    """The part of the context that has second names for what it has anyway."""
+    """The part of the context that gives other attributes a second name."""
 
     rank: int
     world_size: int

@@ -1,4 +1,4 @@
-"""What commands print: tables, drawn by rich where it is installed, and errors."""
+"""Output of commands: tables, drawn by rich if it is installed, and errors."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 USAGE = 2
-"""Exit status after an argument that cannot work: as argparse has it."""
+"""Exit status after an invalid argument, as of argparse."""
 STOPPED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+"""Exit status after Ctrl-C, as of shells."""
 UNREAD = 141
-"""Exit status where nobody reads on, such as behind ``| head``: as shells have it of SIGPIPE."""
+"""Exit status if the reader of the output has gone, as after ``| head``: that of shells for SIGPIPE."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says what is wrong with a command line, and where to read on, but not all of its usage."""
+    """A parser whose errors say what is wrong and name ``--help``, without printing the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: error: {message}\n`{self.prog} --help` says what it takes\n")
 
 
 def exit_status(program: str, run: Callable[[], int]) -> int:
-    """What ``run()`` returns. Without a traceback: ``USAGE`` if it raises an ArgumentError, 1 if another Iris error, or
-    if what it prints cannot be written, and ``STOPPED`` after Ctrl-C, which is said; ``UNREAD`` if the reader of what
-    it prints has gone. Characters that standard output has no code for are printed as question marks."""
+    """The result of ``run()``, or, without a traceback: ``USAGE`` if it raises an ArgumentError; 1 if it raises another
+    Iris error or its output cannot be written; ``STOPPED``, with a message, after Ctrl-C; and ``UNREAD`` if the reader
+    of its output has gone. Characters that standard output cannot encode are printed as question marks."""
     try:
         try:
             if isinstance(sys.stdout, io.TextIOWrapper):
@@ -65,8 +65,8 @@ def exit_status(program: str, run: Callable[[], int]) -> int:
 
 
 def error_line(program: str, error: IrisError) -> str:
-    """What ``program`` prints of ``error``: of an ArgumentError as argparse has it, without an op that is the program
-    itself; of others with their class, which tells what happened."""
+    """The line that ``program`` prints for ``error``: an ArgumentError in the form of argparse, without its op if that
+    is the program itself; other errors with their class, which says what happened."""
     if not isinstance(error, ArgumentError):
         return f"{program}: {type(error).__name__}: {error}"
     itself = program.partition(",")[0].split()[-1] == error.op
@@ -74,7 +74,7 @@ def error_line(program: str, error: IrisError) -> str:
 
 
 def _drop_what_is_left(*streams: TextIO) -> None:
-    """What the interpreter would write there when it ends."""
+    """Send to /dev/null what the interpreter would still write to ``streams`` when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         os.dup2(nowhere, stream.fileno())
@@ -93,20 +93,20 @@ def counted(number: int, thing: str) -> str:
 
 
 def _plain() -> bool:
-    """Whether what looks like a terminal gets plain text: where NO_COLOR is set, and on ranks that a launcher started,
-    unless FORCE_COLOR is. Open MPI gives each rank a terminal, whatever becomes of what they print."""
+    """Whether even a terminal gets plain text: if NO_COLOR is set; and on ranks that a launcher started, unless
+    FORCE_COLOR is set. Open MPI gives each rank a terminal, wherever the output goes in the end."""
     if os.environ.get("NO_COLOR"):
         return True
     try:
         who = identity()
-    except LaunchError:  # which it is not for the console to say
+    except LaunchError:  # others report it
         return True
     return who is not None and who.source != "iris.launch" and not os.environ.get("FORCE_COLOR")
 
 
 def console(file: TextIO) -> Console:
-    """rich's console, but where nobody reads on it raises what the stream does, for :func:`exit_status` to see. No
-    file is a terminal to it where text is to be plain.
+    """A console of rich that raises the stream's error if the reader has gone, for :func:`exit_status` to handle. If
+    text is to be plain, it takes no file for a terminal.
 
     Raises:
         ImportError: rich is not installed.
@@ -115,7 +115,7 @@ def console(file: TextIO) -> Console:
 
     class Raising(Console):
         def on_broken_pipe(self) -> NoReturn:
-            raise  # what rich has caught
+            raise  # the error that rich has caught
 
     return Raising(file=file, force_terminal=False if _plain() else None)
 
@@ -131,17 +131,17 @@ def print_table(
     styles: Mapping[str, str] | None = None,
     file: TextIO | None = None,
 ) -> None:
-    """Print a table: with rich where it is installed, else as aligned text.
+    """Print a table: with rich if it is installed, else as aligned text.
 
     Args:
-        headings: of the columns; if all are empty, none are shown.
-        rows: as many cells each.
+        headings: one for each column; if all are empty, none are shown.
+        rows: the cells of each row, one for each column.
         title: a line above the table.
         right: numbers of the columns that are aligned to the right.
-        whole: a cell is never cut in two, however narrow the terminal; where there is no terminal none is anyway.
-        used: columns without a word in any row are left out.
+        whole: never break a cell over lines, however narrow the terminal; without a terminal none is broken anyway.
+        used: leave out columns that are empty in all rows.
         styles: rich's styles of first cells, by their text.
-        file: standard output if None.
+        file: where to print; None: standard output.
     """
     out = sys.stdout if file is None else file
     if used:

@@ -52,7 +52,7 @@ class _Case:
         self.operands.call(trace=trace)
 
     def algorithm(self, *, traced: bool) -> str:
-        """What "auto" comes to; for a call with a trace it takes none that is made of torch's matmul."""
+        """The algorithm that "auto" takes; for a call with a trace never one that uses torch's matmul."""
         return resolve(self.ctx, self.operands.problem, None, None, traced).algorithm
 
     def accuracy(self) -> Accuracy:
@@ -65,7 +65,7 @@ _case: _Case | None = None
 
 def _start(heap_size: int) -> str:
     global _ctx
-    # Ctrl-C goes to all processes of a terminal; the first one ends the ranks.
+    # A terminal sends Ctrl-C to all its processes; the one that started the ranks ends them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _ctx = iris(heap_size)
     return _ctx.backend_name
@@ -97,13 +97,13 @@ def _time() -> float:
 
 
 def _algorithms() -> tuple[str, str]:
-    """The one that is timed, and the one that is traced."""
+    """The algorithm of the timed calls, and that of the traced call."""
     assert _case is not None
     return _case.algorithm(traced=False), _case.algorithm(traced=True)
 
 
 def _trace() -> tuple[float, float, list[Event]]:
-    """Seconds of waiting in a traced call, seconds of that call, and all that it recorded."""
+    """Seconds of waiting in a traced call, seconds of that call, and all events of it."""
     assert _ctx is not None and _case is not None
     trace = Trace()
     _case.call(trace)
@@ -191,7 +191,7 @@ def _run(num_ranks: int, shape: tuple[int, ...], options: argparse.Namespace, ba
 
 
 def _picture(events: list[Event], path: Path, title: str) -> str:
-    """Draw ``events``; what to say of the picture."""
+    """Draw ``events``; returns a line about the picture, or why there is none."""
     try:
         return f"picture of who computed and waited when: {draw(events, path, title)}"
     except BackendError as error:

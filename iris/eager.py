@@ -1,4 +1,4 @@
-"""Calls under ``torch.compile``: they are not traced. A compiled graph breaks at them, or has something else there."""
+"""Calls under ``torch.compile``: they are not traced. A graph breaks at them, or calls another function instead."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ T = TypeVar("T")
 _compiled_by: Callable[[], object] = getattr(
     getattr(torch._C._dynamo, "eval_frame", None), "get_eval_frame_callback", lambda: "unknown"
 )
-"""What compiles the frames that run from here on; None outside of compiled code."""
+"""Returns the compiler of the frames that are called now; None outside of compiled code."""
 _traced = torch.compiler.is_dynamo_compiling
-"""Asked first, as the compiler knows it: of the other it would warn, and compile anew for each kind of compiler."""
+"""Asked first, as the compiler knows this function: it would warn about the other, and recompile for each compiler."""
 _REASON = "Iris's calls are not traced: a graph breaks at them, so leave out fullgraph=True"
 
 
 def eager(function: Callable[P, T], in_graph: Callable[P, T] | None = None) -> Callable[P, T]:
-    """``function``, never traced by ``torch.compile``; if ``in_graph`` is given, that is, in its place. PyTorch's own
-    decorator for that imports the compiler, which takes longer than to import all of Iris, and it takes microseconds in
-    every call. So it is applied only inside of compiled code."""
+    """``function``, never traced by ``torch.compile``; ``in_graph``, if given, is traced in its place. PyTorch's own
+    decorator for this imports the compiler, which takes longer than the import of all of Iris, and costs microseconds
+    in every call. So it is applied only inside compiled code."""
     disabled: list[Callable[P, T]] = []
 
     @wraps(function)

@@ -1,4 +1,4 @@
-"""Files that commands read and write; what the file system refuses is an :class:`ArgumentError`."""
+"""Files that commands read and write; errors of the file system become an :class:`ArgumentError`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_NAME_LENGTH = 160
 
 
 def name_of(words: str) -> str:
-    """A name for a file: the words with hyphens."""
+    """A file name made of ``words``, joined by hyphens."""
     return re.sub(r"[^a-z0-9_.]+", "-", words.lower()).strip("-.")[:_MAX_NAME_LENGTH]
 
 
@@ -32,18 +32,18 @@ def argument_errors(program: str, argument: str, expected: str, path: Path) -> I
 
 
 def no_json(error: Exception) -> str:
-    """What there is in a file instead of JSON."""
+    """Text for an error about a file that is not JSON: where and why."""
     if isinstance(error, json.JSONDecodeError):
         return f"no JSON (line {error.lineno}, column {error.colno}: {error.msg})"
     return f"no JSON ({error})"
 
 
 def write(program: str, argument: str, file: Path, text: str) -> None:
-    """Put ``text`` into ``file`` whole, or leave the file as it was. A link stays one: what it points to is replaced,
-    and keeps its mode. A pipe or device is written to as it is.
+    """Write all of ``text`` to ``file``, or leave the file as it was. A link stays a link: its target is replaced, and
+    keeps its mode. A pipe or device is written directly.
 
     Raises:
-        ArgumentError: nothing can be written there; names ``argument`` and the file.
+        ArgumentError: nothing can be written there; the text names ``argument`` and the file.
     """
     with _write_errors(program, argument, file):
         if _is_no_file(file):
@@ -53,25 +53,25 @@ def write(program: str, argument: str, file: Path, text: str) -> None:
 
 
 def _is_no_file(file: Path) -> bool:
-    """Whether something else is there: a pipe, a device, a folder."""
+    """Whether ``file`` exists but is no regular file: a pipe, a device, a folder."""
     return file.exists() and not file.is_file()
 
 
 def replace(file: Path, text: str) -> None:
-    """As :func:`write`, but raises what the file system does: OSError."""
+    """As :func:`write`, but raises the file system's OSError; for regular files only."""
     target = Path(os.path.realpath(file))
     with _beside(target, _encoded(text)) as unfinished:
         unfinished.replace(target)
 
 
 def require_writable(program: str, argument: str, file: Path) -> None:
-    """Refuse early what :func:`write` would refuse late; a folder that is yet to be made is not looked at.
+    """Raise early if :func:`write` would fail later; a folder that does not exist yet is not checked.
 
     Raises:
-        ArgumentError: nothing can be written there; names ``argument`` and the file.
+        ArgumentError: nothing can be written there; the text names ``argument`` and the file.
     """
     with _write_errors(program, argument, file):
-        if _is_no_file(file):  # a pipe has no folder; what a folder says, it says later
+        if _is_no_file(file):  # a pipe needs no folder; writing to a folder fails later
             return
         target = Path(os.path.realpath(file))
         if target.parent.exists():
@@ -83,7 +83,7 @@ def require_own(program: str, argument: str, file: Path, own: Callable[[dict[str
     """Refuse to replace a file that ``program`` has not written.
 
     Args:
-        own: whether an object of JSON is what the program writes.
+        own: returns whether the program has written a JSON object.
 
     Raises:
         ArgumentError: there is something else in ``file``.
@@ -100,11 +100,11 @@ def require_own(program: str, argument: str, file: Path, own: Callable[[dict[str
 
 
 def write_all(program: str, argument: str, texts: Mapping[Path, str]) -> None:
-    """Put texts into files. None is replaced before all texts are written, so that one that cannot be written
-    leaves all as they were.
+    """Write texts to files. All texts are written to temporary files before any file is replaced, so that one that
+    cannot be written leaves all files as they were.
 
     Raises:
-        ArgumentError: a file cannot be written; names ``argument`` and the file.
+        ArgumentError: a file cannot be written; the text names ``argument`` and the file.
     """
     with ExitStack() as prepared:
         ready = []
@@ -127,12 +127,12 @@ def _encoded(text: str) -> bytes:
 
 @contextmanager
 def _beside(file: Path, content: bytes) -> Iterator[Path]:
-    """A file with this content that can take the place of ``file``; what is left of it goes in the end."""
+    """A temporary file with this content, to replace ``file``; deleted at the end if it is still there."""
     unfinished = file.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         unfinished.write_bytes(content)
         if file.exists():
-            with file.open("r+b") as old:  # one that may not be written may not be replaced either
+            with file.open("r+b") as old:  # a file that may not be written may not be replaced
                 before = os.fstat(old.fileno())
             with suppress(OSError):  # only root can give a file away
                 os.chown(unfinished, before.st_uid, before.st_gid)

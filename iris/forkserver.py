@@ -1,4 +1,4 @@
-"""The process that ranks are forked from, and when it, and they, can be started at all."""
+"""The process that ranks are forked from, and checks that it and the ranks can be started."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from iris.errors import LaunchError
 from iris.worker import INTERPRET, described
 
 RANK_NAME = "iris-rank-"
-"""How processes of ranks are named, before their number."""
+"""The name of a rank's process, before its number."""
 _server_sockets: list[int] = []
 """A descriptor of the socket of the process that ranks are forked from, if one has been started."""
 NO_GUARD = 93
@@ -33,7 +33,8 @@ GUARD = (
 
 
 def start_server() -> ForkServerContext:
-    """Start what ranks are forked from, a clean process that imports torch once: they start in a tenth of a second."""
+    """Start the server that ranks are forked from: a clean process that imports torch once, so that a rank starts in a
+    tenth of a second."""
     _check_not_importing()
     _check_not_daemonic()
     _occupy_standard_streams()
@@ -50,7 +51,7 @@ def start_server() -> ForkServerContext:
 
 
 def _occupy_standard_streams() -> None:
-    """Where this process's are closed, the server's pipes would have their numbers, and ranks would print into them."""
+    """Open closed standard streams: else the server's pipes get their numbers, and ranks print into the pipes."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -60,8 +61,8 @@ def _occupy_standard_streams() -> None:
 
 @contextlib.contextmanager
 def _no_folder_left() -> Iterator[None]:
-    """Whatever ends this process, no socket of a server that the block starts is left in a folder: it is deleted at
-    once, and met through a descriptor (Linux). Multiprocessing would delete it when this process ends in peace."""
+    """Leave no socket of a server that the block starts in a folder, however this process ends: it is deleted at once,
+    and reached through a descriptor (Linux). Multiprocessing would delete it only at a normal end of this process."""
     server: Any = forkserver._forkserver
     settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     before, folder = settings.get("tempdir"), tempfile.mkdtemp(prefix="iris-")
@@ -83,7 +84,7 @@ def _no_folder_left() -> Iterator[None]:
 
 @contextlib.contextmanager
 def launch_errors() -> Iterator[None]:
-    """Raise an error of the operating system while ranks are started as a :class:`LaunchError`."""
+    """Turn errors of the operating system while ranks are started into a :class:`LaunchError`."""
     try:
         yield
     except ChildProcessError as error:
@@ -99,13 +100,13 @@ def launch_errors() -> Iterator[None]:
 
 
 def _interpret_is_ours() -> bool:
-    """Whether Iris itself set TRITON_INTERPRET, as there is no GPU: new ranks then set it, too, and know why."""
+    """Whether Iris itself set TRITON_INTERPRET, as there is no GPU: new ranks then set it themselves, and know why."""
     given = Path("/proc/self/environ").read_bytes().split(b"\0")
     return not any(one.startswith(f"{INTERPRET}=".encode()) for one in given) and torch.cuda.device_count() == 0
 
 
 def _check_not_importing() -> None:
-    """Multiprocessing can start no process from one that is still importing the main script."""
+    """Raise if this process still imports the main script: multiprocessing then cannot start others."""
     process = multiprocessing.current_process()
     if not getattr(process, "_inheriting", False):
         return
@@ -115,7 +116,7 @@ def _check_not_importing() -> None:
 
 
 def _check_not_daemonic() -> None:
-    """Multiprocessing lets no daemon have children."""
+    """Raise if this process is a daemon: multiprocessing lets these have no children."""
     process = multiprocessing.current_process()
     if process.daemon:
         raise LaunchError(
@@ -125,8 +126,8 @@ def _check_not_daemonic() -> None:
 
 
 def _main_can_be_imported() -> bool:
-    """False of ``__main__`` of ``python -c``, of standard input and of a notebook, which is no file; and of a
-    ``__main__.py``, which multiprocessing imports in no other process."""
+    """Whether other processes can import ``__main__``. Not if it is no file, as with ``python -c``, standard input and
+    notebooks; and not if it is a ``__main__.py``, which multiprocessing does not import in other processes."""
     main = sys.modules["__main__"]
     if main.__spec__ is not None:
         return main.__spec__.name.rpartition(".")[2] != "__main__"
@@ -135,7 +136,7 @@ def _main_can_be_imported() -> bool:
 
 @contextlib.contextmanager
 def no_false_main() -> Iterator[None]:
-    """Hide a name such as ``<stdin>``, which multiprocessing takes for a file that a new process has to import."""
+    """Hide a ``__file__`` such as ``<stdin>``: multiprocessing takes it for a file that new processes must import."""
     main = vars(sys.modules["__main__"])
     hidden = {} if _main_can_be_imported() or "__file__" not in main else {"__file__": main.pop("__file__")}
     try:

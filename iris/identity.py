@@ -1,5 +1,5 @@
-"""Who this process is, as its environment says: its rank, and the job that torchrun, mpirun, srun or Iris started it
-for."""
+"""Who this process is, by its environment: its rank, and the job for which torchrun, mpirun, srun or Iris started
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from iris.errors import LaunchError
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this process is: its rank, and the job it belongs to."""
+    """A process's rank, and the job that it belongs to."""
 
     rank: int
     world_size: int
@@ -23,7 +23,7 @@ class Identity:
     job: str
     source: str
     num_here: int | None = None
-    """How many ranks there are on this host, if the launcher says so."""
+    """The number of ranks on this host, if the launcher says it."""
 
 
 _RANK, _WORLD, _LOCAL_RANK, _LOCAL_WORLD = "rank", "world size", "local rank", "local world size"
@@ -73,23 +73,23 @@ def _first(names: Sequence[str]) -> str | None:
 
 
 def _said(names: Mapping[str, Sequence[str]]) -> str:
-    """What the environment says of a launcher's variables."""
+    """Those of a launcher's variables that are set, with their values."""
     known = dict.fromkeys(itertools.chain.from_iterable(names.values()))
     return ", ".join(f"{name}={os.environ[name]!r}" for name in known if os.environ.get(name))
 
 
 def identity() -> Identity | None:
-    """Who the environment says this process is, or None where no launcher is at work.
+    """This process's identity by the environment; None if no launcher has started it.
 
     An allocation shell of Slurm (``salloc``) sets ``SLURM_PROCID`` for a single task; that is no launch.
 
     Raises:
-        LaunchError: the launcher's variables contradict each other; a rank above 0 has no number of ranks beside it; of
-            IRIS_RANK and IRIS_WORLD_SIZE one is not set.
+        LaunchError: the launcher's variables contradict each other; a rank above 0 comes without the number of ranks;
+            or only one of IRIS_RANK and IRIS_WORLD_SIZE is set.
     """
     for source, names in _LAUNCHERS.items():
         rank, world = _first(names[_RANK]), _first(names[_WORLD])
-        if source == "iris.launch" and (rank is None) != (world is None):  # which nothing else sets
+        if source == "iris.launch" and (rank is None) != (world is None):  # only Iris sets these
             missing = names[_RANK if rank is None else _WORLD][0]
             raise LaunchError(f"{_said(names)}, but no {missing}: set both, or neither")
         if rank is None or (source == "srun" and "SLURM_STEP_ID" not in os.environ):
@@ -116,7 +116,7 @@ def identity() -> Identity | None:
 
 
 def require_one_host(who: Identity) -> None:
-    """Raise LaunchError if the launcher says that there are ranks on other hosts, too."""
+    """Raise LaunchError if the launcher says that there are also ranks on other hosts."""
     if who.num_here not in (None, who.world_size):
         raise LaunchError(
             f"{who.source} started {who.world_size} ranks, {who.num_here} of them on this host. A symmetric heap spans "
@@ -125,7 +125,7 @@ def require_one_host(who: Identity) -> None:
 
 
 def _job(source: str) -> str:
-    """A name that all ranks of this job share, and other jobs do not."""
+    """A name that all ranks of this job have, and no other job."""
     values = [f"{name}={os.environ[name]}" for name in _JOB_NAMES if os.environ.get(name)]
     if "MPICH" in source and "IRIS_JOB" not in os.environ:
         values.append(f"parent={_first_ancestor_without('PMI_RANK')}")
@@ -133,14 +133,14 @@ def _job(source: str) -> str:
 
 
 def _srun_speaks_pmi(world: str) -> bool:
-    """Whether PMI's variables are from srun itself (PMI-2), not from an mpirun that runs within a step of Slurm."""
+    """Whether srun itself has set PMI's variables (PMI-2), not an mpirun that runs within a step of Slurm."""
     srun = _LAUNCHERS["srun"]
     in_a_step = "SLURM_STEP_ID" in os.environ and _first(srun[_RANK]) == os.environ["PMI_RANK"]
     return in_a_step and _first(srun[_WORLD]) == world
 
 
 def _first_ancestor_without(variable: str) -> int:
-    """The launcher's process: the nearest above whose environment, which wrapper scripts pass on, lacks it."""
+    """The launcher's process: the nearest ancestor without ``variable``, which wrapper scripts pass on."""
     pid = os.getppid()
     while pid > 1:
         try:

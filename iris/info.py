@@ -1,4 +1,4 @@
-"""``iris info``: what Iris sees on this machine. It reports what is missing, and never fails for it."""
+"""``iris info``: what Iris sees on this machine. It reports what is missing, but does not fail because of it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Missing:
-    """Something that is not here: what for, and how to get it."""
+    """Something that is missing, what it is needed for, and how to get it."""
 
     what: str
     needed_for: str
@@ -106,7 +106,7 @@ def collect() -> Info:
 
 
 def tuned_rows() -> str:
-    """Where ``"auto"`` looks first for the user's rows, and how many there are."""
+    """The file of the user's rows, where ``"auto"`` looks first, and how many rows it has."""
     path = tuned.user_path()
     if path is None:
         named = os.environ.get(tuned.ENVIRONMENT_VARIABLE)
@@ -122,7 +122,7 @@ def tuned_rows() -> str:
 
 
 def variables() -> dict[str, str]:
-    """Other variables of the environment that are set: their values, or what is wrong with them."""
+    """Other environment variables that are set: their values, or what is wrong with them."""
     found = {}
     readers: dict[str, Callable[[], object]] = {
         timeouts.VARIABLE: timeouts.timeout_set,
@@ -143,7 +143,7 @@ def variables() -> dict[str, str]:
 
 
 def library_versions() -> dict[str, str | None]:
-    """Versions of what Iris uses; None for what cannot be imported."""
+    """Versions of the libraries that Iris uses; None for those that cannot be imported."""
     found: dict[str, str | None] = {}
     for name in LIBRARIES:
         try:
@@ -158,7 +158,7 @@ def library_versions() -> dict[str, str | None]:
 
 
 def gpu_versions() -> dict[str, str | None]:
-    """Versions of what stands between PyTorch and the GPUs."""
+    """Versions of the software between PyTorch and the GPUs."""
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else None
     if torch.version.hip:
         build = f"HIP {torch.version.hip}"
@@ -180,7 +180,7 @@ def driver_version() -> str | None:
 
 
 def machine() -> dict[str, str]:
-    """The host, as far as the simulator cares."""
+    """The host: system, cores and memory, which matter to the simulator."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -195,7 +195,7 @@ def has_gpu_device() -> bool:
 
 
 def visible_gpus() -> tuple[list[Gpu], str]:
-    """GPUs that PyTorch sees, and what it complained of while looking."""
+    """The GPUs that PyTorch sees, and its warnings or error while it looked for them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -216,8 +216,8 @@ def describe(index: int) -> Gpu:
 
 def links(count: int) -> list[list[str]]:
     """How each GPU reaches each other one: ``NV18`` (NVLinks), ``PIX``, ``SYS`` … as nvidia-smi names them, or
-    ``peer`` where only PyTorch can be asked, with ``, no atomics`` where those of several GPUs on one word lose some.
-    ``none`` means that peers cannot be read or written: Iris needs more."""
+    ``peer`` if only PyTorch can be asked. ``, no atomics`` means that updates are lost when several GPUs use atomics on
+    one word. ``none`` means that peers' memory cannot be accessed, as Iris requires."""
     topology: list[list[str]] = []
     if count > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
         topology = parse_topology(output_of("nvidia-smi", "topo", "-m") or "")
@@ -234,7 +234,7 @@ def link(a: int, b: int, name: str) -> str:
 
 
 def parse_topology(text: str) -> list[list[str]]:
-    """The GPU part of ``nvidia-smi topo -m``, or nothing if that is not what ``text`` is."""
+    """The GPU part of the output of ``nvidia-smi topo -m``; empty if ``text`` is not such output."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     lines = [line.split() for line in plain.splitlines() if line.strip()]
     if not lines:
@@ -251,7 +251,7 @@ def missing(
     gpu_device: bool,
     complaint: str,
 ) -> list[Missing]:
-    """What is not here, most important first."""
+    """What is missing, most important first."""
     found: list[Missing] = []
     if not gpus and (gpu_device or complaint):
         why = f" PyTorch says: {complaint}" if complaint else ""
@@ -285,7 +285,7 @@ def major_minor(version: str | None) -> tuple[int, ...]:
 
 
 def output_of(*command: str) -> str | None:
-    """What a program prints, or None if it is not here or fails."""
+    """The output of a program; None if it is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -303,7 +303,7 @@ class Table:
 
 
 def tables(info: Info) -> list[Table]:
-    """``info`` as people read it."""
+    """``info`` as tables for people."""
     chosen_here = [
         ["backend", info.backend or "none"], ["why", info.backend_reason], ["started by", info.launcher],
         ["tuned rows", info.tuned_rows], *map(list, info.variables.items()),

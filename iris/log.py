@@ -12,13 +12,13 @@ _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 def level_set() -> str | int:
-    """What the environment, if it says something, wants to be shown, and above."""
+    """The lowest level of messages to show, from the environment; ``warning`` if that says nothing."""
     return _level_of("iris", os.environ.get(VARIABLE) or "warning")
 
 
 def _level_of(op: str, level: str | int) -> str | int:
-    """``level`` as ``logging`` takes it."""
-    if isinstance(level, str) and level.isdecimal():  # the environment has no numbers
+    """``level`` in the form that ``logging`` takes."""
+    if isinstance(level, str) and level.isdecimal():  # a number in the environment is text
         level = int(level)
     number = isinstance(level, int) and not isinstance(level, bool)
     if not number and not (isinstance(level, str) and level.lower() in _LEVELS):
@@ -28,7 +28,7 @@ def _level_of(op: str, level: str | int) -> str | int:
 
 
 class RankLogger:
-    """The logging part of the context: a logger of its own, which goes when the context goes."""
+    """The logging part of the context: each context has its own logger, which goes with it."""
 
     def _start_logging(self, rank: int, level: str | int | None) -> None:
         shown = level_set() if level is None else _level_of("iris", level)

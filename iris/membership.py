@@ -1,4 +1,4 @@
-"""Which ranks form a context's job, who this process is among them, and which of them a group names."""
+"""The ranks of a context: which form its job, which of them this process is, and which a group names."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _OF_TORCH = "torch.distributed"
 
 
 def identify(group: Group, device: Any, timeout_s: float) -> Identity:
-    """Who this rank is; ``device``: its GPU, if the caller says so. Collective where ``torch.distributed`` is
-    initialised: then all ranks must come within ``timeout_s``, and the job has another name for every context.
+    """The identity of this rank; ``device``: its GPU, if the caller has named one. Collective if ``torch.distributed``
+    is initialised: then all ranks must come within ``timeout_s``, and every context's job has a new name.
 
     Raises:
-        WaitTimeout, PeerDied: ranks that did not; the process that holds the store of ``torch.distributed`` is gone.
+        WaitTimeout: some ranks did not come in time.
+        PeerDied: the process that holds the store of ``torch.distributed`` is gone.
     """
     gpu = None if device is None else _index(device)
     if not _distributed():
@@ -54,8 +55,8 @@ def identify(group: Group, device: Any, timeout_s: float) -> Identity:
 
 
 def _meet(group: Group, ranks: list[int], rank: int, said: Any, timeout_s: float) -> list[Any]:
-    """What each rank of ``group`` says. By the store of ``torch.distributed``, not by a collective: that would wait for
-    the time limit of the group, and make NCCL start."""
+    """What each rank of ``group`` says. They exchange it through the store of ``torch.distributed``: a collective would
+    wait until the group's own time limit, and start NCCL."""
     from torch.distributed.distributed_c10d import _get_default_group, _get_default_store
 
     store, name = _get_default_store(), (group or _get_default_group()).group_name
@@ -63,11 +64,11 @@ def _meet(group: Group, ranks: list[int], rank: int, said: Any, timeout_s: float
     try:
         meeting = store.add(count, 0)
         keys = [f"iris/{name}/{meeting}/{one}" for one in ranks]
-        if not store.check([keys[rank]]):  # else this rank tries again: peers may have read what it said
+        if not store.check([keys[rank]]):  # else this rank tries again, and peers may have read the key
             store.set(keys[rank], json.dumps(said))
         try:
             store.wait(keys, timedelta(seconds=timeout_s))
-        except RuntimeError:  # DistStoreError, of most kinds of stores
+        except RuntimeError:  # DistStoreError, with most kinds of stores
             late = [place for place, key in enumerate(keys) if not store.check([key])]
             if not late:
                 raise
@@ -79,9 +80,9 @@ def _meet(group: Group, ranks: list[int], rank: int, said: Any, timeout_s: float
                 late,
             ) from None
         everyone = [json.loads(answer) for answer in store.multi_get(keys)]
-        store.add(count, 1)  # only now: a rank that met nobody does not count on
+        store.add(count, 1)  # only now: a rank that has not met the others tries the same meeting again
         if meeting:
-            store.delete_key(f"iris/{name}/{meeting - 1}/{ranks[rank]}")  # all who have come to this one have read it
+            store.delete_key(f"iris/{name}/{meeting - 1}/{ranks[rank]}")  # all ranks are here, so they have read it
     except torch.distributed.DistNetworkError as error:
         text = "the store of torch.distributed is gone, with the process that held it, mostly rank 0's"
         raise PeerDied(f"iris.iris: {text}: {error}") from error
@@ -89,7 +90,7 @@ def _meet(group: Group, ranks: list[int], rank: int, said: Any, timeout_s: float
 
 
 def global_ranks(group: Group) -> list[int]:
-    """``torch.distributed`` ranks of the context's ranks, in rank order; none where it is not used."""
+    """The ranks that the context's ranks have in ``torch.distributed``, in rank order; empty if that is not used."""
     if not _distributed():
         return []
     if group is torch.distributed.GroupMember.NON_GROUP_MEMBER:
@@ -101,14 +102,15 @@ def global_ranks(group: Group) -> list[int]:
 
 
 def global_names(ranks: Iterable[int], of_torch: list[int]) -> str:
-    """What ``torch.distributed`` calls ``ranks`` of a context, where it counts otherwise; ``of_torch``: all of its."""
+    """The numbers that ``torch.distributed`` has for ``ranks`` of a context, if they differ; ``of_torch``: its numbers
+    of all ranks of the context."""
     others = [rank for rank in ranks if rank in range(len(of_torch)) and of_torch[rank] != rank]
     return ", ".join(f"rank {rank} is rank {of_torch[rank]} of torch.distributed" for rank in others)
 
 
 def members(op: str, group: Group, rank: int, world_size: int, of_torch: list[int]) -> tuple[int, ...]:
-    """The ranks of a context that ``group`` names, sorted, this ``rank`` among them. ``of_torch``: the context's ranks
-    as ``torch.distributed`` counts them."""
+    """The ranks of a context that ``group`` names, sorted; this ``rank`` must be among them. ``of_torch``: the numbers
+    of the context's ranks in ``torch.distributed``."""
     if group is None:
         return tuple(range(world_size))
     expected = f"distinct ranks from 0 to {world_size - 1} with this rank, {rank}, among them"
@@ -134,7 +136,7 @@ def _distributed() -> bool:
 
 
 def _local_rank() -> int | None:
-    """The launcher's local rank, if it says one."""
+    """The launcher's local rank; None if it has set none."""
     text = os.environ.get("LOCAL_RANK")
     if text and not text.isdecimal():
         raise ArgumentError(
@@ -152,7 +154,8 @@ def _elements(op: str, group: Group) -> list[Any]:
 
 
 def number(rank: object) -> int:
-    """A rank, or a count, as a number, be it Python's or NumPy's; -1, which none is, for what is no number."""
+    """A rank, or a count, as a number, from a whole number of Python or NumPy; -1, which is never valid, for anything
+    else."""
     if isinstance(rank, bool):
         return -1
     try:
@@ -162,7 +165,8 @@ def number(rank: object) -> int:
 
 
 def _index(device: Any) -> int:
-    """The number of a device, given as a number, a name or a torch.device: without one, the current GPU."""
+    """The number of a device, given as a number, a name or a torch.device; a name without a number is the current
+    GPU."""
     expected = "a GPU: its number, name or torch.device"
     try:
         found = torch.device("cuda", device) if type(device) is int else torch.device(device)
@@ -178,7 +182,7 @@ def _index(device: Any) -> int:
 
 
 def _host() -> str:
-    """What tells this host, as it runs now, from all others."""
+    """An identifier of this host, unique to it and to its last boot."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 

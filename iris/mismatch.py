@@ -1,4 +1,4 @@
-"""What is said of calls that differ from rank to rank: which ranks made which, in short, and how to put it right."""
+"""The text about calls that differ between ranks: which ranks made which call, in short, and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from iris.errors import ranks_text
 
 _LONG = 200
-"""Characters of a call that is worth shortening."""
+"""Calls with more characters than this are shortened."""
 _ALIKE = "Every rank must make the same Iris calls, with the same sizes, in the same order."
 _PLACED = "Peers touch this operand: pass the same slice of the same ctx.empty on all ranks."
 _PADDED = "Ranks' parts must be equally large: pad the shorter ones with zeros."
 _SIZES = re.compile(r"\(…(, [mnk]=\d+)+\)$")
 _PLACES = re.compile(r"\(…(, \w+ (at heap offset|with strides) \w+)+\)$")
 _FIRST = 5
-"""So many arguments of a long call are shown: of an op's these are its name, sizes and dtype."""
+"""How many arguments of a long call are shown; for an op these are its name, sizes and dtype."""
 
 
 def told(calls: Mapping[int, str]) -> str:
@@ -29,7 +29,7 @@ def told(calls: Mapping[int, str]) -> str:
 
 
 def _without_the_common(calls: Sequence[str]) -> Sequence[str]:
-    """``calls``; of long ones only the arguments that differ, or, of different functions, the first ones."""
+    """``calls``; long calls with only the arguments that differ, or with only the first ones if functions differ."""
     names, parts = {call.split("(")[0] for call in calls}, [call.split(", ") for call in calls]
     if len(names) > 1:
         return [_begun(call) for call in calls]
@@ -40,7 +40,7 @@ def _without_the_common(calls: Sequence[str]) -> Sequence[str]:
 
 
 def _begun(call: str) -> str:
-    """``call``; if it is long, only its first arguments."""
+    """``call``; if it is long, with only its first arguments."""
     if len(call) <= _LONG:
         return call
     name, first = call.split("(")[0], map(_of_its_own, call.split(", ")[:_FIRST])
@@ -48,7 +48,7 @@ def _begun(call: str) -> str:
 
 
 def _remedy(said: str) -> str:
-    """What to do about calls, told apart as ``said``, of which some are of one op and differ in a single respect."""
+    """What to do about the differences in ``said``; calls of one op may differ in one respect with its own remedy."""
     for differ, remedy in ((_PLACES, _PLACED), (_SIZES, _PADDED)):
         if all(differ.search(one) for one in said.split("; ")):
             return remedy
@@ -56,5 +56,5 @@ def _remedy(said: str) -> str:
 
 
 def _of_its_own(argument: str) -> str:
-    """``argument`` without the brackets, and the names before them, of what it stands in."""
+    """``argument`` without the brackets that enclose it and the names before these."""
     return argument.rpartition("(")[2].rstrip(")")

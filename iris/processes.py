@@ -1,4 +1,4 @@
-"""Processes of other ranks: whether they have ended, and letting those end first that are to blame."""
+"""Processes of other ranks: whether they have ended, and waiting for those at fault to end first."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import os
 import time
 
 _FLAGS_FIELD, _EXITING = 6, 0x4
-"""Of ``/proc/<pid>/stat``, counted behind the name, and Linux's PF_EXITING in it."""
+"""The number of the flags field in ``/proc/<pid>/stat``, counted after the name, and Linux's PF_EXITING in it."""
 _LEAVING_S, _NOTICED_S = 5.0, 0.3
-"""How long this process leaves others to end first, and then their launcher to see that: torchrun looks every 0.1 s."""
+"""How long this process waits for others to end first, and then for their launcher to notice that: torchrun looks
+every 0.1 s."""
 
 _culprits: set[int] = set()
 
 
 def _stat(pid: int) -> list[str]:
-    """What Linux says of a process behind its name; the state comes first."""
+    """The fields after the name in ``/proc/<pid>/stat``; the first is the state."""
     with open(f"/proc/{pid}/stat", errors="replace") as file:  # names may be cut off within a character
         return file.read().rpartition(")")[2].split()
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process is gone, or going."""
+    """Whether a process has ended, or is ending."""
     if pid == 0:  # of another namespace
         return False
     try:
@@ -39,7 +40,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether its launcher can see that a process has ended; also if nothing is known of it."""
+    """Whether the launcher of a process can see that it has ended; True if nothing is known about it."""
     try:
         return _stat(pid)[0] == "Z"
     except OSError:
@@ -52,8 +53,8 @@ def blame(pid: int) -> None:
 
 
 def let_culprits_go_first() -> None:
-    """For a process that is about to end on an error: wait, not for long, until those have ended that are to blame.
-    Launchers take the first process that they see failed for the cause, and end all others."""
+    """For a process that is about to end with an error: wait a short time until the processes at fault have ended.
+    Launchers report the first failed process that they see as the cause, and end all others."""
     deadline = time.monotonic() + _LEAVING_S
     while not all(map(_has_ended, _culprits)):
         if time.monotonic() > deadline:

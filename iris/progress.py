@@ -1,4 +1,4 @@
-"""How far a run is, on stderr: a bar with the time that is left, or without rich a line per step."""
+"""Progress of a run, on stderr: a bar with the time left; without rich or a terminal, a line per step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from iris.console import console
 
 Advance = Callable[[str, int], None]
-"""Takes what comes next, in words, and how many points have just been finished."""
+"""Takes a description of what comes next, and the number of points just finished."""
 _BAR_WIDTH = 20
-"""So that of 80 columns half are left to the words."""
+"""With this width half of 80 columns are left for the description."""
 
 
 def redrawn() -> bool:
-    """Whether it is a bar, whose words may change often, not lines."""
+    """Whether progress is a bar, whose description may change often, not lines."""
     try:
         return console(sys.stderr).is_terminal
     except ImportError:
@@ -25,14 +25,14 @@ def redrawn() -> bool:
 
 @contextmanager
 def progress(total: int, first: str = "starting ranks") -> Iterator[Advance]:
-    """Show progress over ``total`` points while the block runs, ``first`` in words."""
+    """Show progress over ``total`` points while the block runs; ``first`` is the first description."""
     if not redrawn():
         yield _lines(total)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
-    columns = (  # the words take what the others leave, and end in an ellipsis where that is too little
+    columns = (  # the description takes the rest of the line, cut with an ellipsis
         BarColumn(_BAR_WIDTH, table_column=Column(no_wrap=True)),
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),

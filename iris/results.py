@@ -1,13 +1,13 @@
-"""Results as they lie on disk: JSON lines, one object for each measured point.
+"""Results on disk: JSON lines, one object for each measured point.
 
 A line says what was measured (``case``, ``params``, ``world_size``), whether the result was right (``validated``), why
-there is no figure (``skipped``, ``error``), the figures, and the ``environment``. ``time_ms`` is of the slowest rank:
-for each call the longest time of any rank, and of those the median, the smallest, and the 10th and 90th percentile;
-``rank_skew`` is the slowest rank's median minus the fastest's. ``back_to_back_ms`` is per call of many in a row, host
-included, once the device is as warm as they make it; ``host_us`` the host's time for one call. ``flops`` and ``nbytes``
-are per rank and call. ``deterministic`` says whether two calls on the same data give the same bits, null where nobody
-knows. Results of one ``batch`` were timed in turns; a ratio of times is given of such only, and of those without one,
-which are older.
+there are no figures (``skipped``, ``error``), the figures, and the ``environment``. ``time_ms`` is of the slowest rank:
+the longest time of any rank is taken for each call, and the line has the median, the smallest, and the 10th and 90th
+percentile of these; ``rank_skew`` is the slowest rank's median minus the fastest's. ``back_to_back_ms`` is the time per
+call of many in a row, host included, once these have warmed the device; ``host_us`` is the host's time for one call.
+``flops`` and ``nbytes`` are per rank and call. ``deterministic`` says whether two calls on the same data give the same
+bits; null: unknown. Results of one ``batch`` were timed in turns; only their times are divided by each other, and those
+of older results, which have no batch.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from iris.errors import ArgumentError
 
 SCHEMA = 1
 _BEGIN = b'{"schema":'
-"""What the line of a result begins with."""
+"""The beginning of every line."""
 SIMULATOR = "sim"
 _RATE = "GB/s"
-"""What a counter's name begins with that is a rate."""
+"""The beginning of the names of counters that are rates."""
 _HASH = re.compile(r"\b([0-9a-f]{7})[0-9a-f]{33}\b")
-"""A whole hash of a commit, of which git shows the beginning."""
+"""The full hash of a commit; only its first part is kept, as git shows it."""
 SERIES = ("algorithm", "way")
-"""Parameters that say how something was computed or moved, rather than what."""
+"""Parameters that say how something was computed or moved, not what."""
 PICKED = ("auto", "untuned")
 """Algorithms that stand for the one that was picked."""
 OPPONENTS = ("nccl", "torch_symm_mem")
-"""Algorithms that do an op's whole work without Iris: what speed-ups are over."""
+"""Algorithms that do an op's whole work without Iris; speed-ups are relative to them."""
 MATMUL = "matmul"
-"""As an algorithm, torch.matmul alone: a part of an op's work, but all of it in the case of this name."""
+"""As an algorithm, torch.matmul alone: a part of an op's work, but all of the work of the case of this name."""
 COMPARATORS = (*OPPONENTS, MATMUL)
-"""Algorithms that are not Iris's."""
+"""All algorithms that are not Iris's."""
 
 MIN_MS, MAX_NUMBER = 1e-9, 1e30
-"""The smallest time and the largest number that a result may have: far beyond what anybody measures, and well within
-what can be computed and drawn."""
+"""The smallest time and the largest number that a result may have: far beyond any measurement, but small enough to
+compute with and to draw."""
 
 Value = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
 class Time:
-    """One call on the slowest rank, in milliseconds: the median of all calls, where 80 % of them lie, and how many
-    calls that were, if the line says it."""
+    """One call on the slowest rank, in milliseconds: the median of all calls, the range of 80 % of them, and their
+    number, if the line has it."""
 
     median: float
     p10: float
@@ -65,8 +65,8 @@ class Time:
 
 @dataclass(frozen=True)
 class Result:
-    """What a line means. A result that is wrong, failed or was skipped has no time and no figure made from it. One of
-    simulated ranks has its time, which is wall time, and no rate and no floor."""
+    """The meaning of a line. A result that is wrong, failed or was skipped has no time and no figure made from one. A
+    result of simulated ranks has a time, which is wall time, but no rate and no floor."""
 
     case: str
     params: Mapping[str, Value]
@@ -102,7 +102,7 @@ class Result:
 
     @property
     def series(self) -> str | None:
-        """The parameter by which a problem's results differ; None where they have no such one."""
+        """The parameter in which the results of a problem differ; None if they have no such parameter."""
         return next((name for name in SERIES if name in self.params), None)
 
     @property
@@ -111,17 +111,17 @@ class Result:
 
     @property
     def of_problem(self) -> dict[str, Value]:
-        """The parameters that are the problem's."""
+        """The parameters of the problem, without the series."""
         return {name: value for name, value in self.params.items() if name != self.series}
 
     @property
     def way(self) -> str:
-        """The algorithm, and the one behind ``auto`` or ``untuned`` if that is known."""
+        """The algorithm; after ``auto`` or ``untuned`` the one that it took, if that is known."""
         return f"{self.algorithm}: {self.picked}" if self.algorithm in PICKED and self.picked else self.algorithm
 
     @cached_property
     def key(self) -> str:
-        """What another measurement of the same thing has in common with this one."""
+        """The key that measurements of the same thing share."""
         return self.key_of(self.params)
 
     def key_of(self, params: Mapping[str, Value]) -> str:
@@ -130,12 +130,12 @@ class Result:
 
     @property
     def wrong(self) -> bool:
-        """Whether it was checked, and found to be wrong; ``error`` may say how."""
+        """Whether it was checked and found wrong; ``error`` may say how."""
         return self.validated is False and self.skipped is None
 
     @property
     def failure(self) -> str | None:
-        """Why there is no time: a few words, or None where there is one."""
+        """Why there is no time, in a few words; None if there is one."""
         if self.skipped is not None:
             return f"skipped: {self.skipped}"
         if self.wrong:
@@ -146,7 +146,7 @@ class Result:
 
     @property
     def outcome(self) -> str:
-        """What became of a result without a time, in a word or two."""
+        """What happened to a result without a time, in a word or two."""
         return "wrong result" if self.wrong else "skipped" if self.skipped is not None else "failed"
 
 
@@ -154,8 +154,8 @@ def read(path: Path) -> list[Result]:
     """The results of a file, or of all ``*.jsonl`` files below a folder, in the order of names and lines.
 
     Raises:
-        ArgumentError: there is no such file, one cannot be read, no result in it, or a line that is no result; names
-            file and line.
+        ArgumentError: there is no such file; one cannot be read; there is no result; or a line is no result: the text
+            names file and line.
     """
     with files.argument_errors("report", "results", "a file or folder that can be read", path):
         if not path.exists():
@@ -178,12 +178,12 @@ def _read_file(file: Path) -> list[Result]:
 
 
 def half(content: bytes) -> bytes:
-    """What a run that was stopped has written of a line at the end of a file's ``content``; empty if it is whole."""
+    """The part of a line that a stopped run has written at the end of a file's ``content``; empty if there is none."""
     tail = content.rpartition(b"\n")[2]
     if tail.startswith(_BEGIN) or _BEGIN.startswith(tail):
         try:
             json.loads(tail)
-        except RecursionError:  # nobody knows: it is left as it is
+        except RecursionError:  # cannot tell, so it stays
             pass
         except ValueError:
             return tail
@@ -191,10 +191,10 @@ def half(content: bytes) -> bytes:
 
 
 def parsed(program: str, file: Path, content: bytes) -> Iterator[tuple[dict[str, Any], Result]]:
-    """The lines that ``content`` of a file has, each as it is and what it means.
+    """The lines in the ``content`` of a file: the fields of each, and the result that they stand for.
 
     Raises:
-        ArgumentError: a line is no result; names ``program``, file and line.
+        ArgumentError: a line is no result; the text names ``program``, file and line.
     """
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
@@ -203,7 +203,7 @@ def parsed(program: str, file: Path, content: bytes) -> Iterator[tuple[dict[str,
         try:
             fields = json.loads(line, parse_constant=_no_number)
             if b"\\u" in line:
-                json.dumps(fields, ensure_ascii=False).encode()  # halves of characters cannot be written
+                json.dumps(fields, ensure_ascii=False).encode()  # lone surrogates cannot be written
         except (ValueError, RecursionError) as error:
             fix = (
                 f"The line is broken ({error}); if a run was stopped while it wrote the line, delete it. "
@@ -288,7 +288,7 @@ def _shortened(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Fields:
-    """The fields of one object of a line, looked at as they are taken."""
+    """The fields of one object of a line, checked when they are read."""
 
     program: str
     where: str

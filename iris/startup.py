@@ -1,6 +1,6 @@
-"""Ctrl-C while ``python -m iris`` imports PyTorch and Triton, before :mod:`iris.console` can say that it stops.
+"""Ctrl-C while ``python -m iris`` imports PyTorch and Triton, before :mod:`iris.console` can handle it.
 
-Python imports the package before ``__main__``, so this comes first of all.
+Python imports the package before ``__main__``, so the package imports this module first.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-_STOPPED = 130  # iris.console has it, too, and is not imported yet
+_STOPPED = 130  # also in iris.console, which is not imported yet
 
 
 def guard() -> None:
@@ -31,7 +31,7 @@ def _is_the_command() -> bool:
 
 
 def _stop(number: int, frame: object) -> None:
-    """Nothing is open yet, and the import that is under way may swallow an exception."""
+    """End the process at once: nothing is open yet, and an exception might be swallowed by an import."""
     try:
         os.write(2, b"stopped\n")
     finally:

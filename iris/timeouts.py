@@ -1,4 +1,4 @@
-"""How long waits for peers may take: as the program says, else as the environment does, else as usual."""
+"""How long waits for peers may take: as the program says, else as the environment says, else a default."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 from iris.errors import ArgumentError
 
 Limits = tuple[str, str]
-"""What sets the limit of waits: of first ones, and of others."""
+"""The names of the arguments or variables that set the limits: of first waits, and of other waits."""
 GIVEN: Limits = ("first_timeout_s", "timeout_s")
 STEADY_S = 60.0
 FIRST_S = 300.0
 MAX_WAIT_S = 3600.0
-"""What the operating system is asked to wait at once: it cannot wait for more than 24 days."""
+"""The most that the operating system is asked to wait at once: it cannot wait for more than 24 days."""
 VARIABLE = "IRIS_TIMEOUT_S"
 _MAX_S = 365 * 24 * 3600
 
 
 class Timeouts(NamedTuple):
-    """Seconds after which a wait gives up: any, and the first ones, when peers may still be compiling; and what has set
-    these."""
+    """Seconds after which a wait gives up: ``first_s`` for first waits, when peers may still be compiling, and
+    ``steady_s`` for others; and what has set the limits."""
 
     steady_s: float
     first_s: float
@@ -29,10 +29,10 @@ class Timeouts(NamedTuple):
 
 
 def timeouts(timeout_s: float | None, first_timeout_s: float | None) -> Timeouts:
-    """What the arguments of :func:`iris.iris` come to.
+    """The limits that the arguments of :func:`iris.iris`, and the environment, result in.
 
     Raises:
-        ArgumentError: one of them, or the variable, is no time.
+        ArgumentError: an argument, or the variable, is no valid time.
     """
     told = timeout_set() if timeout_s is None else None
     given = timeout_s if told is None else told
@@ -46,7 +46,7 @@ def timeouts(timeout_s: float | None, first_timeout_s: float | None) -> Timeouts
 
 
 def timeout_set() -> float | None:
-    """The seconds that IRIS_TIMEOUT_S says; None if it says nothing."""
+    """The seconds in IRIS_TIMEOUT_S; None if it is not set."""
     text = os.environ.get(VARIABLE)
     if not text:
         return None

@@ -1,4 +1,4 @@
-"""``do_bench``: the time of a call, under the name and with the arguments that users of Iris know.
+"""``do_bench``: the time of a call, with the name and arguments that users of the Iris model know.
 
 ``python -m iris bench`` measures with more care: variants in turns, results checked first, the slowest rank's time.
 """
@@ -16,7 +16,7 @@ from iris import backends
 from iris.errors import ArgumentError
 
 _CACHE_BYTES = 256 << 20
-"""Writing so much empties the L2 cache of any GPU."""
+"""Writing this much empties the L2 cache of any GPU."""
 _SUMMARIES: dict[str, Callable[[list[float]], float | list[float]]] = {
     "mean": statistics.mean,
     "median": statistics.median,
@@ -40,14 +40,14 @@ def do_bench(
 
     Args:
         fn: launches work on the current stream.
-        barrier_fn: called before and behind the preamble, and at the end; ``ctx.barrier`` where ``fn`` needs all ranks.
+        barrier_fn: called before and after the preamble, and at the end; ``ctx.barrier`` if ``fn`` needs all ranks.
         preamble_fn: called before every call, untimed.
-        n_warmup, n_repeat: untimed calls behind the first one, which compiles kernels, and timed calls.
-        quantiles: return these of the times, from 0 to 1; of a single one a number.
-        return_mode: what to return else: ``"mean"``, ``"median"``, ``"min"``, ``"max"``, or ``"all"`` times.
+        n_warmup, n_repeat: untimed calls after the first one, which compiles kernels, and timed calls.
+        quantiles: return these quantiles of the times, from 0 to 1: a list, or a number if there is only one.
+        return_mode: what to return otherwise: ``"mean"``, ``"median"``, ``"min"``, ``"max"``, or ``"all"`` times.
 
     Raises:
-        ArgumentError: what cannot be called; a number of calls, quantile or ``return_mode`` that cannot be.
+        ArgumentError: a function cannot be called, or a number of calls, a quantile or ``return_mode`` is invalid.
     """
     for name, called in (("fn", fn), ("barrier_fn", barrier_fn), ("preamble_fn", preamble_fn)):
         if not callable(called):
@@ -86,7 +86,8 @@ def _timed(
     preamble_fn: Callable[[], object],
     cache: torch.Tensor | None,
 ) -> Callable[[], float]:
-    """Call ``fn`` once; what then tells its milliseconds, when the device is done with it."""
+    """Call ``fn`` once. Returns a function that waits until the device is done with it, and returns its
+    milliseconds."""
     barrier_fn()
     preamble_fn()
     if cache is None:

@@ -1,4 +1,4 @@
-"""Traces: which program of which rank computed and waited when.
+"""Traces: when each program of each rank computed and waited.
 
 Give an op a trace, gather it, draw it::
 
@@ -10,8 +10,8 @@ Give an op a trace, gather it, draw it::
     events = trace.gather(ctx)             # on every rank: all ranks' events
     draw(events, "trace.svg")
 
-With ``trace=True`` an op makes a trace of its own, ``ctx.last_trace``. A kernel of one's own is given ``trace.buffer``
-behind ``trace.begin(ctx, programs)``, and calls :func:`iris.device.trace.record`.
+With ``trace=True`` an op makes a trace itself: ``ctx.last_trace``. For a kernel of your own, call
+``trace.begin(ctx, programs)``, pass ``trace.buffer`` to it, and have it call :func:`iris.device.trace.record`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ LABELS = {"wg_gemm": "computes", "wg_gemm_wait": "waits for data", "wg_fetch": "
 
 @dataclass(frozen=True)
 class Event:
-    """One interval of one program, in nanoseconds: since the trace's first event on any rank in what
-    :meth:`Trace.gather` returns, by the rank's own clock in what :meth:`Trace.events` does."""
+    """One interval of one program, in nanoseconds: from :meth:`Trace.gather` since the trace's first event on any rank,
+    from :meth:`Trace.events` by the rank's own clock."""
 
     rank: int
     program: int
@@ -46,11 +46,11 @@ class Event:
     start_ns: int
     end_ns: int
     detail: int
-    """The tile that it was about; -1 for what is about none, such as leaving the kernel."""
+    """The tile that the event belongs to; -1: none, as for leaving the kernel."""
 
 
 class Trace:
-    """Events of the last call it was given to, the first 1024 of each program. ``buffer`` is what kernels write."""
+    """The events of the last call that got this trace, the first 1024 of each program. Kernels write ``buffer``."""
 
     def __init__(self) -> None:
         self.op = ""
@@ -59,7 +59,7 @@ class Trace:
 
     def begin(self, ctx: Iris, programs: int) -> None:
         """Make room for a call with ``programs`` programs, counted along the grid's first axis, and forget earlier
-        ones.
+        calls.
 
         Raises:
             ArgumentError: ``programs`` is no positive whole number, or ``ctx`` no context.
@@ -74,8 +74,8 @@ class Trace:
         self.buffer[device_trace.PROGRAMS.value] = programs
 
     def events(self, ctx: Iris) -> list[Event]:
-        """This rank's events, by program and time; a warning if there were more than are kept, or more programs. Waits
-        for the current stream."""
+        """This rank's events, by program and time. Warns if there were more events than are kept, or more programs than
+        :meth:`begin` was told. Waits for the current stream."""
         require_context("Trace.events", ctx)
         ctx.synchronize()
         if self.buffer is None:
@@ -98,8 +98,8 @@ class Trace:
     def gather(self, ctx: Iris) -> list[Event]:
         """All ranks' events, on every rank. Collective; runs a kernel on the current stream.
 
-        Ranks' clocks differ on GPUs. By how much is measured here, to some microseconds: all ranks leave a barrier at
-        the same time, and the median of 33 counts. Times are by rank 0's clock.
+        On GPUs ranks' clocks differ. The difference is measured here, to some microseconds: all ranks leave a barrier
+        at the same time, and the median of 33 barriers counts. Times are by rank 0's clock.
         """
         require_context("Trace.gather", ctx)
         mine = [[e.program, e.kind, e.start_ns, e.end_ns, e.detail] for e in self.events(ctx)]
@@ -119,8 +119,8 @@ class Trace:
     def waited_s(self, ctx: Iris) -> float:
         """Seconds that this rank's programs waited for tiles to multiply, averaged over them.
 
-        What they wait for while they move or sum data is a part of ``wg_fetch``. The wait in which ranks leave the
-        kernel together is for no tile. Neither counts.
+        Two kinds of waits do not count: those while programs move or sum data, which are part of ``wg_fetch``, and the
+        one in which ranks leave the kernel together, which is for no tile.
         """
         require_context("Trace.waited_s", ctx)
         waits = [e.end_ns - e.start_ns for e in self.events(ctx) if e.kind == _WAIT and e.detail >= 0]
@@ -144,7 +144,7 @@ def trace_of(ctx: Iris, op: str, trace: bool | Trace | None) -> Trace | None:
     """The Trace to record into, if any; also kept as ``ctx.last_trace``.
 
     Raises:
-        ArgumentError: ``trace`` is none of those that :func:`is_wanted` knows.
+        ArgumentError: ``trace`` is not one of the values that :func:`is_wanted` accepts.
     """
     if not is_wanted(op, trace):
         return None
@@ -163,7 +163,7 @@ def _decode(programs: torch.Tensor, rank: int) -> list[Event]:
 
 
 def _meetings(ctx: Iris) -> list[int]:
-    """When the ranks met, by this rank's clock; in the simulator, where they have one clock, the same for all."""
+    """The times at which the ranks met, by this rank's clock; 0 in the simulator, where all ranks have one clock."""
     if ctx.backend_name == "sim":
         return [0]
     times = torch.zeros(_MEETINGS, dtype=torch.int64, device=ctx.device)
@@ -180,13 +180,13 @@ def _from_zero(events: Sequence[Event]) -> list[Event]:
 
 
 def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
-    """A timeline, one line per program, grouped by rank; the suffix of ``path`` (.svg, .png) is the format. Kinds that
-    Iris does not know have colours, too, and are called as they are.
+    """Draw a timeline, one line per program, grouped by rank; the suffix of ``path`` (.svg, .png) is the format. Kinds
+    of your own get colours, too, and are labelled by their names.
 
     Raises:
         BackendError: matplotlib is missing.
-        ArgumentError: ``events`` is no sequence; ``path`` has no suffix, or one that is no format of matplotlib's.
-        OSError: it cannot be written.
+        ArgumentError: ``events`` is no sequence, or ``path`` has no suffix that matplotlib knows as a format.
+        OSError: ``path`` cannot be written.
     """
     try:
         import matplotlib

@@ -12,12 +12,12 @@ from iris.errors import ArgumentError, words_of
 
 _TAKEN = "None, bool, number, string, list or dict (with strings as keys) of those, bytes, or a dense tensor"
 _MAX_INT_BITS = 14_000
-"""Bits of the longest whole number that is sent: Python refuses to write or read more than 4300 digits."""
+"""The most bits of a whole number that is sent: Python refuses to write or read more than 4300 digits."""
 
 
 def pack(value: Any) -> bytes:
-    """``value`` as bytes: a JSON head, a newline, and raw data. What cannot be sent becomes bytes as well, from which
-    :func:`unpack` raises on every rank alike."""
+    """``value`` as bytes: a JSON head, a newline, and raw data. A value that cannot be sent becomes bytes as well; from
+    these :func:`unpack` raises the same error on every rank."""
     try:
         refused = _refused(value, "")
         if not refused:
@@ -41,8 +41,8 @@ def _packed(value: Any) -> bytes:
 
 
 def _refused(value: object, place: str) -> str:
-    """Which part of ``value`` cannot be sent unchanged, and where it is; empty if there is none. ``place``: where
-    ``value`` itself is in what is sent, such as ``[3]['key']``."""
+    """Which part of ``value`` cannot be sent unchanged, and where it is; empty if there is none. ``place``: the place
+    of ``value`` within all that is sent, such as ``[3]['key']``."""
     where = f" at value{place}" if place else ""
     if isinstance(value, bytes) and not place:
         return ""
@@ -63,10 +63,10 @@ def _refused(value: object, place: str) -> str:
 
 
 def unpack(data: bytes, device: torch.device) -> Any:
-    """What :func:`pack` was given; a tensor comes out on ``device``.
+    """The value that :func:`pack` was given; a tensor is put on ``device``.
 
     Raises:
-        ArgumentError: it was of a kind that cannot be sent.
+        ArgumentError: that value cannot be sent.
     """
     head, _, raw = data.partition(b"\n")
     described = json.loads(head)

@@ -1,4 +1,4 @@
-"""A rank's life in a process that Iris started: run the functions that come down its pipe, until it is to leave."""
+"""A rank in a process that Iris started: it runs the functions that its pipe brings, until it is told to leave."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from iris.live import OPEN, close, failure, give_up
 
 INTERPRET = "TRITON_INTERPRET"
 FAREWELL = b""
-"""Sent instead of a call: leave. A pipe that is closed says so too, but not while a process that was forked in the
-meantime holds it."""
+"""Sent instead of a call: the rank is to leave. Closing the pipe tells it, too, but not while a process that was forked
+in the meantime holds the pipe open."""
 _NOT_HERE = (
     "a rank cannot unpickle the function, or its arguments: {}. Define them at the top level of a module or script "
     'that a rank can import, not under `if __name__ == "__main__":` or in a function.'
@@ -27,22 +27,23 @@ _NOT_HERE = (
 
 
 def serve(pipe: multiprocessing.connection.Connection, variables: dict[str, str], start_method: str | None) -> None:
-    """Be a rank: answer every call that comes down ``pipe``, until it closes, or brings the farewell, or the process
-    that started it is gone.
+    """Be a rank: answer every call that ``pipe`` brings, until the pipe closes or brings the farewell, or the process
+    that started the rank is gone.
 
     Args:
-        pipe: brings pickled calls, and takes pairs: the traceback, empty if there is none, and the pickled value.
-        variables: the rank's environment. The server that it was forked from may have had another one; of that,
-            TRITON_INTERPRET alone stays, as it has to agree with the backend that Iris chose when it was imported.
-        start_method: how multiprocessing starts processes of this rank, as where the rank was started.
+        pipe: brings pickled calls; each is answered by a pair: the traceback, empty if there is none, and the pickled
+            value.
+        variables: the rank's environment. It replaces that of the server which the rank was forked from, except
+            TRITON_INTERPRET, which must agree with the backend that Iris chose when it was imported.
+        start_method: how multiprocessing starts processes in this rank: as in the process that started the rank.
     """
     kept = {INTERPRET: os.environ[INTERPRET]} if INTERPRET in os.environ else {}
     os.environ.clear()
     os.environ.update(kept | variables)
     multiprocessing.current_process().daemon = False  # else it could have no children, such as a DataLoader's workers
     multiprocessing.set_start_method(start_method, force=True)
-    os.set_inheritable(pipe.fileno(), False)  # nor by programs that something else than Python starts
-    os.register_at_fork(after_in_child=pipe.close)  # so that the pipe closes with the rank, whoever it has forked
+    os.set_inheritable(pipe.fileno(), False)  # nor held by programs that other code than Python starts
+    os.register_at_fork(after_in_child=pipe.close)  # the pipe must close with the rank, whatever it forks
     threading.Thread(target=_end_with_parent, name="iris-parent", daemon=True).start()
     while True:
         try:
@@ -61,8 +62,8 @@ def serve(pipe: multiprocessing.connection.Connection, variables: dict[str, str]
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C goes to all processes of a terminal, but ends no rank that waits for its next call. (One that is blocked
-    stays pending: some programs look at it later.)"""
+    """Ignore Ctrl-C, which a terminal sends to all its processes, while the rank waits for its next call. (If SIGINT is
+    blocked, it stays pending: some programs handle it later.)"""
     handler = signal.getsignal(signal.SIGINT)
     if handler is None or signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         yield
@@ -80,10 +81,10 @@ def described(error: BaseException) -> str:
 
 
 def _end_with_parent() -> None:
-    """End this process, busy or not, and its children, when the process that started it is gone."""
+    """End this process and its children, even if it is busy, when the process that started it is gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None and parent.pid is not None
-    signs = [parent.sentinel]  # which a process that the parent has forked holds, too, and so may outlive it
+    signs = [parent.sentinel]  # may outlive the parent, as processes that it forks hold it, too
     with contextlib.suppress(OSError):  # gone already, or Linux before 5.3
         signs.append(os.pidfd_open(parent.pid))
     multiprocessing.connection.wait(signs)
@@ -93,7 +94,7 @@ def _end_with_parent() -> None:
 
 
 def _answer(call: bytes) -> tuple[str, bytes]:
-    """The traceback of a pickled call, empty if it returned, and what it returned or raised, pickled."""
+    """Run a pickled call. Returns the traceback, empty if it returned, and what it returned or raised, pickled."""
     try:
         fn, args, last = ForkingPickler.loads(call)
     except Exception as error:  # noqa: BLE001 (unpickling runs any code)
@@ -103,12 +104,12 @@ def _answer(call: bytes) -> tuple[str, bytes]:
     try:
         try:
             value = fn(*args)
-        except SystemExit as left:  # as a script that returns from its end, and under torchrun
+        except SystemExit as left:  # handled as if a script or a torchrun rank left by it
             if (failed := failure(left)) is not None:
                 give_up(before, failed)
                 raise
             value = None
-        sent = _result(value)  # before the memory of what is sent is given back
+        sent = _result(value)  # before the memory of the value is freed
         if last:
             close(before)
     except (SystemExit, KeyboardInterrupt):
@@ -122,7 +123,7 @@ def _answer(call: bytes) -> tuple[str, bytes]:
 
 
 def _result(value: object) -> bytes:
-    """What a function returned, pickled."""
+    """The value that a function returned, pickled."""
     try:
         return pickle.dumps(value)  # ForkingPickler would move a tensor that the rank keeps into other memory
     except Exception as error:  # noqa: BLE001 (pickling runs any code)
@@ -130,7 +131,7 @@ def _result(value: object) -> bytes:
 
 
 def _portable(error: BaseException) -> bytes:
-    """``error``, pickled, if it survives that, else an error that says the same."""
+    """``error``, pickled, if it can be unpickled again; else an error with the same text."""
     with contextlib.suppress(Exception):  # pickling runs any code
         pickled = pickle.dumps(error)
         if isinstance(pickle.loads(pickled), BaseException):

@@ -1,4 +1,4 @@
-"""``python -m iris report``: results as a page with charts, as Markdown tables, or two sets of them compared."""
+"""``python -m iris report``: draw results as a page with charts, write them as Markdown tables, or compare two sets."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def _compare(before: Path, after: Path, threshold_percent: float, fail_on_regres
 
 
 def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[str] | None) -> None:
-    """Write the page and the pictures that are wanted: of all kinds if None are named."""
+    """Write the page ``out`` and pictures into ``svg_dir``, if these are given. ``kinds``: the kinds of charts; None:
+    all."""
     try:
         from iris.report import drawing, svg
     except ModuleNotFoundError as error:
@@ -105,7 +106,7 @@ def _draw(study: Study, out: Path | None, svg_dir: Path | None, kinds: Sequence[
 
 
 def _check_page(out: Path) -> None:
-    """What is wrong with it is better said now than when all is drawn."""
+    """Raise if the page cannot be written: before, not after all is drawn."""
     with files.argument_errors("report", "--out", "a file that can be written", out):
         is_folder = out.is_dir()
     if is_folder:
@@ -120,7 +121,7 @@ def _make(option: str, folder: Path) -> None:
 
 
 def _tracked(items: Sequence[T]) -> Iterator[T]:
-    """The items, with what is left of them on stderr if they take a while."""
+    """The items, with progress on stderr if they take a while."""
     with progress(len(items), "drawing") as advance:
         said = time.monotonic()
         for item in items:

@@ -1,4 +1,4 @@
-"""Which charts a study has, and what each of them shows."""
+"""The charts of a study, and what each of them shows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Chart:
 
     @property
     def alt(self) -> str:
-        """What the chart shows, for those who do not see it."""
+        """What the chart shows, in words, for readers who cannot see it."""
         return f"{self.case}, {KINDS[self.kind].lower()}: {self.title}; {self.subtitle}; {self.section.title}"
 
 
@@ -57,7 +57,7 @@ def charts(study: Study) -> dict[str, Chart]:
 
 
 def _name(chart: Chart) -> str:
-    """A name for a file."""
+    """The name of a chart's file, without a suffix."""
     where = "simulated" if chart.section.simulated else chart.section.hardware
     title = "" if chart.kind == "speedups" else f"{chart.title.replace('×', 'x')} {chart.subtitle}"
     return files.name_of(f"{chart.case} {chart.kind} {title} {where}")
@@ -88,7 +88,9 @@ def _times(study: Study) -> Iterator[Chart]:
 def _shares(study: Study) -> Iterator[Chart]:
     shared = [p for p in study.outstanding if any(r.floor_share is not None for r in p.timed.values())]
     for problems in grouped(shared, lambda p: (p.section, p.case, p.world_size, p.setting)).values():
-        size = math.ceil(len(problems) / math.ceil(len(problems) / _SHARES_PER_CHART))  # all charts about as long
+        size = math.ceil(
+            len(problems) / math.ceil(len(problems) / _SHARES_PER_CHART)
+        )  # charts of about the same length
         for start in range(0, len(problems), size):
             part = problems[start : start + size]
             page = f"{start + 1} to {start + len(part)} of {len(problems)}" if len(part) < len(problems) else ""

@@ -1,4 +1,4 @@
-"""Two sets of results beside each other: what got faster or slower beyond noise, what is new, what is gone."""
+"""Comparison of two sets of results: what got faster or slower beyond noise, what is new, what is gone."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from iris.results import COMPARATORS, OPPONENTS, Result, Value, newest
 
 REGRESSIONS = ("slower", "broken", "gone")
 MIN_CALLS = 3
-"""Of fewer calls nobody can tell the noise."""
+"""With fewer calls the noise is unknown."""
 _HALF = 0.5
 _HEADINGS = ("", "op", "ranks", "parameters", "hardware", "before ms", "after ms", "change", *OPPONENTS, "why")
 _NUMERIC = (2, *range(5, len(_HEADINGS) - 1))
 _STYLES = {"broken": "bold red", "slower": "red", "faster": "green", "mended": "green"}
 _ALONE = ("new", "gone")
-"""Kinds of cases that are in one of the sets only."""
+"""Kinds of changes of cases that only one of the sets has."""
 _ORDER = ("broken", "slower", "faster", "mended", *_ALONE)
 
 
@@ -29,9 +29,9 @@ _ORDER = ("broken", "slower", "faster", "mended", *_ALONE)
 class Change:
     """One case in both sets, or in one of them.
 
-    ``kind`` is ``slower``, ``faster``, ``same``, ``new``, ``gone``, ``broken`` (had a time, has none),
-    ``mended`` (the reverse), ``untimed`` (never had one), ``unsure`` (timed too seldom for a verdict) or ``simulated``
-    (whose times tell nothing).
+    ``kind`` is ``slower``, ``faster``, ``same``, ``new``, ``gone``, ``broken`` (had a time, and now has none),
+    ``mended`` (the reverse), ``untimed`` (neither has one), ``unsure`` (timed too few times for a verdict) or
+    ``simulated`` (its times mean nothing).
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Change:
 
     @property
     def ours(self) -> bool:
-        """Whether it is a time of Iris's, not of what is measured beside it."""
+        """Whether this is a case of Iris, not of a comparator."""
         return self.result.algorithm not in COMPARATORS
 
     @property
@@ -62,7 +62,7 @@ class Change:
 
 
 class Rivals:
-    """How the algorithms that ours are compared with have moved: what moves both is the machine."""
+    """How times of the opponents have changed: if theirs and ours changed alike, the machine is the likely cause."""
 
     def __init__(self, changes: Sequence[Change]) -> None:
         self._ratios = {
@@ -72,14 +72,14 @@ class Rivals:
         }
 
     def ratio(self, change: Change, rival: str) -> float | None:
-        """The time after over the time before of ``rival`` on the same problem, unless it is the one that changed."""
+        """The time after over the time before of ``rival`` on the same problem; None if the change is an opponent's."""
         params = change.result.params
         if "algorithm" not in params or change.result.algorithm in OPPONENTS:
             return None
         return self._ratios.get(change.result.key_of({**params, "algorithm": rival}))
 
     def as_much(self, change: Change, rival: str) -> bool:
-        """Whether ``rival`` has moved the same way, and at least half as far."""
+        """Whether the time of ``rival`` has changed in the same direction, and at least half as much."""
         other = self.ratio(change, rival)
         if other is None or change.ratio is None or change.kind not in ("slower", "faster"):
             return False
@@ -122,8 +122,8 @@ def _kind(before: Result | None, after: Result | None, threshold_percent: float)
 
 
 def show(changes: Sequence[Change], before: Sequence[Result], after: Sequence[Result], each: bool = False) -> None:
-    """Print what changed, the worst first, and how much the opponents did; of what is new or gone only how many, unless
-    ``each`` is to be printed."""
+    """Print the changes, the worst first, with the opponents' changes. Only the numbers of new and gone cases are
+    printed, unless ``each`` is set."""
     names = ["hardware", "iris", "commit", "torch", "triton", "cuda", "nccl"]
     if _values(before, "variables") != _values(after, "variables"):
         names.append("variables")
@@ -157,7 +157,7 @@ def _badness(change: Change) -> tuple[int, float]:
 
 
 def _values(results: Sequence[Result], name: str) -> list[str]:
-    """What is said under ``name`` of where and with what ``results`` were measured."""
+    """The values that the environments of ``results`` have under ``name``."""
     return sorted({result.environment[name] for result in results if name in result.environment})
 
 
@@ -182,7 +182,7 @@ def _row(change: Change, rivals: Rivals, with_hardware: bool) -> list[str]:
 
 
 def _counts(changed: Sequence[Change]) -> list[list[str]]:
-    """Of each op and number of ranks, how many cases are new, and how many are gone."""
+    """For each op and number of ranks, how many cases are new, and how many are gone."""
     found = Counter((one.kind, one.result.case, one.result.world_size) for one in changed if one.kind in _ALONE)
     ordered = sorted(found.items(), key=lambda item: (_ALONE.index(item[0][0]), *item[0][1:]))
     blank = [""] * (len(_HEADINGS) - 4)
@@ -190,7 +190,7 @@ def _counts(changed: Sequence[Change]) -> list[list[str]]:
 
 
 def _told(params: Mapping[str, Value]) -> dict[str, Value]:
-    """Parameters without the sizes of one rank where there is the shape of the whole, which tells them."""
+    """Parameters without the sizes of one rank, if there is the shape of the whole, from which these follow."""
     return {name: value for name, value in params.items() if "shape" not in params or name not in ("m", "n", "k")}
 
 

@@ -1,4 +1,4 @@
-"""Charts as matplotlib figures, each as wide as a phone's screen or a column of a page."""
+"""Charts as matplotlib figures, each as wide as the screen of a phone or a column of a page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from iris.report.svg import SETTINGS
 from iris.results import COMPARATORS, MATMUL, OPPONENTS, Result
 
 WIDTH = 4.7
-"""Of every figure, in inches."""
+"""The width of every figure, in inches."""
 
 _MARGIN, _LABELS, _END = 0.03, 1.2, 0.12
 _HEAD, _ROW, _LEGEND_ROW = 0.52, 0.225, 0.2
@@ -30,7 +30,7 @@ _RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20, 32)
 _OPPONENT = {"nccl": "NCCL + matmul", "torch_symm_mem": "PyTorch"}
 _NEAR_RATIOS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3)
 _MARKER_SIZES = {"*": 8.5, "P": 6.8, "X": 6.5, "d": 6.5}
-"""Of markers that would look smaller than others of their size."""
+"""Sizes of markers that would look too small at the size of the others."""
 
 Curve = list[tuple[float, float]]
 
@@ -67,7 +67,7 @@ def _speedups(chart: Chart, study: Study, palette: Palette) -> Figure:
 
 
 def _ratios(problems: Sequence[Problem], study: Study, opponent: str) -> dict[int, Curve]:
-    """For each number of ranks M and speed-up of every problem."""
+    """For each number of ranks, M and the speed-up of every problem."""
     found: dict[int, Curve] = {}
     for problem in problems:
         ratio = study.speedup(problem.representative, opponent) if problem.representative else None
@@ -92,7 +92,7 @@ def _times(chart: Chart, study: Study, palette: Palette) -> Figure:
         axes.barh(place, time, 0.66, color=palette.tones[algorithm].light)
         weight = "bold" if time == problem.best_ms else "normal"
         label = axes.text(time + 0.015 * longest, place, f"{time:.3f}", va="center", color=INK.light, weight=weight)
-        if floor is not None and time < floor < time + 0.2 * longest:  # or the floor's line would cross the number
+        if floor is not None and time < floor < time + 0.2 * longest:  # else the floor's line crosses the number
             label.set_bbox({"facecolor": PAPER.light, "edgecolor": "none", "pad": 0.5})
     axes.set_yticks(range(len(algorithms)), map(_label, algorithms))
     axes.set_ylim(len(algorithms) - 0.5, -1.1)
@@ -196,7 +196,7 @@ def _crossover(chart: Chart, study: Study, palette: Palette) -> Figure:
 
 
 def _m_axis(plots: Sequence[Axes], values: Sequence[float]) -> None:
-    """M below the last plot, in powers of two."""
+    """Label M below the last plot, on a scale of powers of two."""
     for axes in plots:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(FixedLocator(_thinned(values)))
@@ -209,7 +209,8 @@ def _m_axis(plots: Sequence[Axes], values: Sequence[float]) -> None:
 
 
 def _ratio_axis(axes: Axes) -> None:
-    """Twice as fast is as far above 1 as half as fast is below; below 1, Iris loses. The axis ends at a tick."""
+    """Make the axis logarithmic, so that twice as fast is as far above 1 as half as fast is below. Below 1, where Iris
+    is slower, it is shaded. The axis ends at a tick."""
     low, high = axes.get_ylim()
     low, high = min(low, 0.8), max(high, 1.25)
     axes.set_yscale("log")
@@ -250,8 +251,8 @@ def _figure(
     palette: Palette | None = None,
     labels: float | None = None,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with its title, its legend and plots below each other of these heights; ``foot`` is for the last one's
-    ticks. Lengths in inches."""
+    """A figure with a title, a legend, and one plot of each of ``heights``, from top to bottom; ``foot``: room for the
+    ticks of the last plot. Lengths are in inches."""
     left = labels or (0.5 if legend else _LABELS)
     rows = math.ceil(len(legend) / _LEGEND_COLUMNS)
     head = _HEAD + (0.24 if legend and labels is None else 0.0)
@@ -302,7 +303,7 @@ def _handle(name: str, palette: Palette) -> Line2D:
 
 
 def _plot(axes: Axes, points: Curve, algorithm: str, palette: Palette, joined: bool) -> None:
-    """Markers of an algorithm, joined by a line or not; those of Iris lie above those of comparators."""
+    """Plot the points of an algorithm, ``joined`` by a line or not; those of Iris lie above those of comparators."""
     theirs = algorithm in COMPARATORS
     (line,) = axes.plot(*_columns(points), zorder=2 if theirs else 3)
     _mark(line, palette.tones[algorithm])
@@ -347,7 +348,7 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 
 
 def _thinned(values: Iterable[float]) -> list[float]:
-    """At most seven of the values, evenly spread, with the last."""
+    """At most seven of the values, evenly spread, including the last."""
     ordered = sorted(set(values))
     step = math.ceil(len(ordered) / 7)
     return ordered[::-1][::step][::-1]

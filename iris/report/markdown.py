@@ -1,4 +1,4 @@
-"""A study as GitHub Markdown: a summary between two markers of a file, and measurements in files of their own."""
+"""A study as GitHub Markdown: a summary between two markers of a file, and measurements in separate files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from iris.report.study import Section, Study, grouped
 from iris.report.tables import Cell, Table
 
 _LONG = 150
-"""Rows of a summary that are too many to be shown unfolded."""
+"""Tables of a summary with more rows than this are folded."""
 _WIDTH = 120
-"""Of a line of text."""
+"""The width of a line of text."""
 BEGIN, END = "<!-- report:begin -->", "<!-- report:end -->"
 MARK = "<!-- Written by python -m iris report, which replaces or removes this file when it writes again. -->"
 """The first line of a file of measurements."""
@@ -29,7 +29,7 @@ _SIMULATED = "Simulated ranks show that results are right; their times are wall 
 
 @dataclass(frozen=True)
 class _Sheet:
-    """The measurements of one op on one number of ranks: the table of all, and counters of every two ranks."""
+    """The measurements of one op on one number of ranks: the table of all results, and counters of every two ranks."""
 
     section: Section
     tables: Sequence[Table]
@@ -40,10 +40,10 @@ class _Sheet:
 
 
 def parts(file: Path) -> tuple[str, str]:
-    """What stands before and after the report in ``file``, the markers included.
+    """The text before and after the report in ``file``, including the markers.
 
     Raises:
-        ArgumentError: there is no such file, it cannot be read, or it has not each marker once and in order.
+        ArgumentError: there is no such file, it cannot be read, or it does not have each marker once and in order.
     """
     fix = f"Put the lines {BEGIN} and {END} where the summary belongs."
     with files.argument_errors("report", "--markdown", "a file that can be read", file):
@@ -63,7 +63,8 @@ def parts(file: Path) -> tuple[str, str]:
 
 
 def folder_of(file: Path) -> Path:
-    """Where the measurements go: the folder beside ``file``, or beside what it links to, with its name less the suffix.
+    """The folder for the measurements: next to ``file``, or to its target if it is a link, with the same name without
+    the suffix.
 
     Raises:
         ArgumentError: there is no suffix.
@@ -80,13 +81,13 @@ def _page_of(file: Path) -> Path:
 
 
 def write(study: Study, file: Path) -> list[Path]:
-    """Put the summary between the markers of ``file``, and the measurements into its folder; if one of these files
-    cannot be written, all stay as they are. What an earlier report wrote there, and this one does not, is removed, and
-    returned; no other file is touched.
+    """Write the summary between the markers of ``file``, and the measurements into its folder. If one of these files
+    cannot be written, all stay as they are. Files there that an earlier report has written, and this one has not, are
+    removed, and returned; no other file is touched.
 
     Raises:
-        ArgumentError: the file has not its markers or no suffix, a file that no report wrote is where measurements go,
-            or one cannot be written or removed; names the file.
+        ArgumentError: ``file`` lacks its markers or a suffix; a file that no report has written is in the place of
+            measurements; or a file cannot be written or removed. The text names the file.
     """
     before, after = parts(file)
     folder = folder_of(file)
@@ -106,7 +107,7 @@ def write(study: Study, file: Path) -> list[Path]:
         files.write_all("report", "--markdown", texts)
     finally:
         with suppress(OSError):
-            folder.rmdir()  # an empty one goes, no other
+            folder.rmdir()  # removes the folder only if it is empty
     gone = [other for other in earlier if other not in named]
     for other in gone:
         with files.argument_errors("report", "--markdown", "a file that can be removed", other):
@@ -126,7 +127,7 @@ def _sheets(study: Study) -> Iterator[_Sheet]:
 
 
 def _measurements(sheets: Sequence[_Sheet], page: str) -> Iterator[str]:
-    """A file of measurements: of one sheet, or of those whose names differ only in what names of files leave out."""
+    """A file of measurements: of one sheet, or of several with the same file name, as that leaves characters out."""
     yield f"{MARK}\n"
     for sheet in sheets:
         yield f"# {_escaped(f'{sheet.tables[0].title}: {sheet.section.title}')}\n"
@@ -142,7 +143,7 @@ def _measurements(sheets: Sequence[_Sheet], page: str) -> Iterator[str]:
 
 
 def _summary(study: Study, sheets: Sequence[_Sheet], folder: str) -> Iterator[str]:
-    """Links to the measurements, and all that is not of one op alone. Long tables are folded."""
+    """Links to the measurements, and the tables over several ops. Long tables are folded."""
     for section in study.sections:
         yield f"### {_escaped(section.title)}\n"
         if section.simulated:
@@ -172,7 +173,7 @@ def _link(sheet: _Sheet, folder: str) -> str:
 
 
 def _address(path: Path) -> str:
-    """How a link names a file or folder beside."""
+    """The address of a file or folder in the same folder, for a link."""
     return quote(os.fsencode(path.name))
 
 
@@ -181,7 +182,7 @@ def _joined(blocks: Iterator[str]) -> str:
 
 
 def _wrapped(text: str, indent: str = "") -> str:
-    """The text in lines as those of the pages of this project; ``indent`` is for all but the first."""
+    """The text in lines of the same width as in this project's pages; ``indent`` is for all lines but the first."""
     return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 

@@ -1,4 +1,4 @@
-"""A study as one HTML page that needs no network: pictures, style and all inside."""
+"""A study as one HTML page that needs no network: pictures and style are part of it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def render(study: Study, pictures: Mapping[str, Sequence[tuple[Chart, str]]], pa
     """The page.
 
     Args:
-        study: what was measured.
-        pictures: for each section's title its charts with their inline SVG, in order.
+        study: the results.
+        pictures: for each section's title its charts, with their inline SVG, in order.
         palette: colours of the algorithms.
     """
     return "\n".join(
@@ -176,7 +176,8 @@ def _classes(column: Column, mark: str = "") -> str:
 
 
 def _shelf(pair: tuple[Chart, str]) -> object:
-    """Pictures of one shelf stand in a row: those of times with as many ranks and the same setting."""
+    """A key for pictures that form one grid: charts of times with the same number of ranks and the same setting; of
+    other kinds, all charts."""
     chart, _ = pair
     first = chart.problems[0]
     return (first.world_size, first.setting) if chart.kind == "times" else None

@@ -1,4 +1,4 @@
-"""One colour for each algorithm, in every chart, on light and on dark ground."""
+"""One colour for each algorithm, the same in every chart, for light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from iris.results import COMPARATORS
 
 @dataclass(frozen=True)
 class Tone:
-    """A colour on light ground, the same on dark ground, and its name as a CSS variable; of algorithms and numbers of
-    ranks also the marker of their points."""
+    """A colour on a light background, its counterpart on a dark one, and its name as a CSS variable; for algorithms and
+    numbers of ranks also the marker of their points."""
 
     name: str
     light: str
@@ -54,8 +54,8 @@ ALGORITHMS = (
     Tone("torch_symm_mem", "#a5afbb", "#6c7786", "h"),
     Tone("matmul", "#c9d0d9", "#4a5462", "d"),
 )
-"""In the order in which charts show them: Iris first, comparators in greys last. Algorithms of one op have different
-markers."""
+"""Tones of algorithms, in the order of charts: Iris first, comparators in greys last. Algorithms of one op have
+different markers."""
 
 _RANKS = (
     Tone("ranks-0", "#7b61d6", "#b3a1f5", "o"),
@@ -63,7 +63,7 @@ _RANKS = (
     Tone("ranks-2", "#0d8a66", "#57cfa8", "D"),
     Tone("ranks-3", "#b0661a", "#e8ab62", "^"),
 )
-"""Where curves differ in the number of ranks: 2 and fewer, 4 and fewer, 8 and fewer, more."""
+"""Tones of curves that differ in the number of ranks: up to 2, up to 4, up to 8, more."""
 
 _SPARE = (
     ("#5566aa", "#a3b1ee", "P"),
@@ -75,7 +75,7 @@ _SPARE = (
 
 
 class Palette:
-    """Tones, markers and order of the algorithms of one study; names that nobody foresaw get tones of their own."""
+    """Tones, markers and order of the algorithms of one study; unknown algorithms get spare tones."""
 
     def __init__(self, algorithms: Iterable[str]) -> None:
         known = {tone.name: tone for tone in ALGORITHMS}
@@ -94,15 +94,15 @@ class Palette:
         return [name for name in self.tones if name in wanted]
 
     def of_ranks(self, world_size: int) -> Tone:
-        """Of a number of ranks."""
+        """The tone of a number of ranks."""
         return _RANKS[min(len(_RANKS) - 1, max(0, (world_size - 1).bit_length() - 1))]
 
     @property
     def variables(self) -> dict[str, str]:
-        """The CSS variable of each colour on light ground."""
+        """The CSS variable of each colour for a light background."""
         return {tone.light: f"var(--{tone.name})" for tone in (*GROUND, *_RANKS, *self.tones.values())}
 
     def css(self, dark: bool) -> str:
-        """Declarations of all variables."""
+        """The CSS declarations of all variables."""
         tones = {tone.name: tone for tone in (*GROUND, *_RANKS, *self.tones.values())}
         return "".join(f"--{tone.name}:{tone.dark if dark else tone.light};" for tone in tones.values())

@@ -1,4 +1,4 @@
-"""Results seen as problems: what was computed where, by which algorithms, and how they compare."""
+"""Results grouped by problem: what was computed where, by which algorithms, and how these compare."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SHAPE = re.compile(r"(\d{1,15})[x×](\d{1,15})[x×](\d{1,15})")
 _NAMES = ("model", "layer")
 _EXTENTS = ("m", "n", "k", "shape")
 SWEEP = 4
-"""So many values of M make a sweep."""
+"""The number of values of M from which problems are a sweep."""
 
 
 @dataclass(frozen=True, order=True)
 class Section:
-    """Results that may stand beside each other in a chart: GPUs of one kind, or simulated ranks."""
+    """Results that may be shown in one chart: of GPUs of one kind, or of simulated ranks."""
 
     simulated: bool
     hardware: str
@@ -40,7 +40,7 @@ class Section:
 class Problem:
     """One piece of work, and its results by algorithm.
 
-    ``shape`` is the global M, N, K where the results tell it; ``setting`` names what else distinguishes the problem.
+    ``shape`` is the global M, N, K if the results have it; ``setting`` names the other parameters of the problem.
     """
 
     section: Section
@@ -58,18 +58,18 @@ class Problem:
 
     @property
     def complete(self) -> dict[str, Result]:
-        """The timed results of all that do the whole work."""
+        """The timed results of the algorithms that do the whole work."""
         return {name: result for name, result in self.timed.items() if name != MATMUL or self.case == MATMUL}
 
     @property
     def best_ms(self) -> float | None:
-        """The shortest of several such times; none of simulated ranks, whose times tell nothing of each other."""
+        """The shortest time of several ``complete`` results; None for simulated ranks, whose times do not compare."""
         times = [time_of(result) for result in self.complete.values()]
         return min(times) if len(times) > 1 and not self.section.simulated else None
 
     @property
     def representative(self) -> Result | None:
-        """What Iris makes of the problem: ``auto``, where it was not measured the fastest algorithm of Iris."""
+        """The result that stands for Iris: that of ``auto``, or if that was not measured, of Iris's fastest."""
         ours = {algorithm: time_of(result) for algorithm, result in self.timed.items() if algorithm not in COMPARATORS}
         if "auto" in self.results:
             return self.results["auto"] if "auto" in ours else None
@@ -78,7 +78,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Mean:
-    """Geometric mean of speed-ups, over how many problems of how many that were measured, and how they are spread."""
+    """The geometric mean of speed-ups, over ``count`` problems of ``of`` that were measured; how many are ``faster``
+    and ``slower``; and the worst."""
 
     speedup: float
     count: int
@@ -89,7 +90,7 @@ class Mean:
 
 
 class Study:
-    """All results, the newest of each case, and the problems they solve."""
+    """The results, only the newest of each case, and their problems."""
 
     def __init__(self, results: Sequence[Result]) -> None:
         self.results = list(newest(results).values())
@@ -101,10 +102,11 @@ class Study:
         }
 
     def speedup(self, result: Result, opponent: str) -> float | None:
-        """How many times as fast as ``opponent``, timed in turns with it: in the same file and batch.
+        """How many times as fast ``result`` is as ``opponent``, if they were timed in turns: in the same file and
+        batch.
 
-        In the case ``matmul``, which has no communication, PyTorch's opponent is torch.matmul. Of simulated ranks there
-        is no speed-up.
+        In the case ``matmul``, which has no communication, PyTorch's opponent is torch.matmul. Simulated ranks have no
+        speed-up.
         """
         if result.simulated:
             return None
@@ -121,7 +123,7 @@ class Study:
 
     @cached_property
     def problems(self) -> list[Problem]:
-        """By section and case, from few ranks to many, those that differ in nothing but M next to each other."""
+        """The problems by section and case, from few ranks to many; those that differ only in M are adjacent."""
         groups = grouped(self.results, lambda result: result.key_of(result.of_problem))
         return sorted(map(_problem, groups.values()), key=_order)
 
@@ -130,7 +132,7 @@ class Study:
 
     @cached_property
     def sweeps(self) -> list[list[Problem]]:
-        """Problems that differ in nothing but M and were timed at ``SWEEP`` or more values of it, by M."""
+        """Groups of problems that differ only in M and were timed at ``SWEEP`` or more values of M, sorted by M."""
         shaped = [problem for problem in self.problems if problem.shape is not None and problem.timed]
         groups = grouped(
             shaped, lambda p: (p.section, p.case, p.world_size, p.setting, p.names, p.shape and p.shape[1:])
@@ -146,7 +148,7 @@ class Study:
 
     @cached_property
     def scalings(self) -> list[list[Problem]]:
-        """The same problem on different numbers of ranks, by that number."""
+        """Groups of the same problem on different numbers of ranks, sorted by that number."""
         groups = grouped(
             (problem for problem in self.outstanding if problem.timed),
             lambda p: (p.section, p.case, p.setting, p.names, p.label),
@@ -154,7 +156,7 @@ class Study:
         return [group for group in groups.values() if len({problem.world_size for problem in group}) > 1]
 
     def means(self, results: Sequence[Result], opponent: str) -> Mean | None:
-        """The geometric mean of the speed-ups of ``results`` over ``opponent``; None where there is none."""
+        """The geometric mean of the speed-ups of ``results`` over ``opponent``; None if none has a speed-up."""
         found = [self.speedup(result, opponent) for result in results]
         ratios = [ratio for ratio in found if ratio is not None]
         if not ratios:
@@ -171,18 +173,18 @@ class Study:
 
 
 def time_of(result: Result) -> float:
-    """The median in milliseconds of a result that has one."""
+    """The median in milliseconds of a result with a time."""
     assert result.time is not None
     return result.time.median
 
 
 def in_words(ms: float) -> str:
-    """Milliseconds with three decimals, and of short times with three digits."""
+    """Milliseconds with three decimals; short times with three significant digits."""
     return f"{ms:.{max(3, 2 - math.floor(math.log10(ms)))}f}" if ms > 0 else f"{ms:.3f}"
 
 
 def verdict(speedup: float) -> str:
-    """``faster``, ``slower`` or ``even``, as the speed-up reads with two decimals."""
+    """``faster``, ``slower`` or ``even``, by the speed-up rounded to two decimals."""
     shown = round(speedup, 2)
     return "faster" if shown > 1 else "slower" if shown < 1 else "even"
 
@@ -192,7 +194,7 @@ def section_of(result: Result) -> Section:
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Items by key, both in the order in which they come."""
+    """Items by key; keys and items stay in the order in which they come."""
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

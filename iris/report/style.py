@@ -1,4 +1,4 @@
-"""How a page looks: light or dark as the reader has it, on a phone, on a screen, on paper."""
+"""The style of a page: light or dark as the reader's system is, for phones, screens and paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures as text: an SVG file that stands alone, or an element inside a page that follows the page's colours."""
+"""Pictures as SVG: a file of its own, or an element of a page that follows the page's colours."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SETTINGS: dict[Any, Any] = {
     "ytick.major.size": 0,
     "ytick.minor.size": 0,
 }
-"""Text stays text: it is laid out with the metrics of DejaVu Sans, wider than most fonts that a browser may take."""
+"""Text stays text; it is laid out with the metrics of DejaVu Sans, which is wider than most fonts of browsers."""
 
 _REFERENCE = re.compile(r"url\(#([^)]+)\)|^#(.+)$")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
-"""What XML cannot hold."""
+"""Characters that XML cannot hold."""
 _COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 
 
@@ -44,7 +44,7 @@ def inlined(text: str, label: str, variables: Mapping[str, str]) -> str:
     Args:
         text: the file.
         label: what the picture shows, in words.
-        variables: the CSS variable to put in place of each colour.
+        variables: the CSS variable that replaces each colour.
     """
     root = ElementTree.fromstring(text)
     for element in root.iter():
@@ -52,7 +52,7 @@ def inlined(text: str, label: str, variables: Mapping[str, str]) -> str:
         element.attrib = {_local(name): value for name, value in element.attrib.items()}
         if "style" in element.attrib:
             element.set("style", _COLOUR.sub(lambda match: variables.get(match[0], match[0]), element.attrib["style"]))
-        if "d" in element.attrib:  # the path of what lies outside the picture has none
+        if "d" in element.attrib:  # paths outside the picture have none
             element.set("d", " ".join(element.attrib["d"].split()))
     for parent in list(root.iter()):
         for child in [child for child in parent if child.tag in ("metadata", "style")]:

@@ -1,4 +1,4 @@
-"""Every figure of a study as tables, for a page or for Markdown."""
+"""All figures of a study as tables, for a page or for Markdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAIR = re.compile(r"(?P<kind>.+) rank (?P<rank>\d+) peer (?P<peer>\d+)")
 
 @dataclass(frozen=True)
 class Cell:
-    """Text, and what is to be seen at once: ``best``, ``faster``, ``slower``, ``wrong`` or nothing."""
+    """Text, and a mark that shows at a glance: ``best``, ``faster``, ``slower``, ``wrong`` or none."""
 
     text: str
     mark: str = ""
@@ -34,14 +34,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells below headings, what the table is about, and what has to be known to read it."""
+    """Cells below headings, the subject of the table, and a note for readers."""
 
     title: str
     note: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     breaks: Collection[int] = ()
-    """Rows before which something new begins."""
+    """The first rows of groups, by number."""
 
 
 EXPLANATIONS = {
@@ -64,11 +64,11 @@ EXPLANATIONS = {
     "host µs": "the host's time to issue one call.",
     "model ms": "what the analytical model predicted.",
 }
-"""What the columns of the measurements are."""
+"""The meaning of the columns of the measurements."""
 
 
 def summary(study: Study, section: Section) -> list[Table]:
-    """Speed-ups and losses, where times mean something, and what has no time."""
+    """Tables of speed-ups and losses, unless ranks are simulated, and of results without a time."""
     speed = [] if section.simulated else [means(study, section), losses(study, section)]
     return [*speed, unmeasured(study, section)]
 
@@ -129,7 +129,7 @@ def losses(study: Study, section: Section) -> Table:
 
 
 def unmeasured(study: Study, section: Section) -> Table:
-    """What has no time, and why: each result that is wrong or failed, then those that were skipped, by reason."""
+    """Results without a time, and why: each that is wrong or failed, then those that were skipped, by reason."""
     without = [
         (problem, result)
         for problem in study.problems
@@ -178,8 +178,8 @@ def environments(study: Study) -> Table:
 
 
 def overview(study: Study, problems: Sequence[Problem]) -> list[Table]:
-    """Every problem of one case in one row, with the times of all that solved it: one table for each number of ranks.
-    Empty where results have no algorithm."""
+    """One row for every problem of one case, with the times of all algorithms: one table for each number of ranks.
+    Empty if results have no algorithm."""
     palette = Palette(result.algorithm for result in study.results)
     if not any("algorithm" in result.params for problem in problems for result in problem.results.values()):
         return []
@@ -193,7 +193,7 @@ def _overview(study: Study, palette: Palette, problems: Sequence[Problem]) -> Ta
     shown = [Column(name, False) for name, wanted in (("model, layer", named), ("setting", many)) if wanted]
     columns = [Column("M×N×K", False), *shown, Column("Iris takes", False)]
     columns += [Column(f"{way} ms") for way in ways]
-    shown_figures = () if problems[0].section.simulated else _OF_IRIS  # of simulated ranks there is none of these
+    shown_figures = () if problems[0].section.simulated else _OF_IRIS  # simulated ranks have none of these
     figures = [(name, cell_of) for name, cell_of, _ in _FIGURES if name in shown_figures]
     rows = []
     for problem in problems:
@@ -256,7 +256,7 @@ def _measured(study: Study, palette: Palette, problems: Sequence[Problem]) -> Ta
 
 
 def _shape_is_told(result: Result) -> bool:
-    """Whether m, n and k say all that the shape says."""
+    """Whether the shape follows from m, n and k."""
     extents = "x".join(str(result.params.get(name)) for name in ("m", "n", "k"))
     return result.params.get("shape") == extents
 
@@ -366,9 +366,9 @@ _FIGURES: Sequence[tuple[str, Callable[[Study, Result], Cell], bool]] = (
     ("host µs", _number(lambda result: result.host_us, "{:.0f}".format), True),
     ("model ms", _number(lambda result: result.predicted_ms, in_words), True),
 )
-"""Columns of the measurements: heading, cell, and whether the column may go where it is empty."""
+"""Columns of the measurements: heading, cell, and whether the column is left out if it is empty."""
 _OF_IRIS = ("× NCCL", "× torch", "of floor", "back-to-back ms", "host µs")
-"""Those of Iris's own results that an overview shows."""
+"""The columns that an overview shows for Iris's own results."""
 
 
 _PLACE = (
@@ -378,7 +378,7 @@ _PLACE = (
 
 
 def _place(problem: Problem, result: Result) -> list[Cell]:
-    """What was measured where: cells below ``_PLACE``."""
+    """Cells for the columns ``_PLACE``: what was measured, on how many ranks and by which algorithm."""
     setting = ", ".join(filter(None, (problem.names, problem.setting)))
     texts = (problem.case, str(problem.world_size), result.way, problem.label, setting or NOTHING)
     return [Cell(text) for text in texts]

@@ -1,4 +1,4 @@
-"""``python -m iris tune``: measure configs on this machine, and keep the fastest for ``pick_config`` to take."""
+"""``python -m iris tune``: measure configs on this machine, and keep the fastest for ``pick_config``."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from iris.tune.session import Options, Shape
 from iris.tune.trials import DROPPED, ENDED, Trials
 
 _START_S = 300.0
-"""The most that ranks may take to start and to end, beside the budget."""
+"""The most seconds that ranks may take to start and to end, in addition to the budget."""
 _TIMES = (
     "config: the algorithm, its tile (M×N×K), w: num_warps, s: num_stages, then all else that is no default.\n"
     "ms: of that config. untuned ms: of what auto takes without rows. Both are medians. If there is time, they are "
@@ -40,7 +40,7 @@ _TIMES = (
     "predicted ms: of that config, by the model of the hardware; none of simulated ranks."
 )
 _RESTARTS = 3
-"""How many candidates may end their ranks in one run."""
+"""How many times the ranks may be started again in one run."""
 
 ABOUT = """\
 Measure configs of ops on this machine and keep the fastest, for algorithm "auto" to take.
@@ -85,8 +85,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``iris tune``; returns the exit status: 0 if every shape that ranks can share has a row, 1 if not, or if they can
-    share none, 130 after Ctrl-C."""
+    """``iris tune``. Returns the exit status: 0 if every shape that the ranks can share evenly has a row; 1 if not, or
+    if there is no such shape; 130 after Ctrl-C."""
     parser = make_parser()
     given = parser.parse_args(argv)
     out = given.out or tuned.user_path()
@@ -95,9 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.out is not None and os.path.isdir(given.out):
         parser.error(f"--out: name a file: {given.out} is a folder")
     with _put_right_by(given.out):
-        tuned.read(out)  # a broken file is better found before than after
+        tuned.read(out)  # finds a broken file before the search, not after
     if given.out is not None and (users := tuned.user_path()) is not None:
-        tuned.read(users)  # what is picked without a search comes from there, whatever --out says
+        tuned.read(users)  # picked configs come from there, whatever --out says
     who, num_ranks = identity(), ranks_to_start(given.num_ranks)
     shapes = _shapes(parser, given, who.world_size if who is not None else num_ranks)
     options = Options(tuple(shapes), out.absolute(), given.budget_s, given.resume, given.heap_size)
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with trials.own():
         try:
             findings, stopped = session.run(options) if who is not None else _supervised(num_ranks, options)
-        except KeyboardInterrupt:  # before there were ranks to be told, or once more
+        except KeyboardInterrupt:  # before there were ranks to tell, or a second time
             findings, stopped = [], True
     found = [(finding, finding.row) for finding in findings if finding.row is not None]
     simulated = any(row.hardware == tuned.SIMULATED for _, row in found)
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _put_right_by(out: Path | None) -> Iterator[None]:
-    """Where ``--out`` names the file of rows, an error says that this is what to change."""
+    """If ``--out`` names the file of rows, make errors tell the user to change that option."""
     try:
         yield
     except ArgumentError as error:
@@ -170,7 +170,7 @@ def _shapes(parser: argparse.ArgumentParser, given: argparse.Namespace, world_si
 
 
 def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
-    """Start ranks and have them tune. When a candidate ends them, start anew and go on without it."""
+    """Start ranks and have them tune. If a candidate ends them, start new ranks and go on without it."""
     began, trials = time.monotonic(), Trials(options.out, options.run)
     for attempt in range(_RESTARTS + 1):
         pool = sheltered(num_ranks)
@@ -203,7 +203,7 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
 
 @contextmanager
 def _interrupts_to(pool: RankPool) -> Iterator[None]:
-    """Hand the first Ctrl-C on to rank 0, which stops the search and keeps what it has; the second ends all."""
+    """Pass the first Ctrl-C on to rank 0, which stops the search and keeps its results; the second ends all."""
 
     def first(number: int, frame: object) -> None:
         print("stopping: what was measured is kept; once more to stop at once", file=sys.stderr)

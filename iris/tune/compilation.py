@@ -1,7 +1,7 @@
-"""Compile the matmul that an op would launch, without launching it, so that ranks can each compile some of the configs.
+"""Compile the matmul that an op would launch, without launching it, so that each rank can compile some of the configs.
 
-The op runs as it is, with a context whose copy engine copies nothing, and with its kernel compiled instead of started.
-Kernels are the same on all ranks, so Triton's cache on disk then has them for everyone.
+The op itself runs, but with a context whose copy engine copies nothing, and its kernel is compiled, not launched.
+Kernels are the same on all ranks, so all ranks then find them in Triton's cache on disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from iris.ops.matmul import start_kernel
 
 
 class _IdleEngine:
-    """What algorithms of Iris's own kernel ask of a copy engine: has kernels launched, and copies nothing."""
+    """A copy engine, as far as algorithms with Iris's own kernel use it, that launches kernels but copies nothing."""
 
     def beside(
         self, kernel: Callable[[], None], copies: Callable[[], None], last: Callable[[], None] | None = None
@@ -44,7 +44,7 @@ class _IdleEngine:
 
 
 class _Bystander:
-    """``ctx``, but for the copy engines of workspaces."""
+    """``ctx``, but workspaces have idle copy engines."""
 
     def __init__(self, ctx: Iris) -> None:
         self._ctx = ctx
@@ -64,8 +64,8 @@ class _Bystander:
 
 def compile_only(ctx: Iris, call: Callable[[Any], object], mine: bool) -> None:
     """Compile the matmul kernel that ``call``, given a context, would launch, if it is ``mine`` to compile. All ranks
-    call this together: what ops keep is made on the way, and the small kernels beside the matmul's run. What the
-    compiler raises is raised behind them, as they may wait for each other."""
+    call this together: workspaces are made on the way, and small kernels other than the matmul run. Errors of the
+    compiler are raised after these kernels, as those of different ranks may wait for each other."""
     raised: list[Exception] = []
 
     def launcher(kernel: Any, grid: tuple[int, ...]) -> Callable[..., object]:
@@ -87,4 +87,4 @@ def compile_only(ctx: Iris, call: Callable[[Any], object], mine: bool) -> None:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """What a kernel that another rank compiles is replaced by."""
+    """Replaces a kernel that another rank compiles."""

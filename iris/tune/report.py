@@ -1,4 +1,4 @@
-"""What a search has found, for people."""
+"""The table of what searches have found."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from iris.ops.tuned import Row, changed_fields
 
 _HEADINGS = ("problem", "config", "ms", "untuned ms", "predicted ms")
 _TIMES = (2, 3, 4)
-"""Columns of times, aligned to the right."""
+"""The columns of times, which are aligned to the right."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem by name, and the row that it has now; or why it has none, and whether that is a failure. With a row
-    ``why`` says that it is from before, if the search ended early; ``unwritten``: the file did not take it."""
+    """A problem's name, and the row that it has now; or ``why`` it has none, and whether that is a failure. If there is
+    a row and ``why``, the search ended early, and the row is an earlier one. ``unwritten``: the row could not be
+    written to the file."""
 
     name: str
     row: Row | None = None
@@ -28,14 +29,14 @@ class Finding:
 
 
 def described_config(config: FusedConfig) -> str:
-    """A config on a line: algorithm, tile, warps and stages, then what differs from the defaults."""
+    """A config on one line: algorithm, tile, warps and stages, then other fields that differ from the defaults."""
     rest = [f"{name}={value}" for name, value in changed_fields(config).items() if name not in ("algorithm", *OF_TILE)]
     tile = f"{config.block_size_m}x{config.block_size_n}x{config.block_size_k}"
     return " ".join([config.algorithm, tile, f"w{config.num_warps}", f"s{config.num_stages}", *rest])
 
 
 def print_findings(findings: Sequence[Finding], title: str = "") -> None:
-    """A table with a row for each."""
+    """Print a table with a row for each finding."""
     print_table(_HEADINGS, [_line(finding) for finding in findings], title=title, right=_TIMES)
 
 

@@ -1,9 +1,9 @@
-"""Which configs to measure next: what rank 0 decides. Pure: it asks for steps and is told what they gave.
+"""How rank 0 decides which configs to measure next. Pure: it yields steps and is sent their results.
 
-Candidates are compiled and checked, the most promising of each algorithm first, for at most half of the time. Those
-that are right are timed in turns, A B C B C A, a few calls each, and the slower half is left out, again and again. What
-is left is varied field by field, as long as that helps and there is time. In the end the best are measured beside what
-is picked without rows, and a local matmul beside the library's.
+Candidates are compiled and checked, the most promising of each algorithm first, for at most half of the time. The right
+ones are timed in turns, A B C B C A, a few calls each, and the slower half is left out, again and again. The config
+that is left is varied field by field, as long as that helps and there is time. At the end the best configs are timed
+in turns with the one that is picked without rows, and a local matmul with the library's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ADMITTING = 0.5
 """The share of the time in which candidates are compiled and checked."""
 _TURNS = 2
 _FAR = 1.3
-"""A candidate this much slower than the fastest is left out, whoever else is left."""
+"""A candidate this much slower than the fastest is left out, even if it is in the faster half."""
 _FINAL_TURNS = 5
 _GRACE_S = 2.0
 _ROUNDS_OF_VARIATIONS = 3
@@ -30,8 +30,8 @@ _ROUNDS_OF_VARIATIONS = 3
 
 @dataclass(frozen=True)
 class Step:
-    """Something for all ranks to do: compile some configs, check one, or time ``calls`` calls of one, or of the
-    library's matmul."""
+    """Work for all ranks: compile some configs, check one, or time ``calls`` calls of one, or of the library's
+    matmul."""
 
     kind: Literal["compile", "check", "time", "library"]
     configs: tuple[FusedConfig, ...]
@@ -40,7 +40,7 @@ class Step:
 
 @dataclass
 class Trial:
-    """What is known of one config: milliseconds of the slowest rank, call by call; or why it was dropped."""
+    """The results of one config: milliseconds of each call on its slowest rank; or why it was dropped."""
 
     times_ms: list[float] = field(default_factory=list)
     dropped: str | None = None
@@ -54,9 +54,9 @@ Steps = Generator[Step, Any, None]
 
 
 def by_turns(configs: Iterable[FusedConfig]) -> list[FusedConfig]:
-    """The first config of each algorithm, then the second of each, and so on: predictions are surer within an algorithm
-    than between two, and a search that ends early shall have tried them all. An algorithm counts as two where the
-    matmul may be the library's or ``own_matmul``."""
+    """The first config of each algorithm, then the second of each, and so on: predictions are more reliable within an
+    algorithm than between two, and a search that ends early should have tried all algorithms. An algorithm with the
+    library's matmul and the same with ``own_matmul`` count as two."""
     seen: Counter[tuple[str, bool]] = Counter()
     turns = []
     for config in configs:
@@ -70,20 +70,21 @@ class Search:
     """The search for one problem.
 
     Args:
-        candidates: what to try, the most promising first.
-        untuned: what is picked without rows: if it is among the candidates, it is measured to the end.
-        variations: configs that differ from one in a field.
-        left_s: seconds that are left; 0 or less stops the search, minus infinity at once.
+        candidates: the configs to try, the most promising first.
+        untuned: the config that is picked without rows; if it is a candidate, it is also measured at the end.
+        variations: returns the configs that differ from a given one in one field.
+        left_s: returns the seconds left. 0 or less ends the search, but configs that were checked are first timed once,
+            for at most 2 s more; minus infinity ends it at once.
         batch: configs to compile at a time; 0 compiles none ahead.
         calls: timed calls of one config in one turn.
-        known: milliseconds of candidates that an earlier search has found right and timed, perhaps with other versions:
-            they say what is timed first, and what not at all.
-        beside_library: whether the library's matmul is measured beside the best.
-        suspects: what is compiled alone, as it may end the ranks.
+        known: milliseconds of candidates that an earlier search has found right and timed, perhaps with other versions.
+            They decide which candidates are timed first, and which not at all.
+        beside_library: whether the library's matmul is timed in turns with the best configs.
+        suspects: configs that are compiled alone, as they may end the ranks.
 
     Attributes:
-        trials: of every config that was tried.
-        unfinished: whether there was no time for all.
+        trials: the results of every config that was tried.
+        unfinished: whether there was no time to try all.
     """
 
     def __init__(
@@ -108,8 +109,8 @@ class Search:
         self._final: dict[FusedConfig, Trial] = {}
 
     def steps(self) -> Steps:
-        """The steps to take. Send in what each gave: of ``compile`` a complaint or None for each config, of ``check`` a
-        complaint or None, of ``time`` and ``library`` the milliseconds of each call."""
+        """The steps to take. Send in the result of each: for ``compile`` a complaint or None for each config, for
+        ``check`` a complaint or None, for ``time`` and ``library`` the milliseconds of each call."""
         yield from self._admit(self._candidates, self._left_s() * (1 - _ADMITTING))
         yield from self._halve(self._near(self._right()))
         for _ in range(_ROUNDS_OF_VARIATIONS):
@@ -130,12 +131,12 @@ class Search:
         return min(timed, key=lambda config: timed[config]) if timed else None
 
     def measured_ms(self, config: FusedConfig) -> float | None:
-        """The median time of ``config``, of those measured side by side in the end if it is one of them."""
+        """The median time of ``config``: at the end of the search, if it was measured there, else during it."""
         trial = self._trial(config)
         return trial.median_ms if trial.times_ms else None
 
     def calls_of(self, config: FusedConfig) -> int:
-        """How many calls :meth:`measured_ms` is the median of."""
+        """The number of calls whose median is :meth:`measured_ms`."""
         return len(self._trial(config).times_ms)
 
     def _trial(self, config: FusedConfig) -> Trial:
@@ -147,13 +148,14 @@ class Search:
         return self._library.median_ms if self._library.times_ms else None
 
     def _ends(self, grace_s: float = 0.0) -> bool:
-        """Whether time is up, and ``grace_s`` more."""
+        """Whether the time, and ``grace_s`` more, is up."""
         left = self._left_s()
         self.unfinished |= left <= 0
         return left <= -grace_s
 
     def _near(self, configs: Sequence[FusedConfig]) -> list[FusedConfig]:
-        """Without those that are known to be far slower than the fastest; what is picked without rows is timed once."""
+        """``configs`` without those known to be far slower than the fastest; but the config that is picked without
+        rows stays until it has been timed once."""
         limit = _FAR * min(map(self._expected_ms, configs), default=math.inf)
 
         def stays(config: FusedConfig) -> bool:
@@ -183,7 +185,7 @@ class Search:
                 self.trials[config] = Trial(dropped=complaint)
 
     def _batches(self, configs: Sequence[FusedConfig]) -> Iterator[tuple[FusedConfig, ...]]:
-        """``configs`` as they are compiled together."""
+        """``configs`` in the batches that are compiled together."""
         batch: list[FusedConfig] = []
         for config in configs:
             alone = config in self._suspects
@@ -208,7 +210,7 @@ class Search:
         while alive:
             for _ in range(_TURNS):
                 for config in self._turn(alive):
-                    # What has been compiled and checked is timed once, even if that took longer than there was.
+                    # A checked config is timed once, even if compiling and checking have used up the time.
                     grace_s = 0.0 if self.trials[config].times_ms else _GRACE_S
                     if self.best is not None and self._ends(grace_s):
                         return
@@ -219,9 +221,9 @@ class Search:
             alive = self._near(alive)[: max(1, len(alive) // 2)]
 
     def _turn(self, configs: Sequence[FusedConfig]) -> list[FusedConfig]:
-        """``configs`` in another order each time: a call may be faster or slower for what ran before it. Those that
-        were never timed come first, and of these what is picked without rows, as nothing is better before it is better
-        than that, and then what an earlier search found to be fast."""
+        """``configs`` in another order each time, as the call before may make a call faster or slower. Those that were
+        never timed come first: of these first the config that is picked without rows, as others are only better if they
+        beat that, and then those that an earlier search found to be fast."""
 
         def place(config: FusedConfig) -> tuple[int, float]:
             if self.trials[config].times_ms:

@@ -1,4 +1,4 @@
-"""What every rank does: open a context, and take the steps that rank 0 chooses, problem after problem."""
+"""The tuner on every rank: open a context, and take the steps that rank 0 chooses, problem after problem."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ _GPU_CALLS, _SIM_CALLS = 4, 1
 _LEAD_S = 100e-6
 """The device idles this long before a timed call, so that the host is ahead of it."""
 _TIMEOUT_S, _FIRST_TIMEOUT_S = 30.0, 60.0
-"""Of waits between ranks: longer than a kernel takes to compile; a candidate that hangs costs that much."""
+"""Time limits of waits between ranks: longer than a kernel takes to compile; a candidate that hangs costs as much."""
 _STATUS_S = 2.0
 _FIRST = 3.0
-"""How much more time than others the first shape of a kind gets."""
+"""How many times as much time as others the first shape of a kind gets."""
 _VERSIONS = ("iris", "commit", "torch", "triton", "cuda")
 _DROPPED_FOR = (IrisError, TritonError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
-"""Errors of a candidate, or of making operands, after which all ranks can go on, but for the fatal ones."""
+"""Errors of a candidate, or of making operands, after which all ranks can go on, except the fatal ones among them."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A problem over all ranks, A[m, k] @ B[k, n], as command lines and data sets have it."""
+    """A problem over all ranks, A[m, k] @ B[k, n], in the form of command lines and data sets."""
 
     op: str
     m: int
@@ -69,7 +69,7 @@ class Shape:
 
     @property
     def kind(self) -> tuple[str, str, int | None, str]:
-        """What its kernels depend on, besides the config."""
+        """All that its kernels depend on, besides the config."""
         return self.op, self.dtype, self.gather_dim, self.b_layout
 
     @property
@@ -84,12 +84,12 @@ class Options:
     """What the command line says.
 
     Attributes:
-        shapes: what to tune.
+        shapes: the shapes to tune.
         out: the file of rows.
-        budget_s: seconds for all shapes, from when the ranks have met.
+        budget_s: seconds for all shapes, counted from when the ranks have met.
         resume: leave out problems that have a finished row, and candidates that failed or were timed before.
-        heap_size: bytes of symmetric heap; None takes a quarter of the GPU's memory, 32 GiB at most, simulated 256 MiB.
-        run: whose trials these are; the same when ranks are started anew.
+        heap_size: bytes of symmetric heap; None: a quarter of the GPU's memory, 32 GiB at most; simulated 256 MiB.
+        run: the run's name in trials; it stays the same when new ranks are started.
     """
 
     shapes: tuple[Shape, ...]
@@ -101,19 +101,20 @@ class Options:
 
 
 class Stop:
-    """Whether Ctrl-C was pressed: rank 0 looks, the others leave it to rank 0."""
+    """Whether Ctrl-C was pressed. Only rank 0 looks at this, and tells the others."""
 
     def __init__(self) -> None:
         self.asked = False
         signal.signal(signal.SIGINT, self._ask)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked since the rank was born
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked since the rank's start
 
     def _ask(self, number: int, frame: object) -> None:
         self.asked = True
 
 
 def run(options: Options) -> tuple[list[Finding], bool]:
-    """Tune all shapes until time is up. What was found, and whether Ctrl-C ended it, on rank 0. All ranks call this."""
+    """Tune all shapes until time is up. Returns, on rank 0, what was found, and whether Ctrl-C ended the run. All ranks
+    call this."""
     stop = Stop()
     findings: list[Finding] = []
     size = options.heap_size or default_heap_size()
@@ -138,15 +139,15 @@ def run(options: Options) -> tuple[list[Finding], bool]:
                 findings.append(_uneven(ctx, shape) or _tune(ctx, shape, options, now + share, stop, advance))
                 advance("", 1)
     except BaseException as error:
-        ctx.__exit__(type(error), error, error.__traceback__)  # as ``with`` would: others may be in another call
+        ctx.__exit__(type(error), error, error.__traceback__)  # as ``with`` does: other ranks may be in another call
         raise
     ctx.close()
     return findings, stop.asked
 
 
 def _share(shapes: Sequence[Shape], number: int) -> float:
-    """The share of the time left that shape ``number`` gets: more for the first of a kind, for which kernels have to be
-    compiled that the others of its kind then find."""
+    """The share of the time left that shape ``number`` gets. The first of a kind gets more: its kernels have to be
+    compiled, and the others of the kind then find them."""
     weights = [
         1.0 if one.kind in {other.kind for other in shapes[:place]} else _FIRST for place, one in enumerate(shapes)
     ]
@@ -158,13 +159,13 @@ def _quiet(following: str, finished: int) -> None:
 
 
 def _uneven(ctx: Iris, shape: Shape) -> Finding | None:
-    """What to say of a shape that the ranks cannot share."""
+    """The finding for a shape that the ranks cannot share evenly; None if they can."""
     why = uneven(shape.op, f"{shape.m}x{shape.n}x{shape.k}", shape.gather_dim or 0, ctx.world_size)
     return Finding(shape.name, why=why) if why is not None else None
 
 
 def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop, advance: Advance) -> Finding:
-    """Tune one shape and write its row. On other ranks than 0 the finding says nothing."""
+    """Tune one shape and write its row. On ranks other than 0 the finding has the shape's name only."""
     params = local_params({"M": shape.m, "N": shape.n, "K": shape.k}, ctx.world_size, op=shape.op)
     sizes = int(params["m"]), int(params["n"]), int(params["k"])
     lacking = ""
@@ -174,7 +175,7 @@ def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop
         runner = Runner(ctx, operands)
     except FATAL:
         raise
-    except _DROPPED_FOR as error:  # no memory, or sizes that none can have
+    except _DROPPED_FOR as error:  # no memory, or impossible sizes
         lacking = one_line(error)
     if (why := agreed(ctx, lacking)) is not None:
         return Finding(shape.name, why=why, failed=True)
@@ -188,13 +189,13 @@ def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop
 
 
 class Runner:
-    """One problem on one rank: takes the steps of a :class:`Search`."""
+    """One problem on one rank; it takes the steps of a :class:`Search`."""
 
     def __init__(self, ctx: Iris, operands: Operands) -> None:
         self.ctx, self.operands, self.problem, self.target = ctx, operands, operands.problem, target_of(ctx)
 
     def take(self, step: Step) -> Any:
-        """Collective; the same on all ranks."""
+        """Take a step, and return its result, which is the same on all ranks. Collective."""
         if step.kind == "compile":
             return self._compile(step.configs)
         if step.kind == "library":
@@ -206,7 +207,7 @@ class Runner:
         return self._time(partial(self.operands.call, config), step.calls)
 
     def _compile(self, configs: Sequence[FusedConfig]) -> list[str | None]:
-        """Each rank compiles its share."""
+        """Compile ``configs``, each rank its share; returns a complaint or None for each."""
         complaints = []
         for number, config in enumerate(configs):
             complaint = ""
@@ -222,7 +223,7 @@ class Runner:
         return [agreed(self.ctx, complaint) for complaint in complaints]
 
     def _check(self, config: FusedConfig) -> str | None:
-        """Run on other numbers first, whose products are then in every buffer on the way; then on those that count."""
+        """Run on other numbers first, so that every buffer holds wrong data, then on those that count."""
         operands, complaint = self.operands, ""
         try:
             operands.fill(decoy=True)
@@ -275,7 +276,7 @@ class Coordinator:
         return self._order(next(self._steps, None))
 
     def next(self, step: Step, result: Any) -> dict[str, Any] | None:
-        """What to do after ``step`` gave ``result``; None if that was all."""
+        """The next thing to do after ``step`` gave ``result``; None if that was all."""
         self._note(step, result)
         try:
             return self._order(self._steps.send(result))
@@ -283,7 +284,7 @@ class Coordinator:
             return None
 
     def finding(self) -> Finding:
-        """Write the row, if anything was measured; an unfinished one not in place of a finished one."""
+        """Write the row, if anything was measured; an unfinished row never replaces a finished one."""
         if self._kept is not None:
             return Finding(self._shape.name, self._kept)
         timed = {config: trial.median_ms for config, trial in self._search.trials.items() if trial.times_ms}
@@ -303,7 +304,7 @@ class Coordinator:
             return Finding(self._shape.name, why=why, failed=True)
         try:
             tuned.write(self._options.out, [row])
-        except ArgumentError:  # is raised where it is written again, behind the table
+        except ArgumentError:  # the command writes it again, after the table, and raises then
             return Finding(self._shape.name, row, unwritten=True)
         return Finding(self._shape.name, row)
 
@@ -334,7 +335,7 @@ class Coordinator:
         return {"kind": step.kind, "configs": [changed_fields(one) for one in step.configs], "calls": step.calls}
 
     def _note(self, step: Step, result: Any) -> None:
-        """Write down what is known now of a candidate, and tell the user of one that is dropped."""
+        """Write down what became of candidates, and tell the user of those that are dropped."""
         self._trials.answered()
         found = {"compile": result, "check": [result]}.get(step.kind, [])
         for config, complaint in zip(step.configs, found, strict=False):
@@ -356,14 +357,14 @@ class Coordinator:
         doing = {"compile": "compiling", "check": "checking"}.get(step.kind, "timing")
         left = f"{max(0.0, self._left_s()):.0f} s left"
         found = f"{doing}, {len(self._search.trials)} tried{fastest}, {left}"
-        self._advance(f"{found}: {self._shape.name}", 0)  # what changes comes first: a narrow terminal cuts the end
+        self._advance(f"{found}: {self._shape.name}", 0)  # what changes comes first: narrow terminals cut the end
 
     def _own_histories(self) -> list[History]:
-        """What this run has found before a candidate ended its ranks."""
+        """The histories that this run has written before a candidate ended its ranks."""
         return [history for history in self._histories.values() if history.run == self._options.run]
 
     def _kept_row(self) -> Row | None:
-        """The row that this problem has already, if that is enough."""
+        """The finished row of this problem, if it need not be tuned again."""
         done = self._options.resume or any(history.measured_ms is not None for history in self._own_histories())
         left = any(history.left for history in self._histories.values())
         return self._finished_row() if done and not left else None
@@ -396,7 +397,7 @@ class Coordinator:
 def promising(
     problem: Problem, target: Target, may: Callable[[FusedConfig], bool] = lambda _: True
 ) -> list[FusedConfig]:
-    """The candidates that ``may`` be tried and that the model leaves standing, what it expects to be fastest first."""
+    """The candidates that ``may`` be tried and that the model does not rule out, the fastest by the model first."""
     times = predictions(problem, target, filter(may, candidates(problem, target, wide=True)))
     limit = PROMISING * min(times.values(), default=0.0)
     return sorted((one for one in times if times[one] <= limit), key=lambda one: times[one])
@@ -414,7 +415,7 @@ def measured_row(
     commit: str | None = None,
     unfinished: bool = False,
 ) -> Row:
-    """The row for what was measured here and now; see :class:`Row`. ``commit``: None for what git says."""
+    """The row for what was just measured here; see :class:`Row`. ``commit``: None: what git says."""
     known, predicted_s = environment(ctx, commit), predictions(problem, target, (best,))[best]
     hardware, world_size, op, gather_dim, dtype, m, n, k, transposed_b = row_key(problem, target.hardware)
     return Row(

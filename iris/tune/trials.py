@@ -1,14 +1,15 @@
-"""What became of each candidate, written beside the rows as it happens, a JSON line for each event.
+"""What became of each candidate: a file next to the rows, with a JSON line for each event as it happens.
 
-A candidate is ``right`` or ``dropped`` when it has been checked, and ``measured`` in the end. It is ``started`` while
-it is compiled, checked or timed, and no longer. One that has ended its ranks, by a crash or by never coming back, still
-is, and dropped by who started them. Where several were compiled at a time none is dropped: each is compiled alone then.
-One that still is when somebody has killed the run, perhaps by no fault of its own, is tried once more. The best of a
-search that ended early beside a finished row, which stays, is ``left``: ``--resume`` goes on with that problem, too.
+A candidate is ``right`` or ``dropped`` after its check, and ``measured`` at the end of the search. While it is
+compiled, checked or timed, it is ``started``; that event is removed afterwards. If a candidate ends its ranks, by a
+crash or a hang, it stays ``started``, and the process that started the ranks drops it. If several were being compiled,
+none is dropped: each is then compiled alone. If the whole run was killed, perhaps by no fault of the candidate, one
+that stayed ``started`` is tried once more. If a search ends early and the problem has a finished row, that row stays,
+and the best candidate of the search is ``left``: ``--resume`` then goes on with that problem, too.
 
-Where an event cannot be written, the search goes on without: what counts are rows.
+If an event cannot be written, the search goes on without it: only rows count.
 
-Events name their run. A run without ``--resume`` forgets a problem's events when it comes to that problem, unless they
+Events name their run. A run without ``--resume`` deletes a problem's events when it comes to that problem, unless they
 are its own, from before a candidate ended its ranks.
 """
 
@@ -33,9 +34,9 @@ from iris.ops.tuned import changed_fields, config_of, is_time
 STARTED, RIGHT, DROPPED, MEASURED, LEFT = "started", "right", "dropped", "measured", "left"
 ENDED = "it ended its ranks"
 _BEGIN = b'{"key": '
-"""How a line of :meth:`Trials.add` begins."""
+"""The beginning of every line of :meth:`Trials.add`."""
 MAX_STARTS = 2
-"""How often a candidate may be started without an answer."""
+"""A candidate that was started this often without an answer is not tried again."""
 
 Place = tuple[str, FusedConfig]
 """A problem, by :func:`problem_name`, and a candidate."""
@@ -43,8 +44,8 @@ Place = tuple[str, FusedConfig]
 
 @dataclass
 class History:
-    """What is known of a candidate: how often it was started without an answer, why it was dropped, its time; the last
-    run that tried it; whether that left it as the best of a search which ended early beside a finished row."""
+    """What is known of a candidate: how often it was started without an answer, why it was dropped, its time, the last
+    run that tried it, and whether that run ``left`` it (see the module)."""
 
     unanswered: int = 0
     dropped: str | None = None
@@ -59,8 +60,7 @@ class History:
 
 
 class Trials:
-    """The trials that belong to a file of rows, for ``run`` to add to. Problems are told apart by the keys of their
-    rows."""
+    """The trials that belong to a file of rows; ``run`` adds to them. The key of a row identifies its problem."""
 
     def __init__(self, rows: Path, run: str = "") -> None:
         self.run = run
@@ -69,7 +69,7 @@ class Trials:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Keep other runs away while the block runs. What a run that was killed left of a line is taken away first.
+        """Keep other runs away while the block runs. A partial last line, of a run that was killed, is removed first.
 
         Raises:
             ArgumentError: another run tunes into the same file, or it cannot be written.
@@ -81,7 +81,7 @@ class Trials:
             if not sole(file.fileno()):
                 fix = "Wait for the other run, or give each its own --out."
                 raise ArgumentError("tune", "--out", "a file that no other run tunes into", self.path, fix)
-            self.histories()  # of a file that is none of trials, nothing is taken away
+            self.histories()  # raises if the file holds no trials, before it is cut
             content = self.path.read_bytes()
             whole = content.rfind(b"\n") + 1
             if not (content[whole:].startswith(_BEGIN) or _BEGIN.startswith(content[whole:])):
@@ -119,25 +119,25 @@ class Trials:
             with self.path.open("ab", buffering=0) as file:
                 end = file.tell()
                 try:
-                    file.write(line[file.write(line) :])  # the rest, if there is one, fails with the reason
+                    file.write(line[file.write(line) :])  # if a part is left, writing it fails with the reason
                 except OSError:
-                    file.truncate(end)  # the next line may not stand behind half a one
+                    file.truncate(end)  # no line may follow half a line
                     raise
 
     def start(self, key: Sequence[Any], configs: Iterable[FusedConfig]) -> None:
-        """Write down what is run next, until it is :meth:`answered`."""
+        """Write down which candidates run next; :meth:`answered` removes that."""
         self._answered = self.path.stat().st_size if self.path.exists() else 0
         for config in configs:
             self.add(key, config, STARTED)
 
     def answered(self) -> None:
-        """What was started last has come back."""
+        """Note that the candidates started last have come back."""
         with self._if_possible():
             os.truncate(self.path, self._answered)
 
     @contextmanager
     def _if_possible(self) -> Iterator[None]:
-        """Go on if the block cannot write, and say so once."""
+        """Go on if the block cannot write, and print that once."""
         try:
             yield
         except OSError as error:
@@ -147,11 +147,11 @@ class Trials:
         """What became of every candidate.
 
         Raises:
-            ArgumentError: a line is no event; names it.
+            ArgumentError: a line is no event; the text names the line.
         """
         found: dict[Place, History] = {}
         lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
-        for number, line in enumerate(lines[:-1], 1):  # the last one is empty, or was not finished
+        for number, line in enumerate(lines[:-1], 1):  # the last one is empty or unfinished
             where = f"{self.path}:{number}"
             try:
                 event = json.loads(line)

@@ -1,4 +1,4 @@
-"""The cases that come with Iris: the fused ops beside other libraries, and transfers between every two ranks."""
+"""The cases that come with Iris: the fused ops and other libraries, and transfers between every two ranks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _MODULES = ("iris.bench.cases.fused", "iris.bench.cases.transfers")
 
 
 def load() -> None:
-    """Register them."""
+    """Register the cases."""
     for module in _MODULES:
         importlib.import_module(module)

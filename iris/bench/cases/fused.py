@@ -1,4 +1,4 @@
-"""Every fused op by every algorithm, beside NCCL + matmul, ``torch.ops.symm_mem`` and the matmul alone."""
+"""Every fused op by every algorithm, compared with NCCL + matmul, ``torch.ops.symm_mem`` and the matmul alone."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ SHAPES = GPU_SHAPES if several_gpus() else SIM_SHAPES
 
 
 def local_params(params: Params, world_size: int, *, op: str) -> Params:
-    """Sizes of the local matmul as m, n, k, and of the whole problem as ``shape``, instead of M, N, K. The layout of
-    B is told only where it is not row-major, the state of L2 only where it is cold.
+    """``params`` with the sizes of the local matmul as m, n, k, and of the whole problem as ``shape``, instead of M, N,
+    K. The layout of B is left out if it is row-major, the state of L2 if it is warm.
 
-    Sizes that the ranks cannot share evenly are rounded up; such a point is skipped, and its record has them so.
+    Sizes that the ranks cannot share evenly are rounded up, also in the record, which says that the point was skipped.
     """
     sizes = {name: int(params[name]) for name in SHAPE_AXIS}
     shape = "x".join(str(size) for size in sizes.values())
@@ -68,7 +68,7 @@ def uneven(op: str, shape: str, gather_dim: int, world_size: int) -> str | None:
 
 
 def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
-    """Check one way to compute ``op``, and have it timed."""
+    """Check one way to compute ``op``, and hand it to ``state`` for timing."""
     reason = uneven(op, state["shape"], gather_dim, ctx.world_size)
     if reason is not None:
         state.skip(reason)
@@ -87,7 +87,7 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     state.set_floor(floor_s(problem, known))
     if chosen.config is not None:
         _tell(state, ctx, problem, chosen.config, known)
-    # What is kept from a call on other numbers must not be taken for this call's.
+    # First a call on other numbers: buffers then hold results that must not pass for those of the checked call.
     operands.fill(decoy=True)
     chosen.refresh()
     try:
@@ -95,7 +95,7 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     except FATAL:
         raise
     except Exception as error:
-        operands.fill()  # the other variants' too
+        operands.fill()  # which other variants share
         if state["algorithm"] not in COMPARATORS or not isinstance(error, RuntimeError):
             raise
         state.skip(f"{state['algorithm']} does not take this: {one_line(error)}")
@@ -113,7 +113,7 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
 
 
 def _tell(state: State, ctx: Iris, problem: Problem, config: FusedConfig, known: Hardware | None) -> None:
-    """Note what an op of Iris runs with, and what follows from that."""
+    """Record the config that an op of Iris runs with, and what follows from it."""
     state.set_config(changed_fields(config))
     state.set_deterministic(not TRAITS[problem.op][config.algorithm].atomic or not problem.dtype.is_floating_point)
     if problem.op == LOCAL:

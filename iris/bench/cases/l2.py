@@ -9,18 +9,17 @@ import torch
 from iris.context import Iris
 
 WARM, COLD = L2_STATES = "warm", "cold"
-"""``warm``: as the call before has left it, on the same operands; ``cold``: as a model's layers find it, each of which
-has weights of its own."""
+"""``warm``: L2 is as the previous call, on the same operands, has left it; ``cold``: as the layers of a model find it,
+each with weights of its own."""
 _EVICTING_NBYTES = 512 << 20
-"""Several times what any L2 holds, and twice AMD's Infinity Cache (256 MiB on MI300X)."""
+"""Several times the size of any L2, and twice that of AMD's Infinity Cache (256 MiB on MI300X)."""
 _scratch: dict[torch.device, torch.Tensor] = {}
 
 
 def evict(ctx: Iris, kept: Sequence[torch.Tensor]) -> Callable[[], None] | None:
-    """What empties L2 before a call, but for ``kept``; None in the simulator, which has none.
+    """A function that empties L2 before a call, except for ``kept``; None in the simulator, which has no L2.
 
-    Other memory is read, not written: what is written would have to leave L2 while the call runs. Then ``kept`` is
-    read.
+    It reads other memory and then ``kept``. It does not write: L2 would write the data back while the call runs.
     """
     if ctx.backend_name == "sim":
         return None

@@ -1,7 +1,7 @@
-"""Random matrices for a fused op, what it should make of them, and how far a result is off.
+"""Random matrices for a fused op, the result that it should give, and the error of the result that it gives.
 
-Numbers are drawn anew in every run, from one seed that the ranks agree on: a rank can draw any other rank's, too, and
-so compute what the op should give without talking to anyone.
+Numbers are drawn anew in every run, from one seed that the ranks agree on. So a rank can also draw those of any other
+rank, and compute the right result without communication.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from iris.ops.problem import output_dtype
 
 ROW_MAJOR, TRANSPOSED = B_LAYOUTS = "row_major", "transposed"
 CUT = {GATHER: "n", SCATTER: "n", REDUCE_SCATTER: "k", ALL_REDUCE: "k", LOCAL: ""}
-"""The size of B that each op shares out among ranks."""
+"""The size of B that each op divides among ranks."""
 ROUNDINGS_OF_A_MATMUL = 2
 """cuBLAS may split a sum over K and round the parts."""
 _A, _B, _SCALES = 0, 1, 4
@@ -32,30 +32,30 @@ _A, _B, _SCALES = 0, 1, 4
 def problem_of(
     op: str, sizes: tuple[int, int, int], dtype: torch.dtype, world: int, gather_dim: int, b_layout: str = ROW_MAJOR
 ) -> Problem:
-    """The problem of ``op`` whose local matmul is of ``sizes``, on ``world`` ranks."""
+    """The problem of ``op`` on ``world`` ranks whose local matmul has ``sizes``."""
     dim = gather_dim if op == GATHER else None
     return Problem(op, *sizes, dtype, 1 if op == LOCAL else world, dim, transposed_b=b_layout == TRANSPOSED)
 
 
 def roundings_of(op: str, ranks: int) -> float:
-    """How often ``op`` may round, by any algorithm: as its matmul does, and each rank's part of a sum on its way
-    (:func:`iris.bench.accuracy.accuracy`)."""
+    """The roundings (:func:`iris.bench.accuracy.accuracy`) that ``op`` may have, by any algorithm: those of its matmul,
+    and those of ranks' parts of a sum."""
     return ROUNDINGS_OF_A_MATMUL + (roundings_of_sum(ranks) if CUT[op] == "k" else 0)
 
 
 class Operands:
     """A, B and output of one op on one rank.
 
-    References are kept in ``exact``, those of integers as they are.
+    References are kept in dtype ``exact``, those of int8 in int32.
 
     Attributes:
         a: this rank's part of A: [m / world_size, k] or [m, k / world_size] for a gather, else [m, k]. On the symmetric
             heap for a gather.
-        b: this rank's part of B, [k, n]; transposed, its columns are contiguous.
-        output: what the op fills; on the symmetric heap where peers write it.
-        problem: sizes of the local matmul, and what must arrive.
+        b: this rank's part of B, [k, n]; if transposed, its columns are contiguous.
+        output: the op's output; on the symmetric heap if peers write it.
+        problem: the problem, with the sizes of the local matmul.
         local_output: [m, n], for the local matmul alone; made on first use.
-        scales: scale_a and scale_b of fp8, one number each, the same on all ranks; of other dtypes there are none.
+        scales: scale_a and scale_b for fp8, one number each, the same on all ranks; empty for other dtypes.
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class Operands:
         return roundings_of(self.op, self.ctx.world_size)
 
     def call(self, config: FusedConfig | None = None, ctx: Any = None, **options: Any) -> None:
-        """The op; ``ctx`` is given in place of the context."""
+        """Call the op; ``ctx``, if given, replaces the context."""
         if self.op == GATHER:
             options["gather_dim"] = self.gather_dim
         getattr(ops, self.op)(ctx or self.ctx, self.output, self.a, self.b, config=config, **self.scales, **options)
 
     def multiply(self, a: torch.Tensor, out: torch.Tensor) -> None:
-        """``out = a @ b``, scaled, by the library; RuntimeError if it does not take them."""
+        """``out = a @ b``, scaled, by the library; RuntimeError if it does not take these operands."""
         if self.scales:
             scale_a, scale_b = self.scales.values()
             torch._scaled_mm(a, self.b, scale_a, scale_b, out_dtype=out.dtype, use_fast_accum=True, out=out)
@@ -122,20 +122,21 @@ class Operands:
             multiply(a, self.b, out)
 
     def redraw(self) -> None:
-        """Fill A and B with other numbers than before, of which references are from now on. Collective."""
+        """Fill A and B with new numbers; from now on references are for these. Collective."""
         self._seed = self._agreed_seed()
         self._kept = {name: kept for name, kept in self._kept.items() if name == "local output"}
         self.fill()
 
     def fill(self, *, decoy: bool = False) -> None:
-        """Draw A and B; as a decoy, numbers that the result must not be made of. Collective."""
+        """Fill A and B with their numbers, or as a ``decoy`` with others, which results must not come from.
+        Collective."""
         self.ctx.barrier()
         self.a.copy_(self._random(_A, self._owner_of_a(self.ctx.rank), decoy))
         self.b.copy_(self._random(_B, self.ctx.rank, decoy))
         self.ctx.barrier()
 
     def spoil(self) -> None:
-        """Fill the outputs with what no right result has. Collective."""
+        """Fill the outputs with a value that no right result contains. Collective."""
         nothing = float("nan") if self.output.is_floating_point() else -(2**31)
         self.output.fill_(nothing)
         if "local output" in self._kept:
@@ -143,8 +144,8 @@ class Operands:
         self.ctx.barrier()
 
     def complaint(self, result: torch.Tensor, roundings: float, *, local: bool = False) -> str:
-        """How wrong ``result`` is as the op's output (``local``: the local matmul's), which may be rounded so often;
-        empty if it is right: see :func:`iris.bench.accuracy.accuracy`."""
+        """How wrong ``result`` is as the op's output (``local``: as the local matmul's); empty if it is right.
+        ``roundings``: see :func:`iris.bench.accuracy.accuracy`."""
         expected = self._local_reference() if local else self.reference()
         if result.shape != expected.shape:
             return f"shape {tuple(result.shape)} instead of {tuple(expected.shape)}"
@@ -152,13 +153,13 @@ class Operands:
         return "" if found.right else str(found)
 
     def accuracy_of(self, result: torch.Tensor, roundings: float, *, local: bool = False) -> Accuracy:
-        """That of ``result``, of the right shape; else as :meth:`complaint`."""
+        """The accuracy of ``result``, whose shape must be right; arguments as for :meth:`complaint`."""
         depth = self.k * (self.ctx.world_size if CUT[self.op] == "k" and not local else 1)
         expected = self._local_reference() if local else self.reference()
         return accuracy(result, expected, depth, roundings, self.dtype)
 
     def reference(self) -> torch.Tensor:
-        """The op's output, by float64 matmuls."""
+        """The op's right output, by float64 matmuls."""
         if self.op in (GATHER, LOCAL):
             return self._local_reference()
         rows = slice(None)
@@ -179,7 +180,7 @@ class Operands:
         return self._keep("local reference", lambda: self._product([(self.gathered(), self.b)]))
 
     def _product(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """The sum of the matrix products, in float64, kept as exactly as is asked for."""
+        """The sum of the matrix products, computed in float64 and stored in the dtype of references."""
         first, second = pairs[0]
         factor = math.prod(float(scale) for scale in self.scales.values())
         total = torch.empty(first.shape[0], second.shape[1], dtype=self._exact, device=first.device)
@@ -190,18 +191,18 @@ class Operands:
         return total
 
     def _agreed_seed(self) -> int:
-        """One that no earlier run had. Collective."""
+        """A new random seed, the same on all ranks. Collective."""
         return int(self.ctx.broadcast(secrets.randbelow(1 << 31), 0))
 
     def _owner_of_a(self, rank: int) -> int:
-        """The rank whose numbers are ``rank``'s A: all ranks have the same one before a scatter."""
+        """The rank whose numbers ``rank`` has in A: for a scatter all ranks have the same A."""
         return 0 if self.op == SCATTER else rank
 
     def _parts_of_a(self) -> Iterator[torch.Tensor]:
         return (self._random(_A, rank) for rank in range(self.ctx.world_size))
 
     def _random(self, which: int, rank: int, decoy: bool = False) -> torch.Tensor:
-        """``rank``'s A or B: the same on every rank that asks."""
+        """``rank``'s A or B, the same on every rank that draws it."""
         stream = (2 * decoy + which) * MAX_RANKS + rank
         generator = torch.Generator(self.ctx.device).manual_seed(self._seed + stream)
         shape, device = (self.a if which == _A else self.b).shape, self.ctx.device

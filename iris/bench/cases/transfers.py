@@ -1,7 +1,7 @@
-"""Bulk transfers: all ranks at once in a ring, timed as other cases are, and then between every two ranks.
+"""Bulk transfers: between all ranks at once in a ring, timed like other cases, and then between every two ranks.
 
-In the ring every rank moves a buffer to (put) or from (get) the next one, so every link direction is busy. Kernels are
-those that :func:`iris.peer.put` and ``get`` make, persistent ones; beside them, in turns, the copy engine.
+In the ring every rank moves a buffer to (put) or from (get) the next one, so every link direction is busy. Buffers are
+moved by persistent kernels that call :func:`iris.peer.put` or ``get``, and in turns with these by the copy engine.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _PAIR = "GB/s rank {} peer {}"
 
 @triton.jit
 def move_kernel(source_ptr, target_ptr, count, peer, handle, PUT: tl.constexpr, BLOCK: tl.constexpr):
-    """``count`` elements at ``source_ptr`` → ``target_ptr``: this rank's → ``peer``'s, if ``PUT``, or ``peer``'s → this
-    rank's."""
+    """Copy ``count`` elements from ``source_ptr`` to ``target_ptr``: if ``PUT``, from this rank to ``peer``, else from
+    ``peer`` to this rank."""
     offsets = tl.arange(0, BLOCK)
-    # In 64 bits, as a step behind a count just below 2**31 would wrap around.
+    # In 64 bits, as a step past a count just below 2**31 would wrap around.
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0) * BLOCK):
         at = start + offsets
         if PUT:

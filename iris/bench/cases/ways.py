@@ -1,13 +1,13 @@
-"""Ways to compute an op: Iris's algorithms, and what it is compared with.
+"""Ways to compute an op: Iris's algorithms, and those that they are compared with.
 
 * ``nccl``: a collective of ``torch.distributed`` (NCCL, RCCL, or gloo in the simulator) and ``torch.matmul``;
-* ``torch_symm_mem``: PyTorch's own fused ops on symmetric memory, on GPUs; for an all-reduce, which has none,
-  ``torch.matmul`` and its one-shot or two-shot all-reduce, by size as torch.compile chooses;
-* ``matmul``: the local matmul alone, ``torch.matmul``, which moves nothing.
+* ``torch_symm_mem``: PyTorch's own fused ops on symmetric memory, on GPUs; there is none for an all-reduce, so that is
+  ``torch.matmul`` and PyTorch's one-shot or two-shot all-reduce, chosen by size as torch.compile does;
+* ``matmul``: the local matmul alone, by ``torch.matmul``, without communication.
 
-An algorithm of Iris's runs with the best options known for it. Others are told behind it, by the fields of
-:class:`iris.ops.FusedConfig` that it has a use for: ``hbm_buffer+comm_sms=32+k_per_flag=8``. ``untuned``, which has to
-be asked for, is what ``auto`` takes where there are no tuned rows: beside ``auto`` it shows what these gain.
+An algorithm of Iris runs with the best options known for it. Other options follow its name, as the fields of
+:class:`iris.ops.FusedConfig` that it uses: ``hbm_buffer+comm_sms=32+k_per_flag=8``. ``untuned``, which runs only on
+request, is what ``auto`` takes without tuned rows: next to ``auto`` it shows what these gain.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from iris.results import COMPARATORS, MATMUL, OPPONENTS, PICKED
 NCCL, SYMM_MEM = OPPONENTS
 AUTO, UNTUNED = PICKED
 STREAM_K = {"stream_k_one_tile": False, "stream_k_two_tiles": True}
-"""The local matmul with Stream-K, beside the same without: whether it splits up to two tiles per program."""
+"""Ways of the local matmul with Stream-K, and whether they split up to two tiles per program."""
 _ONE_SHOT_NBYTES = 128 << 10
 """The most that PyTorch sums in one shot: ``one_shot_all_reduce_threshold_bytes`` of ``torch._inductor.config``."""
 
@@ -53,11 +53,11 @@ class Way:
 
     Attributes:
         call: launches it.
-        result: what it has computed.
+        result: returns what it has computed.
         roundings: how often it may round a sum to the dtype of the output.
         local: whether the result is the local matmul's, not the op's.
-        refresh: copies A to where the way needs it; to be called when A has been drawn anew.
-        config: what an op of Iris runs with, as far as it is known before a call; None for others.
+        refresh: copies A to where the way needs it; call it after A has been drawn anew.
+        config: the config of an op of Iris, as far as it is known before a call; None for others.
     """
 
     call: Callable[[], object]
@@ -78,8 +78,8 @@ def with_options(op: str, config: FusedConfig, options: str, unsettled: Collecti
     """``config`` with fields replaced as ``options`` says: ``comm_sms=32+k_per_flag=8``.
 
     Raises:
-        ArgumentError: it says something else, or another value than the config's for a field that the algorithm has no
-            use for, and that is not ``unsettled`` yet: all that would change is noise.
+        ArgumentError: ``options`` has another form; or it changes the value of a field that the algorithm does not use
+            and that is not ``unsettled``: times would differ by noise only.
     """
     known = [field.name for field in fields(FusedConfig) if field.name != "algorithm"]
     used = options_of(op, config.algorithm) if config.algorithm in ops.ALGORITHMS[op] else known
@@ -97,11 +97,11 @@ def with_options(op: str, config: FusedConfig, options: str, unsettled: Collecti
 
 
 def check_options(name: str, options: str, *, op: str) -> None:
-    """Refuse what the algorithm ``name`` of ``op`` does not take on any device.
+    """Refuse options that the algorithm ``name`` of ``op`` takes on no device.
 
     Raises:
-        ArgumentError: a field or value that there is not, or a field that the algorithm has no use for; one of the
-            tile, which may be told as it is, is refused only where the best config is known.
+        ArgumentError: there is no such field or value, or the algorithm does not use the field. Fields of the tile pass
+            here: they may repeat the values of the best config, which is not known yet.
     """
     plain = FusedConfig(ops.ALGORITHMS[LOCAL][0] if name in STREAM_K else name)
     config = with_options(op, plain, options, OF_TILE)
@@ -109,7 +109,7 @@ def check_options(name: str, options: str, *, op: str) -> None:
 
 
 def way(state: State, operands: Operands, name: str) -> Way:
-    """The way called ``name``; skips the point where there is none."""
+    """The way called ``name``; skips the point if there is none."""
     known = (*ways_of(operands.op), UNTUNED)
     named, _, options = name.partition("+")
     if named not in known:
@@ -126,7 +126,7 @@ def way(state: State, operands: Operands, name: str) -> Way:
 
 
 def _int8_obstacle(operands: Operands, name: str) -> str:
-    """Why the library does not multiply these matrices of int8, if it does not."""
+    """Why the library does not multiply these int8 matrices; empty text if it does."""
     if name not in (NCCL, MATMUL):
         return "takes no int8"
     on_gpu = operands.ctx.backend_name != "sim"
@@ -146,7 +146,7 @@ def _iris(state: State, operands: Operands, name: str) -> Way:
 
 
 def _config(operands: Operands, name: str) -> FusedConfig:
-    """The best config that is known of the algorithm ``name``, with the options behind it."""
+    """The best config that is known for the algorithm in ``name``, changed by the options that follow it there."""
     target, (name, _, options) = target_of(operands.ctx), name.partition("+")
     if name == UNTUNED:
         return model_pick(operands.problem, target)
@@ -188,8 +188,8 @@ def _nccl_gather(operands: Operands) -> Callable[[], None]:
 
 
 def _gather_columns(shard: torch.Tensor, full: torch.Tensor) -> Callable[[], None]:
-    """All ranks' ``shard``, side by side in ``full``. A collective puts them one below the other. (Given a list, as of
-    ``torch.distributed.all_gather``, PyTorch's NCCL would do so, too, and copy from there to the list.)"""
+    """A function that gathers all ranks' ``shard`` side by side in ``full``. The collective puts them one below the
+    other first. (``torch.distributed.all_gather``, which takes a list, would also do that with NCCL, and then copy.)"""
     rows, world_size = len(shard), full.shape[1] // shard.shape[1]
     below = shard.new_empty(world_size * rows, shard.shape[1])
     parts = below.split(rows)
@@ -202,7 +202,7 @@ def _gather_columns(shard: torch.Tensor, full: torch.Tensor) -> Callable[[], Non
 
 
 def _sent(matrix: torch.Tensor) -> torch.Tensor:
-    """``matrix`` as collectives take it: of fp8, which not all do, as bytes."""
+    """``matrix`` as collectives take it: fp8 is sent as bytes, as not all collectives know it."""
     return matrix.view(torch.uint8) if matrix.dtype == torch.float8_e4m3fn else matrix
 
 
@@ -251,7 +251,7 @@ def _symm_mem(state: State, operands: Operands) -> Way:
         def gather() -> None:
             made[:] = fused_gather()[1]
 
-        sums = roundings_of_sum(operands.ctx.world_size) if operands.gather_dim == 1 else 0  # one part behind the other
+        sums = roundings_of_sum(operands.ctx.world_size) if operands.gather_dim == 1 else 0  # parts are added in turn
         return Way(gather, lambda: made[0], operands.roundings + sums, refresh=lambda: a.copy_(operands.a))
     if operands.op == REDUCE_SCATTER:
         fused_sum = _fused_reduce_scatter(operands, group)
@@ -274,7 +274,7 @@ def _symm_mem(state: State, operands: Operands) -> Way:
 
 
 def _fused_gather(operands: Operands, a: torch.Tensor, group: str) -> Callable[[], Any]:
-    """PyTorch's gather of ``a`` and matmul, scaled if the operands are."""
+    """PyTorch's fused gather of ``a`` and matmul, with scales if the operands have them."""
     fused, b, dim = torch.ops.symm_mem, [operands.b], operands.gather_dim
     if not operands.scales:
         return partial(fused.fused_all_gather_matmul, a, b, dim, group)
@@ -286,7 +286,7 @@ def _fused_gather(operands: Operands, a: torch.Tensor, group: str) -> Callable[[
 
 
 def _fused_reduce_scatter(operands: Operands, group: str) -> Callable[[], Any]:
-    """PyTorch's matmul and reduce-scatter, scaled if the operands are."""
+    """PyTorch's fused matmul and reduce-scatter, with scales if the operands have them."""
     fused, a, b = torch.ops.symm_mem, operands.a, operands.b
     if not operands.scales:
         return partial(fused.fused_matmul_reduce_scatter, a, b, "sum", 0, group)
@@ -300,7 +300,8 @@ _buffers: dict[int, torch.Tensor] = {}
 
 
 def _symmetric(ctx: Iris, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """PyTorch symmetric memory, kept by sizes in powers of two: PyTorch does not always give back what is freed."""
+    """Symmetric memory of PyTorch, kept by power-of-two sizes, as PyTorch does not always release it when it is
+    freed."""
     from torch.distributed import _symmetric_memory as symm_mem
 
     nbytes = math.prod(shape) * dtype.itemsize

@@ -1,1 +1,1 @@
-"""What programs in examples/ and benchmark/ have in common that measure one op, with command lines of their own."""
+"""The common parts of programs in examples/ and benchmark/ that measure one op and have their own command lines."""

@@ -1,7 +1,7 @@
 """The command line of the programs that check and time all-gather + matmul by one algorithm.
 
-Sizes on it, as in a data set, are those of the whole problem: A is [m, k], sharded over the ranks, and of B, [k, n],
-every rank multiplies its own n / world_size columns. Nothing in this module needs a context.
+Its sizes, as in a data set, are those of the whole problem: A is [m, k], sharded over the ranks, and B is [k, n], of
+which every rank multiplies its own n / world_size columns. Nothing in this module needs a context.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KERNEL_FLAGS = {
     "num_stages": ("num_stages", "steps whose loads are in flight, as Triton has it"),
     "num_warps": ("num_warps", f"warps of a program: {', '.join(map(str, WARPS))}"),
 }
-"""Flags, the fields of FusedConfig that they set, and what those are."""
+"""Flags, the fields of FusedConfig that they set, and descriptions of these fields."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Options:
     """What the command line of a program says.
 
     Attributes:
-        algorithm: the program's own, as ``iris bench all_gather_matmul`` names it.
-        num_ranks: ranks to start, where no launcher has started them.
-        benchmark: whether to time what is right.
+        algorithm: the program's algorithm, by its name in ``iris bench all_gather_matmul``.
+        num_ranks: the number of ranks to start, if no launcher has started them.
+        benchmark: whether to time right results, too.
         shapes: M, N and K of the whole problem, dtype, gather_dim and labels of each configuration.
         output_dir: where files go, an existing folder.
-        heap_size: bytes; None for what ``iris bench`` takes.
-        fields: those of FusedConfig that were given; the others are picked.
+        heap_size: bytes; None: the default of ``iris bench``.
+        fields: the fields of FusedConfig that were given; the others are picked.
     """
 
     algorithm: str
@@ -62,7 +62,7 @@ class Options:
 def parse_options(doc: str | None, algorithm: str, data_set: Path, argv: Sequence[str] | None = None) -> Options:
     """Read the command line of the program that runs ``algorithm``, by default on ``data_set``; make the output folder.
 
-    A bad value ends the program with a line and status 2; no order to do anything, with status 1.
+    A bad value ends the program with one line and status 2; a command line that asks for nothing, with status 1.
     """
     parser = _parser(doc, algorithm, data_set)
     given = parser.parse_args(argv)

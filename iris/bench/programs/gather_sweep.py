@@ -26,12 +26,12 @@ from iris.launch import in_full, launch
 from iris.ops import FusedConfig
 
 LIMIT_S = 120.0
-"""Twice as long as a configuration may wait for a rank."""
+"""Time limit of a configuration: twice as long as it may wait for a rank."""
 _TALK_BYTES = 1 << 16
 
 
 def run(options: Options) -> int:
-    """The whole program, behind its options; returns its exit status."""
+    """The whole program after its options are read; returns its exit status."""
     try:
         return int(max(launch(sweep, options.num_ranks, (options,))))
     except KeyboardInterrupt:
@@ -43,9 +43,10 @@ def run(options: Options) -> int:
 
 
 def sweep(options: Options) -> int:
-    """Check, and if asked time, every shape; returns 0 if some could run and all that could were right. Runs in a rank.
+    """Check every shape, and time it if asked to. Returns 0 if some shape was right, and no other failed. Runs in a
+    rank.
 
-    Rank 0 prints a line for each, and writes its file.
+    Rank 0 prints a line for each shape, and writes its file.
     """
     with iris(_TALK_BYTES) as ctx:
         known, total, first = environment(ctx, None), len(options.shapes), ctx.rank == 0
@@ -71,7 +72,7 @@ def sweep(options: Options) -> int:
 
 
 def _record(ctx: Iris, params: Params, options: Options, known: Mapping[str, str | int | None]) -> Record:
-    """Measure one configuration; the record of what all ranks saw, on every rank. Collective."""
+    """Measure one configuration; returns the record, made from all ranks' outcomes, on every rank. Collective."""
 
     def case(state: State, inner: Iris) -> None:
         fused.run(state, inner, OP, state["gather_dim"])
@@ -91,7 +92,7 @@ def _nothing() -> None:
 
 
 def _way(options: Options) -> str:
-    """The algorithm with the fields that the options name, the others being the best known for it."""
+    """The algorithm and the fields that the options give; other fields are the best known for it."""
     fields = options.fields if options.algorithm in ops.ALGORITHMS[OP] else {}
     return "+".join([options.algorithm, *(f"{name}={value}" for name, value in fields.items())])
 

@@ -1,13 +1,13 @@
-"""What ``examples/gemm/benchmark.py`` and ``examples/stream-k/benchmark.py`` run: check a fused op, time it, say so.
+"""The program of ``examples/gemm/benchmark.py`` and ``examples/stream-k/benchmark.py``: check and time a fused op.
 
-Three times are taken, with all ranks at work, and of each the slowest rank's median:
+Three times are measured with all ranks at work; each is the slowest rank's median:
 
     total          the op
-    matmul         ``iris.ops.matmul`` on this rank's operands: the same kernel and schedule, and nobody to tell
+    matmul         ``iris.ops.matmul`` on this rank's operands: the same kernel and schedule, without communication
     communication  the op with K cut to one block: the same bytes along the same way, with next to no arithmetic
 
-TFLOP/s count the op's 2·M·N·K / ranks operations on each rank. Over the time of communication alone they are the rate
-that the op cannot exceed.
+TFLOP/s count the op's 2·M·N·K / ranks operations on each rank. Those operations over the time of communication alone
+are a rate that the op cannot exceed.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ VALIDATED_CALLS = 3
 WORST_SHOWN = 5
 NOT_OVER = "the run has not come to its end"
 ROUNDINGS = {"atomic": 1, "one_shot": 2, "split": 1, "push": 1}
-"""How often a sum is rounded to C's dtype: at the end, and where ranks' parts are sent in that dtype, before it."""
+"""How often a sum is rounded to C's dtype: at the end, and also before if ranks' parts are sent in that dtype."""
 
 
 class Work(Operands):
-    """This rank's operands, and what the arguments, once fitted, have the op do with them."""
+    """This rank's operands, and the op's config by the fitted arguments."""
 
     def __init__(self, ctx: Iris, arguments: Arguments, config: FusedConfig) -> None:
         sizes = {name: getattr(arguments, name) for name in ("m", "n", "k")}
@@ -84,7 +84,7 @@ class Rate:
 
 
 def timed(work: Work) -> dict[str, Rate]:
-    """The op and its two parts; see the module. Collective."""
+    """Time the op and its two parts: see the module. Collective."""
     local = replace(
         work.config, algorithm="auto", comm_sms=None, num_sms=min(work.arguments.gemm_sms, work.ctx.num_sms)
     )
@@ -103,7 +103,7 @@ def timed(work: Work) -> dict[str, Rate]:
 
 
 def checked(work: Work) -> Accuracy:
-    """The worst of all ranks over fresh inputs. Collective."""
+    """The worst accuracy of all ranks, and of all calls on fresh inputs. Collective."""
     found, roundings = [], ROUNDINGS[work.config.algorithm]
     for _ in range(VALIDATED_CALLS if work.arguments.validate else 1):
         work.redraw()
@@ -118,7 +118,7 @@ def checked(work: Work) -> Accuracy:
 
 
 def registers_of(kernel: Any, device: torch.device) -> tuple[int | None, int | None]:
-    """Registers of a thread, and those spilled to memory, of ``kernel`` as it was compiled last; None if it is
+    """The registers per thread, and those spilled to memory, of ``kernel`` as it was last compiled; None if it is
     interpreted, or has not run."""
     compiled = list(kernel.device_caches[device.index][0].values()) if hasattr(kernel, "device_caches") else []
     return (compiled[-1].n_regs, compiled[-1].n_spills) if compiled else (None, None)
@@ -139,7 +139,7 @@ def device_of(ctx: Iris) -> Device:
 
 
 def free_memory_bytes() -> int:
-    """Main memory that processes may still take, as far as the kernel and the container say."""
+    """Bytes of main memory that are free, by the kernel, and if the container has a limit, within that."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(fields["MemAvailable"].split()[0]) << 10
     limit, taken = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
@@ -154,7 +154,7 @@ def say(ctx: Iris, text: str) -> None:
 
 
 def show_worst(work: Work) -> None:
-    """Print this rank's elements that are furthest off."""
+    """Print the elements of this rank's output that are furthest off."""
     reference, lines = work.reference(), []
     difference = (work.output.double() - reference).abs().nan_to_num(math.inf).flatten()
     for index in difference.topk(min(WORST_SHOWN, difference.numel())).indices.tolist():
@@ -165,7 +165,7 @@ def show_worst(work: Work) -> None:
 
 
 def show_details(work: Work) -> None:
-    """Print on rank 0 what is run."""
+    """Print on rank 0 the config, shapes and bytes of the run."""
     tiles = -(-work.arguments.m // work.config.block_size_m) * -(-work.n // work.config.block_size_n)
     nbytes = work.problem.received_bytes
     for line in (
@@ -186,20 +186,20 @@ def show_rates(ctx: Iris, rates: dict[str, Rate]) -> None:
 
 
 def write_result(file: str, record: dict[str, Any]) -> None:
-    """Replace what a run that is not over, or failed, has in its output file.
+    """Write the result of a run into its output file, in place of what :func:`write_failure` wrote.
 
     Raises:
-        ArgumentError: it cannot be written.
+        ArgumentError: the file cannot be written.
     """
     _write(file, record)
     print(f"written: {file}", flush=True)
 
 
 def write_failure(file: str, why: str) -> None:
-    """Leave no earlier run's success in an output file.
+    """Write a failure into an output file, so that no earlier run's success stays there.
 
     Raises:
-        ArgumentError: it cannot be written, or something else is in it.
+        ArgumentError: the file cannot be written, or holds something else.
     """
     files.require_own("benchmark", "--output_file", Path(file), lambda found: "success" in found)
     _write(file, {"success": False, "failure": why})
@@ -210,7 +210,7 @@ def _write(file: str, record: dict[str, Any]) -> None:
 
 
 def draw_trace(work: Work, path: str) -> None:
-    """Draw one call of the op, all ranks', into ``path``; say why if that cannot be written. Collective."""
+    """Draw one call of the op on all ranks into ``path``; print why if that cannot be written. Collective."""
     trace = Trace()
     work.call(work.config, trace=trace)
     events = trace.gather(work.ctx)
@@ -223,7 +223,7 @@ def draw_trace(work: Work, path: str) -> None:
 
 
 def run(asked: Arguments, given: frozenset[str], stream_k: bool) -> int:
-    """What each rank runs; returns the exit status, the same on all ranks."""
+    """The program of each rank; returns the exit status, the same on all ranks."""
     with iris(PROBE_BYTES) as probe:
         device = device_of(probe)
     fitted, fits = fit(asked, given, device)
@@ -287,8 +287,9 @@ def main(doc: str | None, stream_k: bool, argv: Sequence[str] | None = None) -> 
 
 
 def recorded_status(program: str, output_file: str, launched: Callable[[Identity | None], int]) -> int:
-    """What ``launched`` returns, given who this process is. Without a traceback: 1 if it raises an Iris error, and
-    ``STOPPED`` after Ctrl-C. Until it writes its result, ``output_file`` says that it has not, or why not."""
+    """Call ``launched`` with this process's identity, and return what it returns; 1 if it raises an Iris error, and
+    ``STOPPED`` after Ctrl-C, both without a traceback. Until the result is written, ``output_file`` says that the run
+    has not come to its end, or why it failed."""
     who = None
     try:
         who = identity()

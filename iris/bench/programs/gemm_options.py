@@ -1,7 +1,7 @@
 """The command line that ``examples/gemm/benchmark.py`` and ``examples/stream-k/benchmark.py`` share.
 
-Defaults are those that users of the Iris model know from larger GPUs, so :func:`fit` cuts them to what is here, and
-says what it cut. Nothing in this module needs a GPU or a context.
+Defaults are those that users of the Iris model know from larger GPUs. :func:`fit` reduces them to what this machine can
+run, and says what it changed. Nothing in this module needs a GPU or a context.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ OPS = {"all_reduce": ALL_REDUCE, "all_scatter": SCATTER, "one_shot": ALL_REDUCE}
 """``--algorithm``, and the op that it stands for."""
 AMD_ONLY = ("waves_per_eu", "mfmaInstrSize", "kpack")
 SIMULATED_SHAPE = (608, 512, 1032)
-"""M, N, K where kernels are interpreted and no other shape is asked for: the default one over eight."""
+"""M, N, K if kernels are interpreted and no other shape is given: an eighth of the default one."""
 SUMS_PER_THREAD = 128
-"""Sums of a tile that a thread can hold besides operands: half of the 255 registers that there are at most."""
+"""Sums of a tile that a thread can hold besides operands: half of the 255 registers that it can have."""
 THREADS = 1024
-"""The most that a block has."""
+"""The most threads of a block."""
 BLOCKS = (
     ("BLK_M", "BLK_N"), ("BLK_M", "BLK_K"), ("BLK_K", "BLK_N"), ("COMMUNICATION_TILE_M", "COMMUNICATION_TILE_N"),
 )  # fmt: skip
 HEAP_SHARE = 0.8
-"""The share of free memory that heaps may take; operands and the reference need some, too."""
+"""The share of free memory that heaps may take; operands and the reference need the rest."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Arguments:
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """The parser of all flags; ``doc``, the program's own docstring, is what ``--help`` shows first.
+    """The parser of all flags; ``--help`` shows ``doc``, the program's own docstring, first.
 
-    What it returns holds only the flags that were given: :class:`Arguments` knows the defaults.
+    Its result holds only the flags that were given: :class:`Arguments` has the defaults.
     """
     made = Parser(
         description=doc,
@@ -127,7 +127,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def parse(doc: str | None, argv: Sequence[str] | None = None) -> tuple[Arguments, frozenset[str]]:
-    """What the command line says, and the names of the flags that it gives; a bad value ends the program."""
+    """The arguments on the command line, and the names of the flags given; a bad value ends the program."""
     made = parser(doc)
     given = vars(made.parse_args(argv))
     arguments = Arguments(**given)
@@ -145,13 +145,13 @@ def _truth(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Device:
-    """What arguments are fitted to: the weakest of the job's devices.
+    """The device that arguments are fitted to, with the least of each that any of the job's devices has.
 
     Attributes:
         backend: ``"cuda"``, ``"hip"`` or ``"sim"``.
         world_size: the number of ranks.
         num_sms: SMs (compute units).
-        shared_bytes: shared memory (LDS) of a block; 0 where there is no limit.
+        shared_bytes: shared memory (LDS) of a block; 0: there is no limit.
         free_bytes: memory free for a rank's heap and everything else.
     """
 
@@ -170,11 +170,11 @@ Changes = dict[str, int]
 
 
 def fit(asked: Arguments, given: Collection[str], device: Device) -> tuple[Arguments, list[str]]:
-    """``asked`` cut to what ``device`` can run, and a line for every change. Pure, the same on every rank.
+    """``asked``, reduced to what ``device`` can run, and a line for every change. Pure, so the same on every rank.
 
     Args:
         asked: the arguments.
-        given: names of the flags that were on the command line; a shape among them is never changed.
+        given: names of the flags on the command line; sizes among them are never changed.
         device: where to run.
     """
     fitted, notes = asked, []
@@ -203,14 +203,14 @@ def _small_shape(asked: Arguments, given: Collection[str], device: Device) -> Ch
 
 
 def _shares(asked: Arguments, given: Collection[str], device: Device) -> Changes:
-    """The shared extent, so that ranks get equal parts of it, unless it was asked for."""
+    """Make the shared extent a multiple of the ranks, unless it was given."""
     name = shared_extent(asked)
     extent: int = getattr(asked, name)
     return {} if name in given else {name: max(1, extent // device.world_size) * device.world_size}
 
 
 def _sms(asked: Arguments, given: Collection[str], device: Device) -> Changes:
-    """``gemm_sms`` and ``total_sms``; where some programs only communicate, their share stays about the same."""
+    """Reduce ``gemm_sms`` and ``total_sms``; if some programs only communicate, their share stays about the same."""
     gemm, total = min(asked.gemm_sms, device.num_sms), min(asked.total_sms, device.num_sms)
     if asked.algorithm == "all_scatter" and (asked.split or "gemm_sms" not in given) and 1 < total <= asked.gemm_sms:
         like = asked if asked.split else Arguments
@@ -242,7 +242,7 @@ def _registers(asked: Arguments, given: Collection[str], device: Device) -> Chan
 
 
 def _shared_memory(asked: Arguments, given: Collection[str], device: Device) -> Changes:
-    """Fewer stages first, then shallower steps, then smaller tiles."""
+    """Reduce the stages first, then the depth of a step, then the tile."""
     m, n, k, stages = asked.BLK_M, asked.BLK_N, asked.BLK_K, asked.num_stages
     while device.shared_bytes and stages * (m + n) * k * asked.dtype.itemsize > device.shared_bytes:
         if stages > 1:
@@ -260,7 +260,7 @@ def _heap(asked: Arguments, given: Collection[str], device: Device) -> Changes:
 
 
 def shared_extent(arguments: Arguments) -> str:
-    """The extent that ranks share: columns of B for all_scatter, else the K to sum over."""
+    """The extent that ranks share: N, the columns of B, for all_scatter, else K."""
     return "n" if arguments.algorithm == "all_scatter" else "k"
 
 
@@ -282,7 +282,7 @@ def ignored(arguments: Arguments, given: Collection[str], device: Device, stream
 
 
 def config_of(arguments: Arguments, stream_k: bool) -> FusedConfig:
-    """The config that the arguments, once fitted, stand for."""
+    """The config that the fitted arguments stand for."""
     algorithms = {"all_reduce": "atomic", "one_shot": "one_shot", "all_scatter": "split" if arguments.split else "push"}
     return FusedConfig(
         algorithm=algorithms[arguments.algorithm],
