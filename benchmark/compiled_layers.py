@@ -3,11 +3,11 @@
     python benchmark/compiled_layers.py --num_ranks 2
     python benchmark/compiled_layers.py --axis_rows=1 --axis_way=eager,compiled
 
-``LAYERS`` times ``x + all_reduce(gelu(x @ up.t()) @ down.t())``; each rank has a part of the weights. ``eager`` is by
-``matmul_all_reduce``, not compiled, and ``compiled`` the same as one graph. With ``broken`` a graph ends before each op
-and the next one begins behind it. ``nccl`` is one graph with PyTorch's functional all-reduce behind each matmul.
-``+graphs`` adds CUDA graphs (``mode="reduce-overhead"``). Results of all are compared with the layers on one rank in
-float64. Options are those of `python -m iris bench`; --help describes them.
+There are ``LAYERS`` layers ``x + all_reduce(gelu(x @ up.t()) @ down.t())``; each rank has a part of the weights.
+``eager`` uses ``matmul_all_reduce`` without compilation, and ``compiled`` the same as one graph. With ``broken`` a
+graph ends before each op, and the next one begins after it. ``nccl`` is one graph with PyTorch's functional all-reduce
+after each matmul. ``+graphs`` adds CUDA graphs (``mode="reduce-overhead"``). All results are compared with those of the
+layers on one rank in float64. Options are those of `python -m iris bench`; --help describes them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SIZES = ((6, 24, 64),) if SIMULATED else tuple((rows, 8192, 28672) for rows in (
 WAYS = ("eager", "compiled", "broken", "nccl", "compiled+graphs", "nccl+graphs")
 
 Sum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of all ranks' ``a @ weight.t()``; the last argument is where it may be put."""
+"""Sums ``a @ weight.t()`` over all ranks; the last argument is memory that the sum may be put into."""
 
 
 class Layers:
-    """This rank's part of the layers, their input, and what comes of it."""
+    """This rank's part of the layers, their input, and their right output."""
 
     def __init__(self, ctx: iris.Iris, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
         rows, hidden, inner = sizes
@@ -49,18 +49,18 @@ class Layers:
             own = up.chunk(ctx.world_size)[ctx.rank], down.chunk(ctx.world_size, 1)[ctx.rank]
             self.weights.append((own[0].clone(), own[1].clone()))
             for weight in self.weights[-1]:
-                torch._dynamo.mark_static_address(weight)  # as a module's parameters: CUDA graphs copy all else
+                torch._dynamo.mark_static_address(weight)  # like a module's parameters; CUDA graphs copy others
         self.right = right
 
     def complaint(self, found: torch.Tensor) -> str:
-        """Off by more than a rounding of what is added in each layer."""
+        """How wrong ``found`` is, if it is off by more than a rounding of what each layer adds; else empty text."""
         error = float((found.double() - self.right).norm() / self.right.norm())
         limit = torch.finfo(found.dtype).eps + 8 * torch.finfo(torch.float32).eps
         return "" if error <= limit else f"relative error {error:.1e}, more than {limit:.1e}"
 
 
 def sum_by(way: str, ctx: iris.Iris) -> Sum:
-    """How ``way`` multiplies and sums."""
+    """The function by which ``way`` multiplies and sums."""
     group = process_group(ctx)
 
     def by_nccl(a: torch.Tensor, weight: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
@@ -101,7 +101,7 @@ def compiled_layers(state: bench.State, ctx: iris.Iris) -> None:
         return x
 
     if way != "eager":
-        for one in (layer, model):  # the compiler keeps what it makes for each code
+        for one in (layer, model):  # the compiler keeps its results by code object
             one.__code__ = one.__code__.replace(co_name=f"{one.__name__}_{way}")
         options: dict[str, Any] = {"fullgraph": way != "broken"}
         if SIMULATED:
@@ -116,7 +116,7 @@ def compiled_layers(state: bench.State, ctx: iris.Iris) -> None:
         with torch.no_grad():
             found.append(model(layers.x))
 
-    for _ in range(3 if graphs else 1):  # it is captured the second time
+    for _ in range(3 if graphs else 1):  # the second call is captured
         call()
     state.set_flops(4 * state["rows"] * state["hidden"] * state["inner"] * LAYERS // ctx.world_size)
     state.exec(call, validate_fn=lambda: layers.complaint(found[0]))

@@ -1,8 +1,9 @@
-"""What stands in for the context of one rank of a larger job than there are GPUs for, and for its peers' heaps.
+"""Emulation of one rank of a job with more ranks than there are GPUs: of its context, and of its peers' heaps.
 
-:class:`Emulated` alone lets any addresses stand for them. :func:`mirror` is for two processes that are both rank 0, and
-stand for each other's peers: what one sends to rank j is what comes from rank -j at the other, as all ranks do the
-same, and belongs in the place of that rank. Kernels and the copy engine put it there, by a table of :class:`Region`.
+With :class:`Emulated` alone, any addresses can be the peers' heaps. :func:`mirror` is for two processes that are both
+rank 0, and stand for each other's peers. As all ranks do the same, the data that one sends to rank j are the data that
+the other receives from rank -j, and belong in the place of that rank. Kernels and the copy engine put them there, by a
+table of :class:`Region`.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from iris.device.handle import RANK, WORLD_SIZE, Handle
 from iris.engine import CopyEngine
 
 RANKS = tuple(range(2, MAX_RANKS + 1))
-"""How many can be emulated."""
+"""Numbers of ranks that can be emulated."""
 _TABLE: tl.constexpr = tl.constexpr(MAX_RANKS)
-"""Behind the heaps' addresses: the number of ranks, then begin, end and stride of each region."""
+"""The place of the table, after the heaps' addresses: the number of ranks, then begin, end and stride of each
+region."""
 _REGIONS: tl.constexpr = tl.constexpr(4)
 
 
 class Region(NamedTuple):
-    """Memory that has a place for every rank: ``stride`` bytes each, ``period`` bytes from one row of places to the
-    next; 0: all of it is one row."""
+    """Memory that has a place of ``stride`` bytes for every rank; ``period``: bytes from one row of such places to the
+    next; 0: there is one row."""
 
     tensor: torch.Tensor
     stride: int
@@ -42,7 +44,7 @@ class Region(NamedTuple):
         return begin, begin + self.tensor.numel() * self.tensor.element_size()
 
     def turned(self, address: int, places: int, world_size: int) -> int:
-        """``address`` moved from the place of one rank to that of the rank ``places`` further."""
+        """``address``, moved from the place of one rank to that of the rank ``places`` further on."""
         begin, period = self.span[0], self.period or world_size * self.stride
         row, within = divmod(address - begin, period)
         place, rest = divmod(within, self.stride)
@@ -52,8 +54,8 @@ class Region(NamedTuple):
 class Emulated(iris.Iris):
     """The context of rank 0 of ``len(bases)`` ranks, whose heaps begin at ``bases``; all else is that of ``ctx``.
 
-    Barriers and what ranks tell each other are those of the ranks that there are. What arrives in ``regions`` is turned
-    to the place of the rank that it comes from.
+    Barriers and broadcasts are those of the real ranks. Data that arrive in ``regions`` are put in the place of the
+    rank that they come from.
     """
 
     def __init__(self, ctx: iris.Iris, bases: Sequence[int]) -> None:
@@ -71,7 +73,8 @@ class Emulated(iris.Iris):
         self._kept: dict[Hashable, Any] = {}
 
     def turn(self, regions: Sequence[Region]) -> None:
-        """Take these ``regions`` from now on: the copy engine the first that it finds, kernels one of the last few."""
+        """Use these ``regions`` from now on: the copy engine takes the first that contains an address, kernels know the
+        last four only."""
         self.regions = list(regions)
         known = regions[-_REGIONS.value :]
         table = [self.world_size, *(number for one in known for number in (*one.span, one.stride))]
@@ -85,7 +88,7 @@ class Emulated(iris.Iris):
 
 
 class _Backend:
-    """``backend``, but for where heaps begin."""
+    """``backend``, with other addresses of heaps."""
 
     def __init__(self, backend: Any, bases: list[int]) -> None:
         self._backend, self.bases = backend, bases
@@ -95,7 +98,7 @@ class _Backend:
 
 
 class _Engine(CopyEngine):
-    """Copies that arrive where they belong."""
+    """A copy engine whose copies arrive in the place of the rank that they come from."""
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int) -> None:
         ctx: Any = self._ctx
@@ -109,8 +112,8 @@ class _Engine(CopyEngine):
 
 @triton.jit
 def _translate_turned(ptr, from_rank, to_rank, heap_bases):
-    """As :func:`iris.device.rma.translate`, and to the place of the rank that ``to_rank`` takes this one for. Whose
-    handle has no table, as that of the two processes, finds no region in it."""
+    """As :func:`iris.device.rma.translate`, and to the place of the rank that ``to_rank`` takes this one for. Handles
+    without a table, such as those of the two real contexts, have no region."""
     ITEMSIZE: tl.constexpr = (ptr.dtype.element_ty.primitive_bitwidth + 7) // 8
     address, each = ptr.to(tl.int64), ptr.to(tl.int64) * 0
     for region in tl.static_range(_REGIONS):
@@ -125,7 +128,7 @@ def _translate_turned(ptr, from_rank, to_rank, heap_bases):
 
 
 def mirror() -> None:
-    """Have all kernels of this process, from the first on, put things where :class:`Region` says."""
+    """Make all kernels of this process put data where :class:`Region` says; call it before the first kernel."""
     for name, module in list(sys.modules.items()):
         if name.startswith("iris.") and getattr(module, "translate", None) is original:
             module.translate = _translate_turned  # type: ignore[attr-defined]

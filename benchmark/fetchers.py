@@ -1,11 +1,12 @@
-"""All-gather + matmul by ``hbm_buffer`` as one of several ranks runs it, on one GPU: without peers, without links.
+"""All-gather + matmul by ``hbm_buffer`` as one of several ranks runs it, on one GPU, without peers and links.
 
     python benchmark/fetchers.py --num_ranks 1
     python benchmark/fetchers.py --num_ranks 1 --axis_peers=host --axis_M=2048 --axis_N=256 --axis_way=1x16
 
 It shows how programs that fetch and programs that compute slow each other down, and how much one fetcher moves. The
-heaps of all other ranks are on this GPU (``peers=device``), or in the host's memory (``peers=host``), which is about as
-far away as a peer's and bound by PCIe. The flags by which ranks enter and leave a call are set before each call.
+heaps of all other ranks are on this GPU (``peers=device``), or in the host's memory (``peers=host``), whose latency is
+about that of a peer's memory and whose bandwidth is that of PCIe. The flags by which ranks enter and leave a call are
+set before each call.
 
 ``M,N,K`` are those of this rank's matmul. ``way`` is ``16x8`` for 16 fetchers and 8 blocks of K per flag, ``matmul``
 for Iris's kernel with nothing to wait for, or ``torch`` for the library's. With ``+split`` after one of the first two,
@@ -61,7 +62,7 @@ class Operands:
             self.pinned[skipped + offset :][:nbytes].view(dtype).view(*shape).copy_(self.a)
 
     def complaint(self) -> str:
-        """Off by more than the rounding of the result, and of some float32 sums."""
+        """How wrong the output is, if it is off by more than its rounding explains; else empty text."""
         error = float((self.output.float() - self.right).abs().max() / self.right.abs().max())
         limit = torch.finfo(self.output.dtype).eps
         return "" if error <= limit else f"relative error {error:.1e}, more than {limit:.1e}"
@@ -74,7 +75,7 @@ class Operands:
 @bench.axis("peers", ("device",))
 @bench.axis("way", WAYS, variant=True, also=OTHER_WAYS)
 def fetchers(state: bench.State, ctx: iris.Iris) -> None:
-    """hbm_buffer of one rank of several, alone on its GPU."""
+    """hbm_buffer as one of several ranks runs it, alone on its GPU."""
     m, n, k = sizes = state["M"], state["N"], state["K"]
     ranks, dim, on_host = state["ranks"], state["gather_dim"], state["peers"] == "host"
     if (k if dim else m) % ranks:

@@ -1,18 +1,18 @@
-"""Whether Iris's matmul or the library's is faster for the part of a layer that a rank has, measured on one GPU.
+"""Measure on one GPU whether Iris's matmul or the library's is faster for the part of a layer that one rank has.
 
     python benchmark/local_matmuls.py --world_sizes 2 4 8 --rows 16 128 512 --rows_out rows.json > local-matmuls.jsonl
 
-Each problem of a data set is cut as so many ranks would share it. Its local matmul is computed in turns by
-``torch.matmul`` and by Iris's kernel, with every tile that the model leaves standing, with Stream-K and without. It is
-timed in two ways: with so many different weights in a row that they do not stay in the L2 cache, as layers of a model
-follow each other (``us``); and as often on the same weights (``warm_us``). Every result is checked first, and a JSON
-line for each goes to stdout. If Iris's kernel is faster by 3 % and more, and no slower on the same weights, a row goes
-to ``--rows_out``. ``"auto"`` then uses it for algorithms that exchange parts beside a matmul, in any op and on any
-number of ranks (iris/ops/tuned.py).
+Each problem of a data set is cut as that number of ranks would share it. Its local matmul is computed in turns by
+``torch.matmul`` and by Iris's kernel, with every tile that the model does not rule out, with Stream-K and without. It
+is timed in two ways: with so many different weights in a row that they do not stay in the L2 cache, as in the layers of
+a model (``us``), and as many times on the same weights (``warm_us``). Every result is checked first, and each problem's
+times go to stdout as a JSON line. If Iris's kernel is faster by 3 % or more, and no slower on the same weights, a row
+goes to ``--rows_out``. ``"auto"`` then uses the row for algorithms that exchange parts before or after a matmul, in any
+op and on any number of ranks (iris/ops/tuned.py).
 
-``torch.matmul`` multiplies neither int8 nor fp8, so these are timed beside ``torch._int_mm`` and ``torch._scaled_mm``,
-if they take the sizes. There are no rows of 8 bits: whatever is faster, ops leave fp8 to the library where it takes
-it, and else use Iris's kernel.
+``torch.matmul`` multiplies neither int8 nor fp8, so Iris is compared with ``torch._int_mm`` and ``torch._scaled_mm``
+there, if they take the sizes. There are no rows for 8-bit dtypes: whatever is faster, ops leave fp8 to the library if
+it takes the operands, and otherwise use Iris's kernel.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from iris.tune.session import measured_row, promising
 DATA_SET = Path(__file__).parents[1] / "dataset" / "llm.json"
 ROWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 ENOUGH_NBYTES = 250 << 20
-"""Weights of so many bytes in all do not stay in the L2 cache of any GPU."""
+"""Weights of this many bytes in all do not stay in the L2 cache of any GPU."""
 MAX_CALLS, MIN_CALLS = 16, 4
 _DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype in OP_DTYPES)
 _TURNS, _SIMULATED_TURNS = 6, 2
@@ -85,7 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def problems(given: argparse.Namespace) -> list[Problem]:
-    """The local matmuls, those of the same weights in a row, and as matmuls of one rank."""
+    """The local matmuls, as problems of one rank; those with the same weights are adjacent."""
     data, dtype = Dataset.read(given.dataset), DTYPES[given.dtype]
     weights: dict[tuple[int, int], None] = {}
     for op in ops.ALGORITHMS:
@@ -104,14 +104,14 @@ def problems(given: argparse.Namespace) -> list[Problem]:
 
 
 def configs_of(problem: Problem, target: ops.Target) -> list[FusedConfig]:
-    """What is worth measuring; of Stream-K only what splits one tile per program, as more was never seen to win."""
+    """The configs worth measuring; with Stream-K only those that split one tile per program, as two never won."""
     found = [one for one in promising(problem, target) if not (one.stream_k and one.two_tiles)]
     untuned = model_pick(problem, target)
     return found if untuned in found else [untuned, *found]
 
 
 def compile_share(given: argparse.Namespace, share: int) -> None:
-    """Compile one of ``given.compilers`` shares of the kernels; each has its kernels for all problems."""
+    """Compile one of ``given.compilers`` shares of the kernels; a kernel is in the same share for all problems."""
     with iris.iris(_HEAP_NBYTES) as ctx:
         target, asked = target_of(ctx), problems(given)
         shares: dict[tuple[FusedConfig, bool], int] = {}
@@ -126,7 +126,7 @@ def compile_share(given: argparse.Namespace, share: int) -> None:
 
 
 def _sizes(problem: Problem) -> list[int]:
-    """Elements of A and B, and what the output takes of such."""
+    """The elements of A and of B, and how many such elements the output takes."""
     wider = problem.output_dtype.itemsize // problem.dtype.itemsize
     return [problem.m * problem.k, problem.n * problem.k, problem.m * problem.n * wider]
 
@@ -144,7 +144,7 @@ def _shape_of_b(problem: Problem) -> tuple[int, int]:
 
 
 def weights_of(ctx: iris.Iris, problem: Problem) -> list[torch.Tensor]:
-    """So many matrices B that they do not stay in L2."""
+    """Enough matrices B that they do not stay in L2, but no more than MAX_CALLS."""
     nbytes = problem.n * problem.k * problem.dtype.itemsize
     most = MIN_CALLS if ctx.backend_name == "sim" else MAX_CALLS
     count = max(MIN_CALLS, min(most, -(-ENOUGH_NBYTES // nbytes)))
@@ -160,7 +160,7 @@ def _random(ctx: iris.Iris, problem: Problem, *shape: int) -> torch.Tensor:
 
 
 def _rounding(problem: Problem) -> float:
-    """What sums may be off by, and in the end the output in its dtype, beside the largest of them."""
+    """The error that sums, and their rounding to the output's dtype, may have, relative to the largest output."""
     if not problem.output_dtype.is_floating_point:
         return 0.0
     return float(2 * torch.finfo(problem.output_dtype).eps + lost_in_sums(problem.dtype, problem.k))
@@ -180,7 +180,7 @@ class Trial:
         self.warm_us: list[float] = []
 
     def check(self, b: torch.Tensor, right: torch.Tensor) -> None:
-        """Raise RuntimeError if the product with ``b`` is off by more than its rounding, or at all if it is of int8."""
+        """Raise RuntimeError if the product with ``b`` is off by more than its rounding, or, for int8, at all."""
         self._call(b)
         error = float((self._c.to(right.dtype) - right).abs().max() / right.abs().max())
         limit = _rounding(self._problem)
@@ -218,7 +218,7 @@ class Trial:
 
 
 def _scaled_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The library's product of fp8, with sums kept as it does fastest."""
+    """The library's product of fp8 matrices, with its fastest way to accumulate."""
     one = _one(a.device)
     return torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True, out=out)
 
@@ -235,13 +235,13 @@ def library_of(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """In which products of ``dtype`` are exact enough to compare with."""
+    """A dtype in which products of ``dtype`` are exact enough as a reference."""
     return torch.float64 if dtype in (torch.int8, torch.float32) else torch.float32
 
 
 def library_takes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the library multiplies these. Of 8 bits it refuses some sizes and layouts, which ones depends on the GPU
-    and the library's version, so it is asked; of any other dtype a refusal is an error."""
+    """Whether the library multiplies these. It refuses some sizes and layouts of 8-bit matrices, which depend on the
+    GPU and the library's version, so it is tried; with any other dtype a refusal is an error."""
     if a.dtype not in QUANTISED:
         return True
     try:
@@ -252,7 +252,7 @@ def library_takes(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def measured(ctx: iris.Iris, problem: Problem, weights: Sequence[torch.Tensor]) -> dict[FusedConfig | None, Trial]:
-    """All ways to compute ``problem``; None: the library's, if it takes such."""
+    """Trials of all ways to compute ``problem``; the key None is the library's, if it takes the problem."""
     a, wide = _random(ctx, problem, problem.m, problem.k), _wide(problem.dtype)
     right = a.to(wide) @ weights[0].to(wide)
     ways: list[FusedConfig | None] = [None] if library_takes(a, weights[0]) else []
@@ -267,7 +267,7 @@ def measured(ctx: iris.Iris, problem: Problem, weights: Sequence[torch.Tensor]) 
 
 
 def row(ctx: iris.Iris, problem: Problem, trials: dict[FusedConfig | None, Trial], commit: str | None) -> Row | None:
-    """The row of a problem for which Iris's kernel is the faster one of two that ops could take."""
+    """The row of a problem, if Iris's kernel is the faster one and ops may choose; else None."""
     if problem.dtype in QUANTISED:
         return None
     target = target_of(ctx)
@@ -283,7 +283,7 @@ def row(ctx: iris.Iris, problem: Problem, trials: dict[FusedConfig | None, Trial
 
 
 def line(problem: Problem, trials: dict[FusedConfig | None, Trial]) -> str:
-    """The JSON of a problem."""
+    """The JSON line of a problem: its sizes, and the medians of all trials."""
 
     def medians(name: str) -> dict[str, float]:
         return {
@@ -303,7 +303,7 @@ def _name(config: FusedConfig | None, dtype: torch.dtype) -> str:
 def run(given: argparse.Namespace) -> int:
     faster, commit, asked = 0, given.commit or checked_out_commit(), problems(given)
     if given.rows_out is not None:
-        tuned.write(given.rows_out, [])  # a file that cannot be written is better found before than after
+        tuned.write(given.rows_out, [])  # finds a file that cannot be written before the run, not after
     if given.compilers > 1 and iris.backends.chosen().name != "sim":
         with ProcessPoolExecutor(given.compilers, mp_context=get_context("spawn")) as pool:
             list(pool.map(compile_share, [given] * given.compilers, range(given.compilers)))

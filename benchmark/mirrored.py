@@ -3,18 +3,18 @@
     python benchmark/mirrored.py --num_ranks 2
     python benchmark/mirrored.py matmul_reduce_scatter_mirrored --num_ranks 2 --axis_way=auto,ring,ring+num_chunks=4
 
-Both processes are rank 0 of ``ranks`` ranks, and each stands for all of the other's peers. What one sends to rank j it
-puts where the other expects the data of rank -j, which would do the same at the same time. So each GPU computes, sends,
-receives and waits as one of 8 does, at the full rate of its links. Four things differ from eight GPUs:
+Both processes are rank 0 of ``ranks`` ranks, and each stands for all of the other's peers. Data that one sends to rank
+j are put where the other expects the data of rank -j, which would send the same at the same time. So each GPU computes,
+sends, receives and waits as one of 8 does, at the full rate of its links. Four things differ from eight GPUs:
 
-- no two ranks ever send to the same one at a time, as ranks that are not level do (docs/performance.md);
+- no two ranks ever send to the same rank at the same time, as ranks do that are out of step (docs/performance.md);
 - there are fewer ranks that may be late;
-- what seven ranks would read or write is the memory of one;
+- reads and writes of seven ranks' memory all go to the memory of one;
 - kernels take some tenths of a microsecond more to find a peer's memory.
 
-The prediction beside a result leaves the first of these out; ``auto`` picks as for eight.
+The predicted time of a result is without the first of these; ``auto`` picks as for eight GPUs.
 
-The ranks' parts of A (of B, for a scatter) are the same but for a rotation, so that the right result is known.
+The ranks' parts of A (of B, for a scatter) are the same except for a rotation, so that the right result is known.
 ``M,N,K`` are those of the whole problem. ``way`` is ``auto``, or an algorithm with the best options known, or one with
 other options, as in ``ring+num_chunks=4``; ``matmul`` is the library's local matmul alone. Options are those of
 `python -m iris bench`.
@@ -51,17 +51,18 @@ SIMULATED = iris.backends.detect().name == "sim"
 SHAPES = ((64, 96, 128),) if SIMULATED else GPU_SHAPES
 ONE_HOP = ("low_latency", "one_shot")
 UNCHECKED = ((ALL_REDUCE, "two_shot"), (ALL_REDUCE, "atomic"))
-"""Whose tiles are dealt to ranks one by one, so that no rank's are those of another, moved. Their results are in part
-another rank's."""
+"""Algorithms whose results are not checked. They deal tiles to ranks one by one, so a rank's tiles are not those of
+another moved to another place, and the result is in part that of another rank."""
 FLAG, VECTOR = 4, 16
-"""Bytes of a flag, and those that data are a multiple of."""
+"""Bytes of a flag, and the bytes of which places of data must be multiples."""
 
 mirror()
 
 
 class Mirrored(Operands):
-    """Operands of rank 0 on both processes. Every rank's are the same; where its rows of a sum go to rank j,
-    ``turned``: so many rows of each rank's lie together, and of these rank r's begin r ranks' further up."""
+    """Operands of rank 0 on both processes. All ranks have the same operands, except for a rotation of A's rows if
+    ranks own rows of a sum. ``turned``: the rows of each rank that are adjacent, for each chunk of the sum; in each
+    chunk the rows of rank r are rotated by r times that many."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class Mirrored(Operands):
 
 
 def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, num_sms: int) -> list[Region]:
-    """Where what peers send arrives, and how far apart the ranks' places are."""
+    """The memory where data and flags from peers arrive, and how far apart the ranks' places in it are."""
     problem, algorithm, world = operands.problem, config.algorithm, operands.problem.world_size
     m, n, k, item = problem.m, problem.n, problem.k, operands.output.element_size()
     rows = -(-m // world)
@@ -132,25 +133,25 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
             flags = FLAG * len(owned_chunks(config, rows))
         else:
             flags = FLAG
-    turnstiles = workspace.turnstile.as_strided((2 * len(workspace.turnstile),), (1,))  # the second lies behind it
+    turnstiles = workspace.turnstile.as_strided((2 * len(workspace.turnstile),), (1,))  # the second follows it
     return [*copied, part, output, Region(workspace.ready, flags), Region(turnstiles, FLAG)]
 
 
 def owned_chunks(config: FusedConfig, rows: int) -> list[Rows]:
-    """Chunks in which a rank's ``rows`` travel, each with a flag."""
+    """The chunks in which a rank's ``rows`` travel, each with a flag."""
     growth = config.chunk_growth if config.algorithm == "decomposed" else 1.0
     return chunks_of(rows, config.num_chunks, config.block_size_m, growth)
 
 
 def num_pieces(config: FusedConfig, rows: int, cols: int) -> int:
-    """Pieces of a part of A that programs carry one by one, each with a flag."""
+    """The number of pieces of a part of A that programs carry one by one, each with a flag."""
     chunks, blocks = -(-rows // config.block_size_m), -(-cols // config.block_size_k)
     chunks = -(-chunks // -(-chunks // MAX_CHUNKS))
     return chunks * -(-blocks // min(config.k_per_flag, blocks))
 
 
 def tiles_per_chunk(problem: Problem, config: FusedConfig, tiles: int) -> int:
-    """Tiles that ``copy_engine`` sends at a time, of ``tiles`` for each rank."""
+    """How many of the ``tiles`` for each rank ``copy_engine`` sends at a time."""
     if problem.op == REDUCE_SCATTER:
         return -(-tiles // min(config.num_chunks, tiles))
     across, blocks = -(-problem.n // config.block_size_n), -(-problem.m // problem.world_size // config.block_size_m)
@@ -159,7 +160,7 @@ def tiles_per_chunk(problem: Problem, config: FusedConfig, tiles: int) -> int:
 
 
 def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
-    """Check one way to compute ``op`` as rank 0 of ``ranks``, and have it timed."""
+    """Check one way to compute ``op`` as rank 0 of ``ranks``, and hand it to ``state`` for timing."""
     world, gather_dim = state["ranks"], int(state.params.get("gather_dim", 0))
     if ctx.world_size != 2:
         state.skip(f"two processes stand for {world} ranks, not {ctx.world_size}")
@@ -217,7 +218,7 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
 
 
 def localized(params: bench.axes.Params, num_ranks: int, *, op: str) -> bench.axes.Params:
-    """As `iris bench` does it, for the ranks that are stood for."""
+    """The parameters as `iris bench` localizes them, but for the emulated number of ranks."""
     return local_params(params, int(params["ranks"]), op=op)
 
 

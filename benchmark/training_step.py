@@ -3,11 +3,12 @@
     python benchmark/training_step.py --num_ranks 8
     python benchmark/training_step.py --axis_tokens=4096 --axis_hidden=8192 --axis_inner=28672
 
-It is ``x + down(gelu(up(x)))`` without biases; each rank has a part of the weights and a share of the tokens. The
-layers are those of docs/training.md. ``auto`` is by Iris; ``nccl`` has a collective of torch.distributed before or
-after each matmul; ``nccl_overlapped`` runs those of the backward pass of ``up`` beside its matmuls, as Megatron-LM does
+The MLP is ``x + down(gelu(up(x)))`` without biases; each rank has a part of the weights and a share of the tokens. The
+layers are those of docs/training.md. ``auto`` uses Iris; ``nccl`` has a collective of torch.distributed before or after
+each matmul; ``nccl_overlapped`` overlaps those of the backward pass of ``up`` with its matmuls, as Megatron-LM does
 (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023). Gradients of all three
-are compared with the block on one rank in float64. Options are those of `python -m iris bench`; --help describes them.
+are compared with those of the block on one rank in float64. Options are those of `python -m iris bench`; --help
+describes them.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from iris.bench.draws import normal_draws
 
 SIZES = ((2048, 4096, 14336), (8192, 4096, 14336), (8192, 8192, 28672), (16384, 5120, 25600))
 SMALL = ((32, 24, 64),)
-"""In the simulator."""
+"""Sizes in the simulator."""
 PASSES, MATMULS = 3, 2
-"""One product forward, two backward; of each layer."""
+"""Products of each layer, one forward and two backward; and layers."""
 
 
 class IrisColumns(torch.autograd.Function):
@@ -72,13 +73,13 @@ class IrisRows(torch.autograd.Function):
 
 
 def gathered(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:
-    """All ranks' rows once the work that is returned has been waited for."""
+    """All ranks' rows, and the work to wait for before they are complete."""
     whole = x.new_empty(group.size() * x.shape[0], x.shape[1])
     return whole, all_gather(whole, x.contiguous(), group=group, async_op=True)
 
 
 def scattered(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:
-    """This rank's rows of the sum, likewise."""
+    """This rank's rows of the sum over ranks, and the work to wait for before they are complete."""
     part = x.new_empty(x.shape[0] // group.size(), x.shape[1])
     return part, reduce_scatter(part, x.contiguous(), group=group, async_op=True)
 
@@ -159,8 +160,8 @@ class Step:
         output.backward(self.goal)
 
     def complaint(self) -> str:
-        """How wrong the gradients are: off by more than one rounding of each of the values that they are sums of, and a
-        few of the float32 sums."""
+        """How wrong the gradients are, if they are off by more than one rounding of each value that they are sums of,
+        and a few roundings of float32 sums; else empty text."""
         if not self.right:
             x, up, down = (matrix.double().requires_grad_() for matrix in self.whole[:3])
             (x + functional.gelu(x @ up.t()) @ down.t()).backward(self.whole[3].double())

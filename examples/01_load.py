@@ -1,7 +1,7 @@
 """Load from another rank's memory inside a Triton kernel.
 
 Every rank puts a buffer on its symmetric heap: memory that all ranks of the job can reach, at the same offset
-on each. A kernel names a place in its own heap and the rank whose copy of it is meant:
+on each. A kernel names an address in its own heap, and the rank whose memory it means at that offset:
 
     data = iris.load(source + offsets, here, peer, heap_bases, mask=mask)
 

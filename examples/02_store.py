@@ -4,8 +4,8 @@ The mirror of 01_load.py: the kernel reads its own buffer and writes a peer's.
 
     iris.store(target + offsets, data, here, peer, heap_bases, mask=mask)
 
-A store gives the peer no sign that data has come. Here ``ctx.barrier()`` tells: what any rank wrote before it,
-all ranks see after it. 06_message_passing.py shows how kernels tell each other without the host.
+A store does not tell the peer that data has come. Here ``ctx.barrier()`` does: what any rank wrote before it, all
+ranks see after it. 06_message_passing.py shows how kernels tell each other without the host.
 
     python examples/02_store.py
     python examples/02_store.py --num_ranks 8 --buffer_size 1048576

@@ -1,10 +1,10 @@
 """Load while all ranks load: what the links carry when everybody uses them.
 
-The same work as 01_load.py, now on all ranks at once. In turn ``shift`` every rank reads the peer ``shift``
-places further, so no two ranks read the same one: the order in which ring algorithms visit their peers.
+The same work as 01_load.py, now on all ranks at once. In turn ``shift`` every rank reads from the peer ``shift``
+places further on, so no two ranks read from the same one. Ring algorithms visit their peers in this order.
 
 The kernel also shows the shorter form of the device functions. ``ctx.handle`` holds the heap bases and this
-rank's number, so the peer is all that is left to name:
+rank's number, so only the peer must be named:
 
     data = iris.peer.load(handle, source + offsets, peer, mask=mask)
 
@@ -14,7 +14,7 @@ Run it, and compare with the matrix of 01_load.py:
     python examples/03_all_load.py --num_ranks 8 --dtype bf16
 
 It checks every buffer exactly, then prints GB/s: rows are the reading rank, columns the rank that is read. With
-a switch between the GPUs it looks like 01_load.py; where pairs share wires, it is lower.
+a switch between the GPUs the rates are those of 01_load.py; if pairs share links, they are lower.
 """
 
 import torch

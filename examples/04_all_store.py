@@ -1,7 +1,7 @@
 """Store while all ranks store: what the links carry when everybody uses them.
 
-The same work as 02_store.py, now on all ranks at once. In turn ``shift`` every rank writes the peer ``shift``
-places further, so that every rank is written by exactly one other.
+The same work as 02_store.py, now on all ranks at once. In turn ``shift`` every rank writes to the peer ``shift``
+places further on, so that exactly one rank writes to each.
 
 The kernel uses the shorter form of the device functions, as 03_all_load.py does:
 
@@ -13,7 +13,7 @@ Run it, and compare with the matrix of 02_store.py:
     python examples/04_all_store.py --num_ranks 8 --dtype bf16
 
 It checks every buffer exactly, then prints GB/s: rows are the writing rank, columns the rank that is written.
-Pushing data while others push to you is what fused matmul and all-scatter does with every finished tile.
+A fused matmul and all-scatter does this with every finished tile: it pushes data while others push to it.
 """
 
 import triton

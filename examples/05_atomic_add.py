@@ -1,17 +1,17 @@
 """Change another rank's memory without losing what others change there at the same time.
 
 Iris has the atomics add, sub, xchg, cas, and, or, xor, min and max. Sub is an add of the negative, so this program uses
-the other eight. They take arguments as a store does, and return what was there before:
+the other eight. They take the arguments of a store, and return the old value:
 
     old = iris.atomic_add(counter, value, here, peer, heap_bases)
 
-They order memory as their ``sem`` says ("acq_rel" unless told) at ``sys`` scope, the one that reaches other GPUs.
+They order memory as their ``sem`` says (default "acq_rel"), at ``sys`` scope, the one that includes other GPUs.
 
     python examples/05_atomic_add.py
     python examples/05_atomic_add.py --num_ranks 8 --dtype fp32
 
 First all ranks apply all eight kinds to the same words of every rank, with random values. Then every rank adds a
-buffer into every peer's, all at once, and the sums are checked. Last it measures atomic_add over one pair of
+buffer into every peer's, all at once, and the sums are checked. Last it measures atomic_add between one pair of
 ranks at a time, and prints GB/s: rows are the rank that adds, columns the rank whose memory changes.
 """
 
@@ -38,13 +38,13 @@ def all_kinds_kernel(words, values, here, world_size, heap_bases):
         iris.atomic_xor(words + 3, value, here, peer, heap_bases)
         iris.atomic_min(words + 4, value, here, peer, heap_bases)
         iris.atomic_max(words + 5, value, here, peer, heap_bases)
-        iris.atomic_xchg(words + 6, value, here, peer, heap_bases)  # the last to come stays
-        iris.atomic_cas(words + 7, value * 0, value, here, peer, heap_bases)  # the first to come stays
+        iris.atomic_xchg(words + 6, value, here, peer, heap_bases)  # the last value stays
+        iris.atomic_cas(words + 7, value * 0, value, here, peer, heap_bases)  # the first value stays
 
 
 @triton.jit
 def add_kernel(source, target, count, here, peer, heap_bases, BLOCK: tl.constexpr):
-    """Add this rank's ``source`` to ``target`` of rank ``peer``; order does not matter, so it is relaxed."""
+    """Add this rank's ``source`` to ``target`` of rank ``peer``; the order does not matter, so adds are relaxed."""
     for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
         offsets = start + tl.arange(0, BLOCK)
         mask = offsets < count
@@ -53,7 +53,8 @@ def add_kernel(source, target, count, here, peer, heap_bases, BLOCK: tl.constexp
 
 
 def check_all_kinds(ctx: iris.Iris) -> None:
-    """Eight words on each rank, started at 0 (``and``: all bits set), meet one random value from every rank."""
+    """Apply the eight kinds with one random value from every rank to eight words of each rank, and check them. The
+    words start at 0, that of ``and`` with all bits set."""
     generator = shared_generator(ctx, ctx.world_size)
     values = torch.randint(-(1 << 24), 1 << 24, (ctx.world_size,), generator=generator, dtype=torch.int32)
     words = ctx.zeros(8, dtype=torch.int32)

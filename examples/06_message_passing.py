@@ -1,15 +1,15 @@
 """Pass messages between running kernels: ``iris.signal`` and ``iris.wait``.
 
-Every rank produces messages for the next rank and consumes those of the one before, in a single kernel of two
-programs, with no host in between. A message goes through one of two slots in the consumer's heap:
+Every rank produces messages for the next rank and consumes those of the previous one, in a single kernel of two
+programs, without the host in between. A message goes through one of two slots in the consumer's heap:
 
     producer   wait until the slot is free  ->  store the message  ->  signal "message m is there"
     consumer   wait for message m           ->  read it            ->  signal "message m is done"
 
-``signal`` publishes everything that the program stored before; ``wait`` makes what was published visible to
-what the program reads after. Flags only grow: the count of messages is the epoch. So nothing is reset, not even
-between launches, and a message can neither be missed nor read twice. A wait for a message that never comes
-ends in ``iris.WaitTimeout``, which names the rank that did not send it.
+``signal`` publishes everything that the program stored before it; after ``wait`` the program's reads see what was
+published. Flags only grow: the count of messages is the epoch. So nothing is reset, not even between launches, and
+a message can neither be missed nor read twice. A wait for a message that never comes ends in ``iris.WaitTimeout``,
+which names the rank that did not send it.
 
     python examples/06_message_passing.py
     python examples/06_message_passing.py --num_ranks 8 --messages 20
@@ -48,7 +48,7 @@ def produce(handle, outbox, slots, ready, done, sent, messages, LENGTH: tl.const
 
 @triton.jit
 def consume(handle, inbox, slots, ready, done, received, messages, LENGTH: tl.constexpr):
-    """Keep ``messages`` messages of the rank before in ``inbox``. ``received`` counts those of all launches."""
+    """Put ``messages`` messages of the previous rank in ``inbox``. ``received`` counts those of all launches."""
     world_size = iris.world_size(handle)
     peer = (iris.rank(handle) + world_size - 1) % world_size
     offsets = tl.arange(0, LENGTH)

@@ -1,14 +1,14 @@
 """A first fused op: all-gather and matmul.
 
-A is too tall for one rank, so each holds some of its rows; B differs from rank to rank, as the columns of a
+A is too tall for one rank, so each rank holds some of its rows; B differs from rank to rank, as the columns of a
 layer's weight do under tensor parallelism. Every rank needs all of A times its own B. Unfused, in two steps:
 
     torch.distributed.all_gather_into_tensor(A, A_sharded)
     output = A @ B
 
-Fused, each rank multiplies the rows that it has while others come. How they come is chosen by size, or named:
+Fused, each rank multiplies the rows that it has while others arrive. The algorithm is chosen by size, or named:
 config="pull" is one kernel, which reads the rows that it needs from the rank that has them. For that A_sharded
-lies on the symmetric heap:
+must be on the symmetric heap:
 
     ctx.ops.all_gather_matmul(output, A_sharded, B)
 
@@ -31,7 +31,7 @@ CALLS = 3
 
 
 def relative_error(ctx: iris.Iris, output: torch.Tensor, A_sharded: torch.Tensor, B: torch.Tensor) -> float:
-    """The largest error, as a share of the largest value, against the unfused op in float64."""
+    """The largest error against the unfused op in float64, relative to the largest value."""
     A = torch.cat([ctx.broadcast(A_sharded, rank) for rank in range(ctx.world_size)])
     reference = A.double() @ B.double()
     return float((output.double() - reference).abs().max() / reference.abs().max())

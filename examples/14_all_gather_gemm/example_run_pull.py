@@ -3,8 +3,8 @@
 There is no second kernel and no copy of A: a load of Iris takes the rank to load from. Each tile crosses the link once
 for every column of output tiles that needs it, so this is for cases where no memory can be spared.
 
-Every rank has the columns of B that are its own, and needs all of A, of which it has some columns (--gather_dim 1) or
-rows (0). Unfused:
+Every rank has its own columns of B, and needs all of A, of which it has some columns (--gather_dim 1) or rows (0).
+Unfused:
 
     torch.distributed.all_gather(parts, A_sharded)
     output = torch.cat(parts, dim=gather_dim) @ B
@@ -31,7 +31,7 @@ HEAP_SIZE = 1 << 30
 
 
 def relative_error(ctx: iris.Iris, output: torch.Tensor, A_sharded: torch.Tensor, B: torch.Tensor, dim: int) -> float:
-    """The largest error, as a share of the largest value, of the unfused op in float64."""
+    """The largest error against the unfused op in float64, relative to the largest value."""
     A = torch.cat([ctx.broadcast(A_sharded, rank) for rank in range(ctx.world_size)], dim)
     reference = A.double() @ B.double()
     return float((output.double() - reference).abs().max() / reference.abs().max())
@@ -46,7 +46,7 @@ def main(sizes: tuple[int | None, ...], dtype: torch.dtype, gather_dim: int) -> 
         m, n, k = (size if given is None else given for given, size in zip(sizes, usual, strict=True))
         part = [m, k]
         part[gather_dim] //= ctx.world_size
-        A_sharded = ctx.randn(part, dtype=dtype)  # on the symmetric heap: peers take part in moving it
+        A_sharded = ctx.randn(part, dtype=dtype)  # on the symmetric heap: peers read it
         B = torch.randn(k, n // ctx.world_size, dtype=dtype, device=ctx.device)
         output = torch.empty(m, n // ctx.world_size, dtype=dtype, device=ctx.device)
         config = FusedConfig(algorithm="pull")

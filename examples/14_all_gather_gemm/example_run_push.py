@@ -1,10 +1,10 @@
 """All-gather + matmul by push: every rank stores its part of A into the memory of all others, with flags.
 
-Behind each chunk that a rank has stored it raises a flag there. The matmul starts on its own part, waits for the flag
-of each chunk when it needs it, and then loads from its own memory. Every byte crosses the link once.
+After each chunk the storing rank raises a flag at the receiving rank. The matmul starts on its own part, waits for the
+flag of each chunk when it needs it, and then loads from its own memory. Every byte crosses the link once.
 
-Every rank has the columns of B that are its own, and needs all of A, of which it has some columns (--gather_dim 1) or
-rows (0). Unfused:
+Every rank has its own columns of B, and needs all of A, of which it has some columns (--gather_dim 1) or rows (0).
+Unfused:
 
     torch.distributed.all_gather(parts, A_sharded)
     output = torch.cat(parts, dim=gather_dim) @ B
@@ -31,7 +31,7 @@ HEAP_SIZE = 1 << 30
 
 
 def relative_error(ctx: iris.Iris, output: torch.Tensor, A_sharded: torch.Tensor, B: torch.Tensor, dim: int) -> float:
-    """The largest error, as a share of the largest value, of the unfused op in float64."""
+    """The largest error against the unfused op in float64, relative to the largest value."""
     A = torch.cat([ctx.broadcast(A_sharded, rank) for rank in range(ctx.world_size)], dim)
     reference = A.double() @ B.double()
     return float((output.double() - reference).abs().max() / reference.abs().max())
@@ -46,7 +46,7 @@ def main(sizes: tuple[int | None, ...], dtype: torch.dtype, gather_dim: int) -> 
         m, n, k = (size if given is None else given for given, size in zip(sizes, usual, strict=True))
         part = [m, k]
         part[gather_dim] //= ctx.world_size
-        A_sharded = ctx.randn(part, dtype=dtype)  # on the symmetric heap: peers take part in moving it
+        A_sharded = ctx.randn(part, dtype=dtype)  # on the symmetric heap, which push does not require
         B = torch.randn(k, n // ctx.world_size, dtype=dtype, device=ctx.device)
         output = torch.empty(m, n // ctx.world_size, dtype=dtype, device=ctx.device)
         config = FusedConfig(algorithm="push", num_chunks=4)

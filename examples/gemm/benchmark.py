@@ -11,9 +11,9 @@
                between programs that multiply and total_sms - gemm_sms that communicate, or if gemm_sms is total_sms,
                "push", each tile by the program that made it
 
-Every run is checked against float64 before it is timed, and exits with 1 if the result is wrong. Arguments larger than
-the device are cut to it, with a line for each. Tiles are computed one by one (data-parallel);
-examples/stream-k/benchmark.py is the same with Stream-K.
+Every run is checked against float64 before it is timed, and exits with 1 if the result is wrong. Arguments that are too
+large for the device are reduced, with a line for each. Tiles are computed whole, one by one (data-parallel);
+examples/stream-k/benchmark.py does the same with Stream-K.
 """
 
 import sys

@@ -3,11 +3,11 @@
     mpirun -np 4 python examples/stream-k/benchmark.py --benchmark --validate --algorithm one_shot
     torchrun --nproc_per_node 4 examples/stream-k/benchmark.py --benchmark --two_tiles False --gemm_sms 100
 
-Where the number of tiles is no multiple of the programs, some programs of a data-parallel schedule idle in the last
+If the number of tiles is no multiple of the programs, some programs of a data-parallel schedule idle in the last
 round. Stream-K splits the last tiles along K, evenly over all programs, which then hand over partial sums. With
---two_tiles True each program is left between one and two tiles' worth of such work, with False less than one.
+--two_tiles True each program does between one and two tiles' worth of such work, with False less than one.
 
-Algorithms, operands and flags are those of examples/gemm/benchmark.py, to compare with.
+Algorithms, operands and flags are those of examples/gemm/benchmark.py, for comparison.
 """
 
 import sys

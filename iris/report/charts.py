@@ -88,9 +88,7 @@ def _times(study: Study) -> Iterator[Chart]:
 def _shares(study: Study) -> Iterator[Chart]:
     shared = [p for p in study.outstanding if any(r.floor_share is not None for r in p.timed.values())]
     for problems in grouped(shared, lambda p: (p.section, p.case, p.world_size, p.setting)).values():
-        size = math.ceil(
-            len(problems) / math.ceil(len(problems) / _SHARES_PER_CHART)
-        )  # charts of about the same length
+        size = math.ceil(len(problems) / math.ceil(len(problems) / _SHARES_PER_CHART))  # charts of similar length
         for start in range(0, len(problems), size):
             part = problems[start : start + size]
             page = f"{start + 1} to {start + len(part)} of {len(problems)}" if len(part) < len(problems) else ""
