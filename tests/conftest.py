@@ -15,23 +15,23 @@ from ranks import BACKEND, Ranks, worlds
 
 import iris
 
-# Ranks and scripts that tests start import the same Iris as the tests, installed or not.
+# Ranks and scripts that tests start must import the same Iris as the tests, installed or not.
 _ROOT = str(Path(iris.__file__).parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
 
-# Where several test processes share the cores, threads of PyTorch's wait for each other, and ranks are many.
+# Several test processes share the cores, and each has many ranks: more threads of PyTorch would wait for each other.
 if BACKEND == "sim":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# They import it hundreds of times: let them keep its bytecode.
+# Ranks and scripts import Iris hundreds of times: let them keep its bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A shell without job control has what runs in its background ignore Ctrl-C, and what that starts: tests send it some.
+# A shell without job control makes its background processes, and their children, ignore Ctrl-C, which tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Ranks import the tests' modules, and with them pytest; Triton imports the other as soon as a kernel gets an argument.
-# Let the server that they are forked from do that, once, and what else each of them would.
+# Ranks import the tests' modules, and with them pytest; Triton imports the other one for a kernel's first argument.
+# The server that ranks are forked from does these imports once, and others that each rank would do.
 _preload = ForkServerContext.set_forkserver_preload
 
 
@@ -41,13 +41,13 @@ def _preload_more(context: ForkServerContext, names: list[str]) -> None:
 
 ForkServerContext.set_forkserver_preload = _preload_more  # type: ignore[method-assign,assignment]
 
-# What looks into the simulator cannot be imported where it cannot run.
+# Tests of the simulator's internals cannot be imported where it cannot run.
 collect_ignore = [] if importlib.util.find_spec("greenlet") else ["test_ordering.py"]
 
-# No developer's own rows shall steer what tests pick.
+# A developer's own rows must not influence what tests pick.
 os.environ["IRIS_TUNED"] = os.devnull
 
-# Processes that pytest-xdist starts take the number of the one that starts them.
+# Processes that pytest-xdist starts take the seed of the process that starts them.
 SEED = int(os.environ.get("IRIS_TEST_SEED") or secrets.randbelow(1 << 31))
 os.environ["IRIS_TEST_SEED"] = str(SEED)
 

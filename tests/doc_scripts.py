@@ -1,4 +1,4 @@
-"""Scripts of the documentation, run as users would."""
+"""Runs scripts of the documentation as users would."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from warm import python
 
 
 def run_together(script: Path, environments: Sequence[dict[str, str]], timeout_s: float) -> list[tuple[int, str]]:
-    """Start ``script`` once in each of ``environments``; the exit status and the output of each."""
+    """Start ``script`` once in each of ``environments``; returns the exit status and the output of each."""
     running = [
         subprocess.Popen(
             [python(), str(script)],

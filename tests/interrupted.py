@@ -1,4 +1,4 @@
-"""Commands that get Ctrl-C as from a terminal: all their processes do."""
+"""Commands that get Ctrl-C as from a terminal, which sends it to all their processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def interrupted(arguments: list[str], word: str, wait_s: float) -> tuple[subprocess.Popen[str], str, str]:
-    """``python -m iris`` with ``arguments``, simulated, interrupted ``wait_s`` after it has printed ``word`` to stderr:
-    the process, which has ended, and what it printed to stdout, and to stderr from then on."""
+    """Run ``python -m iris`` with ``arguments`` in the simulator, and interrupt it ``wait_s`` after it has printed
+    ``word`` to stderr. Returns the ended process, what it printed to stdout, and what it then printed to stderr."""
     pytest.importorskip("greenlet")  # else the simulator ends the run before it can be stopped
     process = subprocess.Popen(
         [sys.executable, "-m", "iris", *arguments],

@@ -1,4 +1,4 @@
-"""Calls of device functions with the wrong arguments, and what of the refusal tells the caller so."""
+"""Calls of device functions with wrong arguments, and the part of each error that tells the caller what is wrong."""
 
 import triton
 import triton.language as tl

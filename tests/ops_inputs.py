@@ -1,8 +1,8 @@
-"""What the tests of the ops share: which ways there are to run them, random operands, what a right result is.
+"""The common parts of the tests of ops: the ways to run them, random operands, and the test of a right result.
 
 A *way* is an op with an algorithm and, for a gather, a dimension: :func:`ways` lists them from
-``iris.ops.ALGORITHMS``, so that a new algorithm is tested as soon as it is there. A :class:`Trial` is one rank's part
-of one call: all ranks draw the same matrices from a seed, and so know what any of them should get.
+``iris.ops.ALGORITHMS``, so that a new algorithm is tested as soon as it exists. A :class:`Trial` is one rank's part of
+one call: all ranks draw the same matrices from a seed, so each knows the right result of every rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SMALL = FusedConfig(
 
 
 Shape = tuple[int, int, int]
-"""What one rank has: rows, columns and depth of its part of the whole."""
+"""Rows, columns and depth of one rank's part of the whole."""
 
 SHAPES: tuple[Shape, ...] = (
     (15, 17, 31),
@@ -46,15 +46,16 @@ SHAPES: tuple[Shape, ...] = (
     (19, 29, 37),
     (16, 33, 24),
 )
-"""Around the blocks of SMALL: one less and one more than a block, exact, primes, far less than a block, and depths that
-make whole blocks only together with the other ranks' (four times 8, or 24)."""
+"""Sizes relative to the blocks of SMALL: one less and one more than a block, whole blocks, primes, far less than a
+block, and depths that are whole blocks only together with those of the other ranks (four times 8, or 24)."""
 BIASES = (None, "column", "row")
 SCALES = (("each", "each"), ("one", "one"), (None, "each"), ("each", None), ("one", "each"), (None, None))
-"""Of A, one for all or one for each row, and of B, one for all or one for each column; of int8 some, for floats."""
+"""Kinds of scales of A (one for all, or one for each row) and of B (one for all, or one for each column); for int8 some
+of them, with float outputs."""
 LAYOUTS = ("plain", "transposed", "strided")
-"""Of all three matrices: rows contiguous, columns contiguous, neither, and nothing aligned."""
+"""Layouts of all three matrices: rows contiguous; columns contiguous; neither, and nothing aligned."""
 
-# What torch.matmul, in the baselines, does by default on GPUs: add up parts of a long sum in 16 bits.
+# By default torch.matmul, in the baselines, adds up parts of a long sum in 16 bits on GPUs.
 torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
@@ -76,12 +77,12 @@ class Way(NamedTuple):
 
     @property
     def even_rows(self) -> bool:
-        """Whether ranks must be able to share the rows of an op that does not ask for that by itself."""
+        """Whether ranks must be able to share the rows evenly, although the op itself does not require it."""
         return (self.op, self.algorithm) == (ALL_REDUCE, "copy_engine")
 
     @property
     def contiguous_rows(self) -> bool:
-        """Whether the output's rows must be contiguous: where the copy engine copies them."""
+        """Whether the output's rows must be contiguous, as the copy engine copies them."""
         return self.op in (SCATTER, ALL_REDUCE) and self.algorithm in ("copy_engine", "decomposed", "ring")
 
     @property
@@ -91,7 +92,7 @@ class Way(NamedTuple):
 
     @property
     def least_programs(self) -> int:
-        """Programs that a launch must have: one that computes, and one more where some only move data."""
+        """The fewest programs of a launch: one that computes, and one more if some programs only move data."""
         return 2 if self.algorithm in ("split", "streams", "relay", "hbm_buffer") else 1
 
 
@@ -107,19 +108,19 @@ def ways(*ops: str) -> list[Way]:
 
 
 def some(values: Sequence[T], one_of: int = 2) -> list[T]:
-    """All on GPUs; of simulated ranks, which take about a second for each, every other one, or one of so many: others
-    with the next seed, so that some runs meet all. For what is looked at elsewhere, too."""
+    """All ``values`` on GPUs; with simulated ranks, which take about a second for each value, one in ``one_of``. The
+    seed decides which, so that several runs cover all. For cases that other tests cover, too."""
     turn = int(os.environ.get("IRIS_TEST_SEED", "0")) % one_of
     return list(values) if BACKEND != "sim" else list(values)[turn::one_of]
 
 
 IN_WORDS = [way for way in ways() if way.algorithm in (*EXCHANGING, "one_shot", "two_shot")]
-"""What sends little by words, each of which says that it has come, and more by flags."""
+"""Ways that send small amounts as words, each of which shows that it has arrived, and larger amounts with flags."""
 each_way = pytest.mark.parametrize("way", ways(), ids=str)
 
 
 def rotated(values: tuple[Any, ...], turn: int, count: int) -> list[Any]:
-    """``count`` of ``values``, the next ones for each ``turn``."""
+    """``count`` of ``values``; each ``turn`` takes the next ones."""
     return [values[(turn * count + index) % len(values)] for index in range(count)]
 
 
@@ -139,8 +140,8 @@ class Inputs:
         return torch.randn(rows, cols, generator=self.generator, dtype=torch.float64).to(dtype)
 
     def scale(self, kind: str | None, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """One number, or one for ``each`` of so many rows, or columns, of ``dtype``: so small that float16 holds the
-        sums; or one for each ``block``, of which there are so many."""
+        """Scales for ``dtype``: one number, or one for ``each`` of ``rows`` or ``cols``, or one for each ``block``, of
+        which there are ``rows`` × ``cols``. They are so small that float16 holds the sums."""
         if kind is None:
             return None
         shape = (1, 1) if kind == "one" else (rows, cols)
@@ -163,7 +164,7 @@ class Trial:
     """One rank's part of one call.
 
     Attributes:
-        a, b, bias, scale_a, scale_b, output: as the op takes them, on the device.
+        a, b, bias, scale_a, scale_b, output: the op's operands, on the device.
         frame: the memory that ``output`` is a part of.
         reference: what ``output`` should be, float64.
         allowance: how far off it may be, as a Frobenius norm; see :func:`allowed`.
@@ -182,7 +183,7 @@ class Trial:
     scale_b: torch.Tensor | None = None
 
     def run(self, config: FusedConfig | None = SMALL, workspace: Any = None, trace: Any = False) -> torch.Tensor:
-        """Call the op, by this trial's algorithm whatever ``config`` says of it; None lets the op pick."""
+        """Call the op by this trial's algorithm, whatever ``config`` names; with None the op picks."""
         op = getattr(iris.ops, self.way.op)
         chosen = None if config is None else replace(config, algorithm=self.way.algorithm)
         options: dict[str, Any] = {"gather_dim": self.way.gather_dim} if self.way.op == GATHER else {}
@@ -194,25 +195,25 @@ class Trial:
         return result
 
     def excess(self) -> float:
-        """The error of ``output`` as a share of what is allowed: at most 1 if it is right, and if nothing around it has
+        """The error of ``output`` divided by the allowed one: at most 1 if it is right and nothing around it has
         changed. Waits for the stream."""
         self.ctx.synchronize()
-        result = self.output.to("cpu", copy=True)  # the simulator's output is there already
+        result = self.output.to("cpu", copy=True)  # a simulated output is on the CPU already
         error = float((result.double() - self.reference).norm())
         self.output.copy_(self._nothing.expand_as(self.output))
         untouched = torch.equal(_bits(self.frame), _bits(self._nothing.expand_as(self.frame)))
         self.output.copy_(result)
-        if not untouched or math.isnan(error):  # which no comparison would find too large
+        if not untouched or math.isnan(error):  # a NaN would pass every comparison
             return math.inf
         return error / self.allowance if self.allowance else 0.0 if error == 0 else math.inf
 
     def digest(self) -> str:
-        """What stands for the bits of ``output``, for ranks to compare."""
+        """A digest of the bits of ``output``, for ranks to compare."""
         self.ctx.synchronize()
         return hashlib.sha256(_bits(self.output).numpy().tobytes()).hexdigest()
 
     def spoil(self) -> None:
-        """Fill the output, and the memory around it, with what no right result has."""
+        """Fill the output, and the memory around it, with values that no right result has."""
         self.frame.copy_(self._nothing.expand_as(self.frame))
 
     @property
@@ -228,10 +229,10 @@ def _bits(matrix: torch.Tensor) -> torch.Tensor:
 def allowed(
     result: torch.Tensor, typical: torch.Tensor, parts: list[torch.Tensor], depth: int, dtype: torch.dtype
 ) -> float:
-    """How far a right result may be from ``result``, as a Frobenius norm; nothing at all for integers.
+    """How far a right result may be from ``result``, as a Frobenius norm; 0 for integers. It is the sum of:
 
     - ½ ulp of the output's dtype for rounding the result, and for rounding each of the ``parts`` that ranks send each
-      other: one more rounding per hop. By the triangle inequality, so whatever the signs.
+      other: one more rounding per hop. By the triangle inequality this holds for any signs.
     - float32 sums over K, ``depth``, and the bias, which is one more term wherever it is added: each addition
       rounds a partial sum of about √K · s, with s² the mean square of a term, by ½ ulp. K such roundings add up like a
       random walk, to ½ eps · √K · ``typical``, where ``typical`` is √K · s. Four times that, for the luck of small
@@ -245,9 +246,9 @@ def allowed(
 
 
 def lost_in_fp8(dtype: torch.dtype, typical: torch.Tensor, depth: int, out: torch.dtype) -> float:
-    """What Hopper's tensor cores lose of sums of fp8 products, of ``depth`` of them, which they keep in 14 bits: each
-    step of 32 products rounds a sum by 2^-13 of it, at random, as on H200 (docs/performance-matmul.md); twice that.
-    Sums in float32 are so only within blocks of K, of which those of the tests are one step."""
+    """What Hopper's tensor cores may lose in sums of ``depth`` fp8 products, which they keep in 14 bits: each step of
+    32 products changes a sum by 2^-13 of it, at random, as on H200 (docs/performance-matmul.md); twice that is allowed.
+    Sums for float32 outputs are kept in 14 bits only within blocks of K; a block of the tests is one step."""
     if dtype != torch.float8_e4m3fn or BACKEND == "sim":
         return 0.0
     steps = 1 if out == torch.float32 else -(-depth // 32)
@@ -259,13 +260,14 @@ def _for_all(scale: torch.Tensor | None) -> torch.Tensor:
 
 
 def _widened(scale: torch.Tensor, cols: int, parts: int = 1) -> torch.Tensor:
-    """``scale`` of blocks with a number for each of so many columns, of which ranks have ``parts`` side by side."""
+    """``scale`` of blocks, repeated to have a number for each of ``cols`` columns; they consist of ``parts`` parts of
+    ranks, side by side."""
     return torch.cat([one.repeat_interleave(128, 1)[:, : cols // parts] for one in scale.chunk(parts, 1)], 1)
 
 
 def ring_sums(parts: list[torch.Tensor], bias: torch.Tensor) -> list[torch.Tensor]:
-    """What is rounded when sums of ``parts`` travel around: each rank's rows begin behind it and end at it, where the
-    bias is added before the last part."""
+    """The values that are rounded when sums of ``parts`` travel around the ring: those of a rank's rows begin at the
+    next rank and end at itself, where the bias is added before the last part."""
     owners = [one.chunk(len(parts)) for one in parts]
     sums = []
     for hop in range(1, len(parts)):
@@ -289,9 +291,9 @@ def trial(
     scaled: bool | None = None,
     blocks: bool = False,
 ) -> Trial:
-    """This rank's part of a call on random matrices, its output spoilt. Collective. ``scaled``: the product is, by what
-    the seed says, into a dtype of its choice; None: if it is of fp8, but not with ``whole`` numbers. ``blocks``: it is
-    of fp8, whose blocks have scales."""
+    """This rank's part of a call on random matrices, with a spoilt output. Collective. ``scaled``: the product has
+    scales, and the seed chooses their kinds and the output's dtype; None: it has them if it is of fp8, but not with
+    ``whole`` numbers. ``blocks``: it is of fp8, and blocks have scales."""
     inputs, world, rank, (rows, n, depth) = Inputs(seed, whole), ctx.world_size, ctx.rank, shape
     scaled = dtype == torch.float8_e4m3fn and not whole if scaled is None else scaled
     out = FLOATS[seed % 3] if scaled else output_dtype(dtype)
@@ -369,7 +371,7 @@ def trial(
 
 
 def _laid_out(ctx: iris.Iris, matrix: torch.Tensor, layout: str, symmetric: bool = False) -> torch.Tensor:
-    """``matrix`` on the device, with the strides of ``layout``."""
+    """A copy of ``matrix`` on the device, with the strides of ``layout``."""
     _, here = _empty(ctx, tuple(matrix.shape), matrix.dtype, layout, symmetric)
     return here.copy_(matrix)
 
@@ -391,13 +393,13 @@ def _empty(
 def dual(tensor: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
     """``tensor`` with a tangent, in forward mode."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch then imports what uses torch.jit.script
+        warnings.simplefilter("ignore")  # PyTorch then imports users of torch.jit.script
         made: torch.Tensor = forward_ad.make_dual(tensor, tangent)
     return made
 
 
 def given_back(matrix: torch.Tensor) -> torch.Tensor:
-    """As ``matrix``, in the middle of memory that was freed, as FSDP frees that of its parameters."""
+    """A tensor like ``matrix``, in the middle of memory that was freed, as FSDP frees that of its parameters."""
     memory = matrix.new_empty(matrix.numel() + 8)
     view = memory[8:].view(matrix.shape)
     memory.untyped_storage().resize_(0)
@@ -418,7 +420,7 @@ class Wrapper(torch.Tensor):
 
 
 def in_vmap(matrix: torch.Tensor) -> torch.Tensor:
-    """``matrix`` as a function sees it that ``torch.vmap`` calls."""
+    """``matrix`` as a function that ``torch.vmap`` calls sees it."""
     seen: list[torch.Tensor] = []
 
     def look(one: torch.Tensor) -> torch.Tensor:

@@ -1,16 +1,18 @@
-"""Whether what ranks do to the same memory is ordered by their signals: found in the simulator, where accesses happen
-in some order anyway, so that a signal that is missing need not change a result.
+"""A race detector: do signals order what ranks do to the same memory? It runs in the simulator, where accesses happen
+in some order anyway, so that a missing signal need not change a result.
 
-Whoever does one thing after the other is an *agent*: the current stream of a rank, a lane or stream beside it, its
-copies, a program. A clock counts what each has done, and each knows how far it is behind all others: what it was told
-by acquiring what they released, by a launch, or by the end of a kernel. Of every word on the heaps it is kept when each
-agent last read, wrote or, atomically, changed it. Whoever uses a word must know of all that others have done to it;
-else nothing but luck has put that first. (C. Flanagan and S. Freund, FastTrack, PLDI 2009, has the theory.)
+An *agent* does one thing after the other: the current stream of a rank, another lane or stream of it, its copies, a
+program. A clock counts what each agent has done. Each agent also has, for every other agent, the time up to which it
+knows of its actions: it learns of them when it acquires what the other has released, at a launch, and at the end of a
+kernel. For every word on the heaps the detector keeps when each agent last read it, wrote it, or changed it atomically.
+An agent that uses a word must know of all that others have done to it; else only luck has put that first. (The theory:
+C. Flanagan and S. Freund, FastTrack, PLDI 2009.)
 
-A flag of the copy engine is a copy of one word, seen no sooner than earlier copies. Words that say by themselves that
-they have come (:func:`iris.device.words.store_words`) order nothing of what their kernel does. But whoever has taken
-one knows that the storer's kernel had begun, and so of all that was done before, and of what the storer had learned so
-itself; and a word may be stored only where none lies, by who knows that the one before was taken.
+A flag of the copy engine is a copy of one word, which is seen no sooner than earlier copies. Words that show by
+themselves that they have arrived (:func:`iris.device.words.store_words`) do not order what their kernel does. But an
+agent that has taken such a word knows that the storer's kernel had begun, and so knows of all that was done before, and
+of what the storer had learned in the same way. A word may be stored only where no other lies, by an agent that knows
+that the one before was taken.
 """
 
 from __future__ import annotations
@@ -42,24 +44,24 @@ Addresses = np.ndarray[Any, Any]
 
 CURRENT, BESIDE, COPIES, FIRST_PROGRAM, _PROGRAMS = 0, 1, 2, 3, 4
 _EACH = FIRST_PROGRAM + _PROGRAMS
-"""Agents of a rank. Of its programs, every fourth one is the same agent; what these do is taken to be ordered."""
+"""The number of agents of a rank. Every fourth program is the same agent, so their actions count as ordered."""
 READ, WRITE, ATOMIC = range(3)
 _UNLIKE = {READ: (WRITE, ATOMIC), WRITE: (READ, WRITE, ATOMIC), ATOMIC: (READ, WRITE)}
-"""By what an access is: those before it that it must be ordered behind."""
+"""For each kind of access, the kinds of earlier accesses that it must be ordered after."""
 _DOES = ("read", "write", "change")
 _WORD = 4
 
 
 def notes_nbytes(heap_nbytes: int, world_size: int) -> int:
-    """A heap with room for notes on all words of another."""
+    """The size of a heap with room for notes on all words of another heap."""
     return heap_nbytes * _EACH * world_size * (len(_DOES) + world_size) + (1 << 20)
 
 
 class Watch(TorchDispatchMode):
-    """While it is entered, ``unordered`` takes a sentence for each kind of access to heaps that signals do not order.
+    """While it is entered, ``unordered`` collects a sentence for each kind of access to heaps that no signal orders.
 
     Notes are on the heap of ``notes``, a context that nothing else uses. Memory that a workspace keeps for its own rank
-    is on the heap here, so that it is watched, too."""
+    is put on the heap, so that it is watched, too."""
 
     def __init__(self, ctx: iris.Iris, notes: iris.Iris) -> None:
         super().__init__()
@@ -97,7 +99,7 @@ class Watch(TorchDispatchMode):
         self._patches.close()
 
     def _running(self) -> tuple[int, Hashable]:
-        """The agent that runs, and the key of what it knows."""
+        """The agent that runs now, and the key of what it knows."""
         if threading.current_thread() is not threading.main_thread():
             return COPIES, COPIES
         launch = interpreter._current
@@ -107,7 +109,7 @@ class Watch(TorchDispatchMode):
         return FIRST_PROGRAM + program % _PROGRAMS, ("program", program)
 
     def _tick(self, agent: int, key: Hashable) -> None:
-        """What ``agent`` does from now on is new to all others."""
+        """Advance the clock of ``agent``: the other agents do not know of what it does from now on."""
         at = self._rank * _EACH + agent
         self._clock[at] += 1
         self._known[key][at] = self._clock[at]
@@ -120,7 +122,7 @@ class Watch(TorchDispatchMode):
         np.maximum(self._known[key], clocks, out=self._known[key])
 
     def _places(self, addresses: Addresses, nbytes: int) -> Iterator[tuple[int, Addresses]]:
-        """By rank, the words of its heap that are at ``addresses``."""
+        """For each rank, the words of its heap that are at ``addresses``."""
         for rank, base in enumerate(self._bases):
             offsets = addresses.astype(np.int64).ravel() - base
             offsets = offsets[(offsets >= 0) & (offsets < self._size)]
@@ -147,7 +149,7 @@ class Watch(TorchDispatchMode):
             self._told[rank][words, self._rank] = np.maximum(mine, self._known[key]) if add else self._known[key]
 
     def _of_words(self, addresses: Addresses) -> bool:
-        """Whether it is words that are there, on whichever heap."""
+        """Whether the memory there, on any heap, is for words that show by themselves that they have arrived."""
         offsets = [int(addresses[0]) - base for base in self._bases] if addresses.size else []
         return any(offset in words for words in self._words for offset in offsets)
 
@@ -308,7 +310,7 @@ class Watch(TorchDispatchMode):
         return function(*args, **kwargs)
 
     def _unwatched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What is done behind a barrier of the hosts: a workspace made."""
+        """Wrap what is done after a barrier of the hosts, such as making a workspace: it is not watched."""
 
         def call(*args: Any) -> Any:
             with mock.patch.object(self, "_paused", True):
@@ -326,7 +328,7 @@ class Watch(TorchDispatchMode):
             if key not in ours.local:
                 with mock.patch.object(self, "_paused", True):
                     ours.local[key] = ours.ctx.empty(key[1], dtype=dtype)
-                ours.local[key].zero_()  # by the stream that is current, which others need not wait for
+                ours.local[key].zero_()  # by the current stream; others need not wait for it
             return ours.local[key]
 
         return scratch
@@ -339,7 +341,7 @@ def _name(agent: int) -> str:
 
 
 def _addresses(tensor: torch.Tensor) -> Addresses:
-    """Where the elements of ``tensor`` are."""
+    """The addresses of the elements of ``tensor``."""
     offsets = np.zeros((), np.int64)
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         offsets = offsets[..., None] + np.arange(size) * stride * tensor.element_size()

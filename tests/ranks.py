@@ -1,4 +1,4 @@
-"""Where the tests' functions run: pools of live ranks, kept from test to test, one per world size.
+"""Pools of live ranks, which run the tests' functions: one per world size, kept from test to test.
 
 A test sends a function of its module to all ranks of a pool::
 
@@ -9,8 +9,8 @@ A test sends a function of its module to all ranks of a pool::
     def test_offsets(ranks: Ranks) -> None:
         assert ranks.run(offsets) == ...
 
-The backend is the one that ``import iris`` picks: GPUs where there are some, unless ``IRIS_BACKEND=sim``.
-Tests that run on GPUs carry the marker ``gpu`` there.
+The backend is the one that ``import iris`` picks: GPUs if there are any, unless ``IRIS_BACKEND=sim``. Tests that run on
+GPUs then have the marker ``gpu``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ HEAP_SIZE = 24 << 20
 TIMEOUT_S = 30.0
 RUN_LIMIT_S = 90.0
 _POISONED = 4 << 20
-"""So many bytes of a simulated heap are filled, more than small problems take: filling all takes longer than these."""
+"""How many bytes of a simulated heap are filled: more than small problems take, as filling all takes longer than these
+take to run."""
 
 NAMES_SHARED_MEMORY = pytest.mark.xdist_group("names of shared memory")
 """For tests that count files in /dev/shm, or run programs that make some: never two of them at a time."""
@@ -62,7 +63,7 @@ def worlds(at_least: int = 1, at_most: int = 16) -> list[Any]:
 
 
 def marks_for(size: int) -> list[pytest.MarkDecorator]:
-    """Of a test of so many ranks: on GPUs it is skipped where there are too few."""
+    """Marks of a test on ``size`` ranks: on GPUs it is skipped if there are too few of them."""
     if BACKEND == "sim":
         return []
     few = not backends.oversubscribed() and torch.cuda.device_count() < size
@@ -70,17 +71,17 @@ def marks_for(size: int) -> list[pytest.MarkDecorator]:
 
 
 class Ranks:
-    """``world_size`` live ranks; replaced when a test has failed on one or killed one."""
+    """``world_size`` live ranks; new ones replace them when a test has failed on one or killed one."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self._pool: iris.RankPool | None = None
 
     def run(self, fn: Callable[..., Any], *args: Any, limit_s: float = RUN_LIMIT_S) -> list[Any]:
-        """``fn(*args)`` on every rank; the results in rank order."""
+        """Run ``fn(*args)`` on every rank; returns the results in rank order."""
         if self._pool is None or not self._pool.alive:
             self.end()
-            with mock.patch.dict(os.environ, IRIS_TUNED=os.devnull):  # the ranks outlive a test that names its own
+            with mock.patch.dict(os.environ, IRIS_TUNED=os.devnull):  # ranks outlive a test that sets it
                 self._pool = iris.RankPool(self.world_size)
         try:
             return self._pool.run(fn, args, timeout_s=limit_s)
@@ -99,7 +100,7 @@ _context: iris.Iris | None = None
 
 
 def context() -> iris.Iris:
-    """This rank's context, opened by the first test that asks and kept for the others."""
+    """This rank's context: opened for the first test that asks for it, and kept for the others."""
     global _context
     if _context is None:
         _context = iris.iris(HEAP_SIZE, timeout_s=TIMEOUT_S)
@@ -107,8 +108,8 @@ def context() -> iris.Iris:
 
 
 def poison(ctx: iris.Iris) -> None:
-    """Fill free heap memory with 0xFF bytes, from the lowest on, where what comes next is allocated: NaN in every float
-    type, -1 in every signed integer."""
+    """Fill free heap memory with 0xFF bytes, from the lowest address on, where the next allocations are: that is NaN in
+    every float type, and -1 in every signed integer type."""
     ctx.free(ctx.empty(1, dtype=torch.uint8))
     size = ctx._table.largest_free
     rest = ctx.empty(size if BACKEND != "sim" else min(size, _POISONED), dtype=torch.uint8)
@@ -119,7 +120,7 @@ def poison(ctx: iris.Iris) -> None:
 
 @dataclass
 class Failure:
-    """What was raised, in a form that can be sent back, and how long it took."""
+    """An exception in a form that can be sent back, and how long it took to be raised."""
 
     kind: str = "nothing"
     bases: tuple[str, ...] = ()
@@ -145,13 +146,13 @@ def failure_of(fn: Callable[..., Any], *args: Any) -> Failure:
 def fresh(
     heap_size: int = 1 << 20, timeout_s: float = TIMEOUT_S, first_timeout_s: float | None = None
 ) -> Iterator[iris.Iris]:
-    """A context of its own, for tests that break it or count its parts."""
+    """A new context, for tests that break it or count its parts."""
     with iris.iris(heap_size, timeout_s=timeout_s, first_timeout_s=first_timeout_s) as ctx:
         yield ctx
 
 
 def assert_close(got: torch.Tensor, expected: torch.Tensor, rtol: float = 0.0, atol: float = 0.0) -> None:
-    """As ``torch.testing.assert_close``, which in each rank first imports for a second; NaN is equal to NaN."""
+    """As ``torch.testing.assert_close``, whose imports take a second in each rank; NaN is equal to NaN."""
     kinds = [(one.dtype, one.shape, one.device, one.layout) for one in (got, expected)]
     assert kinds[0] == kinds[1]
     if got.dtype.is_floating_point and got.itemsize == 1:
@@ -164,7 +165,7 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor, rtol: float = 0.0, a
 
 
 def open_fds() -> list[str]:
-    """What this process's file descriptors are open on, without the numbers that differ each time."""
+    """The targets of this process's file descriptors, without the numbers that differ each time."""
     targets = []
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -175,7 +176,7 @@ def open_fds() -> list[str]:
 
 
 def map_count() -> int:
-    """Lines of this process's memory map."""
+    """The number of lines of this process's memory map."""
     return len(Path("/proc/self/maps").read_text().splitlines())
 
 
@@ -189,8 +190,8 @@ def resident_kib() -> int:
 
 
 def shared_memory_files() -> set[str]:
-    """The machine's named shared memory; who counts it runs with :data:`NAMES_SHARED_MEMORY`. Without the semaphores of
-    the pools that compile kernels beside the tests in CI, which come and go (``tests/assembly/conftest.py``)."""
+    """The machine's named shared memory; tests that count it have the mark :data:`NAMES_SHARED_MEMORY`. Without the
+    semaphores of the pools that compile kernels at the same time in CI (``tests/assembly/conftest.py``)."""
     found = set(os.listdir("/dev/shm"))
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
@@ -207,7 +208,7 @@ def iris_sockets() -> set[str]:
 
 
 def free_port() -> int:
-    """One that neither another worker of pytest's takes, nor the system for a connection, before it is used."""
+    """A port that, until it is used, neither another worker of pytest takes nor the system for a connection."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
     for port in random.sample(range(10000 + 1000 * worker, 11000 + 1000 * worker), 1000):
         with socket.socket() as probe:

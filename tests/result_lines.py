@@ -1,4 +1,4 @@
-"""Generated results: the lines that ``iris bench`` would write on machines that are not here."""
+"""Generated results: lines as ``iris bench`` would write them on machines that the tests do not have."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SIMULATED = H200 | {"hardware": "x86_64 CPU", "backend": "sim", "cuda": None, "n
 
 
 def record(case: str, algorithm: str, shape: tuple[int, int, int], world_size: int, seed: int = 0) -> Record:
-    """A line as ``iris bench`` writes it, from a simple model of the hardware and some noise."""
+    """A record as ``iris bench`` writes it, from a simple model of the hardware and some noise."""
     m, n, k = shape
     rng = random.Random(f"{seed} {case} {algorithm} {shape} {world_size}")
     flops, moved = 2 * m * n * k // world_size, 2 * m * (k if case == "all_gather_matmul" else n)

@@ -1,5 +1,5 @@
-"""For the server that ranks are forked from: Iris's device functions, rewritten for the simulator once and not in each
-rank."""
+"""An import for the server that ranks are forked from: it rewrites Iris's device functions for the simulator once, not
+in each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Triton says of types; printed where this is run, so that Triton can be asked in a process without Iris."""
+"""The types that Triton itself gives; run as a script, it prints them from a process without Iris."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NUMBERS = (tl.int1, tl.int8, tl.uint8, tl.int32, tl.uint32, tl.int64, tl.uint64,
 POINTERS = (tl.pointer_type(tl.float16), tl.pointer_type(tl.float16, const=True), tl.pointer_type(tl.int64))
 SHAPES = ([1], [4, 8], [8, 4], [tl.constexpr(2), 2, 2])
 OPERANDS: tuple[list[int], ...] = ([], [1], [8], [4, 8], [4, 1], [1, 4, 1])
-"""Shapes of operands, the first that of a single number."""
+"""Shapes of operands; the first is that of a single number."""
 VALUES = (0, 1, -1, 200, 1 << 31, -(1 << 40), 1 << 63, True, 0.5, -0.0, float("nan"))
 WRONG_SHAPES: tuple[list[object], ...] = ([], ["4"], [3], [tl.constexpr(5)], [None])
 
 
 def said(fn: Callable[..., object], *arguments: object) -> str:
-    """The result in words, or what the error says."""
+    """The result of ``fn`` as text, or the text of its error."""
     try:
         return str(fn(*arguments))
     except Exception as error:  # noqa: BLE001 (whatever Triton raises)
@@ -29,7 +29,7 @@ def said(fn: Callable[..., object], *arguments: object) -> str:
 
 
 def types() -> list[str]:
-    """Of numbers, pointers, blocks and tensors of them; twice, in case somebody remembers the first time."""
+    """The types of numbers, pointers, blocks and tensors of them; each twice, in case a cache changes the second."""
     promote = TritonSemantic(interpreter.interpreter_builder).computation_type_impl
     flags = (False, True)
     told = [said(promote, *key) for key in itertools.product(NUMBERS, flags, NUMBERS, flags, flags)]
@@ -46,7 +46,7 @@ def types() -> list[str]:
 
 
 def operands() -> list[str]:
-    """What becomes of two operands of ``+``, ``<``, ``//`` and the like, and of a load: their types and numbers."""
+    """The types and values that result from two operands of ``+``, ``<``, ``//`` and the like, and from a load."""
     semantic = TritonSemantic(interpreter.interpreter_builder)
     agree, broadcast = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
     told = []
@@ -55,7 +55,7 @@ def operands() -> list[str]:
             pair = [block(element, shape) for element, shape in zip((left, right), shapes, strict=True)]
             told += [said(both, agree, *pair, True, True), said(both, agree, *pair, False, False, True, True)]
             told.append(said(both, broadcast, *pair))
-    beside = [element for element in (*NUMBERS, POINTERS[0]) if element != tl.bfloat16]  # which Triton 3.6 cannot make
+    beside = [element for element in (*NUMBERS, POINTERS[0]) if element != tl.bfloat16]  # Triton 3.6 cannot make that
     for element, shape, value in itertools.product(beside, ([], [4, 8]), VALUES):
         one = block(element, shape)
         told += [
@@ -67,7 +67,7 @@ def operands() -> list[str]:
 
 
 def block(element: tl.dtype, shape: list[int]) -> tl.tensor:
-    """0, 1, 0, … of ``element``; one number, if there is no ``shape``."""
+    """A block of 0, 1, 0, … of type ``element``; a single number if ``shape`` is empty."""
     numbers = (np.arange(math.prod(shape)) % 2).astype(interpreter._get_np_dtype(element)).reshape(shape or 1)
     return tl.tensor(interpreter.TensorHandle(numbers, element), tl.block_type(element, shape) if shape else element)
 

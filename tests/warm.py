@@ -1,13 +1,13 @@
-"""Interpreters that have PyTorch already.
+"""Interpreters that have imported PyTorch already.
 
-A test that runs a program waits 2 s for ``import torch``, and as long again where the program starts ranks.
-:func:`python` names what to put in the place of ``sys.executable``: it runs a script, a module or a command as Python
-does, with the same arguments, environment, folder and files, in a process that is forked from one which has imported
-PyTorch and nothing of Iris or Triton. What starts ranks in there forks them from another such process.
+A test that runs a program waits 2 s for ``import torch``, and as long again if the program starts ranks.
+:func:`python` is a replacement for ``sys.executable``: it runs a script, a module or a command as Python does, with the
+same arguments, environment, folder and files, in a process forked from one that has imported PyTorch, but nothing of
+Iris or Triton. If the program starts ranks, these are forked from another such process.
 
-Three processes take part. The *server* imports PyTorch; there is one for each test process, and it ends with that. The
-*stand-in*, which is what a test has started, hands the server its files and passes signals on. The *program* is a fork
-of the server; its *keeper*, another, waits for it, and kills it if the stand-in has been.
+Four processes take part. The *server* imports PyTorch; there is one for each test process, and it ends with that. The
+*stand-in* is the process that a test has started; it sends its files to a *keeper*, a fork of the server. The keeper
+forks the *program*, waits for it, and kills it if the stand-in has been killed; the stand-in passes signals on to it.
 
 Tests of launchers, of Ctrl-C, and of what outlives a process start real ones.
 """
@@ -23,12 +23,12 @@ from contextlib import suppress
 from functools import cache
 
 _ADDRESS = "IRIS_TEST_WARM"
-"""The variable that holds where the server listens."""
+"""The variable with the address of the server."""
 _HEEDED = {"PYTHONUTF8", "PYTHONCOERCECLOCALE", "PYTHONIOENCODING", "PYTHONHASHSEED"}
-"""What Python heeds as it starts: with these, and with options that are not known here, it is started anew."""
+"""Variables that Python reads when it starts: with these, or with options unknown here, a real Python is started."""
 _MOST_FDS = 64
 _FAR = 512
-"""More than any number of a file that a stand-in has open."""
+"""More than the number of any file that a stand-in has open."""
 
 
 @cache
@@ -61,7 +61,7 @@ def python() -> str:
 
 
 def _stand_in(words: list[str]) -> None:
-    """Have the server run ``words``, and end as that does."""
+    """Have the server run ``words``, and end in the same way as that program."""
     address = os.environ.pop(_ADDRESS)
     fds = [fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}")]
     parts = _parts(words)
@@ -89,8 +89,8 @@ def _stand_in(words: list[str]) -> None:
 
 
 def _parts(words: list[str]) -> tuple[list[str], list[str]] | None:
-    """The options among ``words``, and what is to run with its arguments. None: that is nothing, or an option is not
-    known here."""
+    """The options in ``words``, and the program to run with its arguments. None: there is no program, or an option is
+    unknown here."""
     for number, word in enumerate(words):
         if word in ("-c", "-m") or os.path.exists(word):
             return words[:number], words[number:]
@@ -111,7 +111,7 @@ def _received(connection: socket.socket) -> int:
 
 
 def _serve(listener: socket.socket) -> tuple[list[str], list[str]]:
-    """Fork a keeper, and that a program, for each stand-in. Returns in the program: its :func:`_parts`."""
+    """Fork a keeper for each stand-in, which forks a program. Returns only in the program: its :func:`_parts`."""
     import select
 
     while True:
@@ -162,7 +162,7 @@ def _keep(connection: socket.socket) -> tuple[list[str], list[str]]:
 
 
 def _take(files: list[int], fds: list[int], unbuffered: bool) -> None:
-    """Make ``files`` those that this process has open, with the numbers ``fds``, and no others."""
+    """Make ``files``, with the numbers ``fds``, the only open files of this process."""
     import fcntl
     import io
 
@@ -186,7 +186,8 @@ def _take(files: list[int], fds: list[int], unbuffered: bool) -> None:
 
 
 def _run(options: list[str], words: list[str], stand_in: str, beyond: list[str]) -> None:
-    """What Python does with ``words``; ``stand_in``: for it, where it starts ranks; ``beyond``: the end of its path."""
+    """Do what Python does with ``words``. ``stand_in``: the executable with which it starts ranks; ``beyond``: the end
+    of its path."""
     import multiprocessing
     import runpy
     import types
@@ -222,7 +223,7 @@ if __name__ == "__main__" and sys.flags.isolated:
 elif __name__ == "__main__":
     import gc
 
-    import torch  # noqa: F401 (which is what the server is for)
+    import torch  # noqa: F401 (the purpose of the server)
 
     gc.freeze()
     listening, stand_in = sys.argv[1:]

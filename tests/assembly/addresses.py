@@ -1,5 +1,5 @@
-"""The way to a peer's memory on AMD. Triton counts what is added to a tensor's pointer in 31 bits there, if the tensor
-has no more than 2 GiB, and cuts off the rest; from one heap to another it is farther."""
+"""Addresses of peers' memory on AMD. If a tensor has no more than 2 GiB, Triton computes offsets to its pointer in 31
+bits there, and cuts off the rest; but the distance from one heap to another is larger."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _MADE = re.compile(r"^\s*((?:%[\w.$-]+(?::\d+)?(?:, )?)+) = \"?([\w.]+)")
 _CARRIED = re.compile(r"(%[\w.$-]+) = (%[\w.$-]+(?:#\d+)?)")
 _LOADS = ("tt.load", "amdg.buffer_load", "amdgpu.buffer_load")
 _OTHERS = (*_LOADS, "arith.cmpi", "tt.atomic_rmw", "tt.atomic_cas", "scf.if", "scf.while")
-"""What makes another value of an address, or of which it is not followed what they make."""
+"""Operations that turn an address into another kind of value, or whose results are not followed."""
 
 
 def distances(ttgir: str) -> tuple[int, list[str]]:
-    """How many distances between heaps a kernel works out, each the difference of two addresses that it has loaded; and
-    the lines in which it cuts off half of what was computed from one."""
+    """How many distances between heaps a kernel computes, each as the difference of two addresses that it has loaded;
+    and the lines that cut off half of a value computed from such a distance."""
     loaded: set[str] = set()
     far: set[str] = set()
     found, cut = 0, []
@@ -26,7 +26,7 @@ def distances(ttgir: str) -> tuple[int, list[str]]:
         names, operation, rest = [name.split(":")[0] for name in made[1].split(", ")], made[2], text[made.end() :]
         read = _VALUE.findall(rest)
         both_loaded, of_far = loaded.issuperset(read), far.intersection(read)
-        for known in (loaded, far):  # another branch's may have the same names
+        for known in (loaded, far):  # values of another branch may have the same names
             known.difference_update([value for value in known if value.split("#")[0] in names])
         if operation in _LOADS and "i64" in text:
             loaded.update(names)

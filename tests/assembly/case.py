@@ -1,4 +1,4 @@
-"""A kernel to compile and what to compile it with."""
+"""Cases: kernels and the arguments to compile them with."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from iris.device.handle import Handle
 from iris.device.matmul import matmul_kernel
 
 EVERYTHING = os.environ.get("IRIS_ASSEMBLY") == "all"
-"""Whether each Triton compiles each kernel for each GPU (``scripts/assembly --all``); else they take turns."""
+"""Whether each Triton compiles each kernel for each GPU (``scripts/assembly --all``); else they share the work."""
 OLD = int(VERSION < (3, 9))
 """Whether this is not the newest Triton; scripts/assembly runs two."""
 TURN = int(os.environ.get("IRIS_TEST_SEED", "0"))
-"""Which part of what is too much for each run is this one's: with another number it is another part."""
+"""Chooses the part that this run does of all that would be too much for one run; another number is another part."""
 EVERYWHERE = tuple(TARGETS)
 CUDA = ("sm_90", "sm_100")
 HIP = ("gfx942", "gfx950")
@@ -30,26 +30,26 @@ T = TypeVar("T")
 
 
 def in_turn(values: Sequence[T]) -> Sequence[T]:
-    """Those of ``values`` that this Triton compiles; the other one compiles the others."""
+    """The ``values`` that this Triton compiles; the other one compiles the rest."""
     return values if EVERYTHING else values[(OLD + TURN) % 2 :: 2]
 
 
 def turns_of(number: int, targets: Sequence[str], old: int = OLD, turn: int = TURN) -> Sequence[str]:
-    """For which of ``targets`` kernel ``number`` is compiled: for one GPU of each vendor's, the other Triton compiling
-    it for the others; after two turns each has compiled it for all."""
+    """The ``targets`` for which this Triton compiles kernel ``number``: one GPU of each vendor. The other Triton
+    compiles it for the others; after two turns each has compiled it for all."""
     mine = (number + old + turn) % 2
     return targets if len(targets) == 1 else [one for one in (CUDA[mine], HIP[mine]) if one in targets]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel and what to compile it with. Names of a case: ``kernel`` or ``kernel-variant``.
+    """A kernel and what to compile it with. Names of cases are ``kernel`` or ``kernel-variant``.
 
     Attributes:
-        arguments: makes them; dtypes stand in for tensors.
+        arguments: makes the arguments; dtypes stand in for tensors.
         constants: constexpr arguments and launch options, by name.
-        has: what its assembly must contain, so that no rule passes for want of anything to look at.
-        wide: arguments, as :mod:`listing` calls them, that point to data which moves 16 bytes at a time.
+        has: what its assembly must contain, so that no rule passes because it finds nothing to check.
+        wide: arguments, by their names in :mod:`listing`, that point to data which moves 16 bytes at a time.
         unwritten: parameters, by name, whose descriptors are of memory that nobody writes while the kernel runs.
     """
 
@@ -63,7 +63,7 @@ class Case:
     unwritten: frozenset[str] = frozenset()
 
     def unwritten_in(self, listing: Listing) -> frozenset[str]:
-        """``unwritten`` as ``listing``, this case's, calls them."""
+        """The names that ``unwritten`` have in ``listing``, the listing of this case."""
         passed = zip(self.kernel.arg_names, self.arguments(), strict=False)  # constants are not among the latter
         names = [name for name, value in passed if isinstance(value, TensorDescriptor)]
         here = zip(names, listing.descriptors, strict=True)
@@ -76,7 +76,7 @@ def short(dtype: torch.dtype) -> str:
 
 
 def of(*dtypes: Any) -> Callable[[], tuple[Any, ...]]:
-    """Arguments: a tensor for each dtype; anything else as it is."""
+    """Arguments: a tensor for each dtype; anything else unchanged."""
     return lambda: tuple(tensor(one) if isinstance(one, torch.dtype) else one for one in dtypes)
 
 
@@ -86,7 +86,7 @@ def handle() -> Handle:
 
 
 def with_handle(*dtypes: Any) -> Callable[[], tuple[Any, ...]]:
-    """As :func:`of`, behind a device handle."""
+    """As :func:`of`, after a device handle."""
     return lambda: (handle(), *of(*dtypes)())
 
 
@@ -96,8 +96,8 @@ def described(dtype: torch.dtype, rows: int, cols: int | None = None) -> TensorD
 
 
 def compile_case(case: Case, target_name: str) -> str:
-    """The assembly of ``case``. NVIDIA's assembler, which alone finds what is wrong in inline assembly, takes long for
-    the many variants of the matmul kernel, and is given what ops launch of it."""
+    """The assembly of ``case``. Only NVIDIA's assembler finds errors in inline assembly, but it takes long for the many
+    variants of the matmul kernel, so it only gets those that ops launch."""
     assembled = EVERYTHING or case.kernel is not matmul_kernel
     with target(target_name):
         return assembly(case.kernel, *case.arguments(), assembled=assembled, **case.constants)

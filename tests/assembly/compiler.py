@@ -1,4 +1,4 @@
-"""Compile kernels for GPUs that are not there, through the same JIT path that a launch takes."""
+"""Compiles kernels for GPUs that the machine lacks, through the same JIT path that a launch takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import MockTensor
 
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
-"""Of the Triton that compiles."""
+"""The version of the Triton that compiles."""
 TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
@@ -22,11 +22,11 @@ TARGETS = {
 }
 
 _ALL = TARGETS | {"sm_80": GPUTarget("cuda", 80, 32)}
-"""And one without TMA, for which few kernels are compiled."""
+"""The targets, and a GPU without TMA, for which few kernels are compiled."""
 
 
 class _Driver:
-    """What the JIT asks of a driver before it launches anything."""
+    """A driver, as far as the JIT uses it before it launches anything."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
@@ -51,18 +51,18 @@ def target(name: str) -> Iterator[GPUTarget]:
 
 
 def assembly(kernel: Any, *args: Any, assembled: bool = True, **options: Any) -> str:
-    """PTX or AMD assembly of ``kernel`` for the current :func:`target`. dtypes stand for tensors of that dtype.
-    ``assembled``: PTX is given to NVIDIA's assembler, too, which takes a sixth of the time."""
+    """PTX or AMD assembly of ``kernel`` for the current :func:`target`. Dtypes stand for tensors of that dtype.
+    ``assembled``: NVIDIA's assembler gets the PTX, too, which takes a sixth of the time."""
     with knobs.runtime.scope(), knobs.cache.scope():
         if not assembled:
             knobs.runtime.add_stages_inspection_hook = _unassembled
-            knobs.cache.dir = f"{knobs.cache.dir}-unassembled"  # 3.6 knows them by what it knows assembled ones by
+            knobs.cache.dir = f"{knobs.cache.dir}-unassembled"  # 3.6 has one cache key for both
         return text_of(kernel.warmup(*args, grid=(1,), **options))
 
 
 def _unassembled(backend: object = None, stages: dict[str, Any] | None = None, *_: object) -> tuple[str, str] | None:
-    """Triton's hook into the stages of a compilation: leaves out the last. Without stages, what newer Tritons' caches
-    are to know such compilations by."""
+    """Triton's hook into the stages of a compilation: it leaves out the last one. Called without stages, it returns
+    the key of such compilations in the caches of newer Tritons."""
     if stages is None:
         return "unassembled", "unassembled"
     if "cubin" in stages:
@@ -71,7 +71,7 @@ def _unassembled(backend: object = None, stages: dict[str, Any] | None = None, *
 
 
 def text_of(compiled: Any) -> str:
-    """PTX or AMD assembly of what was compiled. Raises if a way to a peer's memory was cut short there."""
+    """PTX or AMD assembly of a compiled kernel. Raises if the kernel cuts off part of a distance between heaps."""
     if "ptx" in compiled.asm:
         return str(compiled.asm["ptx"])
     if cut := distances(compiled.asm["ttgir"])[1]:

@@ -1,5 +1,6 @@
-"""The checks of compiled kernels run in a process of their own, ``IRIS_BACKEND=compile pytest tests/assembly``, since
-interpreted and compiled Triton cannot share one; ``scripts/assembly`` runs them on each supported Triton."""
+"""Fixtures of the checks of compiled kernels. These run in a separate process, ``IRIS_BACKEND=compile pytest
+tests/assembly``, as interpreted and compiled Triton cannot share one; ``scripts/assembly`` runs them on each supported
+Triton."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ COMPILING = os.environ.get("IRIS_BACKEND") == "compile"
 collect_ignore_glob = [] if COMPILING else ["test_*.py"]
 
 if COMPILING:
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # what Triton 3.9 does, but warns about if nothing is said
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9's default, but it warns if this is not set
     os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")  # two thirds of a listing's text, and no rule reads it
-    os.environ.setdefault("MLIR_DISABLE_MULTITHREADING", "1")  # each core has a compiler of its own
+    os.environ.setdefault("MLIR_DISABLE_MULTITHREADING", "1")  # there is a compiler for each core
 
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[ProcessPoolExecutor]:
-    """One process per core, for compilers."""
+    """A pool of compilers, one process per core."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as made:
         yield made
@@ -30,7 +31,7 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 
 
 def asking(request: pytest.FixtureRequest, fixture: str) -> Iterator[dict[str, Any]]:
-    """The parameters of this session's tests that ask for ``fixture``."""
+    """The parameters of all tests of this session that use ``fixture``."""
     for item in request.session.items:
         if isinstance(item, pytest.Function) and fixture in item.fixturenames:
             yield item.callspec.params
@@ -38,7 +39,7 @@ def asking(request: pytest.FixtureRequest, fixture: str) -> Iterator[dict[str, A
 
 @pytest.fixture(scope="session")
 def compiled(request: pytest.FixtureRequest, pool: ProcessPoolExecutor) -> dict[tuple[str, str], Future[str]]:
-    """Assembly by case and target, for those that this session's tests ask for."""
+    """Assembly by case and target, for those that tests of this session use."""
     from kernels import compile_named
 
     wanted = [(str(one["name"]), str(one["target_name"])) for one in asking(request, "compiled")]
@@ -47,7 +48,7 @@ def compiled(request: pytest.FixtureRequest, pool: ProcessPoolExecutor) -> dict[
 
 @pytest.fixture(scope="session")
 def launched(request: pytest.FixtureRequest, pool: ProcessPoolExecutor) -> dict[tuple[str, str], Future[list[str]]]:
-    """What is wrong with what a call launches on a target, for those that this session's tests ask for."""
+    """Errors in what a call launches, by call and target, for those that tests of this session use."""
     from launches import wrong_with
 
     wanted = [(one["call"], str(one["target_name"])) for one in asking(request, "launched")]

@@ -1,4 +1,4 @@
-"""Where a listing's control and values go: its loops, and what decides whether one of them goes on."""
+"""Control and data flow of a listing: its loops, and the values that decide whether a loop goes on."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def loops(listing: Listing) -> list[set[int]]:
 
 
 def decides(source: Instruction, loop: set[int], listing: Listing, behind: list[set[int]]) -> bool:
-    """Whether the value that ``source``, in ``loop``, gets has a part in whether the loop goes on; ``behind``: of each
-    block, those of :func:`all_behind`.
+    """Whether the value that ``source``, in ``loop``, gets influences whether the loop goes on; ``behind``: the result
+    of :func:`all_behind`.
 
-    Its value is followed within the loop through registers, shared memory and spills, through the conditions that are
-    computed from it, and through all that is written where such a condition says so. What is written anew from other
-    values is free of it. Vector registers of AMD count as written whole, whatever the execution mask.
+    The value is followed within the loop through registers, shared memory and spills, through conditions that are
+    computed from it, and through all that is written under such conditions. A place that is overwritten with other
+    values no longer depends on it. Vector registers of AMD count as written whole, whatever the execution mask.
     """
     branches = _Branches(listing, loop, behind)
     tainted: dict[int, frozenset[str]] = dict.fromkeys(loop, frozenset())
@@ -55,14 +55,14 @@ def decides(source: Instruction, loop: set[int], listing: Listing, behind: list[
 
 
 def all_behind(listing: Listing) -> list[set[int]]:
-    """For each block, those that every way from it to the end leads through, itself included."""
+    """For each block, the blocks that every path from it to the end leads through, itself included."""
     after = [block.after for block in listing.blocks]
     return _dominators(after, {number for number, one in enumerate(after) if not one})
 
 
 def _step(one: Instruction, state: set[str], certain: bool, amd: bool) -> None:
-    """Change ``state``, the registers that depend on the value followed, as ``one`` does; ``certain``: what it writes
-    does depend on it."""
+    """Update ``state``, the registers that depend on the followed value, for the instruction ``one``; ``certain``: all
+    that it writes depends on the value."""
     if amd and "saveexec" in one.op:
         saved, new = "exec" in state, bool(state & {"exec", *one.reads})
         _write(one.writes, saved or certain, False, state)
@@ -70,7 +70,7 @@ def _step(one: Instruction, state: set[str], certain: bool, amd: bool) -> None:
         return
     reads = {*one.reads, *one.decided_by}
     if amd and one.op.startswith("s_or_b") and one.writes == ("exec",):
-        # The mask from before a branch comes back: what it was since then does not matter.
+        # This restores the mask from before a branch: its values since then do not matter.
         reads -= {"exec"}
     _write((*one.writes, *one.decides), certain or bool(state & reads), one.guarded, state)
 
@@ -83,7 +83,7 @@ def _write(registers: tuple[str, ...], dependent: bool, partly: bool, state: set
 
 
 class _Branches:
-    """The blocks of a loop that run, or do not, because of a branch: those before its ways meet again."""
+    """The blocks of a loop that run or not depending on a branch: those before its paths meet again."""
 
     def __init__(self, listing: Listing, loop: set[int], behind: list[set[int]]) -> None:
         self._listing, self._loop, self._behind = listing, loop, behind
@@ -101,7 +101,7 @@ class _Branches:
 
 
 def _dominators(before: list[list[int]], first: set[int]) -> list[set[int]]:
-    """For each block, those that every way from one of ``first`` to it leads through, itself included."""
+    """For each block, the blocks that every path from one of ``first`` to it leads through, itself included."""
     everything = set(range(len(before)))
     found = [{number} if number in first else everything.copy() for number in everything]
     changed = True

@@ -1,5 +1,5 @@
-"""Every kernel of Iris with arguments to compile it with: the ops', the barrier, the benchmarks' and examples', and a
-small kernel around each device function that no other kernel reaches in that form."""
+"""Every kernel of Iris, with arguments to compile it: those of the ops, the barrier, the benchmarks and the examples,
+and a small kernel around each device function that no other kernel reaches in that form."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def example(name: str) -> ModuleType:
 EXAMPLES = {path.stem: example(path.stem) for path in sorted((ROOT / "examples").glob("[0-9]*.py"))}
 
 BLOCK = 2048
-"""Elements of a block: 16 bytes for each of 128 threads, and more, of any dtype of two bytes or more."""
+"""Elements of a block: at least 16 bytes for each of 128 threads, for any dtype of one byte or more."""
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def masked_load_store(source, target, count, here, there, bases, BLOCK: tl.const
 
 @triton.jit
 def hinted_load_store(source, target, places, here, there, bases, BLOCK: tl.constexpr, HINT: tl.constexpr):
-    """At places that Triton can prove nothing of."""
+    """Load and store at places about which Triton can prove nothing."""
     where = tl.load(places + tl.arange(0, BLOCK))
     rma.store(target + where, rma.load(source + where, here, there, bases, hint=HINT), here, there, bases, hint=HINT)
 
@@ -89,7 +89,7 @@ def copy(handle, source, target, BLOCK: tl.constexpr):
 
 @triton.jit
 def atomics(handle, words, values, BLOCK: tl.constexpr, BITS: tl.constexpr, SEM: tl.constexpr):
-    """All atomics of a dtype on a block; on 32-bit integers, on one word as well."""
+    """All atomics of a dtype on a block; for 32-bit integers also on one word."""
     offsets = tl.arange(0, BLOCK)
     value = tl.load(values + offsets)
     old = peer.atomic_add(handle, words + offsets, value, 1, sem=SEM)
@@ -110,7 +110,7 @@ def atomics(handle, words, values, BLOCK: tl.constexpr, BITS: tl.constexpr, SEM:
 
 @triton.jit
 def atomics_without_scope(words, values, bases, BLOCK: tl.constexpr):
-    """As who forwards ``sem`` and ``scope``, and was given neither."""
+    """Atomics as called by a function that forwards ``sem`` and ``scope``, but was given neither."""
     offsets = tl.arange(0, BLOCK)
     old = rma.atomic_add(words + offsets, tl.load(values + offsets), 0, 1, bases, sem=None, scope=None)
     tl.store(values + offsets, rma.atomic_cas(words + offsets, old, 2, 0, 1, bases, sem=None, scope=None))
@@ -154,7 +154,7 @@ def waits(handle, data, result, flags, BLOCK: tl.constexpr):
 
 @triton.jit
 def looks(handle, data, result, flag, BLOCK: tl.constexpr):
-    """A look at a flag, and data that it tells of."""
+    """A look at a flag, and the data that it announces."""
     offsets = tl.arange(0, BLOCK)
     if sync.reached(flag, 5):
         tl.store(result + offsets, tl.load(data + offsets))
@@ -243,7 +243,7 @@ def _atomics() -> list[Case]:
 
 
 def _compare_and_swaps() -> list[Case]:
-    """Of every dtype that Triton has them for: of floats on AMD from 3.8 on."""
+    """Cases of compare-and-swap for every dtype for which Triton has it; for floats on AMD from 3.8 on."""
     word = with_handle(torch.int32, torch.int32)
     whole = torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64
     floats = torch.float16, torch.bfloat16, torch.float32, torch.float64

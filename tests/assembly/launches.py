@@ -1,5 +1,5 @@
-"""What hosts launch: the ops of Iris, called on a stand-in for a context, each launch of which is only compiled, for a
-GPU that is not there. So kernels are compiled with what ops pass to them, not with what a case says."""
+"""The launches of ops: ops are called on a stand-in for a context, and each launch is only compiled, for a GPU that the
+machine lacks. So kernels are compiled with what ops pass to them, not with what a case says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Device(NamedTuple):
-    """A GPU as PyTorch tells of it, and what a program may have there: of shared memory, and, in columns, of
+    """A GPU as PyTorch describes it, and what a program may have there: bytes of shared memory, and columns of
     Blackwell's tensor memory."""
 
     name: str
@@ -48,7 +48,7 @@ DEVICES = {
 
 
 class Backend:
-    """What the copy engine asks of a backend; nothing is copied."""
+    """A backend, as far as the copy engine uses it; it copies nothing."""
 
     without_atomics = ()
 
@@ -64,7 +64,7 @@ class Backend:
 
 
 class Context:
-    """What ops ask of a context, on rank 1. Whatever ranks do together succeeds; its memory is never looked at."""
+    """A context, as far as ops use it, on rank 1. All that ranks do together succeeds; its memory is never read."""
 
     def __init__(self, target_name: str, world_size: int) -> None:
         self.rank, self.world_size, self.device = 1, world_size, torch.device("cpu")
@@ -98,7 +98,7 @@ class Context:
 
 
 class Launch(NamedTuple):
-    """A kernel, what it was given, and what the compiler made of them."""
+    """A kernel, its arguments, and the result of the compiler."""
 
     kernel: JITFunction[Any]
     arguments: tuple[Any, ...]
@@ -108,8 +108,8 @@ class Launch(NamedTuple):
 
 @contextmanager
 def launches(target_name: str) -> Iterator[dict[str, Launch]]:
-    """The different kernels that are launched in here, compiled for ``target_name``, by their hash. PyTorch tells of
-    this GPU, and its library multiplies nothing."""
+    """The different kernels that are launched in the block, compiled for ``target_name``, by their hash. PyTorch
+    describes this GPU, and its library multiplies nothing."""
     device, found = DEVICES[target_name], dict[str, Launch]()
     amd = TARGETS[target_name].backend == "hip"
     run = JITFunction.run
@@ -122,16 +122,18 @@ def launches(target_name: str) -> Iterator[dict[str, Launch]]:
 
     replaced = {
         "iris.ops.target._device_name": lambda _: device.name,
-        "iris.ops.target._shared_nbytes": lambda _: None if amd else device.shared_nbytes,  # not told by PyTorch there
+        "iris.ops.target._shared_nbytes": lambda _: (
+            None if amd else device.shared_nbytes
+        ),  # PyTorch does not say it there
         "iris.ops.target._capability": lambda _: device.capability,
         "torch.cuda.is_current_stream_capturing": lambda: False,
         "torch.version.hip": "7.0" if amd else None,
-        "torch.zeros": torch.empty,  # large, and nobody looks at it
+        "torch.zeros": torch.empty,  # large, and never read
         **dict.fromkeys(("torch.matmul", "torch.addmm", "torch._scaled_mm"), nothing),
     }
     with ExitStack() as stack:
         stack.enter_context(target(target_name))
-        stack.enter_context(patch.dict(os.environ, {"IRIS_TUNED": os.devnull}))  # no rows of whoever runs this
+        stack.enter_context(patch.dict(os.environ, {"IRIS_TUNED": os.devnull}))  # no rows of the user who runs this
         stack.enter_context(patch.object(JITFunction, "run", compiled))
         for name, value in replaced.items():
             stack.enter_context(patch(name, value))
@@ -140,7 +142,7 @@ def launches(target_name: str) -> Iterator[dict[str, Launch]]:
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """PyTorch may round float32 to TF32 in here, or may not."""
+    """Allow or forbid PyTorch to round float32 to TF32 in the block."""
     switch = torch.backends.cuda.matmul
     before, switch.fp32_precision = switch.fp32_precision, "tf32" if allowed else "ieee"
     try:
@@ -159,7 +161,7 @@ class Kind(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Of the matmul of one rank, as :class:`iris.ops.Problem` has it, and how many ranks there are."""
+    """The sizes of one rank's matmul, as in :class:`iris.ops.Problem`, and the number of ranks."""
 
     m: int
     n: int
@@ -180,13 +182,13 @@ KINDS = (
     Kind(torch.float32, torch.float32),
 )
 FEW_ROWS, RAGGED, LARGE = SIZES = Size(64, 4096, 4096, 4), Size(1000, 1000, 1000, 5), Size(8192, 8192, 28672, 8)
-"""Of few rows parts travel as words; 1000 is not made of whole blocks; for the last, the largest tiles are picked."""
+"""With few rows parts travel as words; 1000 is no multiple of a block; for the last, the largest tiles are picked."""
 BIASES = "", "column", "row"
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an op by an algorithm's name, or with the best config known of it but for some ``options``."""
+    """A call of an op by an algorithm's name, or by the algorithm's best known config, changed by ``options``."""
 
     op: str
     algorithm: str
@@ -206,7 +208,7 @@ class Call:
         return "-".join(filter(None, words))
 
     def make(self, ctx: Any) -> None:
-        """Call the op. The operands are never looked at, so they take no memory."""
+        """Call the op. The operands are never read, so they take no memory."""
         (m, n, k, world), (dtype, made, scales, _) = self.size, self.kind
         by_rows, by_columns = self.gather_dim == 0, self.gather_dim == 1
         a = torch.empty(m // world if by_rows else m, k // world if by_columns else k, dtype=dtype)
@@ -226,7 +228,7 @@ class Call:
 
 
 def wrong_with(call: Call, target_name: str) -> list[str]:
-    """What is wrong with what ``call`` launches on the GPU ``target_name``."""
+    """The errors in what ``call`` launches on the GPU ``target_name``."""
     try:
         with launches(target_name) as found, tf32(call.kind.tf32):
             call.make(Context(target_name, call.size.world_size))
@@ -251,7 +253,7 @@ def _wrong_with_launch(launch: Launch, target_name: str) -> list[str]:
 
 
 class Way(NamedTuple):
-    """An op, its algorithm, and of a gather which dimension of A is sharded."""
+    """An op, its algorithm, and for a gather the sharded dimension of A."""
 
     op: str
     algorithm: str
@@ -267,7 +269,7 @@ WAYS = tuple(
 
 
 def options_of(way: Way, split: bool) -> list[dict[str, Any]]:
-    """None, and those that have other code compiled; ``split``: with Stream-K, too, which takes twice as long."""
+    """No options, and those that change the compiled code; ``split``: with Stream-K, too, which takes twice as long."""
     traits = TRAITS[way.op][way.algorithm]
     options: list[dict[str, Any]] = [{}]
     if traits.exchange:
@@ -282,16 +284,16 @@ def options_of(way: Way, split: bool) -> list[dict[str, Any]]:
 
 
 CALLS_EACH = 3
-"""Calls of each way on each target. Over the targets each way meets all kinds of dtypes."""
+"""The number of calls of each way on each target. Over all targets each way has all kinds of dtypes."""
 
 
 def call_of(number: int, target_name: str, turn: int, split: bool) -> Call:
-    """Call number ``turn`` of way number ``number``: what is not the way's own takes turns; ``split``: as of
+    """Call number ``turn`` of way number ``number``: sizes, dtypes and other options take turns; ``split``: as for
     :func:`options_of`."""
     way, here = WAYS[number], list(TARGETS).index(target_name)
     kind = KINDS[(number + CALLS_EACH * here + turn) % len(KINDS)]
     options, size = options_of(way, split), SIZES[(number + here) % len(SIZES)]
-    if kind.scales == "blocks" and way.gather_dim == 1 and size == RAGGED:  # ranks cut K between blocks
+    if kind.scales == "blocks" and way.gather_dim == 1 and size == RAGGED:  # ranks cut K within blocks
         size = LARGE
     others = number // (2 * len(TARGETS)) + turn
     taken = options[(here + turn) % len(options)]

@@ -1,8 +1,8 @@
-"""Read PTX and AMD assembly into basic blocks of instructions, each with what it does to memory.
+"""Reads PTX and AMD assembly into basic blocks of instructions, each with what it does to memory.
 
 The reader knows the instructions that Triton 3.6 to 3.9 emits for our targets. It refuses control flow that it does
-not know (computed jumps), and takes every branch as possible both ways. On AMD a branch over an empty execution mask
-is a branch like any other.
+not know (computed jumps), and assumes that every branch can go both ways. On AMD a branch over code with an empty
+execution mask is a branch like any other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Flag, auto
 
 
 class Event(Flag):
-    """What an instruction does, as far as the rules ask. ``LOAD`` and ``STORE`` are of global memory."""
+    """What an instruction does, as far as it matters to the rules. ``LOAD`` and ``STORE`` are of global memory."""
 
     NONE = 0
     LOAD = auto()
@@ -28,28 +28,28 @@ class Event(Flag):
     NARROW = auto()
     """An atomic, acquire, release or fence at less than system scope."""
     BARRIER = auto()
-    """All threads of the program meet."""
+    """Waits for all threads of the program."""
     CLOCK = auto()
     BULK_LOAD = auto()
-    """By TMA, from global to shared memory."""
+    """A load by TMA, from global to shared memory."""
     BULK_STORE = auto()
     BULK_WAIT = auto()
     """Waits for whole bulk stores, not only until their source has been read."""
     PROXY_FENCE = auto()
-    """Orders accesses to global memory before the bulk loads behind it."""
+    """Orders accesses to global memory before the bulk loads after it."""
     WRITEBACK = auto()
-    """AMD: this wave's stores are pushed through L2 to system scope."""
+    """AMD: writes this wave's stores back through L2 to system scope."""
     DRAIN = auto()
-    """AMD: this wave's memory operations, write-backs among them, are waited for."""
+    """AMD: waits for this wave's memory operations, including write-backs."""
     SCALAR_DRAIN = auto()
-    """AMD: this wave's scalar loads, looks at the clock among them, are waited for."""
+    """AMD: waits for this wave's scalar loads, including reads of the clock."""
 
 
 @dataclass
 class Instruction:
-    """One instruction: registers written and read (for stores and loads, address and data alike).
+    """One instruction: registers written and read (for stores and loads, of address and data).
 
-    Not among these: ``decided_by``, what decides whether or where it acts (a predicate, condition codes, the execution
+    Kept apart are ``decided_by``, which decides whether or where it acts (a predicate, condition codes, the execution
     mask), and ``decides``, the condition codes and mask that it sets besides its result.
     """
 
@@ -65,7 +65,7 @@ class Instruction:
     decided_by: tuple[str, ...] = ()
     decides: tuple[str, ...] = ()
     argument: tuple[str, ...] = ()
-    """What each written register is, if this reads kernel arguments."""
+    """The kernel argument in each written register, if this reads arguments."""
 
 
 @dataclass
@@ -79,8 +79,8 @@ class Block:
 
 @dataclass
 class Listing:
-    """A kernel's blocks, the first of which is its entry, whether the program is one warp or wave, and which arguments
-    are TMA descriptors, in their order."""
+    """A kernel's blocks, beginning with its entry; whether the program is one warp or wave; and the arguments that are
+    TMA descriptors, in their order."""
 
     amd: bool
     blocks: list[Block]
@@ -97,11 +97,12 @@ AMD_BEFORE_ARGUMENTS = {
     ".amdhsa_user_sgpr_dispatch_ptr": 2,
     ".amdhsa_user_sgpr_queue_ptr": 2,
 }
-"""What a kernel may ask for, and the registers that it takes below those of the arguments' address."""
+"""Inputs that a kernel may request, and the number of registers that each takes before those of the arguments'
+address."""
 
 
 class UnknownAssembly(Exception):
-    """The reader met what it does not know."""
+    """The reader found something that it does not know."""
 
 
 def read(text: str) -> Listing:
@@ -118,8 +119,8 @@ def read(text: str) -> Listing:
 
 
 def _blocks(items: Iterator[str | Instruction]) -> list[Block]:
-    """Blocks from labels (strings) and instructions, joined by their jumps. A label may stand there several times, as
-    those of PTX in braces do: a jump goes to the last before it, if there is one."""
+    """Blocks made of labels (strings) and instructions, linked by jumps. A label may occur several times, as in braces
+    of PTX: a jump goes to the last one before it, if there is one."""
     blocks, labels = [Block()], dict[str, list[int]]()
     for item in items:
         if isinstance(item, str):
@@ -210,13 +211,13 @@ def _ptx_instruction(text: str, one_warp: bool) -> Instruction:
     elif shared and parts[0] in ("ld", "ldmatrix"):
         found.reads += ("shared",)
     number = re.search(r"param_(\d+)", others)
-    if parts[:2] == ["ld", "param"] or (parts[0] == "mov" and number):  # of a descriptor, the address
+    if parts[:2] == ["ld", "param"] or (parts[0] == "mov" and number):  # for a descriptor this is its address
         found.argument = tuple(f"argument {number[1]}" if number else "argument" for _ in found.writes)
     return found
 
 
 def _bulk_address(operands: str, load: bool) -> tuple[str, ...]:
-    """The register that leads to global memory: the address itself, or that of a descriptor, without coordinates."""
+    """The register with the address of global memory, or of a descriptor; coordinates are left out."""
     places = re.findall(r"\[([^\]]*)\]", operands)
     return tuple(PTX_REGISTER.findall(places[1 if load else 0])[:1])
 
@@ -283,7 +284,7 @@ AMD_NO_RESULT = re.compile(
     r"s_(barrier|waitcnt|nop|endpgm|cbranch|branch|cmp|bitcmp|setprio|sleep|sethalt)|ds_write|buffer_(wbl2|inv)"
 )
 AMD_FAR = re.compile(r"\((\.LBB\w+)-\.Lpost_getpc\d+\)")
-"""How far a label is away: LLVM adds that to where the program stands, for a jump of more than 128 KiB."""
+"""The distance of a label: LLVM adds it to the program counter for a jump of more than 128 KiB."""
 
 
 def _amd_lines(text: str) -> Iterator[str | Instruction]:
@@ -355,7 +356,7 @@ def _amd_instruction(text: str, inline: bool) -> Instruction:
 
 
 def _amd_conditions(op: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What decides about an instruction, and which conditions it sets, without being named."""
+    """The conditions that decide about an instruction, and those that it sets, without naming them."""
     if AMD_READS_SCC.match(op):
         reads = ["scc"]
     elif op.startswith("s_cbranch_"):
@@ -383,7 +384,7 @@ def _amd_events(op: str, text: str, inline: bool) -> Event:
     if op == "buffer_inv":
         return Event.ACQUIRE | (Event.NONE if len(bits) == 2 else Event.NARROW)
     if op.startswith(("s_load", "s_buffer_load")):
-        return Event.LOAD  # unless of arguments: see _find_arguments
+        return Event.LOAD  # unless it reads arguments: see _find_arguments
     if not op.startswith(("global_", "buffer_", "flat_")):
         return Event.NONE
     if "_atomic" in op:
@@ -396,9 +397,9 @@ def _amd_events(op: str, text: str, inline: bool) -> Event:
 
 
 def _find_arguments(blocks: list[Block], first: int) -> None:
-    """Tell AMD's loads of kernel arguments, which nobody writes, from those of global memory: their address is what
-    registers ``first`` and the next held at the entry, on every path, wherever it has been copied or spilled to since.
-    """
+    """Distinguish AMD's loads of kernel arguments, which nobody writes, from those of global memory. Their address is
+    the value that registers ``first`` and the next one had at the entry, on every path; it may have been copied or
+    spilled since."""
     begin: dict[int, dict[str, int]] = {0: {f"s{first}": 0, f"s{first + 1}": 1}}
     todo = [0]
     while todo:
@@ -424,7 +425,8 @@ def _find_arguments(blocks: list[Block], first: int) -> None:
 
 
 def _move(one: Instruction, halves: dict[str, int]) -> None:
-    """Change ``halves``, which half of the arguments' address a register, or a lane of one, holds, as ``one`` does."""
+    """Update ``halves`` for the instruction ``one``: which half of the arguments' address a register, or a lane of one,
+    holds."""
     target, _, source = one.text.partition(" ")[2].partition(", ")
     sources: tuple[str, ...] = ()
     if one.op.startswith("s_mov_b"):

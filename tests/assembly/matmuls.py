@@ -1,4 +1,4 @@
-"""The ops' kernels in their variants: the matmul with each op's parts, and the collectives of the baselines."""
+"""Variants of the ops' kernels: the matmul with each op's parts, and the collectives of the baselines."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ ROWS = {"SCHEDULE": schedule.own_last, "GATE": True, "SHARDS": 8, "SHARDED": Tru
 DEALT = {"SCHEDULE": schedule.dealt, "GATE": True, "SHARDS": 8}
 HALVED = {"EPOCHS": 148, "HALF_FLAGS": 1 << 15}
 PARTS = {"": (16, 4096, 64, 128), "_of_one": (1, 1, 1, 1)}
-"""Rows, columns, blocks and all rows of an exchange. Triton compiles numbers that are 1 into the kernel, as Python's;
-to see whether it can, one target is enough."""
+"""Rows, columns, blocks and all rows of an exchange. Triton compiles numbers that are 1 into the kernel, as numbers of
+Python; one target is enough to check that this works."""
 OPERANDS = frozenset({"own_desc", "a_desc", "b_desc", "bt_desc", "b_strip_desc", "bt_strip_desc"})
-"""Descriptors that the matmul kernel takes. Of what they describe, only an A that is gathered is written meanwhile."""
+"""Descriptors that the matmul kernel takes. Only a gathered A is written while the kernel runs."""
 COUNTING = (chunk.counted_after, reduction.kept_after)
-"""Those that count tiles."""
+"""The parts that count tiles."""
 
 OPS: dict[str, dict[str, Any]] = {
     "local": {},
@@ -95,7 +95,7 @@ OPS: dict[str, dict[str, Any]] = {
     "copied": ROWS | {"SINK": copied_sink, "AFTER": chunk.counted_after, "EAGER": True},
     "both": {"SOURCE": pull_source, "SINK": push_sink, "GATE": True, "SHARDS": 8, "SHARDED": True},
 }  # fmt: skip
-"""What each op passes to the kernel, where it differs from :data:`PLAIN`; ``both`` is what a user's own op could be.
+"""What each op passes to the kernel, if it differs from :data:`PLAIN`; ``both`` could be a user's own op.
 ``local_transposed`` has a descriptor of B's transpose."""
 
 PLAIN = {
@@ -155,24 +155,25 @@ VARIANTS: tuple[tuple[str, torch.dtype, bool, bool, int, bool, bool], ...] = (
     ("copied", torch.float16, False, True, 0, False, True),
     ("both", torch.bfloat16, False, False, 0, True, False),
 )
-"""Op, dtype, operands by TMA, traced, kind of bias, whole blocks of K, Stream-K. Every op, and every value of each
-of the others: what they add to each other is outside the waits. Stream-K, which doubles the time to compile, with every
-source and with all that announces a tile; mostly last, as what comes first is compiled for AMD, too."""
+"""Op, dtype, operands by TMA, traced, kind of bias, whole blocks of K, Stream-K. There is every op, and every value of
+the others; not every combination, as these differ outside the waits only. Stream-K doubles the time to compile; there
+is one with every source, and with everything that announces a tile. They are mostly last, as the first variants are
+compiled for AMD, too."""
 
 
 def unwritten(source: Any) -> frozenset[str]:
-    """Descriptors of what nobody writes while the kernel runs, with this ``SOURCE``."""
+    """The descriptors of memory that nobody writes while the kernel runs, with this ``SOURCE``."""
     return OPERANDS if source is matmul.local_source else OPERANDS - {"a_desc"}
 
 
 def sliced(constants: dict[str, Any]) -> bool:
-    """Whether the sink takes some rows, or columns, of a tile as it does a whole one."""
+    """Whether the sink takes some rows or columns of a tile as well as a whole one."""
     return constants["AFTER"] is None and constants["SINK"] in (tile.local_sink, add_sink, push_sink)
 
 
 def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias: int, split: bool, block: int) -> Any:
     constants = PLAIN | OPS[op]
-    # One of each kind: a number for each row, one for all columns; one for each block; or none.
+    # One of each kind of scales: one for each row and one for all columns; one for each block; or none.
     scales = tile.ScalePointers(None, 0, None, 0)
     if dtype == FP8 and op in ("copied_rows", "pull_columns"):
         scales = tile.ScalePointers(None, 0, None, 0, tensor(torch.float32), 64, 1, tensor(torch.float32), 32, 1)
@@ -200,7 +201,7 @@ def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias:
 
 
 def _slots(constants: dict[str, Any], out: torch.dtype, total: torch.dtype) -> Any:
-    """What the op's sink and what announces its tiles take as ``slots``."""
+    """The ``slots`` of the op's sink, and of the part that announces its tiles."""
     if constants["SINK"] in (one_shot_words_sink, two_shot_words_sink):
         return Inbox(tensor(word_dtype(out)), 1 << 20)
     if constants["AFTER"] is None and constants["SINK"] is not one_shot_sink:
@@ -248,9 +249,9 @@ def matmul_case(
 
 
 def matmuls(old: int | None = None, turn: int = TURN) -> list[Case]:
-    """Of every op its first variant for sm_90 and gfx942, and for the other two GPUs one without Stream-K if there is
-    one; for sm_90 all variants. With ``old``, those that one of two Tritons compiles in this ``turn``: an op for one
-    GPU of each vendor's, and a quarter of the variants that are left."""
+    """For every op, its first variant for sm_90 and gfx942, and one without Stream-K, if there is one, for the other
+    two GPUs; and all variants for sm_90. With ``old``, those that one of the two Tritons compiles in this ``turn``: an
+    op for one GPU of each vendor, and a quarter of the other variants."""
     first = {variant[0]: variant for variant in reversed(VARIANTS)}
     light = {variant[0]: variant for variant in sorted(VARIANTS, key=lambda variant: not variant[-1])}
     others = [variant for variant in VARIANTS if variant != first[variant[0]]]
@@ -270,7 +271,7 @@ def matmuls(old: int | None = None, turn: int = TURN) -> list[Case]:
 
 
 def collectives() -> list[Case]:
-    """The baselines' collectives, and the kernel that sends beside the matmul."""
+    """The collectives of the baselines, and the kernel that sends concurrently with the matmul."""
     tile_of = {"COURIER_M": 32, "COURIER_N": 64}
     gathers = [
         Case(f"gather-{kind}", gather_kernel, gather_arguments, {"SITE": 2, "SEGMENTS": segments, **tile_of})

@@ -1,28 +1,28 @@
-"""What must be true of every compiled kernel, read from its assembly. Each rule returns what it found wrong.
+"""Rules that every compiled kernel must obey, checked on its assembly. Each rule returns the violations that it found.
 
 The rules follow all paths through a kernel, loops included, and join facts where paths meet: a fact that may hold on
 any path counts. So they prove, for the listing at hand and for any run of it:
 
-- :func:`publication`: before each release all threads met at a barrier, after their last store to global memory, and
-  what had to be waited for first (bulk stores; on AMD every wave's own stores) was.
+- :func:`publication`: before each release all threads have met at a barrier, after their last store to global memory,
+  and bulk stores, and on AMD every wave's own stores, have been waited for before that.
 - :func:`consumption`: after each acquire all threads meet before any of them touches memory other than the control
   words that the device handle leads to.
 - :func:`proxy`: after each acquire the fence for TMA comes before any bulk load of memory that may be written while the
   kernel runs (NVIDIA).
 - :func:`scope`: nothing is atomic or ordered at less than system scope.
-- :func:`bounds`: a loop that ends when an acquire, or a look at a word, inside it finds what it waits for reads the
+- :func:`bounds`: every loop that waits until an acquire, or a look at a word, inside it finds a value also reads the
   clock.
-- :func:`agreement`: no jump goes by a thread's own look at the clock, or at a word that others change (NVIDIA:
+- :func:`agreement`: no jump depends on a thread's own look at the clock, or at a word that others change (NVIDIA only:
   registers of AMD serve many values).
-- :func:`counting`: what is stored in the control words is loaded again behind a barrier only; asked of barriers alone.
-- :func:`taking`: what is loaded is stored over behind a barrier only; asked of memory from which data is taken.
-- :func:`timing`: what a look at the clock shows is waited for before it is used (AMD).
+- :func:`counting`: what is stored in the control words is loaded again only after a barrier; checked for barriers only.
+- :func:`taking`: what is loaded is overwritten only after a barrier; checked for memory from which data is taken.
+- :func:`timing`: the result of reading the clock is waited for before it is used (AMD).
 - :func:`width`: contiguous data moves 16 bytes per thread and instruction.
 
 They do not prove that the clock decides when the loop ends, that a flag belongs to the data it announces, or that the
-hardware keeps its promises; the tests on GPUs are for that. Which memory an access touches is told by the kernel
-argument that its address was computed from. A vector register that AMD writes under a partial execution mask is taken
-as written whole, so a pointer chosen between two arguments without a branch counts as the later one.
+hardware keeps its promises; the tests on GPUs are for that. The memory of an access is identified by the kernel
+argument that its address was computed from. A vector register that AMD writes under a partial execution mask counts as
+written whole, so a pointer chosen between two arguments without a branch counts as the later one.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ HANDLE = frozenset({"argument 0", "argument 1"})
 
 
 _ACCESSES = Event.LOAD | Event.STORE | Event.ATOMIC | Event.BULK_LOAD | Event.BULK_STORE
-"""Of global memory."""
+"""All accesses to global memory."""
 
 
 class Fact(Flag):
-    """What may be so where the program stands."""
+    """A fact that may hold at a point of the program."""
 
     NONE = 0
     NEVER_MET = auto()
@@ -91,7 +91,7 @@ def publication(listing: Listing) -> list[str]:
 
 
 def _drained_next(following: list[Instruction]) -> bool:
-    """Whether memory is waited for before the next access to it among the ``following``."""
+    """Whether memory operations are waited for before the next access to memory in ``following``."""
     for one in following:
         if Event.DRAIN in one.events:
             return True
@@ -101,7 +101,7 @@ def _drained_next(following: list[Instruction]) -> bool:
 
 
 def consumption(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]:
-    """Acquire → barrier → any access but those of addresses computed from the arguments ``private`` alone."""
+    """Acquire → barrier → any access, except at addresses computed from the arguments ``private`` alone."""
     suspects = []
     used = {register for one in listing for register in one.reads}
     guesses = _guesses(listing)
@@ -118,14 +118,14 @@ def consumption(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]
 
 
 def proxy(listing: Listing, unwritten: frozenset[str] = frozenset()) -> list[str]:
-    """Acquire → fence → bulk load of any memory but what the descriptors ``unwritten``, which are arguments, describe.
+    """Acquire → fence → bulk load of any memory, except that of the descriptors ``unwritten``, which are arguments.
 
-    What nobody writes while the kernel runs, as an op's own operands, no acquire is about; and kernels load those by
-    TMA behind waits for other things, with no fence between. An address of unknown origin counts as written. What the
-    program itself stored before, with no acquire between, is not looked at.
+    No acquire is about memory that nobody writes while the kernel runs, such as an op's own operands; kernels load that
+    by TMA after waits for other things, without a fence in between. An address of unknown origin counts as written.
+    What the program itself stored before, without an acquire in between, is not checked.
 
-    The fence may stand on either side of the barrier that :func:`consumption` asks for: all threads execute it, both
-    the one that acquired and the one that loads. Under a predicate, where some may not, it does not count.
+    The fence may be on either side of the barrier that :func:`consumption` requires: all threads execute it, the one
+    that acquired and the one that loads. Under a predicate, where some threads may not, it does not count.
     """
     used = {register for one in listing for register in one.reads}
     suspects = []
@@ -145,9 +145,10 @@ def scope(listing: Listing) -> list[str]:
 
 
 def bounds(listing: Listing) -> list[str]:
-    """A clock in every loop that polls: that goes on, or ends, because of what an acquire, or a load that looks at
-    memory each time, inside it found. An acquire whose value decides about no loop around it, as that of a program that
-    only counts itself in, is no poll; nor is a compare-and-swap, which is repeated only when another thread got on."""
+    """Every loop that polls reads the clock. A loop polls if it goes on, or ends, depending on the value of an acquire,
+    or of a load that reads memory anew each time, inside it. An acquire whose value decides about no loop around it, as
+    when a program only counts itself in, is no poll; nor is a compare-and-swap, which is repeated only when another
+    thread has made progress."""
     wrong: dict[str, None] = {}
     behind = all_behind(listing)
     for loop in loops(listing):
@@ -161,8 +162,8 @@ def bounds(listing: Listing) -> list[str]:
 
 
 def agreement(listing: Listing) -> list[str]:
-    """A look at the clock, or at a word that is looked at again → atomic, or shared memory → jump. The threads of a
-    program have looked one after the other; what an atomic found, or lies in shared memory, is the same for all."""
+    """A look at the clock, or at a word that is read repeatedly → atomic, or shared memory → jump. The threads of a
+    program look one after the other; the result of an atomic, or a value in shared memory, is the same for all."""
     if listing.amd or listing.single:
         return []
     own: set[str] = set()
@@ -177,8 +178,8 @@ def agreement(listing: Listing) -> list[str]:
 
 
 def counting(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]:
-    """A word that the arguments ``private`` lead to, all of them: stored → barrier → loaded. One thread stores it, and
-    all load it: the count of barriers, on which they must agree."""
+    """A word whose address was computed from all of the arguments ``private``: stored → barrier → loaded. One thread
+    stores the count of barriers, and all threads load it, and must agree on it."""
     if listing.single:
         return []
     origin = origins(listing)
@@ -192,8 +193,8 @@ def counting(listing: Listing, private: frozenset[str] = HANDLE) -> list[str]:
 
 
 def taking(listing: Listing, memory: str) -> list[str]:
-    """What the argument ``memory`` leads to: loaded → barrier → stored over, as another thread may have yet to load it.
-    Asked of memory from which kernels take what others have put there."""
+    """The memory that the argument ``memory`` points to: loaded → barrier → overwritten, as another thread may not have
+    loaded it yet. Checked for memory from which kernels take what others have put there."""
     origin = origins(listing)
 
     def there(one: Instruction) -> bool:
@@ -210,7 +211,7 @@ def taking(listing: Listing, memory: str) -> list[str]:
 def _met(
     listing: Listing, begins: Callable[[Instruction], bool], ends: Callable[[Instruction], bool], words: str
 ) -> list[str]:
-    """What ``ends`` on a way from what ``begins`` on which there is no barrier."""
+    """The instructions that ``ends`` selects on a path without a barrier from one that ``begins`` selects."""
     wrong: dict[str, None] = {}
     todo = [
         (number, index + 1)
@@ -232,8 +233,8 @@ def _met(
 
 
 def timing(listing: Listing) -> list[str]:
-    """AMD: a look at the clock → a wait for scalar loads → any use of the registers that it fills. LLVM sees to that of
-    its own instructions, not of inline assembly."""
+    """AMD: a look at the clock → a wait for scalar loads → any use of the registers that it fills. LLVM ensures this
+    for its own instructions, not for inline assembly."""
     wrong: dict[str, None] = {}
     if not listing.amd:
         return []
@@ -255,7 +256,7 @@ def timing(listing: Listing) -> list[str]:
 
 
 def width(listing: Listing, data: frozenset[str]) -> list[str]:
-    """16 bytes at a time, wherever the address was computed from one of the arguments ``data``."""
+    """Every access whose address was computed from one of the arguments ``data`` is of 16 bytes."""
     origin = origins(listing)
     plain = [one for one in listing if one.events & (Event.LOAD | Event.STORE) and origin[id(one)] & data]
     wrong = [f"not 16 bytes: {one.text}" for one in plain if Event.WIDE not in one.events]
@@ -275,8 +276,8 @@ def _acquires(one: Instruction, listing: Listing) -> bool:
 
 
 def _guesses(listing: Listing) -> set[int]:
-    """Loads, by ``id``, that only give the first guess of a compare-and-swap at the same address, which checks it.
-    LLVM makes them for AMD where the hardware lacks an atomic."""
+    """Loads, by ``id``, that only give the first guess for a compare-and-swap at the same address, which checks the
+    guess. LLVM makes them for AMD if the hardware lacks an atomic."""
     accesses = [one for one in listing if one.events & (Event.LOAD | Event.STORE | Event.ATOMIC)]
     return {
         id(one)
@@ -292,7 +293,7 @@ def _ordered(one: Instruction, listing: Listing) -> bool:
 
 
 def _after(one: Instruction, facts: Fact, listing: Listing, used: set[str] | None = None) -> Fact:
-    """The facts behind ``one``."""
+    """The facts after the instruction ``one``."""
     events = one.events
     if events & (Event.STORE | Event.ATOMIC | Event.BULK_STORE) and Event.RELEASE not in events:
         orders = listing.amd and Event.ATOMIC in events
@@ -319,8 +320,8 @@ def _after(one: Instruction, facts: Fact, listing: Listing, used: set[str] | Non
 
 
 def _facts(listing: Listing, used: set[str] | None = None) -> Iterator[tuple[list[Instruction], Fact]]:
-    """Of each reachable block the instructions that are events, and the facts that may hold where it begins. No other
-    instruction changes facts."""
+    """For each reachable block, its instructions that are events, and the facts that may hold at its beginning. No
+    other instruction changes facts."""
     acting = [[one for one in block.instructions if one.events] for block in listing.blocks]
     begin: dict[int, Fact] = {0: Fact.NEVER_MET}
     todo = [0]
@@ -339,11 +340,11 @@ def _facts(listing: Listing, used: set[str] | None = None) -> Iterator[tuple[lis
 
 
 def origins(listing: Listing, kinds: Event = _ACCESSES) -> dict[int, frozenset[str]]:
-    """For every access to global memory, of these ``kinds``, by ``id``: the kernel arguments that its address was
-    computed from. The fewer kinds, the fewer registers are followed.
+    """For every access of these ``kinds`` to global memory, by ``id``: the kernel arguments that its address was
+    computed from. With fewer kinds, fewer registers are followed.
 
-    A value that was loaded counts as computed from what its address was; what lies in shared memory or was spilled,
-    from all that was ever put there.
+    A loaded value counts as computed from the same arguments as its address; a value from shared memory or a spill, as
+    computed from all that was ever put there.
     """
     begin: dict[int, dict[str, frozenset[str]]] = {0: {}}
     found: dict[int, frozenset[str]] = {}
@@ -401,10 +402,10 @@ ALL = {
     "agreement": agreement,
     "timing": timing,
 }
-"""The rules that hold for every kernel; ``proxy`` once it is told what nobody writes."""
+"""The rules that hold for every kernel; ``proxy`` must also be told what nobody writes."""
 
 
 def broken(listing: Listing, unwritten: frozenset[str]) -> list[str]:
-    """What is wrong by any of these rules; ``unwritten``: see :func:`proxy`."""
+    """The violations of any of these rules; ``unwritten``: see :func:`proxy`."""
     checks = ALL | {"proxy": partial(proxy, unwritten=unwritten)}
     return [f"{rule}: {words}" for rule, check in checks.items() for words in check(listing)]
