@@ -1,4 +1,4 @@
-"""The programs for all-gather + matmul where users look for them: examples, sweeps, the reference, the benchmark."""
+"""The programs for all-gather + matmul that users run: examples, sweeps, the reference, the benchmark."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ SMALL: list[dict[str, Any]] = [
 ]
 SMALL_TILE = ops.FusedConfig(block_size_m=16, block_size_n=16, block_size_k=16)
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
-SMALL_HEAP = ["--heap_size", str(1 << 24)]  # ranks keep it from test to test, beside others on the same GPUs
+SMALL_HEAP = ["--heap_size", str(1 << 24)]  # ranks keep it from test to test, and share GPUs
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 def printed(path: str, arguments: Sequence[str]) -> tuple[int | str | None, str, str]:
-    """Exit status, stdout and stderr of the program at ``path``, run here as a script under a launcher is."""
+    """Exit status, stdout and stderr of the program at ``path``, run here like a script under a launcher."""
     out, err, status = io.StringIO(), io.StringIO(), None
     with redirect_stdout(out), redirect_stderr(err), mock.patch.object(sys, "argv", [path, *arguments]):
         try:
@@ -70,13 +70,13 @@ def printed(path: str, arguments: Sequence[str]) -> tuple[int | str | None, str,
 
 
 def command(start: Sequence[str], path: str, arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """``path`` from the command line."""
+    """Run ``path`` from the command line."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "error",
         "OMP_NUM_THREADS": "1",
-        "PYTHON_EXEC": python(),  # by which torchrun starts ranks
+        "PYTHON_EXEC": python(),  # torchrun starts ranks with it
     }
     return subprocess.run(
         [python(), *start, str(ROOT / path), *arguments],
@@ -90,7 +90,7 @@ def command(start: Sequence[str], path: str, arguments: Sequence[str], cwd: Path
 
 
 def written(folder: Path) -> dict[str, dict[str, Any]]:
-    """The records in ``folder`` by file name; NaN, which is no JSON, is refused."""
+    """The records in ``folder``, by file name; NaN is refused, as it is no JSON."""
 
     def refuse(constant: str) -> None:
         raise ValueError(constant)
@@ -195,7 +195,7 @@ def test_hbm_buffer_names_what_is_wrong(ranks: Ranks) -> None:
 @pytest.mark.parametrize("gather_dim", [0, 1])
 @pytest.mark.parametrize("algorithm", ["pull", "push", pytest.param("nccl", marks=USES_NCCL)])
 def test_sweep_of_a_data_set(ranks: Ranks, algorithm: str, gather_dim: int, tmp_path: Path) -> None:
-    """Three shapes, one of which two ranks cannot share: a line and a file for each."""
+    """There are a line and a file for each of three shapes, one of which two ranks cannot share evenly."""
     folder = tmp_path / "made" / "here"
     arguments = ["-b", "--dataset", small_set(tmp_path), "--gather_dim", str(gather_dim), "--output_dir", str(folder)]
     (status, text, _), (other_status, other, _) = ranks.run(printed, SWEEPS[algorithm], [*arguments, *SMALL_HEAP])
@@ -314,7 +314,7 @@ def test_sweep_that_starts_ranks(tmp_path: Path) -> None:
 
 
 def test_every_algorithm_in_one_benchmark_under_torchrun(tmp_path: Path) -> None:
-    """One process of a launcher drives ranks of its own; every algorithm and comparator has its record."""
+    """One process of a launcher starts its own ranks; every algorithm and comparator has a record."""
     out = tmp_path / "out.jsonl"
     arguments = [
         "--axis_M=16",
@@ -405,7 +405,7 @@ def test_a_record_has_what_the_model_expects_here_and_of_an_mi300x() -> None:
 @pytest.mark.parametrize("gather_dim", [0, 1])
 @pytest.mark.parametrize("algorithm", EXAMPLES)
 def test_a_sweep_takes_the_algorithms_own_best_options(algorithm: str, gather_dim: int) -> None:
-    """What "auto" would take may belong to another algorithm, and not go with this one."""
+    """The options that "auto" would take may belong to another algorithm, and not fit this one."""
     h200 = ops.Target("cuda", 132, tma=True, hardware="NVIDIA H200")
     options = Options(algorithm, 0, False, (), Path(), None, {})
     for ranks in (2, 4, 8):

@@ -57,7 +57,7 @@ ROOT = Path(__file__).parent.parent
 DATASETS = sorted((ROOT / "dataset").glob("*.json"))
 QUICK = ",".join(way for way in WAYS if way != "hangs")
 ON_TWO = ("--num_ranks=2", f"--heap_size={256 << 20}")
-"""On GPUs as large a heap as simulated ranks have: a quarter of the memory, the default, is not free beside others."""
+"""On GPUs the heap has the size of simulated ones: the default, a quarter of the memory, is not free beside others."""
 TWO = ["trial", *ON_TWO, "--axis_count=8"]
 SIMULATED = BACKEND == "sim"
 pytestmark = marks_for(2)
@@ -123,7 +123,7 @@ def test_words_that_look_like_numbers_stay_words() -> None:
 
 
 def test_numbers_of_an_axis_of_fractions_are_fractions(capsys: pytest.CaptureFixture[str]) -> None:
-    """As records have them, which ``--resume`` knows again."""
+    """Records have them as fractions, too, so that ``--resume`` finds them again."""
     with mock.patch.dict("iris.bench.case._cases"):
 
         @bench.register
@@ -196,7 +196,7 @@ def test_a_word_is_no_list_of_values() -> None:
 
 
 def test_an_axis_may_have_the_small_name_of_another_cases(capsys: pytest.CaptureFixture[str]) -> None:
-    """``--axis_m`` is ``--axis_M`` otherwise."""
+    """Without such an axis ``--axis_m`` means ``--axis_M``."""
     with mock.patch.dict("iris.bench.case._cases"):
 
         @bench.register
@@ -332,7 +332,7 @@ def test_what_no_record_can_hold_is_refused() -> None:
     ):
         with pytest.raises(ArgumentError, match=r"expected a (finite|whole) number.*, got"):
             call()
-    state.add_counter("huge", -report.MAX_NUMBER)  # what a report takes
+    state.add_counter("huge", -report.MAX_NUMBER)  # the limit of a report
     for call in (
         lambda: state.set_bytes(-1),
         lambda: state.set_floor(-1e-3),
@@ -362,7 +362,7 @@ def test_what_is_skipped_is_not_timed() -> None:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The results of a run in which all sorts of things go wrong, rank 1's death among them."""
+    """The results of a run in which many things go wrong, including the death of rank 1."""
     out = tmp_path_factory.mktemp("bench") / "results.jsonl"
     assert bench.main([*TWO, f"--axis_way={QUICK}", f"--benchmark_out={out}", "--commit=abc"]) == 1
     return out
@@ -443,7 +443,7 @@ def test_what_is_done_within_a_point_is_shown_where_it_is_redrawn(
         "checking right, 2 of 2: trial count=8",
         "timing right, round 5 of 5: trial count=8",
     ]
-    assert shown.count("") == 1  # when all is done; what was said last may be read only then
+    assert shown.count("") == 1  # at the end; the last message may be read only then
     assert [one for one in shown if one] == ["starting 2 ranks", "trial count=8", *(within if redrawn else [])]
 
 
@@ -493,7 +493,7 @@ def test_a_context_is_replaced_when_half_of_its_heap_is_taken(free: int, stays: 
 def test_waits_end_before_the_time_of_a_point(
     monkeypatch: pytest.MonkeyPatch, timeout_s: float, waits_s: float
 ) -> None:
-    """So that what is told is who was waited for."""
+    """The error then names the rank that was waited for."""
     opened = mock.Mock()
     monkeypatch.setattr(session, "iris", opened)
     monkeypatch.setattr(session, "_ctx", None)
@@ -513,7 +513,7 @@ def test_of_several_complaints_the_first_ranks_is_told() -> None:
 
 
 def test_a_case_that_exits_is_lost_alone() -> None:
-    """As if it had raised, and not with all that was still to come."""
+    """It counts as if it had raised; the points after it are measured."""
     ranks = driver.Ranks(2, Settings(1.0))
     with (
         mock.patch.object(ranks, "start"),
@@ -526,7 +526,7 @@ def test_a_case_that_exits_is_lost_alone() -> None:
 
 
 def test_what_a_case_says_of_a_file_with_an_odd_name_can_be_read_again(tmp_path: Path) -> None:
-    """Names of files need not be UTF-8; of such a name Python has halves of characters."""
+    """Names of files need not be UTF-8; Python reads other bytes as lone surrogates."""
     said = Outcome(error="FileNotFoundError: " + os.fsdecode("café".encode("latin-1") + " ×".encode()))
     where: dict[str, str | int | None] = {"hardware": "simulated", "backend": "sim", "date": "2026-11-26T12:00:00Z"}
     one = records.record("trial", {"way": "raises"}, [said], where, 2, "batch")
@@ -542,7 +542,7 @@ def test_what_a_case_says_of_a_file_with_an_odd_name_can_be_read_again(tmp_path:
 def test_a_resumed_run_measures_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ctrl-C after the first point; the run goes on in the same file, behind half a line that a kill left."""
+    """Ctrl-C comes after the first point; the run goes on in the same file, in which a kill has left half a line."""
     out = tmp_path / "results.jsonl"
     arguments = ["trial", *ON_TWO, "--axis_way=right"]
     measured = driver.measured
@@ -584,7 +584,7 @@ def test_a_resumed_run_measures_a_group_in_turns_as_a_whole(tmp_path: Path, caps
     assert bench.main(both) == 0
     assert lines(out) == [old, *new]
     out.write_text("".join(json.dumps(one) + "\n" for one in (old, new[1])))
-    assert bench.main(both) == 0  # both are there, of two batches
+    assert bench.main(both) == 0  # both are there, from two batches
     assert len({one["batch"] for one in lines(out)[2:]}) == 1
 
 
@@ -779,7 +779,7 @@ def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path, wait_s: float) -> None
 
 
 def shown(measured: Path, name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a run prints at its end."""
+    """The output at the end of a run."""
     found = by_way(lines(measured))
     tables.FORMATS[name]([found[way] for way in QUICK.split(",")], registered(), sys.stdout)
     return capsys.readouterr().out
@@ -997,7 +997,7 @@ def test_each_way_to_schedule_a_local_matmul_is_what_its_name_says(ranks: Ranks)
 
 
 def configs_beside_rows(op: str, rows: Path) -> tuple[FusedConfig, FusedConfig | None, FusedConfig | None]:
-    """What has a row, and what the ways ``auto`` and ``untuned`` run with."""
+    """The config of a row, and those that the ways ``auto`` and ``untuned`` run with."""
     operands = Operands(context(), op, (24, 20, 16), torch.float32, 0)
     tuned_config = FusedConfig(
         "local" if op == "matmul" else "ring", block_size_m=16, block_size_n=16, block_size_k=16, group_size_m=3
@@ -1022,7 +1022,7 @@ def test_untuned_leaves_rows_out(ranks: Ranks, op: str, tmp_path: Path) -> None:
 
 
 def complaints(op: str, dtype: torch.dtype) -> dict[str, str]:
-    """What is said of a right result, and of results that are wrong in some way."""
+    """The complaints about a right result, and about results that are wrong in various ways."""
     ctx = context()
     operands = Operands(ctx, op, (24, 20, 16), dtype, 0)
     operands.fill(decoy=True)
@@ -1053,7 +1053,8 @@ def test_wrong_results_are_found(ranks: Ranks, op: str, dtype: torch.dtype) -> N
 
 
 def transposed(op: str) -> tuple[tuple[int, ...], bool, str]:
-    """Strides of a transposed B, whether the problem says so, and what is said of the product with it."""
+    """The strides of a transposed B, whether the problem says that it is transposed, and the complaint about the
+    product with it."""
     operands = Operands(context(), op, (24, 20, 16), torch.float32, 0, TRANSPOSED)
     operands.fill()
     right = operands.gathered() @ operands.b
@@ -1104,7 +1105,7 @@ def test_a_record_has_what_auto_took_where_the_heap_is_short(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not SIMULATED, reason="the heap that is too short is the simulator's")
 def test_a_variant_that_fails_leaves_the_others_their_numbers(tmp_path: Path) -> None:
-    """It fails in its call on decoys; the one before it is checked once more behind it."""
+    """It fails in its call on decoys; the variant before it is checked again after that."""
     out = tmp_path / "results.jsonl"
     axes = ["M=512", "N=512", "K=8", "algorithm=auto,two_shot"]
     arguments = ["matmul_all_reduce", "--num_ranks=2", *(f"--axis_{one}" for one in axes), "--repeat=1"]
@@ -1116,7 +1117,7 @@ def test_a_variant_that_fails_leaves_the_others_their_numbers(tmp_path: Path) ->
 
 
 def skips_and_has_its_numbers() -> bool:
-    """Whether A is as it was drawn when PyTorch has refused the call on decoys."""
+    """Whether A has its own numbers again after PyTorch has refused the call on decoys."""
 
     def refuses(*_: object) -> ways.Way:
         return ways.Way(mock.Mock(side_effect=RuntimeError("not this one")), lambda: torch.empty(0), 1)
@@ -1146,7 +1147,7 @@ def test_what_an_algorithm_cannot_run_is_skipped(tmp_path: Path) -> None:
 
 
 def test_options_behind_an_algorithm(tmp_path: Path) -> None:
-    """Those are the best ones known, but for what is said."""
+    """They replace fields of the best config known."""
     out = tmp_path / "results.jsonl"
     programs = 4 if BACKEND == "sim" else torch.cuda.get_device_properties(0).multi_processor_count
     ways = {
@@ -1171,7 +1172,7 @@ def test_options_behind_an_algorithm(tmp_path: Path) -> None:
 
 
 def test_a_tile_that_has_no_use_may_be_told_as_it_is() -> None:
-    """As records tell it, for their configs to be given again."""
+    """Records have all fields of a config, and users may give these back."""
     best = FusedConfig("decomposed", block_size_n=256, num_chunks=4)
     told = "block_size_n=256+num_chunks=2"
     ways.check_options("decomposed", told, op="matmul_all_reduce")
@@ -1200,12 +1201,12 @@ def test_only_a_cold_l2_is_told(tmp_path: Path) -> None:
     found = lines(out)
     assert [one["params"].get("l2") for one in found] == [None] * 2 + ["cold"] * 2
     assert all(one["validated"] for one in found)
-    if BACKEND != "sim":  # nothing follows at once
+    if BACKEND != "sim":  # calls do not follow each other directly
         assert [one["back_to_back_ms"] is None for one in found] == [False] * 2 + [True] * 2
 
 
 def test_l2_is_emptied_by_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of as much memory as it is to hold, and of what a call is to find there, last."""
+    """Enough memory to fill it is read, and at last the operands that a call should find there."""
     read: list[int] = []
     monkeypatch.setattr(l2, "_EVICTING_NBYTES", 1 << 10)
     monkeypatch.setattr(l2, "_scratch", {})
@@ -1257,7 +1258,7 @@ def test_a_launcher_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_two_cases_of_one_name_in_one_file_are_refused() -> None:
-    """Or the first would be gone without a word."""
+    """Otherwise the second would silently replace the first."""
     with mock.patch.dict("iris.bench.case._cases"):
 
         def register_twin() -> None:
@@ -1265,7 +1266,7 @@ def test_two_cases_of_one_name_in_one_file_are_refused() -> None:
             def twin(state: State, ctx: Iris) -> None: ...
 
         register_twin()
-        register_twin()  # the same lines, as when a script is imported by its ranks
+        register_twin()  # the same lines, as when ranks import a script
 
         line = rf"one in {__file__}:\d+"
         with pytest.raises(ArgumentError, match=rf"twin: expected a name that one case has, got {line}, {line}"):

@@ -1,5 +1,5 @@
-"""Calls that break off half way, by an error or by Ctrl-C that the program lives through: nothing is trusted after
-them, as peers' answers would be those to another call."""
+"""Calls that break off half way, by an error or by Ctrl-C that the program survives: nothing is trusted after them, as
+peers' answers might belong to another call."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ring(*_: object) -> None:
 
 
 def outcome(call: Callable[[], object]) -> Failure:
-    """As :func:`failure_of`, of Ctrl-C as well."""
+    """As :func:`failure_of`, but for Ctrl-C, too."""
     try:
         return failure_of(call)
     except KeyboardInterrupt:
@@ -51,7 +51,7 @@ def outcome(call: Callable[[], object]) -> Failure:
 
 
 def interrupted_meeting() -> list[Failure]:
-    """Rank 0 gives up waiting for what rank 1 sends late, and then asks for the next."""
+    """Rank 0 gives up waiting for a value that rank 1 sends late, and then asks for the next one."""
     with iris.iris(1 << 20, timeout_s=20) as ctx:
         ctx.barrier()
         if ctx.rank == 1:
@@ -74,7 +74,8 @@ def test_after_an_interrupted_meeting_no_answer_is_taken_for_another(ranks: Rank
 
 
 def assert_peers_were_told(peers: list[tuple[Failure, Failure]], error: str) -> None:
-    """Where an op's call needs nothing more of the rank that fails, it is the peer's next call that waits for it."""
+    """Check that peers learn of the ``error``. If their call needs nothing more from the rank that fails, their next
+    call waits for it."""
     for first, second in peers:
         assert first.kind in ("PeerDied", "nothing"), first
         assert second.kind == "PeerDied" and second.ranks == (0,) and second.took_s < 5, second
@@ -82,8 +83,8 @@ def assert_peers_were_told(peers: list[tuple[Failure, Failure]], error: str) -> 
 
 
 def broken_off(way: Way, number: int, error: type[BaseException], seed: int) -> tuple[Failure, Failure]:
-    """What a call says whose matmul ``number`` fails on rank 0 after peers have been told of it, and what the next one
-    says. Rank 0 stays until its peers have been told."""
+    """The failures of a call whose matmul ``number`` fails on rank 0 after peers have heard of the call, and of the
+    next call. Rank 0 stays until its peers have been told of the failure."""
     shared = context()
     with fresh(1 << 21) as ctx, mock.patch.dict("os.environ", IRIS_REPLAY="0"):
         one = trial(ctx, way, (16, 16, 32), torch.float32, seed)
@@ -99,13 +100,13 @@ def broken_off(way: Way, number: int, error: type[BaseException], seed: int) -> 
         with mock.patch("torch.matmul", fails_once) if ctx.rank == 0 else nullcontext():
             first = outcome(lambda: (one.run(), ctx.synchronize()))
         second = failure_of(lambda: (one.run(), ctx.synchronize()))
-        assert ctx.rank or ctx._watcher.told()  # a kernel of its own would wait for peers who do not come any more
+        assert ctx.rank or ctx._watcher.told()  # its own kernel would wait for peers who no longer come
         shared.barrier()
         return first, second
 
 
 def mismatch_of_a_group() -> list[Failure]:
-    """Rank 0 calls for a barrier of two ranks, the others for one of all; then all for one of all."""
+    """Rank 0 calls a barrier of two ranks, the others one of all ranks; then all call one of all."""
     with iris.iris(1 << 20, timeout_s=20) as ctx:
         first = failure_of(ctx.barrier, None, [0, 1] if ctx.rank == 0 else None)
         return [first, failure_of(ctx.barrier)]
@@ -113,7 +114,7 @@ def mismatch_of_a_group() -> list[Failure]:
 
 @pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True)
 def test_a_mismatch_that_not_all_have_heard_is_the_end(ranks: Ranks) -> None:
-    """What rank 2 has sent for the first barrier must not answer the second."""
+    """The message of rank 2 for the first barrier must not count for the second."""
     for failures in ranks.run(mismatch_of_a_group):
         assert [failure.kind for failure in failures] == ["RankMismatch"] * 2, failures
         assert all("barrier(0, 1)" in failure.message for failure in failures), failures
@@ -126,12 +127,12 @@ def test_a_mismatch_that_not_all_have_heard_is_the_end(ranks: Ranks) -> None:
     [
         (Way(GATHER, "decomposed"), 2),
         (Way(REDUCE_SCATTER, "decomposed"), 2),
-        # Of these, peers may write to a rank that has begun.
+        # In these, peers may write to a rank that has begun.
         (Way(SCATTER, "decomposed"), 1),
         (Way(REDUCE_SCATTER, "ring"), 1),
         (Way(ALL_REDUCE, "ring"), 1),
         (Way(ALL_REDUCE, "decomposed"), 2),
-        # Of these, peers have taken the part that this rank had to send.
+        # In these, peers have already taken the part that this rank had to send.
         (Way(GATHER, "low_latency"), 1),
         (Way(GATHER, "baseline"), 1),
     ],
@@ -147,7 +148,7 @@ def test_after_a_call_that_broke_off_nothing_is_trusted(
 
 
 def after_its_scales(algorithm: str) -> tuple[Failure, Failure]:
-    """A gather with a scale for each row, whose matmul cannot be launched on rank 0 when its scales have been sent."""
+    """A gather with a scale for each row; its matmul cannot be launched on rank 0 after the scales have been sent."""
     shared = context()
     with fresh(1 << 21) as ctx, mock.patch.dict("os.environ", IRIS_REPLAY="0"):
         a, b = ctx.ones(16, 32, dtype=torch.int8), torch.ones(32, 16, dtype=torch.int8, device=ctx.device)
@@ -171,7 +172,7 @@ def after_its_scales(algorithm: str) -> tuple[Failure, Failure]:
 @TWO
 @pytest.mark.parametrize("algorithm", ["push", "copy_engine"])
 def test_a_gather_whose_scales_were_sent_is_the_end(ranks: Ranks, algorithm: str) -> None:
-    """In a second try its scales would be a call ahead of its peers'."""
+    """In a second try its scales would be one call ahead of its peers' scales."""
     (first, second), *peers = ranks.run(after_its_scales, algorithm)
     assert first.kind == "RuntimeError"
     assert second.kind == "ContextError" and "broke off half way: RuntimeError: out of registers" in second.message
@@ -201,7 +202,7 @@ def test_after_one_kernel_of_two_nothing_is_trusted(ranks: Ranks, seed: int) -> 
 
 
 def before_anything_is_asked_for(seed: int) -> list[str]:
-    """The own matmul of a gather fails before peers hear of the call: the next call is as good as the first."""
+    """The matmul of a rank's own part of a gather fails before peers hear of the call; the next call then works."""
     with fresh(1 << 21) as ctx, mock.patch.dict("os.environ", IRIS_REPLAY="0"):
         one = trial(ctx, Way(GATHER, "decomposed"), (16, 16, 32), torch.float32, seed)
         one.run()
@@ -219,7 +220,7 @@ def test_a_call_that_fails_before_it_has_begun_does_no_harm(ranks: Ranks, seed: 
 
 @triton.jit
 def waiting_kernel(flag, peer, handle, DEMANDS: tl.constexpr):
-    """What it waits for is 0 where the wait was given up."""
+    """Wait for a flag, which reads as 0 if the wait was given up."""
     seen = iris.wait(flag, 2, peer, handle)
     if DEMANDS:
         tl.load(flag + (2 - tl.load(flag)) * (1 << 50))
@@ -238,7 +239,7 @@ def failing_kernel(flag, peer, handle_or_bases, KIND: tl.constexpr):
 
 
 def expired_launch(demands: bool) -> tuple[list[Failure], int]:
-    """A launch that waits in vain, what was left in memory, and what comes behind it."""
+    """The failures of a launch that waits in vain and of the next call, and the value left in memory."""
     with fresh(timeout_s=0.4) as ctx:
         flag = ctx.zeros(2, dtype=torch.int32)
         calls = [
@@ -252,7 +253,7 @@ def expired_launch(demands: bool) -> tuple[list[Failure], int]:
 @pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
 @pytest.mark.parametrize("demands", [False, True])
 def test_a_simulated_launch_raises_if_a_wait_in_it_expired(ranks: Ranks, demands: bool) -> None:
-    """Whatever becomes of a kernel that goes on with what is in memory."""
+    """It raises even if the kernel itself goes on, or fails, with what is in memory."""
     for failures, left in ranks.run(expired_launch, demands):
         first = failures[0]
         assert first.kind == "WaitTimeout" and first.took_s < 2 and left == (0 if demands else 7)
@@ -261,7 +262,7 @@ def test_a_simulated_launch_raises_if_a_wait_in_it_expired(ranks: Ranks, demands
 
 
 class Given(NamedTuple):
-    """What a kernel may be given in one piece."""
+    """Several arguments that a kernel takes as one."""
 
     flag: Any
     handle: Any
@@ -285,7 +286,7 @@ def test_a_handle_in_a_tuple_is_one(ranks: Ranks) -> None:
 
 
 def failed_launch(kind: str, bases_alone: bool) -> list[Failure]:
-    """Rank 0's kernel fails, and its peer's waits for it."""
+    """The kernel of rank 0 fails, and that of its peer waits for it."""
     shared = context()
     with fresh() as ctx:
         flag = ctx.zeros(2, dtype=torch.int32)
@@ -335,7 +336,7 @@ def failed_alone() -> list[str]:
 @SIMULATED
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_an_exception_in_a_simulated_kernel_of_a_single_rank_ends_nothing(ranks: Ranks) -> None:
-    """Nobody waits for what it did not do."""
+    """No other rank waits for what it did not do."""
     assert ranks.run(failed_alone) == [["InterpreterError", "nothing", "nothing"]]
 
 
@@ -362,7 +363,7 @@ def test_after_a_poll_in_vain_every_later_call_raises_the_same(ranks: Ranks) -> 
 
 
 def failed_elsewhere() -> Failure:
-    """A kernel fails that has nothing to do with the context, and one that was given what it cannot take."""
+    """A kernel that does not use the context fails, and one that gets an argument that it cannot take."""
     with fresh() as ctx:
         flag = ctx.zeros(2, dtype=torch.int32)
         for given, peer in ((0, 1), (ctx.handle, ctx)):
@@ -378,7 +379,7 @@ def test_a_kernel_that_was_given_no_handle_or_never_ran_ends_nothing(ranks: Rank
 
 
 def ending(mesh: mock.Mock, status: int = 0) -> Ending:
-    """That of rank 1 of 3, whose status words are all ``status``."""
+    """The ending of rank 1 of 3, whose status words are all ``status``."""
     words = np.full(control.STATUS_WORDS.value, status)
     return Ending(mesh, mock.Mock(), words, mock.Mock(), [0, 1, 2], mock.Mock())
 
@@ -397,7 +398,7 @@ def test_ctrl_c_in_a_simulated_kernel_is_no_wait_in_vain_even_if_there_was_one()
 
 
 def test_a_rank_that_died_is_to_blame_whatever_the_program_has_made_of_it() -> None:
-    """Launchers tell of processes that are to blame before those that ended for others."""
+    """Launchers report processes that are to blame before those that ended because of others."""
     for died, blamed in ((iris.PeerDied("rank 2 died", [2]), [mock.call((2,))]), (None, [])):
         mesh = mock.Mock(rank=1)
         failure = ending(mesh)
@@ -410,7 +411,7 @@ def test_a_rank_that_died_is_to_blame_whatever_the_program_has_made_of_it() -> N
 
 
 def leave_while_a_kernel_waits() -> tuple[Failure, float]:
-    """Rank 0 leaves with an error; its device, which ``close`` waits for, is busy for a while."""
+    """Rank 0 leaves with an error, while its device, for which ``close`` waits, is busy for some time."""
     took = 0.0
 
     def slow_close(limit_s: float | None) -> bool:
@@ -452,7 +453,7 @@ def test_launches_that_block(monkeypatch: pytest.MonkeyPatch, seed: int) -> None
 
 
 def with_launches_that_block(seed: int) -> tuple[dict[str, str], float]:
-    """What is refused, and how far off the worst of all others is."""
+    """The errors of the refused calls, and the largest error of the results of the others."""
     refused, excesses = {}, []
     with iris.iris(1 << 25, timeout_s=10) as ctx:
         for way in [*ways(), Way(ALL_REDUCE, "auto"), Way(REDUCE_SCATTER, "auto")]:
@@ -471,7 +472,7 @@ def with_launches_that_block(seed: int) -> tuple[dict[str, str], float]:
 def test_a_gpu_kernel_that_waits_for_copies_nobody_asks_for_any_more_ends_the_context(
     launched: bool, error: type[BaseException], ended: bool
 ) -> None:
-    """Ctrl-C that comes while the kernel is launched may have come behind the launch."""
+    """Ctrl-C that seems to come during a launch may have come after it."""
     ctx = mock.MagicMock()
     ctx._backend.side_stream.return_value = nullcontext()
     engine = CopyEngine(ctx)
@@ -487,7 +488,7 @@ def test_a_gpu_kernel_that_waits_for_copies_nobody_asks_for_any_more_ends_the_co
 
 
 def interrupted_close() -> Failure:
-    """Rank 1 comes late to the end of the context, and rank 0, which waits there, gives up."""
+    """Rank 1 closes its context late, and rank 0, which waits for it there, gives up."""
     ctx = iris.iris(1 << 20, timeout_s=20)
     ctx.barrier()
     if ctx.rank == 1:
@@ -509,7 +510,7 @@ def test_an_interrupted_close_ends_at_once_and_tells_why(ranks: Ranks) -> None:
 
 
 def broadcast_by(send: Callable[..., memoryview], ctx: iris.Iris, value: object, outlived_s: float) -> Failure:
-    """How rank 1 fails to broadcast by ``send``; its process outlives its connection by so much."""
+    """How rank 1 fails to broadcast by ``send``; its process outlives its connection by ``outlived_s``."""
     ctx._mesh._send_some = send  # type: ignore[method-assign]
     try:
         return failure_of(ctx.broadcast, value, 1)
@@ -528,7 +529,7 @@ def interrupted_message() -> Failure:
     before, send = signal.signal(signal.SIGALRM, ring), ctx._mesh._send_some
 
     def send_and_set_the_alarm(*sent: Any) -> memoryview:
-        """Only now: to pack the value may take long."""
+        """Set the alarm only now, as packing the value may take long."""
         ctx._mesh._send_some = send  # type: ignore[method-assign]
         rest = send(*sent)
         signal.setitimer(signal.ITIMER_REAL, 0.3)
@@ -548,7 +549,7 @@ def test_a_message_that_broke_off_is_not_told_as_a_death(ranks: Ranks) -> None:
 
 
 def cut_short() -> Failure:
-    """Rank 1 is interrupted when all but a few bytes of a value are sent, of which rank 0 takes the first late."""
+    """Rank 1 is interrupted when it has sent all but a few bytes of a value, which rank 0 begins to read late."""
     ctx = iris.iris(1 << 20, timeout_s=20)
     ctx.barrier()
     if ctx.rank == 0:
@@ -573,7 +574,7 @@ def test_what_a_rank_says_last_is_not_taken_for_the_end_of_a_value(ranks: Ranks)
 
 
 def sends_and_does_not_read() -> Failure:
-    """Rank 1 sends its part of an exchange, and why it leaves, but takes nothing of what rank 0 sends."""
+    """Rank 1 sends its part of an exchange, and why it leaves, but reads nothing of what rank 0 sends."""
     with fresh(timeout_s=1) as ctx:
         mesh = ctx._mesh
         failure = Failure()
@@ -596,7 +597,7 @@ def test_an_exchange_is_bounded_whatever_the_peer_sends(ranks: Ranks) -> None:
 
 
 def auto_behind_a_full_heap() -> tuple[str, str]:
-    """What "auto" takes where all have just let go of most of the heap, and where they hold it."""
+    """The algorithms that "auto" takes when all ranks have just released most of the heap, and when they hold it."""
     with fresh(4 << 20) as ctx:
         output, a, b = ctx.empty(512, 64), torch.ones(512, 16), torch.ones(16, 64)
         operands = output, a.to(ctx.device), b.to(ctx.device)
@@ -615,7 +616,7 @@ def test_auto_sees_memory_that_all_have_let_go_of(ranks: Ranks) -> None:
 
 
 def auto_of_one_program() -> float:
-    """The best algorithm needs two programs, and the caller has one."""
+    """The best algorithm needs two programs, but the caller allows one."""
     ctx = context()
     one = trial(ctx, Way(SCATTER, "push"), (32, 16, 24), torch.float32, 3)
 

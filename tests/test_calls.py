@@ -1,5 +1,5 @@
-"""What a call leaves to the next one, and to its peers: counts that wrap, ranks that disagree,
-memory of peers that have not come yet, chunks and rows that do not come out even."""
+"""The effects of a call on the next one, and on peers: counts that wrap, ranks that disagree, memory of peers that have
+not come yet, chunks and rows that do not divide evenly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LATE_S = 0.5
 
 
 def ragged_chunks(seed: int) -> list[float]:
-    """Owners' rows in chunks of which the last one is shorter."""
+    """Owners' rows are cut into chunks, the last of which is shorter."""
     ctx, found = context(), []
     for rows, group, chunks in ((48, 2, 2), (80, 2, 3)):
         one = trial(ctx, Way(ALL_REDUCE, "copy_engine"), (rows * ctx.world_size, 16, 32), torch.float16, seed)
@@ -58,7 +58,7 @@ def test_chunks_that_do_not_come_out_even(ranks: Ranks, seed: int) -> None:
 
 
 def early_writes(rows: int, seed: int) -> tuple[bool, float]:
-    """Whether rank 1's output stays as it is until rank 1 calls the op, and whether it is right then."""
+    """Whether rank 1's output stays unchanged until rank 1 calls the op, and its error after that."""
     ctx = context()
     one = trial(ctx, Way(ALL_REDUCE, "ring"), (rows, 24, 32), torch.float32, seed)
     one.run()
@@ -76,7 +76,7 @@ def early_writes(rows: int, seed: int) -> tuple[bool, float]:
 @pytest.mark.parametrize("ranks", worlds(4, 4), indirect=True)
 @pytest.mark.parametrize("rows", [3, 5, 8])
 def test_a_ring_writes_to_ranks_that_have_come(ranks: Ranks, rows: int, seed: int) -> None:
-    """With few rows, some ranks own none, and a sum begins further on."""
+    """With few rows, some ranks own none, and a sum begins at a later rank."""
     for untouched, excess in ranks.run(early_writes, rows, seed):
         assert untouched and excess <= 1
 
@@ -101,8 +101,8 @@ def all_workspaces(ctx: Any) -> Iterator[FusedWorkspace]:
 
 
 def advance(workspaces: Iterable[FusedWorkspace], calls: int) -> None:
-    """As if each workspace had been used in so many more calls: all that holds an epoch counts on, and wraps. Flags
-    that were never set are still 0."""
+    """Put workspaces in the state that they would have after ``calls`` more calls: all epochs are advanced, and wrap.
+    Flags that were never set are still 0."""
 
     def on(words: torch.Tensor) -> None:
         later = (words.long() + calls + (1 << 31)) % (1 << 32) - (1 << 31)
@@ -110,7 +110,7 @@ def advance(workspaces: Iterable[FusedWorkspace], calls: int) -> None:
 
     for one in workspaces:
         for turnstile in (one.turnstile, one.second_turnstile):
-            left = turnstile[_LEFT_COUNT.value :][:1]  # of a matmul of one rank there is none
+            left = turnstile[_LEFT_COUNT.value :][:1]  # a matmul of one rank has none
             before = left.clone()
             on(turnstile)
             left.copy_(before)
@@ -142,8 +142,8 @@ def wrapping(way: Way, seed: int) -> list[float]:
 
 
 def first_large_call(way: Way, seed: int) -> list[float]:
-    """Errors of a small call, of one 2³² calls later, nearly, and of a larger one then, in the same workspace: many of
-    the flags that it waits for were never set. The last rank comes late."""
+    """Errors of a small call, of one almost 2³² calls later, and of a larger one after that, in the same workspace:
+    many of the flags that the last one waits for were never set. The last rank comes late."""
     with fresh(1 << 22) as ctx:
         workspace = new_workspace(ctx, way.op, way.algorithm, 1 << 18, 1 << 16)
         small = trial(ctx, way, (16, 16, 32), torch.float32, seed)
@@ -181,7 +181,7 @@ def wait_and_look(ctx: iris.Iris, flags: torch.Tensor, value: int, site: int) ->
 
 
 def flag_of_long_ago() -> tuple[Failure, Failure]:
-    """Waits of an op's and of a user's for 5 - 2³¹ on a flag that was never set."""
+    """Waits of an op and of a user for epoch 5 - 2³¹ on a flag that was never set."""
     found = []
     for site in (control.SITE_MATMUL.value, control.SITE_USER.value):
         made = iris.iris(1 << 20, timeout_s=0.4, first_timeout_s=TIMEOUT_S)
@@ -201,7 +201,7 @@ def test_an_ops_flag_from_before_the_count_wrapped_is_waited_for(ranks: Ranks) -
 
 @triton.jit
 def outrun_kernel(handle, SITE: tl.constexpr):
-    """A wait expires, while another rank, whose part program 1 plays, gives up: between two looks at the abort word."""
+    """A wait expires between two looks at the abort word, while another rank, played by program 1, gives up."""
     if tl.program_id(0) == 0:
         bounds.check_bounds(0, 5, 0, 0, 0, clock_ns() - 3600 * 1_000_000_000, handle, SITE)
     else:
@@ -223,7 +223,7 @@ def test_a_wait_that_another_rank_outruns_says_so(ranks: Ranks) -> None:
 
 
 def waits_apart() -> Failure:
-    """What becomes of a wait that rank 1 begins when rank 0 has given up the same one, and still lives."""
+    """The failure of a wait that rank 1 begins after rank 0 has given up the same one, and while rank 0 still lives."""
     made = iris.iris(1 << 20, timeout_s=0.3, first_timeout_s=TIMEOUT_S)
     with suppress(iris.PeerDied), made as ctx:
         flags = ctx.zeros(16, dtype=torch.int32)
@@ -263,7 +263,7 @@ def test_gradients_are_not_lost_without_a_word(ranks: Ranks, way: Way) -> None:
 
 
 def returned_uncopied() -> Failure:
-    """What the op is told to write once a Function has returned that."""
+    """The failure of an op whose output is a tensor that an autograd Function has returned."""
     one = trial(context(), Way(ALL_REDUCE, "two_shot"), (16, 16, 32), torch.float32, seed=1)
 
     class Uncopied(torch.autograd.Function):
@@ -322,7 +322,7 @@ def test_a_module_that_holds_a_context_can_be_copied(ranks: Ranks) -> None:
 
 
 def short_heap(seed: int) -> dict[str, float]:
-    """What "auto" runs where the heap has no room for what it would take."""
+    """The algorithms that "auto" runs if the heap has no room for its first choice, and their errors."""
     excesses = {}
     with fresh(1 << 20) as ctx:
         for op in (ALL_REDUCE, SCATTER):
@@ -343,7 +343,7 @@ def test_a_short_heap_has_auto_take_what_fits(ranks: Ranks, seed: int) -> None:
 
 
 def ruled_out_told() -> list[tuple[str, str]]:
-    """What is logged of a call by "auto" whose output is not what the best algorithm takes."""
+    """The log of a call by "auto" whose output the best algorithm does not take."""
     log, picks = mock.Mock(), [FusedConfig("ring"), FusedConfig("two_shot")]
     with fresh(64 << 20) as ctx, mock.patch.multiple(ctx, debug=log.debug, warning=log.warning):
         a, b = (torch.ones(shape, device=ctx.device) for shape in ((16, 32), (32, 200)))
@@ -363,7 +363,7 @@ def test_what_rules_out_the_best_is_told(ranks: Ranks) -> None:
 
 
 def ruled_out_alone() -> str:
-    """What "auto" takes on one rank where the output is not what the best algorithm takes."""
+    """The algorithm that "auto" takes on one rank if the best algorithm does not take the output."""
     log = mock.Mock()
 
     def pick(problem: object, target: object, algorithm: str = "ring") -> FusedConfig:
@@ -384,8 +384,8 @@ def test_a_single_rank_adds_nothing_by_atomics(ranks: Ranks) -> None:
 
 
 def choices_told(heap_size: int, filled: int | None = None) -> tuple[list[tuple[str, str]], int]:
-    """What is logged of calls by "auto", and the bytes of the heap that are taken in the last two: ``filled``, or all
-    but 100 KiB."""
+    """The log of calls by "auto", and the bytes of the heap that are allocated in the last two: ``filled``, or all but
+    100 KiB."""
     log = mock.Mock()
     with fresh(heap_size) as ctx, mock.patch.multiple(ctx, debug=log.debug, warning=log.warning):
         output, a, b = ctx.empty(500, 201)[:, :200], torch.ones(500, 32), torch.ones(32, 200)
@@ -419,7 +419,7 @@ def test_what_auto_takes_is_told_once(ranks: Ranks) -> None:
 
 
 def after_a_call_of_some_ranks(seed: int) -> tuple[Failure, float]:
-    """Rank 0's arguments are wrong in a call, and the heap is shorter when it makes the same call with right ones."""
+    """Rank 0 makes a call with wrong arguments, and the same call with right ones when less of the heap is free."""
     with fresh(1 << 20) as ctx:
         one = trial(ctx, Way(ALL_REDUCE, "auto"), (100, 200, 32), torch.float32, seed)
         if ctx.rank == 0:
@@ -440,7 +440,7 @@ def test_what_ranks_did_not_agree_on_is_chosen_anew(ranks: Ranks, seed: int) -> 
 
 
 def chosen_where_all_fit(seed: int, fails_first: bool) -> tuple[list[str], list[str], float]:
-    """How a first call failed, what "auto" takes in the next one, with a free heap again, and how wrong that is."""
+    """How a first call failed, the algorithms of "auto" in the next one, when the heap is free again, and the error."""
     failures = []
     with fresh(4 << 20) as ctx:
         one = trial(ctx, Way(GATHER, "auto"), (32, 16, 128), torch.float32, seed)
@@ -467,7 +467,7 @@ def test_a_call_that_finds_no_memory_settles_nothing(ranks: Ranks, seed: int) ->
 
 
 def sums_where_all_fit(seed: int, fails_first: bool) -> tuple[list[str], list[str], float]:
-    """As :func:`chosen_where_all_fit`, of an op with an algorithm that needs far less of the heap than the best."""
+    """As :func:`chosen_where_all_fit`, for an op with an algorithm that needs far less of the heap than the best."""
     failures = []
     with fresh(4 << 20) as ctx:
         one = trial(ctx, Way(ALL_REDUCE, "auto"), (32, 16, 128), torch.float32, seed)
@@ -488,7 +488,7 @@ def test_what_was_let_go_of_is_room_for_the_best_though_an_earlier_call_found_no
 
 
 def excesses_in_workspaces(seed: int) -> dict[str, float]:
-    """Calls by "auto" with workspaces for each algorithm of a gather."""
+    """Errors of calls by "auto" with workspaces for each algorithm of a gather."""
     found = {}
     with fresh(16 << 20) as ctx:
         one = trial(ctx, Way(GATHER, "auto"), (16, 32, 32), torch.float32, seed)
@@ -503,13 +503,13 @@ def excesses_in_workspaces(seed: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
 def test_auto_takes_the_algorithm_of_the_workspace(ranks: Ranks, seed: int) -> None:
-    """Of one rank, too."""
+    """It does so on one rank, too."""
     for excesses in ranks.run(excesses_in_workspaces, seed):
         assert max(excesses.values()) <= 1
 
 
 def a_workspace_of_another_op() -> tuple[Failure, str]:
-    """What is said of it, and what "auto" takes without one."""
+    """The failure of a call with it, and the algorithm that "auto" takes without one."""
     log = mock.Mock()
     with fresh(4 << 20) as ctx:
         output, a, b = (torch.ones(shape, device=ctx.device) for shape in ((2, 16), (4, 8), (8, 16)))
@@ -608,7 +608,7 @@ def test_a_bound_op_says_what_it_is(name: str) -> None:
 
 
 def of_other_sizes() -> tuple[Failure, ...]:
-    """Calls in which rank 1 has one row less, another config, a workspace, and as the only one no bias."""
+    """Calls in which rank 1 has one row less, another config, a workspace, or as the only rank no bias."""
     with fresh(1 << 21, timeout_s=5) as ctx:
         a, b = ctx.zeros(17, 32)[ctx.rank :], torch.zeros(32, 16, device=ctx.device)
         rows = ctx.world_size * a.shape[0]
@@ -640,7 +640,7 @@ def test_ranks_that_disagree_are_told(ranks: Ranks) -> None:
 
 
 def known_calls_that_differ(op: str) -> tuple[Failure, float]:
-    """Rank 1 makes another call than rank 0, both being known, and both a right one behind it."""
+    """Rank 1 makes another call than rank 0, both of which were made before; then both make the same one."""
     with mock.patch.dict("os.environ", IRIS_CHECK_CALLS="1"), fresh(1 << 21) as ctx:
         trials = [trial(ctx, Way(op, "auto"), (rows, 16, 32), torch.float32, seed=1) for rows in (16, 8)]
         for one in (*trials, *trials):
@@ -660,7 +660,7 @@ def test_known_calls_that_differ_are_told_if_all_are_compared(ranks: Ranks, op: 
 
 
 def comparisons(compared: str) -> list[int]:
-    """How often ranks meet in the first call and in three more, the last of which is replayed on GPUs otherwise."""
+    """How often ranks meet in the first call and in three more; on GPUs the last would otherwise be replayed."""
     with mock.patch.dict("os.environ", IRIS_CHECK_CALLS=compared), fresh(1 << 21) as ctx:
         one, found = trial(ctx, Way(ALL_REDUCE, "two_shot"), (16, 16, 32), torch.float32, seed=1), []
         for _ in range(4):
@@ -706,7 +706,7 @@ def test_what_cannot_be_traced_says_so(ranks: Ranks) -> None:
 
 
 def traced_without_room() -> Failure:
-    """A traced call where the best algorithm needs no memory, but records nothing, and none that records has room."""
+    """A traced call: the best algorithm needs no memory, but records nothing, and none that records has room."""
 
     def pick(problem: Any, target: Any, algorithm: str | None = None) -> FusedConfig:
         order = "ring", *ALGORITHMS[problem.op]
@@ -745,7 +745,7 @@ class Counted(Replays):
 
 @contextmanager
 def counting() -> Iterator[Counted]:
-    """Calls in here are replayed, as far as ops can tell, of contexts that have made none before."""
+    """In the block ops believe that calls are replayed, for contexts that have not made a call before."""
     counted = Counted()
     with (
         mock.patch("iris.ops.replay._replays_of", return_value=counted),
@@ -755,7 +755,7 @@ def counting() -> Iterator[Counted]:
 
 
 def calls_by_name() -> tuple[int, int, list[float]]:
-    """Of four calls, all arguments by name: how many were captured, and how many replayed."""
+    """How many of four calls, with all arguments by name, were captured, and how many replayed, and their errors."""
     with fresh(1 << 20) as ctx, counting() as counted:
         output, a, b = torch.zeros(2, 2), torch.ones(2, 3), torch.ones(3, 2)
         for _ in range(4):
@@ -766,13 +766,13 @@ def calls_by_name() -> tuple[int, int, list[float]]:
 @pytest.mark.skipif(BACKEND != "sim", reason="streams of the simulator are made up")
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_arguments_may_be_given_by_name(ranks: Ranks) -> None:
-    """The context was not found by its name, and such calls were never replayed."""
+    """Once the context was not found by its name, and such calls were never replayed."""
     assert ranks.run(calls_by_name) == [(1, 3, [3.0] * 4)]
 
 
 def outside_of_inference_mode() -> tuple[int, Failure, Failure]:
-    """Calls in inference mode, whose output was made there, and the same one outside; then calls outside with an output
-    that was made there, and one with an inference tensor in the same memory."""
+    """Calls in inference mode, with an output made there, and the same call outside; then calls outside with an output
+    made outside, and one with an inference tensor in the same memory."""
     with fresh(1 << 20) as ctx, counting() as counted, torch.no_grad():
         a, b, plain = torch.ones(2, 3), torch.ones(3, 2), torch.zeros(2, 2)
         with torch.inference_mode():
@@ -789,7 +789,7 @@ def outside_of_inference_mode() -> tuple[int, Failure, Failure]:
 @pytest.mark.skipif(BACKEND != "sim", reason="streams of the simulator are made up")
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_a_tensor_of_inference_mode_is_refused_outside_whatever_was_called_before(ranks: Ranks) -> None:
-    """What had been called in inference mode was replayed outside of it, and overwrote what may not be written."""
+    """Once a call made in inference mode was replayed outside of it, and overwrote a tensor that may not be written."""
     ((replayed, *failures),) = ranks.run(outside_of_inference_mode)
     assert replayed == 4
     for failure in failures:
@@ -797,7 +797,7 @@ def test_a_tensor_of_inference_mode_is_refused_outside_whatever_was_called_befor
 
 
 def name_for_an_argument() -> Failure:
-    """A call with B by its name, where calls are replayed, and one with the name for B, and B for the bias."""
+    """A call with B by its name, while calls are replayed, and one with that name as B, and B as the bias."""
     with fresh(1 << 20) as ctx, counting():
         output, a, b = torch.zeros(2, 2), torch.ones(2, 3), torch.ones(3, 2)
         for _ in range(3):
@@ -808,13 +808,13 @@ def name_for_an_argument() -> Failure:
 @pytest.mark.skipif(BACKEND != "sim", reason="streams of the simulator are made up")
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_a_name_is_no_argument(ranks: Ranks) -> None:
-    """The other call was replayed."""
+    """Once such a call replayed the one with the argument by name."""
     (failure,) = ranks.run(name_for_an_argument)
     assert failure.kind == "DTypeError" and failure.message.startswith("matmul: B: expected a tensor"), failure
 
 
 def without_a_hash() -> list[Failure]:
-    """Options that are lists, where calls are replayed."""
+    """Failures of calls with lists as options, while calls are replayed."""
     with fresh(1 << 20) as ctx, counting():
         operands = ctx, torch.zeros(2, 2), torch.ones(2, 3), torch.ones(3, 2)
         return [
@@ -826,14 +826,14 @@ def without_a_hash() -> list[Failure]:
 @pytest.mark.skipif(BACKEND != "sim", reason="streams of the simulator are made up")
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_options_without_a_hash_are_refused_by_name(ranks: Ranks) -> None:
-    """They were a TypeError of Python's where calls are replayed."""
+    """Once they were a TypeError of Python, when calls are replayed."""
     ((matmul, gather),) = ranks.run(without_a_hash)
     assert matmul.kind == "ArgumentError" and "config.num_sms: expected of type int, got [1]" in matmul.message, matmul
     assert gather.kind == "ArgumentError" and "config.comm_sms: expected of type int" in gather.message
 
 
 def traced_by_a_tensor() -> tuple[list[Failure], int]:
-    """Calls where calls are replayed, by what stands for the trace; and how many of those without one were replayed."""
+    """Calls with various values as trace, while calls are replayed; and how many of those without one were replayed."""
     with fresh(1 << 20) as ctx, counting() as counted:
         operands = ctx, torch.zeros(2, 2), torch.ones(2, 3), torch.ones(3, 2)
         traces: list[Any] = [torch.ones(1), torch.ones(2), np.ones(2), *([False, None, 0] * 3)]
@@ -844,7 +844,7 @@ def traced_by_a_tensor() -> tuple[list[Failure], int]:
 @pytest.mark.skipif(BACKEND != "sim", reason="streams of the simulator are made up")
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_a_trace_that_is_a_tensor_is_refused_by_name(ranks: Ranks) -> None:
-    """Python's bool() of it was PyTorch's RuntimeError, and on a GPU waited for the device."""
+    """Once its bool() raised PyTorch's RuntimeError, and on a GPU waited for the device."""
     ((found, replayed),) = ranks.run(traced_by_a_tensor)
     for failure in found[:3]:
         assert failure.kind == "ArgumentError" and "matmul: trace: expected True, False" in failure.message, failure
@@ -852,7 +852,7 @@ def test_a_trace_that_is_a_tensor_is_refused_by_name(ranks: Ranks) -> None:
 
 
 def without_cuda() -> Failure:
-    """An op on a context that cannot be used any more, where PyTorch's CUDA cannot, either."""
+    """An op on a context that can no longer be used, and neither can PyTorch's CUDA."""
     lost = RuntimeError("Cannot re-initialize CUDA in forked subprocess")
     ctx = iris.iris(1 << 20)
     ctx.close()
@@ -862,7 +862,7 @@ def without_cuda() -> Failure:
 
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_the_context_is_looked_at_before_its_gpu(ranks: Ranks) -> None:
-    """In a forked child of a process that uses GPUs an op raised PyTorch's RuntimeError, not a ContextError."""
+    """Once an op in a forked child of a process that uses GPUs raised PyTorch's RuntimeError, not a ContextError."""
     (failure,) = ranks.run(without_cuda)
     assert failure.kind == "ContextError" and failure.message.startswith("matmul: this context"), failure
 
@@ -874,7 +874,7 @@ def test_a_view_that_negates_is_another_call() -> None:
 
 
 def test_memory_that_is_read_otherwise_is_another_call() -> None:
-    """In another shape, with other strides, as another dtype, or for a gradient."""
+    """It may be read in another shape, with other strides, as another dtype, or with a gradient."""
     one = torch.zeros(4, 4)
     views = [one, one.T, one[:2], one.view(torch.int32), one.detach().requires_grad_()]
     assert {view.data_ptr() for view in views} == {one.data_ptr()}
@@ -882,7 +882,7 @@ def test_memory_that_is_read_otherwise_is_another_call() -> None:
 
 
 def epochs_of_halves(seed: int) -> list[set[int]]:
-    """What the flags of each half of a gather's workspace hold after three calls."""
+    """The values of the flags of each half of a gather's workspace after three calls."""
     ctx = context()
     workspace = new_workspace(ctx, GATHER, "push", 1 << 16, GATHER_FLAGS)
     for turn in range(3):
@@ -893,12 +893,12 @@ def epochs_of_halves(seed: int) -> list[set[int]]:
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_calls_of_a_gather_take_halves_of_the_flags_in_turns(ranks: Ranks, seed: int) -> None:
-    """Where the shape changes, a flag is of another rank's part in the next call, which some ranks may have begun."""
+    """If the shape changes, a flag belongs to another rank's part in the next call, which some ranks may have begun."""
     assert ranks.run(epochs_of_halves, seed) == [[{0, 2}, {0, 3}]] * ranks.world_size
 
 
 def numbers_of_named_calls() -> list[int]:
-    """Calls that differ in nothing but what is given by name."""
+    """For calls that differ only in arguments given by name, the number of each call's key."""
     ctx, keys = context(), []
     one = trial(ctx, Way(LOCAL, "local"), (16, 16, 16), torch.float32, 1)
     numbers, others = torch.zeros(2, 16)
@@ -917,7 +917,7 @@ def numbers_of_named_calls() -> list[int]:
 @pytest.mark.skipif(BACKEND != "sim", reason="needs no GPU")
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_a_call_with_other_options_or_under_other_names_is_another_one(ranks: Ranks) -> None:
-    """Of which only the first two are the same."""
+    """Only the first two calls are the same."""
     assert ranks.run(numbers_of_named_calls) == [[0, 0, 1, 2, 3, 4, 5]]
 
 
@@ -941,8 +941,8 @@ def tf32() -> Iterator[None]:
 
 
 def keys_of_calls() -> list[object]:
-    """What the same call is known by on one stream, on another, without gradients, in inference mode, and where PyTorch
-    is told to be deterministic, to round float32 to TF32, and to multiply with another library."""
+    """The keys of the same call on one stream, on another, without gradients, in inference mode, and when PyTorch is
+    told to be deterministic, to round float32 to TF32, and to multiply with another library."""
     ctx, keys = context(), []
     recorder = mock.Mock(run=lambda key, call: keys.append(key))
     one = trial(ctx, Way(GATHER, "push"), (16, 16, 16), torch.float32, 1)
@@ -999,7 +999,7 @@ def test_calls_are_replayed_where_ranks_compare_none_and_streams_may_wait(
 
 
 def test_a_tensor_with_a_tangent_is_another_call() -> None:
-    """Else what was called without one would be replayed with one, and not refused."""
+    """Otherwise a call made without a tangent would be replayed with one, instead of being refused."""
     plain = torch.zeros(3)
     with forward_ad.dual_level():
         other = dual(plain, torch.ones(3))
@@ -1007,13 +1007,13 @@ def test_a_tensor_with_a_tangent_is_another_call() -> None:
 
 
 def test_a_context_given_twice_is_refused_as_any_other() -> None:
-    """It was a TypeError that named a function of Iris's own."""
+    """Once it was a TypeError that named an internal function of Iris."""
     failure = failure_of(lambda: vars(iris.ops)["matmul"](None, ctx=None))
     assert failure.kind == "ArgumentError" and failure.message.startswith("matmul: ctx: expected a context"), failure
 
 
 def stand_in_among_duals() -> list[Failure]:
-    """What only stands for a tensor as each operand, where tangents are looked for and calls are replayed."""
+    """Calls with a stand-in for a tensor as each operand, while tangents are looked for and calls are replayed."""
     with fresh(1 << 20) as ctx, counting(), forward_ad.dual_level():
         operands = {"output": torch.zeros(2, 2), "A": torch.ones(2, 3), "B": torch.ones(3, 2), "bias": torch.ones(2)}
         return [
@@ -1025,7 +1025,7 @@ def stand_in_among_duals() -> list[Failure]:
 @pytest.mark.skipif(BACKEND != "sim", reason="streams of the simulator are made up")
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_a_stand_in_is_not_asked_for_its_tangent(ranks: Ranks) -> None:
-    """Whoever made it raised, as it does for any operation, before the op could say what is wrong."""
+    """Once the stand-in itself raised, as it does for any operation, before the op could say what is wrong."""
     for failure in ranks.run(stand_in_among_duals)[0]:
         assert failure.kind == "ArgumentError" and "a tensor that has memory" in failure.message, failure
 
@@ -1044,7 +1044,7 @@ def test_a_call_that_may_add_up_in_fp16_is_another_one() -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_a_call_that_may_round_otherwise_is_another_one(name: str, dtype: torch.dtype) -> None:
-    """PyTorch is told whether partial sums may be rounded, and whether K may be split for that."""
+    """Settings of PyTorch say whether partial sums may be rounded, and whether K may be split for that."""
     switches, switch = torch.backends.cuda.matmul, f"allow_{name}_reduced_precision_reduction"
     if not hasattr(switches, f"{switch}_split_k"):
         pytest.skip("this PyTorch has no such switch")

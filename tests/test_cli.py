@@ -50,7 +50,7 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Of the commands that have options of their own."""
+    """The parsers of the commands that have their own options."""
     cases.load()
     known = registered()
     benches = {name: command.make_parser([case], known) for name, case in known.items()}
@@ -553,7 +553,7 @@ def algorithms_that_differ() -> tuple[str, str]:
 
 
 def not_written_on_rank_1() -> Accuracy:
-    """What the demo finds where an op has written nothing on one rank."""
+    """The accuracy that the demo finds if an op has written nothing on rank 1."""
     assert demo._ctx is not None and demo._case is not None
     demo._case.call()
     demo._ctx.barrier()

@@ -1,4 +1,4 @@
-"""Configs: the pick is pure and can run, every field reaches the launch, and nonsense is refused."""
+"""Configs: picking is pure and gives configs that can run, every field reaches the launch, nonsense is refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ CHANGES: dict[str, tuple[Way, Any]] = {
     "matrix_instr_nonkdim": (MATMUL, 32),
     "kpack": (MATMUL, 2),
 }
-"""Another value for each field, and a way to run an op in which it plays a part; ``algorithm`` chooses among these."""
+"""Another value for each field, and a way to run an op that uses the field; ``algorithm`` chooses among these."""
 
 
 def with_value(config: FusedConfig, field: str, value: Any) -> FusedConfig:
@@ -90,7 +90,7 @@ def numbers(argument: Any) -> Any:
 
 
 class Recorder:
-    """In a kernel's place: keeps what it would have been launched with."""
+    """Stands in for a kernel: keeps the arguments that it would have been launched with."""
 
     def __init__(self) -> None:
         self.launch: Any = None
@@ -103,7 +103,8 @@ class Recorder:
 
 
 def launches(way: Way, target: Target, configs: list[FusedConfig]) -> list[Any]:
-    """What the matmul kernel would be launched with on ``target``, for each config; None if it would not be."""
+    """The arguments that the matmul kernel would be launched with on ``target``, for each config; None: it would not
+    be launched."""
     ctx = context()
     found: list[Any] = []
     one = trial(ctx, way, (40, 40, 80), torch.float32, seed=0)
@@ -141,7 +142,7 @@ def test_no_field_is_left_out() -> None:
 
 
 class Noting(FusedConfig):
-    """A config that notes which of its fields an op reads, to run; not those that it reads to check or to choose."""
+    """A config that notes which of its fields an op reads in order to run, not to check or to choose."""
 
     noted: ClassVar[set[str]] = set()
 
@@ -155,7 +156,7 @@ class Noting(FusedConfig):
 
 
 def fields_read(way: Way) -> set[str]:
-    """Those that one rank reads in a call of each kind that there is."""
+    """The fields that one rank reads in calls of all kinds."""
     base: dict[str, Any] = {**SMALL.__dict__, "stream_k": True}
     kinds: list[dict[str, Any]] = [{}, {"comm_sms": 1}]
     if way.algorithm in EXCHANGING:

@@ -1,4 +1,4 @@
-"""What is sent or fetched first is what is waited for first."""
+"""Parts are sent or fetched in the order in which they are waited for."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from iris.ops.decomposed import Decomposition
 from iris.ops.plan import Plan
 
 LANDING = (Way(REDUCE_SCATTER, "decomposed"), Way(ALL_REDUCE, "decomposed"), Way(GATHER, "decomposed", 1))
-"""Whose parts are waited for all together."""
+"""Ways that wait for all parts together."""
 
 
 def order(way: Way, rows: int, num_chunks: int, seed: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The flags that this rank sets, with the rank at which, and those it waits for, with the rank from which, in the
-    order in which it asks for them."""
+    """The flags that this rank sets, with the rank where it sets them, and those that it waits for, with the rank that
+    sets them, in the order in which it issues them."""
     sent, awaited = [], []
     flag, wait_arrival = Decomposition.flag, Decomposition.wait_arrival
 
@@ -45,11 +45,11 @@ def order(way: Way, rows: int, num_chunks: int, seed: int) -> tuple[list[tuple[i
 @pytest.mark.parametrize("ranks", worlds(2, 8), indirect=True)
 @pytest.mark.parametrize("num_chunks", [1, 2])
 def test_chunks_are_awaited_in_the_order_of_their_copies(ranks: Ranks, num_chunks: int, seed: int) -> None:
-    """Copies to several ranks take turns: one that is sent last comes when all others have long been there."""
+    """Copies to several ranks take turns: a part that is sent last arrives long after all others."""
     orders = ranks.run(order, Way(GATHER, "decomposed"), 32, num_chunks, seed)
     for rank, (_, awaited) in enumerate(orders):
         turns = [orders[owner][0].index((slot, rank)) for slot, owner in awaited]
-        assert turns == list(range(ranks.world_size - 2 + num_chunks))  # the part that comes last is cut
+        assert turns == list(range(ranks.world_size - 2 + num_chunks))  # the part that arrives last is cut
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 8), indirect=True)
@@ -57,8 +57,8 @@ def test_chunks_are_awaited_in_the_order_of_their_copies(ranks: Ranks, num_chunk
     ("way", "times"), [(Way(SCATTER, "decomposed"), 2), (Way(ALL_REDUCE, "decomposed"), 3)], ids=str
 )
 def test_ranks_are_level_before_they_copy_to_all(ranks: Ranks, way: Way, times: int, seed: int) -> None:
-    """Each waits until the next one has come as far, but before its first copies; where there are but two, no other can
-    be met."""
+    """Each rank waits until the next one has come as far, except before its first copies; with two ranks there is no
+    other to meet."""
     world = ranks.world_size
     orders = ranks.run(order, way, 64 * world, 4, seed)
     for rank, (_, awaited) in enumerate(orders):
@@ -69,7 +69,7 @@ def test_ranks_are_level_before_they_copy_to_all(ranks: Ranks, way: Way, times: 
 
 
 def results(way: Way, flagged_ranks: int, seed: int) -> list[float]:
-    """Of calls in a row with one chunk and with two, ranks late by turns."""
+    """Errors of calls in a row with one chunk and with two; ranks are late in turns."""
     ctx, excesses = context(), []
     with mock.patch("iris.ops.config.FLAGGED_RANKS", flagged_ranks):
         for turn, num_chunks in enumerate((1, 2, 2, 1)):
@@ -83,7 +83,7 @@ def results(way: Way, flagged_ranks: int, seed: int) -> list[float]:
 @pytest.mark.parametrize("ranks", worlds(2, 8), indirect=True)
 @pytest.mark.parametrize(("flagged_ranks", "way"), some([(flags, way) for way in LANDING for flags in (1, 8)]), ids=str)
 def test_flags_of_copies_or_one_word_behind_them(ranks: Ranks, way: Way, flagged_ranks: int, seed: int) -> None:
-    """Parts that are waited for together may have flags of their own or not, whatever is faster."""
+    """Parts that are waited for together may each have a flag or not, whichever is faster."""
     for excesses in ranks.run(results, way, flagged_ranks, seed):
         assert max(excesses) <= 1
 
@@ -105,7 +105,7 @@ def fetched_abreast(sizes: tuple[int, int, int], seed: int) -> int:
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_all_rows_are_fetched_side_by_side_if_all_tiles_begin_at_once(ranks: Ranks, seed: int) -> None:
-    """Else the tiles of the last rows, which wait from the beginning on, end late. Tiles hold rows of one rank only,
+    """Otherwise the tiles of the last rows, which wait from the beginning, end late. Tiles hold rows of one rank only,
     however few it has."""
     tiles_m, tiles_n = SMALL.block_size_m, SMALL.block_size_n
     assert set(ranks.run(fetched_abreast, (1, tiles_n, 64), seed)) == {2}

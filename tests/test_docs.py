@@ -1,4 +1,4 @@
-"""The docs say what the code says: the reference is current, links lead somewhere, whole scripts run."""
+"""The docs agree with the code: the reference is current, links lead somewhere, whole scripts run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def maker() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def reference(maker: ModuleType) -> str:
-    """What docs/reference.md should be."""
+    """The text that docs/reference.md should have."""
     return str(maker.reference())
 
 
@@ -105,7 +105,7 @@ def test_every_function_that_a_part_may_call_has_an_entry(maker: ModuleType, ref
 
 
 def test_an_argument_of_run_is_described(reference: str) -> None:
-    """Those that cannot be guessed: a number for a bias that is another one's reads memory behind it."""
+    """Arguments that cannot be guessed must be: with the wrong kind of bias the kernel reads memory beyond it."""
     (entry,) = re.findall(r"^#### `iris.ops.matmul.run`\n(.*?)^##", reference, re.DOTALL | re.MULTILINE)
     assert all(f"- `{name}`: " in entry for name in ("own", "bias_is", "workspace", "gathered", "slots"))
 
@@ -151,7 +151,7 @@ def links(text: str) -> list[str]:
 
 
 def broken(page: Path, targets: list[str], maker: ModuleType) -> list[str]:
-    """Those of ``targets`` that lead from ``page`` to no file, or to no heading of it."""
+    """The ``targets`` that lead from ``page`` to no file, or to no heading of a file."""
     wrong = []
     for target in targets:
         if target.startswith(("https://", "http://")):
@@ -187,20 +187,20 @@ def test_pages_are_of_a_size_that_people_read(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_files_named_in_prose_exist(page: Path) -> None:
-    """Paths in backquotes, such as `iris/mesh.py`."""
+    """These are paths in backquotes, such as `iris/mesh.py`."""
     named = re.findall(rf"`({FOLDERS}/[\w./-]*)`", page.read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_every_file_of_results_has_a_line() -> None:
-    """Of the folders by date; others are what programs of the README write."""
+    """This is about the folders by date; programs of the README write into others."""
     lines = (RESULTS / "README.md").read_text().splitlines()
     named = [name for line in lines for name in re.findall(r"^\| `([\w.-]+)` \|", line)]
     assert sorted(named) == sorted(file.name for file in RESULTS.glob("20*/*"))
 
 
 def wrong_commands(text: str) -> list[str]:
-    """In the ``sh`` blocks of a Markdown text: paths that lead nowhere, and commands of Iris that there are not."""
+    """Paths that lead nowhere, and commands of Iris that do not exist, in the ``sh`` blocks of a Markdown text."""
     wrong = []
     for block in re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         wrong += [path for path in re.findall(rf"(?<!\S){FOLDERS}/[\w./-]*", block) if not (ROOT / path).exists()]
@@ -247,7 +247,8 @@ def test_a_whole_script_runs(text: str, tmp_path: Path) -> None:
 
 
 def run_under_torchrun(script: Path, num_ranks: int) -> list[tuple[int, str]]:
-    """Run ``script`` as each of some simulated ranks, with the variables that torchrun sets. Exit codes and output."""
+    """Run ``script`` as ``num_ranks`` simulated ranks, with the variables that torchrun sets. Returns exit codes and
+    output."""
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     env = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")} | address
     env |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "CUDA_VISIBLE_DEVICES": ""}
@@ -291,7 +292,7 @@ def test_a_failing_rank_is_seen(tmp_path: Path) -> None:
 
 
 def test_the_memory_model_says_how_every_algorithm_ends() -> None:
-    """Whether ranks meet, and why: the table of exits."""
+    """The table of exits says whether ranks meet, and why."""
     _, table = (ROOT / "docs" / "memory-model.md").read_text().split("| Op | Algorithm | On exit | Why |\n")
     named, op = set(), ""
     for above, algorithms in re.findall(r"^\| (?:`(\w+)` )?\| ([^|]+) \|", table.split("\n\n")[0], re.MULTILINE):
@@ -304,12 +305,12 @@ PORTING = (ROOT / "docs" / "porting.md").read_text()
 
 
 def names_in(text: str) -> set[str]:
-    """What stands in backquotes of the package, or of a context."""
+    """The names of the package, or of a context, in backquotes."""
     return set(re.findall(r"(?<![\w.])(?:iris|ctx)(?:\.\w+)+", " ".join(re.findall("`[^`]+`", text))))
 
 
 def exists(name: str) -> bool:
-    """Whether the package, or a context, has what users call so."""
+    """Whether the package, or a context, has an attribute with this name."""
     first, *path = name.split(".")
     if first == "iris":
         owner: object = iris
@@ -367,7 +368,7 @@ SERVING = (ROOT / "docs" / "serving.md").read_text()
 
 
 def staging_formulas() -> dict[tuple[str, str], str]:
-    """By op and algorithm, the bytes of staging memory that serving.md says a call needs."""
+    """By op and algorithm, the bytes of staging memory that a call needs according to serving.md."""
     found: dict[tuple[str, str], str] = {}
     op = ""
     for above, algorithm, formula in re.findall(
@@ -381,7 +382,7 @@ def staging_formulas() -> dict[tuple[str, str], str]:
 
 
 def problem(op: str, m: int, n: int, k: int) -> iris.ops.Problem:
-    """In bf16, on four ranks."""
+    """A problem in bf16, on four ranks."""
     return problem_of(op, (m, n, k), torch.bfloat16, 4, 0)
 
 
@@ -402,7 +403,7 @@ def test_staging_memory_is_as_serving_says(op: str, algorithm: str) -> None:
 
 
 def kept_nbytes(op: str, layers: list[tuple[int, int]], fewest: int) -> int:
-    """Bytes of all workspaces that "auto" makes on H200 for layers of these N and K, with up to 8192 rows."""
+    """Bytes of all workspaces that "auto" makes on H200 for layers with these N and K, and with up to 8192 rows."""
     target = iris.ops.Target("cuda", 132, True, (), "NVIDIA H200")
     kept: dict[tuple[str, int, int], int] = {}
     for m in (1 << power for power in range(fewest.bit_length() - 1, 14)):

@@ -1,4 +1,4 @@
-"""benchmark/mirrored.py and benchmark/fetchers.py: ranks of larger jobs than there are processes for."""
+"""benchmark/mirrored.py and benchmark/fetchers.py, which emulate ranks of larger jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from iris.ops import ALGORITHMS
 
 ROOT = Path(__file__).parents[1]
 UNCHECKED = ("atomic", "two_shot")
-"""Of an all-reduce: results are in part another rank's."""
+"""Algorithms of an all-reduce whose results are in part those of another rank."""
 
 
 def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +35,7 @@ def records(script: str, num_ranks: int, *options: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("num_ranks", worlds(2, 2))
 def test_two_stand_for_four_in_every_way(num_ranks: int) -> None:
-    """Results are right, so all that peers send arrives in its place, and is waited for."""
+    """Results are right, so all that peers send arrives in the right place, and is waited for."""
     sizes = ("--axis_M=64", "--axis_N=32", "--axis_K=32", "--axis_ranks=4")
     ops = some([op for op in ALGORITHMS if op != "matmul"])
     measured = records("mirrored", num_ranks, *(f"{op}_mirrored" for op in ops), *sizes, "--repeat=1")

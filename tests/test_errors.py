@@ -1,4 +1,4 @@
-"""Mistakes: each a typed error with the fix in its words, on every rank, in under two seconds."""
+"""Mistakes: each raises a typed error that says how to fix it, on every rank, in under two seconds."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_calls_that_differ(ranks: Ranks, fn: object, words: str) -> None:
 
 
 def long_call(**changed: object) -> str:
-    """A call of more characters than are shown, as an op makes it."""
+    """The text of an op's call that is too long to be shown whole."""
     arguments = {"op": "'mine'", "m": 16, "n": 24, "k": 8, "dtype": "fp32", **{f"field_{i}": i for i in range(20)}}
     return f"mine({', '.join(f'{name}={value}' for name, value in (arguments | changed).items())})"
 
@@ -188,7 +188,7 @@ def heap_sizes_differ() -> Failure:
 
 
 def world_sizes_differ(who: int) -> Failure:
-    """Rank ``who`` was told another number of ranks; a later rank comes when the mismatch is already known."""
+    """Rank ``who`` was given another number of ranks; a later rank comes when the mismatch is already known."""
     rank, size = int(os.environ["IRIS_RANK"]), int(os.environ["IRIS_WORLD_SIZE"])
     if rank == size - 1 and size > 2:
         time.sleep(0.4)
@@ -298,7 +298,7 @@ def test_ranks_with_different_gpus(ranks: Ranks) -> None:
 
 
 def meet_oddly(how: str) -> Failure:
-    """What is odd, and must work."""
+    """Meet in an unusual way that must work."""
 
     def work() -> None:
         job = os.environ.get("IRIS_JOB", "")
@@ -414,7 +414,7 @@ UNSENDABLE = [
 
 
 def send(value: object) -> tuple[Failure, object]:
-    """What a broadcast raises, and what the next one brings."""
+    """What a broadcast of ``value`` raises, and what the next broadcast returns."""
     ctx = context()
     return failure_of(ctx.broadcast, value, 0), ctx.broadcast("next", 0)
 
@@ -452,7 +452,7 @@ def test_leaving_a_kernel_is_no_wait_for_data() -> None:
 
 
 def test_times_of_a_trace_are_by_the_clock_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ranks that leave a barrier at the same time the median counts: one may be held up."""
+    """The median of several barriers, which ranks leave at the same time, counts: a rank may be held up in one."""
     said = {0: [[10, 20, 30], [[0, "wg_gemm", 15, 25, 3]]], 1: [[1010, 1020, 1999], [[2, "wg_gemm", 1012, 1022, 4]]]}
     ctx: Any = SimpleNamespace(backend_name="cuda", world_size=2, broadcast=lambda own, source: said[source])
     monkeypatch.setattr("iris.trace._meetings", lambda _: [])
@@ -489,8 +489,8 @@ def recording_kernel(trace_ptr, EVENTS: tl.constexpr):
 
 
 def recorded_by_more_programs() -> tuple[int, bool, list[str]]:
-    """Events that are kept of a kernel with more programs than there is room for, whether what lies behind the trace
-    is as it was, and what is told."""
+    """The number of events kept of a kernel with more programs than there is room for, whether the memory after the
+    trace is unchanged, and the warnings."""
     ctx, trace = context(), iris.Trace()
     trace.begin(ctx, programs=2)
     assert trace.buffer is not None
@@ -528,7 +528,7 @@ def test_a_trace_that_has_not_begun_is_named(ranks: Ranks) -> None:
 
 
 def late_to_a_barrier() -> Failure:
-    """Rank 1 comes late: the others say so, in time, and rank 1 learns it when it comes."""
+    """Rank 1 comes late: the others report it in time, and rank 1 learns of that when it comes."""
 
     def work() -> None:
         with fresh(timeout_s=0.5, first_timeout_s=TIMEOUT_S) as ctx:
@@ -549,8 +549,8 @@ def late_to_an_op() -> Failure:
         nonlocal opened
         with fresh(timeout_s=0.5) as ctx:
             output, a, b = ctx.zeros(16, 16), *(torch.ones(*size, device=ctx.device) for size in ((16, 8), (8, 16)))
-            shared.barrier()  # whose limit is longer: nobody else shall be late
-            opened = time.monotonic()  # which takes seconds on a busy machine with 8 GPUs
+            shared.barrier()  # its limit is longer: no other rank may be late
+            opened = time.monotonic()  # that took seconds on a busy machine with 8 GPUs
             if ctx.rank == 1:
                 time.sleep(1.2)
             ctx.ops.matmul_all_reduce(output, a, b)
@@ -565,11 +565,11 @@ def unanswered_kernel(handle, flag):
 
 
 def unset_flag(ctx: iris.Iris) -> torch.Tensor:
-    """What the kernel, compiled now, will wait for."""
+    """The flag that the kernel, which is compiled here, will wait for."""
     flag = ctx.full((1,), 2, dtype=torch.int32)
     unanswered_kernel[(1,)](ctx.handle, flag)
     flag.zero_()
-    context().barrier()  # whose limit is longer: some may have compiled longer
+    context().barrier()  # its limit is longer: some ranks may have compiled longer
     return flag
 
 
@@ -595,7 +595,7 @@ def late_signal() -> Failure:
 
 @TWO_OR_MORE
 def test_a_kernel_that_waits_in_vain_is_named_on_all_ranks(ranks: Ranks) -> None:
-    """Though it is hosts that wait for its rank, and give up first."""
+    """It is named although hosts, which wait for its rank, give up first."""
     first, *others = ranks.run(late_signal)
     assert re.search(r"a user kernel: rank 0 waited \d\.\d s for rank 1: flag at heap offset", first.message), first
     for failure in others:
@@ -611,7 +611,7 @@ def first_wait_kernel(flag, peer, handle):
 
 
 def held_up_by_a_wait() -> Failure:
-    """Rank 0 waits longer for a flag than the others wait for it in a barrier."""
+    """Rank 0 waits longer for a flag than the others wait for rank 0 in a barrier."""
     with fresh(timeout_s=1, first_timeout_s=TIMEOUT_S) as ctx:
         flag = ctx.ones(1, dtype=torch.int32)
         first_wait_kernel[(1,)](flag, 1, ctx.handle)  # compiled now
@@ -628,7 +628,7 @@ def held_up_by_a_wait() -> Failure:
 
 @TWO_OR_MORE
 def test_a_rank_that_others_wait_for_says_what_holds_it_up(ranks: Ranks) -> None:
-    """Though its own wait has not expired."""
+    """It does so although its own wait has not expired."""
     first, *others = ranks.run(held_up_by_a_wait)
     for failure in (first, *others):
         assert failure.kind == "WaitTimeout" and failure.ranks == (0,), failure
@@ -656,7 +656,7 @@ def test_a_device_barrier_is_not_launched_behind_a_failure(ranks: Ranks) -> None
 
 
 def given_up_in_another_op() -> Failure:
-    """Rank 0 waits in another op than rank 1, gives up first, and looks for the reason when rank 1 has left."""
+    """Rank 0 waits in another op than rank 1, gives up first, and looks for the reason after rank 1 has left."""
     shared = context()
 
     def work() -> None:
@@ -694,7 +694,7 @@ def test_who_gave_up_does_not_blame_the_one_that_left_for_that(ranks: Ranks) -> 
 
 
 def another_call() -> Failure:
-    """A kernel of rank 0 waits for rank 1, which, as the others, makes a call that rank 0 does not."""
+    """A kernel of rank 0 waits for rank 1, which, like the others, makes a call that rank 0 does not make."""
 
     def work() -> None:
         with fresh(timeout_s=0.5 if context().rank == 0 else 30) as ctx:
@@ -755,7 +755,7 @@ def test_who_waits_for_a_rank_that_has_closed_is_told_at_once(ranks: Ranks, conf
 
 @triton.jit
 def two_checks_kernel(handle, stopped):
-    """Of a wait for rank 1, which has closed its context."""
+    """Check twice a wait for rank 1, which has closed its context."""
     now = clock_ns()
     first, gone = bounds.check_bounds(1024, 6, 4, 1, 0, now, handle, control.SITE_USER)
     tl.store(stopped, first)
@@ -781,7 +781,7 @@ def closed_words(ctx: iris.Iris) -> torch.Tensor:
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_a_wait_looks_again_when_a_rank_has_closed(ranks: Ranks) -> None:
-    """What that one sent before may have come since the last look."""
+    """A signal that this rank sent before it closed may have arrived since the last look."""
     (stopped, failure), _ = ranks.run(two_checks)
     assert stopped == [0, 0, 1]
     assert failure.kind == "PeerDied" and "should reach 6, holds 4, and rank 1 has closed" in failure.message, failure
@@ -805,15 +805,15 @@ def test_a_wait_for_what_is_no_rank_lasts_until_its_limit_and_says_so(ranks: Ran
 
 @triton.jit
 def gone_kernel(handle, gone_of, SITE: tl.constexpr, COUNTED: tl.constexpr):
-    """Who is gone, of waits for each rank."""
+    """For waits for each rank, store which rank is gone."""
     for peer in range(3):
         _, gone = bounds.check_bounds(1024, 6, 4, peer, 0, clock_ns(), handle, SITE, COUNTED)
         tl.store(gone_of + peer, gone)
 
 
 def gone_ranks() -> list[list[int]]:
-    """On rank 0, when rank 1 has closed its context: for an op, for what is counted up, for a user; and again when
-    rank 2 has, too. And in a job of rank 2 alone, when all others have."""
+    """The ranks that are gone on rank 0, when rank 1 has closed its context: for an op, for a counted flag, for a user;
+    and again when rank 2 has closed its context, too. And in a job of rank 2 alone, when all others have."""
     found = []
     with fresh(timeout_s=30) as ctx:
         gone_of = torch.zeros(3, dtype=torch.int32, device=ctx.device)

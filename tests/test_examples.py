@@ -55,14 +55,14 @@ MATRIX: list[list[float]] = [[2100.4, 330.06], [0.0123456, 1.0]]
 
 @pytest.fixture(scope="module", autouse=True)
 def _end_largest_pool(pools: dict[int, Ranks]) -> Iterator[None]:
-    """No other test needs so many simulated ranks."""
+    """End the largest pool after this module's tests: no others need so many simulated ranks."""
     yield
     if BACKEND == "sim" and LARGEST in pools:
         pools.pop(LARGEST).end()
 
 
 def printed_by(name: str, arguments: list[str]) -> str:
-    """What the example prints on this rank, run as a script under a launcher is."""
+    """The output of the example on this rank, run like a script under a launcher."""
     printed = io.StringIO()
     with redirect_stdout(printed), mock.patch.object(sys, "argv", [f"{name}.py", *arguments]):
         runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
@@ -116,7 +116,7 @@ def test_bandwidth_example(name: str, ranks: Ranks, tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("name", BANDWIDTH)
 def test_ragged_buffers_of_every_dtype_are_validated(name: str, ranks: Ranks) -> None:
-    """3003 elements, in blocks of 512, are several blocks a program in the simulator, the last one ragged."""
+    """3003 elements in blocks of 512 are several blocks per program in the simulator, the last of which is ragged."""
     for dtype, element in DTYPES.items():
         if name == "05_atomic_add" and dtype in ("fp8", "int8", "int16"):
             continue
@@ -227,7 +227,7 @@ def test_a_size_that_is_none(name: str, option: str, capsys: pytest.CaptureFixtu
 def test_a_folder_without_permission_is_found_before_measuring(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root may write everywhere, so the system is asked by a fake."""
+    """Root may write everywhere, so a fake answers for the system."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     with (
@@ -274,7 +274,7 @@ def test_one_gpu_is_not_enough_unless_ranks_share_it(
 
 
 def random_bits_of_all_ranks() -> bool:
-    """Whether all ranks drew the same bits, of which no two streams are equal, for every dtype."""
+    """Whether all ranks drew the same bits, and no two streams are equal, for every dtype."""
     ctx = context()
     for dtype in DTYPES.values():
         streams = [random_bits(ctx, stream, 1001, dtype) for stream in range(3)]
@@ -310,7 +310,7 @@ def test_require_raises_on_every_rank(ranks: Ranks) -> None:
 
 
 def calls_and_rows() -> tuple[list[int], list[int], list[list[float]]]:
-    """Which peers each measurement visits, in order, and the rows it gathers."""
+    """The peers that each measurement visits, in order, and the rows that it gathers."""
     ctx = context()
     pairs: list[int] = []
     together: list[int] = []

@@ -1,5 +1,5 @@
-"""Parts that travel as words, and parts that travel behind flags: in the exchange of ``low_latency``, and from the
-matmul of ``one_shot`` itself."""
+"""Parts that travel as words, and parts that travel with flags: in the exchange of ``low_latency``, and from the matmul
+of ``one_shot`` itself."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_blocks_cover_a_part(hops: int, part: tuple[int, int], world_size: int, 
 
 
 def test_words_are_for_little() -> None:
-    """Bytes cost the same however many ranks they go to."""
+    """Bytes cost the same for any number of ranks that they go to."""
     for world_size in (2, 4, 8, 16):
         for (hops, size), most in WORDS_NBYTES.items():
             dtype = torch.int32 if size == 8 else torch.bfloat16
@@ -79,7 +79,7 @@ def test_words_are_for_little() -> None:
     ids=str,
 )
 def test_blocks_of_words_are_as_large_as_was_fastest(part: tuple[int, int], elements: int) -> None:
-    """On 2 × H200, in bf16; results/2026-11-27/programs-alone-h200-x2.txt."""
+    """Measured on 2 × H200, in bf16: results/2026-11-27/programs-alone-h200-x2.txt."""
     blocks = blocks_of(part, torch.bfloat16, 2, 132, hops=2)
     assert blocks.words and (blocks.block_m, blocks.block_n) == (1, elements)
 
@@ -90,7 +90,7 @@ def test_blocks_of_words_are_as_large_as_was_fastest(part: tuple[int, int], elem
 def test_no_two_threads_share_a_word_and_none_has_those_of_fewer_ranks(
     part: tuple[int, int], world_size: int, dtype: torch.dtype
 ) -> None:
-    """With as many vectors as threads, or more, each thread has all ranks' words of its own places, to sum them."""
+    """With at least as many vectors as threads, each thread has all ranks' words for its places, and sums them."""
     blocks = blocks_of(part, dtype, world_size, 132)
     words = blocks.block_m * blocks.block_n * dtype.itemsize // 4
     assert 128 <= words and blocks.num_warps in (2, 4)
@@ -106,8 +106,8 @@ def test_tiles_in_words_are_for_little() -> None:
 
 
 def in_turns(way: Way, dtype: torch.dtype, seed: int) -> tuple[list[float], bool, bool]:
-    """Calls of changing shape, one rank late, by words and by flags, each in a workspace of its own; and whether it
-    was by words, and by flags."""
+    """Errors of calls of changing shapes with one rank late, by words and by flags, each in its own workspace; and
+    whether they used words, and flags."""
     ctx = context()
     by_words, by_flags = (new_workspace(ctx, way.op, way.algorithm, STAGING_NBYTES, count) for count in (0, FLAGS))
     excesses = []
@@ -119,7 +119,7 @@ def in_turns(way: Way, dtype: torch.dtype, seed: int) -> tuple[list[float], bool
             one.run(workspace=workspace)
             excesses.append(one.excess())
             one.spoil()
-    # All words that have come have been taken: nothing is left where the next ones are looked for.
+    # All words that have arrived have been taken: nothing is left where the next ones are expected.
     only_words = bool((by_words.staging == 0xFF).all()) and not bool(by_words.ready.any())
     ctx.barrier()
     return excesses, only_words, bool(by_flags.ready.any())
@@ -138,8 +138,8 @@ def test_words_and_flags(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) 
 
 
 def numbers_that_are_none(dtype: torch.dtype, seed: int) -> tuple[list[bool], list[float]]:
-    """Whether gathers of nothing but set bits, which of floats are NaNs, give NaNs only, or of int8 what -1 gives, by
-    both halves of the inbox; and how far off calls are behind each."""
+    """Whether gathers of data with all bits set give only NaNs, which floats with all bits set are, or for int8 the
+    result for -1, by both halves of the inbox; and the errors of calls after each."""
     ctx = context()
     found, excesses = [], []
     for call in range(2):
@@ -166,9 +166,9 @@ def test_what_looks_as_if_nothing_had_come_is_sent_all_the_same(ranks: Ranks, dt
 
 
 FEW = {(1, 4): 32 << 10, (2, 4): 48 << 10}
-"""Of bytes in words, so that parts that are too large for them need not be large."""
+"""Limits of bytes in words for these tests: with them even small parts are too large for words."""
 LARGE = {1: (40, 230), 2: (56, 230)}
-"""A part of A, or of the product, in fp32, that then is, between 2 ranks, by hops."""
+"""By hops, the shape of a part of A, or of the product, in fp32, that is then too large between 2 ranks."""
 
 
 def hops_of(way: Way) -> int:
@@ -176,8 +176,8 @@ def hops_of(way: Way) -> int:
 
 
 def in_any_order(way: Way, seed: int) -> tuple[list[float], set[bool]]:
-    """Small calls and large ones by turns, in the context's own workspaces, and in one made for the large ones; and
-    what the ops were told when they asked whether to go by words."""
+    """Errors of small and large calls in turns, in the context's own workspaces and in one made for the large ones; and
+    the answers to the ops' question whether to use words."""
     hops, excesses, kinds = hops_of(way), [], set()
     rows, cols = LARGE[hops]
     shapes: tuple[Shape, ...] = ((4, 32, 32), (rows * hops, cols, cols), (9, 40, 32), (rows * hops, cols, cols))
@@ -216,12 +216,12 @@ def test_parts_that_are_too_large_for_words(ranks: Ranks, way: Way, seed: int) -
 
 
 def rows_of_the_inbox(way: Way, dtype: torch.dtype, seed: int) -> tuple[float, int]:
-    """The error of calls of three rows, by tiles of ``SMALL``'s; and how many words of other rows came meanwhile."""
+    """The error of calls of three rows, with tiles of ``SMALL``; and how many words of other rows arrived meanwhile."""
     nothing, rows = 77, 3
     with fresh(1 << 23) as ctx:
         words = word_dtype(output_dtype(dtype))
         per_row = SMALL.block_size_n * output_dtype(dtype).itemsize // 4
-        slots = 2 * 2 * ctx.world_size * 8  # halves; ways; sources; tiles, of which no call has more
+        slots = 2 * 2 * ctx.world_size * 8  # halves; ways; sources; the most tiles of a call
         workspace = new_workspace(ctx, way.op, way.algorithm, slots * SMALL.block_size_m * per_row * words.itemsize, 0)
         inbox, _ = workspace.inbox(words)
         others = inbox.view(-1, SMALL.block_size_m, per_row)[:, rows:]
@@ -247,7 +247,7 @@ def test_only_rows_that_there_are_are_sent(ranks: Ranks, algorithm: str, dtype: 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("world_size", [2, 8])
 def test_an_inbox_has_room_for_the_tiles_of_all_ranks_as_words(world_size: int, dtype: torch.dtype) -> None:
-    """In each of its halves: other memory would be written, or the other half."""
+    """It has room in each of its halves: otherwise other memory, or the other half, would be overwritten."""
     problem = Problem("matmul_all_reduce", 100, 500, 64, dtype, world_size)
     config = FusedConfig("one_shot", block_size_m=64, block_size_n=64)
     nbytes = 2 * 8 * 64 * 64 * dtype.itemsize
@@ -256,7 +256,7 @@ def test_an_inbox_has_room_for_the_tiles_of_all_ranks_as_words(world_size: int, 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_each_sender_of_a_relay_has_a_flag_for_each_chunk_of_each_peer(world_size: int) -> None:
-    """Of all whose columns it sends on, and its own: all but those of the rank that it sends to."""
+    """It sends its own columns, and those of all other peers except the rank that it sends to."""
     problem = Problem("matmul_all_scatter", 16384, 1024, 1024, torch.float16, world_size)
     config = FusedConfig("relay", block_size_m=128, group_size_m=2, comm_sms=48)
     assert room(problem, config, 132).num_flags == (world_size - 1) * 48 * 64
@@ -270,7 +270,7 @@ def test_rows_that_ranks_do_not_share_evenly_have_room_for_as_many_each() -> Non
 @pytest.mark.parametrize("algorithm", [*EXCHANGING, "one_shot", "two_shot"])
 @pytest.mark.parametrize("rows", [1, 16, 64, 128, 512])
 def test_a_workspace_for_flags_serves_what_would_go_by_words(algorithm: str, rows: int) -> None:
-    """One for the largest batch is large enough for all others."""
+    """A workspace for the largest batch is large enough for all others."""
     flagged = mock.Mock(flagged=True)
     most, asked = (
         room(Problem("matmul_all_reduce", m, 8192, 2048, torch.bfloat16, 4), FusedConfig(algorithm), 132, flagged)
@@ -284,7 +284,7 @@ def test_a_workspace_for_flags_serves_what_would_go_by_words(algorithm: str, row
 
 @pytest.mark.parametrize("hops", [1, 2])
 def test_little_by_flags_is_cut_as_much_by_flags_is(hops: int) -> None:
-    """In a workspace that has flags: words are cut smaller."""
+    """In a workspace with flags it is not cut as for words, whose blocks are smaller."""
     words, flags = (blocks_of((8, 2048), torch.float32, 4, 132, hops, by_flags) for by_flags in (False, True))
     assert words.words and words.num_flags == 0
     assert not flags.words and flags.num_flags == FLAGS

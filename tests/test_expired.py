@@ -31,8 +31,8 @@ pytestmark = pytest.mark.timeout(120)
 
 @triton.jit
 def expire_together_kernel(handle, codes_seen):
-    """The waits of all programs have expired. Each names a flag and numbers of its own, and ends when it may; then it
-    looks which records are complete. Programs of a row wait for different peers, those of a column raise one code."""
+    """The waits of all programs have expired. Each names its own flag and numbers, and ends when it may; then it looks
+    which records are complete. Programs of a row wait for different peers; those of a column raise the same code."""
     one = tl.program_id(0) + tl.program_id(1)
     stopped = 0
     while stopped == 0:
@@ -44,7 +44,7 @@ def expire_together_kernel(handle, codes_seen):
 
 
 def expire_together(grid: tuple[int, ...], times: int, seed: int) -> list[tuple[list[int], list[int]]]:
-    """The status words and what the programs saw, each time; now and then a store lets other programs run, too."""
+    """The status words and what the programs saw, each time; some stores let other programs run."""
     from triton.runtime.interpreter import InterpreterBuilder as builder  # noqa: N813
 
     from iris.backends import interpreter
@@ -93,12 +93,12 @@ def test_one_program_writes_each_record(ranks: Ranks, grid: tuple[int, ...], see
 
 @triton.jit
 def one_check_kernel(handle):
-    """Of a wait for rank 1 that has not expired."""
+    """Check once a wait for rank 1 that has not expired."""
     bounds.check_bounds(16, 5, 4, 1, 0, clock_ns(), handle, control.SITE_USER)
 
 
 def told_during_a_check() -> list[tuple[int, int]]:
-    """Which records there are when the host says that rank 1 is gone, before each of the check's accesses in turn."""
+    """The records that result if the host says that rank 1 is gone before each access of the check in turn."""
     from iris.backends import interpreter
 
     found = []
@@ -120,7 +120,7 @@ def told_during_a_check() -> list[tuple[int, int]]:
 @pytest.mark.skipif(BACKEND != "sim", reason="GPUs switch when they do")
 @pytest.mark.parametrize("ranks", [1], indirect=True)
 def test_a_wait_that_the_host_cuts_short_has_not_expired(ranks: Ranks) -> None:
-    """Though host and program wait for the same rank."""
+    """It has not, although host and program wait for the same rank."""
     (found,) = ranks.run(told_during_a_check)
     relayed = 0, control.CODE_RELAYED.value
     assert found[:3] == [relayed] * 3 and found[3] == (0, 0), found
@@ -140,8 +140,8 @@ def wait_for_several_kernel(handle, memory, peers, wanted, KIND: tl.constexpr):
 
 
 def wait_for_several(kind: str, wanted: int, late: int, seen: int) -> list[int]:
-    """What is recorded of a wait for four peers, 1, 3, 0 and 2, of which the one at place ``late`` has signalled less
-    than is ``wanted``: its flag, or one of 32 words, holds what is ``seen``. Offsets count from the first."""
+    """The record of a wait for four peers, 1, 3, 0 and 2. The peer at place ``late`` has signalled less than
+    ``wanted``: its flag, or one of 32 words, holds ``seen``. Offsets count from the first flag."""
     with iris.iris(1 << 16, timeout_s=0.1, first_timeout_s=0.6) as ctx:
         dtype, each = (torch.int64, 32) if kind == "words" else (torch.int32, 1)
         memory = ctx.full((4 * each,), wanted, dtype=dtype)
@@ -171,7 +171,7 @@ def test_of_several_peers_the_late_one_is_named(ranks: Ranks, kind: str, late: i
 @pytest.mark.parametrize("ranks", [1], indirect=True)
 @pytest.mark.parametrize("wanted", [0, 1])
 def test_a_first_wait_takes_longer(ranks: Ranks, wanted: int) -> None:
-    """Peers may still compile then."""
+    """Peers may still be compiling at that time."""
     (words,) = ranks.run(wait_for_several, "all", wanted, 1, wanted - 1)
     assert words[control.STATUS_WAITED.value] > 0.6e9 and words[control.STATUS_PEER.value] == 3
 
@@ -196,7 +196,7 @@ def test_the_limit_that_a_slow_peer_needs_is_named(wanted: int, limit: str) -> N
 
 
 def limits_named(variable: str, **given: float) -> list[str]:
-    """What a slow peer is said to need for the first use of a flag, and for others."""
+    """The limits that errors advise for a slow peer: for the first use of a flag, and for later uses."""
     with mock.patch.dict(os.environ, {"IRIS_TIMEOUT_S": variable}), iris.iris(1 << 20, **given) as ctx:  # type: ignore[arg-type]
         found = []
         for wanted in (1, 2):
@@ -231,14 +231,14 @@ def test_a_wait_that_could_not_end_is_not_blamed_on_a_peer(peer: int, offset: in
 
 
 def test_a_flag_of_this_rank_alone_is_anywhere() -> None:
-    """As those of Stream-K, by which programs of one kernel hand sums over."""
+    """Flags of Stream-K, by which programs of one kernel hand over sums, are such."""
     record = Record(control.CODE_EXPIRED.value, control.SITE_MATMUL.value, 1, 1, -8, 5, 4, 10**9)
     message = str(expired_wait(record, 1, 2, HeapTable(1 << 16)))
     assert "work of its own" in message and "symmetric heap" not in message
 
 
 def test_what_a_kernel_of_another_rank_said_comes_first() -> None:
-    """Not what the host itself has written when a peer was gone, nor what the error says already."""
+    """What the host itself has written when a peer was gone does not, nor what the error says already."""
     late = iris.WaitTimeout("barrier: rank 2 waited 3 s for rank 0", [0])
     assert gave_up(0, late, 2) is late
     assert gave_up(control.abort_code(2, 1), late, 2) is late
@@ -249,7 +249,7 @@ def test_what_a_kernel_of_another_rank_said_comes_first() -> None:
 
 
 def test_no_rank_is_made_up_where_another_waited_for_none() -> None:
-    """The abort word has the lowest byte of whatever number a kernel took for a rank, as of -1."""
+    """The abort word has the lowest byte of any number that a kernel took for a rank, such as -1."""
     stopped = "rank 0 gave up waiting for what is no rank, so all ranks stopped. "
     late = gave_up(control.abort_code(0, 255), iris.WaitTimeout("barrier: rank 2 waited 3 s for rank 0", [0]), 2)
     assert str(late).startswith(f"a kernel of {stopped}barrier: ") and late.ranks == ()

@@ -1,4 +1,4 @@
-"""A rank is killed: every survivor learns it, by name and in time, and nothing is left behind."""
+"""A rank is killed: every survivor learns which, and in time, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ SIZE = 3
 VICTIM = 1
 TIMEOUT_S = 1.5
 OPENING_S = TIMEOUT_S if BACKEND == "sim" else 20.0
-"""On a GPU whose driver many processes ask for memory at a time, a heap takes seconds to open."""
+"""A heap takes seconds to open on a GPU if many processes ask its driver for memory at the same time."""
 SHARING_S = TIMEOUT_S if BACKEND == "sim" else 6.0
-"""PyTorch's rendezvous waits so long for a rank that has died."""
+"""How long PyTorch's rendezvous waits for a rank that has died."""
 Work = Callable[[], object]
 
 
@@ -82,7 +82,7 @@ def opened(within_s: float = OPENING_S) -> iris.Iris:
 
 
 def opened_in_vain() -> iris.Iris:
-    """Of ranks that wait for one which nobody has met: until their time is over."""
+    """Open a context in vain: no rank has met the victim, so the others wait until their time is over."""
     return opened(TIMEOUT_S)
 
 
@@ -128,7 +128,7 @@ def in_a_host_barrier(rank: int) -> Work:
 
 
 def waiting_in_a_host_barrier(rank: int) -> Work:
-    """The victim has come to the barrier; the last rank has not when it dies."""
+    """The victim has come to the barrier, but the last rank has not, when the victim dies."""
     ctx = opened()
     ctx.barrier()
 
@@ -192,7 +192,7 @@ def in_a_fused_op(rank: int) -> Work:
 
 
 def outlive(ctx: iris.Iris) -> None:
-    """Let this rank's connections outlive it by as long as the peers wait, as they do on a GPU whose driver has much
+    """Make this rank's connections outlive it for as long as the peers wait, as they do on a GPU whose driver has much
     memory to unmap."""
     held = [connection.fileno() for connection in ctx._mesh.peers.values()]
     nothing = subprocess.DEVNULL
@@ -266,9 +266,9 @@ POINTS: list[Callable[[int], Work]] = [
 
 
 def survive(point: Callable[[int], Work]) -> tuple[Failure, list[str], int]:
-    """What the rank saw, what descriptors it holds more than before, and how many threads.
+    """What the rank saw, and which descriptors and how many threads it has in addition to those before.
 
-    A GPU's driver keeps descriptors as long as the process lives, so there a whole context comes first.
+    A GPU's driver keeps descriptors as long as the process lives, so on GPUs a whole context is opened first.
     """
     if BACKEND != "sim":
         with iris.iris(1 << 20) as ctx:
@@ -287,14 +287,14 @@ def job_name() -> str:
 
 @pytest.fixture
 def doomed() -> Iterator[iris.RankPool]:
-    """Ranks of which one will be killed."""
+    """Ranks, one of which will be killed."""
     with iris.RankPool(SIZE) as pool:
         pool.run(job_name)
         yield pool
 
 
 def children() -> set[str]:
-    """Processes that this one, or a server it started, has running."""
+    """The running children of this process, and of servers that it started."""
     ours = str(os.getpid())
     parents = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -329,9 +329,9 @@ def test_survivors_name_the_killed_rank_in_time(point: Callable[[int], Work], do
         assert failure.took_s < limit_s + 1, failure
         if point is not before_rendezvous:
             assert failure.kind == "PeerDied" and "closed its connection" not in failure.message, failure
-        # PyTorch keeps the descriptor that it exported a GPU's heap with, when its own rendezvous fails.
+        # If PyTorch's own rendezvous fails, it keeps the descriptor by which it exported a GPU's heap.
         kept = ["/dev/nvidiactl"] if BACKEND != "sim" and point is while_heaps_are_shared else []
-        assert fds == kept and threads <= 0, (fds, threads)  # one may have ended that was there before
+        assert fds == kept and threads <= 0, (fds, threads)  # a thread from before may have ended
 
 
 @NAMES_SHARED_MEMORY
@@ -352,7 +352,7 @@ def test_a_kill_leaves_nothing_behind() -> None:
 
 
 def open_with_few_files(spare: int) -> Failure:
-    """The victim may open so many files more than it has."""
+    """The victim may only open ``spare`` more files."""
     if int(os.environ["IRIS_RANK"]) != VICTIM:
         return failure_of(opened)
     before, held = resource.getrlimit(resource.RLIMIT_NOFILE), set(map(int, os.listdir("/proc/self/fd")))
@@ -374,7 +374,7 @@ def test_a_rank_that_may_open_no_more_files_says_so(doomed: iris.RankPool) -> No
 
 
 def meet_as_known(known: list[tuple[int, bool]]) -> tuple[int, bool]:
-    """The meetings that this rank knows of, after two more, where rank i knew of ``known[i]``."""
+    """The meetings that this rank knows of after two more, if rank i knew of ``known[i]`` before."""
     rendezvous._known[job_name()] = known[int(os.environ["IRIS_RANK"])]
     for _ in range(2):
         with opened() as ctx:
@@ -392,7 +392,7 @@ def test_ranks_meet_again_after_a_meeting_that_failed_for_some(doomed: iris.Rank
 
 
 def meet_a_silent_rank(late: int) -> Failure:
-    """The victim is stopped, not dead, when its peers meet it; rank ``late`` comes when the other is waiting."""
+    """The victim is stopped, not dead, when its peers meet it; rank ``late`` comes when the other already waits."""
     rank = int(os.environ["IRIS_RANK"])
     if rank == VICTIM:
         Rendezvous._greet = lambda self, *rest: time.sleep(TIMEOUT_S + 1.5)  # type: ignore[method-assign]
@@ -413,20 +413,20 @@ def test_a_rank_that_hangs_while_meeting_is_named_in_time(late: int, doomed: iri
 
 @pytest.fixture
 def key(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of a job that two ends of this process meet for."""
+    """The key of a job whose two ranks are both played by this process."""
     monkeypatch.setattr(rendezvous, "_known", {})
     return secrets.token_hex(8)
 
 
 def meeting(rank: int, key: str) -> tuple[Rendezvous, Failure]:
-    """Rank ``rank`` of two, when it has met the other one, or has waited for it in vain."""
+    """The rendezvous of rank ``rank`` of two after it has met the other one, or waited for it in vain."""
     met = Rendezvous(rank, 2, key, 0.3)
     return met, failure_of(met.meet, lambda _: None)
 
 
 @contextmanager
 def calling(key: str, *said: bytes) -> Iterator[list[socket.socket]]:
-    """Connections to rank 0, each as soon as it listens, by callers that say this and no more."""
+    """Connections to rank 0, made as soon as it listens, by callers that send ``said`` and nothing else."""
     made: list[socket.socket] = []
 
     def call() -> None:
@@ -435,7 +435,7 @@ def calling(key: str, *said: bytes) -> Iterator[list[socket.socket]]:
             made.append(connection)
             while connection.connect_ex(address(key, 0)):
                 time.sleep(0.001)
-            with suppress(BrokenPipeError):  # it may hang up at once
+            with suppress(BrokenPipeError):  # rank 0 may hang up at once
                 connection.sendall(words)
             connection.settimeout(5)
             if not words:
@@ -494,7 +494,7 @@ def test_a_rank_that_listens_and_says_nothing_is_told_of(key: str) -> None:
 
 
 def test_a_process_of_another_user_is_no_rank(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not met when it calls, and named when it is called."""
+    """It is not met when it calls, and it is named in an error when it is called."""
     another = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: another)
     with calling(key, hello(1)):
@@ -508,7 +508,8 @@ def test_a_process_of_another_user_is_no_rank(key: str, monkeypatch: pytest.Monk
 
 
 def watcher_of(dead: Callable[[], set[int]], word: list[int]) -> Watcher:
-    """Rank 0's, of 4 ranks of which some are ``dead``. ``word``: what kernels have been told before, and then are."""
+    """The watcher of rank 0 of 4 ranks, some of which are ``dead``. ``word``: what kernels have been told, before and
+    after."""
     mesh = SimpleNamespace(world_size=4, rank=0, dead_ranks=dead)
     backend = SimpleNamespace(peek=lambda _: word[0], poke=lambda _, code: word.append(code))
     return Watcher(cast(Any, mesh), cast(Any, backend))
@@ -522,7 +523,8 @@ def wait_until(done: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("told", [0, 5])
 def test_what_kernels_have_been_told_stands_when_peers_die(told: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be why a peer has gone. Else they are told of the first of those that have died, once."""
+    """It may be why a peer has gone. If kernels have been told nothing, they are told once, of the first rank that has
+    died."""
     monkeypatch.setattr(Watcher, "INTERVAL_S", 0.001)
     word, looks = [told], list[int]()
 
@@ -538,7 +540,7 @@ def test_what_kernels_have_been_told_stands_when_peers_die(told: int, monkeypatc
 
 
 def test_kernels_have_time_to_record_for_whom_they_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between being told of a death and the host's look at it: a record says more than the death."""
+    """They have it between being told of a death and the host's look at it: a record says more than the death does."""
     monkeypatch.setattr(Watcher, "INTERVAL_S", 0.001)
     word, pauses, begin = [0], list[tuple[int, bool]](), threading.Event()
 
@@ -561,7 +563,7 @@ def test_kernels_have_time_to_record_for_whom_they_waited(monkeypatch: pytest.Mo
 
 
 def test_a_watcher_that_is_stopped_looks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As what it looks at is let go of then."""
+    """The memory that it looks at is then released."""
     monkeypatch.setattr(Watcher, "INTERVAL_S", 0.001)
     looking, looked = threading.Event(), list[int]()
 
@@ -594,7 +596,7 @@ def leave_with_an_error() -> Failure:
 
 
 class Mute(Exception):
-    """Cannot say what it is about; ``ranks`` is nobody's."""
+    """An exception whose text cannot be read, and whose ``ranks`` has no meaning."""
 
     ranks = 7
 
@@ -631,7 +633,7 @@ def test_an_exception_in_a_with_block_reaches_the_peers(doomed: iris.RankPool) -
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_process_is_gone_when_nobody_knows_it_any_more(monkeypatch: pytest.MonkeyPatch, hidden: bool) -> None:
-    """Also between two looks at it, and where /proc does not show it."""
+    """Also if it disappears between two looks, and if /proc does not show it."""
     if hidden:
         monkeypatch.setattr(processes, "_stat", mock.Mock(side_effect=FileNotFoundError))
     with subprocess.Popen(["sleep", "60"]) as child:
@@ -642,7 +644,7 @@ def test_a_process_is_gone_when_nobody_knows_it_any_more(monkeypatch: pytest.Mon
 
 
 def test_a_process_may_have_any_name() -> None:
-    """Linux cuts names off behind 15 bytes, within a character, too."""
+    """Linux cuts names off after 15 bytes, even within a character."""
     name = Path("/proc/self/comm")
     before = name.read_bytes()
     name.write_bytes(b"caf\xc3")
@@ -654,7 +656,7 @@ def test_a_process_may_have_any_name() -> None:
 
 @pytest.mark.parametrize("dead", [[0], []])
 def test_a_rank_that_dies_before_others_have_joined_its_store_is_named(dead: list[int]) -> None:
-    """It hosts what PyTorch maps heaps by."""
+    """Rank 0 hosts the store by which PyTorch maps heaps."""
     mesh: Any = SimpleNamespace(
         rank=1, world_size=2, timeout_s=1.0, exchange=lambda *_: {0: str(free_port()).encode()},
         dead_ranks=lambda: dead, death=lambda peer, _: iris.PeerDied(f"rank {peer} died", [peer]),

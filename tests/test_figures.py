@@ -1,4 +1,4 @@
-"""The figures that texts draw from whole sets of results are those of the results that are there."""
+"""Figures in texts that summarise whole sets of results agree with the results in the repository."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def of_op(study: Study, op: str, world_size: int, hardware: str = H200) -> list[
 
 
 def layers(study: Study, world_size: int) -> list[Problem]:
-    """Those of dataset/llm.json."""
+    """The problems of dataset/llm.json."""
     dataset = Dataset.read(ROOT / "dataset" / "llm.json")
     wanted = {
         (op, *(shape[name] for name in ("M", "N", "K")), f"{shape['model']} {shape['layer']}")
@@ -54,7 +54,7 @@ def layers(study: Study, world_size: int) -> list[Problem]:
 
 
 def cells(study: Study, problems: Sequence[Problem]) -> list[list[str]]:
-    """For each opponent: over how many problems, the mean of the speed-ups, how many are slower, and the worst."""
+    """For each opponent: the number of problems, the mean of the speed-ups, how many are slower, and the worst."""
     found = []
     for opponent in OPPONENTS:
         mean = study.means([one.results["auto"] for one in problems if "auto" in one.timed], opponent)
@@ -185,18 +185,18 @@ OF_OP = {
 }  # fmt: skip
 """Ops in the text, and in records: the case, and along which dimension A is sharded."""
 SHARDED = {None: "", 0: " rows", 1: " columns"}
-"""What stands behind the case in the raw results of 8 GPUs."""
+"""The text after the case in the raw results of 8 GPUs."""
 OTHERS = ("nccl", "torch_symm_mem", "matmul")
 
 
 def table(page: str, heading: str) -> list[list[str]]:
-    """The rows of the table of a page's text whose first line begins so."""
+    """The rows of the table in a page whose first line begins with ``heading``."""
     lines = page[page.index(f"\n{heading}") :].strip().split("\n\n")[0].split("\n")
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def on_8_gpus() -> dict[tuple[str, str], list[str]]:
-    """What the table says, by op and shape: fastest, goal, auto, alone, wire, and fastest by two."""
+    """The rows of the table by op and shape: fastest, goal, auto, alone, wire, and fastest by two."""
     found, op = {}, ""
     for name, shape, _, *rest in table(PERFORMANCE, "| Op | M×N×K | Fastest way |"):
         op = name or op
@@ -205,12 +205,12 @@ def on_8_gpus() -> dict[tuple[str, str], list[str]]:
 
 
 RUNS = ("2026-11-26/ops-h200-x8", "2026-11-26/ops-h200-x8-again", "2026-11-27/ops-h200-x8")
-"""Of dataset/ag_gemm.json as a whole, on 8 GPUs."""
+"""Runs of all of dataset/ag_gemm.json on 8 GPUs."""
 
 
 @cache
 def taken(run: str = RUNS[-1]) -> dict[tuple[str, int | None, str, str], float]:
-    """What a run of dataset/ag_gemm.json took on 8 GPUs, the last one, by case, dimension, shape and way."""
+    """The times of a run of dataset/ag_gemm.json on 8 GPUs, by default the last, by case, dimension, shape and way."""
     records = map(json.loads, (ROOT / f"results/{run}.jsonl").read_text().splitlines())
     return {
         (one["case"], told.get("gather_dim"), told["shape"], told["algorithm"]): one["time_ms"]["median"]
@@ -221,7 +221,7 @@ def taken(run: str = RUNS[-1]) -> dict[tuple[str, int | None, str, str], float]:
 
 
 def fastest(op: str, shape: str) -> float:
-    """Of all ways that ran on 8 GPUs with one queue of copies."""
+    """The fastest time of all ways that ran on 8 GPUs with one queue of copies."""
     case, dim = OF_OP[op]
     lines = re.findall(rf"^{case} {shape}{SHARDED[dim]}: (.*)", WAYS, re.MULTILINE)
     told = [pair for line in lines for pair in re.findall(r"(\S+) (\d+\.\d+) \(", line)]

@@ -28,7 +28,7 @@ def equal(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def eighths(seed: int, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Numbers of both signs whose sums and products are exact in float32, in whatever order."""
+    """Numbers of both signs whose sums and products are exact in float32, in any order."""
     return (torch.randint(-40, 41, shape, generator=torch.Generator().manual_seed(seed)) / 8).to(dtype)
 
 
@@ -96,7 +96,7 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 
 
 def added_up(x: torch.Tensor, axis: int) -> torch.Tensor:
-    """Partial sums, each rounded to the dtype of ``x``, as with a function of one's own."""
+    """Partial sums, each rounded to the dtype of ``x``, as by a scan with a user's function."""
     sums = [x.select(axis, 0)]
     for index in range(1, x.shape[axis]):
         sums.append(sums[-1] + x.select(axis, index))
@@ -109,7 +109,7 @@ def test_reductions(op: str, axis: int | None, seed: int) -> None:
     if axis is None and ("arg" in op or "indices" in op):
         pytest.skip("an index is along an axis")
     x = eighths(seed, M, N)
-    x = torch.where(x == x.amax(), x.amax() + torch.arange(M * N).view(M, N), x)  # largest and smallest are single
+    x = torch.where(x == x.amax(), x.amax() + torch.arange(M * N).view(M, N), x)  # extremes are unique
     x = torch.where(x == x.amin(), x.amin() - torch.arange(M * N).view(M, N), x).bfloat16()
     expected = REDUCTIONS[op](x, axis) if axis is not None else REDUCTIONS[op](x.flatten(), 0)
     target = torch.empty(expected.shape or 1, dtype=expected.dtype)
@@ -214,7 +214,7 @@ def test_elementwise(op: str, seed: int) -> None:
 
 
 def test_an_fma_is_rounded_once() -> None:
-    """The product alone, 1.015625 squared, would be rounded down by half of what is left in the end."""
+    """If the product, 1.015625 squared, were rounded by itself, it would lose half of the final result."""
     x, target = torch.full((64,), 1.015625).bfloat16(), torch.empty(64, dtype=torch.bfloat16)
     elementwise_kernel[(1,)](x, x, -x, target, "fma", 64)
     equal(target, torch.full((64,), 1.015625**2 - 1.015625).bfloat16())
@@ -234,7 +234,7 @@ EVERY = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).vie
 @pytest.mark.parametrize("dtype", FLOAT8)
 @pytest.mark.parametrize("wide", [torch.bfloat16, torch.float32, torch.float16])
 def test_casts_to_8_bits(dtype: torch.dtype, wide: torch.dtype) -> None:
-    """What is too large becomes the largest number, as by the instructions of a GPU; torch knows infinity."""
+    """Numbers that are too large become the largest one, as by a GPU's instructions; torch gives infinity."""
     source, target = EVERY.to(wide), torch.empty(1 << 16, dtype=dtype)
     cast_kernel[(1,)](source, target, None, 1 << 16)
     limit = torch.finfo(dtype).max
@@ -307,7 +307,7 @@ FLOAT8_ARITHMETIC: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor
     "max": lambda x, y: x.max().expand(len(x)),
 }
 TAKEN_SINCE = {"or one": (3, 7), "div": (3, 9), "half": (3, 9)}
-"""Triton's compilers make no 8-bit number but 0 before 3.7, and do not widen what is divided before 3.9."""
+"""Before 3.7 Triton's compilers make no 8-bit constant except 0; before 3.9 they do not widen operands of divisions."""
 REFUSED = [op for op, since in TAKEN_SINCE.items() if TRITON < since]
 
 

@@ -1,4 +1,4 @@
-"""The command lines of examples/gemm and examples/stream-k: flags, their fit to a device, runs, and the references."""
+"""The command lines of examples/gemm and examples/stream-k: flags, fitting to a device, runs, and the references."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_help_shows_what_the_program_does_and_every_default(capsys: pytest.Captu
 
 
 def changes(asked: Arguments, device: Device, given: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What is changed, after a look that the notes say just that."""
+    """The changed arguments; checks that the notes name exactly these."""
     fitted, notes = fit(asked, given, device)
     before, after = asdict(asked), asdict(fitted)
     changed = {name: after[name] for name in after if after[name] != before[name]}
@@ -315,7 +315,7 @@ def test_flags_that_were_not_given_are_not_told_of() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_what_a_right_result_may_be_off_by(dtype: torch.dtype) -> None:
-    """What rounding does, and no more: neither a factor, nor noise, nor a few wrong elements."""
+    """Rounding passes, but not a factor, noise, or a few wrong elements."""
     reference = torch.randn(400, 300, dtype=torch.float64)
     rounded, unit = reference.to(dtype), torch.finfo(dtype).eps
     assert accuracy(rounded, reference, 1, 1).right
@@ -337,7 +337,7 @@ def test_what_a_right_result_may_be_off_by(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_sum_that_is_rounded_at_each_rank_is_right(dtype: torch.dtype, ranks: int) -> None:
-    """But not where a rank, or a block of K, is missing in part of it."""
+    """It is wrong if a rank, or a block of K, is missing in part of it."""
     m, n, k = 256, 192, 512 * ranks
     a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
     reference, total = a.double() @ b.double(), torch.zeros(m, n, dtype=dtype)
@@ -390,7 +390,7 @@ def test_an_extent_that_ranks_cannot_share(algorithm: str, extent: str, capsys: 
 
 
 def run_example(name: str, arguments: list[str]) -> tuple[int, str, str]:
-    """Exit status, what is printed and what is complained of, run as a script under a launcher is."""
+    """Exit status, stdout and stderr of an example, run like a script under a launcher."""
     printed, complained = io.StringIO(), io.StringIO()
     path = ROOT / "examples" / name / "benchmark.py"
     with redirect_stdout(printed), redirect_stderr(complained), mock.patch.object(sys, "argv", [path.name, *arguments]):
@@ -471,7 +471,7 @@ def test_a_trace_that_cannot_be_drawn_costs_no_result(ranks: Ranks, tmp_path: Pa
 
 
 def run_with_wrong_op(arguments: list[str]) -> tuple[int, str, str]:
-    """One element of what the op returns is off, on rank 1 only."""
+    """Run the program with an op that returns one wrong element, on rank 1 only."""
     right = ops.matmul_all_reduce
 
     def wrong(ctx: Any, output: torch.Tensor, *operands: Any, **options: Any) -> None:
@@ -552,7 +552,7 @@ def test_what_iris_refuses_on_a_rank_is_said_without_a_traceback(
 
 def command(path: str, arguments: list[str], cwd: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    # Open MPI looks for ssh even where all ranks are here, unless told that there is nowhere else.
+    # Open MPI looks for ssh even if all ranks are on this host, unless it is told that there is no other.
     environment = clean | {"OMP_NUM_THREADS": "1", "OMPI_MCA_plm": "isolated", "PYTHON": python()}
     program = [str(ROOT / path)] if path.endswith(".sh") else [python(), str(ROOT / path)]
     return subprocess.run(
@@ -586,7 +586,7 @@ def test_under_mpirun(path: str, options: list[str], count: int, tmp_path: Path)
 
 
 def run_reference(collective: str, arguments: list[str], port: int) -> tuple[int, str]:
-    """Exit status and what is printed, run as torchrun would."""
+    """Exit status and output of a reference program, run as by torchrun."""
     folder, printed = ROOT / "examples" / "gemm" / "reference", io.StringIO()
     path = [str(folder), *sys.path]
     with (

@@ -17,15 +17,15 @@ from iris.ops.graphed import _Buffer, _config_of, _text_of
 
 TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 COMPILERS = ["aot_eager"] if BACKEND == "sim" else ["aot_eager", "inductor"]
-"""On CPUs TorchInductor needs a compiler of C++."""
+"""Without TorchInductor on CPUs, where it needs a C++ compiler."""
 TILE = FusedConfig("two_shot", block_size_m=16, block_size_n=16, block_size_k=16, num_sms=2, num_warps=4)
 ROWS, INNER = 12, 32
 BOUND = 1e-5
-"""Of an error in float32, over the largest expected number."""
+"""The largest error in float32, relative to the largest expected number."""
 
 
 def compiled(function: Callable[..., Any], compiler: Any, **options: Any) -> Callable[..., Any]:
-    """``function`` as one graph, whatever was compiled before."""
+    """``function`` compiled as one graph, without anything that was compiled before."""
     torch._dynamo.reset()
     made: Callable[..., Any] = torch.compile(function, backend=compiler, fullgraph=True, **options)
     return made
@@ -36,12 +36,12 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def drawn(ctx: iris.Iris, *shape: int, seed: int = 0) -> torch.Tensor:
-    """Equal on all ranks."""
+    """Random numbers, equal on all ranks."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(ctx.device)
 
 
 def of_each_op(compiler: str) -> list[float]:
-    """How far from plain PyTorch's what each op gives in one graph, with and without a bias."""
+    """The errors of each op in one graph, with and without a bias, against plain PyTorch."""
     with fresh(1 << 20) as ctx, torch.no_grad():
         x, weight, bias = drawn(ctx, ROWS, INNER), drawn(ctx, INNER, INNER, seed=1), drawn(ctx, INNER, seed=2)
         heap, matmul = ctx.empty(2, ROWS, INNER, dtype=torch.float32), ctx.ops.matmul
@@ -77,7 +77,7 @@ def test_each_op_in_one_graph(ranks: Ranks, compiler: str) -> None:
 
 
 def two_nodes() -> list[float]:
-    """How far off what two nodes have made is behind the second, which has the same buffer."""
+    """The errors of the results of two nodes after the second one, which uses the same buffer, has run."""
     node = torch.ops.iris.matmul_all_reduce.default
     with fresh(1 << 20) as ctx, torch.no_grad():
         x, weight, others = drawn(ctx, ROWS, INNER), drawn(ctx, INNER, INNER, seed=1), [None] * 4
@@ -93,8 +93,8 @@ def test_what_a_node_has_made_outlasts_the_next(ranks: Ranks) -> None:
 
 
 def layers_that_share(compiler: str) -> tuple[list[float], int]:
-    """Three calls in a row of layers that write one output, with numbers of rows that the graph does not know; and how
-    many graphs there are."""
+    """Errors of three calls in a row of layers that write one output, with numbers of rows that the graph does not
+    know; and the number of graphs."""
     with fresh(1 << 20) as ctx, torch.no_grad():
         shared = ctx.empty(ROWS + 8, INNER, dtype=torch.float32)
         weights = [drawn(ctx, INNER, INNER, seed=seed) / INNER for seed in range(3)]
@@ -121,13 +121,13 @@ def layers_that_share(compiler: str) -> tuple[list[float], int]:
 @TWO
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_layers_may_share_an_output(ranks: Ranks, compiler: str) -> None:
-    """A graph reads what each has written, although the next one writes there, too."""
+    """A graph reads the result of each layer, although the next one writes to the same memory."""
     for errors, graphs in ranks.run(layers_that_share, compiler):
         assert graphs == 1 and max(errors) < BOUND, errors
 
 
 def nodes_of_calls() -> list[str]:
-    """Configs of the nodes that calls become, and how many nodes each graph has."""
+    """The configs of the nodes that calls become."""
     seen: list[str] = []
 
     def note(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
@@ -162,8 +162,8 @@ def test_every_field_of_a_config_is_in_its_node() -> None:
 
 
 def mistakes() -> list[Failure]:
-    """What graphs raise: when they run, when they are made (PyTorch then says what was raised), and when their context
-    is gone."""
+    """The errors of graphs: when they run, when they are made (PyTorch then reports what was raised), and when their
+    context is gone."""
     with fresh(1 << 20) as ctx, torch.no_grad():
         x, few = drawn(ctx, ROWS, INNER), drawn(ctx, INNER - 1, INNER)
         layer = compiled(lambda a, b: ctx.ops.matmul(torch.empty_like(a), a, b), "eager")
@@ -193,7 +193,7 @@ def test_mistakes_in_graphs_are_typed(ranks: Ranks) -> None:
 
 
 def of_another_context() -> list[float]:
-    """One compiled function, with a context, and another one in its place."""
+    """Errors of one compiled function, called with a context, and then with another one."""
     found = []
     torch._dynamo.reset()
     layer = torch.compile(
@@ -215,7 +215,7 @@ def test_another_context_has_a_graph_of_its_own(ranks: Ranks) -> None:
 
 
 def with_a_trace() -> tuple[str, bool]:
-    """The op that a trace is of which was given to a compiled call, and whether it has events."""
+    """The op of a trace that was given to a compiled call, and whether the trace has events."""
     with fresh(1 << 20) as ctx, torch.no_grad():
         output, a, b, trace = ctx.empty(8, 8), drawn(ctx, 8, 8), torch.eye(8, device=ctx.device), iris.Trace()
         torch._dynamo.reset()
@@ -244,7 +244,7 @@ def test_a_buffer_grows_no_more_than_it_must() -> None:
 
 
 def with_a_workspace(whole: bool) -> tuple[Failure, bool]:
-    """A call that no node can make; ``whole``: as one graph."""
+    """A call with a workspace, which no node can make; ``whole``: compiled as one graph."""
     with fresh(1 << 20) as ctx, torch.no_grad():
         output, a, b = ctx.empty(8, 8), drawn(ctx, 8, 8), torch.eye(8, device=ctx.device)
         workspace = new_workspace(ctx, "matmul_all_reduce", "two_shot", 1 << 17)
@@ -286,7 +286,7 @@ class Gathered(torch.autograd.Function):
 
 
 def trained(compiler: str) -> list[float]:
-    """Forward and backward pass of a layer in graphs, against the same on one rank."""
+    """Errors of forward and backward pass of a layer in graphs, against the same layer on one rank."""
     with fresh(1 << 20) as ctx:
         whole, weight = (drawn(ctx, ROWS, INNER, seed=seed).requires_grad_() for seed in range(2))
         (whole @ weight.t()).sin().sum().backward()

@@ -1,4 +1,4 @@
-"""What is known of hardware, and the floors that follow from it."""
+"""The table of hardware, and the floors that follow from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The heap's table of blocks, and who holds them: offsets only, so no rank is needed. Heaps that cannot be had."""
+"""The heap's table of blocks, and who holds them: offsets only, so no rank is needed. Also heaps that cannot be
+allocated."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def test_exhaustion_names_what_was_asked_what_is_free_and_what_would_do() -> Non
 
 
 def test_the_heap_size_that_exhaustion_advises_suffices() -> None:
-    """Of blocks that are large beside the MiB to which it is rounded up."""
+    """Also for blocks that are large compared with the MiB to which it is rounded up."""
     unit = 64 * ALIGNMENT
     table = HeapTable(64 * unit)
     blocks = [table.allocate(unit) for _ in range(64)]
@@ -74,7 +75,7 @@ def test_the_heap_size_that_exhaustion_advises_suffices() -> None:
 
 
 def test_the_heap_size_that_is_advised_counts_no_holes() -> None:
-    """The same program has them on a larger heap, too."""
+    """The same program would also have them on a larger heap."""
     mib = 1 << 20
     sizes, size = [], 16 * mib
     while size not in sizes:
@@ -173,7 +174,7 @@ def test_sizes_in_words() -> None:
 
 
 def test_what_is_let_go_of_while_ranks_tell_each_other_is_told_the_next_time() -> None:
-    """As by another thread: a block that is never told is never used again."""
+    """Another thread may do so, and a block that is never told is never used again."""
     table = HeapTable(4 * ALIGNMENT)
     leases = Leases(table, 2)
 

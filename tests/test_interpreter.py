@@ -1,5 +1,5 @@
-"""What the simulator's interpreter must do beyond Triton's own: co-resident programs, bfloat16 done right, and memory
-for types."""
+"""What the simulator's interpreter does beyond Triton's: co-resident programs, right bfloat16, and a memory of
+types."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def autotuned() -> list[int]:
 
 
 def float8_products() -> list[int]:
-    """Of every pattern of 8 bits times one: how many are other numbers than PyTorch's."""
+    """How many products of one and an 8-bit pattern, of all patterns, differ from PyTorch's."""
     wrong = []
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         a = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(dtype).reshape(16, 16)
         c = torch.zeros(16, 16)
         product_kernel[(1,)](a, torch.eye(16).to(dtype), c)
-        right = a.float().nan_to_num(7, 7, 7)  # one such in a row makes all of the row NaN
+        right = a.float().nan_to_num(7, 7, 7)  # one NaN makes all of its row NaN
         rows = torch.isfinite(a.float()).all(1)
         wrong.append(int((c != right)[rows].sum() + torch.isfinite(c[~rows]).sum()))
     return wrong
@@ -106,7 +106,7 @@ def test_a_misspelt_keyword_is_refused_as_on_a_gpu(ranks: Ranks, misspelt: str, 
 
 
 def launch_in(grid: object) -> tuple[Failure, int]:
-    """What a launch says, and how many programs ran."""
+    """The failure of a launch, and how many programs ran."""
     count = context().zeros(1, dtype=torch.int32)
     return failure_of(lambda: counting_kernel[grid](count)), int(count.item())
 
@@ -119,7 +119,7 @@ def counting_kernel(count):
 @ONE
 @pytest.mark.parametrize("grid", [(2.5,), (40 / 20,), ("2",), (1, 1, 1, 1), (), 2], ids=str)
 def test_a_grid_is_of_whole_numbers(ranks: Ranks, grid: object) -> None:
-    """Of M / BLOCK programs, cut off, the last would be missing."""
+    """If M / BLOCK were cut off, the last program would be missing."""
     ((failure, programs),) = ranks.run(launch_in, grid)
     assert failure.kind == "TypeError" and programs == 0
     assert failure.message == f"counting_kernel: grid: expected one to three whole numbers, got {grid!r}"
@@ -143,7 +143,7 @@ def taking_a_handle_kernel(out, handle):
 
 
 def launch_taking(values: list[object]) -> list[tuple[Failure, int]]:
-    """What a launch with each of ``values``, and with the context, says, and what it stores."""
+    """The failure of a launch with each of ``values``, and with the context, and what it stores."""
     ctx, outcomes = context(), []
     for value in [*values, ctx]:
         out = ctx.zeros(1, dtype=torch.int32)
@@ -255,7 +255,7 @@ def look(word, handle, KIND: tl.constexpr):
 
 @triton.jit
 def poll_kernel(word, seen, steps, handle, KIND: tl.constexpr):
-    """Program 0 polls for what program 1 stores after as many steps, if there is a program 1."""
+    """Program 0 polls for a value that program 1, if there is one, stores after ``steps`` steps."""
     if tl.program_id(0) == 0:
         value = look(word, handle, KIND)
         while value == 0:
@@ -269,7 +269,7 @@ def poll_kernel(word, seen, steps, handle, KIND: tl.constexpr):
 
 @triton.jit
 def ids_kernel(turns, out, handle, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
-    """Each program writes who it is after having been switched away from several times."""
+    """Each program writes its ids after the simulator has switched to others several times."""
     for _ in range(3):
         tl.atomic_add(turns, 1)
     index = tl.program_id(0) + WIDTH * (tl.program_id(1) + HEIGHT * tl.program_id(2))
@@ -358,7 +358,7 @@ def test_a_poll_for_what_never_comes_ends(ranks: Ranks, kind: str) -> None:
     assert (failure.kind, seen) == ("WaitTimeout", 0)
     assert "program (0, 0, 0) polls address 0x" in failure.message
     assert "larger first_timeout_s" in failure.message
-    assert 0.2 < failure.took_s < 20  # at once on an idle machine; it would be for ever
+    assert 0.2 < failure.took_s < 20  # immediately on an idle machine; otherwise never
 
 
 @ONE
@@ -404,7 +404,7 @@ def take_words_kernel(words, epoch, handle, RANKS: tl.constexpr):
 
 
 def run_hopeless_wait(missing: int, timeout_s: float, kind: str) -> tuple[Failure, Failure, int]:
-    """All but ``missing``, who is busy elsewhere, wait for it."""
+    """All ranks except ``missing``, which is busy with something else, wait for it."""
     with contextlib.suppress(iris.WaitTimeout), fresh(timeout_s=timeout_s) as ctx:
         flags = ctx.zeros(16, dtype=torch.int32)
         flags[: ctx.world_size] = 4
@@ -461,13 +461,13 @@ def test_a_wait_for_what_never_comes_ends_on_every_rank_and_names_everything(ran
         words = f"data at {place} of call 4 has not come"
         site, flag = "a user kernel", words if kind == "take_words" else f"flag at {place} should reach 4, holds 2"
     waiters = "0" if ranks.world_size == 2 else "(0|2)"
-    # Where two wait, the first to give up tells the other, who may then have no record of its own.
+    # If two ranks wait, the first to give up tells the other one, which may then have no record of its own.
     firsthand = rf"{site}: rank {waiters} waited (0\.[7-9]|1\.\d) s for rank 1: {flag}"
     assert any(re.match(firsthand, failure.message) for failure, _, _ in outcomes), outcomes
 
 
 def causes() -> list[str]:
-    """What this rank says, whose own wait for rank 1 expired, or was cut short, when rank 2 has left with an error."""
+    """The errors of this rank, whose wait for rank 1 expired or was cut short, after rank 2 has left with an error."""
     found = []
     with fresh() as ctx:
         for code in (control.CODE_EXPIRED, control.CODE_RELAYED):
@@ -486,7 +486,7 @@ def causes() -> list[str]:
 
 @ONE
 def test_what_a_rank_has_seen_itself_counts_more_than_the_same_from_another(ranks: Ranks) -> None:
-    """And is added to what tells of others."""
+    """It is also added to reports about other ranks."""
     ((same, other, dead, *relayed),) = ranks.run(causes)
     assert same.startswith("a user kernel: rank 0 waited 1.0 s for rank 1: ")
     assert other == f"said of 2 On this rank: {same}" and dead == f"dead On this rank: {same}"
@@ -495,13 +495,13 @@ def test_what_a_rank_has_seen_itself_counts_more_than_the_same_from_another(rank
 
 @triton.jit
 def turns_kernel(words, N: tl.constexpr):
-    """Every program adds up how often each program has been switched away from."""
+    """Every program adds up how often the simulator has switched away from each program."""
     for _ in range(N):
         tl.atomic_add(words, tl.sum(tl.full((4,), 1, tl.int32)))
 
 
 def run_in_threads() -> tuple[list[int], list[str]]:
-    """Three threads launch at once, the first also what fails, the second also from within a launch."""
+    """Three threads launch kernels at once: the first also one that fails, the second also from within a launch."""
     context()
     words = torch.zeros(3, dtype=torch.int32)
     kinds = []
@@ -689,7 +689,7 @@ def run_dots(seed: int) -> None:
 
 
 def run_atomic_add(seed: int) -> None:
-    """On an odd and an even start, so that both halves of a 32-bit word are hit; neighbours stay as they are."""
+    """The start is odd and even, so that both halves of a 32-bit word are changed; neighbours stay unchanged."""
     context()
     x, y = draws(seed, 34)
     for start in (0, 1):
@@ -748,7 +748,7 @@ def test_an_error_in_a_kernel_is_raised_and_the_next_launch_works(ranks: Ranks) 
 
 @triton.jit
 def reaching_kernel(out, address, KIND: tl.constexpr, MASKED: tl.constexpr):
-    """Program 1 reaches for ``address``, behind two words that are there."""
+    """Program 1 accesses ``address``, after two valid words."""
     at = tl.arange(0, 4)
     reached = tl.where(at < 2, out.to(tl.int64) + 4 * at, address).to(tl.pointer_type(tl.int32))
     mask = (at < 2) if MASKED else (at < 4)
@@ -784,7 +784,7 @@ def reach(address: int, kind: str, masked: bool) -> tuple[Failure, list[int]]:
 
 
 def reach_for_code(kind: str) -> Failure:
-    """An address that can be read, but not written: of the Python interpreter itself."""
+    """Access an address that can be read, but not written: code of the Python interpreter itself."""
     with open("/proc/self/maps") as file:
         line = next(line for line in file if " r-xp " in line)
     return reach(int(line.split("-")[0], 16), kind, False)[0]
@@ -816,7 +816,7 @@ def test_addresses_behind_a_mask_do_not_count(ranks: Ranks, kind: str) -> None:
 
 
 def memory_of_later() -> list[float]:
-    """Tensors made after a look at what memory there is, of sizes that the system maps one by one."""
+    """Values of tensors that are made after the memory map was read, with sizes that the system maps one by one."""
     ctx, found = context(), []
     for size in (4, 1 << 16, 1 << 22):
         out = torch.full((size,), 3.0)
@@ -876,7 +876,7 @@ def swap(dtype: torch.dtype) -> Failure:
 
 @triton.jit
 def one_number_kernel(row, rows, n):
-    """Into a row, and into each of two."""
+    """Store one number into a row, and into each of two rows."""
     offsets = tl.arange(0, 8)
     tl.atomic_xchg(row + offsets, n, mask=n > 0)
     tl.store(row + 8 + offsets, n + 1, mask=n > 0)

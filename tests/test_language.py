@@ -1,4 +1,5 @@
-"""What the simulator does of Triton's language that Triton's interpreter leaves to Python, or to nobody."""
+"""Parts of Triton's language that the simulator does itself, as Triton's interpreter leaves them to Python or lacks
+them."""
 
 from __future__ import annotations
 
@@ -198,7 +199,7 @@ COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def reduced(kind: str, dtype: torch.dtype) -> bool:
-    """Of a block that reaches beyond the matrix on two sides."""
+    """Whether the result is right of atomics on a descriptor's block that reaches beyond the matrix."""
     ctx = context()
     if dtype.is_floating_point:
         found, value = ctx.randn(10, 20, dtype=dtype), ctx.randn(16, 16, dtype=dtype)
@@ -359,7 +360,7 @@ def test_axes_may_be_counted_from_the_last(ranks: Ranks) -> None:
 
 
 def captured() -> list[list[int]]:
-    """Kernels that take something from the function around them."""
+    """Results of kernels that use variables of the enclosing function."""
     count, results = tl.constexpr(8), []
     for number in (2, 3):
         factor = tl.constexpr(number)

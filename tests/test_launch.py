@@ -1,4 +1,4 @@
-"""Where ranks come from: started here, or by torchrun, mpirun (Open MPI, MPICH) and srun."""
+"""How ranks are started: by Iris, or by torchrun, mpirun (Open MPI, MPICH) and srun."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def without_launcher(environment: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture
 def env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An environment in which no launcher is at work."""
+    """An environment without variables of a launcher."""
     kept = without_launcher(dict(os.environ))
     for name in set(os.environ) - set(kept):
         monkeypatch.delenv(name)
@@ -97,7 +97,7 @@ def setenv(env: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
 
 
 def renamed(variables: dict[str, str], old: str, new: str, *names: str) -> dict[str, str]:
-    """``variables`` with ``new`` for ``old`` in the ones whose name contains one of ``names``."""
+    """``variables``; if a variable's name contains one of ``names``, ``new`` replaces ``old`` in it."""
     return {
         key: new if value == old and any(name in key for name in names) else value for key, value in variables.items()
     }
@@ -117,7 +117,7 @@ def test_each_launcher_says_who_this_is(env: pytest.MonkeyPatch, source: str, va
 
 @pytest.mark.parametrize("source", [source for source in LAUNCHERS if source != "iris.launch"])
 def test_a_launcher_may_number_local_ranks_otherwise(env: pytest.MonkeyPatch, source: str) -> None:
-    """As where ranks are dealt out to sockets: which GPU is whose is for the launcher to say."""
+    """It does so if ranks are dealt out to sockets; the launcher decides which rank has which GPU."""
     setenv(env, renamed(LAUNCHERS[source], "2", "1", "LOCAL"))
     who = identity()
     assert who is not None and (who.rank, who.local_rank) == (2, 1)
@@ -203,7 +203,7 @@ def test_half_of_what_iris_sets_is_refused(env: pytest.MonkeyPatch, alone: dict[
 
 
 def test_a_local_rank_below_0_is_none(env: pytest.MonkeyPatch) -> None:
-    """As old launchers have it where they do not know; PyTorch has no words for such a GPU."""
+    """Old launchers set it if they do not know the local rank; PyTorch does not report such a GPU clearly."""
     setenv(env, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1"})
     with pytest.raises(iris.LaunchError, match=r"LOCAL_RANK='-1' contradict each other$"):
         identity()
@@ -334,7 +334,7 @@ def test_what_a_rank_raised_is_printed_with_one_traceback_of_its_own(tmp_path: P
 
 @dataclass(frozen=True)
 class Frozen(Exception):
-    """Refuses to be given a cause."""
+    """An exception that refuses a cause."""
 
     words: str
 
@@ -405,7 +405,7 @@ def test_a_rank_whose_process_ends_is_named(pool: iris.RankPool) -> None:
 
 
 def test_a_function_that_leaves_without_an_error_is_done(pool: iris.RankPool) -> None:
-    """As a program that says sys.exit() at its end, which other launchers take for a success."""
+    """It is like a program that calls sys.exit() at its end, which other launchers take for a success."""
     assert pool.run(sys.exit, ()) == [None, None] and pool.run(sys.exit, (0,)) == [None, None]
     assert pool.alive
 
@@ -451,7 +451,7 @@ def test_a_script_from_standard_input_starts_what_ranks_can_import(env: pytest.M
 def test_what_a_main_module_defines_is_not_taken_for_another(
     env: pytest.MonkeyPatch, tmp_path: Path, named: bool
 ) -> None:
-    """In a rank, ``__main__`` is then the server's, which has a ``main`` of its own."""
+    """In a rank, ``__main__`` is then that of the server, which has its own ``main``."""
     package = tmp_path / "package"
     package.mkdir()
     text = 'import iris\ndef main(): print("here")\nif __name__ == "__main__":\n    iris.launch(main, 1)\n'
@@ -548,8 +548,8 @@ def test_one_script_runs_under_every_launcher(env: pytest.MonkeyPatch, source: s
         pytest.skip(f"{command[0]} is not installed")
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    # MPICH says no job's name: its ranks have to find it above any shell between them and mpirun.
-    # Open MPI looks for ssh even where all ranks are here, unless told that there is nowhere else.
+    # MPICH sets no name of the job: its ranks have to find mpirun's process, above any shell in between.
+    # Open MPI looks for ssh even if all ranks are on this host, unless it is told that there is no other.
     environment = without_launcher(dict(os.environ)) | {"OMP_NUM_THREADS": "1", "OMPI_MCA_plm": "isolated"}
     wrapper = ["bash", "-c", '"$@"; exit $?', "wrapper"] if source == "mpirun (MPICH)" else []
     done = subprocess.run(
@@ -605,7 +605,7 @@ def test_launchers_blame_the_rank_that_failed_though_its_process_ends_late(
 
 
 def stuck_behind_a_failure(seconds: float) -> None:
-    """Rank 0 raises with its context open; rank 1 waits for it, and is then busy for a long time."""
+    """Rank 0 raises while its context is open; rank 1 waits for it, and is then busy for a long time."""
     ctx = iris.iris(1 << 20, timeout_s=30)
     ctx.zeros(4)
     ctx.barrier()
@@ -626,7 +626,7 @@ def test_peers_of_a_rank_that_raised_with_an_open_context_are_told(env: pytest.M
 
 
 def leaves_early(how: str) -> int:
-    """Rank 1 returns, with its context open, while rank 0 waits for it."""
+    """Rank 1 returns while its context is open and rank 0 waits for it."""
     ctx = iris.iris(1 << 20, timeout_s=30)
     ctx.barrier()
     if ctx.rank == 1 and how == "exit":

@@ -1,4 +1,4 @@
-"""Live ranks from call to call: what breaks a call off, the environment they have, their children, and their end."""
+"""Live ranks from call to call: what breaks off a call, the ranks' environment, their children, and their end."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ kept: list[Any] = []
 
 
 def keep_and_give() -> torch.Tensor:
-    """A tensor of the heap that the rank keeps, and gives to the process that started it."""
+    """A tensor on the heap that the rank keeps, and returns to the process that started it."""
     ctx = iris.iris(1 << 20)
     kept[:] = ctx, ctx.full((4,), 1.0 + ctx.rank)
     ctx.barrier()
@@ -79,7 +79,7 @@ def only_in_a_rank(*_: object) -> None:
 
 
 class Homesick(Exception):
-    """Can be unpickled in a rank only."""
+    """An exception that can be unpickled in a rank only."""
 
     def __reduce__(self) -> Any:
         return only_or_homesick, ()
@@ -134,14 +134,14 @@ def raise_flat() -> None:
 
 
 class Numbered(Exception):
-    """Can be pickled, but not unpickled anywhere: its words alone are kept."""
+    """An exception that can be pickled, but not unpickled anywhere: only its text is kept."""
 
     def __init__(self, number: int, words: str) -> None:
         super().__init__(f"{words}, {number}")
 
 
 class Renamed(Exception):
-    """Unpickled, it is no exception."""
+    """An exception that unpickles as something else."""
 
     def __reduce__(self) -> Any:
         return str, ("no error",)
@@ -165,7 +165,7 @@ def test_an_interrupted_call_ends_the_pool(pool: iris.RankPool) -> None:
 
 
 class Cancelled(BaseException):
-    """As asyncio's, and what pytest.fail raises: no Exception."""
+    """Like asyncio's error, and what pytest.fail raises, this is no Exception."""
 
 
 def cancel() -> None:
@@ -189,7 +189,7 @@ def interruptible() -> None:
 
 
 def test_ranks_without_a_call_live_through_ctrl_c(pool: iris.RankPool) -> None:
-    """Which goes to all processes of a terminal."""
+    """A terminal sends it to all its processes."""
     pool.run(interruptible)
     time.sleep(0.2)  # the answer is sent before a rank waits again
     for process in pool.processes:
@@ -217,7 +217,7 @@ def test_a_call_after_one_that_took_too_long_says_so(pool: iris.RankPool) -> Non
 
 
 def test_a_call_that_a_rank_does_not_read_ends_in_time(pool: iris.RankPool) -> None:
-    """More than a pipe holds, for a rank that has been stopped."""
+    """The call is larger than a pipe holds, and the rank has been stopped."""
     pid = pool.processes[1].pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -261,7 +261,7 @@ def test_words_that_cannot_be_printed_end_nothing(
 
 
 def test_a_server_that_is_started_anew_is_met_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the one before was killed; and others of this process make their own folders as before."""
+    """The one before may have been killed. Other servers of this process make their own folders as before."""
     server, settings = SimpleNamespace(), vars(multiprocessing.current_process())["_config"]
     before, folders = settings.get("tempdir"), list[Path]()
     monkeypatch.setattr(multiprocessing.forkserver, "_forkserver", server)
@@ -498,7 +498,7 @@ def start_method() -> str:
 
 
 def fork_and_die(by_a_shell: bool) -> None:
-    """Leave a child that outlives this rank by far."""
+    """Leave a child that lives much longer than this rank."""
     if os.environ["IRIS_RANK"] == "1":
         if by_a_shell:
             os.system("sleep 20 >/dev/null 2>&1 &")
@@ -527,7 +527,7 @@ def test_a_rank_that_dies_is_noticed_whatever_it_forked(pool: iris.RankPool, by_
 
 def test_a_pool_closes_at_once_whatever_was_forked_meanwhile(pool: iris.RankPool) -> None:
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
-    child.start()  # has the pipes of the pool, too
+    child.start()  # it also has the pipes of the pool
     try:
         started = time.monotonic()
         pool.close()
@@ -629,7 +629,7 @@ PARENT = """
 
 
 def marked(marker: str) -> set[int]:
-    """Processes that run and have ``marker`` in the environment that they began with."""
+    """Running processes that were started with ``marker`` in their environment."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -706,7 +706,7 @@ def test_a_tensor_that_is_given_away_stays_where_it_is(pool: iris.RankPool) -> N
 
 
 def raise_in_turn() -> None:
-    """Ranks 1 and 2 have waited for rank 0, which adds what it waited for, and says so last."""
+    """Ranks 1 and 2 have waited for rank 0; rank 0 itself adds what it waited for, and raises last."""
     rank = int(os.environ["IRIS_RANK"])
     time.sleep(0.0 if rank else 0.3)
     raise iris.WaitTimeout(f"rank 1 waited for rank 0.{'' if rank else ' On this rank: flag[3]'}", [0])

@@ -1,4 +1,4 @@
-"""The house keeps its shape: who may import whom, what is public, where assembly and types are."""
+"""The structure of the package: which module may import which, what is public, where assembly and types are."""
 
 from __future__ import annotations
 
@@ -66,13 +66,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli", "startup"},
     "iris": {*RUNTIME, "startup", "timing", "device", "ops"},
 }
-"""Each room of the house, and the rooms that it may import; ``iris`` is the package's own ``__init__``."""
+"""Each room (a package or top-level module), and the rooms that it may import; ``iris`` is the package's own
+``__init__``."""
 
 FOR_TYPES = {"context": {"ops"}}
-"""Rooms that a room may import besides, under ``if TYPE_CHECKING``: for annotations alone."""
+"""Further rooms that a room may import under ``if TYPE_CHECKING``, for annotations only."""
 
 OF_DEVICE = {"triton", "__future__", "os", "time", "typing"}
-"""What device code may import besides its own room."""
+"""What device code may import in addition to its own room."""
 
 
 def room(module: str) -> str:
@@ -104,7 +105,7 @@ def imports(tree: ast.AST, package: str) -> Iterator[str]:
 
 
 def only_for_types(tree: ast.Module, package: str) -> set[str]:
-    """Those of the modules that ``tree`` imports that no run of it imports."""
+    """The modules that ``tree`` imports for type checking only."""
     held = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     for_types = {target for node in held for target in imports(node, package)}
     run = ast.Module([node for node in tree.body if node not in held], [])
@@ -172,7 +173,7 @@ def test_context_may_import_ops_for_types_alone() -> None:
 
 
 def test_no_module_is_reached_before_it_is_drawn() -> None:
-    """The drawing has no cycle: every room may be imported before those that import it."""
+    """The graph of rooms has no cycle: every room can be imported before those that import it."""
     left = {name: {target.split(".")[0] for target in targets} for name, targets in MAY_IMPORT.items()}
     while left:
         free = {name for name, targets in left.items() if not targets & left.keys()}
@@ -207,7 +208,7 @@ def is_kernel(function: ast.FunctionDef) -> bool:
 
 @pytest.mark.parametrize("file", FILES, ids=[module_name(file) for file in FILES])
 def test_host_functions_are_typed(file: Path) -> None:
-    """mypy is told to let kernels be untyped where there are any; everything else has to be typed."""
+    """mypy is told to accept untyped kernels in modules that have some; all other functions must be typed."""
     untyped = []
     for function in ast.walk(ast.parse(file.read_text())):
         if not isinstance(function, ast.FunctionDef) or is_kernel(function):

@@ -1,4 +1,4 @@
-"""Contexts come and go: nothing grows, nothing is left, and use at the wrong time says so."""
+"""Contexts come and go: nothing grows, nothing is left, and use at the wrong time raises a clear error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TWO = pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 ALONE = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1"
 CYCLES = 100
 LIVES = int(os.environ.get("IRIS_LIVES") or 10)
-"""Across processes, whose starts take most of the time."""
+"""The number of lives across processes, whose starts take most of the time."""
 HEAP_SIZE = 4 << 20
 
 
@@ -90,13 +90,13 @@ def measures() -> dict[str, Any]:
         "threads": thread_count(),
         "maps": map_count(),
         "rss_kib": resident_kib(),
-        # Of the device as a whole, so only where no other worker of pytest's is using it.
+        # This is memory of the whole device, so it counts only if no other worker of pytest uses it.
         "gpu": torch.cuda.mem_get_info()[0] if BACKEND != "sim" and ALONE else 0,
     }
 
 
 def many_lives() -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """What the process holds after ten lives, and after a hundred more."""
+    """The resources that the process holds after ten lives, and after a hundred more."""
     files = shared_memory_files()
     for turn in range(10):
         one_life(turn)
@@ -119,7 +119,8 @@ def test_a_hundred_lives_in_one_process_leave_it_as_it_was(ranks: Ranks) -> None
 
 
 def lives_with_ops(seed: int) -> tuple[dict[str, Any], dict[str, Any], list[float]]:
-    """What the process holds after two lives, and after eight more, each with calls that are replayed, on two lanes."""
+    """The resources that the process holds after two lives, and after eight more, each with replayed calls on two
+    lanes."""
     early: dict[str, Any] = {}
     excesses = []
     for turn in range(10):
@@ -145,7 +146,7 @@ def test_graphs_of_one_life_are_not_the_next_ones(ranks: Ranks, seed: int) -> No
 
 
 def free_memory() -> int:
-    """Of this rank's GPU, where no other worker of pytest's is using it."""
+    """The free memory of this rank's GPU, if no other worker of pytest uses it."""
     return torch.cuda.mem_get_info()[0] if BACKEND != "sim" and ALONE else 0
 
 
@@ -160,12 +161,13 @@ def test_lives_across_processes_leave_the_machine_as_it_was() -> None:
             pool.run(one_life, (turn,), timeout_s=60)
         fds.append(open_fds())
     assert (shared_memory_files(), thread_count()) == before
-    assert fds[-1] == fds[0]  # the first pool of a process opens what outlives it, such as Python's resource tracker
+    assert fds[-1] == fds[0]  # the first pool opens things that outlive it, such as Python's resource tracker
     assert free[-1] == free[0]
 
 
 def with_many_files_open() -> int:
-    """Opens a context where 1100 descriptors are taken, as in the process of a server; the largest of its own."""
+    """Open a context while 1100 descriptors are in use, as in a server; returns the largest descriptor of the
+    context."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
@@ -185,7 +187,7 @@ def test_descriptors_above_1024(ranks: Ranks) -> None:
 
 
 def uses_of(ctx: iris.Iris, tensor: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """What a context may be used for, by what an error is to name; ``tensor``, a matrix, lies on its heap."""
+    """Uses of a context, by the name that an error must give; ``tensor``: a matrix on its heap."""
     uses: dict[str, Callable[[], object]] = {
         "zeros": lambda: ctx.zeros(3),
         "as_symmetric": lambda: ctx.as_symmetric(torch.zeros(3)),
@@ -216,7 +218,7 @@ def use_after_close() -> tuple[dict[str, Failure], str]:
 
 
 def leave_in_success(at: int) -> int:
-    """By ``sys.exit()`` out of the block, on all ranks, of which one comes later."""
+    """Leave the block by ``sys.exit()``, on all ranks; one comes later."""
     with iris.iris(HEAP_SIZE, timeout_s=30) as ctx:
         ctx.barrier()
         if ctx.rank == at:
@@ -252,8 +254,8 @@ def test_use_after_close(ranks: Ranks) -> None:
 
 
 def busy_devices() -> list[tuple[float | None, bool, bool]]:
-    """Of a healthy end, a failed one, and one at exit, on a device that is not done: how long it is waited for, whether
-    what graphs and kernels write to is kept, and whether the context is closed."""
+    """For a healthy end, a failed one, and one at exit, on a device that is not done: how long the end waits for it,
+    whether the memory that graphs and kernels write is kept, and whether the context is closed."""
     found = []
     for error, at_exit in ((None, False), (ValueError("the program's"), False), (ValueError("the program's"), True)):
         ctx = iris.iris(HEAP_SIZE, timeout_s=20, log_level="error")
@@ -276,7 +278,7 @@ def busy_devices() -> list[tuple[float | None, bool, bool]]:
 
 @FEW
 def test_a_device_that_is_not_done_after_a_failure_is_not_waited_for_without_end(ranks: Ranks) -> None:
-    """And keeps what it uses."""
+    """The memory that it uses is kept."""
     assert ranks.run(busy_devices) == [[(None, False, True), (20, True, True), (0.0, True, True)]] * ranks.world_size
 
 
@@ -365,7 +367,7 @@ def test_ranks_that_waited_for_one_in_vain_meet_it_the_next_time(ranks: Ranks) -
 
 
 def close_without_the_others() -> Failure:
-    """Rank 0 closes; the others do something else, and then nothing."""
+    """Rank 0 closes its context; the others do something else, and then nothing."""
     ctx = iris.iris(HEAP_SIZE, timeout_s=1)
     ctx.barrier()
     return failure_of(ctx.close if ctx.rank == 0 else lambda: ctx.zeros(3))
@@ -425,7 +427,7 @@ FORGOTTEN = """
 
 
 def run_ranks(source: str, tmp_path: Path, size: int = 2) -> list[tuple[int, str, str]]:
-    """Run ``source`` as ``size`` ranks, started like any launcher would: exit code, output and errors of each."""
+    """Run ``source`` as ``size`` ranks, started as by a launcher. Returns exit code, stdout and stderr of each."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(source))
     job = {"IRIS_WORLD_SIZE": str(size), "IRIS_JOB": f"{tmp_path.name}-{os.getpid()}"}
@@ -459,7 +461,7 @@ def test_a_forgotten_close_is_made_up_for_at_exit(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_exits_is_not_waited_for(tmp_path: Path) -> None:
-    """No handler hears of ``sys.exit(3)``: for what is open, it looks like the end of the program."""
+    """No handler learns of ``sys.exit(3)``: to an open context it looks like the end of the program."""
     last = "if ctx.rank == 1: sys.exit(3)\n    ctx.device_barrier(); ctx.synchronize()"
     source = FORGOTTEN.format(last=last).replace("timeout_s=10", "timeout_s=100")
     (code, _, errors), (their_code, _, their_errors) = run_ranks(source, tmp_path)
@@ -503,7 +505,7 @@ def test_a_rank_that_ends_on_an_error_tells_its_peers(tmp_path: Path) -> None:
 
 
 def forget_to_close(rank: int, job: str, pipe: Any, fails: str) -> None:
-    """As a rank in a process of multiprocessing. The one that fails does so as ``torch.multiprocessing`` has it."""
+    """A rank in a process of multiprocessing. The one that fails does so like one of ``torch.multiprocessing``."""
     os.environ |= {"IRIS_WORLD_SIZE": "2", "IRIS_JOB": job, "IRIS_RANK": str(rank)}
     ctx = iris.iris(1 << 20, timeout_s=10)
     ctx.barrier()
@@ -522,7 +524,7 @@ def forget_to_close(rank: int, job: str, pipe: Any, fails: str) -> None:
 
 @pytest.mark.parametrize("fails", [pytest.param(why, marks=marks_for(2)) for why in ("", "the cause")])
 def test_a_process_of_multiprocessing_ends_as_any_other(fails: str) -> None:
-    """These come to no exit handlers, or when what was raised is forgotten."""
+    """Such processes run no exit handlers, or run them when the exception is already forgotten."""
     here, there = multiprocessing.Pipe(duplex=False)
     job = f"{os.getpid()} {fails}"
     server = multiprocessing.get_context("forkserver")
@@ -552,7 +554,7 @@ LOGGING = """
 def test_a_context_that_cannot_be_ended_keeps_no_other_open_at_exit(
     error: Exception | None, ended: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As one whose GPU has failed; nor does it end before those that are to blame."""
+    """It is like one whose GPU has failed. It does not end before the processes that are to blame."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("an illegal memory access")
@@ -585,7 +587,7 @@ def test_an_interactive_session_does_not_end_on_its_last_error(monkeypatch: pyte
 
 @pytest.mark.parametrize("level", ["30", 30, "Warning"])
 def test_a_log_level_may_be_a_number(level: str | int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Which is text in the environment."""
+    """In the environment such a number is text."""
     log = RankLogger()
     log._start_logging(3, level)
     log.info("too little")

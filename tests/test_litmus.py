@@ -1,7 +1,7 @@
-"""Litmus tests of the memory model: what one rank has stored before a signal, another one sees behind its wait.
+"""Litmus tests of the memory model: what one rank stores before a signal, another one sees after its wait.
 
-On GPUs a control shows that the test can fail: with the release, and the barrier of the threads in front of it, left
-out, some of what was stored comes late.
+On GPUs a control shows that the test can fail: without the release, and the barrier of threads before it, some of the
+stored data arrives late.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import iris
 from iris import backends
 
 TURNS = BACKEND == "sim" or backends.oversubscribed()
-"""Whether ranks take turns, so that a round takes long, and all that was stored is there when another one looks."""
+"""Whether ranks take turns: then a round takes long, and all stored data is there when another rank looks."""
 ROUNDS = 20 if TURNS else 20_000
 PROGRAMS = 2 if BACKEND == "sim" else 16
 BLOCK = 64 if BACKEND == "sim" else 4096
@@ -24,8 +24,8 @@ BLOCK = 64 if BACKEND == "sim" else 4096
 
 @triton.jit
 def pass_on(handle, data, flag, taken, wrong, rounds, SIGNALLED: tl.constexpr, BLOCK: tl.constexpr):
-    """Every round: a block to the next rank and a flag behind it; then the block of the rank before, once its flag is
-    there, and a signal that it may be overwritten. Counts elements that are not this round's."""
+    """In every round, send a block to the next rank and then a flag; read the block of the previous rank once its flag
+    is there, and signal that it may be overwritten. Counts elements that are not of this round."""
     me, world, program = iris.rank(handle), iris.world_size(handle), tl.program_id(0)
     following, before = (me + 1) % world, (me + world - 1) % world
     offsets = program * BLOCK + tl.arange(0, BLOCK)
@@ -68,5 +68,5 @@ if not TURNS:
 
     @pytest.mark.parametrize("ranks", worlds(2, 8), indirect=True)
     def test_what_is_not_signalled_may_come_late(ranks: Ranks) -> None:
-        """Seldom where other programs use the same GPUs, too."""
+        """This is rare while other programs use the same GPUs."""
         assert any(sum(ranks.run(late_elements, False)) for _ in range(20))

@@ -1,4 +1,4 @@
-"""benchmark/local_matmuls.py: whose matmul is the faster one."""
+"""benchmark/local_matmuls.py: which matmul is the faster one, Iris's or the library's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_each_share_of_a_layer_is_measured(tmp_path: Path) -> None:
     options = ["--dataset", data, "--world_sizes", "2", "--rows", "8", "--rows_out", rows, "--dtype", "fp16"]
     done = script(*options, "--b_layout", "transposed", "--compilers", "2")
     assert done.returncode == 0, done.stderr
-    (found,) = [json.loads(line) for line in done.stdout.splitlines()]  # both layers' shares are alike
+    (found,) = [json.loads(line) for line in done.stdout.splitlines()]  # the shares of both layers have the same sizes
     assert {name: found[name] for name in ("m", "n", "k", "b_layout")} == {"m": 8, "n": 32, "k": 48} | {
         "b_layout": "transposed"
     }
@@ -87,7 +87,7 @@ def script(*options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def rows_by_times(times: list[tuple[float, float, float]]) -> list[tuned.Row | None]:
-    """The row for each of: µs of the library's matmul, of Iris's, and of Iris's on the same weights."""
+    """The row for each triple of µs: of the library's matmul, of Iris's, and of Iris's on the same weights."""
     ctx, script = context(), runpy.run_path(str(SCRIPT))
     problem = problem_of("matmul", (16, 32, 64), torch.float16, 1, 0)
     weights = [torch.randn(64, 32, dtype=torch.float16, device=ctx.device) for _ in range(2)]
@@ -107,7 +107,7 @@ def test_a_row_is_made_where_iris_is_the_faster_one(ranks: Ranks) -> None:
     times = [(10.0, 9.0, 9.0), (10.0, 9.9, 9.0), (10.0, 9.0, 10.5), (19.594, 19.022, 19.0)]
     ((row, *others, barely),) = ranks.run(rows_by_times, times)
     assert others == [None, None]
-    assert barely.library_ms < 1.03 * barely.measured_ms and barely.beats_library  # whose times are rounded
+    assert barely.library_ms < 1.03 * barely.measured_ms and barely.beats_library  # as its times are rounded
     assert (row.op, row.world_size, row.m, row.n, row.k) == ("matmul", 1, 16, 32, 64)
     assert (row.measured_ms, row.library_ms) == (0.009, 0.01) and row.versions["commit"] == "abc"
 

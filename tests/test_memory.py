@@ -1,4 +1,4 @@
-"""Where a simulated kernel finds no memory: beyond heaps, off heaps, and where there was some before."""
+"""Simulated kernels that access invalid memory: beyond heaps, off heaps, and memory that was freed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def assert_none_there(failure: Failure) -> None:
 
 
 def failures_by_rank(launch: Callable[[iris.Iris, int], object], *more: int) -> list[Failure]:
-    """What becomes of ``launch(ctx, rank)`` for every other rank, and ``more``. Each is the end of a context."""
+    """The failures of ``launch(ctx, rank)`` for every other rank, and ``more``. Each ends its context."""
     own, world_size, failures = context().rank, context().world_size, []
     for rank in [*((own + step) % world_size for step in range(1, world_size)), *more]:
         with fresh(HEAP) as ctx:
@@ -58,7 +58,8 @@ def failures_by_rank(launch: Callable[[iris.Iris, int], object], *more: int) -> 
 
 
 def store_beyond(nbytes: int) -> list[Failure]:
-    """To every rank, ``nbytes`` from the end of the heap, or before its start; the rank in between stays as it was."""
+    """Failures of stores to every rank, ``nbytes`` from the end of the heap or before its start; the rank in between
+    must stay unchanged."""
 
     def store(ctx: iris.Iris, to: int) -> None:
         out = ctx.zeros(4, dtype=torch.int32)
@@ -95,7 +96,7 @@ def test_a_tensor_off_the_heap_is_on_no_other_rank(ranks: Ranks, size: int) -> N
 
 @triton.jit
 def mixed_up_kernel(pointer, out, peer, handle):
-    """The peer in the place of this rank, and the other way round."""
+    """Confuse the peer with this rank."""
     tl.store(out, iris.load(pointer, peer, iris.rank(handle), handle.bases))
 
 
@@ -129,7 +130,7 @@ def test_the_handle_of_another_context_leads_nowhere(ranks: Ranks) -> None:
 
 def reach_for_a_freed_tensor() -> Failure:
     context()
-    values = torch.zeros(1 << 24, dtype=torch.int32)  # so large that the system takes its memory back
+    values = torch.zeros(1 << 24, dtype=torch.int32)  # so large that its memory goes back to the system
     address = values.data_ptr()
     increment_kernel[(1,)](address)
     assert values[0] == 1
@@ -144,7 +145,8 @@ def test_a_freed_tensor_is_not_there(ranks: Ranks) -> None:
 
 
 def reach_after_close() -> tuple[Failure, Failure, list[int]]:
-    """What a peer had, with all of its tensors gone, and with one of this rank's own still held."""
+    """Failures of accesses to a peer's closed heap, with all of its tensors gone, and with one of this rank's own still
+    held."""
     out = torch.zeros(1, dtype=torch.int32)
     with fresh(HEAP) as ctx:
         shared = ctx.full((4,), ctx.rank + 5, dtype=torch.int32)
@@ -169,7 +171,7 @@ def test_a_heap_is_not_there_after_close(ranks: Ranks) -> None:
 
 
 def map_files(count: int, nbytes: int) -> list[int]:
-    """Map files of zeros and let them go; their addresses."""
+    """Map files of zeros and unmap them; returns their addresses."""
     fds = [os.memfd_create("test") for _ in range(count)]
     try:
         for fd in fds:

@@ -1,4 +1,4 @@
-"""The model: close to what was measured, monotonic where it must be, and for every algorithm and kind of hardware."""
+"""The model: close to measurements, monotonic where it must be, and defined for every algorithm and hardware."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ MEASURED, AGAIN, WORDS, EIGHT, MIRRORED, LOCAL, LOCAL_INT8, MIRRORED_H100 = (
         "h100_mirrored",
     )
 )
-"""On as many GPUs as ranks, up to 4, the same of later ops, and of what travels as words, and 8; on two that stand for
-4 or 8; local matmuls of one; and on two of another kind that stand for more."""
+"""Measured calls: on as many GPUs as ranks, up to 4, also of later ops and of words, and 8; on two GPUs that emulate 4
+or 8 ranks; local matmuls on one GPU; and on two GPUs of another kind that emulate more ranks."""
 EVERY = [(op, algorithm) for op in OPS for algorithm in algorithms(op)]
 TILE = FusedConfig(block_size_n=256, comm_block_n=256)
 
@@ -47,12 +47,12 @@ TILE = FusedConfig(block_size_n=256, comm_block_n=256)
 def problem_of(
     op: str, m: int, n: int, k: int, world_size: int, dtype: torch.dtype = torch.bfloat16, gather_dim: int | None = None
 ) -> Problem:
-    """By the sizes of the local matmul."""
+    """A problem, by the sizes of the local matmul."""
     return operands.problem_of(op, (m, n, k), dtype, world_size, gather_dim or 0)
 
 
 def measured(calls: list[dict[str, Any]] = MEASURED) -> list[tuple[Problem, FusedConfig, float]]:
-    """Each measured call: what, how, and milliseconds."""
+    """Each measured call: the problem, the config, and milliseconds."""
     return [
         (
             problem_of(one["op"], one["m"], one["n"], one["k"], one["world_size"], gather_dim=one["gather_dim"]),
@@ -64,7 +64,7 @@ def measured(calls: list[dict[str, Any]] = MEASURED) -> list[tuple[Problem, Fuse
 
 
 def predicted(problem: Problem, config: FusedConfig, known: Hardware, calls: list[dict[str, Any]]) -> float:
-    """Milliseconds; where two GPUs stand for all ranks, without contention between ranks."""
+    """Predicted milliseconds; if two GPUs emulate all ranks, without contention between ranks."""
     contention = calls not in (MIRRORED, MIRRORED_H100)
     return 1e3 * predicted_s(problem, config, replace(machine(known, problem.dtype), contention=contention))
 
@@ -77,7 +77,7 @@ def test_the_model_and_the_choice_know_the_algorithms_that_there_are() -> None:
 
 
 def test_an_algorithm_of_the_library_is_one_in_every_op() -> None:
-    """They are asked for by name alone."""
+    """Code looks these algorithms up by name alone."""
     for op, name in EVERY:
         assert (TRAITS[op][name].library, TRAITS[op][name].exchange) == (name in LIBRARY, name in EXCHANGING)
 
@@ -268,7 +268,7 @@ def test_more_work_never_takes_less_time(op: str, algorithm: str) -> None:
         for factor in (1, 2, 4, 16, 64, 65):
             grown: dict[str, Any] = {**sizes, size: sizes[size] * factor}
             times.append(predict_ms(problem_of(op, **grown, world_size=4), config, H200))
-        # What a wave loads is a mean over all of them: a hundred-thousandth less with one wave more.
+        # The loads of a wave are a mean over all waves: with one wave more they are less by a hundred-thousandth.
         assert all(less < 1.0001 * more for less, more in itertools.pairwise(times)), size
         assert times[-1] > 2 * times[0], size
 
@@ -301,7 +301,7 @@ def test_nothing_is_predicted_to_beat_the_floor(op: str, algorithm: str) -> None
 
 
 def test_waves_are_counted() -> None:
-    """One tile more than the programs can compute at once takes as long as one for each of them."""
+    """One tile more than the programs can compute at once takes as long as one more tile for each of them."""
     whole, more = (problem_of("matmul", 128 * tiles, 256, 8192, 1) for tiles in (132, 133))
     config = replace(TILE, algorithm="local")
     assert predict_ms(more, config, H200) > 1.8 * predict_ms(whole, config, H200)

@@ -1,5 +1,5 @@
-"""Numbers of simulated kernels have the types, and so the values, that the compiler gives them: constants beside
-tensors, numbers of loops, of tuples and of what functions return; sums in 16 bits; floats as integers."""
+"""Numbers in simulated kernels have the types, and so the values, that the compiler gives them: constants next to
+tensors, numbers of loops, of tuples and of results of functions; sums in 16 bits; floats as integers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_number_of_a_loop_beside_tensors_has_32_bits(ranks: Ranks) -> None:
     halves = np.array([1, 2, 3, 0.1], np.float16).astype(np.float32)
     assert tenths == (halves * (np.float32(3) * np.float32(0.1))).tolist()
     assert sevenths == (halves * (np.float32(3) / np.float32(7))).tolist()
-    assert static == [100, -56, 44, 16]  # which is a constant, and takes the dtype of the tensor
+    assert static == [100, -56, 44, 16]  # a constant, which takes the dtype of the tensor
 
 
 @triton.jit
@@ -161,7 +161,7 @@ def of_tuples() -> list[float]:
 
 @ONE
 def test_numbers_of_tuples_have_types(ranks: Ranks) -> None:
-    """2³² - 1 is of 64 bits, in which its square wraps around."""
+    """2³² - 1 has 64 bits, in which its square wraps around."""
     product = float(np.float32(3) * np.float32(0.1))
     assert ranks.run(of_tuples)[0] == [-np.inf, product, product, product, float(1 - 2**33)]
 
@@ -212,7 +212,7 @@ def unspecialised_kernel(found, n):
 
 
 def wide(n: int) -> list[Any]:
-    """What each of the kernels makes of ``n``, or says."""
+    """The result of each kernel for ``n``, or its error."""
     results: list[Any] = []
     for kernel in (wide_kernel, annotated_number_kernel, unspecialised_kernel):
         with fresh() as ctx:
@@ -224,7 +224,7 @@ def wide(n: int) -> list[Any]:
 
 @ONE
 def test_a_whole_one_is_a_constant_unless_said_otherwise(ranks: Ranks) -> None:
-    """As when compiled: a kernel that casts its rank fails on rank 1."""
+    """It is one when compiled, too: a kernel that casts its rank fails on rank 1."""
     assert ranks.run(wide, 2)[0] == [3] * 3
     constant, *numbers = ranks.run(wide, 1)[0]
     assert "'int' object has no attribute 'to'" in constant and numbers == [2, 2]
@@ -309,7 +309,7 @@ def annotated_kernel(found, COUNT: triton.language.constexpr, VALUE: "tl.constex
 
 
 def with_defaults() -> list[list[int]]:
-    """Constants that are annotated in another way; and a default that is the variable of the function around."""
+    """Constants that are annotated in another way, and a default that is a variable of the enclosing function."""
     found = context().zeros(4, dtype=torch.int32)
     annotated_kernel[(1,)](found, COUNT=4)
     results = [found.tolist()]

@@ -1,4 +1,4 @@
-"""Ops read and write nothing beyond their operands: these end where memory ends."""
+"""Ops read and write nothing beyond their operands, which end where accessible memory ends."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _PROT_NONE = 0
 
 
 def fenced(matrix: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy of ``matrix`` that ends where a page begins that nobody may touch, as nobody may the one before
-    its first."""
+    """A contiguous copy of ``matrix`` that ends at the beginning of a page without access; the page before its first
+    page has no access, either."""
     nbytes, page = matrix.numel() * matrix.element_size(), mmap.PAGESIZE
     pages = -(-nbytes // page)
     memory = mmap.mmap(-1, (pages + 2) * page)
@@ -35,7 +35,7 @@ def fenced(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def fenced_scratch(workspace: FusedWorkspace, name: str, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
-    """In place of ``scratch_matrix``, whose memory mostly goes on behind the matrix."""
+    """Replaces ``scratch_matrix``, whose memory mostly goes on after the matrix."""
     key = (f"fenced {name}", rows * cols, dtype)
     if key not in workspace.local:
         workspace.local[key] = fenced(torch.zeros(rows, cols, dtype=dtype))
@@ -45,7 +45,7 @@ def fenced_scratch(workspace: FusedWorkspace, name: str, rows: int, cols: int, d
 def before_a_fence(way: Way, seed: int) -> float:
     # Two block rows, one column: with three ranks a tile order may have room for more tiles than there are.
     one = trial(context(), way, (17, 5, 35), torch.float32, seed, "column")
-    # What is on the symmetric heap has to stay there.
+    # Operands on the symmetric heap must stay there.
     if way.op != GATHER:
         one.a = fenced(one.a)
     one.b, one.bias = fenced(one.b), fenced(one.bias) if one.bias is not None else None
@@ -64,8 +64,8 @@ def test_nothing_beyond_the_operands(ranks: Ranks, way: Way, seed: int) -> None:
 
 
 def rows_below(num_flags: int, seed: int) -> list[float]:
-    """What stands below the output of a sum in two hops whose last rank has fewer rows than the others; and how far the
-    sum is off."""
+    """The values below the output of a sum in two hops, of which the last rank has fewer rows than the others; and the
+    error of the sum."""
     ctx = context()
     one = trial(ctx, Way(ALL_REDUCE, "low_latency_two_shot"), (17, 5, 35), torch.float32, seed)
     whole = ctx.full((24, 5), 7.0)
@@ -85,7 +85,7 @@ def test_nothing_below_a_sum_in_two_hops(ranks: Ranks, num_flags: int, seed: int
 
 
 def flags_of_a_relay(seed: int) -> list[int]:
-    """What the flags hold that a call has room for, and those behind them."""
+    """The values of the flags that a call has room for, and of those after them."""
     ctx = context()
     way, config = Way(SCATTER, "relay"), replace(SMALL, comm_sms=1, group_size_m=1)
     workspace = new_workspace(ctx, way.op, way.algorithm)
@@ -101,7 +101,7 @@ def test_a_relay_sets_the_flags_that_it_has_room_for(ranks: Ranks, seed: int) ->
 
 
 def relayed_far_apart() -> list[list[float]]:
-    """Columns of an output that lie 2 GiB apart, of three ranks."""
+    """Columns of an output that are 2 GiB apart, on three ranks."""
     stride = (1 << 30) + 1024
     with fresh(5 << 30) as ctx:
         frame = ctx.empty(2 * stride + 1, dtype=torch.float16)
@@ -116,5 +116,5 @@ def relayed_far_apart() -> list[list[float]]:
 @pytest.mark.skipif(BACKEND != "sim", reason="simulated memory is promised, not taken")
 @pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True)
 def test_columns_may_lie_far_apart(ranks: Ranks) -> None:
-    """Further than 32 bits count."""
+    """Their distance needs more than 32 bits."""
     assert ranks.run(relayed_far_apart) == [[[16, 32, 48]]] * 3

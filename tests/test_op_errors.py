@@ -1,4 +1,5 @@
-"""Bad arguments of ops: refused before anything is launched, on every rank, naming op, argument, expected and got."""
+"""Bad arguments of ops: they are refused before anything is launched, on every rank, by an error that names op,
+argument, what was expected and what was got."""
 
 from __future__ import annotations
 
@@ -72,13 +73,13 @@ def elsewhere(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def in_b(one: Trial) -> dict[str, Any]:
-    """B and the output in the same memory."""
+    """An output in the memory of B."""
     both = one.b.new_empty(max(one.b.numel(), one.output.numel()))
     return {"b": both[: one.b.numel()].view(one.b.shape), "output": both[: one.output.numel()].view(one.output.shape)}
 
 
 def of_8_bits(dtype: torch.dtype = torch.float8_e4m3fn, **others: Callable[[Trial], Any]) -> Change:
-    """Operands of ``dtype``, and ``others``, each made of the trial."""
+    """Operands of ``dtype``, and ``others``, each made from the trial."""
     return lambda one: {
         "a": one.a.to(dtype), "b": one.b.to(dtype), **{name: make(one) for name, make in others.items()},
     }  # fmt: skip
@@ -96,13 +97,13 @@ def inference_tensor(one: Trial) -> dict[str, Any]:
 
 def nested(matrix: torch.Tensor) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a prototype
+        warnings.simplefilter("ignore")  # PyTorch warns that it is a prototype
         return torch.nested.nested_tensor([matrix])
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A call that is refused: by which ops, what is wrong with it, and what the error says, ``argument`` first."""
+    """A call that is refused: by which ops, what is wrong with it, and what the error says, with ``argument`` first."""
 
     ways: tuple[Way, ...]
     change: Change
@@ -110,7 +111,7 @@ class Mistake:
     argument: str
     words: str
     tall: bool = False
-    """Whether M is one more than what ranks can share."""
+    """Whether M is one more than a size that ranks can share evenly."""
 
 
 MISTAKES = {
@@ -275,7 +276,7 @@ def enough(one: Trial) -> Any:
 
 
 def refused(case: str) -> dict[Way, tuple[Failure, bool]]:
-    """The failure of each way's call, and whether the output has stayed as it was."""
+    """The failure of each way's call, and whether the output is unchanged."""
     ctx, mistake, found = context(), MISTAKES[case], {}
     for way in mistake.ways:
         one = trial(ctx, way._replace(algorithm="two_shot") if mistake.tall else way, (8, 8, 16), torch.float32, seed=0)
@@ -310,7 +311,7 @@ def test_mistake(ranks: Ranks, case: str) -> None:
 
 
 def test_a_bias_of_one_dimension_is_one_per_column() -> None:
-    """However many rows there are: else it would be taken for another one at some numbers of rows only."""
+    """It is so for any number of rows: else at some numbers it would be taken for one per row."""
     assert bias_kind("op", torch.zeros(8), 8, 8) == bias_kind("op", torch.zeros(8), 6, 8) == tile.BIAS_COLUMN.value
     assert bias_kind("op", torch.zeros(6, 1), 6, 8) == tile.BIAS_ROW.value
     with pytest.raises(
@@ -320,7 +321,7 @@ def test_a_bias_of_one_dimension_is_one_per_column() -> None:
 
 
 def sums_in_any_order(seed: int) -> list[Failure]:
-    """``atomic`` where PyTorch is to be deterministic: of floats, of whole numbers, and with a warning only."""
+    """``atomic`` while PyTorch is told to be deterministic: with floats, with whole numbers, and with a warning only."""
     ctx, found = context(), []
     for dtype, warn_only in ((torch.float32, False), (torch.int8, False), (torch.float32, True)):
         one = trial(ctx, Way(ALL_REDUCE, "atomic"), (8, 8, 16), dtype, seed)
@@ -358,7 +359,7 @@ def test_sums_at_a_peer_are_refused_where_its_link_loses_some(ranks: Ranks, seed
 
 
 def fp8_without_units_for_it(seed: int) -> list[Failure]:
-    """By each op, where the GPU does not multiply fp8."""
+    """Failures of each op on a GPU that does not multiply fp8."""
     ctx, found = context(), []
     for way in ALL:
         one = trial(ctx, way, (8, 8, 16), torch.float8_e4m3fn, seed)
@@ -389,7 +390,7 @@ def test_which_gpus_multiply_fp8(
 
 
 def dual_operands() -> list[tuple[str, Failure]]:
-    """Each operand with a tangent, by each op: the failures, by what they are to name."""
+    """Failures of each op with each operand that has a tangent, by the name that the error must give."""
     ctx, found = context(), []
     for way in ALL:
         one = trial(ctx, way, (8, 8, 16), torch.float32, seed=0, bias="column")
@@ -404,7 +405,7 @@ def dual_operands() -> list[tuple[str, Failure]]:
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_an_operand_with_a_tangent(ranks: Ranks) -> None:
-    """It was lost without a word."""
+    """Once the tangent was lost silently."""
     for found in ranks.run(dual_operands):
         assert len(found) == 4 * len(ALL)
         for begin, failure in found:
@@ -413,7 +414,7 @@ def test_an_operand_with_a_tangent(ranks: Ranks) -> None:
 
 
 class Product(torch.autograd.Function):
-    """A @ B, which is known to forward mode."""
+    """A @ B as a Function that supports forward mode."""
 
     @staticmethod
     def forward(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -470,7 +471,7 @@ def traced() -> list[tuple[str, Failure]]:
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_a_call_that_is_traced(ranks: Ranks) -> None:
-    """A trace would not hold it, and kernels were given shapes that are tensors."""
+    """A trace would not contain the call, and kernels once got shapes that are tensors."""
     for found in ranks.run(traced):
         for op, failure in found:
             assert failure.kind == "ArgumentError" and failure.message.startswith(f"{op}: A"), failure
@@ -481,7 +482,7 @@ def test_a_call_that_is_traced(ranks: Ranks) -> None:
 
 
 def memory_of_refused_calls() -> list[tuple[str, bool]]:
-    """For outputs that the copy engine cannot copy: the failure, and whether memory was made for the call before it."""
+    """For outputs that the copy engine cannot copy: the failure, and whether the call had allocated memory before."""
     found = []
     for way in COPIED:
         with fresh() as ctx:
@@ -514,7 +515,7 @@ def test_an_unknown_algorithm_is_told_the_known_ones(ranks: Ranks) -> None:
 
 
 def the_said_workspace_fits(seed: int) -> list[float]:
-    """What the error about a workspace that is too small says to make is large enough."""
+    """Errors of calls with the workspace that the error about one that is too small says to make."""
     ctx, excesses = context(), []
     for way in (*STAGED, *FLAGGED):
         one = trial(ctx, way, (40, 24, 48), torch.float32, seed)
@@ -528,7 +529,7 @@ def the_said_workspace_fits(seed: int) -> list[float]:
 
 
 def captured_in_one_queue(seed: int) -> tuple[dict[str, str], float]:
-    """What is refused, and how far off what is taken instead is at worst, as in a capture for a single queue."""
+    """The errors of refused calls, and the largest error of what runs instead, as in a capture for a single queue."""
     ctx, refused, excesses = context(), {}, []
     with mock.patch("iris.ops.choice._in_one_queue", return_value=True):
         for way in ways():
@@ -574,7 +575,7 @@ def test_several_queues_take_any_capture(
 
 
 def said_of_halves(seed: int) -> tuple[str, float]:
-    """A gather's push takes halves of its staging memory in turns; in between two sizes that do, rows do not fit."""
+    """A gather by push uses halves of its staging memory in turns: some numbers of rows between two that fit do not."""
     ctx = context()
     one = trial(ctx, Way(GATHER, "push", 0), (32, 16, 32), torch.float32, seed)
     nbytes = 2 * 32 * ctx.world_size * 128
@@ -613,7 +614,7 @@ def misspelt() -> list[tuple[str, Failure, int]]:
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_a_workspace_of_a_misspelt_algorithm(ranks: Ranks) -> None:
-    """It was made, and the first call with it refused it."""
+    """Once it was made, and only the first call with it refused it."""
     for found in ranks.run(misspelt):
         for op, failure, lost in found:
             expected = f"new_workspace: algorithm: expected one of {op}: "
@@ -639,7 +640,7 @@ def test_a_workspace_of_no_size_or_name(ranks: Ranks) -> None:
 
 
 def another_context() -> tuple[Failure, Failure, Failure]:
-    """Its workspace, its output, and a view of its memory."""
+    """Failures of calls with another context's workspace, its output, and a view of its memory."""
     ctx = context()
     one, reduced = (
         trial(ctx, way, (8, 8, 16), torch.float32, seed=0) for way in (Way(LOCAL, "local"), Way(ALL_REDUCE, "auto"))
@@ -682,7 +683,7 @@ def test_a_matrix_on_another_device(ranks: Ranks) -> None:
 
 
 def without_room(seed: int) -> tuple[dict[str, Failure], float]:
-    """On a heap without room to stage A, what is chosen for the caller still runs; what the caller chose does not."""
+    """On a heap without room to stage A, an algorithm that is picked still runs; one that the caller names does not."""
     with fresh(1 << 20) as ctx:
         one = trial(ctx, Way(GATHER, "auto"), (100, 8, 700), torch.float32, seed)
         one.run()
@@ -707,7 +708,7 @@ def test_a_heap_without_room_to_stage(ranks: Ranks, seed: int) -> None:
 
 
 def advised(algorithm: str, heap_size: int) -> str:
-    """What a gather of an A that is not on the heap says of a heap of this size; "" if it is enough."""
+    """The error of a gather, of an A that is not on the heap, about a heap of this size; "" if that is enough."""
     with fresh(heap_size) as ctx:
         rows, k, n = 128, 512, 8
         a, b = (torch.ones(shape, device=ctx.device) for shape in ((rows, k), (k, n)))
@@ -720,7 +721,7 @@ def advised(algorithm: str, heap_size: int) -> str:
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("algorithm", ["auto", "low_latency", "push", "decomposed"])
 def test_the_heap_that_is_advised_is_large_enough(ranks: Ranks, algorithm: str) -> None:
-    """Also for "auto", which names the algorithm that needs least."""
+    """This includes "auto", which names the algorithm that needs least."""
     said = ranks.run(advised, algorithm, 1 << 18)[0]
     staging = {"auto": "512.0 KiB", "decomposed": "512.0 KiB"}.get(algorithm, "1.0 MiB")
     assert f"keeps {staging} for staging" in said and algorithm in (*said.split(), "auto")
@@ -738,7 +739,7 @@ def test_columns_of_one_matrix_are_apart() -> None:
 
 
 def test_shared_memory_is_never_missed() -> None:
-    """Of all views of a small matrix, told by the elements themselves."""
+    """Checked for all views of a small matrix, against the elements themselves."""
     numbers = torch.arange(6 * 6)
     strides = (6, 1), (1, 6), (6, 2), (3, 1), (4, 2), (0, 1), (2, 2)
     views = [
@@ -752,7 +753,7 @@ def test_shared_memory_is_never_missed() -> None:
 
 
 def places_that_differ(stride: bool) -> list[Failure]:
-    """Outputs at the same place of other strides, or of the same strides at another place."""
+    """Outputs at the same place with other strides, or with the same strides at another place."""
     failures = []
     for op in (ALL_REDUCE, SCATTER):
         with fresh(1 << 20) as ctx:
@@ -778,7 +779,7 @@ def test_outputs_lie_alike_on_all_ranks(ranks: Ranks, stride: bool) -> None:
 
 
 def another_call_than_the_peers(gather: bool) -> Failure:
-    """Rank 0 calls an op while the others call another one, or are at a barrier."""
+    """Rank 0 calls an op while the others call another one, or wait at a barrier."""
     with fresh(1 << 20) as ctx:
         output, rows = ctx.zeros(16, 24), torch.zeros(16 * ctx.world_size, 24, device=ctx.device)
         a, b = torch.ones(16, 8, device=ctx.device), torch.ones(8, 24, device=ctx.device)
@@ -790,7 +791,7 @@ def another_call_than_the_peers(gather: bool) -> Failure:
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("gather", [False, True])
 def test_another_call_than_the_peers_is_told_in_short(ranks: Ranks, gather: bool) -> None:
-    """The sizes say which call it is; two dozen fields of a config would hide that."""
+    """The sizes identify the call; two dozen fields of a config would hide them."""
     reduced = "matmul_all_reduce(m=16, n=24, k=8, dtype=torch.float32, …)"
     gathered = "all_gather_matmul(m=32, n=24, k=8, dtype=torch.float32, …)"
     for failure in ranks.run(another_call_than_the_peers, gather):
@@ -800,7 +801,8 @@ def test_another_call_than_the_peers_is_told_in_short(ranks: Ranks, gather: bool
 
 
 def fake_operands() -> tuple[Failure, int]:
-    """What is said of tensors that only stand for others, as where a model's shapes are worked out; and warnings."""
+    """The failure with tensors that only stand for others, as for computing a model's shapes; and the number of
+    warnings."""
     ctx = context()
     with warnings.catch_warnings(record=True) as told, FakeTensorMode():
         warnings.simplefilter("always")
@@ -816,7 +818,7 @@ def test_a_tensor_that_only_stands_for_others_is_refused_without_a_warning(ranks
 
 
 def unequal_parts() -> Failure:
-    """43 and 42 columns of a matrix of 85."""
+    """Failure of parts with 43 and 42 columns of a matrix of 85."""
     with fresh(1 << 20) as ctx:
         depth = 43 - ctx.rank
         output, a, b = ctx.empty(16, 24), torch.ones(16, depth, device=ctx.device), torch.ones(depth, 24).to(ctx.device)
@@ -834,7 +836,7 @@ def test_parts_that_are_not_equal_are_told_to_be_padded(ranks: Ranks) -> None:
 
 
 def untransposed_weight() -> list[Failure]:
-    """Weights as a Linear has them, where ``output`` tells how many columns B should have, and where it does not."""
+    """Failures with weights as a Linear has them, if ``output`` says how many columns B should have, and if not."""
     ctx = context()
     a, output, weight = (torch.zeros(shape, device=ctx.device) for shape in ((16, 32), (16, 48), (48, 32)))
     wide, gathered = (torch.zeros(shape, device=ctx.device) for shape in ((16, 96), (32, 48)))
@@ -879,7 +881,7 @@ def test_the_rows_of_b_are_contiguous_on_all_ranks_or_on_none(ranks: Ranks, way:
 
 
 def a_place_of_another_call() -> list[Failure]:
-    """Calls in which rank 0 has its rows where all had those of an earlier call, and rank 1 elsewhere."""
+    """Calls in which rank 0 has its rows at the place where all had them in an earlier call, but rank 1 elsewhere."""
     failures = []
     for algorithm in ("pull", "hbm_buffer"):
         with fresh(1 << 21) as ctx:
@@ -941,11 +943,11 @@ def plain_sink(*_: object) -> None:
 
 @triton.jit
 def idle_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """Stores nothing."""
+    """A sink that stores nothing."""
 
 
 def mistakes_of_an_own_op() -> list[Failure]:
-    """An op of the user's is given what does not belong together, and at last what does."""
+    """Failures of a user's op that gets arguments that do not fit together; the last call is right."""
     ctx = context()
     problem = Problem("mine", 24, 16, 32, torch.float32, ctx.world_size)
     own, b = torch.ones(24, 32, device=ctx.device), torch.ones(32, 16, device=ctx.device)

@@ -1,5 +1,5 @@
-"""What every op does by every algorithm: right results for every dtype and remainder, in any order of calls, whoever is
-late; the same bits everywhere."""
+"""Every op by every algorithm: right results for every dtype and remainder, in any order of calls, whichever rank is
+late; the same bits on all ranks."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ ALL_WAYS = ways()
 
 
 def turns(way: Way, dtype: torch.dtype, world_size: int) -> list[int]:
-    """Which shapes, biases and layouts to test together: two on GPUs, one on simulated ranks."""
+    """The combinations of shapes, biases and layouts to test: two on GPUs, one on simulated ranks."""
     count = 1 if BACKEND == "sim" else 2
     first = ALL_WAYS.index(way) + count * (len(DTYPES) * world_size + DTYPES.index(dtype))
     return list(range(first, first + count))
 
 
 def results(way: Way, dtype: torch.dtype, seed: int) -> list[tuple[Shape, str, float]]:
-    """Some shapes, each with another bias and layout, in memory that holds NaN where nobody has written."""
+    """Errors for some shapes, each with another bias and layout, in memory that holds NaN where nothing was written."""
     ctx = context()
     poison(ctx)
     found = []
@@ -82,11 +82,12 @@ def test_each_way_meets_everything(way: Way) -> None:
 
 
 DEPTHS = {torch.float32: 38, torch.float16: 36, torch.int8: 40}
-"""A rank's columns end between 16 bytes, those of two or four ranks do not, and there is a whole block of them."""
+"""Depths for which a rank's columns do not end at a multiple of 16 bytes, but those of two or four ranks do; they are
+more than a block."""
 
 
 def between_16_bytes(way: Way, dtype: torch.dtype, seed: int) -> list[float]:
-    """Blocks of K at addresses that TMA does not take, in matrices whose rows and columns it would take."""
+    """Errors with blocks of K at addresses that TMA does not accept, in matrices whose rows and columns it accepts."""
     ctx, found = context(), []
     for layout in ("plain", "transposed"):
         one = trial(ctx, way, (19, 29, DEPTHS[dtype]), dtype, seed, "row", layout)
@@ -106,8 +107,8 @@ def test_columns_that_end_between_16_bytes(ranks: Ranks, way: Way, dtype: torch.
 
 
 def back_to_back(way: Way, seed: int) -> list[float]:
-    """Calls in a row with other shapes, always another rank late, and nothing in between but new inputs in the same
-    memory."""
+    """Errors of calls in a row with other shapes, each with another rank late, and only new inputs in the same memory
+    in between."""
     ctx = context()
     shapes = ((7, 5, 32), (18, 20, 31), (16, 16, 1))
     trials = [trial(ctx, way, shape, torch.float32, seed + index) for index, shape in enumerate(shapes)]
@@ -128,8 +129,8 @@ def test_back_to_back_with_a_late_rank(ranks: Ranks, way: Way, seed: int) -> Non
 
 
 def bits(way: Way, seed: int, by_flags: bool = False) -> tuple[str, str]:
-    """Two results of the same call, ranks late by different times, tiles split over programs; ``by_flags``: with
-    nothing sent by words. In float32, where the order of a sum shows."""
+    """Digests of two results of the same call, with ranks late by different times and tiles split over programs.
+    ``by_flags``: nothing is sent by words. In float32, where the order of a sum shows."""
     ctx = context()
     workspace = iris.ops.new_workspace(ctx, way.op, way.algorithm, 1 << 20, FLAGS) if by_flags else None
     found = []
@@ -145,19 +146,19 @@ def bits(way: Way, seed: int, by_flags: bool = False) -> tuple[str, str]:
 @pytest.mark.parametrize("ranks", worlds(3, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
 @pytest.mark.parametrize("way", some(ALL_WAYS), ids=str)
 def test_the_same_bits(ranks: Ranks, way: Way, seed: int) -> None:
-    """In each call where timing does not matter, and on all ranks where these have the same result."""
+    """In each call if timing does not matter, and on all ranks if these have the same result."""
     assert_same_bits(way, ranks.run(bits, way, seed))
 
 
 @pytest.mark.parametrize("ranks", worlds(3, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
 @pytest.mark.parametrize("way", IN_WORDS, ids=str)
 def test_the_same_bits_by_flags(ranks: Ranks, way: Way, seed: int) -> None:
-    """As where much is sent, too much for words."""
+    """This is how large amounts, too large for words, are sent."""
     assert_same_bits(way, ranks.run(bits, way, seed, True))
 
 
 def judged(seed: int) -> tuple[str, str]:
-    """The bits of a result before it was judged, and behind that."""
+    """Digests of a result before and after it was judged."""
     one = trial(context(), Way(LOCAL, "local"), (18, 20, 40), torch.float32, seed)
     one.run()
     before = one.digest()
@@ -167,7 +168,7 @@ def judged(seed: int) -> tuple[str, str]:
 
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_a_result_that_was_judged_is_as_before(ranks: Ranks, seed: int) -> None:
-    """Else there is nothing to compare."""
+    """Otherwise digests could not be compared."""
     for before, behind in ranks.run(judged, seed):
         assert before == behind
 
@@ -181,12 +182,12 @@ def assert_same_bits(way: Way, found: list[tuple[str, str]]) -> None:
 
 
 LOADING = Way(REDUCE_SCATTER, "baseline"), Way(ALL_REDUCE, "baseline"), Way(ALL_REDUCE, "one_shot")
-"""Whose kernels load from all peers in turns: the last where nothing goes by words."""
+"""Ways whose kernels load from all peers in turns; the last does so if it uses no words."""
 
 
 def begun_with(way: Way) -> list[float]:
-    """Sums of 16 rows for each rank, in which the part of rank r, then of the next one, are large and cancel. What the
-    others add, 1 each, is lost unless these two come first."""
+    """Errors of sums of 16 rows for each rank. For rank r its own part and that of the next rank are large and cancel;
+    the others add 1 each, which is lost unless these two come first."""
     ctx = context()
     world = ctx.world_size
     first = torch.arange(world).repeat_interleave(16)
@@ -203,12 +204,12 @@ def begun_with(way: Way) -> list[float]:
 @pytest.mark.parametrize("ranks", worlds(3, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
 @pytest.mark.parametrize("way", LOADING, ids=str)
 def test_no_two_ranks_load_from_the_same_one_first(ranks: Ranks, way: Way) -> None:
-    """Else all wait for one rank's link, then for the next one's."""
+    """Otherwise all wait for one rank's link, then for that of the next."""
     assert ranks.run(begun_with, way) == [[ranks.world_size - 2.0]] * ranks.world_size
 
 
 def picked(seed: int) -> list[float]:
-    """With ``config=None``, on a shape that fills several of the picked tiles, and by TMA where there is TMA."""
+    """Errors with ``config=None``, on a shape of several of the picked tiles, and by TMA if there is TMA."""
     ctx, found = context(), []
     for index, way in enumerate(one for one in ALL_WAYS if one.algorithm == "baseline" or one.op == LOCAL):
         one = trial(ctx, way, (160, 144, 256), torch.float16, seed + index)
@@ -224,8 +225,8 @@ def test_picked_config(ranks: Ranks, seed: int) -> None:
 
 
 CARRYING = {(GATHER, "push"), (GATHER, "hbm_buffer"), (SCATTER, "split"), (SCATTER, "relay")}
-"""Whose programs, all or some, move what is not a tile of their own; beside gathers of columns by the copy engine,
-where they keep the own ones."""
+"""Ways in which all or some programs move data that is not a tile of their own. So do those of gathers of columns by
+the copy engine, which keep a rank's own columns."""
 
 
 def traced(way: Way, seed: int) -> tuple[set[str], bool, bool, set[int], float, float]:
@@ -255,7 +256,7 @@ def test_trace(ranks: Ranks, way: Way, seed: int) -> None:
 
 def one_rank_missing(way: Way, seed: int) -> Failure:
     """All ranks call the op once; then rank 1 does not."""
-    trial(context(), way, (16, 16, 32), torch.float32, seed).run()  # compiled, which may take one rank longer
+    trial(context(), way, (16, 16, 32), torch.float32, seed).run()  # compile first, which may take one rank longer
     context().barrier()
     with fresh(1 << 21, timeout_s=0.6) as ctx:
         one = trial(ctx, way, (16, 16, 32), torch.float32, seed)
@@ -267,7 +268,7 @@ def one_rank_missing(way: Way, seed: int) -> Failure:
                 one.run()
                 ctx.synchronize()
             else:
-                for _ in range(200):  # until the others have given up, and have said so
+                for _ in range(200):  # until the others have given up and reported it
                     ctx.synchronize()
                     time.sleep(0.05)
 
@@ -287,7 +288,7 @@ def test_op_that_one_rank_does_not_call(ranks: Ranks, way: Way, seed: int) -> No
 
 
 def gather_dims(seed: int) -> list[float]:
-    """Calls that leave it to the op to see which dimension is sharded."""
+    """Errors of calls that leave it to the op to find out which dimension is sharded."""
     ctx, excesses = context(), []
     for gather_dim in (0, 1):
         one = trial(ctx, Way(GATHER, "auto", gather_dim), (8, 8, 12), torch.float32, seed)
@@ -303,7 +304,7 @@ def test_gather_dim_is_told_from_the_shapes(ranks: Ranks, seed: int) -> None:
 
 
 def large_whole_sums(way: Way, by_flags: bool) -> list[int]:
-    """Sums of int8 products that float32 does not hold: odd, and more than 2**24 on each rank."""
+    """Sums of int8 products that float32 cannot hold: odd, and more than 2**24 on each rank."""
     ctx = context()
     rows = 4 * ctx.world_size
     a, b = (torch.full(shape, 127, dtype=torch.int8, device=ctx.device) for shape in ((rows, 1041), (1041, 16)))
@@ -322,7 +323,7 @@ def test_int8_sums_are_exact(ranks: Ranks, way: Way, by_flags: bool) -> None:
 
 
 def abreast_left(gather_dim: int, seed: int) -> list[float]:
-    """Chunks carried side by side, of which the last ones are fewer."""
+    """Errors if chunks are carried side by side, and fewer are left at the end."""
     ctx, found = context(), []
     for algorithm in ("hbm_buffer", "push"):
         one = trial(
@@ -341,7 +342,8 @@ def test_the_last_chunks_side_by_side_are_fewer(ranks: Ranks, gather_dim: int, s
 
 
 def run_some_ways(seed: int) -> dict[str, float]:
-    """Every thirteenth way, once: a gather, one that sends or sums, and one that sums. Others with another seed."""
+    """Errors of every thirteenth way, once: a gather, one that sends or sums, and one that sums. The seed decides
+    which."""
     ctx, found = context(), {}
     for turn, way in enumerate(ALL_WAYS):
         if (turn + seed) % 13:

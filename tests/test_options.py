@@ -1,4 +1,4 @@
-"""What a config says besides the algorithm changes how an op runs, never its result."""
+"""The fields of a config other than the algorithm change how an op runs, never its result."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "low_latency_two_shot": [{}, {"own_matmul": True, "stream_k": True, "num_sms": 3}],
     "atomic": [{"num_rounds": 2}, {"num_rounds": 3, "num_sms": 1}, {"num_rounds": 100, "group_size_m": 2}],
 }
-"""Options by algorithm, on top of those below; other algorithms run with few programs and with a group of rows."""
+"""Options by algorithm, in addition to those below; other algorithms run with few programs and a group of rows."""
 OTHERS: list[dict[str, Any]] = [{"num_sms": 1}, {"group_size_m": 2}]
 LARGE = (33, 17, 55)
 """Three block rows, two block columns and four blocks of K per rank, the last of each ragged."""
@@ -100,7 +100,7 @@ def with_one_column(way: Way, seed: int) -> float:
     "way", [way for way in ways() if way.algorithm in EXCHANGING or way.algorithm not in LIBRARY], ids=str
 )
 def test_stream_k_of_one_column(ranks: Ranks, way: Way, seed: int) -> None:
-    """Of which there is nothing to split; Triton 3.6 does not compile a loop that would."""
+    """There is nothing to split in it; Triton 3.6 does not compile a loop that would."""
     assert max(ranks.run(with_one_column, way, seed)) <= 1
 
 
@@ -129,14 +129,14 @@ def relayed(senders: int, seed: int) -> list[float]:
 @pytest.mark.parametrize("senders", [8, 17], ids=["one team", "teams of nine and eight"])
 @pytest.mark.parametrize("many", worlds(2, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
 def test_teams_of_a_relay(many: Ranks, senders: int, seed: int) -> None:
-    """Four chunks, one, and two, of which each goes round the ring by programs of one team, up to two blocks by
-    each of them."""
+    """There are four chunks, one, and two. Programs of one team carry a chunk round the ring, each up to two blocks of
+    it."""
     for excesses in many.run(relayed, senders, seed):
         assert max(excesses) <= 1
 
 
 def by_the_workspace_alone(way: Way, seed: int) -> float:
-    """With no config, what the workspace was made for."""
+    """The error of a call without a config, which runs the algorithm that the workspace was made for."""
     ctx = context()
     workspace = new_workspace(ctx, way.op, way.algorithm, 1 << 17, GATHER_FLAGS)
     one = trial(ctx, way, LARGE, torch.float32, seed)
@@ -168,12 +168,12 @@ def chunks_that_arrived(num_chunks: int) -> tuple[int, bool]:
 @pytest.mark.parametrize("num_chunks", [1, 3, 4])
 @pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
 def test_num_chunks(ranks: Ranks, num_chunks: int) -> None:
-    arrived = {1: 1, 3: 2, 4: 4}[num_chunks] * (ranks.world_size - 1)  # four block rows: two to a chunk for three
+    arrived = {1: 1, 3: 2, 4: 4}[num_chunks] * (ranks.world_size - 1)  # four block rows: for three chunks, two in each
     assert ranks.run(chunks_that_arrived, num_chunks) == [(arrived, True)] * ranks.world_size
 
 
 def by_its_own_name(gather_dim: int, seed: int) -> tuple[float, float, bool]:
-    """The op that is named after its buffer, with every option of its own, and in the workspace of its preamble."""
+    """The op that is named after its buffer, with all of its own options, and in the workspace of its preamble."""
     ctx = context()
     one = trial(ctx, Way(GATHER, "hbm_buffer", gather_dim), LARGE, torch.bfloat16, seed)
     workspace = iris.ops.all_gather_matmul_hbm_buffer_preamble(ctx, one.a, one.b, SMALL)
@@ -189,7 +189,7 @@ def by_its_own_name(gather_dim: int, seed: int) -> tuple[float, float, bool]:
 
 
 def prepared_for_one(seed: int) -> tuple[int, int]:
-    """What the preamble makes where there is nothing to gather, and how much more the op itself."""
+    """The bytes that the preamble allocates if there is nothing to gather, and the bytes that the op adds."""
     with fresh(1 << 20) as ctx:
         one = trial(ctx, Way(GATHER, "hbm_buffer", 0), LARGE, torch.bfloat16, seed)
         workspace = iris.ops.all_gather_matmul_hbm_buffer_preamble(ctx, one.a, one.b, SMALL)
@@ -205,7 +205,7 @@ def test_a_preamble_makes_no_more_than_the_op(ranks: Ranks, seed: int) -> None:
 
 
 def test_the_names_of_hbm_buffers_options() -> None:
-    """Each is a field of the config."""
+    """Each name is a field of the config."""
     with mock.patch("iris.ops.hbm_buffer.all_gather_matmul") as called:
         iris.ops.all_gather_matmul_hbm_buffer(
             mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock(), config=SMALL, num_fetch_sms=1, k_per_flag=2,
@@ -227,7 +227,7 @@ def test_hbm_buffer_by_its_own_name(ranks: Ranks, gather_dim: int, seed: int) ->
 
 
 def one_workspace(way: Way, seed: int) -> list[float]:
-    """Calls of different shapes and dtypes, one after the other in the same workspace."""
+    """Errors of calls of different shapes and dtypes, one after the other, in the same workspace."""
     ctx = context()
     workspace = new_workspace(ctx, way.op, way.algorithm, 1 << 18, GATHER_FLAGS)
     shapes = ((17, 16, 40), (9, 5, 70), (17, 16, 40))
@@ -248,7 +248,7 @@ def test_one_workspace_for_any_shape_and_dtype(ranks: Ranks, way: Way, seed: int
 
 
 def grown_scratch() -> tuple[bool, bool]:
-    """Memory that a captured call uses is still its own after a larger call."""
+    """Whether memory that a captured call uses still belongs to it after a larger call."""
     ctx = context()
     workspace = new_workspace(ctx, "matmul", "local")
     small = workspace.scratch("partials", 100, torch.float32)

@@ -122,9 +122,7 @@ def launches(target_name: str) -> Iterator[dict[str, Launch]]:
 
     replaced = {
         "iris.ops.target._device_name": lambda _: device.name,
-        "iris.ops.target._shared_nbytes": lambda _: (
-            None if amd else device.shared_nbytes
-        ),  # PyTorch does not say it there
+        "iris.ops.target._shared_nbytes": lambda _: None if amd else device.shared_nbytes,  # unknown to PyTorch
         "iris.ops.target._capability": lambda _: device.capability,
         "torch.cuda.is_current_stream_capturing": lambda: False,
         "torch.version.hip": "7.0" if amd else None,
