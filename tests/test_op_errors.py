@@ -321,7 +321,7 @@ def test_a_bias_of_one_dimension_is_one_per_column() -> None:
 
 
 def sums_in_any_order(seed: int) -> list[Failure]:
-    """``atomic`` while PyTorch is told to be deterministic: with floats, with whole numbers, and with a warning only."""
+    """``atomic`` while PyTorch must be deterministic: with floats, with whole numbers, and with a warning only."""
     ctx, found = context(), []
     for dtype, warn_only in ((torch.float32, False), (torch.int8, False), (torch.float32, True)):
         one = trial(ctx, Way(ALL_REDUCE, "atomic"), (8, 8, 16), dtype, seed)

@@ -1,5 +1,5 @@
-"""In every op all that ranks do to the same memory is ordered by signals: the parts of a call, and calls that follow
-each other. See :mod:`ordering`."""
+"""In every op, signals order all that ranks do to the same memory: within a call, and between successive calls. See
+:mod:`ordering`."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ Call = tuple[Shape, FusedConfig]
 HEAP_SIZE = 1 << 20
 STAGING_NBYTES = 5 << 16
 SHAPES = ((60, 9, 17), (1, 3, 5), (50, 9, 17))
-"""Of the first and the last, owners have two chunks of rows; of the second, some own no rows."""
+"""With the first and the last, owners have two chunks of rows; with the second, some own no rows."""
 CHUNKED = replace(SMALL, num_chunks=2)
 SENT = replace(SMALL, comm_sms=1, k_per_flag=1)
 EACH: tuple[Call, ...] = tuple((shape, CHUNKED) for shape in SHAPES)
 ONE = replace(CHUNKED, stream_k=True, two_tiles=False)
 TWO, WIDE = replace(ONE, two_tiles=True), replace(ONE, block_size_n=128)
 SPLIT: tuple[Call, ...] = (((5, 40, 150), TWO), ((5, 9, 120), ONE), ((5, 100, 150), WIDE), ((5, 300, 120), WIDE))
-"""Three or one tiles for each rank, or in all, for four programs: they are shared by two or four, or by some that have
-parts of two, or are cut into strips, each for one or two."""
+"""Three tiles or one for each rank, or in all, for four programs. Two or four programs share a tile, or some have parts
+of two tiles, or tiles are cut into strips, each for one or two programs."""
 
 Flaw = Callable[[], AbstractContextManager[Any]]
 
 
 def no_follow() -> AbstractContextManager[Any]:
-    """Copies do not wait for what they copy."""
+    """Copies do not wait for the data that they copy."""
     return mock.patch.object(CopyEngine, "follow")
 
 
@@ -71,7 +71,7 @@ def no_meeting() -> AbstractContextManager[Any]:
 
 
 def no_gate() -> AbstractContextManager[Any]:
-    """Tiles are sent to ranks that may still be in the call before."""
+    """Tiles are sent to ranks that may still be in the previous call."""
     launch = OpCall.launch
     return mock.patch.object(
         OpCall, "launch", lambda call, plan, **given: launch(call, replace(plan, gate=False), **given)
@@ -90,12 +90,12 @@ def one_stack() -> AbstractContextManager[Any]:
 
 
 def no_wait_for_parts() -> AbstractContextManager[Any]:
-    """Many programs share a tile, and add up its parts before they are there."""
+    """Programs that share a tile add up its parts before these are there."""
     return mock.patch("iris.device.matmul.wait_parts", return_value=None)
 
 
 def unordered(way: Way, num_flags: int, flaw: Flaw, seed: int, calls: tuple[Call, ...] = EACH) -> list[str]:
-    """What is not ordered in calls of one workspace between which nothing comes but new inputs in the same memory."""
+    """The unordered accesses in calls of one workspace, with only new inputs in the same memory in between."""
     with fresh(HEAP_SIZE) as ctx, fresh(notes_nbytes(HEAP_SIZE, ctx.world_size)) as notes:
         trials = [trial(ctx, way, shape, torch.float32, seed + turn) for turn, (shape, _) in enumerate(calls)]
         with Watch(ctx, notes) as watch, flaw():
@@ -110,7 +110,8 @@ def unordered(way: Way, num_flags: int, flaw: Flaw, seed: int, calls: tuple[Call
 
 
 def numbers_of_flags(way: Way) -> tuple[int, ...]:
-    """For workspaces in which little travels as words, and in which nothing does; of other ways: in which all fits."""
+    """Numbers of flags for workspaces in which small amounts travel as words, and in which nothing does; for other ways
+    a number for which all fits."""
     return (0, FLAGS) if TRAITS[way.op][way.algorithm].words else (GATHER_FLAGS,)
 
 
@@ -131,7 +132,7 @@ def test_split_tiles_are_ordered(ranks: Ranks, way: Way, seed: int) -> None:
 
 
 def in_slices(seed: int) -> list[str]:
-    """Of one tile for each rank, four programs add up a slice each, and the first one sends it."""
+    """Unordered accesses if four programs each add up a slice of a rank's only tile, and the first one sends it."""
     slices = mock.patch("iris.device.split.SLICE_ELEMENTS", tl.constexpr(64))
     with mock.patch.dict(os.environ, IRIS_SIM_SMS="12"), slices:
         return unordered(Way(ALL_REDUCE, "two_shot"), FLAGS, nullcontext, seed, (((40, 9, 150), ONE),))
@@ -161,7 +162,7 @@ def test_matmuls_for_several_ranks_are_ordered(ranks: Ranks, way: Way, flaw: Fla
 
 
 def one_word() -> AbstractContextManager[Any]:
-    """As of many ranks: no flag behind each copy, but one word behind all."""
+    """As with many ranks: there is no flag after each copy, but one word after all copies."""
     return mock.patch("iris.ops.config.FLAGGED_RANKS", 1)
 
 
@@ -183,7 +184,7 @@ def test_programs_that_only_send_are_ordered(ranks: Ranks, gather_dim: int, seed
 
 
 def test_the_block_that_reaches_round_waits_for_all_pieces(ranks: Ranks, pools: dict[int, Ranks], seed: int) -> None:
-    """Of many pieces, more than one wait looks at, and where the own columns of rank 1 begin within a block of K."""
+    """There are more pieces than one wait looks at, and the own columns of rank 1 begin within a block of K."""
     two = pools.setdefault(2, Ranks(2))
     calls = (((20, 9, 304), replace(SENT, comm_sms=2)),)
     found = two.run(unordered, Way(GATHER, "push", 1), GATHER_FLAGS, nullcontext, seed, calls)
@@ -191,7 +192,7 @@ def test_the_block_that_reaches_round_waits_for_all_pieces(ranks: Ranks, pools: 
 
 
 def teams_of(programs: int) -> AbstractContextManager[Any]:
-    """So many carry a chunk together."""
+    """Make ``programs`` programs carry a chunk together."""
     return mock.patch.object(sys.modules["iris.ops.matmul_all_scatter"], "_TEAM", programs)
 
 

@@ -1,4 +1,4 @@
-"""The pick: rows of the user's, rows that come with Iris, the model; what rules a config out; files of rows."""
+"""Picking configs: the user's rows, rows that come with Iris, the model; what rules a config out; files of rows."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ SIM = Target("sim", 4, hardware="simulated")
 TARGETS = [H200, MI300X, UNKNOWN, SIM]
 GATHER = problem_of("all_gather_matmul", 8192, 4096, 8192, 8)
 ODD = FusedConfig("push", block_size_m=64, block_size_n=64, group_size_m=3)
-"""A config that no rule and no model would choose."""
+"""A config that neither a rule nor the model would choose."""
 
 
 @pytest.fixture(autouse=True)
 def _no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Neither the user's rows nor those that come with Iris, unless a test puts some there."""
+    """There are neither rows of the user nor rows that come with Iris, unless a test adds some."""
     monkeypatch.setenv("IRIS_TUNED", str(tmp_path / "user.json"))
     monkeypatch.setattr(tuned, "SHIPPED", tmp_path / "shipped")
     pick.forget()
@@ -66,7 +66,7 @@ def shipped_rows(*rows: Row) -> None:
 
 
 def test_the_model_knows_of_tf32() -> None:
-    """Which may be allowed from one call to the next."""
+    """It may be allowed or forbidden between two calls."""
     problem = replace(problem_of("matmul_all_reduce", 2048, 4096, 4096, 8), dtype=torch.float32)
     before = torch.backends.cuda.matmul.allow_tf32
     found = []
@@ -116,7 +116,7 @@ def test_a_row_counts_for_its_own_kind_of_problem_only() -> None:
 
 
 def test_rows_of_bfloat16_count_for_float16_and_the_other_way_round() -> None:
-    """Of those for the same shape its own comes first."""
+    """If both have a row for the same shape, that of the dtype itself is taken."""
     half = replace(GATHER, dtype=torch.float16)
     shipped_rows(row_for(GATHER))
     assert pick_config(half, H200) == pick_config(GATHER, H200) == ODD
@@ -156,7 +156,7 @@ def test_a_row_counts_for_a_shape_that_is_as_far_off_in_each_size() -> None:
 
 @pytest.mark.parametrize(("untuned_ms", "there"), ((1.04, 8), (1.06, 16), (None, 16)))
 def test_a_row_that_gained_little_counts_for_its_own_shape_only(untuned_ms: float | None, there: int) -> None:
-    """A few percent are soon lost: a library's matmul can take twice as long for the rows next to those measured."""
+    """A few percent are easily lost: a library's matmul can take twice as long for neighbouring numbers of rows."""
     row = row_for(GATHER, replace(model_pick(GATHER, H200), group_size_m=16))
     user_rows(replace(row, untuned_ms=untuned_ms))
     assert pick_config(GATHER, H200).group_size_m == 16
@@ -201,7 +201,7 @@ def test_one_shot_of_few_rows_is_taken_for_weights_of_the_measured_size_only() -
 
 @pytest.mark.parametrize("m", (1, 8, 16, 17, 32, 33, 64))
 def test_few_rows_are_summed_by_one_shot_in_a_row_of_tiles(m: int) -> None:
-    """Where nothing was tuned, on two ranks; on eight, of which each takes all others' parts, it is no more."""
+    """This holds without tuned rows, on two ranks; not on eight, where each rank takes the parts of all others."""
     for n, k in ((4608, 18432), (7168, 4096)):
         config = model_pick(problem_of("matmul_all_reduce", m, n, k, 2), H200)
         assert config.algorithm == "one_shot" and m <= config.block_size_m < max(2 * m, 17)
@@ -210,7 +210,7 @@ def test_few_rows_are_summed_by_one_shot_in_a_row_of_tiles(m: int) -> None:
 
 @pytest.mark.parametrize("m", (1, 2, 4))
 def test_on_four_ranks_very_few_rows_are_summed_by_one_shot_if_the_weights_are_large(m: int) -> None:
-    """As was measured (4 × H200, 2026-11-29): an exchange would wait for the end of a long matmul."""
+    """So it was measured (4 × H200, 2026-11-29): an exchange would wait for the end of a long matmul."""
     for n, k in ((5120, 6400), (7168, 4096), (7168, 4608), (8192, 7168)):
         assert model_pick(problem_of("matmul_all_reduce", m, n, k, 4), H200).algorithm == "one_shot"
     assert model_pick(problem_of("matmul_all_reduce", m, 8192, 2048, 4), H200).algorithm == "low_latency"
@@ -277,7 +277,7 @@ def test_whose_matmul_goes_with_an_exchange_is_known_from_one_gpu() -> None:
 def test_no_row_that_comes_with_iris_says_in_vain_whose_matmul_goes_with_an_exchange(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that gains 3 % says so, though its times are rounded."""
+    """A row that gains 3 % counts, although its times are rounded."""
     monkeypatch.setattr(tuned, "SHIPPED", Path(str(tuned.__file__)).parent / "tuned")
     pick.forget()
     rows = [row for path in tuned.SHIPPED.iterdir() for row in tuned.read(path) if row.library_ms is not None]
@@ -290,7 +290,7 @@ def test_no_row_that_comes_with_iris_says_in_vain_whose_matmul_goes_with_an_exch
 
 @pytest.mark.parametrize("m", (1, 16, 17, 32))
 def test_few_rows_have_flat_tiles(m: int) -> None:
-    """One of 128 rows takes half as long again as one of 16 where there are 16, reading as much of B."""
+    """With 16 rows a tile of 128 rows takes half as long again as one of 16, and both read as much of B."""
     wide, narrow = (problem_of("matmul", m, n, 8192, 1) for n in (16384, 1024))
     logits = problem_of("matmul_all_scatter", m, 16032, 8192, 8)
     for problem in (wide, narrow, logits):
@@ -413,9 +413,9 @@ def test_simulated_tiles_are_small_and_algorithms_quick() -> None:
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.hardware)
 def test_what_is_picked_where_algorithms_are_excluded_can_run(target: Target) -> None:
-    """Rows that three ranks cannot share evenly rule one more out."""
+    """Rows that three ranks cannot share evenly rule out one more algorithm."""
     problem, excluded = problem_of("matmul_all_reduce", 100, 64, 96, 3), list[str]()
-    while len(excluded) < len(PICKED[problem.op]) - 1:  # which must leave copy_engine out
+    while len(excluded) < len(PICKED[problem.op]) - 1:  # copy_engine must be left out
         left = replace(target, excluded=tuple(excluded))
         picked = pick_config(problem, left)
         assert obstacle(problem, picked, left) is None
@@ -424,7 +424,7 @@ def test_what_is_picked_where_algorithms_are_excluded_can_run(target: Target) ->
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.hardware)
 def test_a_named_algorithm_is_picked_even_if_excluded(target: Target) -> None:
-    """The op then says why it cannot run."""
+    """The op then reports why it cannot run."""
     for op, algorithms in ALGORITHMS.items():
         excluding = replace(target, excluded=algorithms)
         assert pick_config(problem_of(op, 64, 64, 64, 2), excluding, algorithms[-1]).algorithm == algorithms[-1]
@@ -507,7 +507,7 @@ def test_a_pick_is_quick() -> None:
             first = time.thread_time()
             pick_config(problem, H200)
             taken.append((first - started, time.thread_time() - first))
-    # 1 to 3 ms and 2 us; with room for a slow machine.
+    # It takes 1 to 3 ms, and 2 us; the limits leave room for slow machines.
     assert statistics.median(first for first, _ in taken) < 50e-3
     assert statistics.median(again for _, again in taken) < 100e-6
 
@@ -558,7 +558,7 @@ def test_gpus_with_less_shared_memory(op: str, dtype: torch.dtype, shared_nbytes
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_what_runs_by_its_name_alone_fits_into_less_shared_memory(world_size: int, dtype: torch.dtype) -> None:
-    """A relay that passes nothing on, which "auto" does not take."""
+    """This is a relay that passes nothing on, which "auto" does not take."""
     target = replace(UNKNOWN, shared_nbytes=99 << 10)
     problem = problem_of("matmul_all_scatter", 4096, 4096, 4096, world_size, dtype)
     taken = pick_config(problem, target, "relay")
@@ -566,7 +566,7 @@ def test_what_runs_by_its_name_alone_fits_into_less_shared_memory(world_size: in
 
 
 def test_a_wave_has_64_threads_that_keep_sums() -> None:
-    """Of 256 x 256 sums, 8 waves of AMD's keep 128 in each thread, and 8 warps 256."""
+    """With 256 x 256 sums, each thread of 8 AMD waves keeps 128 of them, and each of 8 warps 256."""
     large = FusedConfig("push", 256, 256, 32, num_warps=8, num_stages=2)
     assert obstacle(GATHER, large, MI300X) is None
     assert "256 sums per thread" in str(obstacle(GATHER, large, H200))
@@ -574,7 +574,7 @@ def test_a_wave_has_64_threads_that_keep_sums() -> None:
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
 def test_words_that_threads_exchange_fit_into_shared_memory(algorithm: str) -> None:
-    """A quarter of a tile's words lies there at a time: 8 bytes for each int32."""
+    """A quarter of a tile's words is there at a time: 8 bytes for each int32."""
     half, whole = (FusedConfig(algorithm, 256, n, 32, num_warps=16, num_stages=2) for n in (128, 256))
     problem = problem_of("matmul_all_reduce", 256, 256, 4096, 2, torch.int8)
     assert obstacle(problem, half, MI300X) is None
@@ -617,7 +617,7 @@ def test_rules_of_single_ops() -> None:
 
 
 def test_what_is_as_large_as_it_can_be_is_not_ruled_out() -> None:
-    """Compiled for sm_90 by Triton 3.6.0 and 3.9.0, the kernel takes what all stages do, and up to 64 bytes more."""
+    """Compiled for sm_90 by Triton 3.6.0 and 3.9.0, the kernel takes the bytes of all stages, and up to 64 more."""
     for m, n, k, warps, stages in (
         (128, 256, 64, 8, 4),
         (128, 128, 128, 8, 3),
@@ -674,7 +674,8 @@ def test_what_only_programs_that_send_use_varies_with_them_alone() -> None:
 
 @pytest.mark.parametrize("gather_dim", [0, 1])
 def test_few_programs_send_where_many_ranks_gather_some_rows(gather_dim: int) -> None:
-    """1024 to 2048 rows on 8 ranks; on 2, where the library's matmul in chunks is as good, nobody only sends."""
+    """They do with 1024 to 2048 rows on 8 ranks; on 2, where the library's matmul in chunks is as good, no program only
+    sends."""
     for m, n, k in ((1024, 28672, 8192), (1024, 10240, 8192), (2048, 10240, 8192), (2048, 6144, 4096)):
         for world_size in (2, 8):
             config = model_pick(
@@ -861,7 +862,7 @@ def test_shipped_rows_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def algorithms_run(path: str) -> list[set[str]]:
-    """By which algorithms a gather without a config runs, without a user's row and with those in ``path``."""
+    """The algorithms of a gather without a config, without the user's rows and with those in ``path``."""
     found = []
     for file in ("/nonexistent", path):
         os.environ["IRIS_TUNED"] = file
@@ -881,7 +882,7 @@ def algorithms_run(path: str) -> list[set[str]]:
 
 
 def warned_of(file: str) -> list[str]:
-    """What a context warns of in calls while ``IRIS_TUNED`` names ``file``: one with a config, two without."""
+    """The warnings of a context in three calls while ``IRIS_TUNED`` names ``file``: one with a config, two without."""
     said = mock.Mock()
     with mock.patch.dict("os.environ", IRIS_TUNED=file), fresh() as ctx, mock.patch.object(ctx, "warning", said):
         output, a, b = ctx.zeros(16, 16), torch.ones(16, 16, device=ctx.device), torch.ones(16, 16, device=ctx.device)
@@ -925,7 +926,7 @@ def test_a_named_algorithm_gets_its_own_best_options(op: str) -> None:
 
 
 def test_options_that_are_given_replace_those_of_the_best_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where both do not go together, as too many stages of a large tile, they are those of the plain one."""
+    """If they do not fit the best config, as too many stages do not fit a large tile, they apply to the plain one."""
     problem = Problem("all_gather_matmul", 16384, 3584, 8192, torch.bfloat16, 8, 1)
     monkeypatch.setattr(choice, "target_of", lambda ctx: H200)
     ctx: Any = SimpleNamespace(num_sms=132)

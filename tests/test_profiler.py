@@ -1,4 +1,4 @@
-"""What profilers are told of the matmul kernel's launches."""
+"""What profilers learn about launches of the matmul kernel."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ if BACKEND != "sim":
 
     @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
     def test_a_hook_of_tritons_is_told(ranks: Ranks, seed: int) -> None:
-        """As Proton has one."""
+        """Proton uses such a hook."""
         expected = {"name": "matmul_kernel_48x32x64", "flops16": 2 * 48 * 32 * 64, "bytes": 2 * (80 * 64 + 48 * 32)}
         assert ranks.run(told_of_a_matmul, seed) == [expected] * 2

@@ -1,4 +1,4 @@
-"""Every ``python`` block of the README runs, as it stands, on four simulated ranks; its tables name what there is."""
+"""Every ``python`` block of the README runs unchanged, on four simulated ranks; its tables agree with the code."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_only_python_blocks_are_taken() -> None:
 
 
 def algorithms_in(text: str) -> dict[str, tuple[str, ...]]:
-    """By op, the heading of a section in a Markdown text, the algorithms that rows of its table begin with."""
+    """By op, which is the heading of a section in a Markdown text, the algorithms that begin the rows of its table."""
     sections = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
     return {
         op.strip("`"): found

@@ -1,5 +1,5 @@
-"""Many calls in a row, from a captured graph where there are GPUs: fresh whole numbers in the same memory each time,
-ranks late by chance, and every element of every result right.
+"""Many calls in a row, on GPUs from a captured graph: with new whole numbers in the same memory each time, and ranks
+that are late by chance, every element of every result must be right.
 
 Products and sums of small whole numbers are exact in every dtype and in any order, so results are compared bit by bit,
 on the device, without waiting for it. ``IRIS_REPLAYS=<number>`` sets how many calls each way is replayed, and
@@ -27,11 +27,11 @@ from iris.ops.problem import DTYPES
 
 REPLAYS = int(os.environ.get("IRIS_REPLAYS") or (3 if BACKEND == "sim" else 300))
 REPLAYED = ways()[::9] if BACKEND == "sim" else ways()
-"""In the simulator, which captures nothing, no more than shows that the test works."""
+"""In the simulator, which captures nothing, only enough ways to show that the test works."""
 SOAK = int(os.environ.get("IRIS_SOAK") or (24 if BACKEND == "sim" else 600))
 CALL_LIMIT_S = 0.5 if BACKEND == "sim" else 0.05
 COMPILE_LIMIT_S = 2
-"""For each way, if none was compiled before."""
+"""Time to compile each way, if none was compiled before."""
 REPLAYS_LIMIT_S = 60 + REPLAYS * CALL_LIMIT_S
 SOAK_LIMIT_S = 60 + len(ways()) * COMPILE_LIMIT_S + SOAK * CALL_LIMIT_S
 ALIGNED: Shape = (32, 32, 32)
@@ -40,7 +40,7 @@ LATE_S = 0.002
 
 
 class Calls:
-    """One way to run an op in the same memory, over and over, with one of several sets of numbers."""
+    """One way to run an op again and again in the same memory, each time with one of several sets of numbers."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Calls:
             self.call = recorded(self.call)
 
     def next(self, which: int) -> None:
-        """A call on the numbers ``which``; all ranks must ask for the same ones."""
+        """Make a call on the numbers ``which``; all ranks must choose the same ones."""
         numbers = self.numbers[which]
         self.live.a.copy_(numbers.a)
         self.live.b.copy_(numbers.b)
@@ -80,7 +80,7 @@ def expected(one: Trial) -> torch.Tensor:
 
 
 def recorded(call: Callable[[], object]) -> Callable[[], object]:
-    """What replays ``call`` from a CUDA graph; ``call`` itself where there are none."""
+    """A function that replays ``call`` from a CUDA graph; ``call`` itself if there are no such graphs."""
     if BACKEND == "sim":
         return call
     call()
@@ -92,8 +92,8 @@ def recorded(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def linger(chance: random.Random, ranks: int) -> None:
-    """Be late, now and then: the host, or the device. The more ``ranks``, the less often each of them is: calls that
-    nobody holds up, one right behind the other, are to be tried as well."""
+    """Make the host or the device late now and then. With more ``ranks`` each is late less often, so that calls without
+    delays, directly after each other, are also tested."""
     kind = chance.randrange(3 * ranks)
     if kind == 0:
         time.sleep(LATE_S * chance.random())
@@ -129,14 +129,15 @@ def test_replays(ranks: Ranks, way: Way, seed: int) -> None:
 @pytest.mark.parametrize("ranks", worlds(2, 8) if BACKEND != "sim" else worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("way", IN_WORDS if BACKEND != "sim" else IN_WORDS[::3], ids=str)
 def test_replays_by_flags(ranks: Ranks, way: Way, seed: int) -> None:
-    """As where much is sent, too much for words."""
+    """This is how large amounts, too large for words, are sent."""
     dtype = DTYPES[IN_WORDS.index(way) % len(DTYPES)]
     for wrong in ranks.run(replays, way, dtype, REPLAYS, seed, True, limit_s=REPLAYS_LIMIT_S):
         assert wrong == [0] * 4
 
 
 def soak(count: int, seed: int) -> dict[str, list[int]]:
-    """Calls of every way, chosen by chance; half of the ways captured, half with tiles split, none with a barrier."""
+    """Wrong calls among calls of all ways in random order; half of the ways are captured, half have split tiles, and
+    there is no barrier."""
     ctx = context()
     together, alone = random.Random(seed), random.Random(seed + 1 + ctx.rank)
     kept: dict[str, Calls] = {}
@@ -165,7 +166,8 @@ def test_soak(ranks: Ranks, seed: int) -> None:
 
 
 def small_large_small(way: Way, seed: int) -> list[float]:
-    """A captured call, a larger one that needs more memory of every kind, and the captured one again."""
+    """Errors of a captured call, of a larger one that needs more memory of every kind, and of the captured one
+    again."""
     ctx = context()
     config = replace(SMALL, stream_k=True, two_tiles=True, block_size_k=16, num_chunks=3)
     small = trial(ctx, way, (20, 20, 40), torch.float16, seed)
@@ -193,7 +195,7 @@ def test_a_captured_call_keeps_its_memory(ranks: Ranks, way: Way, seed: int) -> 
 
 
 def notices(seed: int) -> list[list[int]]:
-    """Calls of which the second set of numbers spoils one element."""
+    """Calls in which one element is spoilt with the second set of numbers."""
     ctx = context()
     calls = Calls(ctx, Way(LOCAL, "local"), RAGGED, torch.bfloat16, SMALL, seed, captured=False)
     calls.expected[1][3, 4] += 1

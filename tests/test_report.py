@@ -41,7 +41,7 @@ def report(*arguments: object) -> int:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of 2 and 4 ranks and of simulated ones, among files that are none."""
+    """A folder with results of 2 and 4 ranks and of simulated ones, and files that are no results."""
     made = tmp_path_factory.mktemp("results")
     lines = list(dataset((2, 4)))
     write(made / "2026-11-21" / "one.jsonl", [line for line in lines if line["world_size"] == 2])
@@ -188,7 +188,7 @@ def test_what_did_not_succeed_has_no_time_and_no_figure_made_from_it(
 
 
 def test_a_wrong_result_of_bench_counts_as_wrong(tmp_path: Path) -> None:
-    """``bench`` says how wrong it is, in the error of a record without a time."""
+    """``bench`` writes how wrong it is into the error of a record without a time."""
     line = without_time(record("all_gather_matmul", "push", LARGE[0], 4), error="wrong result: off by 3 (rank 1 of 4)")
     write(tmp_path / "x.jsonl", [line | {"validated": False}])
     (result,) = read(tmp_path)
@@ -228,7 +228,7 @@ def test_of_results_of_one_moment_the_later_line_counts(tmp_path: Path) -> None:
 
 
 def medians(opponent: str, case: str, algorithm: str, world_size: int) -> list[float]:
-    """Speed-ups, straight from the generated lines."""
+    """Speed-ups, computed directly from the generated lines."""
     found: dict[tuple[str, str], float] = {}
     for line in dataset((world_size,)):
         if line["time_ms"] and line["validated"] and line["case"] == case and line["environment"] is not SIMULATED:
@@ -238,7 +238,7 @@ def medians(opponent: str, case: str, algorithm: str, world_size: int) -> list[f
 
 
 def rows_of(table: tables.Table) -> list[dict[str, str]]:
-    """Rows by heading; of equal headings the first counts."""
+    """Rows as dictionaries by heading; if headings are equal, the first counts."""
     heads = [column.name for column in table.columns]
     return [{name: row[heads.index(name)].text for name in heads} for row in table.rows]
 
@@ -276,7 +276,7 @@ def test_speedups_are_within_one_run(tmp_path: Path) -> None:
 
 
 def test_speedups_are_within_one_batch(tmp_path: Path) -> None:
-    """Lines without a batch, which are older, are of one."""
+    """Lines without a batch, which are older, count as one batch."""
     ours = record("all_gather_matmul", "push", LARGE[0], 4)
     theirs = record("all_gather_matmul", "nccl", LARGE[0], 4)
     again = record("all_gather_matmul", "nccl", LARGE[0], 4, seed=1)
@@ -288,7 +288,7 @@ def test_speedups_are_within_one_batch(tmp_path: Path) -> None:
 
 
 def test_a_matmul_alone_has_no_speedup(tmp_path: Path) -> None:
-    """It does a part of the work."""
+    """It does only a part of the work."""
     lines = [record("all_gather_matmul", way, LARGE[0], 4) for way in ("push", "matmul", "nccl")]
     study = Study(read(write(tmp_path / "x.jsonl", lines)))
     assert [study.speedup(result, "nccl") is None for result in study.results] == [False, True, True]
@@ -302,7 +302,7 @@ def test_problems_that_differ_in_m_alone_follow_each_other(tmp_path: Path) -> No
 
 
 def test_problems_without_a_shape_go_by_their_numbers(tmp_path: Path) -> None:
-    """As those of a user's own case, whose axes are no sizes of a matmul."""
+    """These are such as a user's own case has, whose axes are not sizes of a matmul."""
     line = record("matmul_all_reduce", "two_shot", LARGE[0], 2)
     lines = [line | {"case": "own", "params": {"rows": rows}} for rows in (33, 5, 128, 1)]
     problems = Study(read(write(tmp_path / "own.jsonl", lines))).problems
@@ -310,7 +310,7 @@ def test_problems_without_a_shape_go_by_their_numbers(tmp_path: Path) -> None:
 
 
 def test_an_axis_of_ones_own_may_have_any_name(tmp_path: Path) -> None:
-    """Also that of a size of a matmul which is not all there, or of what another case has by way of an algorithm."""
+    """Also the name of one size of a matmul without the others, or of what stands for the algorithm in another case."""
     line, axes = record("matmul_all_reduce", "two_shot", LARGE[0], 2), {"n": (64, 8), "phase": ("late",), "k": (True,)}
     points = [
         {"n": n, "m": 1, "k": True, "phase": "late", "algorithm": algorithm, "way": way}
@@ -477,7 +477,7 @@ def test_columns_of_sizes_come_first(tmp_path: Path) -> None:
 
 
 def test_comparators_neither_win_nor_lose(tmp_path: Path) -> None:
-    """What they reach has neither sign nor colour."""
+    """Their figures have neither a sign nor a colour."""
     lines = [timed(ms) for ms in (1, 2, 3)]
     for line, way in zip(lines, ("push", "torch_symm_mem", "nccl"), strict=True):
         line["params"] = line["params"] | {"algorithm": way}
@@ -518,7 +518,7 @@ def test_a_matmul_alone_is_all_the_work_of_the_case_of_this_name(tmp_path: Path,
 
 
 def test_what_was_timed_alone_is_not_the_fastest(tmp_path: Path) -> None:
-    """Not even beside a torch.matmul alone, which does a part of the work."""
+    """Not even next to a torch.matmul alone, which does only a part of the work."""
     lines = [record("all_gather_matmul", way, LARGE[0], 4) for way in ("push", "matmul")]
     study = Study(read(write(tmp_path / "x.jsonl", lines)))
     (table,) = tables.measurements(study, study.problems)
@@ -568,7 +568,7 @@ def test_what_nothing_has_solved_has_no_chart(tmp_path: Path) -> None:
 
 
 def layers_by_m(folder: Path) -> Path:
-    """Two layers, on 2 and on 4 ranks; Iris is 1.2 and 1.5 times as fast as NCCL, times as many as there are ranks."""
+    """Two layers, on 2 and on 4 ranks; Iris is 1.2 and 1.5 times the number of ranks as fast as NCCL."""
     lines = []
     for n, gain in ((1024, 1.2), (2048, 1.5)):
         for m in (16, 32, 64, 128):
@@ -622,7 +622,7 @@ def test_charts_of_one_kind_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     results = layers_by_m(tmp_path)
     assert report(results, "--svg_dir", tmp_path / "svg", "--charts", "speedups") == 0
-    assert not (tmp_path / "report.html").exists()  # nobody has asked for a page
+    assert not (tmp_path / "report.html").exists()  # no page was asked for
     assert [file.name for file in (tmp_path / "svg").iterdir()] == ["all_gather_matmul-speedups-nvidia-h200.svg"]
     assert report(results, "--out", tmp_path / "page.html", "--charts", "speedups", "--charts", "times") == 0
     headings = [
@@ -740,7 +740,7 @@ def test_the_fastest_is_bold_in_the_chart_of_times(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rated", [True, False])
 def test_scaling_is_in_rates_if_all_have_one(tmp_path: Path, rated: bool) -> None:
-    """The floor's too, dashed, and Iris lies above what it is compared with."""
+    """The floor is, too, as a dashed line; Iris is drawn above what it is compared with."""
     lines = [record("all_gather_matmul", way, LARGE[0], size) for way in ("push", "nccl") for size in (2, 4)]
     if not rated:
         lines[-1]["tflops_per_gpu"] = None
@@ -757,7 +757,7 @@ def test_scaling_is_in_rates_if_all_have_one(tmp_path: Path, rated: bool) -> Non
 
 @pytest.mark.parametrize("with_floor", [True, False])
 def test_nccl_has_a_curve_of_its_own_among_shares_only(tmp_path: Path, with_floor: bool) -> None:
-    """All speed-ups are over it."""
+    """All speed-ups are relative to it."""
     sizes = [(m, 512, 512) for m in (16, 32, 64, 128)]
     lines = [record("all_gather_matmul", way, size, 4) for way in ("push", "nccl") for size in sizes]
     if not with_floor:
@@ -872,7 +872,7 @@ def test_text_from_results_stays_text(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_text_and_sizes_that_no_picture_can_hold_are_drawn(tmp_path: Path) -> None:
-    """Control characters, an M of none and one beyond all numbers, and names that leave no room for the plot."""
+    """There are control characters, an M of 0 and one beyond all numbers, and names that leave no room for the plot."""
     lines = [record("all_gather_matmul", name, (m, 8, 8), 4) for name in ("push", "nccl") for m in SIZES_OF_SWEEP]
     for line in lines:
         line["params"]["model"] = "\0\x1b[31mred"
@@ -972,7 +972,7 @@ FLAGS = (
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Callable[..., str]:
-    """Opens a file in a real browser without a window; returns what it prints."""
+    """A function that opens a file in a real browser without a window, and returns the browser's output."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         assert not os.environ.get("CI"), f"none of {', '.join(BROWSERS)} is here, where CI is set"
@@ -989,7 +989,7 @@ def browser(tmp_path: Path) -> Callable[..., str]:
 
 
 def colours(png: Path) -> dict[str, float]:
-    """The colours of a picture, and the share of its pixels that each of them has."""
+    """The colours of a picture, each with its share of the pixels."""
     image = Image.open(png).convert("RGB")
     counted: list[Any] = image.getcolors(maxcolors=1 << 24) or []
     return {"#{:02x}{:02x}{:02x}".format(*colour): count / (image.width * image.height) for count, colour in counted}
@@ -1036,12 +1036,12 @@ def page(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """What there is below a folder, by name."""
+    """The contents of the files below a folder, by name."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def test_a_grid_reads_as_it_shows() -> None:
-    """Padded, numbers to the right; what is the best or wrong is bold, and what Markdown would read is escaped."""
+    """It is padded, with numbers to the right; best and wrong cells are bold, and characters of Markdown escaped."""
     columns = [tables.Column("a|b", False), tables.Column("ms")]
     rows = [
         [tables.Cell("x\\|y*"), tables.Cell("1.5", "best")],
@@ -1279,7 +1279,7 @@ def test_a_page_can_go_into_a_device_and_be_of_files_of_any_name(tmp_path: Path)
 
 
 def test_a_page_can_go_into_a_pipe() -> None:
-    """Of a shell's ``>(gzip > page.gz)``, too, which has no name but /dev/fd/63."""
+    """Also into a shell's ``>(gzip > page.gz)``, whose only name is /dev/fd/63."""
     reading, writing = os.pipe()
     pipe = Path(f"/dev/fd/{writing}")
     files.require_writable("report", "--out", pipe)
@@ -1364,7 +1364,7 @@ def test_compare_prints_what_changed(
 
 
 def test_compare_counts_what_is_new_or_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of sets that overlap little there were thousands of rows; all else is as with ``--each``."""
+    """Sets that overlap little would have thousands of rows; all else is as with ``--each``."""
     shapes = [(64 * number, 512, 512) for number in range(1, 31)]
     wide = [timed(1, shape=shape) | {"world_size": 8} for shape in shapes[:2]]
     a = write(tmp_path / "a.jsonl", [timed(1), *(timed(1, shape=shape) for shape in shapes[:12])])
@@ -1474,7 +1474,7 @@ def test_what_moved_with_its_opponent_is_told(tmp_path: Path, capsys: pytest.Cap
         printed = capsys.readouterr().out
         (ours,) = [line for line in printed.splitlines() if "slower" in line and "+25.0 %" in line]
         assert percent in ours
-        assert printed.count(percent) == 2  # in its own row once: it is no rival of its own
+        assert printed.count(percent) == 2  # once in its own row: it is no rival of itself
         assert ("slower: so is nccl, by half as much or more" in printed) == told
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(120)
 
 N = 8
 ACTIVE = 5
-"""Elements of a block, and how many of them the mask lets through."""
+"""How many elements of a block the mask lets through."""
 
 INTS = ("int32", "int64", "uint32", "uint64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -39,9 +39,9 @@ ATOMICS: dict[str, tuple[str, ...]] = {
     "min": INTS + WIDE_FLOATS,
     "max": INTS + WIDE_FLOATS,
 }
-"""What Triton compiles for both vendors (3.9; the float compare-and-swaps on AMD need 3.8 or newer)."""
+"""The dtypes that Triton compiles for both vendors (3.9; float compare-and-swaps on AMD need 3.8 or newer)."""
 WRONG_RETURN = {("min", "float64")} if TRITON < (3, 8) else set()
-"""Triton before 3.8 takes the old value of a negative minimum for a pointer; memory is right."""
+"""Before 3.8 Triton returns a wrong old value for a minimum of negative numbers; memory is right."""
 PLAIN = ("int8", "uint8", "int16", "uint16", *INTS, *FLOATS)
 
 EXPECTED: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -58,7 +58,7 @@ EXPECTED: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 def draw(dtype: str, seed: int, rank: int, salt: int) -> np.ndarray:
-    """Whole numbers that every dtype holds exactly; for unsigned types on both sides of the sign bit."""
+    """Whole numbers that every dtype holds exactly; for unsigned types with the highest bit set and not."""
     dice = np.random.default_rng([seed, rank, salt])
     values = dice.integers(0 if dtype.startswith("uint") else -60, 60, N)
     if dtype == "bfloat16":
@@ -134,7 +134,7 @@ def atomic_by_handle(OP: tl.constexpr, ptr, value, cmp, mask, peer, handle):
 def atomic_kernel(
     memory, values, cmps, out, active, me, peer, handle, OP: tl.constexpr, BY_HANDLE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """BLOCK = 1: one scalar access per program; else one block access."""
+    """Access memory: with BLOCK = 1 by one scalar access per program, else by one block access."""
     if BLOCK == 1:
         offsets = tl.program_id(0)
     else:
@@ -225,7 +225,7 @@ def options_kernel(source, target, me, peer, handle, BLOCK: tl.constexpr):
 def hinted_rows_kernel(
     source, target, places, peer, handle, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HINT: tl.constexpr
 ):
-    """The peer's rows in another order; that they are contiguous and aligned, only the hint says."""
+    """Load the peer's rows in another order; only the hint says that they are contiguous and aligned."""
     rows = tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, COLUMNS)[None, :]
     data = iris.peer.load(handle, source + tl.load(places + rows * COLUMNS + columns), peer, hint=HINT)
@@ -234,7 +234,7 @@ def hinted_rows_kernel(
 
 @triton.jit
 def plain_swap_kernel(words, out, me, peer, bases, BLOCK: tl.constexpr):
-    """Plain numbers to compare with and to swap for, as other atomics take them."""
+    """Compare-and-swap with plain numbers, which other atomics also take."""
     offsets = tl.arange(0, BLOCK)
     tl.store(out + offsets, iris.atomic_cas(words + offsets, 3, BLOCK, me, peer, bases))
 
@@ -342,7 +342,7 @@ def run_hinted_rows(hint: Any, seed: int) -> None:
     hinted_rows_kernel[(1,)](source, target, places, peer, ctx.handle, rows, columns, hint)
     np.testing.assert_array_equal(values_of(target), matrices[peer][order])
     for wrong, words in (((1, 1, 4), "one number, or one for each of 2 axes, got 3"), (3, "powers of two, got 3")):
-        with fresh() as other, pytest.raises(Exception) as caught:  # where it is simulated that is the end of a context
+        with fresh() as other, pytest.raises(Exception) as caught:  # in the simulator this ends a context
             hinted_rows_kernel[(1,)](source, target, places, peer, other.handle, rows, columns, wrong)
         error: BaseException | None = caught.value
         while error and f"hint: expected {words}" not in str(error):
@@ -416,7 +416,8 @@ def test_both_modules_take_the_same_keywords(name: str) -> None:
 @pytest.mark.parametrize(("op", "dtype"), [(op, dtype) for op, dtypes in ATOMICS.items() for dtype in dtypes])
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_atomic(ranks: Ranks, op: str, dtype: str, block: int, seed: int) -> None:
-    """Through the handle, whose functions call those with explicit ranks; both forms are below, with one dtype."""
+    """This is through the handle, whose functions call those with explicit ranks; below are both forms, with one
+    dtype."""
     ranks.run(run_atomic, op, dtype, True, block, seed)
 
 

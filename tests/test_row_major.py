@@ -32,7 +32,7 @@ AS_THEY_ARE = ("rows", "some of its columns", "one row", "a column", "one elemen
 
 
 def copies(dtype: torch.dtype) -> dict[str, str]:
-    """What is wrong with each."""
+    """What is wrong with each copy, by its name."""
     ctx, wrong = context(), {}
     workspace = new_workspace(ctx, "matmul_all_reduce", "two_shot", 1024)
     for name, matrix in matrices(dtype).items():
@@ -54,8 +54,8 @@ def test_copies_have_contiguous_rows(ranks: Ranks, dtype: torch.dtype) -> None:
 
 
 def read_by_fours() -> list[tuple[bool, bool]]:
-    """Of int8 matrices at each offset of storages at each address: whether both are multiples of 4, and whether the
-    matrix is read where it lies. What is read by fours has the right elements."""
+    """For int8 matrices at each offset of storages at each address: whether both are multiples of 4, and whether the
+    matrix is read in place. Checks that elements read by fours are right."""
     found, workspace = [], new_workspace(context(), "all_gather_matmul", "low_latency", 1024)
     memory = bytearray(range(200))
     for address in range(4):

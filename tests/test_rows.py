@@ -1,4 +1,4 @@
-"""How rows are cut into chunks, and that ``decomposed`` cuts them so."""
+"""Cutting rows into chunks, and that ``decomposed`` cuts them in this way."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_equal_chunks_are_rounded_up_to_blocks() -> None:
 
 @pytest.mark.parametrize("wanted", [1, 2, 3, 7, 64])
 def test_equal_lengths_are_no_more_than_are_wanted(wanted: int) -> None:
-    """All tiles are in some, and none is longer than it must be for that."""
+    """All tiles are in a chunk, and no chunk is longer than it must be for that."""
     for count in range(1, 200):
         number, length = evenly(count, wanted)
         assert 1 <= number <= wanted and (number - 1) * length < count <= number * length
@@ -53,7 +53,7 @@ def test_equal_lengths_are_no_more_than_are_wanted(wanted: int) -> None:
 
 
 def multiplied(way: Way, options: dict[str, Any], m: int, seed: int) -> tuple[list[int], float]:
-    """The rows of each product of the library's, in order, and how wrong the result is."""
+    """The rows of each product of the library, in order, and the error of the result."""
     one, found, multiply = trial(context(), way, (m, 16, 32), torch.float16, seed), [], OpCall.multiply
 
     def multiplies(call: OpCall, product: torch.Tensor, a: torch.Tensor, *rest: Any) -> None:
@@ -72,7 +72,7 @@ def multiplied(way: Way, options: dict[str, Any], m: int, seed: int) -> tuple[li
         (Way(SCATTER, "decomposed"), 0.5, [64, 32]),
         (Way(SCATTER, "decomposed"), 2.0, [32, 64]),
         (Way(GATHER, "decomposed", 1), 2.0, [32, 64]),
-        (Way(GATHER, "decomposed", 0), 0.5, [96, 64, 32]),  # the own part, and that of the peer in chunks
+        (Way(GATHER, "decomposed", 0), 0.5, [96, 64, 32]),  # the own part, then that of the peer in chunks
         (Way(ALL_REDUCE, "decomposed"), 2.0, [16, 16, 32, 32]),
         (Way(REDUCE_SCATTER, "decomposed"), 2.0, [32, 32, 64, 64]),
     ],
@@ -86,8 +86,8 @@ def test_chunk_growth(ranks: Ranks, way: Way, growth: float, counts: list[int], 
 @pytest.mark.parametrize("world_size", range(1, 9))
 @pytest.mark.parametrize("size", range(1, 10))
 def test_owners_are_computed_together(world_size: int, size: int) -> None:
-    """Each once, neighbours, the own group last and in it the own rank; where groups are alike, no two ranks send to
-    the same one at the same place in their order."""
+    """Each rank occurs once, groups are of neighbours, the own group comes last, and the own rank last in it. If groups
+    have the same size, no two ranks send to the same one at the same place in their order."""
     orders = [owner_groups(rank, world_size, size) for rank in range(world_size)]
     for rank, groups in enumerate(orders):
         assert sorted(itertools.chain(*groups)) == list(range(world_size))
@@ -103,14 +103,14 @@ def test_owners_are_computed_together(world_size: int, size: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_matmuls_of_8_bits_take_one_lane(dtype: torch.dtype) -> None:
-    """As they share one set of flags."""
+    """They share one set of flags."""
     assert lanes_for(dtype) == (1 if dtype.itemsize == 1 else 2)
 
 
 @pytest.mark.parametrize("world_size", range(1, 9))
 @pytest.mark.parametrize("size", range(1, 10))
 def test_parts_that_have_come_are_computed_together(world_size: int, size: int) -> None:
-    """Those of all others once, in the order in which they come; together only neighbours."""
+    """Those of all other ranks occur once, in the order in which they arrive; only neighbours are computed together."""
     for rank in range(world_size):
         groups = arriving_groups(rank, world_size, size)
         assert list(itertools.chain(*groups)) == [(rank + step) % world_size for step in range(1, world_size)]
@@ -121,7 +121,8 @@ def test_parts_that_have_come_are_computed_together(world_size: int, size: int) 
 
 @pytest.mark.parametrize("ranks", worlds(3, 4), indirect=True)
 def test_a_matmul_for_the_rows_of_several_ranks(ranks: Ranks, seed: int) -> None:
-    """The own rows, then those of two ranks at a time, but for the last rank's and the first's; by chunks, one's."""
+    """The own rows come first, then those of two ranks at a time, except the last rank's and the first's; by chunks,
+    those of one."""
     way, world = Way(GATHER, "decomposed", 0), ranks.world_size
     for rank, (counts, excess) in enumerate(ranks.run(multiplied, way, {"owners_per_matmul": 2}, 20, seed)):
         assert excess <= 1
@@ -134,7 +135,7 @@ def test_a_matmul_for_the_rows_of_several_ranks(ranks: Ranks, seed: int) -> None
 @pytest.mark.parametrize("ranks", worlds(3, 4), indirect=True)
 @pytest.mark.parametrize("way", [Way(ALL_REDUCE, "decomposed"), Way(REDUCE_SCATTER, "decomposed")], ids=str)
 def test_a_matmul_for_several_owners(ranks: Ranks, way: Way, seed: int) -> None:
-    """Their rows are multiplied at once, fewer for the last ranks, which may have none; by chunks, they are not."""
+    """Their rows are multiplied at once, fewer for the last ranks, which may have none; not if they are in chunks."""
     scattered = way.op == REDUCE_SCATTER
     world, found = ranks.world_size, {}
     for m, options in ((40, {"owners_per_matmul": 2}), (1, {"owners_per_matmul": 2})):
@@ -149,13 +150,14 @@ def test_a_matmul_for_several_owners(ranks: Ranks, way: Way, seed: int) -> None:
     assert any(len(counts) < world for counts in found.values())
     chunked = ranks.run(multiplied, way, {"owners_per_matmul": 2, "num_chunks": 2}, 160, seed)
     assert all(excess <= 1 for _, excess in chunked)
-    if scattered:  # 160 rows of each rank's, its chunks apart
+    if scattered:  # 160 rows of each rank, in separate chunks
         assert all(len(counts) == 2 * world for counts, _ in chunked)
 
 
 @pytest.mark.parametrize("ranks", worlds(3, 4), indirect=True)
 def test_a_matmul_for_several_owners_of_a_chunk(ranks: Ranks, seed: int) -> None:
-    """Of an all-reduce: the ranks' rows of a chunk lie together, and of a short one more ranks' are multiplied."""
+    """In an all-reduce the ranks' rows of a chunk are adjacent, and with a short chunk those of more ranks are
+    multiplied at once."""
     world = ranks.world_size
     rows, options = 96, {"owners_per_matmul": 2, "num_chunks": 2, "chunk_growth": 0.5, "block_size_m": 16}
     first, last = (chunk.count for chunk in chunks_of(rows, 2, 16, 0.5))

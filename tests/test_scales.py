@@ -1,4 +1,4 @@
-"""Products of 8 bits times scales; that of fp8 alone is in ``tests/test_ops.py``."""
+"""Products of 8-bit matrices with scales; those of fp8 without are in ``tests/test_ops.py``."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ OF_LIBRARY = [
     way for way in ways()
     if way.algorithm in LIBRARY and way.algorithm != "ring" and (way.op != SCATTER or BACKEND != "sim")
 ]  # fmt: skip
-"""Which leave products of fp8 to the library; not into some columns of a matrix on CPUs, where it fills the others."""
+"""Ways that leave products of fp8 to the library; on CPUs none whose output is some columns of a matrix, as the library
+overwrites the others there."""
 GATHERS = [way for way in ways(GATHER) if way.gather_dim == 0]
 
 
 def scaled_int8(way: Way, seed: int) -> list[float]:
-    """Two calls on GPUs; of simulated ranks two make the first one, and others the second one."""
+    """Errors of two calls on GPUs; two simulated ranks make only the first one, and more ranks only the second."""
     ctx, found = context(), []
     for turn in (0, 1) if BACKEND != "sim" else (ctx.world_size % 2,):
         bias, layout = (None, "column")[turn], LAYOUTS[turn]
@@ -58,7 +59,7 @@ def by_library(way: Way, shape: tuple[int, int, int], seed: int, bias: str | Non
 
 
 def called_thrice(one: Trial, function: str) -> list[float]:
-    """The error of three calls, the last of which is a replay on a GPU, and how often the library multiplied, by
+    """The errors of three calls, the last of which is a replay on a GPU, and how often the library multiplied by
     PyTorch's ``function``."""
     found = []
     with mock.patch.object(torch, function, wraps=getattr(torch, function)) as library:
@@ -73,8 +74,8 @@ def called_thrice(one: Trial, function: str) -> list[float]:
 @pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
 @pytest.mark.parametrize("way", some(OF_LIBRARY), ids=str)
 def test_the_library_multiplies_what_it_takes(ranks: Ranks, way: Way, seed: int) -> None:
-    """With float32 outputs it adds sums up every four steps of its tensor cores, not behind every one as the tests'
-    tile does: the square root of four times what these may lose."""
+    """With float32 outputs it adds up sums after every four steps of tensor cores, not after each one as the tests'
+    tile does: it may lose the square root of four times as much."""
     one_each = 3 + seed % 3  # one scale for each matrix, and an output of each dtype
     shape, bias = (16, 32, 48), None if one_each == 5 or way.op == ALL_REDUCE else "column"
     for error, calls in ranks.run(by_library, way, shape, one_each, bias, True):
@@ -82,7 +83,7 @@ def test_the_library_multiplies_what_it_takes(ranks: Ranks, way: Way, seed: int)
 
 
 def unscaled() -> list[torch.dtype]:
-    """Dtypes of the scales that the library gets where a call has none, and PyTorch's default dtype is another."""
+    """Dtypes of the scales that the library gets if a call has none, and PyTorch's default dtype is not float32."""
     with fresh(1 << 20) as ctx, mock.patch("torch._scaled_mm", wraps=torch._scaled_mm) as library:
         one = trial(ctx, Way(GATHER, "baseline"), (16, 32, 48), FP8, 1, scaled=False)
         one = replace(one, b=one.b.T.contiguous().T)
@@ -96,7 +97,7 @@ def unscaled() -> list[torch.dtype]:
 
 @TWO
 def test_the_library_gets_scales_in_float32_whatever_the_default(ranks: Ranks) -> None:
-    """Of another dtype it takes none on GPUs."""
+    """On GPUs it takes no scales of another dtype."""
     for found in ranks.run(unscaled):
         assert found and set(found) == {torch.float32}
 
@@ -119,14 +120,14 @@ def test_iris_multiplies_what_the_library_does_not_take(ranks: Ranks, refused: s
 
 
 def scaled_by_block(way: Way, seed: int) -> list[float]:
-    """Blocks that are cut off at the ends of N and K, and tiles that reach into the next block's columns; ``stream_k``
-    splits K between blocks, too."""
+    """Errors with blocks that are cut off at the ends of N and K, and tiles that reach into the next block's columns;
+    ``stream_k`` also splits K between blocks."""
     ctx, found = context(), []
     for turn, shape in enumerate(((17, 140, 200), (3, 37, 256))):
         if way.op == GATHER and way.gather_dim == 1:
             shape = (*shape[:2], 128)
         one = trial(ctx, way, shape, FP8, seed + turn, (None, "column")[turn], blocks=True)
-        if turn == 1:  # as kernels that quantise may lay them out, and weights are
+        if turn == 1:  # the layout of weights, and of some kernels that quantise
             one = replace(one, b=_by_columns(one.b), scale_a=_by_columns(one.scale_a), scale_b=_by_columns(one.scale_b))
         stream_k = turn == 0 and way.algorithm != "relay"
         one.run(replace(SMALL, stream_k=stream_k, block_size_n=(64, 16)[turn], block_size_k=(64, 256)[turn]))
@@ -135,7 +136,7 @@ def scaled_by_block(way: Way, seed: int) -> list[float]:
 
 
 def _by_columns(matrix: torch.Tensor | None) -> torch.Tensor:
-    """With contiguous columns."""
+    """``matrix`` with contiguous columns."""
     assert matrix is not None
     return matrix.T.contiguous().T
 
@@ -144,13 +145,13 @@ def _by_columns(matrix: torch.Tensor | None) -> torch.Tensor:
 @pytest.mark.parametrize("ranks", worlds(1, 4), indirect=True)
 @pytest.mark.parametrize("way", some(ways(), 8), ids=str)
 def test_blocks_have_scales(ranks: Ranks, way: Way, seed: int) -> None:
-    """Some compile for 20 s, and for far longer beside other tests."""
+    """Some take 20 s to compile, and far longer while other tests run."""
     for found in ranks.run(scaled_by_block, way, seed, limit_s=240):
         assert max(found) <= 1
 
 
 def few_strided_blocks(seed: int) -> list[float]:
-    """Blocks as large as the matrix, whose scales lie far from each other: each is one of a row, or of all."""
+    """Errors with blocks as large as the matrix, whose scales are far apart: each is one of a row, or of all."""
     ctx, found = context(), []
     for way in (Way(GATHER, "push"), Way(ALL_REDUCE, "two_shot"), Way(ALL_REDUCE, "baseline")):
         one = trial(ctx, way, (17, 37, 100), FP8, seed, blocks=True)
@@ -164,7 +165,7 @@ def few_strided_blocks(seed: int) -> list[float]:
 
 @TWO
 def test_scales_of_few_blocks_may_have_any_strides(ranks: Ranks, seed: int) -> None:
-    """They were refused, where those of more blocks were not."""
+    """Once they were refused, although scales of more blocks were not."""
     for found in ranks.run(few_strided_blocks, seed):
         assert max(found) <= 1
 
@@ -200,7 +201,7 @@ def test_the_library_multiplies_blocks(ranks: Ranks, way: Way, by_columns: bool,
 def test_the_library_takes_blocks_where_it_has_kernels_for_them(
     cuda: str, capability: int, offset: int, n: int, k: int, takes: bool
 ) -> None:
-    """PyTorch for CUDA 12.8 and before raises; cuBLAS asks for scales that begin at a multiple of 16 bytes; blocks that
+    """PyTorch for CUDA 12.8 or older raises; cuBLAS requires scales that begin at a multiple of 16 bytes; blocks that
     are cut off have not been tried."""
     output = mock.Mock(device=mock.Mock(type="cuda"), shape=(16, n), dtype=torch.bfloat16)
     of_b = torch.ones(13)[offset:][:12].view(3, 4).t()
@@ -212,7 +213,7 @@ def test_the_library_takes_blocks_where_it_has_kernels_for_them(
 
 
 def taken_for_blocks() -> list[str]:
-    """What "auto" takes of 2048 rows, with scales of blocks."""
+    """The algorithms that "auto" takes with 2048 rows and scales of blocks."""
     ctx, log = context(), mock.Mock()
     a, b = torch.zeros(2048, 256, device=ctx.device).to(FP8), torch.zeros(384, 256, device=ctx.device).to(FP8).T
     output = torch.empty(2048 // ctx.world_size, 384, device=ctx.device, dtype=torch.bfloat16)
@@ -227,12 +228,15 @@ def taken_for_blocks() -> list[str]:
 @TWO
 def test_auto_leaves_blocks_to_the_library(ranks: Ranks) -> None:
     taken, _ = ranks.run(taken_for_blocks)
-    assert taken[0] in ("decomposed", "low_latency", "baseline")  # then what multiplies: with K = 256 Iris's kernel
+    assert taken[0] in (
+        "decomposed",
+        "low_latency",
+        "baseline",
+    )  # then the one that multiplies: with K = 256 Iris's kernel
 
 
 def resolved(config: Any = None, *, least_room: bool = False, **options: Any) -> FusedConfig:
-    """The config of a gather by two GPUs, of blocks with scales. ``least_room``: of a heap with room for ``pull``
-    alone."""
+    """The config of a gather on two GPUs with scales of blocks. ``least_room``: the heap has room for ``pull`` only."""
     kept: dict[Any, Any] = {}
     ctx = mock.Mock(
         backend_name="cuda", num_sms=132, rank=1, heap_largest_free_bytes=0 if least_room else 1 << 40,
@@ -246,7 +250,7 @@ def resolved(config: Any = None, *, least_room: bool = False, **options: Any) ->
 
 
 def test_auto_takes_other_algorithms_where_none_of_the_library_may_be_taken() -> None:
-    """A call with a trace had none left, and so ran by what cannot be traced, or does not take the operands."""
+    """Once a call with a trace had none left, and ran by one that cannot be traced, or does not take the operands."""
     assert resolved().algorithm in LIBRARY
     traced = resolved(trace=True, takes=lambda one: one not in ("copy_engine", "pull"))
     assert traced.algorithm in ("push", "hbm_buffer")
@@ -257,18 +261,18 @@ def test_auto_takes_other_algorithms_where_there_is_no_room_for_those_of_the_lib
 
 
 def test_where_there_is_no_room_for_any_the_least_that_is_missing_is_told() -> None:
-    """Though those of the library were left for others."""
+    """It is told although those of the library were left out in favour of others."""
     assert resolved(least_room=True, takes=lambda one: one in ("decomposed", "push")).algorithm == "decomposed"
 
 
 def test_what_is_given_of_a_config_is_kept_where_blocks_have_scales() -> None:
-    """The tile for such blocks has 4 warps."""
+    """The tile for scales of blocks has 4 warps."""
     config = resolved(Adjusted("hbm_buffer", (("num_warps", 8), ("num_stages", 3))))
     assert (config.num_warps, config.num_stages, config.block_size_m, config.block_size_k) == (8, 3, 64, 128)
 
 
 def refused_blocks() -> dict[str, Failure]:
-    """Of an A [8, 256] and a B [256, 300], and of what they are gathered from."""
+    """Failures with an A [8, 256] and a B [256, 300], and with the parts that they are gathered from."""
     ctx = context()
     a, b = ctx.ones(8, 256, dtype=FP8), torch.ones(256, 300, device=ctx.device).to(FP8)
     output = torch.empty(8, 300, device=ctx.device)
@@ -313,7 +317,7 @@ def test_scales_of_blocks_come_in_pairs_and_shapes(ranks: Ranks) -> None:
 
 
 def test_an_inbox_for_scales_of_blocks_has_little_room_beside_them() -> None:
-    """Of 65536 tokens with 16 scales each it was 32 times as large: 2 GiB on 8 ranks."""
+    """Once, with 65536 tokens of 16 scales each, it was 32 times as large: 2 GiB on 8 ranks."""
     for rows, cols in ((65536, 16), (8192, 56), (1000, 3)):
         own = torch.empty(rows, cols, device="meta")
         blocks = scales_blocks(own, 8, 132)
@@ -322,7 +326,7 @@ def test_an_inbox_for_scales_of_blocks_has_little_room_beside_them() -> None:
 
 
 def many_scales(seed: int) -> float:
-    """A gather of so many rows that their scales are exchanged in tall blocks."""
+    """The error of a gather of so many rows that their scales are exchanged in tall blocks."""
     one = trial(context(), Way(GATHER, "baseline"), (300, 16, 257), FP8, seed, blocks=True)
     one.run()
     return one.excess()
@@ -334,7 +338,7 @@ def test_scales_of_many_rows_are_gathered(ranks: Ranks, seed: int) -> None:
 
 
 def blocks_for_one_rank_only(seed: int) -> Failure:
-    """Rank 0 has scales of blocks, the other one of rows."""
+    """The failure if rank 0 has scales of blocks, and the other rank scales of rows."""
     with fresh(1 << 20, timeout_s=5) as ctx:
         one = trial(ctx, Way(GATHER, "push"), (8, 8, 256), FP8, seed, blocks=True)
         if ctx.rank:
@@ -349,11 +353,12 @@ def test_ranks_that_scale_other_blocks_are_told(ranks: Ranks, seed: int) -> None
 
 
 TURNS = 4 if BACKEND != "sim" else 2
-"""On a GPU the third is a replay."""
+"""The number of calls; on a GPU the third is a replay."""
 
 
 def one_row_each(way: Way) -> list[float]:
-    """A gather of one row of each rank, each with its own scale, with other numbers in the same memory each time."""
+    """Errors of gathers of one row of each rank, with a scale for each row, and new numbers in the same memory each
+    time."""
     ctx = context()
     a, b = ctx.ones(1, 32, dtype=FP8), torch.ones(32, 16, device=ctx.device).to(FP8)
     output, scale = torch.empty(ctx.world_size, 16, device=ctx.device), torch.empty(1, device=ctx.device)
@@ -377,7 +382,7 @@ def test_one_number_for_one_row_is_that_rows_own(ranks: Ranks, way: Way) -> None
 
 
 def other_scales(seed: int) -> Failure:
-    """Rank 0 has a scale for each row, the other one for all."""
+    """The failure if rank 0 has a scale for each row, and the other rank one for all."""
     with fresh(1 << 20, timeout_s=5) as ctx:
         one = trial(ctx, Way(GATHER, "push"), (8, 8, 16), FP8, seed, scaled=False)
         scale = torch.ones(1 if ctx.rank else 8, device=ctx.device)
@@ -391,7 +396,7 @@ def test_ranks_that_scale_otherwise_are_told(ranks: Ranks, seed: int) -> None:
 
 
 def exact_sums(depth: int) -> float:
-    """The error of sums of fp8 in float32, of numbers that 14 bits do not hold, over what float32 loses."""
+    """The error of sums of fp8 in float32, of numbers that do not fit into 14 bits, relative to float32's loss."""
     ctx = context()
     generator = torch.Generator().manual_seed(1)
     a, b = (torch.rand(64, depth, generator=generator).to(FP8).to(ctx.device) for _ in range(2))
@@ -404,13 +409,14 @@ def exact_sums(depth: int) -> float:
 
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_a_float32_output_has_sums_in_float32(ranks: Ranks) -> None:
-    """Of 8192 numbers all of one sign tensor cores alone lose 1e-2 on Hopper, as they cut off what 14 bits do not hold;
-    within a block of 128, four steps of 32, at most 2^-11."""
+    """With 8192 numbers of the same sign, tensor cores alone lose 1e-2 on Hopper, as they cut sums off at 14 bits;
+    within a block of 128, which is four steps of 32, they lose at most 2^-11."""
     assert ranks.run(exact_sums, 8192)[0] <= 2**-11
 
 
 def room_for_one_workspace() -> tuple[list[str], list[float]]:
-    """What "auto" takes where the heap has room for its first choice, but not for gathering the scales beside it."""
+    """The algorithms that "auto" takes if the heap has room for its first choice, but not also for gathering the
+    scales; and the errors."""
     log, found = mock.Mock(), []
     with fresh(1 << 20) as ctx, mock.patch.multiple(ctx, debug=log, warning=log):
         a, b = ctx.ones(16, 256, dtype=FP8), torch.ones(256, 16, device=ctx.device).to(FP8)
@@ -438,7 +444,7 @@ def test_auto_leaves_room_for_gathering_scales(ranks: Ranks) -> None:
 
 
 def grown_heap() -> Failure:
-    """A gather on a heap that is too short, and on one as large as the error says."""
+    """The failures of a gather on a heap that is too small, and on one as large as the error says."""
     rows, k = 6553, 160
     a, b = torch.zeros(rows, k).to(FP8), torch.zeros(k, 16).to(FP8)
     of_a, of_b = torch.ones(rows, 2), torch.ones(2, 1)
@@ -459,7 +465,7 @@ def grown_heap() -> Failure:
 
 @TWO
 def test_the_heap_size_that_an_error_names_is_enough_for_scales_too(ranks: Ranks) -> None:
-    """It was that of the rest."""
+    """Once it was the size without scales."""
     for failure in ranks.run(grown_heap):
         assert failure.kind == "nothing", failure
 
@@ -491,7 +497,7 @@ def far_scales_kernel(out, numbers, first, stride, BLOCK: tl.constexpr):
 
 
 def far_scales() -> bool:
-    """Scales further apart than 32 bits count, as in a column of a wide matrix: numbers of rows times their stride."""
+    """Whether scales work whose distance needs more than 32 bits, as in a column of a wide matrix."""
     ctx, stride = context(), 5
     numbers = torch.arange(1.0, 1 + 16 * stride, device=ctx.device)
     out = torch.empty(16, 16, device=ctx.device)
@@ -507,7 +513,7 @@ def test_scales_may_lie_far_apart(ranks: Ranks) -> None:
 
 
 def precisions_of_an_own_op() -> list[str]:
-    """How sums are kept of an op whose problem does not say what its output, in bfloat16 or in float32, is made in."""
+    """How sums are kept in a user's op whose problem does not give the dtype of its output, bfloat16 or float32."""
     ctx, found = context(), []
     problem, workspace = Problem("mine", 16, 16, 32, FP8, ctx.world_size), new_workspace(ctx, "mine", "local")
     a, b = (torch.ones(shape, device=ctx.device).to(FP8) for shape in ((16, 32), (32, 16)))
