@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(120)
 
 N = 8
 ACTIVE = 5
-"""How many elements of a block the mask lets through."""
+"""A block has N elements, of which the mask lets ACTIVE through."""
 
 INTS = ("int32", "int64", "uint32", "uint64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -232,7 +232,7 @@ def test_auto_leaves_blocks_to_the_library(ranks: Ranks) -> None:
         "decomposed",
         "low_latency",
         "baseline",
-    )  # then the one that multiplies: with K = 256 Iris's kernel
+    )  # then the matmul: with K = 256 Iris's kernel
 
 
 def resolved(config: Any = None, *, least_room: bool = False, **options: Any) -> FusedConfig:
@@ -444,7 +444,7 @@ def test_auto_leaves_room_for_gathering_scales(ranks: Ranks) -> None:
 
 
 def grown_heap() -> Failure:
-    """The failures of a gather on a heap that is too small, and on one as large as the error says."""
+    """The failure of a gather on a heap as large as the error about one that is too small says."""
     rows, k = 6553, 160
     a, b = torch.zeros(rows, k).to(FP8), torch.zeros(k, 16).to(FP8)
     of_a, of_b = torch.ones(rows, 2), torch.ones(2, 1)

@@ -1,4 +1,4 @@
-"""Tile orders: every tile of every shard once, in the promised order; split tiles in parts that follow each other."""
+"""Tile orders: every tile of every shard occurs once, in the promised order; parts of split tiles are consecutive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from iris.ops.config import FusedConfig
 from iris.ops.split import sharers_of, split_tiles
 
 SPLIT = ((1, 1), (1, 2), (3, 7), (5, 1), (1, 131), (4, 33), (8, 125), (64, 5), (78, 9), (80, 9), (140, 7))
-"""Tiles, and blocks of K in each."""
+"""Numbers of tiles, and of blocks of K in each."""
 Place = tuple[int, int, int, int]
 """Shard, number in the shard, block row, block column."""
 
@@ -52,7 +52,7 @@ def whole_kernel(out, tiles, workers):
 
 @triton.jit
 def slots_kernel(out, base, source, index, per_shard, workers, BLOCK: tl.constexpr):
-    """How many elements behind ``base`` a slot begins, and the part of a split tile that the last worker leaves."""
+    """How many elements after ``base`` a slot begins, and the part of a split tile that the last worker leaves."""
     lanes = tl.arange(0, BLOCK)
     place = tile.Tile(source, index, per_shard, 0, lanes, lanes, lanes >= 0, lanes >= 0)
     slot = tile.slot_pointers(base, source, place, BLOCK, BLOCK)
@@ -64,7 +64,7 @@ def slots_kernel(out, base, source, index, per_shard, workers, BLOCK: tl.constex
 def order(
     which: Any, me: int, m_blocks: int, n_blocks: int, group: int, shards: int, rounds: int, items: int | None = None
 ) -> list[Place]:
-    """The first ``items`` tiles, or all."""
+    """The places of the first ``items`` tiles, or of all."""
     tiles = m_blocks * n_blocks
     per_shard = -(-tiles // shards) if which is schedule.dealt else tiles
     count = shards * per_shard if items is None else items
@@ -98,8 +98,8 @@ def test_every_tile_once_and_the_own_ones_in_their_turn(ranks: Ranks, which: str
 
 
 def expected_order(which: str, me: int, shards: int, per_shard: int, rounds: int) -> list[tuple[int, int]]:
-    """Whose tile each is, and its number: the next ranks' by rounds; the own ones before all, behind those of their
-    round, or behind those of the next round."""
+    """The owner and the number of each tile: those of the next ranks by rounds; the own ones before all others, after
+    those of their round, or after those of the next round."""
     per_round = -(-per_shard // rounds)
     cut = [range(start, min(start + per_round, per_shard)) for start in range(0, per_shard, per_round)]
     own = [[(me, index) for index in those] for those in cut]

@@ -1,4 +1,4 @@
-"""The decisions of scripts/setup, which must never bring a GPU build to a machine without a GPU."""
+"""The decisions of scripts/setup, which must never install a GPU build on a machine without a GPU."""
 
 from __future__ import annotations
 

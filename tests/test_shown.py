@@ -1,4 +1,4 @@
-"""What commands show while they measure, and behind it: no more than there is room for, or than it says anything."""
+"""The output of commands while they measure, and afterwards: it fits the terminal, and leaves out what says nothing."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ H200 = SIMULATED | {"hardware": "NVIDIA H200", "backend": "cuda"}
 
 
 class Terminal(io.StringIO):
-    """One that a program writes to."""
+    """A terminal that keeps what a program writes."""
 
     def isatty(self) -> bool:
         return True
 
     @property
     def drawn(self) -> str:
-        """Without the codes that say where and in which colours."""
+        """The text without the codes for positions and colours."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.getvalue())
 
 

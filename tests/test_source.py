@@ -1,4 +1,4 @@
-"""How far a matmul may read what is arriving: never beyond the pieces that are there, in whatever order they come."""
+"""How far a matmul may read A while it arrives: never beyond the pieces that are there, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def source_kernel(
 
 
 class Arrivals:
-    """A gathered A whose pieces are there in part. Columns and pieces are numbered from the rank's own on, round the
-    ring; the first column is that of the first whole block, where there are only whole ones."""
+    """A gathered A, some of whose pieces have arrived. Columns and pieces are numbered from the rank's own on, round
+    the ring; if there are only whole blocks, the first column is that of the first block."""
 
     def __init__(
         self, ctx: iris.Iris, k_per_rank: int, block_k: int, blocks_per_piece: int, here: Callable[[int, int], bool]
@@ -61,7 +61,7 @@ class Arrivals:
         return place // self.k_per_rank * self.pieces + place % self.k_per_rank // self.piece_k
 
     def blocks(self) -> list[tuple[int, int]]:
-        """From where to where each block goes; a rank's last one is short if not all are whole."""
+        """The first column and the end of each block; a rank's last block is short if not all are whole."""
         if self.even:
             return [(start, start + self.block_k) for start in range(0, self.total, self.block_k)]
         return [
@@ -71,7 +71,7 @@ class Arrivals:
         ]
 
     def ends(self, starts: list[int]) -> list[int]:
-        """How far the source lets read, from each of ``starts``."""
+        """How far the source allows reading, from each of ``starts``."""
         ready = torch.zeros(len(self.here), dtype=torch.int32)
         for piece, here in enumerate(self.here):
             owner = (self.ctx.rank + piece // self.pieces) % self.ctx.world_size
@@ -89,7 +89,7 @@ class Arrivals:
 
 
 def every_case(seed: int) -> list[str]:
-    """What was wrong. The first pieces are there, the next is not, and of the others some are."""
+    """All errors found. In each case the first pieces are there, the next is not, and some of the others are."""
     ctx = context()
     chance = random.Random(seed + ctx.rank)
     wrong = []
@@ -115,7 +115,7 @@ def test_nothing_is_read_before_it_is_there(ranks: Ranks, seed: int) -> None:
 
 
 def reach_round(blocks_per_piece: int) -> Failure:
-    """Wait for the block that ends in the own first columns, which are the only ones missing."""
+    """Wait for the block that ends in the own first columns; only these columns are missing."""
 
     def attempt() -> None:
         with fresh() as ctx:
@@ -130,14 +130,14 @@ def reach_round(blocks_per_piece: int) -> Failure:
 @pytest.mark.parametrize("blocks_per_piece", [1, 100])
 @pytest.mark.parametrize("ranks", worlds(4, 4), indirect=True)
 def test_a_block_that_reaches_round_waits_for_the_columns_there(ranks: Ranks, blocks_per_piece: int) -> None:
-    """The ranks that wait give up; the others, which have all that they need, only see them leave."""
+    """The ranks that wait give up; the others, which have all that they need, only notice that those leave."""
     failures = ranks.run(reach_round, blocks_per_piece)
     assert {failure.kind for failure in failures[1::2]} <= {"WaitTimeout", "PeerDied"}
     assert any(failure.kind == "WaitTimeout" for failure in failures[1::2])
 
 
 def own_plan(seed: int) -> float:
-    """A user's launch whose A is cut by columns, each rank's read where it lies: how far off it is at most."""
+    """The largest error of a user's launch whose A is cut by columns, each rank's part being read in place."""
     with fresh(1 << 20) as ctx:
         world, (m, n, k) = ctx.world_size, (24, 16, 40)
         generator = torch.Generator().manual_seed(seed)
@@ -163,7 +163,7 @@ def behind_the_next_rank(
     handle, a, flags, epoch, shard, block_m, k, M, K,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """A block of rows may be read when the next rank has announced the one before."""
+    """A source: a block of rows may be read when the next rank has announced the previous one."""
     if block_m > 0:
         wait(flags.ready + block_m - 1, epoch, (rank(handle) + 1) % world_size(handle), handle, SITE)
     return a.ptr, K
@@ -171,12 +171,12 @@ def behind_the_next_rank(
 
 @triton.jit
 def announced_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: tl.constexpr):
-    """Tell the rank before that a tile is stored."""
+    """Tell the previous rank that a tile is stored."""
     signal(flags.ready + index, epoch, (rank(handle) + world_size(handle) - 1) % world_size(handle), handle)
 
 
 def tile_by_tile(tiles: int, seed: int) -> float:
-    """Ranks of one program that wait for each other's tiles, one after the other: how far off the result is at most."""
+    """The largest error if ranks with one program each wait for each other's tiles, one after the other."""
     with fresh(1 << 22, timeout_s=5) as ctx:
         generator = torch.Generator().manual_seed(seed)
         a, b = torch.randn(16 * tiles, 32, generator=generator), torch.randn(32, 16, generator=generator)

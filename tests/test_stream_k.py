@@ -1,4 +1,5 @@
-"""Tiles split over programs along K: right and repeatable with few programs, with many, and with more than tiles."""
+"""Tiles split over programs along K: results are right and repeatable with few programs, with many, and with more
+programs than tiles."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def split(way: Way, turn: int, count: int, seed: int) -> list[tuple[tuple[bool, 
 OWN_MATMUL = [
     way for turn, way in enumerate(ways()) if way.algorithm not in LIBRARY or DTYPES[turn % len(DTYPES)] in QUANTISED
 ]
-"""Ways whose matmul is by Iris's kernel, of which the library's are those of 8 bits alone."""
+"""Ways whose matmul runs on Iris's kernel; those of the library do so for 8 bits only."""
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 4) if BACKEND != "sim" else worlds(2, 2), indirect=True)
@@ -57,7 +58,7 @@ def test_split_tiles_of_every_op(ranks: Ranks, way: Way, seed: int) -> None:
 @pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
 @pytest.mark.parametrize("turn", range(4))
 def test_split_tiles_of_one_rank(ranks: Ranks, turn: int, seed: int) -> None:
-    """Every split with every shape."""
+    """Over all turns every split is tested with every shape."""
     for found in ranks.run(split, Way(LOCAL, "local"), turn, 6, seed):
         for options, shape, excess in found:
             assert excess <= 1, (options, shape)
@@ -65,7 +66,7 @@ def test_split_tiles_of_one_rank(ranks: Ranks, turn: int, seed: int) -> None:
 
 @pytest.fixture
 def crowd(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Two ranks that run nine programs each, if they are simulated, or as many as the test says."""
+    """Two ranks; if simulated, they run nine programs each, or as many as the test says."""
     monkeypatch.setenv("IRIS_SIM_SMS", str(getattr(request, "param", 9)))
     ranks = Ranks(2)
     yield ranks
@@ -88,8 +89,8 @@ def crowded(seed: int) -> list[tuple[Way, Shape, float]]:
 
 @pytest.mark.skipif(BACKEND != "sim", reason="GPUs have their own number of programs")
 def test_many_programs_share_a_tile(crowd: Ranks, seed: int) -> None:
-    """One, two, three and six tiles over nine programs: tiles of many parts lie next to each other, and a program is
-    the last of one and the first of the next. Last, a tile of fewer blocks than programs."""
+    """There are one, two, three and six tiles for nine programs: tiles of many parts are next to each other, and a
+    program has the last part of one and the first of the next. Finally, a tile has fewer blocks than programs."""
     for found in crowd.run(crowded, seed):
         for way, shape, excess in found:
             assert excess <= 1, (str(way), shape)
@@ -97,7 +98,7 @@ def test_many_programs_share_a_tile(crowd: Ranks, seed: int) -> None:
 
 @contextmanager
 def launches() -> Iterator[list[dict[str, Any]]]:
-    """What the matmul kernel is launched with."""
+    """The arguments of launches of the matmul kernel in the block."""
     found: list[dict[str, Any]] = []
 
     def start(kernel: Any, grid: tuple[int, ...]) -> Callable[..., object]:
@@ -136,8 +137,8 @@ def in_strips(way: Way, turn: int, widths: tuple[int, ...], seed: int) -> list[t
 @pytest.mark.parametrize("way", some(OWN_KERNEL, 4), ids=str)
 @pytest.mark.parametrize("ranks", worlds(2, 2))
 def test_split_tiles_in_strips(crowd: Ranks, way: Way, ranks: int, seed: int) -> None:
-    """One tile in four strips, some in two, some as they are; the last strip of some lies outside the output. The model
-    knows whose are cut."""
+    """One tile is cut into four strips, some into two, some not at all; the last strip of some is outside the output.
+    The model knows which are cut."""
     problem = Problem(way.op, 16, 16, 16, torch.float16, ranks, way.gather_dim)
     sliced = Call(problem, replace(IN_STRIPS, algorithm=way.algorithm), H200).sliced
     widths = (256, 128) if sliced else (256,)
@@ -154,7 +155,7 @@ def test_split_tiles_in_strips(crowd: Ranks, way: Way, ranks: int, seed: int) ->
 def test_stages_of_strips_fit_where_those_of_whole_tiles_do(
     backend: str, shared_nbytes: int | None, others: int
 ) -> None:
-    """On AMD GPUs one stage is in registers, but for the newest."""
+    """On AMD GPUs, except the newest, one stage is in registers."""
     target = Target(backend, 132, shared_nbytes=shared_nbytes)
     for one in [tile for (of, _), tiles in TILES.items() if of == backend for tile in tiles]:
         config = FusedConfig(**one)

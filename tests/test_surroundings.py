@@ -1,5 +1,5 @@
-"""Ops whatever surrounds the call: inference mode, autocast, another default or current device, other streams and
-graphs, room on the heap that comes later."""
+"""Ops in different surroundings: inference mode, autocast, another default or current device, other streams and graphs,
+a heap that has room only later."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ each_way = pytest.mark.parametrize(
 
 
 def modes(way: Way, seed: int) -> list[float]:
-    """A first call in inference mode, whose memory is kept, and one of the same sizes without; both under autocast."""
+    """Errors of a first call in inference mode, whose memory is kept, and of one with the same sizes outside; both
+    under autocast."""
     found = []
     around: tuple[Callable[[], AbstractContextManager[object]], ...] = (torch.inference_mode, torch.no_grad)
     with fresh(1 << 22) as ctx:
@@ -56,7 +57,7 @@ def test_inference_mode_and_autocast(ranks: Ranks, way: Way, seed: int) -> None:
 
 
 def still_on_their_way(seed: int) -> list[float]:
-    """Operands as PyTorch's functional collectives return them."""
+    """Errors with operands that PyTorch's functional collectives have returned."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     found = []
@@ -91,7 +92,7 @@ def test_another_default_device(ranks: Ranks, name: str) -> None:
 
 
 def choices() -> list[str]:
-    """What "auto" takes while the heap is short, and after room was made."""
+    """The algorithms that "auto" takes while the heap has little room, and after room was made."""
     found = []
     module = importlib.import_module("iris.ops.all_gather_matmul")
     resolve = module.resolve
@@ -116,13 +117,13 @@ def choices() -> list[str]:
 @pytest.mark.skipif(BACKEND != "sim", reason="replayed on GPUs")
 @TWO
 def test_a_choice_stands(ranks: Ranks) -> None:
-    """A rank may replay its graph of the first call where another, with other memory, chooses anew."""
+    """Otherwise a rank could replay its graph of the first call while another, with other memory, chooses anew."""
     for found in ranks.run(choices):
         assert found == ["pull", "pull"]
 
 
 def compiled_calls() -> list[float]:
-    """Calls of the context inside of what ``torch.compile`` compiles."""
+    """Errors of calls of the context in code that ``torch.compile`` compiles."""
     with fresh(1 << 20) as ctx:
 
         def step(x: torch.Tensor) -> torch.Tensor:
@@ -142,7 +143,7 @@ def test_compiled_code_breaks_at_calls_of_the_context(ranks: Ranks) -> None:
 
 
 def compiled_whole() -> tuple[str, str]:
-    """A call of the context inside of what must not break."""
+    """Errors of a call of the context in code that must become one graph."""
     with fresh(1 << 20) as ctx:
         layer = torch.compile(lambda: ctx.barrier(), backend="eager", fullgraph=True)
         return failure_of(layer).kind, failure_of(layer).message
@@ -155,8 +156,8 @@ def test_what_must_not_break_says_why_it_does(ranks: Ranks) -> None:
 
 
 def compiled_before() -> tuple[list[str], list[float]]:
-    """What PyTorch warns of where compiled code calls what it does not trace, and what comes of it, the third time when
-    nothing may be compiled any more."""
+    """PyTorch's warnings if compiled code calls something that it does not trace, and the errors of the results; the
+    third time nothing may be compiled any more."""
     double = eager(lambda a: a + a)
     layer = torch.compile(lambda a: double(a * 2) + 1, backend="eager")
     with warnings.catch_warnings(record=True) as told, mock.patch("torch._dynamo.utils.warn_once_cache", set()):
@@ -169,8 +170,8 @@ def compiled_before() -> tuple[list[str], list[float]]:
 
 @TWO
 def test_code_that_was_compiled_before_is_complete(ranks: Ranks) -> None:
-    """What leads to a call that is not traced was compiled for one way to compile, and PyTorch warned of a builtin of
-    its own there."""
+    """Once the code before a call that is not traced was compiled for one compiler only, and PyTorch warned about one
+    of its own builtins there."""
     for told, found in ranks.run(compiled_before):
         assert not any("get_eval_frame_callback" in one for one in told), told
         assert found == [10.0] * 3
@@ -191,7 +192,7 @@ def own_streams() -> tuple[list[int], list[int]]:
 @GPU
 @TWO
 def test_a_stream_of_its_own(ranks: Ranks) -> None:
-    """Each has another, and one that is gone leaves its own to the next."""
+    """Each workspace has another stream; one that is gone leaves its stream to the next."""
     for (first, second), later in ranks.run(own_streams):
         assert first != second
         assert later[0] == first and second not in later
@@ -207,7 +208,7 @@ def place_of(names: Iterator[int]) -> Place:
 
 
 class Recorded(Replays):
-    """Replays without a GPU: notes the pool that each capture is given."""
+    """Replays without a GPU: notes the pool that each capture gets."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
@@ -240,7 +241,7 @@ def test_graphs_of_a_stream_share_memory_that_lasts() -> None:
             raise torch.OutOfMemoryError("no memory for a graph")
 
     replays.record(0, call)
-    assert calls == [0, 1, 1]  # the capture failed: done anew, and not replayed
+    assert calls == [0, 1, 1]  # the capture failed, so the call was made again
     for key in (1, 2, 3):
         replays.record(key)
     replays.record(4, stream="b")
@@ -259,7 +260,7 @@ def test_where_a_capture_does_not_end_there_is_no_other(raises: bool) -> None:
 
     with mock.patch("torch._C._cuda_endAllocateToPool", create=True) as told:
         replays.record(0, call, at_end=RuntimeError("capture was invalidated"))
-    assert len(calls) == 3  # done anew, as nothing of a capture is
+    assert len(calls) == 3  # made again, as a capture does not run anything
     assert [one.args[1] for one in told.call_args_list] == ["pool 0"]
     replays.record(1)
     assert replays.pools == ["pool 0", "pool 1"]
@@ -290,13 +291,13 @@ def test_a_second_stream_is_nobody_elses() -> None:
 
 
 def test_places_go_from_context_to_context() -> None:
-    gc.collect()  # what other tests have left
+    gc.collect()  # garbage of other tests
     with mock.patch.dict("iris.capture._free", clear=True):
         replays = Recorded()
         replays.record(0)
         (place,) = replays._places.values()
         del replays
-        with capture._lock:  # as if a collection began while it is held
+        with capture._lock:  # as if garbage collection began while it is held
             gc.collect()
         assert capture._free == {GPU_0: [place]}
         assert capture.borrow_place(GPU_0) is place
@@ -323,7 +324,7 @@ def test_places_are_given_back_when_the_device_is_idle() -> None:
 
 
 def on_many_streams(way: Way, seed: int) -> list[float]:
-    """More streams than PyTorch has: one of them is the copy engine's."""
+    """Errors with more streams than PyTorch has: one of them is the copy engine's."""
     ctx, found = context(), []
     one = trial(ctx, way, (32, 32, 64), torch.float16, seed)
     for _ in range(34):
@@ -347,7 +348,7 @@ def test_a_stream_that_is_the_copy_engines(ranks: Ranks, way: Way, seed: int) ->
 
 
 def in_another_thread(way: Way, seed: int) -> float:
-    """A thread begins with device 0 as its current one."""
+    """The error of a call in a thread, which begins with device 0 as its current one."""
     ctx = context()
     one = trial(ctx, way, (16, 16, 32), torch.float16, seed)
     failures: list[Failure] = []
@@ -374,9 +375,9 @@ def test_a_thread_whose_current_device_is_another(ranks: Ranks, way: Way, seed: 
 
 
 def after_pytorch_let_go(seed: int) -> list[float]:
-    """Replays after PyTorch has dropped the library's scratch memory, as ``torch.compile`` has it do."""
+    """Errors of replays after PyTorch has dropped the library's scratch memory, as ``torch.compile`` makes it do."""
     ctx, found = context(), []
-    for _ in range(32):  # all of PyTorch's: each has scratch memory of its own from now on
+    for _ in range(32):  # all of PyTorch's streams: each now has its own scratch memory
         with torch.cuda.stream(torch.cuda.Stream(ctx.device)):
             torch.ones(64, 64, device=ctx.device) @ torch.ones(64, 64, device=ctx.device)
     ctx.synchronize()

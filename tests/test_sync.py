@@ -49,7 +49,7 @@ def receive(inbox, result, flag, peer, epoch, handle, BLOCK: tl.constexpr):
 def message_kernel(
     inbox, outbox, result, flag, following, previous, epoch, handle, RECEIVE_FIRST: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Two programs: one sends to the next rank, one receives from the previous rank."""
+    """Of two programs one sends to the next rank, and one receives from the previous rank."""
     receives = tl.program_id(0) == (0 if RECEIVE_FIRST else 1)
     if receives:
         receive(inbox, result, flag, previous, epoch, handle, BLOCK)
@@ -59,7 +59,7 @@ def message_kernel(
 
 @triton.jit
 def count_kernel(counter, total, seen, handle, PROGRAMS: tl.constexpr):
-    """All programs of all ranks count rank 0's flag up; the last program of rank 0 waits for the total."""
+    """All programs of all ranks increment a flag of rank 0; the last program of rank 0 waits for the total."""
     if tl.program_id(0) < PROGRAMS:
         iris.signal_add(counter, 1, 0, handle)
     elif iris.rank(handle) == 0:
@@ -68,7 +68,7 @@ def count_kernel(counter, total, seen, handle, PROGRAMS: tl.constexpr):
 
 @triton.jit
 def look_kernel(inbox, flag, result, epoch, handle, BLOCK: tl.constexpr):
-    """Send a message to the next rank, then look for that of the one before, and count the looks."""
+    """Send a message to the next rank, then look for that of the previous one, and count the looks."""
     offsets = tl.arange(0, BLOCK)
     peer = (iris.rank(handle) + 1) % iris.world_size(handle)
     tl.store(result + BLOCK, iris.reached(flag, epoch).to(tl.int32))  # not yet: the host waits on all ranks first
@@ -96,7 +96,7 @@ def all_to_all_kernel(inbox, flags, result, epoch, handle, LANES: tl.constexpr):
 
 @triton.jit
 def rounds_kernel(slots, seen, first, handle, ROUNDS: tl.constexpr, LANES: tl.constexpr):
-    """ROUNDS times: write the round, meet, read every peer's, meet."""
+    """Do ROUNDS times: write the round, meet, read that of every peer, meet."""
     lanes = tl.arange(0, LANES)
     valid = lanes < iris.world_size(handle)
     for turn in range(ROUNDS):
@@ -109,7 +109,7 @@ def rounds_kernel(slots, seen, first, handle, ROUNDS: tl.constexpr, LANES: tl.co
 
 @triton.jit
 def tell_kernel(slots, value, members, count, handle):
-    """Write ``value`` into the own slot of every member's memory."""
+    """Write ``value`` into this rank's slot in the memory of every member."""
     for index in range(count):
         iris.peer.store(handle, slots + iris.rank(handle), value, tl.load(members + index))
 
@@ -224,7 +224,7 @@ def run_barrier_in_kernel(rounds: int) -> None:
 
 
 def run_groups(on_device: bool, turns: int, late: int | None, seed: int) -> int:
-    """A random sequence of groups, the same on all ranks; each member tells the others, they meet, and look."""
+    """Run a random sequence of groups, the same on all ranks: each member tells the others, they meet, and look."""
     ctx = context()
     dice = random.Random(seed)
     every = range(ctx.world_size)
@@ -267,7 +267,7 @@ def run_host_barrier_holds_back() -> tuple[float, float]:
 
 
 def run_process_groups(path: str) -> dict[str, Any]:
-    """Sub-groups as torch makes them: for a barrier, and for a context of their own."""
+    """Use sub-groups that torch makes: for a barrier, and for a context of their own."""
     rank, size = context().rank, context().world_size
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
     try:
@@ -291,7 +291,7 @@ def run_process_groups(path: str) -> dict[str, Any]:
 
 
 def run_a_wait_in_a_group(path: str) -> Failure:
-    """What the last rank but one says of the last, which does not make its call in a context of just the two."""
+    """The failure of the last rank but one if the last does not make its call in a context of just these two."""
     rank, size = context().rank, context().world_size
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
     failure = Failure()
@@ -309,7 +309,7 @@ def run_a_wait_in_a_group(path: str) -> Failure:
 
 
 def run_a_context_that_comes_late(path: str, missing: int) -> list[Failure]:
-    """Contexts of a process group for which one rank comes too late, then all in time."""
+    """Failures of contexts of a process group, for which one rank comes too late, and then all in time."""
     rank, size = context().rank, context().world_size
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
     try:
@@ -339,7 +339,7 @@ def run_wrong_local_ranks(path: str) -> list[Failure]:
         for text in ("abc", "-1", "1.0"):
             os.environ["LOCAL_RANK"] = text
             failures.append(failure_of(iris.iris, 1 << 20))
-        dist.barrier()  # else a rank that is done closes connections that another one is still making
+        dist.barrier()  # else a rank that is done closes connections that another is still opening
         return failures
     finally:
         dist.destroy_process_group()
@@ -407,7 +407,7 @@ def test_process_groups(ranks: Ranks, tmp_path: Path) -> None:
         assert f"with this rank, {rank}, among them, got a group without this rank" in seen["wrong"].message
         told = "iris: group: expected a group that this rank belongs to, got a group without this rank"
         assert rank == 0 or seen["strange"].message == told
-    ranks.run(meet_anew)  # though some ranks were refused a context in between
+    ranks.run(meet_anew)  # although some ranks were refused a context in between
 
 
 @pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True)
@@ -628,7 +628,7 @@ def words_of(count: int) -> Failure:
 
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_few_words_are_refused(ranks: Ranks) -> None:
-    """Of those that one warp may hold, the warps of a program might not agree."""
+    """If one warp can hold all words, the warps of a program might not agree."""
     assert ranks.run(words_of, 128)[0].kind == "nothing"
     assert "at least 128" in ranks.run(words_of, 64)[0].message
 
@@ -682,7 +682,7 @@ def which_are_reached(pairs: tuple[tuple[int, int], ...]) -> list[list[int]]:
 
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_what_looks_too_far_ahead_of_an_ops_wait_is_still_waited_for(ranks: Ranks) -> None:
-    """It was set before the count wrapped, or never; users may count as they like."""
+    """Its flag was set before the count wrapped, or never; users' flags may have any count."""
     last = (1 << 31) - 1
     pairs = ((4, 5), (5, 5), (36, 5), (37, 5), (0, 0), (0, -3), (-3, -3), (1, -3), (last, -last - 1), (-last - 1, last))
     of_op, of_user = [0, 1, 1, 0, 1, 0, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1, 1, 1, 0, 1]
@@ -705,7 +705,7 @@ def epochs_after(epochs: tuple[int, ...]) -> list[int]:
 
 @pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
 def test_halves_take_turns_also_where_the_count_wraps(ranks: Ranks) -> None:
-    """Behind -1, which is odd, comes an even epoch, and not 0."""
+    """After -1, which is odd, comes an even epoch, but not 0."""
     before = (0, 1, (1 << 31) - 1, -2, -1)
     (after,) = ranks.run(epochs_after, before)
     assert 0 not in after
@@ -720,7 +720,7 @@ def counting_kernel(epochs, seen, COUNT: tl.constexpr):
 
 
 def epochs_of_programs(before: int) -> list[list[int]]:
-    """What programs count, in calls of few and of many, if there were so many ``before``."""
+    """The epochs that programs count, in calls with few programs and with many, after ``before`` calls."""
     device, found = context().device, []
     epochs = torch.full((5,), before, dtype=torch.int32, device=device)
     for programs in (2, 5, 3, 1, 4):
@@ -734,7 +734,7 @@ def epochs_of_programs(before: int) -> list[list[int]]:
 def test_programs_count_calls_that_they_have_no_part_in(ranks: Ranks) -> None:
     (found,) = ranks.run(epochs_of_programs, 0)
     assert found == [[1] * 2, [2] * 5, [3] * 3, [4], [5] * 4]
-    (found,) = ranks.run(epochs_of_programs, -3)  # the count wraps, and 0 is no epoch
+    (found,) = ranks.run(epochs_of_programs, -3)  # the count wraps, and skips 0
     assert found == [[-2] * 2, [-1] * 5, [2] * 3, [3], [4] * 4]
 
 
@@ -746,7 +746,7 @@ def passing_kernel(words, seen, handle):
 
 
 def epochs_of_a_turnstile() -> list[list[int]]:
-    """The epoch of each call, and what is kept of it and of the next, where the count wraps."""
+    """The epoch of each call, and what is stored of it and of the next, while the count wraps."""
     ctx, found = context(), []
     words, seen = ctx.zeros(turnstile.TURNSTILE_WORDS.value, dtype=torch.int32), ctx.zeros(1, dtype=torch.int32)
     words[0] = -3

@@ -281,7 +281,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str, str]] = [
     ("uniform", (3, "a"), {}, "ArgumentError", "uniform: low and high: expected two numbers"),
     ("ones", (2,), {"device": "cuda:77"}, "PlacementError", "lives on that rank's own device: leave device out"),
     ("zeros", (2, -3), {}, "ArgumentError", "zeros: "),
-    ("zeros", (1 << 80,), {}, "ArgumentError", "zeros: "),  # of which PyTorch would show its stack
+    ("zeros", (1 << 80,), {}, "ArgumentError", "zeros: "),  # PyTorch would show its stack
     ("arange", (1, 5, -1), {}, "ArgumentError", "arange: arguments: expected what torch.arange accepts"),
     ("linspace", (0, 1, -1), {}, "ArgumentError", "linspace: arguments"),
     ("randint", (5, 5, (2,)), {}, "ArgumentError", "randint: arguments"),
@@ -322,7 +322,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str, str]] = [
 
 def run_wrong(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Failure, list[float]]:
     ctx = context()
-    ones = ctx.ones(2)  # and all that was let go of before is free
+    ones = ctx.ones(2)  # also frees all that was let go of before
     free = ctx.heap_free_bytes
     failure = failure_of(lambda: getattr(ctx, name)(*args, **options))
     assert ctx.heap_free_bytes == free, "allocated before the error"
@@ -414,11 +414,11 @@ def test_a_copy_does_not_lose_a_tangent_without_a_word(ranks: Ranks) -> None:
 
 
 def registered_copies() -> list[bool]:
-    """Of a module's parameters, which are there again once they have been put on the heap."""
+    """Whether a module has its parameters again after they have been put on the heap."""
     ctx, layer = context(), torch.nn.Linear(3, 2, bias=False)
     layer.weight = ctx.as_symmetric(layer.weight)
     layer.frozen = ctx.as_symmetric(torch.nn.Parameter(torch.ones(2), requires_grad=False))
-    gc.collect()  # what the parameters were made of
+    gc.collect()  # the original parameters
     ctx.ones(2), ctx.ones(2)
     assert layer.frozen.eq(1).all() and all(map(ctx.is_symmetric, layer.parameters()))
     return [one.requires_grad for one in layer.parameters()]
@@ -471,7 +471,7 @@ def symmetric_on_rank_0_only() -> tuple[Failure, list[float]]:
 
 
 def offsets_of_many(seed: int) -> list[int]:
-    """The same random calls on all ranks, tensors dropped at times that differ between ranks."""
+    """Offsets of tensors from the same random calls on all ranks; ranks drop tensors at different times."""
     ctx = context()
     dice, own = random.Random(seed), random.Random(seed + 1 + ctx.rank)
     held: list[torch.Tensor] = []
@@ -534,8 +534,8 @@ def fill_again_and_again(how: str) -> int:
 
 
 def garbage_in_a_capture(who: Sequence[int]) -> tuple[Failure, bool, Failure]:
-    """An allocation that needs what a cycle holds, while the ranks ``who`` capture a graph; whether this rank's cycle
-    is still there then; and one while nobody does."""
+    """The failure of an allocation that needs memory held by a cycle, while the ranks ``who`` capture a graph; whether
+    this rank's cycle then still exists; and the failure of one while no rank captures."""
     with fresh(heap_size=3 << 20) as ctx:
         take: Callable[[], torch.Tensor] = lambda: ctx.empty(2 << 20, dtype=torch.uint8)  # noqa: E731
         gc.disable()
@@ -555,7 +555,7 @@ def garbage_in_a_capture(who: Sequence[int]) -> tuple[Failure, bool, Failure]:
 
 
 def hold_on_one_rank() -> tuple[list[int], int]:
-    """Rank 0 lets go at once, the others one allocation later."""
+    """Rank 0 drops a tensor at once, the others one allocation later."""
     with fresh() as ctx:
         offset_of: Callable[[torch.Tensor], int] = lambda tensor: tensor.data_ptr() - int(ctx.heap_bases[ctx.rank])  # noqa: E731
         first = ctx.empty(1000, dtype=torch.uint8)
@@ -593,13 +593,13 @@ def free_what_cannot_be() -> list[Failure]:
 
 
 def free_around_a_block() -> tuple[int, int]:
-    """What is free of a full heap, and the largest block of that, when all is let go of but a block in between."""
+    """The free bytes of a full heap, and the largest free block, after all but a block in the middle was dropped."""
     with fresh() as ctx:
         first, between, last = (ctx.empty(nbytes, dtype=torch.uint8) for nbytes in (4096, 1024, 3072))
         rest = ctx.empty(ctx.heap_free_bytes, dtype=torch.uint8)
         ctx.free(first)
         ctx.free(last)
-        teller = ctx.empty(1024, dtype=torch.uint8)  # takes its block from the first, which it tells of
+        teller = ctx.empty(1024, dtype=torch.uint8)  # gets the block of the first, whose release it tells
         found = ctx.heap_free_bytes, ctx.heap_largest_free_bytes
         del between, rest, teller
         return found
@@ -616,7 +616,7 @@ def tensors_outlive_the_context() -> Sequence[float]:
 @TWO
 @pytest.mark.parametrize("who", [(0,), (0, 1)])
 def test_no_garbage_is_collected_in_a_capture(ranks: Ranks, who: Sequence[int]) -> None:
-    """It may hold graphs or streams, which no capture lets go of; ranks still agree on what is free."""
+    """Garbage may hold graphs or streams, which cannot be freed in a capture; ranks still agree on what is free."""
     for rank, (refused, kept, taken) in enumerate(ranks.run(garbage_in_a_capture, who)):
         assert refused.kind == "HeapError" and kept is (rank in who), refused
         assert taken.kind == "nothing", taken

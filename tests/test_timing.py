@@ -1,4 +1,4 @@
-"""Timing calls on GPUs: what a late host makes of it, with a device that is made up. And ``do_bench``."""
+"""Timing calls on GPUs, with a fake device: the effects of a late host. And ``do_bench``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ CTX: Any = SimpleNamespace(backend_name="cuda", world_size=2, rank=0, broadcast=
 
 
 class Device:
-    """Takes ``host_s`` to launch a call; calls whose lead is shorter begin too early, and take as long as that."""
+    """A fake device whose host takes ``host_s`` to launch a call: calls with a shorter lead begin too early, and take
+    as long as the host."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, host_s: float, hiccups: int = 0) -> None:
         self.host_s, self.hiccups, self.leads = host_s, hiccups, list[float]()
@@ -74,7 +75,7 @@ def test_without_a_lead_the_hosts_pace_is_what_is_asked_for(monkeypatch: pytest.
 def test_calls_in_a_row_are_timed_on_a_device_that_they_have_warmed(
     monkeypatch: pytest.MonkeyPatch, cool_s: float, calls: int
 ) -> None:
-    """Each takes a quarter longer once they have taken 0.15 s together, as where power bounds the clock."""
+    """Each call takes a quarter longer once all have taken 0.15 s, as on a power-bound GPU."""
     clock, made = [0.0], list[float]()
 
     def call() -> None:
@@ -98,7 +99,7 @@ def test_calls_in_a_row_are_timed_on_a_device_that_they_have_warmed(
 
 
 def test_the_device_idles_as_long_before_each_variant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before those whose host is fast, too: it would be hotter there, and slower."""
+    """This includes variants whose host is fast: otherwise the device would be hotter there, and slower."""
     hosts, leads = {"fast": 2e-5, "slow": 8e-4}, list[tuple[str, float]]()
     states = [SimpleNamespace(call=name, preamble=None, outcome=SimpleNamespace(seconds=[])) for name in hosts]
 
@@ -133,7 +134,7 @@ def test_the_device_idles_for_twice_as_long_as_the_host_takes(
 
 
 def _planned(monkeypatch: pytest.MonkeyPatch, device_s: float = 1e-5, host_s: float = 1e-5) -> session._Plan:
-    """The plan where this rank is the slowest."""
+    """The plan if this rank is the slowest."""
     ctx = SimpleNamespace(barrier=lambda: None, backend_name="cuda", world_size=2, broadcast=lambda value, rank: value)
     state = SimpleNamespace(call=lambda: None, preamble=None, warmup=None, repeat=None)
     monkeypatch.setattr(session, "host_seconds", lambda *_: host_s)
@@ -142,7 +143,7 @@ def _planned(monkeypatch: pytest.MonkeyPatch, device_s: float = 1e-5, host_s: fl
 
 
 class Busy:
-    """A host by a clock that is made up: a call takes 0.25 s to launch once all ranks have met and are idle, else 8."""
+    """A host with a fake clock: a call takes 0.25 s to launch if all ranks have met and are idle, else 8 s."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.met, self.prepared, self.backend_name = 0.0, False, 0, "sim"
@@ -177,7 +178,7 @@ def test_simulated_ranks_meet_before_every_call_if_they_work_together(
 
 @pytest.mark.parametrize(("lead_s", "late"), [(2e-4, 0), (5e-5, 3), (0, 3)])
 def test_a_call_begins_when_the_device_has_idled(monkeypatch: pytest.MonkeyPatch, lead_s: float, late: int) -> None:
-    """On a GPU that is made up, which idles by its own clock while the host launches."""
+    """The GPU is a fake, which idles by its own clock while the host launches."""
     host, device, host_s, hertz = [0.0], [0.0], 1e-4, 1.5e9
 
     class Mark:
@@ -232,7 +233,7 @@ def test_ranks_meet_on_their_devices_before_every_call_if_they_work_together(
 
 
 class Event:
-    """Stands for a CUDA event: the time between two is that of the calls recorded between them, in ms."""
+    """A fake CUDA event: the time between two is that of the calls recorded between them, in ms."""
 
     log: ClassVar[list[str]] = []
 
@@ -252,7 +253,7 @@ class Event:
 
 @pytest.fixture(params=["sim", "cuda"])
 def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is called in what order, in the simulator and on a GPU that is made up."""
+    """The calls in their order, in the simulator and on a fake GPU."""
     calls: list[str] = []
     cache = SimpleNamespace(zero_=lambda: calls.append("zero_"))
     monkeypatch.setattr(Event, "log", calls)

@@ -1,5 +1,6 @@
-"""The tensor memory accelerator, as far as the simulator can stand for it: the ops read their operands by descriptors
-wherever GPUs would, and every block is where TMA takes it from. GPUs end the process at one that is not."""
+"""The tensor memory accelerator, as far as the simulator can imitate it: ops read their operands by descriptors
+wherever GPUs would, and every block is at an address that TMA accepts. On GPUs another address would end the
+process."""
 
 from __future__ import annotations
 
@@ -29,12 +30,13 @@ CALLS: tuple[tuple[Shape, str, torch.dtype], ...] = (
     (RAGGED, "plain", torch.float32),
     (BETWEEN, "transposed", torch.float32),
 )
-"""Of the last one, a rank's columns end between 16 bytes: they are 152 bytes, and those of two ranks 304."""
+"""With the last one, a rank's columns do not end at a multiple of 16 bytes: they are 152 bytes, and those of two ranks
+304."""
 
 
 @contextmanager
 def by_tma() -> Iterator[list[int]]:
-    """Let ops describe their operands as on GPUs with TMA. Yields at which byte of its row each block begins."""
+    """Make ops describe their operands as on GPUs with TMA. Yields the byte in its row at which each block begins."""
     launches = importlib.import_module("iris.ops.matmul")
     target_of, load = launches.target_of, interpreter.InterpreterBuilder.create_descriptor_load
     begins: list[int] = []
@@ -54,7 +56,7 @@ def by_tma() -> Iterator[list[int]]:
 
 
 def excesses(way: Way, seed: int) -> tuple[list[float], list[int]]:
-    """The error of each call, and how many blocks it has read by TMA."""
+    """The error of each call, and the number of blocks that it has read by TMA."""
     ctx, found, read = context(), [], []
     for shape, layout, dtype in CALLS:
         config = replace(SMALL, num_chunks=2, stream_k=shape == RAGGED, block_size_k=min_block_size_k(dtype))

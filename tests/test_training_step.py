@@ -22,7 +22,7 @@ WAYS = ("auto", "nccl", "nccl_overlapped")
 
 
 def records_of(script: Path, num_ranks: int, *options: str) -> list[dict[str, Any]]:
-    """Of what ``script`` measures; all are right."""
+    """The records that ``script`` writes; checks that all results are right."""
     heap = ["--heap_size", str(1 << 26)]
     done = subprocess.run(
         [python(), script, "--num_ranks", str(num_ranks), "--benchmark_format", "json", *options, *heap],

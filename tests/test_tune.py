@@ -1,4 +1,4 @@
-"""The tuner: what it tries next, what it keeps, and that runs which end early, or badly, lose nothing."""
+"""The tuner: what it tries next, what it keeps, and that runs that end early, or fail, lose nothing."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def _own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 class World:
-    """What a search finds: the time of each config in ms, by its ``group_size_m``; others than those given are wrong.
-    Every step takes a second."""
+    """The results that a search gets: the time of each config in ms, by its ``group_size_m``; configs without a time
+    are wrong. Every step takes a second."""
 
     def __init__(self, times: dict[int, float], budget_s: float = 1000.0, library_ms: float | None = None) -> None:
         self.times, self.left_s, self.library_ms = times, budget_s, library_ms
@@ -111,7 +111,7 @@ def test_the_fastest_is_found_and_the_slower_half_left_out() -> None:
     calls = world.calls()
     assert calls[5] > calls[4] > calls[2] >= 2
     assert found.measured_ms(CONFIGS[0]) == pytest.approx(1 + 4 / 30)
-    assert found.calls_of(CONFIGS[0]) == found.calls_of(found.best) == 15  # what is picked without rows, to the end
+    assert found.calls_of(CONFIGS[0]) == found.calls_of(found.best) == 15  # the untuned one, too
 
 
 def test_the_library_is_measured_beside_the_best_where_that_is_asked_for() -> None:
@@ -139,7 +139,7 @@ def test_candidates_are_timed_in_turns() -> None:
     world = World({1: 1.0, 2: 1.1})
     world.search(CONFIGS[:2], nothing_more, 0)
     timed = [step.configs[0].group_size_m for step in world.steps if step.kind == "time"]
-    first, last = timed[:4], timed[-10:]  # between them the faster one is alone
+    first, last = timed[:4], timed[-10:]  # in between only the faster one is left
     turns = {(first[0], first[1]), (first[2], first[3]), *zip(last[::2], last[1::2], strict=True)}
     assert turns == {(1, 2), (2, 1)}, "neither is always the one behind the other"
 
@@ -180,8 +180,8 @@ def test_fields_of_the_best_are_varied_as_long_as_it_helps() -> None:
 
     found = world.search(CONFIGS[:1], next_two, 0)
     assert found.best is not None
-    assert found.best.group_size_m == 7  # three times two further
-    assert found.measured_ms(CONFIGS[0]) == 19.0  # what is picked without rows is measured to the end
+    assert found.best.group_size_m == 7  # three steps of two
+    assert found.measured_ms(CONFIGS[0]) == 19.0  # the config picked without rows is also measured at the end
 
 
 def test_what_was_tried_is_no_variation_again_and_a_wrong_one_is_not_timed() -> None:
@@ -197,7 +197,7 @@ def test_what_was_tried_is_no_variation_again_and_a_wrong_one_is_not_timed() -> 
 
 
 def test_a_variation_is_timed_before_the_best_is_timed_again() -> None:
-    """So that little time suffices to know of it."""
+    """So little time is enough to find out whether it is better."""
     world = World({1: 2.0, 2: 1.0, 3: 3.0})
     world.search(CONFIGS[:1], lambda config: [replace(config, group_size_m=config.group_size_m + 1)], 0)
     steps = [(step.kind, step.configs[0].group_size_m) for step in world.steps]
@@ -237,7 +237,7 @@ def test_the_budget_ends_the_search_and_what_there_is_counts() -> None:
     for budget_s in range(60):
         world = World({size: 10.0 - size for size in range(1, 9)}, budget_s)
         found = world.search(CONFIGS, nothing_more, 0)
-        # It looks at the clock before every step but the last check, and allows what was checked its first time.
+        # It looks at the clock before every step except the last check, and lets a checked config be timed once.
         assert len(world.steps) <= budget_s + 2 + 2
         assert (found.best is not None) == (budget_s > 0)
     assert found.best == CONFIGS[7]
@@ -281,7 +281,7 @@ def test_what_was_checked_last_is_timed_even_if_that_took_all_of_the_time() -> N
 
 
 def test_what_an_earlier_search_has_timed_is_timed_again() -> None:
-    """It may have run on another day, with other versions."""
+    """The earlier search may have run on another day, with other versions."""
     now = {size: 10.0 - size for size in range(1, 9)}
     known = {config: 0.1 + config.group_size_m / 1000 for config in CONFIGS}
     for budget_s in (1, 3, 1000):
@@ -333,7 +333,7 @@ def test_nothing_right_is_nothing_found() -> None:
 
 
 def failed(trials: Trials) -> dict[Place, str]:
-    """Those that are not to be tried again, and why."""
+    """The candidates that are not to be tried again, and why."""
     return {place: history.failed for place, history in trials.histories().items() if history.failed is not None}
 
 
@@ -344,7 +344,8 @@ def runner_for(op: str) -> Runner:
 
 
 def verdicts(op: str) -> list[str | None]:
-    """Of a right config, one that raises, and an op that leaves its output, or what other numbers gave, as it was."""
+    """The verdicts on a right config, on one that raises, and on ops that leave the output, or the result for other
+    numbers, unchanged."""
     runner = runner_for(op)
     small = pick.model_pick(runner.problem, runner.target)
     found = [runner.take(Step("check", (small,))), runner.take(Step("check", (replace(small, block_size_m=17),)))]
@@ -386,7 +387,7 @@ def test_a_call_takes_as_long_as_on_the_slowest_rank(monkeypatch: pytest.MonkeyP
 
 
 class Recorded:
-    """Stands in for the kernel: compiling is written down, launching fails."""
+    """Stands in for the kernel: compilations are recorded, launching fails."""
 
     def __init__(self) -> None:
         self.compiled: list[int] = []
@@ -408,7 +409,7 @@ def kernels_of(op: str, config: FusedConfig) -> list[FusedConfig]:
 
 
 def compiled_share(op: str) -> tuple[list[int], bool]:
-    """The tiles that this rank compiles of those of all algorithms; whether the op still works afterwards."""
+    """The tiles that this rank compiles, out of those of all algorithms; whether the op still works afterwards."""
     runner, ctx = runner_for(op), context()
     config = pick.model_pick(runner.problem, runner.target)
     every = [replace(one, block_size_m=16 << (number % 3)) for number, one in enumerate(kernels_of(op, config))]
@@ -438,14 +439,14 @@ def test_ranks_share_compiling_and_launch_nothing_meanwhile(ranks: Ranks, op: st
 
 
 class Uncompilable(Recorded):
-    """A kernel for which a compiler has no room."""
+    """A kernel that fails to compile for lack of room."""
 
     def warmup(self, *_: Any, grid: tuple[int, ...], **constants: Any) -> None:
         raise RuntimeError("out of registers")
 
 
 def uncompilable(op: str) -> tuple[list[str], bool]:
-    """What is said of one config of each kind that does not compile, and whether the op works afterwards."""
+    """The complaints about one config of each kind that does not compile, and whether the op works afterwards."""
     runner = runner_for(op)
     every = kernels_of(op, pick.model_pick(runner.problem, runner.target))
     with mock.patch.object(kernels, "matmul_kernel", Uncompilable()):
@@ -456,7 +457,7 @@ def uncompilable(op: str) -> tuple[list[str], bool]:
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("op", [op for op in ALGORITHMS if op != "matmul"])
 def test_nobody_waits_for_a_rank_whose_config_does_not_compile(ranks: Ranks, op: str) -> None:
-    """Only one rank compiles it; the others run the kernels of the call beside it, which wait for all ranks."""
+    """Only one rank compiles it; the others run the call's other kernels, which wait for all ranks."""
     for complaints, works in ranks.run(uncompilable, op):
         assert all("out of registers" in complaint for complaint in complaints) and works
 
@@ -522,7 +523,7 @@ def test_a_row_of_a_local_matmul_tells_the_librarys_time(tmp_path: Path) -> None
     given = ["tune", "matmul", "-m", "64", "-n", "64", "-k", "64", "--num_ranks", "1"]
     rows: dict[str, tuned.Row] = {}
     for dtype, budget_s in itertools.product(("fp32", "int8", "fp8"), (2, 20)):
-        if dtype not in rows or (dtype == "fp32" and rows[dtype].library_ms is None):  # a busy machine takes longer
+        if dtype not in rows or (dtype == "fp32" and rows[dtype].library_ms is None):  # busy machines take longer
             assert cli.main([*given, "--dtype", dtype, f"--budget_s={budget_s}"]) in (0, 1)
             rows = {row.dtype: row for row in tuned.read(tmp_path / "user.json")}
     library_ms = rows["fp32"].library_ms
@@ -531,7 +532,7 @@ def test_a_row_of_a_local_matmul_tells_the_librarys_time(tmp_path: Path) -> None
 
 
 def tried(out: Path) -> set[tuple[int, ...]]:
-    """gather_dim, m, n and k of the problems of which candidates were run."""
+    """gather_dim, m, n and k of the problems whose candidates were run."""
     events = [json.loads(line) for line in Trials(out).path.read_text().splitlines()]
     return {(event["key"][3], *event["key"][5:]) for event in events}
 
@@ -679,7 +680,7 @@ LOCALS = [FusedConfig("local", group_size_m=size) for size in range(1, 4)]
 
 
 def dying(options: Options) -> tuple[list[Finding], bool]:
-    """What a run does whose second candidate ends rank 0, and so the others, when it is compiled among others."""
+    """A run whose second candidate ends rank 0, and so all ranks, when it is compiled together with others."""
     trials, key = Trials(options.out, options.run), ["simulated", 2, "matmul", None, "fp32", 1, 1, 1]
     suspects = {config for (_, config), one in trials.histories().items() if one.run == options.run and one.unanswered}
     if not failed(trials):
@@ -727,8 +728,8 @@ def options_for(out: Path, *, resume: bool = False) -> Options:
 
 
 def tune_alone(options: Options, *, steps: int | None = None, left_s: float = 1e6) -> tuple[Finding, int]:
-    """What rank 0 finds if each candidate takes a millisecond, and in how many steps. ``steps``: after which Ctrl-C is
-    pressed."""
+    """The finding of rank 0 if each candidate takes a millisecond, and the number of steps. ``steps``: press Ctrl-C
+    after this many."""
     stop, count = SimpleNamespace(asked=steps == 0), 0
     target = Target("sim", 4, hardware="simulated")
     runner: Any = SimpleNamespace(problem=REDUCE, target=target, ctx=SimpleNamespace(world_size=2))
@@ -803,7 +804,7 @@ def test_a_run_whose_ranks_a_candidate_ended_goes_on_with_what_is_its_own(out: P
     tuned.write(out, [FINISHED])
     options = options_for(out)
     Trials(out, options.run).add(FINISHED.key, CONFIGS[1], DROPPED, why=ENDED)
-    finding, steps = tune_alone(options)  # the row from before is not taken for its own
+    finding, steps = tune_alone(options)  # the earlier row does not count as its own
     assert steps > 0 and finding.row is not None and finding.row.date == "now"
     assert (problem_name(FINISHED.key), CONFIGS[1]) in failed(Trials(out))
     assert tune_alone(options) == (finding, 0)
@@ -877,7 +878,7 @@ def test_why_there_is_no_row_is_told_as_it_was(out: Path) -> None:
 
 @contextmanager
 def no_file_larger_than(nbytes: int) -> Iterator[None]:
-    """A disk that has no more room."""
+    """Simulate a full disk: no file can become larger than ``nbytes``."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     try:
@@ -992,7 +993,7 @@ def test_trials_tell_what_failed(tmp_path: Path) -> None:
 
 
 def test_a_candidate_is_to_blame_while_it_runs_and_no_longer(out: Path) -> None:
-    """Compiled, checked or timed, of those that were right before, too."""
+    """It may be compiled, checked or timed, and may have been right before."""
     options, blamed = options_for(out), []
 
     def look(_: str, __: int) -> None:
@@ -1057,7 +1058,7 @@ def test_times_have_a_unit_and_end_below_each_other(
 
 
 def test_findings_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """Not as rich's markup, which brackets in an error can be taken for."""
+    """Brackets in an error are not taken for markup of rich."""
     print_findings([Finding("one", why="dropped: no kernel [/mnt/cache]")])
     assert "no kernel [/mnt/cache]" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""What stands in for Python in other tests does what Python does (tests/warm.py)."""
+"""The replacement for Python in other tests (tests/warm.py) does what Python does."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_program_ends_with_what_stands_in_for_it() -> None:
     program = int(process.stdout.readline())
     process.kill()
     process.wait()
-    assert process.stdout.read() == b""  # comes when nobody has it open any more
+    assert process.stdout.read() == b""  # returns when no process has the pipe open any more
     process.stdout.close()
     assert not Path(f"/proc/{program}/exe").exists()  # as of a process that is gone, or waited for by its keeper
 

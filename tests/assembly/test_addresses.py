@@ -1,4 +1,4 @@
-"""On AMD all of the way to a peer's memory is kept."""
+"""On AMD distances to peers' memory are not cut off."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import iris
 
 @triton.jit
 def by_distance(handle, source, target_ptr):
-    """As one would write it, and as it is wrong there."""
+    """The obvious way to write it, which is wrong on AMD."""
     offsets = tl.arange(0, 256)
     base = tl.load(handle.bases + 1) - tl.load(handle.bases)
     tl.store(target_ptr + offsets + base // 4, tl.load(source + offsets))

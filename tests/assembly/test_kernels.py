@@ -1,4 +1,4 @@
-"""Every kernel of Iris, compiled for every target, obeys the rules; and no kernel escapes."""
+"""Every kernel of Iris, compiled for every target, obeys the rules; and no kernel is left out."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ PAIRS = [
     for one in case.targets
     if EVERYTHING or ((name, one) in MATMULS if case.kernel is matmul_kernel else one in turns_of(number, case.targets))
 ]
-"""With ``scripts/assembly --all`` all that there is. Else each of the two Tritons that it runs compiles each kernel for
-one GPU of each vendor's, and the other one for the others. Those of the matmul kernel take turns of their own."""
+"""With ``scripts/assembly --all`` all kernels on all targets. Otherwise each of its two Tritons compiles each kernel
+for one GPU of each vendor, and the other Triton for the others. Cases of the matmul kernel take turns separately."""
 
 COMPARES_ONE_WORD = {"compare_and_swap_word", "05_all_kinds"}
 
 
 def limits(name: str, target_name: str) -> list[str]:
-    """What the compiler itself does wrong in a case: Triton 3.6 compiles the compare-and-swap of a single word to agent
-    scope on AMD, whatever scope is asked for."""
+    """Errors of the compiler itself in a case: Triton 3.6 compiles the compare-and-swap of a single word to agent scope
+    on AMD, whatever the requested scope."""
     if VERSION == (3, 6) and target_name.startswith("gfx") and name in COMPARES_ONE_WORD:
         return ["buffer_wbl2 sc1", "global_atomic_cmpswap", "buffer_inv sc1"]
     return []
@@ -146,7 +146,7 @@ def test_two_tritons_compile_a_kernel_for_all_gpus_and_each_does_by_turns() -> N
 
 
 def test_every_matmul_has_its_turn() -> None:
-    """With each Triton; and each op is compiled for every GPU in every turn."""
+    """It has one with each Triton; and each op is compiled for every GPU in every turn."""
     for old in (0, 1):
         by_turns = [pairs(matmuls(old, turn)) for turn in range(4)]
         assert set().union(*by_turns) == pairs(matmuls())

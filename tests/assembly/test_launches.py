@@ -1,4 +1,4 @@
-"""Whatever an op launches compiles for every target, has room there, and obeys the rules that hold for any kernel."""
+"""All that ops launch compiles for every target, fits there, and obeys the rules that hold for any kernel."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from iris import ops
 
 
 def taking_turns(old: int, turn: int = TURN) -> list[tuple[int, str]]:
-    """Of each way, by number, the first call on one of the targets, with one of the two Tritons; ``old``: which. After
-    eight turns each has compiled each for all."""
+    """The numbers of ways, each with the target of its first call, for one of the two Tritons, which ``old`` chooses.
+    After eight turns each Triton has compiled each way for all targets."""
     names = list(TARGETS)
     there = len(names)
     mine = (old + turn // there) % 2
@@ -86,7 +86,7 @@ def test_another_number_of_rows_compiles_nothing(way: Way) -> None:
     ),
 )
 def test_contiguous_columns_move_in_vectors(op: str, algorithm: str) -> None:
-    """Of an A that is gathered, and an output, where the number of rows allows it."""
+    """Those of a gathered A and of an output do, if the number of rows allows it."""
     ctx: Any = Context("sm_90", 4)
     rows, k, n = 4096, 1024, 2048
     a = torch.empty(k, rows, dtype=torch.bfloat16).t()

@@ -1,4 +1,4 @@
-"""What the simulator refuses of device functions, the compiler refuses in the same words."""
+"""Calls of device functions that the simulator refuses, the compiler refuses with the same text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that wait for peers' must leave room for those that others wait for: the registers that exchanges take."""
+"""The registers of exchanges: programs that wait for peers must leave room for programs that peers wait for."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from iris.device.tile import Matrix
 from iris.ops.exchange import FREE_RANKS, Blocks, _programs_per_sm, blocks_of, registers
 
 REGISTERS, THREADS, ALLOCATED = 1 << 16, 2048, 8
-"""Of an SM of compute capability 9.0, and a multiple of how many registers a thread gets; on gfx942, too."""
+"""Registers and threads of an SM of compute capability 9.0; a thread gets a multiple of ALLOCATED registers, on gfx942,
+too."""
 VECTOR_REGISTERS, WAVES, SIMDS = 512, 8, 4
-"""Of each of the SIMDs of a CU, and its waves."""
+"""Registers and waves of each SIMD, and SIMDs of a CU."""
 
 
 def taken(ptx: str, tmp_path: Path) -> int:
-    """What a thread takes, by the newer of the assemblers that come with Triton."""
+    """The registers of a thread, by the newest of the assemblers that come with Triton."""
     source = tmp_path / "kernel.ptx"
     source.write_text(ptx)
     assembler, written = knobs.nvidia.ptxas_blackwell.path, source.with_suffix(".cubin")
@@ -38,13 +39,13 @@ def taken(ptx: str, tmp_path: Path) -> int:
 
 
 def waves(listing: str) -> int:
-    """How many waves with the vector registers that a listing of AMD's asks for a SIMD has room for."""
+    """How many waves a SIMD has room for, by the vector registers that an AMD listing requests."""
     (count,) = re.findall(r"\.vgpr_count:\s+(\d+)", listing)
     return min(VECTOR_REGISTERS // (-(-int(count) // ALLOCATED) * ALLOCATED), WAVES)
 
 
 def strided(dtype: torch.dtype, sizes: tuple[int, ...]) -> tuple[Any, ...]:
-    """Of matrices that have no vectors."""
+    """Strides of matrices whose elements cannot be accessed as vectors."""
     handle, epochs, inbox, half, *_, bias = word_arguments(dtype, sizes)[:7]
     mine, result = Matrix(tensor(dtype), 4097, 1), Matrix(tensor(dtype), 4097, 3)
     rows, cols, *others = sizes
@@ -66,7 +67,7 @@ EXCHANGES = (
 def exchange_of(
     kind: str, dtype: torch.dtype, operands: str, world_size: int
 ) -> tuple[Callable[[], tuple[Any, ...]], Blocks, dict[str, Any]]:
-    """Arguments, blocks and constants of an exchange whose blocks are the largest."""
+    """Arguments, blocks and constants of an exchange with the largest blocks."""
     part = ((16 if dtype == torch.int32 else 400 // dtype.itemsize) // world_size, 8192)
     blocks = blocks_of(part, dtype, world_size, 132, hops=2 if kind == "twice" else 1)
     assert blocks.words
@@ -86,8 +87,9 @@ def exchange_of(
 def test_an_exchange_in_words_leaves_room_for_another(
     kind: str, dtype: torch.dtype, operands: str, world_size: int, tmp_path: Path
 ) -> None:
-    """Two streams may run two at a time: if one took whole SMs, each rank could have begun another one, and wait for
-    its peers for ever. (Among more ranks than eight there is one program on an SM, whatever it takes.)"""
+    """Two exchanges on two streams may run at the same time. If one took whole SMs, each rank could have begun another
+    one first, and would wait for its peers for ever. (With more than eight ranks there is one program on an SM,
+    whatever it takes.)"""
     arguments, blocks, constants = exchange_of(kind, dtype, operands, world_size)
     if operands == "strided" or world_size > FREE_RANKS:
         constants["maxnreg"] = registers(blocks.num_warps, world_size)

@@ -1,4 +1,4 @@
-"""The rules can fail: each finds what is wrong with a kernel, or a listing, that breaks it."""
+"""The rules can fail: each finds the error in a kernel, or a listing, that breaks it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ on_cuda = pytest.mark.parametrize("target_name", in_turn(CUDA))
 
 CTA_BARRIER = re.compile(r"^\s*(bar\.sync\s.*|s_barrier)$", re.M)
 SUMS = "argument 37"
-"""Of the matmul kernel with TMA: where sums are added up, and taken away by the owner of a tile."""
+"""The argument of the matmul kernel with TMA that points to the memory where sums are added up, and from which the
+owner of a tile takes them."""
 
 
 def assembly_of(kernel: Any, target_name: str, *arguments: Any, **constants: Any) -> str:
@@ -33,7 +34,7 @@ def assembly_of(kernel: Any, target_name: str, *arguments: Any, **constants: Any
 
 
 def without(text: str, pattern: str | re.Pattern[str], instead: str = "") -> str:
-    """``text`` with what matches replaced; it must be there."""
+    """``text`` with all matches replaced; there must be one."""
     new, count = re.subn(pattern, instead, text, flags=0 if isinstance(pattern, re.Pattern) else re.M)
     assert count
     return new
@@ -79,7 +80,7 @@ def one_path_without_barrier(data, flag, count, BLOCK: tl.constexpr):
 )
 @everywhere
 def test_release_without_barrier(kernel: Any, target_name: str) -> None:
-    """From Triton 3.9 on the compiler puts a barrier before each release; AMD's waves stay unawaited."""
+    """From Triton 3.9 on the compiler puts a barrier before each release; on AMD it does not wait for waves' stores."""
     count = (7,) if kernel is one_path_without_barrier else ()
     wrong = rules.publication(read(assembly_of(kernel, target_name, torch.float32, torch.int32, *count, BLOCK=1024)))
     if VERSION < (3, 9):
@@ -123,7 +124,7 @@ def test_barriers_of_single_warps_among_several(target_name: str) -> None:
 
 @pytest.mark.timeout(300)
 def test_dropped_barriers_of_a_large_kernel() -> None:
-    """For which LLVM has the address of its arguments in other registers."""
+    """LLVM moves the address of its arguments to other registers."""
     text = compile_named("matmul-atomic-float16-hip", CASES["matmul-atomic-float16-hip"].targets[0])
     assert rules.consumption(read(text)) == []
     assert rules.consumption(read(without(text, CTA_BARRIER)))
@@ -139,7 +140,7 @@ def test_sums_that_are_taken_away_before_all_threads_have_loaded_them() -> None:
 
 @everywhere
 def test_barriers_of_one_kernel(target_name: str) -> None:
-    """One thread stores how many there have been, and all load it again."""
+    """One thread stores the count of barriers, and all threads load it again."""
     twice = compile_named("whole_barrier", target_name)
     assert rules.counting(read(twice)) == []
     [words, *_] = rules.counting(read(without(twice, CTA_BARRIER)))
@@ -159,8 +160,8 @@ def recorded(handle):
 
 @pytest.mark.parametrize("target_name", ["sm_90", "gfx942"])
 def test_every_signal_releases(target_name: str) -> None:
-    """Each of the three kinds; programs that count each other in, which acquire, too; and what tells the host, or other
-    programs, that a record is complete. No rule knows of a relaxed atomic what it should have been."""
+    """There are the three kinds of signals; programs that count each other in, which also acquire; and writes that tell
+    the host, or other programs, that a record is complete. No rule can know what a relaxed atomic should have been."""
     made = (
         CASES["signals"],
         Case("counted_in", counted_in, of(torch.int32, torch.int32)),
@@ -208,7 +209,7 @@ def load_behind_acquire(flags, data, out, BLOCK: tl.constexpr):
 
 @on_cuda
 def test_acquire_without_barrier(target_name: str) -> None:
-    """From Triton 3.9 on the compiler puts a barrier behind each acquire."""
+    """From Triton 3.9 on the compiler puts a barrier after each acquire."""
     types = (torch.int32, torch.int32, torch.int32)
     text = assembly_of(load_behind_acquire, target_name, *types, BLOCK=128)
     if VERSION >= (3, 9):
@@ -288,7 +289,7 @@ def poll_of_words(words, out, BLOCK: tl.constexpr):
 )
 @everywhere
 def test_poll_without_bound(kernel: Any, constants: dict[str, int], target_name: str) -> None:
-    """However the value finds its way to the end of the loop."""
+    """It is found whichever way the value reaches the end of the loop."""
     [words, *_] = rules.bounds(read(assembly_of(kernel, target_name, torch.int32, torch.int32, **constants)))
     assert words.startswith("no clock in the loop around")
 
@@ -333,7 +334,7 @@ def test_a_clock_that_is_not_waited_for(target_name: str) -> None:
 @pytest.mark.parametrize("block", [16, 32, 512])
 @on_cuda
 def test_a_warp_that_goes_by_its_own_words(block: int, target_name: str) -> None:
-    """Of words that one warp holds, others hold copies, and none asks another."""
+    """If one warp holds all words, others hold copies, and none asks another."""
     listing = read(assembly_of(poll_of_words, target_name, torch.int32, torch.int32, BLOCK=block))
     assert bool(rules.agreement(listing)) == (block <= 32)
 
@@ -349,8 +350,8 @@ def count_in_each_block(handle, counters, data, flags, blocks, BLOCK: tl.constex
 
 @triton.jit
 def count_and_go_by_it(counter, data, blocks, BLOCK: tl.constexpr):
-    """Programs that take one block after the other from a common counter: as much of a loop that waits as of one that
-    does not, as nobody knows who counts."""
+    """Programs take one block after the other from a common counter. The loop may or may not wait, as the rule cannot
+    know who counts."""
     block = tl.atomic_add(counter, 1, sem="acq_rel", scope="sys")
     while block < blocks:
         tl.store(data + block * BLOCK + tl.arange(0, BLOCK), block)
@@ -359,7 +360,7 @@ def count_and_go_by_it(counter, data, blocks, BLOCK: tl.constexpr):
 
 @everywhere
 def test_a_count_is_no_poll(target_name: str) -> None:
-    """A program that only counts itself in asks for no clock, one that goes on by the count does."""
+    """A program that only counts itself in needs no clock; one that goes on depending on the count does."""
     types = (torch.int32, torch.int32)
     arguments = (handle(), *types, torch.int32, 100)
     assert rules.bounds(read(assembly_of(count_in_each_block, target_name, *arguments, BLOCK=512))) == []
@@ -400,7 +401,7 @@ GATHERED = "matmul-put_rows-float16-tma-cuda"
 @pytest.mark.parametrize("name", ["bulk_consume", GATHERED])
 @on_cuda
 def test_a_fence_out_of_its_place(name: str, target_name: str) -> None:
-    """Behind each load, in front of each look at a flag, and nowhere."""
+    """The fence is after each load, before each look at a flag, or nowhere."""
     text = compile_named(name, target_name)
     unwritten = CASES[name].unwritten_in(read(text))
     assert rules.proxy(read(text), unwritten) == []
@@ -414,7 +415,7 @@ def test_a_fence_out_of_its_place(name: str, target_name: str) -> None:
 
 @on_cuda
 def test_operands_that_need_no_fence(target_name: str) -> None:
-    """All but the gathered one."""
+    """These are all except the gathered one."""
     listing = read(without(compile_named(GATHERED, target_name), FENCE))
     unwritten = CASES[GATHERED].unwritten_in(listing)
     [gathered] = {*listing.descriptors} - unwritten
@@ -429,7 +430,7 @@ def test_a_bulk_load_without_barrier(target_name: str) -> None:
 
 
 def bulk_loads(*statements: str) -> list[str]:
-    """What is wrong with a kernel of ``statements``; argument 3 describes what nobody writes."""
+    """The errors in a kernel of ``statements``; argument 3 describes memory that nobody writes."""
     known = {
         "acquire": "@%p1 ld.global.sys.acquire.b32 %r1, [%rd1]; st.shared.b32 [%r2], %r1;",
         "barrier": "bar.sync 0;",
@@ -488,7 +489,7 @@ def swap_few(words, out):
 
 @on_amd
 def test_a_word_that_several_threads_swap(target_name: str) -> None:
-    """Up to Triton 3.7 no thread is kept from it, as docs/memory-model.md says."""
+    """Up to Triton 3.7 several threads do, as docs/memory-model.md says."""
     instructions = list(read(assembly_of(swap_few, target_name, torch.int32, torch.int32)))
     first = next(place for place, one in enumerate(instructions) if Event.CAS in one.events)
     chosen = any("saveexec" in one.op for one in instructions[:first])
@@ -511,7 +512,7 @@ def test_narrow_moves(target_name: str) -> None:
 @on_cuda
 @pytest.mark.parametrize(("kind", "words"), [("total", "v4.b32"), ("scatter", "v2.b64")])
 def test_words_one_by_one_or_in_two_halves(target_name: str, kind: str, words: str) -> None:
-    """They are stored, and looked at, whole, and as many at a time as 16 bytes hold: of integers they have 64 bits."""
+    """They are stored and read whole, as many at a time as 16 bytes hold; words of integers have 64 bits."""
     text = compile_named(f"exchange_words-{kind}", target_name)
     assert rules.width(read(text), frozenset({"argument 3"})) == []
     for whole in (r"st\.global\.wt\.", r"ld\.volatile\.global\."):
@@ -521,7 +522,7 @@ def test_words_one_by_one_or_in_two_halves(target_name: str, kind: str, words: s
 
 @everywhere
 def test_events_are_read(target_name: str) -> None:
-    """What the reader finds in a signal: one store of a block, one release, and nothing that the kernel lacks."""
+    """In a signal the reader finds one store of a block, one release, and nothing that the kernel lacks."""
     listing = read(assembly_of(bare_release, target_name, torch.float32, torch.int32, BLOCK=512))
     count = {event: sum(event in one.events for one in listing) for event in Event}
     assert count[Event.STORE] == count[Event.RELEASE] == count[Event.ATOMIC] == 1
@@ -529,7 +530,7 @@ def test_events_are_read(target_name: str) -> None:
 
 
 def test_a_jump_goes_to_the_label_of_its_own_braces() -> None:
-    """As those of waits for bulk loads do, which all have one name."""
+    """Waits for bulk loads have such labels, all with one name."""
     loop = "again:\nadd.s32 %r1, %r1, 1;\n@%p1 bra again;\n"
     listing = read(f"\n{{\n{loop}{loop}ret;\n}}")
     assert [block.after for block in listing.blocks[:3]] == [[0, 1], [1, 2], []]
@@ -537,7 +538,7 @@ def test_a_jump_goes_to_the_label_of_its_own_braces() -> None:
 
 @on_amd
 def test_a_far_jump_goes_to_its_label(target_name: str) -> None:
-    """As LLVM writes one that is too far for a branch."""
+    """LLVM writes such a jump if the label is too far for a branch."""
     text = assembly_of(one_path_without_barrier, target_name, torch.float32, torch.int32, 7, BLOCK=512)
     far = r"s_add_u32 s98, s98, (\1-.Lpost_getpc0)&4294967295\n\ts_setpc_b64 s[98:99]"
     listing, there = (read(one) for one in (text, without(text, r"s_branch (\.LBB\w+)", far)))

@@ -1,4 +1,4 @@
-"""Where there is no TMA, tiles move 16 bytes at a time."""
+"""Without TMA, tiles move 16 bytes at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_tiles_by_pointers_move_16_bytes_at_a_time(target_name: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("op", in_turn(["hbm_rows", "hbm_columns"]))
 def test_fetchers_load_ahead(op: str) -> None:
-    """A block of 64 × 128 takes four accesses of each thread; the first six are asked for before the loop."""
+    """A block of 64 × 128 takes four accesses of each thread; the first six blocks are requested before the loop."""
     case = matmul_case(op, torch.bfloat16, True, False, 0, True, False, ("sm_90",))
     constants = case.constants | {"COURIER_M": 64, "COURIER_N": 128, "num_warps": 8}
     listing = compile_case(replace(case, constants=constants), "sm_90")
@@ -63,7 +63,7 @@ def test_what_orders_tma_is_only_where_there_is_tma(target_name: str, times: int
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float32])
 @pytest.mark.parametrize("target_name", TARGETS)
 def test_full_precision_is_taken_where_there_is_no_tf32(target_name: str, dtype: torch.dtype) -> None:
-    """Ops ask for it where PyTorch allows it, and for products of fp8 that are kept in 16 bits."""
+    """Ops request TF32 if PyTorch allows it, and for products of fp8 that are kept in 16 bits."""
     case = matmul_case("local", dtype, False, False, 0, True, False, (target_name,))
     listing = compile_case(replace(case, constants=case.constants | {"PRECISION": "tf32"}), target_name)
     there = dtype == torch.float32 and target_name != "gfx950"
@@ -72,7 +72,7 @@ def test_full_precision_is_taken_where_there_is_no_tf32(target_name: str, dtype:
 
 SUMS = Problem("matmul_reduce_scatter", 8192, 8192, 8192, torch.bfloat16, 8)
 OF_INTEGERS = Problem("matmul_all_reduce", 256, 1024, 8192, torch.int8, 2)
-"""Whose tiles travel as words of eight bytes."""
+"""A problem whose tiles travel as words of eight bytes."""
 
 
 @pytest.mark.timeout(300)
@@ -108,7 +108,7 @@ def test_the_largest_tile_fits_into_shared_memory(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("sizes", in_turn([(256, 256, 64, 8, 2), (128, 128, 64, 8, 4), (64, 128, 128, 4, 3)]), ids=str)
 def test_stages_on_the_newest_of_amd_take_no_more_than_is_counted(sizes: tuple[int, ...]) -> None:
-    """Triton 3.9 has all stages in LDS there, and pads them; 3.6 has one in registers."""
+    """Triton 3.9 keeps all stages in LDS there, and pads them; 3.6 keeps one in registers."""
     here = Target("hip", 256, shared_nbytes=MI350_SHARED_NBYTES)
     names = "block_size_m", "block_size_n", "block_size_k", "num_warps", "num_stages"
     fields: dict[str, Any] = dict(zip(names, sizes, strict=True))

@@ -1,4 +1,4 @@
-"""A call without a trace costs nothing: what records is not in its kernel."""
+"""A call without a trace costs nothing: its kernel has no code that records."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def clocks(op: str, traced: bool, target_name: str) -> int:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("target_name", ["sm_90", "gfx942"])
 def test_no_clock_without_a_trace(target_name: str) -> None:
-    """Where nothing is waited for, which alone has a clock of its own."""
+    """This is about kernels that wait for nothing, as waits read the clock themselves."""
     assert clocks("local", False, target_name) == 0
     assert clocks("local", True, target_name) > 0

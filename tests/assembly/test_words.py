@@ -1,4 +1,4 @@
-"""Threads that hold the same word may see it come one after the other: all agree, and all use what has come."""
+"""Threads that hold the same word may see it arrive at different times: all agree, and all use the arrived value."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def looks(target_name: str, threads: int) -> int:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("target_name", ["sm_90", "gfx942"])
 def test_words_of_several_threads_are_looked_at_again(target_name: str) -> None:
-    """Behind the loop, too, where there are fewer words than threads."""
+    """They are looked at after the loop, too, if there are fewer words than threads."""
     assert looks(target_name, 512) == looks(target_name, 256) + 1
 
 
@@ -57,5 +57,5 @@ def test_words_are_taken_when_all_threads_have_looked(target_name: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("threads", [128, 512])
 def test_threads_agree_whether_words_have_come(threads: int) -> None:
-    """Also about the fewest words that can be waited for."""
+    """They agree even about the fewest words that can be waited for."""
     assert rules.agreement(compiled("sm_90", 8, threads)) == []
