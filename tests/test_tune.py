@@ -512,7 +512,7 @@ def test_a_run_writes_a_row_that_auto_takes_and_resume_keeps(
     assert f"rows: {out}, which count for simulated ranks only\n" in told.out
     assert "The best time that progress shows may be lower" in told.out
 
-    # Again: a row that is finished stays as it is.
+    # Again: a finished row stays unchanged.
     tuned.write(out, [replace(row, unfinished=False)])
     assert cli.main(["tune", *given, "--budget_s", "30", "--resume"]) == 0
     assert tuned.read(out) == [replace(row, unfinished=False)]

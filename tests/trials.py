@@ -17,7 +17,7 @@ WAYS = ("right", "wrong", "drifts", "doubts", "says_yes", "raises", "dies", "ski
 @bench.axis("count", (8, 16))
 @bench.axis("way", WAYS, variant=True)
 def trial(state: bench.State, ctx: iris.Iris) -> None:
-    """A copy into the next rank's memory; ``way`` says what goes wrong with it on the last rank."""
+    """A copy into the next rank's memory, and all that can go wrong with it on the last rank."""
     way, last = state["way"], ctx.rank == ctx.world_size - 1
     source, target = ctx.randn(state["count"]), ctx.zeros(state["count"])
     there = ctx.peer_view(target, (ctx.rank + 1) % ctx.world_size)
