@@ -19,7 +19,7 @@ STATUSES = {
     1: "an error, a result that is wrong or missing, or a regression that is to fail",
     USAGE: "a command line that makes no sense, or names a file that cannot be read or written",
     STOPPED: "stopped by Ctrl-C",
-    UNREAD: "nobody reads on, such as behind `| head`",
+    UNREAD: "nobody reads on, as with `| head`",
 }
 """What exit statuses mean."""
 COMMANDS = {

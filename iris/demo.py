@@ -21,7 +21,15 @@ from iris import backends
 from iris.bench.accuracy import Accuracy, worst
 from iris.bench.cases.operands import Operands
 from iris.bench.driver import as_failure, refuse_launcher, sheltered
-from iris.bench.options import DTYPES, add_num_ranks, folder_trouble, no_picture, positive, seconds
+from iris.bench.options import (
+    DTYPES,
+    SIMULATED_RANKS,
+    add_num_ranks,
+    folder_trouble,
+    no_picture,
+    positive,
+    seconds,
+)
 from iris.console import Parser, counted, print_table
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
@@ -129,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_launcher("iris demo")
     choice = backends.detect()
     gpus = torch.cuda.device_count() if choice.name in backends.GPU_BACKENDS else 0
-    num_ranks = options.num_ranks or (gpus if gpus > 1 else 4)
+    num_ranks = options.num_ranks or (gpus if gpus > 1 else SIMULATED_RANKS)
     if choice.name != "sim" and num_ranks > gpus and not backends.oversubscribed():
         os.environ["IRIS_BACKEND"] = "sim"
         os.execv(sys.executable, [sys.executable, "-m", "iris", "demo", *argv])

@@ -85,8 +85,8 @@ def _remarks(results: Sequence[Record]) -> list[str]:
     lines = [f"{_some(names)}: {why}\n" for why, names in points.items()]
     if any(_varies(one) for one in results):
         lines.append(f"{VARIES} right, but two calls may differ in their last bits: sums in the order of arrival\n")
-    if any(one["params"].get("algorithm") == "nccl" and records.simulated(one) for one in results):
-        lines.append("nccl: gloo, in the simulator\n")
+    if any(one["params"].get("algorithm") == REFERENCE and records.simulated(one) for one in results):
+        lines.append(f"{REFERENCE}: gloo, in the simulator\n")
     return lines
 
 
