@@ -53,8 +53,7 @@ def add_kernel(source, target, count, here, peer, heap_bases, BLOCK: tl.constexp
 
 
 def check_all_kinds(ctx: iris.Iris) -> None:
-    """Apply the eight kinds with one random value from every rank to eight words of each rank, and check them. The
-    words start at 0, that of ``and`` with all bits set."""
+    """Check eight words of each rank, at first 0 (``and``: all bits set), after one random value from every rank."""
     generator = shared_generator(ctx, ctx.world_size)
     values = torch.randint(-(1 << 24), 1 << 24, (ctx.world_size,), generator=generator, dtype=torch.int32)
     words = ctx.zeros(8, dtype=torch.int32)
