@@ -316,7 +316,7 @@ class Mesh:
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
-        """Those that peers have sent and nobody has asked for."""
+        """Close the descriptors that peers have sent and nobody has asked for."""
         for fd in itertools.chain.from_iterable(self._fds.values()):
             os.close(fd)
         self._fds.clear()

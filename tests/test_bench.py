@@ -1182,27 +1182,22 @@ def test_a_tile_that_has_no_use_may_be_told_as_it_is() -> None:
 
 
 @USES_NCCL
-def test_only_a_transposed_b_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "name", "usual", "other"),
+    [("matmul_all_reduce", "b_layout", "row_major", "transposed"), ("matmul_reduce_scatter", "l2", "warm", "cold")],
+)
+def test_only_a_transposed_b_and_a_cold_l2_are_told(
+    tmp_path: Path, case: str, name: str, usual: str, other: str
+) -> None:
     out = tmp_path / "results.jsonl"
-    axes = ["M=6", "N=8", "K=10", "b_layout=row_major,transposed", "algorithm=auto,nccl,matmul"]
-    arguments = ["matmul_all_reduce", *ON_TWO, *(f"--axis_{one}" for one in axes), "--repeat=1"]
+    axes = ["M=6", "N=8", "K=10", f"{name}={usual},{other}", "algorithm=auto,nccl,matmul"]
+    arguments = [case, *ON_TWO, *(f"--axis_{one}" for one in axes), "--repeat=1"]
     assert bench.main([*arguments, f"--benchmark_out={out}"]) == 0
     found = lines(out)
-    assert [one["params"].get("b_layout") for one in found] == [None] * 3 + ["transposed"] * 3
+    assert [one["params"].get(name) for one in found] == [None] * 3 + [other] * 3
     assert all(one["validated"] for one in found)
-
-
-@USES_NCCL
-def test_only_a_cold_l2_is_told(tmp_path: Path) -> None:
-    out = tmp_path / "results.jsonl"
-    axes = ["M=6", "N=8", "K=10", "l2=warm,cold", "algorithm=auto,nccl"]
-    arguments = ["matmul_reduce_scatter", *ON_TWO, *(f"--axis_{one}" for one in axes), "--repeat=1"]
-    assert bench.main([*arguments, f"--benchmark_out={out}"]) == 0
-    found = lines(out)
-    assert [one["params"].get("l2") for one in found] == [None] * 2 + ["cold"] * 2
-    assert all(one["validated"] for one in found)
-    if BACKEND != "sim":  # calls do not follow each other directly
-        assert [one["back_to_back_ms"] is None for one in found] == [False] * 2 + [True] * 2
+    if BACKEND != "sim":  # with a cold L2, calls do not follow each other directly
+        assert [one["back_to_back_ms"] is None for one in found] == [False] * 3 + [other == "cold"] * 3
 
 
 def test_l2_is_emptied_by_reading(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,13 +108,13 @@ class Row:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What the row has in common with every problem for which it can count."""
-        return self.hardware, self.world_size, self.op, self.gather_dim, _ALIKE.get(self.dtype, self.dtype)
+        """What the row has in common with every problem for which it can count, but for dtypes that are alike."""
+        return self.hardware, self.world_size, self.op, self.gather_dim, self.dtype
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What two rows for the same problem have in common."""
-        return (*self.kind[:-1], self.dtype, self.m, self.n, self.k, self.transposed_b)
+        return (*self.kind, self.m, self.n, self.k, self.transposed_b)
 
     @property
     def own(self) -> bool:
@@ -168,14 +168,12 @@ def changed_fields(config: FusedConfig) -> dict[str, Any]:
 def row_kind(problem: Problem, device_name: str) -> tuple[Any, ...]:
     """The :attr:`Row.kind` of a row for ``problem`` on a device."""
     name = hardware_name(device_name)
-    dtype = _NAMES[problem.dtype]
-    return name, problem.world_size, problem.op, problem.gather_dim, _ALIKE.get(dtype, dtype)
+    return name, problem.world_size, problem.op, problem.gather_dim, _NAMES[problem.dtype]
 
 
 def row_key(problem: Problem, device_name: str) -> tuple[Any, ...]:
     """The :attr:`Row.key` of a row for ``problem`` on a device."""
-    kind = row_kind(problem, device_name)[:-1]
-    return (*kind, _NAMES[problem.dtype], problem.m, problem.n, problem.k, problem.transposed_b)
+    return (*row_kind(problem, device_name), problem.m, problem.n, problem.k, problem.transposed_b)
 
 
 class Rows:
@@ -184,14 +182,15 @@ class Rows:
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._by_kind: dict[tuple[Any, ...], list[Row]] = {}
         for row in rows:
-            for kind in (row.kind, _local(row.kind)):
-                self._by_kind.setdefault(kind, []).append(row)
+            kind = _alike(row.kind)
+            for one in (kind, _local(kind)):
+                self._by_kind.setdefault(one, []).append(row)
 
     def near(self, problem: Problem, device_name: str, *, local: bool = False) -> list[Row]:
         """The rows that count for ``problem``, the nearest first; among equals, first those of its dtype, then those of
         its layout of B. ``local``: those of any op and number of ranks, for choices that depend on the local matmul
         alone."""
-        kind = row_kind(problem, device_name)
+        kind = _alike(row_kind(problem, device_name))
         if local:
             kind = _local(kind)
         found = [row for row in self._by_kind.get(kind, ()) if row.counts_for(problem)]
@@ -201,6 +200,11 @@ class Rows:
             return sum(one * one for one in row.distances(problem)), *others
 
         return sorted(found, key=far)
+
+
+def _alike(kind: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``kind`` with one dtype for all that are alike."""
+    return (*kind[:-1], _ALIKE.get(kind[-1], kind[-1]))
 
 
 def _local(kind: tuple[Any, ...]) -> tuple[Any, ...]:

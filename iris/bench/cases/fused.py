@@ -124,16 +124,21 @@ def _tell(state: State, ctx: Iris, problem: Problem, config: FusedConfig, known:
         state.add_counter("mi300x_predicted_ms", expected_ms(problem, HARDWARE["MI300X"]))
 
 
+def _problems(fn: Function) -> Function:
+    """The axes that all cases share."""
+    fn = axis("l2", (WARM,), also=L2_STATES)(fn)
+    fn = axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)(fn)
+    fn = axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)(fn)
+    return axis("M,N,K", SHAPES)(fn)
+
+
 def _algorithms(op: str) -> Callable[[Function], Function]:
     """The axis of all ways to compute ``op``."""
     return axis("algorithm", ways_of(op), variant=True, also=(UNTUNED,), extended=partial(check_options, op=op))
 
 
 @register(localize=partial(local_params, op=GATHER))
-@axis("M,N,K", SHAPES)
-@axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
-@axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
-@axis("l2", (WARM,), also=L2_STATES)
+@_problems
 @axis("gather_dim", (0, 1), closed=True)
 @_algorithms(GATHER)
 def all_gather_matmul(state: State, ctx: Iris) -> None:
@@ -142,10 +147,7 @@ def all_gather_matmul(state: State, ctx: Iris) -> None:
 
 
 @register(localize=partial(local_params, op=SCATTER))
-@axis("M,N,K", SHAPES)
-@axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
-@axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
-@axis("l2", (WARM,), also=L2_STATES)
+@_problems
 @_algorithms(SCATTER)
 def matmul_all_scatter(state: State, ctx: Iris) -> None:
     """Every rank computes its columns of A @ B; all ranks end with all columns."""
@@ -153,10 +155,7 @@ def matmul_all_scatter(state: State, ctx: Iris) -> None:
 
 
 @register(localize=partial(local_params, op=REDUCE_SCATTER))
-@axis("M,N,K", SHAPES)
-@axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
-@axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
-@axis("l2", (WARM,), also=L2_STATES)
+@_problems
 @_algorithms(REDUCE_SCATTER)
 def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
     """A and B are sharded by K; the products are summed over ranks, and every rank ends with its rows of the sum."""
@@ -164,10 +163,7 @@ def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
 
 
 @register(localize=partial(local_params, op=ALL_REDUCE))
-@axis("M,N,K", SHAPES)
-@axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
-@axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
-@axis("l2", (WARM,), also=L2_STATES)
+@_problems
 @_algorithms(ALL_REDUCE)
 def matmul_all_reduce(state: State, ctx: Iris) -> None:
     """A and B are sharded by K; the products are summed over ranks, and all ranks end with the sum."""
@@ -175,10 +171,7 @@ def matmul_all_reduce(state: State, ctx: Iris) -> None:
 
 
 @register(localize=partial(local_params, op=LOCAL))
-@axis("M,N,K", SHAPES)
-@axis("dtype", ("bf16",), closed=True, also=DTYPE_NAMES)
-@axis("b_layout", (ROW_MAJOR,), also=B_LAYOUTS)
-@axis("l2", (WARM,), also=L2_STATES)
+@_problems
 @_algorithms(LOCAL)
 def matmul(state: State, ctx: Iris) -> None:
     """A @ B on every rank for itself, data-parallel over tiles and with Stream-K, beside torch.matmul."""
