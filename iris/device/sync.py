@@ -130,11 +130,12 @@ def wait(flag_ptr, value, peer, handle, site: tl.constexpr = SITE_USER, counted:
         polls = 0
         gone = 0
         while (_ahead(seen, value, site) < 0) & (stopped == 0):
-            seen = _poll(flag_ptr)
-            polls += 1
-            if polls % POLLS_PER_CHECK == 0 and _ahead(seen, value, site) < 0:
+            if polls == POLLS_PER_CHECK:
                 offset = flag_ptr.to(tl.int64) - own_base(handle)
                 stopped, gone = check_bounds(offset, value, seen, peer, gone, started, handle, site, counted)
+                polls = 0
+            seen = _poll(flag_ptr)
+            polls += 1
     tl.debug_barrier()
     return seen
 
@@ -164,19 +165,22 @@ def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_
     require_site(site)
     values = _as_epoch(values)
     ahead = _poll_all(flag_ptrs, values, valid, site)
-    if tl.min(ahead) < 0:
+    least = tl.min(ahead)
+    if least < 0:
         started = clock_ns()
         stopped = 0
         polls = 0
         gone = 0
-        while (tl.min(ahead) < 0) & (stopped == 0):
-            ahead = _poll_all(flag_ptrs, values, valid, site)
-            polls += 1
-            if polls % POLLS_PER_CHECK == 0 and tl.min(ahead) < 0:
+        while (least < 0) & (stopped == 0):
+            if polls == POLLS_PER_CHECK:
                 late = tl.arange(0, ahead.shape[0]) == tl.argmin(ahead, 0)
                 stopped, gone = _check_lane(late, flag_ptrs, values, peers, gone, started, handle, site)
+                polls = 0
+            ahead = _poll_all(flag_ptrs, values, valid, site)
+            least = tl.min(ahead)
+            polls += 1
     tl.debug_barrier()
-    return tl.min(ahead) >= 0
+    return least >= 0
 
 
 @triton.jit
@@ -199,10 +203,11 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
         polls = 0
         gone = 0
         while (leading == 0) & (stopped == 0):
+            if polls == POLLS_PER_CHECK:
+                stopped, gone = _check_lane(lanes == 0, flag_ptrs, values, peers, gone, started, handle, site)
+                polls = 0
             leading = _leading(flag_ptrs, values, valid, lanes, site)
             polls += 1
-            if polls % POLLS_PER_CHECK == 0 and leading == 0:
-                stopped, gone = _check_lane(lanes == 0, flag_ptrs, values, peers, gone, started, handle, site)
         leading = max(leading, 1)
     tl.debug_barrier()
     return leading

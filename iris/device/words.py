@@ -64,20 +64,23 @@ def take_words(word_ptrs, epoch, peers, mask, handle, site: tl.constexpr = SITE_
     require_site(site)
     mask = tl.broadcast_to(mask, word_ptrs.shape)
     seen = load_fresh(word_ptrs, mask, 0)
-    if _words_missing(seen) > 0:
+    missing = _words_missing(seen)
+    if missing > 0:
         started = clock_ns()
         stopped = 0
         polls = 0
         gone = 0
-        while (_words_missing(seen) > 0) & (stopped == 0):
-            seen = load_fresh(word_ptrs, mask, 0)
-            polls += 1
-            if polls % POLLS_PER_CHECK == 0 and _words_missing(seen) > 0:
+        while (missing > 0) & (stopped == 0):
+            if polls == POLLS_PER_CHECK:
                 late = seen == NO_WORD
                 first = tl.min(tl.where(late, word_ptrs.to(tl.int64), 1 << 62))
                 peer = tl.min(tl.where(late, peers[:, None, None], MAX_RANKS))
                 offset = first - own_base(handle)
                 stopped, gone = check_bounds(offset, epoch, NO_FLAG, peer, gone, started, handle, site)
+                polls = 0
+            seen = load_fresh(word_ptrs, mask, 0)
+            missing = _words_missing(seen)
+            polls += 1
     if repeated(word_ptrs):
         # Several threads hold the same word: the one that counts saw it arrive, the others may have looked earlier.
         seen = load_fresh(word_ptrs, mask, 0)
