@@ -430,10 +430,17 @@ def work_of(grid: Any, metadata: Any, arguments: dict[str, Any]) -> dict[str, An
     }
 
 
-@triton.jit(do_not_specialize=["M", "per_shard", "per_round", "half_rows"], launch_metadata=work_of)
+_BY_ROWS = ("M", "per_shard", "per_round", "chunks", "blocks_per_chunk", "chunk_rows", "couriers", "first_units")
+"""Arguments that change with the number of rows: their values are not compiled into the kernel."""
+
+
+@triton.jit(do_not_specialize=[*_BY_ROWS, "half_rows"], launch_metadata=work_of)
 def matmul_kernel(
     handle,
-    flags,
+    turnstile,
+    ready,
+    split,
+    counters,
     own,
     own_desc,
     a,
@@ -454,8 +461,15 @@ def matmul_kernel(
     K,
     per_shard,
     per_round,
-    crew,
+    chunks,
+    blocks_per_chunk,
     chunk_rows,
+    pieces,
+    piece_k,
+    couriers,
+    dedicated,
+    first_units,
+    abreast,
     half_rows,
     SCHEDULE: tl.constexpr,
     SOURCE: tl.constexpr,
@@ -496,28 +510,26 @@ def matmul_kernel(
         M = M // 16 * 16  # changes nothing, but tells Triton that M is a multiple of 16
     program = tl.program_id(0)
     if EPOCHS == TURNSTILE:
-        epoch = enter(flags.turnstile, handle)
+        epoch = enter(turnstile, handle)
     elif EPOCHS == NO_EPOCHS:
         epoch = program * 0
     else:
-        epoch = own_epoch(flags.turnstile)
+        epoch = own_epoch(turnstile)
     me = rank(handle)
     landing, top = a, 0
     if HALF_FLAGS > 0:
         half = epoch & 1
         top = half * half_rows
         landing = Matrix(a.ptr + top.to(tl.int64) * a.row_stride, a.row_stride, a.col_stride)
-        flags = Flags(
-            flags.turnstile, flags.ready + half * HALF_FLAGS, flags.split, flags.counters, flags.chunks,
-            flags.blocks_per_chunk, flags.pieces, flags.piece_k,
-        )  # fmt: skip
+        ready += half * HALF_FLAGS
+    flags = Flags(turnstile, ready, split, counters, chunks, blocks_per_chunk, pieces, piece_k)
     if COURIER is not None:
-        if program < crew.couriers:
+        if program < couriers:
             if TRACE:
                 asked = clock_ns()
             COURIER(
-                handle, own, landing, c, flags, epoch, program, crew, M, N, K, chunk_rows,
-                SITE, SEGMENTS, COURIER_M, COURIER_N,
+                handle, own, landing, c, flags, epoch, program, Crew(couriers, dedicated, first_units, abreast),
+                M, N, K, chunk_rows, SITE, SEGMENTS, COURIER_M, COURIER_N,
             )  # fmt: skip
             if TRACE:
                 trace.record(trace_ptr, trace.FETCH, asked, clock_ns(), -1)
@@ -525,8 +537,8 @@ def matmul_kernel(
     gathered = Operand(a, a_desc, None, 0 - top)
     right = Operand(b, b_desc, bt_desc, 0)
     right_of_strips = Operand(b, b_strip_desc, bt_strip_desc, 0) if STRIPS > 1 else right
-    if program >= crew.dedicated:
-        worker, workers = program - crew.dedicated, tl.num_programs(0) - crew.dedicated
+    if program >= dedicated:
+        worker, workers = program - dedicated, tl.num_programs(0) - dedicated
         tiles = SHARDS * per_shard
         begin = per_shard if OWN else 0
         dealt_out = begin + whole_tiles(tiles - begin, workers, STREAM_K, TWO_TILES)
@@ -550,8 +562,8 @@ def matmul_kernel(
     if EPOCHS == TURNSTILE:
         if TRACE:
             asked = clock_ns()
-        leave(flags.turnstile, epoch, handle, SITE, MEET)
+        leave(turnstile, epoch, handle, SITE, MEET)
         if TRACE:
             trace.record(trace_ptr, trace.WAIT, asked, clock_ns(), -1)
     elif EPOCHS != NO_EPOCHS:
-        end_own_epoch(flags.turnstile, epoch, EPOCHS)
+        end_own_epoch(turnstile, epoch, EPOCHS)

@@ -14,7 +14,7 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device import matmul as kernels
 from iris.device import tile, turnstile
-from iris.device.tile import Flags, Matrix
+from iris.device.tile import Matrix
 from iris.ops.config import FusedConfig
 from iris.ops.descriptors import Descriptors, descriptors_of
 from iris.ops.hardware import allows_tf32
@@ -95,20 +95,17 @@ def run(
     partials, split = _split_memory(problem, config, tiling, workspace)
     if trace is not None:
         trace.begin(ctx, tiling.programs)
-    flags = Flags(
-        turnstile, workspace.ready, split, counters,
-        plan.chunks, plan.blocks_per_chunk, plan.pieces, plan.piece_k or tiling.k,
-    )  # fmt: skip
     few = tiling.tiles < DEFER_FROM_TILES * tiling.programs
     courier_m, courier_n = (config.comm_block_m, config.comm_block_n) if plan.courier is not None else (0, 0)
     start_kernel.get()(kernels.matmul_kernel, (tiling.programs,))(
-        ctx.alone if plan.alone else ctx.handle, flags,
+        ctx.alone if plan.alone else ctx.handle, turnstile, workspace.ready, split, counters,
         Matrix(own, *own.stride()), desc.own, Matrix(whole, *whole.stride()), desc.whole,
         Matrix(b, *b.stride()), desc.b, desc.bt, desc.b_strip, desc.bt_strip,
         Matrix(output, *output.stride()), scales.for_kernel, bias, slots, partials,
         trace.buffer if trace is not None else None,
         tiling.rows, problem.n, tiling.k, tiling.per_shard, tiling.per_round,
-        kernels.Crew(plan.couriers, plan.dedicated, plan.first_units, plan.abreast), plan.chunk_rows, plan.half_rows,
+        plan.chunks, plan.blocks_per_chunk, plan.chunk_rows, plan.pieces, plan.piece_k or tiling.k,
+        plan.couriers, plan.dedicated, plan.first_units, plan.abreast, plan.half_rows,
         SCHEDULE=plan.schedule, SOURCE=plan.source, SINK=plan.sink, AFTER=plan.after, COURIER=plan.courier,
         SLICED=tiling.sliced, EAGER=waits or few if plan.eager is None else plan.eager, GATE=plan.gate, MEET=plan.meet,
         SHARDS=plan.shards, SHARDED=plan.sharded, SEGMENTS=plan.segments, OWN=plan.own,

@@ -183,20 +183,18 @@ def matmul_arguments(op: str, dtype: torch.dtype, tma: bool, traced: bool, bias:
     own, a, b, c = (tile.Matrix(tensor(one), 4096, 1) for one in (dtype, dtype, dtype, out))
     counts = constants["COURIER"] is not None or constants["AFTER"] in COUNTING
     counters = tensor(torch.int32) if counts else None
-    flags = tile.Flags(
-        tensor(torch.int32), tensor(torch.int32), tensor(torch.int32) if split else None, counters, 3, 2, 3, 512
-    )
     described_a = described(dtype, block) if tma else None
     own_desc = described_a if constants["OWN"] or constants["SOURCE"] is matmul.local_source else None
     a_desc = None if constants["SOURCE"] is pull_source else described_a
     turned = op == "local_transposed"
     strip = described(dtype, block, block // 2) if tma and split and sliced(constants) else None
     return (
-        handle(), flags, own, own_desc, a, a_desc, b, None if turned else described_a, described_a if turned else None,
+        handle(), tensor(torch.int32), tensor(torch.int32), tensor(torch.int32) if split else None, counters,
+        own, own_desc, a, a_desc, b, None if turned else described_a, described_a if turned else None,
         strip, None, c, scales, tensor(out) if bias else None,
         _slots(constants, out, total),
         tensor(total) if split else None, tensor(torch.int64) if traced else None, *SIZES, 40, 20,
-        matmul.Crew(16, 8, 100, 2), 256, 4000,
+        3, 2, 256, 3, 512, 16, 8, 100, 2, 4000,
     )  # fmt: skip
 
 
