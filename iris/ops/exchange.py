@@ -64,8 +64,6 @@ _PROGRAMS_PER_SM = {2: 6, 4: 3, 8: 2}
 has room for one more program, of a call on another stream, for which these programs might have to wait."""
 _PROGRAMS_PER_CU = {2: 4, 4: 2}
 """The same on AMD, where the registers of a thread are not bounded."""
-FREE_RANKS = 4
-"""Among so few ranks, that room is left without a bound on registers, if rows are whole vectors."""
 _REGISTERS = 1 << 16
 """Registers of an SM of any NVIDIA GPU since 2014."""
 _MAX_ROWS = 16
@@ -145,11 +143,6 @@ def registers(num_warps: int, world_size: int) -> int:
     more."""
     threads = 32 * num_warps * (_programs_per_sm(world_size) + 1)
     return min(255, _REGISTERS // threads // 8 * 8)
-
-
-def _in_vectors(blocks: Blocks, *matrices: torch.Tensor) -> bool:
-    """Whether Triton knows that rows are made of whole vectors."""
-    return blocks.cols % 16 == 0 and all(one.stride(0) % 16 == 0 and one.stride(1) == 1 for one in matrices)
 
 
 def _share(elements: int, blocks: int, least: int, most: int) -> int:
@@ -396,7 +389,7 @@ def exchange(
     )
     epochs = workspace.scratch("epochs", programs, torch.int32)
     if blocks.words:
-        if ctx.backend_name == "cuda" and not (ctx.world_size <= FREE_RANKS and _in_vectors(blocks, mine, result)):
+        if ctx.backend_name == "cuda":
             constants["maxnreg"] = registers(blocks.num_warps, ctx.world_size)
         grid = (min(programs, max(ctx.num_sms, blocks.count)),)
         exchange_words_kernel[grid](

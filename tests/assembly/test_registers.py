@@ -19,7 +19,7 @@ from matmuls import word_arguments
 from triton import knobs
 
 from iris.device.tile import Matrix
-from iris.ops.exchange import FREE_RANKS, Blocks, _programs_per_sm, blocks_of, registers
+from iris.ops.exchange import Blocks, _programs_per_sm, blocks_of, registers
 
 REGISTERS, THREADS, ALLOCATED = 1 << 16, 2048, 8
 """Registers and threads of an SM of compute capability 9.0; a thread gets a multiple of ALLOCATED registers, on gfx942,
@@ -91,8 +91,7 @@ def test_an_exchange_in_words_leaves_room_for_another(
     one first, and would wait for its peers for ever. (With more than eight ranks there is one program on an SM,
     whatever it takes.)"""
     arguments, blocks, constants = exchange_of(kind, dtype, operands, world_size)
-    if operands == "strided" or world_size > FREE_RANKS:
-        constants["maxnreg"] = registers(blocks.num_warps, world_size)
+    constants["maxnreg"] = registers(blocks.num_warps, world_size)
     case = CASES[f"exchange_words-{kind}"]
     ptx = compile_case(replace(case, constants=case.constants | constants, arguments=arguments), "sm_90")
     threads = 32 * blocks.num_warps * (_programs_per_sm(world_size) + 1)
