@@ -37,6 +37,11 @@ def test_the_floor_is_the_slowest_of_matmul_links_and_memory() -> None:
     assert floor_s(compute, h200) == pytest.approx(2 * 8192**3 / 800e12)
     decode = Problem("matmul", 1, 28672, 8192, torch.bfloat16, 1)
     assert floor_s(decode, h200) == pytest.approx((28672 * 8192 * 2 - (50 << 20)) / 4.8e12, rel=1e-3)
+    assert floor_s(decode, h200, cold=True) == pytest.approx(28672 * 8192 * 2 / 4.8e12)
+    small = Problem("matmul", 1, 1024, 8192, torch.bfloat16, 1)  # L2 holds all of it
+    assert floor_s(small, h200) == pytest.approx(2 * 1024 * 8192 / 800e12)
+    assert floor_s(small, h200, cold=True) == pytest.approx(1024 * 8192 * 2 / 4.8e12)
+    assert floor_s(compute, h200, cold=True) == floor_s(compute, h200)
     assert floor_s(compute, None) is None
     assert floor_s(Problem("matmul", 8, 8, 8, torch.float64, 1), h200) is None
 

@@ -38,9 +38,9 @@ program with the first part collects the other parts. If many do, each adds up s
 the sink if ``SLICED``, else to the program with the first part. These tiles may first be cut into ``STRIPS`` strips of
 columns: fewer programs then share a strip, and each hands over less.
 
-M, and the numbers of tiles that follow from it, are not compiled into the kernel, as a server meets many values of M;
-the numbers of chunks are. ``M_IN_VECTORS``: M is a multiple of 16, and the columns of A or C are contiguous; the width
-of loads and stores depends on that.
+M, and the numbers of tiles, chunks and couriers that follow from it, are not compiled into the kernel, as a server
+meets many values of M. ``M_IN_VECTORS``: M is a multiple of 16, and the columns of A or C are contiguous; the width of
+loads and stores depends on that.
 
 Waits for partial sums cannot deadlock. All programs are resident. A program begins its split tiles with the one part
 that is not the first of its tile, if it has such a part. Where few programs share a tile, each waits only for programs
@@ -430,11 +430,11 @@ def work_of(grid: Any, metadata: Any, arguments: dict[str, Any]) -> dict[str, An
     }
 
 
-_BY_ROWS = ("M", "per_shard", "per_round", "chunks", "blocks_per_chunk", "chunk_rows", "couriers", "first_units")
-"""Arguments that change with the number of rows: their values are not compiled into the kernel."""
+_BY_ROWS = "M per_shard per_round half_rows chunks blocks_per_chunk chunk_rows couriers first_units".split()
+"""Arguments that change with the number of rows."""
 
 
-@triton.jit(do_not_specialize=[*_BY_ROWS, "half_rows"], launch_metadata=work_of)
+@triton.jit(do_not_specialize=_BY_ROWS, launch_metadata=work_of)
 def matmul_kernel(
     handle,
     turnstile,

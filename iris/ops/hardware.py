@@ -135,12 +135,12 @@ def hardware(device_name: str) -> Hardware | None:
     return next((HARDWARE[name] for name, pattern in _PATTERNS.items() if pattern.search(device_name)), None)
 
 
-def floor_s(problem: Problem, known: Hardware | None) -> float | None:
+def floor_s(problem: Problem, known: Hardware | None, *, cold: bool = False) -> float | None:
     """The time, in seconds, that no schedule of ``problem`` beats on ``known``; None if a rate is not known.
 
     It is the largest of three times: that of the matmul at the rate of a local matmul, that of the bytes that must
     arrive over the links, and that of the bytes that must pass the GPU's memory, if L2 holds as much as it can of the
-    last call.
+    last call. ``cold``: it holds nothing of B.
     """
     rate = known.matmul_flops(problem.dtype) if known is not None else None
     if known is None or rate is None:
@@ -148,5 +148,5 @@ def floor_s(problem: Problem, known: Hardware | None) -> float | None:
     arriving = (
         problem.received_bytes / known.received_bytes_per_s(problem.world_size) if problem.received_bytes else 0.0
     )
-    passing = max(0, problem.hbm_bytes - known.l2_bytes) / known.memory_bytes_per_s
-    return max(problem.flops / rate, arriving, passing)
+    passing = max(problem.hbm_bytes - known.l2_bytes, problem.weight_bytes if cold else 0)
+    return max(problem.flops / rate, arriving, passing / known.memory_bytes_per_s)

@@ -92,7 +92,12 @@ class Problem:
         return {REDUCE_SCATTER: once, ALL_REDUCE: 2 * once}.get(self.op, 0)
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of this rank's B."""
+        return self.k * self.n * self.dtype.itemsize
+
+    @property
     def hbm_bytes(self) -> int:
         """Bytes that this rank's memory must read or write: each input is read once, the output written once."""
         item, out_item = self.dtype.itemsize, self.output_dtype.itemsize
-        return (self.m * self.k + self.k * self.n) * item + self.m * self.n * out_item
+        return self.m * self.k * item + self.weight_bytes + self.m * self.n * out_item

@@ -84,7 +84,8 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     state.set_flops(problem.flops)
     state.set_bytes(problem.received_bytes)
     known = None if ctx.backend_name == "sim" else hardware(torch.cuda.get_device_name(ctx.device))
-    state.set_floor(floor_s(problem, known))
+    cold = state.params.get("l2") == COLD
+    state.set_floor(floor_s(problem, known, cold=cold))
     if chosen.config is not None:
         _tell(state, ctx, problem, chosen.config, known)
     # First a call on other numbers: buffers then hold results that must not pass for those of the checked call.
@@ -107,7 +108,7 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     operands.spoil()
     state.exec(
         chosen.call,
-        evict(ctx, [operands.a]) if state.params.get("l2") == COLD else None,
+        evict(ctx, [operands.a]) if cold else None,
         validate_fn=lambda: operands.complaint(chosen.result(), chosen.roundings, local=chosen.local),
     )
 
