@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from listing import Instruction, Listing
+
+SPILL = re.compile(r"v_(writelane_b32 (?P<to>v\d+), \w+|readlane_b32 \w+, (?P<source>v\d+)), (?P<lane>\d+)")
+"""AMD: a scalar is spilled to a lane of a vector register, or restored from one, whatever the execution mask."""
 
 
 def loops(listing: Listing) -> list[set[int]]:
@@ -28,7 +33,8 @@ def decides(source: Instruction, loop: set[int], listing: Listing, behind: list[
 
     The value is followed within the loop through registers, shared memory and spills, through conditions that are
     computed from it, and through all that is written under such conditions. A place that is overwritten with other
-    values no longer depends on it. Vector registers of AMD count as written whole, whatever the execution mask.
+    values no longer depends on it. Vector registers of AMD count as written whole, whatever the execution mask, except
+    that lanes in which scalars are spilled are followed one by one.
     """
     branches = _Branches(listing, loop, behind)
     tainted: dict[int, frozenset[str]] = dict.fromkeys(loop, frozenset())
@@ -63,6 +69,14 @@ def all_behind(listing: Listing) -> list[set[int]]:
 def _step(one: Instruction, state: set[str], certain: bool, amd: bool) -> None:
     """Update ``state``, the registers that depend on the followed value, for the instruction ``one``; ``certain``: all
     that it writes depends on the value."""
+    if amd and (spill := SPILL.fullmatch(one.text)):
+        register = spill["to"] or spill["source"]
+        lane = f"{register}, {spill['lane']}"
+        if spill["to"]:
+            _write((lane,), certain or bool(state & {*one.reads}), False, state)
+        else:
+            _write(one.writes, certain or bool(state & {register, lane}), False, state)
+        return
     if amd and "saveexec" in one.op:
         saved, new = "exec" in state, bool(state & {"exec", *one.reads})
         _write(one.writes, saved or certain, False, state)
@@ -72,7 +86,8 @@ def _step(one: Instruction, state: set[str], certain: bool, amd: bool) -> None:
     if amd and one.op.startswith("s_or_b") and one.writes == ("exec",):
         # This restores the mask from before a branch: its values since then do not matter.
         reads -= {"exec"}
-    _write((*one.writes, *one.decides), certain or bool(state & reads), one.guarded, state)
+    dependent = bool(state & reads) or any(_register(held) in reads for held in state if "," in held)
+    _write((*one.writes, *one.decides), certain or dependent, one.guarded, state)
 
 
 def _write(registers: tuple[str, ...], dependent: bool, partly: bool, state: set[str]) -> None:
@@ -80,6 +95,11 @@ def _write(registers: tuple[str, ...], dependent: bool, partly: bool, state: set
         state.update(registers)
     elif not partly:
         state.difference_update(registers)
+        state.difference_update([held for held in state if "," in held and _register(held) in registers])
+
+
+def _register(lane: str) -> str:
+    return lane.partition(",")[0]
 
 
 class _Branches:

@@ -24,7 +24,7 @@ on_amd = pytest.mark.parametrize("target_name", in_turn(HIP))
 on_cuda = pytest.mark.parametrize("target_name", in_turn(CUDA))
 
 CTA_BARRIER = re.compile(r"^\s*(bar\.sync\s.*|s_barrier)$", re.M)
-SUMS = "argument 37"
+SUMS = "argument 33"
 """The argument of the matmul kernel with TMA that points to the memory where sums are added up, and from which the
 owner of a tile takes them."""
 
@@ -365,6 +365,32 @@ def test_a_count_is_no_poll(target_name: str) -> None:
     arguments = (handle(), *types, torch.int32, 100)
     assert rules.bounds(read(assembly_of(count_in_each_block, target_name, *arguments, BLOCK=512))) == []
     assert rules.bounds(read(assembly_of(count_and_go_by_it, target_name, *types, 100, BLOCK=512)))
+
+
+COUNTED = (
+    "v_readlane_b32 s1, v9, 5", "s_sub_u32 s1, s1, 1", "v_writelane_b32 v9, s1, 5",
+    "global_atomic_add v4, v3, v4, s[2:3] sc0 sc1", "buffer_inv sc0 sc1",
+    "v_cmp_ne_u32_e32 vcc, 1, v4", "s_cbranch_vccnz .LBB0_2",
+)  # fmt: skip
+NEXT_TURN = (".LBB0_2:", "v_readlane_b32 s4, v9, 5", "s_cmp_lg_u32 s4, 0", "s_cbranch_scc1 .LBB0_1")
+
+
+@pytest.mark.parametrize(
+    ("lines", "polls"),
+    [
+        (("v_writelane_b32 v9, s5, 6",), False),
+        (("v_writelane_b32 v9, s5, 5",), True),
+        (("v_mov_b32_e32 v9, v8",), True),
+        (("v_writelane_b32 v9, s5, 6", "v_mov_b32_e32 v9, v9"), True),
+    ],
+)
+def test_scalars_that_are_spilled_under_a_count(lines: tuple[str, ...], polls: bool) -> None:
+    """What decides about the loop lies in another lane of the vector register to which a scalar is spilled only by the
+    program that was counted last."""
+    text = "\n".join(
+        [".amdgcn_target", "kernel:", ".LBB0_1:", *COUNTED, *lines, *NEXT_TURN, "s_endpgm", ".Lfunc_end0:"]
+    )
+    assert bool(rules.bounds(read(text))) == polls
 
 
 @triton.jit
