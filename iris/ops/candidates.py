@@ -296,10 +296,11 @@ def candidates(
         tiles = _tiles(problem, name, target, wide)
         for number, tile in enumerate(tiles):
             for fields in choices:
-                if number > 0 and has_no_tile(FusedConfig(name, **fields)):
+                whole = FusedConfig(name, **tile, **fields)
+                if number > 0 and has_no_tile(whole):
                     continue
-                for split in _splits(problem, FusedConfig(name, **tile, **fields), target, wide):
-                    config = FusedConfig(name, **tile, **fields, **split)
+                for split in _splits(problem, whole, target, wide):
+                    config = dataclasses.replace(whole, **split) if split else whole
                     if obstacle(problem, config, target) is None:
                         found = True
                         yield config

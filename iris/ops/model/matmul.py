@@ -165,14 +165,9 @@ class Call:
         ``tile_s``: additional time for each tile. ``passes``: how often B is read at least, if L2 cannot hold it.
         ``crowded``: see :meth:`Machine.tile_s`."""
         config, workers = self.config, self.programs(reserved)
-        computing = whole_s = self.machine.tile_s(config, self.problem, crowded)
-        waves = max(1.0, tiles / workers)
-        loading = self.machine.memory_s(config, self.problem, passes) / waves
-        if passes > 1:
-            computing = (computing**_CONTENDING + loading**_CONTENDING) ** (1 / _CONTENDING)
-        computing = max(computing, loading)
-        computing /= _clock(computing * waves)
-        each = computing + _TILE_S + tile_s
+        whole_s = self.machine.tile_s(config, self.problem, crowded)
+        loading_s = self.machine.memory_s(config, self.problem, passes)
+        each = _loaded_s(whole_s, loading_s, tiles / workers, passes) + tile_s
         rest = tiles - first
         if not config.stream_k or rest % workers == 0:
             return Deal(workers, tiles, 0.0, each, 0.0)
@@ -205,26 +200,53 @@ class Call:
         return group * self.columns + row - group
 
 
+def _loaded_s(computing: float, loading: float, waves: float, passes: float) -> float:
+    """The time of a tile, of ``waves`` that follow each other, with its epilogue: ``computing`` is that of its
+    products, ``loading`` that of the matmul's traffic with memory; ``passes``: see :meth:`Call.deal`."""
+    waves = max(1.0, waves)
+    loading /= waves
+    if passes > 1:
+        computing = (computing**_CONTENDING + loading**_CONTENDING) ** (1 / _CONTENDING)
+    computing = max(computing, loading)
+    return computing / _clock(computing * waves) + _TILE_S
+
+
 def _clock(matmul_s: float) -> float:
     """The rate of a matmul of this duration, relative to that of :class:`Machine`."""
     throttled = min(1.0, max(0.0, (matmul_s - _BOOST_S) / (_THROTTLED_S - _BOOST_S)))
     return _BOOST + (_THROTTLED - _BOOST) * throttled
 
 
-@lru_cache(maxsize=256)
 def library_s(call: Call, parts: float = 1) -> float:
     """The time of a library's matmul of the local problem, in ``parts`` calls of equally many rows: the best of some
     tiles, or of splitting K over all programs. If calls differ in size, ask for each as if all had its size, and take
-    its share of the time. Results are cached, because most chunks of a call are alike."""
+    its share of the time."""
+    problem, config, rates = call.problem, call.config, call.machine
+    computing = problem.flops / (_LIBRARY_SPLIT * rates.num_sms * rates.flops)
+    split = max(computing, rates.memory_s(config, problem, parts)) + parts * _LIBRARY_SPLIT_S
+    return LAUNCH_S + min(split, _library_whole_s(problem, rates, config.block_size_k, config.group_size_m, parts))
+
+
+@lru_cache(maxsize=256)
+def _library_whole_s(problem: Problem, rates: Machine, block_k: int, group_m: int, parts: float) -> float:
+    """:func:`library_s` without splitting K. Cached, as most chunks of a call, and of one with other options, are
+    alike."""
     best = float("inf")
+    for config, tile_s in _library_tiles(problem, rates, block_k, group_m):
+        tiles = math.ceil(problem.m / parts / config.block_size_m) * -(-problem.n // config.block_size_n)
+        loading_s = rates.memory_s(config, problem, parts)
+        each = _loaded_s(tile_s, loading_s, round(parts * tiles) / rates.num_sms, parts)
+        best = min(best, parts * -(-tiles // rates.num_sms) * each)
+    return best
+
+
+@lru_cache(maxsize=16)
+def _library_tiles(problem: Problem, rates: Machine, block_k: int, group_m: int) -> list[tuple[FusedConfig, float]]:
+    """The tiles among which a library chooses, and a program's time for the products of one."""
+    found = []
     for m, n, warps in _LIBRARY_TILES:
-        config = replace(call.config, block_size_m=m, block_size_n=n, num_warps=warps, stream_k=False, num_sms=None)
-        one = Call(call.problem, config, call.machine)
-        tiles = math.ceil(call.problem.m / parts / m) * one.columns
-        deal = one.deal(round(parts * tiles), passes=parts)
-        best = min(best, parts * -(-tiles // deal.workers) * deal.tile_s)
-    rates = call.machine
-    computing = call.problem.flops / (_LIBRARY_SPLIT * rates.num_sms * rates.flops)
-    return LAUNCH_S + min(
-        best, max(computing, rates.memory_s(call.config, call.problem, parts)) + parts * _LIBRARY_SPLIT_S
-    )
+        config = FusedConfig(
+            block_size_m=m, block_size_n=n, block_size_k=block_k, group_size_m=group_m, num_warps=warps
+        )
+        found.append((config, rates.tile_s(config, problem)))
+    return found
