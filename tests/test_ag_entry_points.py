@@ -402,6 +402,23 @@ def test_a_record_has_what_the_model_expects_here_and_of_an_mi300x() -> None:
     assert not state.set_predicted.called and not state.add_counter.called
 
 
+@pytest.mark.parametrize("l2", ["warm", "cold"])
+def test_the_floor_is_that_of_the_l2_that_a_call_finds(l2: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, problem = HARDWARE["H200 SXM"], ops.Problem("matmul", 1, 1024, 8192, torch.bfloat16, 1)
+    evict = mock.Mock()
+    monkeypatch.setattr(fused, "evict", evict)
+    monkeypatch.setattr(fused, "way", lambda *_: mock.Mock(config=None))
+    monkeypatch.setattr(fused, "hardware", lambda _: known)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "")
+    state = mock.MagicMock(params={"l2": l2})
+    values = {"shape": "1x1024x8192", "m": 1, "n": 1024, "k": 8192, "dtype": "bf16", "algorithm": "local"}
+    state.__getitem__.side_effect = values.__getitem__
+    state.share.return_value.problem = problem
+    fused.run(state, mock.Mock(world_size=1), "matmul")
+    state.set_floor.assert_called_once_with(floor_s(problem, known, cold=l2 == "cold"))
+    assert evict.called == (l2 == "cold")
+
+
 @pytest.mark.parametrize("gather_dim", [0, 1])
 @pytest.mark.parametrize("algorithm", EXAMPLES)
 def test_a_sweep_takes_the_algorithms_own_best_options(algorithm: str, gather_dim: int) -> None:

@@ -430,7 +430,7 @@ def work_of(grid: Any, metadata: Any, arguments: dict[str, Any]) -> dict[str, An
     }
 
 
-_BY_ROWS = "M per_shard per_round half_rows chunks blocks_per_chunk couriers first_units".split()
+_BY_ROWS = "M per_shard per_round half_rows chunks blocks_per_chunk couriers first_units abreast".split()
 """Arguments that change with the number of rows."""
 
 

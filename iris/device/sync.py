@@ -159,7 +159,7 @@ def reached(flag_ptr, value):
 def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_USER):
     """:func:`wait` for several flags at once: ``flag_ptrs`` is a block of one dimension, masked by ``valid``;
     ``values`` and ``peers`` are blocks of the same shape, or one number for all. Returns whether all were reached;
-    False if the wait expired."""
+    False only if the wait expired."""
     _require_row(flag_ptrs)
     _require_peers(peers, handle)
     require_site(site)

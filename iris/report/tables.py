@@ -54,8 +54,8 @@ EXPLANATIONS = {
     "of floor": "floor / ms (floor_share in the records).",
     "floor ms": "what the hardware allows (floor_ms in the records): the longest of the local matmul at the rate "
     "that large ones were seen to reach (bf16 and fp8 on H200), or else at that of the data sheet, of the bytes "
-    "received at the full rate of the links, and of the operands, less what L2 may hold of them, at the rate of the "
-    "GPU's memory.",
+    "received at the full rate of the links, and of the operands, less what L2 may hold of them (with `l2=cold`, "
+    "nothing of B), at the rate of the GPU's memory.",
     "TFLOP/s": "floating-point operations of one GPU, per time.",
     "GB/s": "bytes that must reach a rank over the links, per time.",
     "spread": "where 80 % of the calls lie: (p90 − p10) / median.",

@@ -13,6 +13,7 @@ from compiler import TARGETS, text_of
 from launches import CALLS_EACH, WAYS, Call, Context, Kind, Size, Way, call_of, launches
 
 from iris import ops
+from iris.ops.exchange import registers
 
 
 def taking_turns(old: int, turn: int = TURN) -> list[tuple[int, str]]:
@@ -69,6 +70,28 @@ def test_another_number_of_rows_compiles_nothing(way: Way) -> None:
             call.make(Context("sm_90", 4))
     names = [launch.compiled.name for launch in found.values()]
     assert names and len(set(names)) == len(names)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("algorithm", "gather_dim"), in_turn([("hbm_buffer", 1), ("push", 0), ("copy_engine", 1)]))
+def test_another_number_of_chunks_compiles_nothing(algorithm: str, gather_dim: int) -> None:
+    ctx: Any = Context("sm_90", 4)
+    config = ops.FusedConfig(algorithm, block_size_m=64, block_size_n=256, block_size_k=64)
+    with launches("sm_90") as found:
+        for rows in (64, 1024, 1028):
+            a = torch.empty(*((rows, 1024) if gather_dim else (rows // 4, 4096)), dtype=torch.bfloat16)
+            b, output = (torch.empty(high, 4096, dtype=torch.bfloat16) for high in (4096, rows))
+            ops.all_gather_matmul(ctx, output, a, b, config=config, gather_dim=gather_dim)
+    assert [launch.compiled.name for launch in found.values()] == ["matmul_kernel"]
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_an_exchange_in_words_is_told_its_limit_of_registers(world_size: int) -> None:
+    way, kind = Way("matmul_all_reduce", "low_latency", None), Kind(torch.float16, torch.float16)
+    with launches("sm_90") as found:
+        Call(*way, (), kind, Size(16, 4096, 4096, world_size), False, "").make(Context("sm_90", world_size))
+    (constants,) = (one.constants for one in found.values() if one.compiled.name == "exchange_words_kernel")
+    assert constants["maxnreg"] == registers(constants["num_warps"], world_size)
 
 
 @pytest.mark.timeout(300)

@@ -393,6 +393,22 @@ def test_scalars_that_are_spilled_under_a_count(lines: tuple[str, ...], polls: b
     assert bool(rules.bounds(read(text))) == polls
 
 
+@pytest.mark.parametrize(
+    ("lines", "polls"),
+    [
+        (("v_writelane_b32 v9, s5, 5",), True),
+        (("v_writelane_b32 v9, s5, 5", "v_writelane_b32 v9, s6, 5"), False),
+        (("v_writelane_b32 v9, s5, 5", "v_mov_b32_e32 v9, v8"), False),
+        (("v_writelane_b32 v9, s5, 6", "v_mov_b32_e32 v9, v9"), True),
+    ],
+)
+def test_a_count_that_is_spilled(lines: tuple[str, ...], polls: bool) -> None:
+    """The count itself is spilled, to the lane that decides about the loop, or to another one."""
+    body = (*COUNTED[:5], "v_readfirstlane_b32 s5, v4", *lines, *COUNTED[5:], *NEXT_TURN)
+    text = "\n".join([".amdgcn_target", "kernel:", ".LBB0_1:", *body, "s_endpgm", ".Lfunc_end0:"])
+    assert bool(rules.bounds(read(text))) == polls
+
+
 @triton.jit
 def bulk_store_then_signal(handle, result, flag, BLOCK: tl.constexpr):
     result.store([0, 0], tl.full((BLOCK, BLOCK), 1.0, tl.float16))

@@ -200,15 +200,15 @@ class Call:
         return group * self.columns + row - group
 
 
-def _loaded_s(computing: float, loading: float, waves: float, passes: float) -> float:
-    """The time of a tile, of ``waves`` that follow each other, with its epilogue: ``computing`` is that of its
-    products, ``loading`` that of the matmul's traffic with memory; ``passes``: see :meth:`Call.deal`."""
+def _loaded_s(computing_s: float, loading_s: float, waves: float, passes: float) -> float:
+    """The time of a tile, of ``waves`` that follow each other, with its epilogue: ``computing_s`` is that of its
+    products, ``loading_s`` that of the matmul's traffic with memory; ``passes``: see :meth:`Call.deal`."""
     waves = max(1.0, waves)
-    loading /= waves
+    loading_s /= waves
     if passes > 1:
-        computing = (computing**_CONTENDING + loading**_CONTENDING) ** (1 / _CONTENDING)
-    computing = max(computing, loading)
-    return computing / _clock(computing * waves) + _TILE_S
+        computing_s = (computing_s**_CONTENDING + loading_s**_CONTENDING) ** (1 / _CONTENDING)
+    computing_s = max(computing_s, loading_s)
+    return computing_s / _clock(computing_s * waves) + _TILE_S
 
 
 def _clock(matmul_s: float) -> float:
@@ -241,7 +241,9 @@ def _library_whole_s(problem: Problem, rates: Machine, block_k: int, group_m: in
 
 
 @lru_cache(maxsize=16)
-def _library_tiles(problem: Problem, rates: Machine, block_k: int, group_m: int) -> list[tuple[FusedConfig, float]]:
+def _library_tiles(
+    problem: Problem, rates: Machine, block_k: int, group_m: int
+) -> tuple[tuple[FusedConfig, float], ...]:
     """The tiles among which a library chooses, and a program's time for the products of one."""
     found = []
     for m, n, warps in _LIBRARY_TILES:
@@ -249,4 +251,4 @@ def _library_tiles(problem: Problem, rates: Machine, block_k: int, group_m: int)
             block_size_m=m, block_size_n=n, block_size_k=block_k, group_size_m=group_m, num_warps=warps
         )
         found.append((config, rates.tile_s(config, problem)))
-    return found
+    return tuple(found)
