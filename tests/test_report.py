@@ -262,6 +262,19 @@ def test_geometric_means_say_over_how_many_rows(study: Study, algorithm: str, wo
         assert worst.split()[-1] == f"{min(ratios):.2f}"
 
 
+def test_calls_that_find_a_cold_l2_have_means_of_their_own(tmp_path: Path) -> None:
+    lines = []
+    for l2, factor in (("warm", 2.0), ("cold", 3.0)):
+        for algorithm, ms in (("auto", 1.0), ("nccl", factor)):
+            line = record("all_gather_matmul", algorithm, LARGE[0], 4)
+            line["params"] = line["params"] | ({"l2": l2} if l2 == "cold" else {})
+            line["time_ms"]["median"] = ms
+            lines.append(line)
+    table = tables.means(Study(read(write(tmp_path / "x.jsonl", lines))), H200_SECTION)
+    found = [(row["op"], row["× NCCL"], row["rows"]) for row in rows_of(table)]
+    assert found == [("all_gather_matmul", "▲ 2.00", "1"), ("all_gather_matmul, l2 cold", "▲ 3.00", "1")]
+
+
 def test_speedups_are_within_one_run(tmp_path: Path) -> None:
     ours = record("all_gather_matmul", "push", LARGE[0], 4)
     theirs = record("all_gather_matmul", "nccl", LARGE[0], 4)

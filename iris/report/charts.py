@@ -71,11 +71,11 @@ def _speedups(study: Study) -> Iterator[Chart]:
         for problem in sweep
         if problem.representative and any(study.speedup(problem.representative, one) for one in OPPONENTS)
     ]
-    for problems in grouped(compared, lambda p: (p.section, p.case)).values():
+    for problems in grouped(compared, lambda p: (p.section, p.kind)).values():
         count = len({(problem.names, problem.setting, problem.shape and problem.shape[1:]) for problem in problems})
         if count > 1:
             yield Chart(
-                "speedups", problems[0].case, f"{count} layers by M, a dot each; line: geometric mean", problems
+                "speedups", problems[0].kind, f"{count} layers by M, a dot each; line: geometric mean", problems
             )
 
 

@@ -53,6 +53,12 @@ class Problem:
     results: Mapping[str, Result]
 
     @property
+    def kind(self) -> str:
+        """The case; and of L2, if calls found it cold, as speed-ups with a warm one say nothing about that."""
+        cold = any(result.params.get("l2") == "cold" for result in self.results.values())
+        return f"{self.case}, l2 cold" if cold else self.case
+
+    @property
     def timed(self) -> dict[str, Result]:
         return {algorithm: result for algorithm, result in self.results.items() if result.time is not None}
 

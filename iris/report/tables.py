@@ -75,12 +75,12 @@ def summary(study: Study, section: Section) -> list[Table]:
 
 
 def means(study: Study, section: Section) -> Table:
-    """Geometric-mean speed-ups, for each op, number of ranks and algorithm."""
+    """Geometric-mean speed-ups, for each op, number of ranks and algorithm; apart with a cold L2."""
     rows: list[list[Cell]] = []
     breaks = []
     palette = Palette(result.algorithm for result in study.results)
     mine = [problem for problem in study.problems if problem.section == section]
-    for (case, world_size), problems in grouped(mine, lambda p: (p.case, p.world_size)).items():
+    for (kind, world_size), problems in grouped(mine, lambda p: (p.kind, p.world_size)).items():
         breaks.append(len(rows))
         for algorithm in palette.ordered(name for problem in problems for name in problem.results):
             if algorithm in COMPARATORS:
@@ -89,7 +89,7 @@ def means(study: Study, section: Section) -> Table:
             found = [study.means(results, opponent) for opponent in OPPONENTS]
             if any(found):
                 cells = [cell for mean in found for cell in _mean_cells(mean)]
-                rows.append([Cell(case), Cell(str(world_size)), Cell(algorithm), *cells])
+                rows.append([Cell(kind), Cell(str(world_size)), Cell(algorithm), *cells])
     columns = [Column("op", False), Column("ranks"), Column("algorithm", False)]
     for over in ("× NCCL", "× torch"):
         columns += [Column(over), Column("rows"), Column("▲"), Column("▼"), Column("worst")]
