@@ -27,14 +27,17 @@ def loops(listing: Listing) -> list[set[int]]:
     return list(found.values())
 
 
-def decides(source: Instruction, loop: set[int], listing: Listing, behind: list[set[int]]) -> bool:
-    """Whether the value that ``source``, in ``loop``, gets influences whether the loop goes on; ``behind``: the result
-    of :func:`all_behind`.
+def decides(
+    source: Instruction, loop: set[int], listing: Listing, behind: list[set[int]], spilled: list[dict[str, str]]
+) -> bool:
+    """Whether the value that ``source``, in ``loop``, gets influences whether the loop goes on; ``behind`` and
+    ``spilled``: the results of :func:`all_behind` and :func:`all_spilled`.
 
     The value is followed within the loop through registers, shared memory and spills, through conditions that are
     computed from it, and through all that is written under such conditions. A place that is overwritten with other
     values no longer depends on it. Vector registers of AMD count as written whole, whatever the execution mask, except
-    that lanes in which scalars are spilled are followed one by one.
+    that lanes in which scalars are spilled are followed one by one. A register that was changed under a condition, and
+    then got back what it had held before from such a lane, does not depend on the condition.
     """
     branches = _Branches(listing, loop, behind)
     tainted: dict[int, frozenset[str]] = dict.fromkeys(loop, frozenset())
@@ -44,6 +47,7 @@ def decides(source: Instruction, loop: set[int], listing: Listing, behind: list[
         number = todo.pop()
         block = listing.blocks[number]
         state = set(tainted[number])
+        state -= {name for name, lane in spilled[number].items() if not state & {lane, _register(lane)}}
         for one in block.instructions:
             _step(one, state, one is source or number in under, listing.amd)
         last = block.instructions[-1] if block.instructions else None
@@ -64,6 +68,39 @@ def all_behind(listing: Listing) -> list[set[int]]:
     """For each block, the blocks that every path from it to the end leads through, itself included."""
     after = [block.after for block in listing.blocks]
     return _dominators(after, {number for number, one in enumerate(after) if not one})
+
+
+def all_spilled(listing: Listing) -> list[dict[str, str]]:
+    """For each block, the registers that hold what a lane does where the block begins, on every path to it, and that
+    lane: they were spilled to it, or restored from it, and neither has changed since."""
+    begin: dict[int, dict[str, str]] = {0: {}}
+    todo = [0] if listing.amd else []
+    while todo:
+        number = todo.pop()
+        held = dict(begin[number])
+        for one in listing.blocks[number].instructions:
+            _hold(one, held)
+        for after in listing.blocks[number].after:
+            known = begin.get(after, held)
+            joined = {name: lane for name, lane in held.items() if known.get(name) == lane}
+            if begin.get(after) != joined:
+                begin[after] = joined
+                todo.append(after)
+    return [begin.get(number, {}) for number in range(len(listing.blocks))]
+
+
+def _hold(one: Instruction, held: dict[str, str]) -> None:
+    """Update ``held``, the registers that hold what a lane does, and that lane, for the instruction ``one``."""
+    spill = SPILL.fullmatch(one.text)
+    lane = f"{spill['to'] or spill['source']}, {spill['lane']}" if spill else ""
+    if spill and spill["to"]:
+        lost = {name for name, other in held.items() if other == lane}
+    else:
+        lost = {name for name, other in held.items() if name in one.writes or _register(other) in one.writes}
+    for name in lost:
+        del held[name]
+    if spill:
+        held.update(dict.fromkeys(one.reads[:1] if spill["to"] else one.writes, lane))
 
 
 def _step(one: Instruction, state: set[str], certain: bool, amd: bool) -> None:

@@ -32,7 +32,7 @@ from enum import Flag, auto
 from functools import partial
 from itertools import pairwise
 
-from flow import all_behind, decides, loops
+from flow import all_behind, all_spilled, decides, loops
 from listing import Event, Instruction, Listing
 
 HANDLE = frozenset({"argument 0", "argument 1"})
@@ -150,13 +150,13 @@ def bounds(listing: Listing) -> list[str]:
     when a program only counts itself in, is no poll; nor is a compare-and-swap, which is repeated only when another
     thread has made progress."""
     wrong: dict[str, None] = {}
-    behind = all_behind(listing)
+    behind, spilled = all_behind(listing), all_spilled(listing)
     for loop in loops(listing):
         inside = [one for number in sorted(loop) for one in listing.blocks[number].instructions]
         if any(Event.CLOCK in one.events for one in inside):
             continue
         for one in inside:
-            if _acquires(one, listing) and decides(one, loop, listing, behind):
+            if _acquires(one, listing) and decides(one, loop, listing, behind, spilled):
                 wrong[f"no clock in the loop around {one.text}"] = None
     return list(wrong)
 

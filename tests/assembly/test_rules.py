@@ -409,6 +409,25 @@ def test_a_count_that_is_spilled(lines: tuple[str, ...], polls: bool) -> None:
     assert bool(rules.bounds(read(text))) == polls
 
 
+@pytest.mark.parametrize(
+    ("lines", "polls"),
+    [
+        ((), False),
+        (("s_mov_b32 s7, 1",), True),
+        (("s_mov_b32 s7, 1", "v_readlane_b32 s7, v9, 5"), False),
+        (("s_mov_b32 s7, 1", "v_readlane_b32 s7, v9, 6"), True),
+        (("s_mov_b32 s7, 1", "v_writelane_b32 v9, s7, 5", "v_readlane_b32 s7, v9, 5"), True),
+        (("s_mov_b32 s7, 1", "v_mov_b32_e32 v9, v8", "v_readlane_b32 s7, v9, 5"), True),
+    ],
+)
+def test_a_scalar_that_is_restored_under_a_count(lines: tuple[str, ...], polls: bool) -> None:
+    """The scalar that decides about the loop is changed by the program that was counted last, and restored."""
+    body = (*COUNTED[:3], "v_readlane_b32 s7, v9, 5", *COUNTED[3:], *lines)
+    turn = (".LBB0_2:", "s_cmp_lg_u32 s7, 0", "s_cbranch_scc1 .LBB0_1")
+    text = "\n".join([".amdgcn_target", "kernel:", ".LBB0_1:", *body, *turn, "s_endpgm", ".Lfunc_end0:"])
+    assert bool(rules.bounds(read(text))) == polls
+
+
 @triton.jit
 def bulk_store_then_signal(handle, result, flag, BLOCK: tl.constexpr):
     result.store([0, 0], tl.full((BLOCK, BLOCK), 1.0, tl.float16))
