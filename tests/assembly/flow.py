@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-from listing import Instruction, Listing
-
-SPILL = re.compile(r"v_(writelane_b32 (?P<to>v\d+), \w+|readlane_b32 \w+, (?P<source>v\d+)), (?P<lane>\d+)")
-"""AMD: a scalar is spilled to a lane of a vector register, or restored from one, whatever the execution mask."""
+from listing import Instruction, Listing, on_every_path
 
 
 def loops(listing: Listing) -> list[set[int]]:
@@ -73,46 +68,30 @@ def all_behind(listing: Listing) -> list[set[int]]:
 def all_spilled(listing: Listing) -> list[dict[str, str]]:
     """For each block, the registers that hold what a lane does where the block begins, on every path to it, and that
     lane: they were spilled to it, or restored from it, and neither has changed since."""
-    begin: dict[int, dict[str, str]] = {0: {}}
-    todo = [0] if listing.amd else []
-    while todo:
-        number = todo.pop()
-        held = dict(begin[number])
-        for one in listing.blocks[number].instructions:
-            _hold(one, held)
-        for after in listing.blocks[number].after:
-            known = begin.get(after, held)
-            joined = {name: lane for name, lane in held.items() if known.get(name) == lane}
-            if begin.get(after) != joined:
-                begin[after] = joined
-                todo.append(after)
+    begin = on_every_path(listing.blocks, {}, _hold) if listing.amd else {}
     return [begin.get(number, {}) for number in range(len(listing.blocks))]
 
 
 def _hold(one: Instruction, held: dict[str, str]) -> None:
     """Update ``held``, the registers that hold what a lane does, and that lane, for the instruction ``one``."""
-    spill = SPILL.fullmatch(one.text)
-    lane = f"{spill['to'] or spill['source']}, {spill['lane']}" if spill else ""
-    if spill and spill["to"]:
-        lost = {name for name, other in held.items() if other == lane}
+    if one.spills:
+        lost = {name for name, lane in held.items() if lane == one.lane}
     else:
-        lost = {name for name, other in held.items() if name in one.writes or _register(other) in one.writes}
+        lost = {name for name, lane in held.items() if name in one.writes or _register(lane) in one.writes}
     for name in lost:
         del held[name]
-    if spill:
-        held.update(dict.fromkeys(one.reads[:1] if spill["to"] else one.writes, lane))
+    if one.lane:
+        held.update(dict.fromkeys(one.reads[:1] if one.spills else one.writes, one.lane))
 
 
 def _step(one: Instruction, state: set[str], certain: bool, amd: bool) -> None:
     """Update ``state``, the registers that depend on the followed value, for the instruction ``one``; ``certain``: all
     that it writes depends on the value."""
-    if amd and (spill := SPILL.fullmatch(one.text)):
-        register = spill["to"] or spill["source"]
-        lane = f"{register}, {spill['lane']}"
-        if spill["to"]:
-            _write((lane,), certain or bool(state & {*one.reads}), False, state)
-        else:
-            _write(one.writes, certain or bool(state & {register, lane}), False, state)
+    if one.spills:
+        _write((one.lane,), certain or bool(state & {*one.reads}), False, state)
+        return
+    if one.lane:
+        _write(one.writes, certain or bool(state & {one.lane, _register(one.lane)}), False, state)
         return
     if amd and "saveexec" in one.op:
         saved, new = "exec" in state, bool(state & {"exec", *one.reads})

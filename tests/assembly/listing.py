@@ -8,9 +8,12 @@ execution mask is a branch like any other.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Flag, auto
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Event(Flag):
@@ -66,6 +69,14 @@ class Instruction:
     decides: tuple[str, ...] = ()
     argument: tuple[str, ...] = ()
     """The kernel argument in each written register, if this reads arguments."""
+    lane: str = ""
+    """AMD: the lane of a vector register, as ``v9, 5``, to which this spills a scalar, or from which it restores one,
+    whatever the execution mask."""
+
+    @property
+    def spills(self) -> bool:
+        """Whether this writes ``lane``."""
+        return bool(self.lane) and self.op.startswith("v_writelane")
 
 
 @dataclass
@@ -352,6 +363,8 @@ def _amd_instruction(text: str, inline: bool) -> Instruction:
         found.reads += ("scratch",)
     if op.startswith("v_writelane"):
         found.guarded = True
+    if op.startswith(("v_readlane", "v_writelane")) and words[2].isdecimal():
+        found.lane = f"{words[0 if found.guarded else 1]}, {words[2]}"
     return found
 
 
@@ -396,23 +409,32 @@ def _amd_events(op: str, text: str, inline: bool) -> Event:
     return events | (Event.NARROW if len(bits) == 1 else Event.NONE)
 
 
+def on_every_path(
+    blocks: list[Block], entry: dict[str, T], update: Callable[[Instruction, dict[str, T]], None]
+) -> dict[int, dict[str, T]]:
+    """For each block that is reached, what holds where it begins, by register or lane: what ``update`` has made of
+    ``entry`` on every path to it."""
+    begin = {0: entry}
+    todo = [0]
+    while todo:
+        number = todo.pop()
+        held = dict(begin[number])
+        for one in blocks[number].instructions:
+            update(one, held)
+        for after in blocks[number].after:
+            known = begin.get(after, held)
+            joined = {name: what for name, what in held.items() if known.get(name) == what}
+            if begin.get(after) != joined:
+                begin[after] = joined
+                todo.append(after)
+    return begin
+
+
 def _find_arguments(blocks: list[Block], first: int) -> None:
     """Distinguish AMD's loads of kernel arguments, which nobody writes, from those of global memory. Their address is
     the value that registers ``first`` and the next one had at the entry, on every path; it may have been copied or
     spilled since."""
-    begin: dict[int, dict[str, int]] = {0: {f"s{first}": 0, f"s{first + 1}": 1}}
-    todo = [0]
-    while todo:
-        number = todo.pop()
-        halves = dict(begin[number])
-        for one in blocks[number].instructions:
-            _move(one, halves)
-        for after in blocks[number].after:
-            known = begin.get(after, halves)
-            joined = {name: half for name, half in halves.items() if known.get(name) == half}
-            if begin.get(after) != joined:
-                begin[after] = joined
-                todo.append(after)
+    begin = on_every_path(blocks, {f"s{first}": 0, f"s{first + 1}": 1}, _move)
     for number, halves in begin.items():
         for one in blocks[number].instructions:
             if one.op.startswith("s_load") and [halves.get(name) for name in one.reads[:2]] == [0, 1]:
@@ -427,17 +449,16 @@ def _find_arguments(blocks: list[Block], first: int) -> None:
 def _move(one: Instruction, halves: dict[str, int]) -> None:
     """Update ``halves`` for the instruction ``one``: which half of the arguments' address a register, or a lane of one,
     holds."""
-    target, _, source = one.text.partition(" ")[2].partition(", ")
     sources: tuple[str, ...] = ()
     if one.op.startswith("s_mov_b"):
         sources, targets = one.reads, one.writes
-    elif one.op.startswith("v_readlane"):
-        sources, targets = (source,), one.writes
-    elif one.op.startswith("v_writelane"):
-        sources, targets = one.reads[:1], (f"{target}, {source.split(', ')[1]}",)
+    elif one.spills:
+        sources, targets = one.reads[:1], (one.lane,)
+    elif one.lane:
+        sources, targets = (one.lane,), one.writes
     moved = [halves.get(name) for name in sources]
     for name in one.writes:
-        lanes = () if one.op.startswith("v_writelane") else [held for held in halves if held.startswith(f"{name}, ")]
+        lanes = () if one.spills else [held for held in halves if held.startswith(f"{name}, ")]
         for lost in (name, *lanes):
             halves.pop(lost, None)
     if sources:

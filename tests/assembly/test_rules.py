@@ -14,7 +14,7 @@ import triton.language as tl
 from case import CUDA, HIP, Case, compile_case, described, handle, in_turn, of, with_handle
 from compiler import TARGETS, VERSION
 from kernels import CASES, compile_named
-from listing import Event, UnknownAssembly, read
+from listing import Event, Listing, UnknownAssembly, read
 
 from iris.device import bounds, control, sync
 from iris.device.arch import clock_ns, load_fresh, meet_to_publish, wait_bulk_stores
@@ -367,6 +367,10 @@ def test_a_count_is_no_poll(target_name: str) -> None:
     assert rules.bounds(read(assembly_of(count_and_go_by_it, target_name, *types, 100, BLOCK=512)))
 
 
+def amd_kernel(*lines: str) -> Listing:
+    return read("\n".join([".amdgcn_target", "kernel:", *lines, "s_endpgm", ".Lfunc_end0:"]))
+
+
 COUNTED = (
     "v_readlane_b32 s1, v9, 5", "s_sub_u32 s1, s1, 1", "v_writelane_b32 v9, s1, 5",
     "global_atomic_add v4, v3, v4, s[2:3] sc0 sc1", "buffer_inv sc0 sc1",
@@ -387,10 +391,7 @@ NEXT_TURN = (".LBB0_2:", "v_readlane_b32 s4, v9, 5", "s_cmp_lg_u32 s4, 0", "s_cb
 def test_scalars_that_are_spilled_under_a_count(lines: tuple[str, ...], polls: bool) -> None:
     """What decides about the loop lies in another lane of the vector register to which a scalar is spilled only by the
     program that was counted last."""
-    text = "\n".join(
-        [".amdgcn_target", "kernel:", ".LBB0_1:", *COUNTED, *lines, *NEXT_TURN, "s_endpgm", ".Lfunc_end0:"]
-    )
-    assert bool(rules.bounds(read(text))) == polls
+    assert bool(rules.bounds(amd_kernel(".LBB0_1:", *COUNTED, *lines, *NEXT_TURN))) == polls
 
 
 @pytest.mark.parametrize(
@@ -405,8 +406,7 @@ def test_scalars_that_are_spilled_under_a_count(lines: tuple[str, ...], polls: b
 def test_a_count_that_is_spilled(lines: tuple[str, ...], polls: bool) -> None:
     """The count itself is spilled, to the lane that decides about the loop, or to another one."""
     body = (*COUNTED[:5], "v_readfirstlane_b32 s5, v4", *lines, *COUNTED[5:], *NEXT_TURN)
-    text = "\n".join([".amdgcn_target", "kernel:", ".LBB0_1:", *body, "s_endpgm", ".Lfunc_end0:"])
-    assert bool(rules.bounds(read(text))) == polls
+    assert bool(rules.bounds(amd_kernel(".LBB0_1:", *body))) == polls
 
 
 @pytest.mark.parametrize(
@@ -424,8 +424,7 @@ def test_a_scalar_that_is_restored_under_a_count(lines: tuple[str, ...], polls: 
     """The scalar that decides about the loop is changed by the program that was counted last, and restored."""
     body = (*COUNTED[:3], "v_readlane_b32 s7, v9, 5", *COUNTED[3:], *lines)
     turn = (".LBB0_2:", "s_cmp_lg_u32 s7, 0", "s_cbranch_scc1 .LBB0_1")
-    text = "\n".join([".amdgcn_target", "kernel:", ".LBB0_1:", *body, *turn, "s_endpgm", ".Lfunc_end0:"])
-    assert bool(rules.bounds(read(text))) == polls
+    assert bool(rules.bounds(amd_kernel(".LBB0_1:", *body, *turn))) == polls
 
 
 @triton.jit
@@ -608,8 +607,7 @@ def test_a_far_jump_goes_to_its_label(target_name: str) -> None:
 
 def arguments_read(*lines: str) -> list[str]:
     """For each scalar load of these lines: the argument that it reads, or ``memory``."""
-    listing = read("\n".join([".amdgcn_target", "kernel:", *lines, "s_endpgm", ".Lfunc_end0:"]))
-    loads = [one for one in listing if one.op.startswith("s_load")]
+    loads = [one for one in amd_kernel(*lines) if one.op.startswith("s_load")]
     return ["memory" if Event.LOAD in one.events else one.argument[0] for one in loads]
 
 
