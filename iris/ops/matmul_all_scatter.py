@@ -274,7 +274,8 @@ class _Call(OpCall):
         )
 
     def copy_engine(self) -> None:
-        plan = replace(self._plan(self.config.num_chunks), meet=False)  # ranks meet after the copies
+        # The copies start when a chunk is complete, so the matmul waits for all ranks; they meet after the copies.
+        plan = replace(self._plan(self.config.num_chunks), gate=True, meet=False)
         engine = self.workspace.engine
         done = self.workspace.scratch("done", plan.chunks, torch.int32)
 
@@ -324,7 +325,7 @@ class _Call(OpCall):
         count, per_chunk = evenly(groups, wanted_chunks or groups)
         tiles = per_chunk * config.group_size_m * -(-self.problem.n // config.block_size_n)
         return Plan(
-            self.site, after=counted_after, eager=True, gate=True, chunks=count, blocks_per_chunk=tiles, counts=count,
+            self.site, after=counted_after, eager=True, chunks=count, blocks_per_chunk=tiles, counts=count,
             chunk_rows=per_chunk * config.group_size_m * config.block_size_m,
         )  # fmt: skip
 

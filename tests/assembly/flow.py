@@ -32,7 +32,8 @@ def decides(
     computed from it, and through all that is written under such conditions. A place that is overwritten with other
     values no longer depends on it. Vector registers of AMD count as written whole, whatever the execution mask, except
     that lanes in which scalars are spilled are followed one by one. A register that was changed under a condition, and
-    then got back what it had held before from such a lane, does not depend on the condition.
+    then got back what it had held before from such a lane, does not depend on the condition; nor does the execution
+    mask, once it has all threads again.
     """
     branches = _Branches(listing, loop, behind)
     tainted: dict[int, frozenset[str]] = dict.fromkeys(loop, frozenset())
@@ -65,23 +66,44 @@ def all_behind(listing: Listing) -> list[set[int]]:
     return _dominators(after, {number for number, one in enumerate(after) if not one})
 
 
+ALL_THREADS = "all threads"
+"""The execution mask at the entry of a kernel."""
+
+
 def all_spilled(listing: Listing) -> list[dict[str, str]]:
     """For each block, the registers that hold what a lane does where the block begins, on every path to it, and that
-    lane: they were spilled to it, or restored from it, and neither has changed since."""
-    begin = on_every_path(listing.blocks, {}, _hold) if listing.amd else {}
+    lane: they were spilled to it, or restored from it, and neither has changed since. Or registers, the execution mask
+    among them, hold ``ALL_THREADS``."""
+    begin = on_every_path(listing.blocks, {"exec": ALL_THREADS}, _hold) if listing.amd else {}
     return [begin.get(number, {}) for number in range(len(listing.blocks))]
 
 
 def _hold(one: Instruction, held: dict[str, str]) -> None:
     """Update ``held``, the registers that hold what a lane does, and that lane, for the instruction ``one``."""
+    masked = _holds_all_threads(one, held)
     if one.spills:
         lost = {name for name, lane in held.items() if lane == one.lane}
     else:
-        lost = {name for name, lane in held.items() if name in one.writes or _register(lane) in one.writes}
+        changed = {*one.writes, *one.decides}
+        lost = {name for name, lane in held.items() if name in changed or _register(lane) in changed}
     for name in lost:
         del held[name]
+    held.update(dict.fromkeys(one.writes if masked else (), ALL_THREADS))
     if one.lane:
         held.update(dict.fromkeys(one.reads[:1] if one.spills else one.writes, one.lane))
+
+
+def _holds_all_threads(one: Instruction, held: dict[str, str]) -> bool:
+    """Whether what ``one`` writes is the mask of all threads: a copy of it, or of what it is added to."""
+    if "saveexec" in one.op:
+        sources = ["exec"]
+    elif one.op == "s_mov_b64":
+        sources = [*one.reads]
+    elif one.op == "s_or_b64":
+        sources = [name for name in one.reads if name != "exec"]
+    else:
+        return False
+    return bool(sources) and all(held.get(name) == ALL_THREADS for name in sources)
 
 
 def _step(one: Instruction, state: set[str], certain: bool, amd: bool) -> None:

@@ -427,6 +427,29 @@ def test_a_scalar_that_is_restored_under_a_count(lines: tuple[str, ...], polls: 
     assert bool(rules.bounds(amd_kernel(".LBB0_1:", *body, *turn))) == polls
 
 
+NARROWED = ("s_mov_b64 s[10:11], exec", "s_and_b64 exec, s[10:11], s[12:13]")
+
+
+@pytest.mark.parametrize(
+    ("lines", "polls"),
+    [
+        ((), False),
+        (NARROWED, True),
+        ((*NARROWED, "s_or_b64 exec, exec, s[10:11]"), False),
+        (("s_and_saveexec_b64 s[10:11], s[12:13]", "s_mov_b64 exec, s[10:11]"), False),
+        ((*NARROWED, "s_or_b64 exec, exec, s[12:13]"), True),
+        ((*NARROWED, "s_mov_b32 s11, 1", "s_or_b64 exec, exec, s[10:11]"), True),
+        ((*NARROWED, *NARROWED, "s_or_b64 exec, exec, s[10:11]"), True),
+        (("v_cmpx_ne_u32_e32 1, v4", "s_mov_b64 s[10:11], exec", "s_or_b64 exec, exec, s[10:11]"), True),
+    ],
+)
+def test_a_mask_that_is_restored_under_a_count(lines: tuple[str, ...], polls: bool) -> None:
+    """What decides about the loop is read under the execution mask, which the program that was counted last narrows,
+    and restores."""
+    turn = (".LBB0_2:", "v_readfirstlane_b32 s4, v7", "s_cmp_lg_u32 s4, 0", "s_cbranch_scc1 .LBB0_1")
+    assert bool(rules.bounds(amd_kernel(".LBB0_1:", *COUNTED[3:], *lines, *turn))) == polls
+
+
 @triton.jit
 def bulk_store_then_signal(handle, result, flag, BLOCK: tl.constexpr):
     result.store([0, 0], tl.full((BLOCK, BLOCK), 1.0, tl.float16))
