@@ -12,10 +12,12 @@ of older results, which have no batch.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -151,7 +153,8 @@ class Result:
 
 
 def read(path: Path) -> list[Result]:
-    """The results of a file, or of all ``*.jsonl`` files below a folder, in the order of names and lines.
+    """The results of a file, or of all ``*.jsonl`` and ``*.jsonl.gz`` files below a folder, in the order of names and
+    lines.
 
     Raises:
         ArgumentError: there is no such file; one cannot be read; there is no result; or a line is no result: the text
@@ -160,7 +163,8 @@ def read(path: Path) -> list[Result]:
     with files.argument_errors("report", "results", "a file or folder that can be read", path):
         if not path.exists():
             raise ArgumentError("report", "results", "a file or folder of results", path, f"There is no {path}.")
-        found = sorted(file for file in path.rglob("*.jsonl") if not file.is_dir()) if path.is_dir() else [path]
+        below = (file for pattern in ("*.jsonl", "*.jsonl.gz") for file in path.rglob(pattern) if not file.is_dir())
+        found = sorted(below) if path.is_dir() else [path]
     results = [result for file in found for result in _read_file(file)]
     if not results:
         raise ArgumentError("report", "results", "results in *.jsonl files", f"none in {path}")
@@ -168,13 +172,22 @@ def read(path: Path) -> list[Result]:
 
 
 def _read_file(file: Path) -> list[Result]:
-    with files.argument_errors("report", "results", "a file that can be read", file):
-        content = file.read_bytes()
+    content = _content(file)
     if tail := half(content):
         number = content.count(b"\n") + 1
         print(f"{file}:{number} is left out: a run that was stopped did not finish the line", file=sys.stderr)
         content = content.removesuffix(tail)
     return [result for _, result in parsed("report", file, content)]
+
+
+def _content(file: Path) -> bytes:
+    """All of ``file``; of one that is named ``.gz``, what it holds compressed."""
+    with files.argument_errors("report", "results", "a file that can be read", file):
+        content = file.read_bytes()
+    try:
+        return gzip.decompress(content) if file.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise ArgumentError("report", "results", "a file compressed by gzip", f"{file}: {error}") from error
 
 
 def half(content: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import math
 import os
@@ -129,6 +130,20 @@ def test_a_broken_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
         read(tmp_path)
     assert report(tmp_path) == 2
     assert f"{file}:3" in capsys.readouterr().err
+
+
+def test_compressed_results_are_read(tmp_path: Path) -> None:
+    lines = [record("all_gather_matmul", "auto", shape, 4) for shape in LARGE]
+    whole = write(tmp_path / "some.jsonl", lines).read_bytes()
+    file = tmp_path / "more" / "some.jsonl.gz"
+    file.parent.mkdir()
+    file.write_bytes(gzip.compress(whole))
+    assert len(read(file)) == len(lines)
+    assert len(read(tmp_path)) == 2 * len(lines)
+    for broken in (whole, gzip.compress(whole)[:-20], gzip.compress(whole)[:-1] + b"x"):
+        file.write_bytes(broken)
+        with pytest.raises(iris.ArgumentError, match=r"expected a file compressed by gzip, got .*some\.jsonl\.gz: "):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["\\udcff", "[" * 10**5 + "]" * 10**5])

@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         "or compare two sets of them.",
     )
     parser.add_argument(
-        "results", type=Path, nargs="?", help="a file, or a folder: all *.jsonl files below it are read"
+        "results", type=Path, nargs="?", help="a file, or a folder: all *.jsonl and *.jsonl.gz files below it are read"
     )
     parser.add_argument(
         "--out",
