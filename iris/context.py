@@ -110,7 +110,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
     _ops_factory: Callable[[Iris], BoundOps]
     """Set by :mod:`iris.ops`, which imports this module."""
     last_trace: Any = None
-    """The Trace of the last op called with ``trace=True``."""
+    """The Trace of the last op that was called with one, or with ``trace=True``."""
 
     def __init__(
         self,

@@ -56,6 +56,7 @@ class Trace:
         self.op = ""
         self.programs = 0
         self.buffer: torch.Tensor | None = None
+        self._told: set[str] = set()
 
     def begin(self, ctx: Iris, programs: int) -> None:
         """Make room for a call with ``programs`` programs, counted along the grid's first axis, and forget earlier
@@ -68,7 +69,17 @@ class Trace:
         count: object = programs
         if isinstance(count, bool) or not isinstance(count, Integral) or int(count) < 1:
             raise ArgumentError("Trace.begin", "programs", "a positive whole number", repr(programs))
-        self.programs = programs = int(programs)
+        self._forget("")
+        self._make_room(ctx, int(programs))
+
+    def _forget(self, op: str) -> None:
+        """Forget earlier calls; the next one is of ``op``."""
+        self.op, self.programs, self.buffer = op, 0, None
+        self._told.clear()
+
+    def _make_room(self, ctx: Iris, programs: int) -> None:
+        """Make room for a call with ``programs`` programs."""
+        self.programs = programs
         words = programs * device_trace.WORDS_PER_PROGRAM.value
         self.buffer = torch.zeros(words, dtype=torch.int64, device=ctx.device)
         self.buffer[device_trace.PROGRAMS.value] = programs
@@ -84,16 +95,24 @@ class Trace:
         most, kept = int(programs[:, 0, 0].max()), device_trace.CAPACITY.value
         name = f"the trace of {self.op}" if self.op else "a trace"
         if most > kept:
-            ctx.warning(
+            self._tell(
+                ctx,
                 f"{name} lacks events: a program had {most}, and the first {kept} are kept. Times and waits are of "
-                "these alone. Trace a smaller problem, or larger tiles."
+                "these alone. Trace a smaller problem, or larger tiles.",
             )
         if programs[0, 0, device_trace.LACKING.value]:
-            ctx.warning(
+            self._tell(
+                ctx,
                 f"{name} lacks events: it began for {self.programs} programs, and the kernel has more. Give "
-                "Trace.begin the size of the grid's first axis."
+                "Trace.begin the size of the grid's first axis.",
             )
         return _decode(programs, ctx.rank)
+
+    def _tell(self, ctx: Iris, words: str) -> None:
+        """Warn once for each call."""
+        if words not in self._told:
+            self._told.add(words)
+            ctx.warning(words)
 
     def gather(self, ctx: Iris) -> list[Event]:
         """All ranks' events, on every rank. Collective; runs a kernel on the current stream.
@@ -141,7 +160,7 @@ def is_wanted(op: str, trace: object) -> bool:
 
 
 def trace_of(ctx: Iris, op: str, trace: bool | Trace | None) -> Trace | None:
-    """The Trace to record into, if any; also kept as ``ctx.last_trace``.
+    """The Trace to record into, if any, without what it has recorded before; also kept as ``ctx.last_trace``.
 
     Raises:
         ArgumentError: ``trace`` is not one of the values that :func:`is_wanted` accepts.
@@ -149,7 +168,7 @@ def trace_of(ctx: Iris, op: str, trace: bool | Trace | None) -> Trace | None:
     if not is_wanted(op, trace):
         return None
     chosen = trace if isinstance(trace, Trace) else Trace()
-    chosen.op = op
+    chosen._forget(op)
     ctx.last_trace = chosen
     return chosen
 
@@ -185,7 +204,7 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
 
     Raises:
         BackendError: matplotlib is missing.
-        ArgumentError: ``events`` is no sequence, or ``path`` has no suffix that matplotlib knows as a format.
+        ArgumentError: ``events`` is no sequence of events, or ``path`` has no suffix that matplotlib knows as a format.
         OSError: ``path`` cannot be written.
     """
     try:
@@ -194,7 +213,7 @@ def draw(events: Sequence[Event], path: str | Path, title: str = "") -> Path:
         from matplotlib.patches import Patch
     except ImportError as error:
         raise BackendError("drawing needs matplotlib: pip install matplotlib") from error
-    if not isinstance(events, Sequence):
+    if not isinstance(events, Sequence) or not all(isinstance(one, Event) for one in events):
         raise ArgumentError("draw", "events", "what trace.gather(ctx) returns", type(events).__name__)
     if Path(path).suffix[1:].lower() not in Figure().canvas.get_supported_filetypes():
         raise ArgumentError("draw", "path", "a file whose name ends in .svg or .png", repr(str(path)))

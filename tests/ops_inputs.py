@@ -354,7 +354,8 @@ def trial(
     products = [left @ right for left, right in terms]
     squares = sum((left**2 @ right**2 for left, right in terms), shift**2)
     result = share(sum(products, shift))
-    parts = [share(one) for one in (ring_sums(products, shift) if way.ring else products)] if reduces else []
+    sent = ring_sums(products, shift) if way.ring else products if way.algorithm != "atomic" else []
+    parts = [share(one) for one in sent] if reduces else []
     frame, output = _empty(
         ctx, tuple(result.shape), out, _output_layout(way, layout), way.op in (SCATTER, ALL_REDUCE)
     )  # fmt: skip

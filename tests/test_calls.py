@@ -688,21 +688,46 @@ def test_all_ranks_compare_calls_or_none(ranks: Ranks) -> None:
         assert re.search(r"rank 0: iris\([^;]*=\w+\); rank 1: iris\([^;]*, IRIS_CHECK_CALLS=1\)", failure.message)
 
 
-def traced_by_name() -> tuple[Failure, list[int]]:
-    ctx, events = context(), []
+def traced_by_name() -> tuple[Failure, list[int], set[str]]:
+    ctx, events, ops = context(), list[int](), set[str]()
     one = trial(ctx, Way(ALL_REDUCE, "low_latency"), (16, 16, 32), torch.float32, seed=1)
     failure = failure_of(lambda: one.run(trace=True))
     for config in (None, replace(SMALL, own_matmul=True)):
         one.run(config, trace=True)
         events.append(len(ctx.last_trace.events(ctx)))
-    return failure, events
+        ops.add(ctx.last_trace.op)
+    return failure, events, ops
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_what_cannot_be_traced_says_so(ranks: Ranks) -> None:
-    for failure, events in ranks.run(traced_by_name):
+    for failure, events, ops in ranks.run(traced_by_name):
         assert failure.message.startswith("matmul_all_reduce: trace") and "low_latency" in failure.message
-        assert min(events) > 0
+        assert min(events) > 0 and ops == {ALL_REDUCE}
+
+
+def traced_with_a_workspace(picked: str) -> tuple[Failure, int]:
+    """A traced call by the algorithm that is picked, with a workspace of ``decomposed``; and the number of events that
+    the trace of the call before has then."""
+    ctx = context()
+    one = trial(ctx, Way(ALL_REDUCE, "auto"), (16, 16, 32), torch.float32, seed=1)
+    one.run(trace=True)
+    workspace = iris.ops.new_workspace(ctx, ALL_REDUCE, "decomposed", 1 << 16)
+
+    def pick(problem: Any, target: Any, algorithm: str | None = None) -> FusedConfig:
+        return replace(SMALL, algorithm=next(one for one in order if one not in target.excluded))
+
+    order = picked, *ALGORITHMS[ALL_REDUCE]
+    with mock.patch("iris.ops.choice.pick_config", pick):
+        failure = failure_of(lambda: one.run(None, workspace, trace=True))
+    return failure, len(ctx.last_trace.events(ctx))
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize(("picked", "argument"), [("decomposed", "trace"), ("two_shot", "workspace")])
+def test_a_call_that_is_refused_is_no_call_that_was_traced(ranks: Ranks, picked: str, argument: str) -> None:
+    for failure, events in ranks.run(traced_with_a_workspace, picked):
+        assert failure.message.startswith(f"{ALL_REDUCE}: {argument}") and events > 0
 
 
 def traced_without_room() -> Failure:

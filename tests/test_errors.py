@@ -469,17 +469,20 @@ def test_intervals_of_an_unknown_kind_are_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1023, 1024, 1025, 5000])
 def test_a_trace_that_lacks_events_says_so(count: int) -> None:
-    ctx, trace = mock.Mock(rank=0, device="cpu"), iris.Trace()
-    trace.op = "matmul"
-    trace.begin(ctx, programs=2)
-    assert trace.buffer is not None
-    trace.buffer.view(2, -1)[1, 0] = count
-    assert len(trace.events(ctx)) == min(count, 1024)
-    told = [call.args[0] for call in ctx.warning.call_args_list]
-    assert len(told) == (count > 1024)
-    assert all(
-        f"trace of matmul lacks events: a program had {count}, and the first 1024 are kept" in one for one in told
-    )
+    """Once for each call."""
+    ctx, trace, times = mock.Mock(rank=0, device="cpu"), trace_of(mock.Mock(), "matmul", iris.Trace()), 0
+    assert trace is not None
+    for name in ("the trace of matmul", "a trace"):
+        trace._make_room(ctx, 2) if times == 0 else trace.begin(ctx, programs=2)
+        assert trace.buffer is not None
+        trace.buffer.view(2, -1)[1, 0] = count
+        for _ in range(2):
+            assert len(trace.events(ctx)) == min(count, 1024)
+        times += 1
+        told = [call.args[0] for call in ctx.warning.call_args_list]
+        assert len(told) == times * (count > 1024)
+        words = f"{name} lacks events: a program had {count}, and the first 1024 are kept"
+        assert count <= 1024 or told[-1].startswith(words)
 
 
 @triton.jit
@@ -876,6 +879,9 @@ def test_a_picture_of_what_is_no_events(tmp_path: Path) -> None:
         iris.ArgumentError, match=r"draw: events: expected what trace\.gather\(ctx\) returns, got Trace"
     ):
         draw(iris.Trace(), tmp_path / "trace.svg")  # type: ignore[arg-type]
+    for wrong in ([1, 2], "events"):
+        with pytest.raises(iris.ArgumentError, match=rf"draw: events: .*, got {type(wrong).__name__}"):
+            draw(wrong, tmp_path / "trace.svg")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("function", ["begin", "events", "gather", "waited_s"])

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -442,6 +443,15 @@ def test_a_search_that_ended_early_counts_behind_a_finished_one_of_just_this_sha
     assert pick_config(GATHER, H200) == users
 
 
+def test_a_search_that_ended_early_does_not_count_near_a_shape_that_a_finished_one_was_of() -> None:
+    near, good = replace(GATHER, m=GATHER.m + 128), replace(model_pick(GATHER, H200), group_size_m=6)
+    early, ours = replace(good, group_size_m=5), row_for(GATHER, good)
+    user_rows(replace(ours, config=early, unfinished=True))
+    assert pick_config(near, H200) == early
+    shipped_rows(ours)
+    assert pick_config(near, H200) == good
+
+
 def test_a_search_that_ended_early_counts_before_a_finished_one_of_a_shape_near() -> None:
     early = replace(ODD, group_size_m=5)
     user_rows(replace(row_for(GATHER, early), unfinished=True))
@@ -740,6 +750,7 @@ def broken(change: Callable[[dict[str, Any]], object]) -> str:
     return json.dumps(content)
 
 
+COUNT = f"a positive whole number, at most {sys.maxsize}"
 BROKEN: list[tuple[str, str, str]] = [
     ("cut", '{"schema": 1, "rows": [', "JSON"),
     ("nested", "[" * 100_000, "JSON"),
@@ -747,9 +758,10 @@ BROKEN: list[tuple[str, str, str]] = [
     ("schema", broken(lambda all: all.update(schema=2)), 'an object with "schema": 1'),
     ("rows", broken(lambda all: all.update(rows={})), 'a list "rows"'),
     ("row", broken(lambda all: all["rows"].append(3)), "row 3: expected an object, got 3"),
-    ("missing", broken(lambda all: all["rows"][1].pop("m")), "row 2, m: expected a positive whole number, got nothing"),
-    ("size", broken(lambda all: all["rows"][1].update(k=0)), "row 2, k: expected a positive whole number, got 0"),
-    ("bool", broken(lambda all: all["rows"][0].update(n=True)), "row 1, n: expected a positive whole number, got True"),
+    ("missing", broken(lambda all: all["rows"][1].pop("m")), f"row 2, m: expected {COUNT}, got nothing"),
+    ("size", broken(lambda all: all["rows"][1].update(k=0)), f"row 2, k: expected {COUNT}, got 0"),
+    ("huge", broken(lambda all: all["rows"][1].update(m=10**400)), f"row 2, m: expected {COUNT}, got 1000"),
+    ("bool", broken(lambda all: all["rows"][0].update(n=True)), f"row 1, n: expected {COUNT}, got True"),
     ("op", broken(lambda all: all["rows"][0].update(op="add")), "row 1, op: expected an op with algorithms, got 'add'"),
     ("dtype", broken(lambda all: all["rows"][0].update(dtype="fp4")), "row 1, dtype: expected one of fp16"),
     ("dim", broken(lambda all: all["rows"][0].update(gather_dim=2)), "row 1, gather_dim: expected 0, 1 or null, got 2"),

@@ -130,7 +130,7 @@ def scaled_by_block(way: Way, seed: int) -> list[float]:
         if turn == 1:  # the layout of weights, and of some kernels that quantise
             one = replace(one, b=_by_columns(one.b), scale_a=_by_columns(one.scale_a), scale_b=_by_columns(one.scale_b))
         stream_k = turn == 0 and way.algorithm != "relay"
-        one.run(replace(SMALL, stream_k=stream_k, block_size_n=(64, 16)[turn], block_size_k=(64, 256)[turn]))
+        one.run(replace(SMALL, stream_k=stream_k, block_size_n=(256, 16)[turn], block_size_k=(64, 256)[turn]))
         found.append(one.excess())
     return found
 

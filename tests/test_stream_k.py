@@ -13,6 +13,7 @@ import torch
 from ops_inputs import LOCAL, SMALL, Shape, Way, rotated, some, trial, ways
 from ranks import BACKEND, Ranks, context, worlds
 
+import iris
 from iris.ops.algorithms import LIBRARY
 from iris.ops.candidates import TILES
 from iris.ops.config import FusedConfig, Target, min_block_size_k
@@ -22,6 +23,7 @@ from iris.ops.model.machine import machine
 from iris.ops.model.matmul import Call
 from iris.ops.problem import DTYPES, QUANTISED, Problem
 from iris.ops.split import strip_stages, strips_of
+from iris.trace import Event
 
 LONG: tuple[Shape, ...] = ((20, 35, 150), (9, 11, 200), (40, 17, 90), (33, 33, 65))
 """Six tiles, one, three … of 16 × 16, and K much longer than a block."""
@@ -62,6 +64,28 @@ def test_split_tiles_of_one_rank(ranks: Ranks, turn: int, seed: int) -> None:
     for found in ranks.run(split, Way(LOCAL, "local"), turn, 6, seed):
         for options, shape, excess in found:
             assert excess <= 1, (options, shape)
+
+
+def traced_events() -> list[Event]:
+    ctx, trace = context(), iris.Trace()
+    one = trial(ctx, Way(LOCAL, "local"), (32, 32, 400), torch.float32, seed=1)
+    one.run(replace(NARROW, num_sms=3), trace=trace)
+    assert one.excess() <= 1
+    return trace.events(ctx)
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="programs take turns")
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+def test_a_trace_has_no_gap_where_parts_of_a_tile_come_together(ranks: Ranks) -> None:
+    (events,) = ranks.run(traced_events)
+    multiplied, moved = (
+        {(one.program, one.detail): one for one in events if one.kind == kind} for kind in ("wg_gemm", "wg_fetch")
+    )
+    assert multiplied.keys() == moved.keys() and len({tile for _, tile in multiplied}) < len(multiplied)
+    for (program, tile), own in multiplied.items():
+        for (other, shared), part in multiplied.items():
+            if shared == tile and other > program:  # which multiplies while this one waits for its part
+                assert own.end_ns <= moved[program, tile].start_ns < part.end_ns
 
 
 @pytest.fixture

@@ -39,8 +39,8 @@ from iris.ops.workspace import FusedWorkspace
 from iris.tune import command, session
 from iris.tune.report import Finding, described_config, print_findings
 from iris.tune.search import Search, Step, Trial, by_turns
-from iris.tune.session import Coordinator, Options, Runner, Shape
-from iris.tune.trials import DROPPED, ENDED, MEASURED, RIGHT, STARTED, Place, Trials, problem_name
+from iris.tune.session import Coordinator, Options, Past, Runner, Shape
+from iris.tune.trials import DROPPED, ENDED, LEFT, MAX_STARTS, MEASURED, RIGHT, STARTED, Place, Trials, problem_name
 
 pytestmark = [] if BACKEND == "sim" else [pytest.mark.gpu]
 simulated_only = pytest.mark.skipif(BACKEND != "sim", reason="tells of the simulator")
@@ -727,14 +727,20 @@ def options_for(out: Path, *, resume: bool = False) -> Options:
     return Options((Shape("matmul_reduce_scatter", 32, 16, 32, "fp32"),), out, 1.0, resume)
 
 
+def coordinator_for(runner: Any, options: Options, stop: Any, left_s: float = 1e6) -> Coordinator:
+    past = Past(runner.problem, runner.target, options)
+    return Coordinator(runner, options.shapes[0], past, time.monotonic() + left_s, stop, session._quiet)
+
+
 def tune_alone(options: Options, *, steps: int | None = None, left_s: float = 1e6) -> tuple[Finding, int]:
     """The finding of rank 0 if each candidate takes a millisecond, and the number of steps. ``steps``: press Ctrl-C
     after this many."""
     stop, count = SimpleNamespace(asked=steps == 0), 0
     target = Target("sim", 4, hardware="simulated")
     runner: Any = SimpleNamespace(problem=REDUCE, target=target, ctx=SimpleNamespace(world_size=2))
-    asked: Any = stop
-    coordinator = Coordinator(runner, options.shapes[0], options, time.monotonic() + left_s, asked, session._quiet)
+    if (kept := Past(REDUCE, target, options).kept_row()) is not None:
+        return Finding(options.shapes[0].name, kept), 0
+    coordinator = coordinator_for(runner, options, stop, left_s)
     order = coordinator.first()
     while order is not None:
         step = Step(order["kind"], tuple(FusedConfig(**one) for one in order["configs"]), order["calls"])
@@ -765,10 +771,42 @@ def test_a_search_that_ends_early_leaves_a_finished_row_and_resume_goes_on(out: 
     assert tune_alone(options_for(out, resume=True)) == (finding, 0)
 
 
+def test_a_faster_unfinished_row_from_before_is_kept_and_told(out: Path) -> None:
+    faster = replace(FINISHED, measured_ms=0.5, unfinished=True)
+    tuned.write(out, [faster])
+    finding, _ = tune_alone(options_for(out), steps=40)
+    assert finding.row == faster and tuned.read(out) == [faster] and finding.unfinished
+    assert finding.why == "stopped, 1 ms so far: the faster row from before is kept"
+    tuned.write(out, [replace(FINISHED, measured_ms=0.5, unfinished=True, versions={"iris": "0"})])
+    assert tune_alone(options_for(out), steps=40)[0].why == ""  # that of other versions is not
+
+
+def test_rows_that_can_no_longer_be_read_are_written_again_after_the_table(out: Path) -> None:
+    out.write_text('{"schema": 1, "rows": [')
+    finding, steps = tune_alone(options_for(out))
+    assert steps > 0 and finding.row is not None and finding.unwritten
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_shape_whose_turn_does_not_come_has_the_row_that_it_had(out: Path, resume: bool) -> None:
+    options, ctx = options_for(out, resume=resume), cast(Any, SimpleNamespace(rank=0, world_size=2, num_sms=4))
+    with mock.patch.object(session, "target_of", return_value=Target("sim", 4, hardware="simulated")):
+        finding = session._unreached(ctx, options.shapes[0], options, "no time left")
+        assert (finding.row, finding.why, finding.failed) == (None, "no time left", True)
+        tuned.write(out, [FINISHED])
+        finding = session._unreached(ctx, options.shapes[0], options, "no time left")
+        assert finding.row == FINISHED and not finding.failed and finding.unfinished != resume
+        assert finding.why == ("" if resume else "no time left: the finished row from before is kept")
+        Trials(out).add(FINISHED.key, CONFIGS[0], LEFT, measured_ms=0.5)
+        assert session._unreached(ctx, options.shapes[0], options, "no time left").unfinished
+
+
 def test_a_row_from_before_that_is_kept_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "_supervised", lambda *_: ([Finding("some", FINISHED, "no time left: kept")], False))
+    monkeypatch.setattr(
+        command, "_supervised", lambda *_: ([Finding("some", FINISHED, "no time left: kept", unfinished=True)], False)
+    )
     assert command.main(TINY) == 0
     told = capsys.readouterr()
     assert "some: no time left: kept\n" in told.out
@@ -816,9 +854,7 @@ def test_what_an_earlier_run_did_not_come_back_from_is_compiled_alone(out: Path)
     runner: Any = SimpleNamespace(problem=REDUCE, target=target, ctx=SimpleNamespace(world_size=2))
     suspect, stop = session.promising(REDUCE, target)[3], SimpleNamespace(asked=False)
     Trials(out).add(tuned.row_key(REDUCE, target.hardware), suspect, STARTED)
-    options, asked = options_for(out, resume=True), cast(Any, stop)
-    deadline = time.monotonic() + 1e6
-    coordinator = Coordinator(runner, options.shapes[0], options, deadline, asked, session._quiet)
+    coordinator = coordinator_for(runner, options_for(out, resume=True), stop)
     order, compiled = coordinator.first(), list[tuple[FusedConfig, ...]]()
     while order is not None and order["kind"] != "time":
         step = Step(order["kind"], tuple(FusedConfig(**one) for one in order["configs"]), order["calls"])
@@ -833,14 +869,30 @@ def test_what_an_earlier_run_has_timed_is_checked_no_more_until_it_is_the_best(o
     runner: Any = SimpleNamespace(problem=REDUCE, target=target, ctx=SimpleNamespace(world_size=2))
     known = session.promising(REDUCE, target)[-1]
     Trials(out).add(FINISHED.key, known, MEASURED, measured_ms=0.5)
-    options, stop = options_for(out, resume=True), cast(Any, SimpleNamespace(asked=False))
-    coordinator = Coordinator(runner, options.shapes[0], options, time.monotonic() + 1e6, stop, session._quiet)
+    coordinator = coordinator_for(runner, options_for(out, resume=True), SimpleNamespace(asked=False))
     order, checked = coordinator.first(), list[FusedConfig]()
     while order is not None and order["kind"] != "time":
         step = Step(order["kind"], tuple(FusedConfig(**one) for one in order["configs"]), order["calls"])
         checked += step.configs
         order = coordinator.next(step, None)
     assert checked and known not in checked
+
+
+def test_what_has_failed_since_it_was_timed_is_not_tried_again(out: Path) -> None:
+    known = session.promising(REDUCE, Target("sim", 4, hardware="simulated"))[-1]
+    Trials(out).add(FINISHED.key, known, MEASURED, measured_ms=1e-3)
+    for _ in range(MAX_STARTS):
+        Trials(out).add(FINISHED.key, known, STARTED)
+    before = Trials(out).path.read_text()
+    finding, _ = tune_alone(options_for(out, resume=True))
+    assert finding.row is not None and finding.row.config != known
+    assert json.dumps(tuned.changed_fields(known)) not in Trials(out).path.read_text().removeprefix(before)
+
+
+def test_rows_and_trials_lie_beside_each_other_where_a_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "there" / "rows.json")
+    assert Trials(tmp_path / "link.json").path == Trials(tmp_path / "there" / "rows.json").path
 
 
 def test_a_row_has_what_the_model_expects_in_milliseconds(out: Path) -> None:
@@ -863,9 +915,26 @@ def test_what_went_before_ranks_were_lost_is_off_the_budget(tmp_path: Path, monk
 
     monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(command, "sheltered", lambda _: mock.Mock(run=run))
-    monkeypatch.setattr(command, "_interrupts_to", lambda _: nullcontext())
+    monkeypatch.setattr(command, "_interrupts_to", lambda *_: nullcontext())
     assert command._supervised(2, options) == ([], False)
     assert budgets == [25, 15]
+
+
+def test_ctrl_c_counts_even_if_a_candidate_then_ends_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "rows.json"
+
+    def run(fn: Any, args: Any, timeout_s: float) -> list[Any]:
+        Trials(out, args[0].run).add(FINISHED.key, CONFIGS[0], STARTED)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise LaunchError("a rank is gone")
+
+    pool = mock.Mock(run=run, processes=[mock.Mock(pid=None)])
+    monkeypatch.setattr(command, "sheltered", lambda _: pool)
+    assert command.main([*TINY, "--out", str(out)]) == STOPPED
+    assert capsys.readouterr().err.endswith("stopped; --resume goes on\n")
+    assert failed(Trials(out)) == {(problem_name(FINISHED.key), CONFIGS[0]): ENDED}
 
 
 def test_why_there_is_no_row_is_told_as_it_was(out: Path) -> None:

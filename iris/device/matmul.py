@@ -377,6 +377,8 @@ def _tiles(
             if pending_index >= 0:
                 _announce(launch, pending_shard, pending_index)
                 pending_index = me * 0 - 1
+        if launch.TRACE:
+            asked = clock_ns()
         whole = True
         if SPLIT:
             whole = k_begin == 0
@@ -388,20 +390,14 @@ def _tiles(
                 if many:
                     if launch.SLICED:
                         whole = False
-                        if launch.TRACE:
-                            asked = clock_ns()
                         gated = _pass_gate(gated, launch)
                         _sink_slices(launch, place, share, BLOCK_N)
-                        if launch.TRACE:
-                            trace.record(launch.trace_ptr, trace.FETCH, asked, clock_ns(), item)
                     else:
                         acc = combined(
                             acc, launch.handle, launch.flags, launch.epoch, launch.partials, share,
                             launch.SITE, launch.BLOCK_M, BLOCK_N,
                         )  # fmt: skip
         if whole:
-            if launch.TRACE:
-                asked = clock_ns()
             gated = _pass_gate(gated, launch)
             rows, cols = row + tl.arange(0, launch.BLOCK_M), col + tl.arange(0, BLOCK_N)
             _sink(acc, launch, _tile(launch, place, rows, cols))
@@ -410,8 +406,8 @@ def _tiles(
                     _announce(launch, shard, index)
             else:
                 pending_shard, pending_index = shard, index
-            if launch.TRACE:
-                trace.record(launch.trace_ptr, trace.FETCH, asked, clock_ns(), item)
+        if launch.TRACE:
+            trace.record(launch.trace_ptr, trace.FETCH, asked, clock_ns(), item)
     if launch.AFTER is not None:
         if pending_index >= 0:
             _announce(launch, pending_shard, pending_index)

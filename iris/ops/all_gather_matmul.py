@@ -143,8 +143,8 @@ def all_gather_matmul(
             all of A on the symmetric heap, ``push`` twice that, and ``low_latency`` two to four times. If the heap
             lacks that, "auto" takes ``pull``, provided that A_sharded is on the heap.
         workspace: needed only to run the op on several streams at once; see ``iris.ops.new_workspace``.
-        trace: record per-program intervals, kept as ``ctx.last_trace`` or in the Trace given. With "auto", trace on all
-            ranks or on none, as "auto" then takes an algorithm that can be traced.
+        trace: record per-program intervals, in this Trace or in a new one; it is then ``ctx.last_trace``. With "auto",
+            trace on all ranks or on none, as "auto" then takes an algorithm that can be traced.
 
     Returns:
         ``output``.
@@ -188,7 +188,7 @@ def all_gather_matmul(
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
         if world > 1:
             ctx.agree(OP, (problem, chosen, place_of(ctx, "A_sharded", A_sharded)))
-    recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace, beside)
+    ours, recorded = memory_of(ctx, problem, chosen, workspace, beside), trace_of(ctx, OP, trace)
     call = _Call(ctx, problem, output, A_sharded, B, bias, bias_is, scales, chosen, recorded, ours)
     launch = getattr(_Call, chosen.algorithm if world > 1 else "local")
     if of_rows is None:

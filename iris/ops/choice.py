@@ -73,7 +73,7 @@ def resolve(
     if isinstance(config, Adjusted):
         fitting = scales.fitting(replace(fitting, **dict(config.options)), picked=False)  # type: ignore[arg-type]
     traits = TRAITS[problem.op]
-    if traced and config is not None and has_no_tile(chosen):
+    if traced and has_no_tile(chosen):
         others = [name for name, one in traits.items() if not one.library]
         expected = f"none of {chosen.algorithm}, whose matmul is torch.matmul's"
         raise ArgumentError(problem.op, "trace", expected, "one", f"These have traces: {', '.join(others)}.")

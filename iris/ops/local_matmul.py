@@ -97,8 +97,10 @@ def _multiply(
     config: FusedConfig | str | None,
     workspace: FusedWorkspace | None,
     trace: bool | Trace,
+    op: str = OP,
     sink: Any = local_sink,
 ) -> None:
+    """``op``: the op that the matmul is a part of, or the matmul itself, as traces call it."""
     (m, k), n = A.shape, B.shape[1]
     check_rows_of_b(OP, B, k, output.shape[1])
     check_shape(OP, "output", output, (m, n), "rows of A, columns of B")
@@ -110,7 +112,7 @@ def _multiply(
         flags = ctx.kept((OP, chosen.algorithm), lambda: local_workspace(ctx))
     else:
         flags = workspace_for(ctx, OP, chosen.algorithm, workspace)
-    run(ctx, problem, plan, output, A, B, bias, bias_is, chosen, flags, trace_of(ctx, OP, trace), scales=scales)
+    run(ctx, problem, plan, output, A, B, bias, bias_is, chosen, flags, trace_of(ctx, op, trace), scales=scales)
 
 
 def plain_matmul(
@@ -131,7 +133,8 @@ def plain_matmul(
         if tile is None and library_takes(output, a, b, bias, scales):
             scaled_mm(workspace, output, a, b, bias, scales)
         else:
-            _multiply(workspace.ctx, output, a, b, bias, scales, tile, workspace.for_matmul, trace or False)
+            traced, op = (trace, trace.op) if trace is not None else (False, OP)
+            _multiply(workspace.ctx, output, a, b, bias, scales, tile, workspace.for_matmul, traced, op)
     elif bias is None:
         torch.matmul(_contiguous_on_cpu(a), b, out=output)
     else:

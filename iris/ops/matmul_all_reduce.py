@@ -312,7 +312,7 @@ def matmul_all_reduce(
         )  # fmt: skip
     if traits[chosen.algorithm].contiguous_rows:
         check_rows(OP, chosen.algorithm, output)
-    recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
+    ours, recorded = memory_of(ctx, problem, chosen, workspace), trace_of(ctx, OP, trace)
     call = _Call(ctx, problem, output, A, B, bias, bias_is, scales, chosen, recorded, ours)
     getattr(call, chosen.algorithm)()
     return output

@@ -242,7 +242,7 @@ def matmul_all_scatter(
     columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
     if traits[chosen.algorithm].contiguous_rows:
         check_rows(OP, chosen.algorithm, columns)
-    recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
+    ours, recorded = memory_of(ctx, problem, chosen, workspace), trace_of(ctx, OP, trace)
     call = _Call(ctx, problem, columns, A, B, bias, bias_is, scales, chosen, recorded, ours, output)
     getattr(call, chosen.algorithm)()
     return output

@@ -167,7 +167,7 @@ def matmul_reduce_scatter(
     bias_is = bias_kind(OP, bias, m // world, n)
     problem = Problem(OP, m, n, k, A.dtype, world, None, not has_contiguous_rows(B), output.dtype)
     chosen = resolve(ctx, problem, config, workspace, trace, bias_is=bias_is, scales=scales)
-    recorded, ours = trace_of(ctx, OP, trace), memory_of(ctx, problem, chosen, workspace)
+    ours, recorded = memory_of(ctx, problem, chosen, workspace), trace_of(ctx, OP, trace)
     call = _Call(ctx, problem, output, A, B, bias, bias_is, scales, chosen, recorded, ours)
     getattr(call, chosen.algorithm)()
     return output

@@ -114,7 +114,12 @@ class Row:
     @property
     def key(self) -> tuple[Any, ...]:
         """What two rows for the same problem have in common."""
-        return (*self.kind, self.m, self.n, self.k, self.transposed_b)
+        return (*self.kind, *self.shape)
+
+    @property
+    def shape(self) -> tuple[int, int, int, bool]:
+        """The local matmul that was measured."""
+        return self.m, self.n, self.k, self.transposed_b
 
     @property
     def own(self) -> bool:
@@ -129,8 +134,7 @@ class Row:
 
     def exact(self, problem: Problem) -> bool:
         """Whether exactly this shape was measured."""
-        asked = problem.m, problem.n, problem.k, problem.transposed_b
-        return (self.m, self.n, self.k, self.transposed_b) == asked
+        return self.shape == (problem.m, problem.n, problem.k, problem.transposed_b)
 
     def counts_for(self, problem: Problem) -> bool:
         """Whether the row counts for a problem of its kind, or for the local matmul of a problem of another op."""
@@ -281,10 +285,11 @@ def read(path: Path) -> list[Row]:
     return [_row(f"{path}, row {number}", one) for number, one in enumerate(content["rows"], 1)]
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
+def write(path: Path, rows: Sequence[Row]) -> list[Row]:
     """Add ``rows`` to the file ``path``. A row replaces one for the same problem, unless it is unfinished and the old
     one is finished, or is as fast and of the same versions. The file is replaced whole, so that a reader sees either
-    the old or the new one; other writers wait. A link stays a link, and the file keeps its mode.
+    the old or the new one; other writers wait. A link stays a link, and the file keeps its mode. Returns the rows that
+    the file then has for the problems of ``rows``.
 
     Raises:
         ArgumentError: the existing file is broken, or the file cannot be written.
@@ -293,10 +298,12 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
-            files.replace(path, _merged(read(path), rows))
+            merged = _merged(read(path), rows)
+            files.replace(path, _as_text(merged.values()))
     except OSError as error:
         fix = f"Have {ENVIRONMENT_VARIABLE} name another file."
         raise ArgumentError("tuned rows", str(path), "a file that can be written", error.strerror, fix) from error
+    return [merged[row.key] for row in rows]
 
 
 @contextmanager
@@ -316,13 +323,18 @@ def _as_good(old: Row, row: Row) -> bool:
     return old.versions == row.versions and old.measured_ms <= row.measured_ms
 
 
-def _merged(before: Sequence[Row], rows: Sequence[Row]) -> str:
+def _merged(before: Sequence[Row], rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
+    """The rows of a file that has had ``before`` when ``rows`` have been added, by their keys."""
     kept: dict[tuple[Any, ...], Row] = {}
     for row in [*before, *rows]:
         old = kept.get(row.key)
         if old is None or not row.unfinished or (old.unfinished and not _as_good(old, row)):
             kept[row.key] = row
-    ordered = sorted(kept.values(), key=lambda row: [str(part).rjust(12) for part in row.key])
+    return kept
+
+
+def _as_text(rows: Iterable[Row]) -> str:
+    ordered = sorted(rows, key=lambda row: [str(part).rjust(12) for part in row.key])
     lines = ",\n".join(json.dumps(row.as_json(), allow_nan=False) for row in ordered)
     return f'{{"schema": {SCHEMA}, "rows": [\n{lines}\n]}}\n'
 
@@ -332,7 +344,7 @@ _MAX_MS = 1e30
 
 
 def _positive(value: object) -> bool:
-    return type(value) is int and value > 0
+    return type(value) is int and 0 < value <= sys.maxsize
 
 
 def is_time(value: object) -> bool:
@@ -340,15 +352,16 @@ def is_time(value: object) -> bool:
     return type(value) in (int, float) and 0 < value < _MAX_MS  # type: ignore[operator]
 
 
+_COUNT = f"a positive whole number, at most {sys.maxsize}"
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "hardware": ("the name of a device", lambda value: isinstance(value, str) and value != ""),
-    "world_size": ("a positive whole number", _positive),
+    "world_size": (_COUNT, _positive),
     "op": ("an op with algorithms", lambda value: isinstance(value, str) and value in OPS),
     "gather_dim": ("0, 1 or null", lambda value: value is None or (type(value) is int and value in (0, 1))),
     "dtype": (f"one of {', '.join(DTYPE_NAMES)}", lambda value: isinstance(value, str) and value in DTYPE_NAMES),
-    "m": ("a positive whole number", _positive),
-    "n": ("a positive whole number", _positive),
-    "k": ("a positive whole number", _positive),
+    "m": (_COUNT, _positive),
+    "n": (_COUNT, _positive),
+    "k": (_COUNT, _positive),
     "config": ("an object", lambda value: isinstance(value, dict)),
     "measured_ms": ("a positive number", is_time),
     "predicted_ms": ("a positive number or null", lambda value: value is None or is_time(value)),

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 from iris import ops
 from iris.bench.cases.operands import B_LAYOUTS, ROW_MAJOR
@@ -78,7 +79,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--resume",
         action="store_true",
         help="leave out shapes that --out has a finished row for. One whose later search ended early is gone on with. "
-        "Candidates that failed or were timed are not tried again",
+        "Candidates that failed are not tried again, and those that were timed are not checked again before they are "
+        "timed",
     )
     add_heap_size(parser)
     return parser
@@ -125,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             tuned.write(options.out, unwritten)
     if found:
         print(f"rows: {options.out}{', which count for simulated ranks only' if simulated else ''}")
-    if any(row.unfinished or finding.why for finding, row in found) and not stopped:
+    if any(finding.unfinished for finding in findings) and not stopped:
         print("there was no time to try all: --resume goes on, with a new --budget_s", file=sys.stderr)
     if stopped:
         print("stopped; --resume goes on", file=sys.stderr)
@@ -170,12 +172,16 @@ def _shapes(parser: argparse.ArgumentParser, given: argparse.Namespace, world_si
 
 
 def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
-    """Start ranks and have them tune. If a candidate ends them, start new ranks and go on without it."""
-    began, trials = time.monotonic(), Trials(options.out, options.run)
+    """Start ranks and have them tune. If a candidate ends them, start new ranks and go on without it.
+
+    Raises:
+        KeyboardInterrupt: a candidate ended the ranks after Ctrl-C.
+    """
+    trials, stopping = Trials(options.out, options.run), Event()
     for attempt in range(_RESTARTS + 1):
-        pool = sheltered(num_ranks)
+        pool, began = sheltered(num_ranks), time.monotonic()
         try:
-            with _interrupts_to(pool):
+            with _interrupts_to(pool, stopping):
                 outcome: tuple[list[Finding], bool] = pool.run(
                     session.run, (options,), timeout_s=options.budget_s + _START_S
                 )[0]
@@ -188,6 +194,8 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
             if len(lost) == 1:
                 ((name, config),) = lost
                 trials.add(json.loads(name), config, DROPPED, why=ENDED)
+            if stopping.is_set():
+                raise KeyboardInterrupt from error
             if not lost or attempt == _RESTARTS:
                 if isinstance(error.__cause__, IrisError):
                     raise  # says all, without a rank's traceback
@@ -202,11 +210,13 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
 
 
 @contextmanager
-def _interrupts_to(pool: RankPool) -> Iterator[None]:
-    """Pass the first Ctrl-C on to rank 0, which stops the search and keeps its results; the second ends all."""
+def _interrupts_to(pool: RankPool, stopping: Event) -> Iterator[None]:
+    """Pass the first Ctrl-C on to rank 0, which stops the search and keeps its results, and set ``stopping``; the
+    second ends all."""
 
     def first(number: int, frame: object) -> None:
         print("stopping: what was measured is kept; once more to stop at once", file=sys.stderr)
+        stopping.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         pid = pool.processes[0].pid
         if pid is not None:

@@ -18,13 +18,14 @@ _TIMES = (2, 3, 4)
 @dataclass(frozen=True)
 class Finding:
     """A problem's name, and the row that it has now; or ``why`` it has none, and whether that is a failure. If there is
-    a row and ``why``, the search ended early, and the row is an earlier one. ``unwritten``: the row could not be
-    written to the file."""
+    a row and ``why``, the search ended early or never began, and the row is an earlier one. ``unfinished``: there was
+    no time for all of the search. ``unwritten``: the row could not be written to the file."""
 
     name: str
     row: Row | None = None
     why: str = ""
     failed: bool = False
+    unfinished: bool = False
     unwritten: bool = False
 
 

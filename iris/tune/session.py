@@ -17,7 +17,7 @@ from typing import Any
 from triton.errors import TritonError
 
 from iris.bench.cases.fused import local_params, uneven
-from iris.bench.cases.operands import ROW_MAJOR, Operands
+from iris.bench.cases.operands import ROW_MAJOR, Operands, problem_of
 from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
 from iris.bench.options import DTYPES
@@ -87,7 +87,7 @@ class Options:
         shapes: the shapes to tune.
         out: the file of rows.
         budget_s: seconds for all shapes, counted from when the ranks have met.
-        resume: leave out problems that have a finished row, and candidates that failed or were timed before.
+        resume: leave out problems that have a finished row, and candidates that failed before.
         heap_size: bytes of symmetric heap; None: a quarter of the GPU's memory, 32 GiB at most; simulated 256 MiB.
         run: the run's name in trials; it stays the same when new ranks are started.
     """
@@ -133,7 +133,7 @@ def run(options: Options) -> tuple[list[Finding], bool]:
                 if ctx.broadcast(share, 0) <= 0:
                     why = "stopped before its turn" if stop.asked else "no time left"
                     findings += [
-                        _uneven(ctx, one) or Finding(one.name, None, why, True) for one in options.shapes[number:]
+                        _uneven(ctx, one) or _unreached(ctx, one, options, why) for one in options.shapes[number:]
                     ]
                     break
                 findings.append(_uneven(ctx, shape) or _tune(ctx, shape, options, now + share, stop, advance))
@@ -164,14 +164,35 @@ def _uneven(ctx: Iris, shape: Shape) -> Finding | None:
     return Finding(shape.name, why=why) if why is not None else None
 
 
-def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop, advance: Advance) -> Finding:
-    """Tune one shape and write its row. On ranks other than 0 the finding has the shape's name only."""
+def _problem(ctx: Iris, shape: Shape) -> Problem:
+    """The problem of each rank."""
     params = local_params({"M": shape.m, "N": shape.n, "K": shape.k}, ctx.world_size, op=shape.op)
     sizes = int(params["m"]), int(params["n"]), int(params["k"])
+    return problem_of(shape.op, sizes, DTYPES[shape.dtype], ctx.world_size, shape.gather_dim or 0, shape.b_layout)
+
+
+def _unreached(ctx: Iris, shape: Shape, options: Options, why: str) -> Finding:
+    """The finding for a shape whose turn has not come. On ranks other than 0 it is not looked at."""
+    past = Past(_problem(ctx, shape), target_of(ctx), options) if ctx.rank == 0 else None
+    row = past.finished_row() if past is not None else None
+    if past is None or row is None:
+        return Finding(shape.name, why=why, failed=True, unfinished=True)
+    if past.kept_row() is not None:
+        return Finding(shape.name, row)
+    return Finding(shape.name, row, f"{why}: the finished row from before is kept", unfinished=True)
+
+
+def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop, advance: Advance) -> Finding:
+    """Tune one shape and write its row. On ranks other than 0 the finding has the shape's name only."""
+    problem = _problem(ctx, shape)
+    past = Past(problem, target_of(ctx), options) if ctx.rank == 0 else None
+    kept = past.kept_row() if past is not None else None
+    if ctx.broadcast(kept is not None, 0):
+        return Finding(shape.name, kept)
     lacking = ""
     try:
-        dtype = DTYPES[shape.dtype]
-        operands = Operands(ctx, shape.op, sizes, dtype, shape.gather_dim or 0, shape.b_layout)
+        sizes = problem.m, problem.n, problem.k
+        operands = Operands(ctx, shape.op, sizes, problem.dtype, shape.gather_dim or 0, shape.b_layout)
         runner = Runner(ctx, operands)
     except FATAL:
         raise
@@ -179,7 +200,7 @@ def _tune(ctx: Iris, shape: Shape, options: Options, deadline: float, stop: Stop
         lacking = one_line(error)
     if (why := agreed(ctx, lacking)) is not None:
         return Finding(shape.name, why=why, failed=True)
-    coordinator = Coordinator(runner, shape, options, deadline, stop, advance) if ctx.rank == 0 else None
+    coordinator = Coordinator(runner, shape, past, deadline, stop, advance) if past is not None else None
     message: Any = coordinator.first() if coordinator is not None else None
     while (order := ctx.broadcast(message, 0)) is not None:
         step = Step(order["kind"], tuple(FusedConfig(**fields) for fields in order["configs"]), order["calls"])
@@ -249,30 +270,60 @@ class Runner:
         return [1e3 * max(call) for call in zip(*by_rank, strict=True)]
 
 
+class Past:
+    """What earlier searches have left of one problem: rows, and what became of its candidates.
+
+    Attributes:
+        key: the key of the problem's rows.
+        trials: the trials that belong to the file of rows.
+        histories: those of the problem's candidates.
+    """
+
+    def __init__(self, problem: Problem, target: Target, options: Options) -> None:
+        self.key, self.options = row_key(problem, target.hardware), options
+        self.trials = Trials(options.out, options.run)
+        name, histories = problem_name(self.key), self.trials.histories()
+        self.histories = {config: history for (of, config), history in histories.items() if of == name}
+
+    def finished_row(self) -> Row | None:
+        """The finished row of this problem. None, too, if the file cannot be read: whoever writes to it next says
+        why."""
+        try:
+            rows = tuned.read(self.options.out)
+        except ArgumentError:
+            return None
+        return next((row for row in rows if row.key == self.key and not row.unfinished), None)
+
+    def kept_row(self) -> Row | None:
+        """The finished row of this problem, if it need not be tuned again."""
+        done = self.options.resume or any(history.measured_ms is not None for history in self._own())
+        left = any(history.left for history in self.histories.values())
+        return self.finished_row() if done and not left else None
+
+    def begin(self) -> None:
+        """Forget the candidates, unless the run goes on with them."""
+        if self.histories and not self.options.resume and not self._own():
+            self.trials.forget(self.key)
+            self.histories = {}
+
+    def _own(self) -> list[History]:
+        """The histories that this run has written before a candidate ended its ranks."""
+        return [history for history in self.histories.values() if history.run == self.options.run]
+
+
 class Coordinator:
     """Rank 0's part: runs the search, records what became of each candidate, and writes the row."""
 
-    def __init__(
-        self, runner: Runner, shape: Shape, options: Options, deadline: float, stop: Stop, advance: Advance
-    ) -> None:
-        self._runner, self._shape, self._options, self._advance = runner, shape, options, advance
+    def __init__(self, runner: Runner, shape: Shape, past: Past, deadline: float, stop: Stop, advance: Advance) -> None:
+        self._runner, self._shape, self._past, self._advance = runner, shape, past, advance
         self._deadline, self._stop, self._said = deadline, stop, 0.0
-        problem, target = runner.problem, runner.target
-        self._key = row_key(problem, target.hardware)
-        self._trials = Trials(options.out, options.run)
-        name, histories = problem_name(self._key), self._trials.histories()
-        self._histories = {config: history for (problem_of, config), history in histories.items() if problem_of == name}
-        if self._histories and not options.resume and not self._own_histories():
-            self._trials.forget(self._key)
-            self._histories = {}
-        self._kept = self._kept_row()
-        self._search = self._new_search(problem, target)
+        self._key, self._trials = past.key, past.trials
+        past.begin()
+        self._search = self._new_search(runner.problem, runner.target)
         self._steps = self._search.steps()
 
     def first(self) -> dict[str, Any] | None:
-        """The first thing to do; None if this problem is done already."""
-        if self._kept is not None:
-            return None
+        """The first thing to do; None if there is nothing."""
         return self._order(next(self._steps, None))
 
     def next(self, step: Step, result: Any) -> dict[str, Any] | None:
@@ -285,37 +336,38 @@ class Coordinator:
 
     def finding(self) -> Finding:
         """Write the row, if anything was measured; an unfinished row never replaces a finished one."""
-        if self._kept is not None:
-            return Finding(self._shape.name, self._kept)
         timed = {config: trial.median_ms for config, trial in self._search.trials.items() if trial.times_ms}
         for config, ms in timed.items():
             self._trials.add(self._key, config, MEASURED, measured_ms=ms, predicted_ms=self._ms(config))
         best = self._search.best
+        unfinished = self._search.unfinished
         if best is None:
-            return Finding(self._shape.name, why=self._why_nothing(), failed=True)
-        row, finished = self._row(best), self._finished_row()
+            return Finding(self._shape.name, why=self._why_nothing(), failed=True, unfinished=unfinished)
+        row, finished = self._row(best), self._past.finished_row()
         ended = "stopped" if self._stop.asked else "no time left"
-        if row.unfinished and finished is not None:
+        so_far = f"{ended}, {row.measured_ms:.4g} ms so far"
+        if unfinished and finished is not None:
             self._trials.add(self._key, best, LEFT, measured_ms=row.measured_ms)
-            why = f"{ended}, {row.measured_ms:.4g} ms so far: the finished row from before is kept"
-            return Finding(self._shape.name, finished, why)
-        if row.unfinished and timed.keys() == {self._search.untuned}:
+            why = f"{so_far}: the finished row from before is kept"
+            return Finding(self._shape.name, finished, why, unfinished=True)
+        if unfinished and timed.keys() == {self._search.untuned}:
             why = f"{ended}: nothing timed but what is picked without rows"
-            return Finding(self._shape.name, why=why, failed=True)
+            return Finding(self._shape.name, why=why, failed=True, unfinished=True)
         try:
-            tuned.write(self._options.out, [row])
+            (now,) = tuned.write(self._past.options.out, [row])
         except ArgumentError:  # the command writes it again, after the table, and raises then
-            return Finding(self._shape.name, row, unwritten=True)
-        return Finding(self._shape.name, row)
+            return Finding(self._shape.name, row, unfinished=unfinished, unwritten=True)
+        why = "" if now is row else f"{so_far}: the faster row from before is kept"
+        return Finding(self._shape.name, now, why, unfinished=unfinished)
 
     def _new_search(self, problem: Problem, target: Target) -> Search:
         def may(config: FusedConfig) -> bool:
-            return config not in self._histories or self._histories[config].failed is None
+            return config not in self._past.histories or self._past.histories[config].failed is None
 
         untuned = model_pick(problem, target)
         gpu = target.backend != "sim"
-        known = self._histories.items()
-        measured = {config: one.measured_ms for config, one in known if one.measured_ms is not None}
+        known = self._past.histories.items()
+        measured = {config: one.measured_ms for config, one in known if one.measured_ms is not None and may(config)}
         return Search(
             filter(may, [untuned, pick_config(problem, target), *by_turns(promising(problem, target, may))]), untuned,
             lambda config: filter(may, variations(problem, config, target)), self._left_s,
@@ -358,20 +410,6 @@ class Coordinator:
         left = f"{max(0.0, self._left_s()):.0f} s left"
         found = f"{doing}, {len(self._search.trials)} tried{fastest}, {left}"
         self._advance(f"{found}: {self._shape.name}", 0)  # what changes comes first: narrow terminals cut the end
-
-    def _own_histories(self) -> list[History]:
-        """The histories that this run has written before a candidate ended its ranks."""
-        return [history for history in self._histories.values() if history.run == self._options.run]
-
-    def _kept_row(self) -> Row | None:
-        """The finished row of this problem, if it need not be tuned again."""
-        done = self._options.resume or any(history.measured_ms is not None for history in self._own_histories())
-        left = any(history.left for history in self._histories.values())
-        return self._finished_row() if done and not left else None
-
-    def _finished_row(self) -> Row | None:
-        rows = tuned.read(self._options.out)
-        return next((row for row in rows if row.key == self._key and not row.unfinished), None)
 
     def _why_nothing(self) -> str:
         if self._stop.asked:

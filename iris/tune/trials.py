@@ -64,6 +64,7 @@ class Trials:
 
     def __init__(self, rows: Path, run: str = "") -> None:
         self.run = run
+        rows = Path(os.path.realpath(rows))  # rows are written to where links lead
         self.path = rows.with_name(f"{rows.name}.trials")  # not .jsonl, which a report would take for results
         self._answered = 0
 
