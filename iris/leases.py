@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 from collections.abc import Callable
 
 import torch
@@ -16,6 +17,8 @@ import torch
 from iris.errors import HeapError
 from iris.heap import HeapTable
 
+_WAIT_S, _WAITS = 0.01, 100
+"""How long a rank waits for another thread that collects garbage, and how often."""
 Exchange = Callable[[str, bytes], dict[int, bytes]]
 """Sends bytes to all ranks, under a tag that must be the same on all; returns every rank's bytes."""
 
@@ -70,12 +73,14 @@ class Leases:
         destroyed during a capture. It still meets the others; blocks that it has not released stay in use on all ranks.
         """
         if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
-            gc.collect()
+            _collect_garbage()
         self._free_what_all_released(tag, exchange)
 
-    def at(self, offset: int) -> Lease | None:
-        """The lease of the block that begins at ``offset``, if this rank holds it."""
-        lease = self._leases.get(offset)
+    def holding(self, offset: int) -> Lease | None:
+        """The lease of the block that ``offset`` lies in, if this rank holds it."""
+        lease = self._leases.get(offset)  # mostly a block begins there
+        if lease is None and (block := self._table.holding(offset)) is not None:
+            lease = self._leases[block.offset]
         return lease if lease is not None and lease.held else None
 
     def _free_what_all_released(self, tag: str, exchange: Exchange) -> None:
@@ -89,3 +94,13 @@ class Leases:
             if len(self._released_by[offset]) == self._world_size:
                 del self._released_by[offset], self._leases[offset]
                 self._table.free(offset)
+
+
+def _collect_garbage() -> None:
+    """Collect Python's garbage, even if another thread is about it: ``gc.collect`` then returns at once."""
+    for _ in range(_WAITS):
+        before = gc.get_stats()[-1]["collections"]
+        gc.collect()
+        if gc.get_stats()[-1]["collections"] > before:
+            return
+        time.sleep(_WAIT_S)

@@ -31,7 +31,10 @@ class SymmetricHeap(SymmetricTensors):
     def heap_offset(self, tensor: torch.Tensor) -> int:
         """The offset, in bytes, at which ``tensor`` begins in this rank's heap, where it must lie. For a symmetric
         tensor, the offset is the same in every heap."""
-        return tensor.data_ptr() - self._backend.bases[self.rank]
+        start = tensor.data_ptr()
+        if not tensor.numel():  # PyTorch gives no address
+            start = tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
+        return start - self._backend.bases[self.rank]
 
     @property
     def heap_free_bytes(self) -> int:
@@ -62,7 +65,7 @@ class SymmetricHeap(SymmetricTensors):
         lease = self._leases.take(nbytes, op, f"{op}({nbytes} bytes of {dtype})", self._exchange)
         memory = self._backend.bytes_at(lease.offset, max(nbytes, 1), lease.release)
         lease.storage = _storage_of(memory)
-        return memory[:nbytes].view(dtype).view(shape)
+        return memory[:nbytes].view(dtype).view(shape).detach()  # else a view to autograd, which torch's are not
 
     @eager
     def free(self, tensor: torch.Tensor) -> None:
@@ -96,7 +99,7 @@ class SymmetricHeap(SymmetricTensors):
             start = tensor.untyped_storage().data_ptr()
         except RuntimeError:  # without storage of its own, such as a DTensor, or one that torch.vmap made
             return None
-        return self._leases.at(start - self._backend.bases[self.rank])  # start: of the storage, not of a view in it
+        return self._leases.holding(start - self._backend.bases[self.rank])
 
     @eager
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
@@ -112,7 +115,8 @@ class SymmetricHeap(SymmetricTensors):
         ``close()``.
 
         Raises:
-            PlacementError: the tensor is not contiguous on the symmetric heap.
+            PlacementError: the tensor is not contiguous on the symmetric heap, or its memory does not hold its values,
+                as it is negated or conjugated.
         """
         self._require_open("peer_view")
         rank = self._rank_of("peer_view", "rank", rank)
@@ -122,10 +126,13 @@ class SymmetricHeap(SymmetricTensors):
         if not tensor.is_contiguous():
             got = f"one of shape {tuple(tensor.shape)} with strides {tensor.stride()}"
             raise PlacementError("peer_view", "tensor", "a contiguous tensor on the symmetric heap", got)
+        if tensor.is_neg() or tensor.is_conj():
+            expected, got = "a tensor whose memory holds its values", "a view that negates or conjugates them"
+            raise PlacementError("peer_view", "tensor", expected, got, "Take the view of the tensor it is made from.")
         if not tensor.numel():
             return torch.empty_like(tensor)
         raw = self._backend.peer_bytes(rank, self.heap_offset(tensor), tensor.numel() * tensor.element_size())
-        return raw.view(tensor.dtype).view(tensor.shape)
+        return raw.view(tensor.dtype).view(tensor.shape).detach()
 
 
 def _storage_of(tensor: torch.Tensor) -> int:

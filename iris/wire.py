@@ -49,6 +49,8 @@ def _refused(value: object, place: str) -> str:
     if isinstance(value, np.generic) and not isinstance(plain := value.item(), np.generic):  # a longdouble stays one
         return _refused(plain, place)
     if isinstance(value, torch.Tensor) and not place:
+        if value.is_quantized or value.is_nested:
+            return f"a {'quantized' if value.is_quantized else 'nested'} tensor"
         dense = value.layout == torch.strided and not value.is_meta
         return "" if dense else f"a tensor of {value.layout} on {value.device}"
     if isinstance(value, list):

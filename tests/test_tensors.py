@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ from ranks import Failure, Ranks, assert_close, context, failure_of, fresh, worl
 from torch.autograd import forward_ad
 
 import iris
+from iris import wire
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -239,6 +242,15 @@ def quantised() -> torch.Tensor:
         return torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)
 
 
+def test_a_tensor_that_would_arrive_as_another_is_not_sent() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        odd = {"quantized": quantised(), "nested": torch.nested.nested_tensor([torch.ones(2)])}
+    for kind, value in odd.items():
+        with pytest.raises(iris.ArgumentError, match=f"broadcast: value: expected None, bool.* got a {kind} tensor"):
+            wire.unpack(wire.pack(value), torch.device("cpu"))
+
+
 WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str, str]] = [
     ("zeros", (2,), {"device": "meta"}, "PlacementError", "zeros: device: expected"),
     ("zeros", (2,), {"device": "nonsense"}, "ArgumentError", "zeros: device: expected None or"),
@@ -391,13 +403,62 @@ def run_is_symmetric() -> None:
     views = (made, made[3:], made[:, 2], made.t(), made.view(-1)[5:9], made.view(torch.int32), made[0:0], made.detach())
     assert all(ctx.is_symmetric(view) for view in views)
     assert ctx.is_symmetric(ctx.zeros(0))
+    others = (
+        ctx.peer_view(made, ctx.rank),
+        ctx.peer_view(made[3:], ctx.rank),
+        torch.utils.dlpack.from_dlpack(made[3:]),
+    )
+    assert all(ctx.is_symmetric(one) for one in others)
+    assert failure_of(ctx.free, others[0]).kind == "PlacementError"
     elsewhere = (torch.zeros(3), torch.zeros(0), torch.empty(3, device="meta"), made.cpu().clone())
     outside = (made.clone(), made + 1, *elsewhere, Wrapper(made), in_vmap(made))
     assert not any(ctx.is_symmetric(tensor) for tensor in outside)
     assert {failure_of(ctx.free, tensor).kind for tensor in outside} == {"PlacementError"}
     assert "to_local()" in failure_of(ctx.as_symmetric, Wrapper(made)).message
+    begin = ctx.heap_offset(made)
+    assert [ctx.heap_offset(one) - begin for one in (made[0:0], made[8:], others[1])] == [0, 192, 72]
     ctx.free(made)
-    assert not any(ctx.is_symmetric(view) for view in views)
+    assert not any(ctx.is_symmetric(view) for view in (*views, *others))
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(call: Any, x: torch.Tensor) -> torch.Tensor:
+        return context().as_symmetric(2 * x.detach())
+
+    @staticmethod
+    def backward(call: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return 2 * gradient
+
+
+def gradients_of_what_is_on_the_heap() -> list[list[float]]:
+    """Through memory that was made without gradients and then written, through what a Function returns and another
+    changes in place, and of a tensor that is taken out of the graph."""
+    ctx, w = context(), torch.tensor([3.0, -4.0], requires_grad=True)
+    ctx_device = w.to(ctx.device)
+    with torch.no_grad():
+        memory = ctx.zeros(3)
+    memory[1:] = ctx_device * 2
+    torch.relu_(Doubled.apply(ctx_device)).sum().backward(retain_graph=True)
+    first = w.grad.tolist() if w.grad is not None else []
+    (memory.sum() + memory.detach_().sum()).backward()  # the second adds nothing
+    return [first, memory.tolist()]
+
+
+def test_to_autograd_a_tensor_of_the_heap_is_no_view(ranks: Ranks) -> None:
+    assert ranks.run(gradients_of_what_is_on_the_heap) == [[[2.0, 0.0], [0.0, 6.0, -8.0]]] * ranks.world_size
+
+
+def views_that_change_values() -> list[Failure]:
+    ctx = context()
+    made = ctx.ones(2, dtype=torch.complex64)
+    return [failure_of(ctx.peer_view, one, 0) for one in (made.conj(), torch._neg_view(made))]
+
+
+def test_a_peer_has_no_view_of_what_memory_does_not_hold(ranks: Ranks) -> None:
+    for failures in ranks.run(views_that_change_values):
+        for failure in failures:
+            assert failure.kind == "PlacementError" and "whose memory holds its values" in failure.message
 
 
 def tangents_of_copies() -> tuple[Failure, bool]:
@@ -552,6 +613,37 @@ def garbage_in_a_capture(who: Sequence[int]) -> tuple[Failure, bool, Failure]:
             return refused, block() is not None, failure_of(take)
         finally:
             gc.enable()
+
+
+class Slow:
+    """Garbage that takes a while to collect."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        time.sleep(0.2)
+
+
+def garbage_while_a_thread_collects() -> bool:
+    with fresh(heap_size=3 << 20) as ctx:
+        gc.disable()
+        try:
+            Slow()
+            collecting = threading.Thread(target=gc.collect)
+            collecting.start()
+            time.sleep(0.05)
+            loop: list[Any] = [ctx.empty(2 << 20, dtype=torch.uint8)]
+            loop.append(loop)
+            del loop
+            return ctx.empty(2 << 20, dtype=torch.uint8).numel() == 2 << 20
+        finally:
+            gc.enable()
+            collecting.join()
+
+
+def test_garbage_is_collected_even_if_a_thread_is_about_it(ranks: Ranks) -> None:
+    assert all(ranks.run(garbage_while_a_thread_collects))
 
 
 def hold_on_one_rank() -> tuple[list[int], int]:
