@@ -64,6 +64,14 @@ def exit_status(program: str, run: Callable[[], int]) -> int:
         raise
 
 
+def tell(text: str, end: str = "\n") -> None:
+    """Print ``text`` at once, and go on if nobody reads it any more: what is being measured is not lost."""
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        _drop_what_is_left(sys.stdout)
+
+
 def error_line(program: str, error: IrisError) -> str:
     """The line that ``program`` prints for ``error``: an ArgumentError in the form of argparse, without its op if that
     is the program itself; other errors with their class, which says what happened."""

@@ -585,6 +585,32 @@ def test_under_mpirun(path: str, options: list[str], count: int, tmp_path: Path)
     assert json.loads((tmp_path / "log.json").read_text())["world_size"] == count
 
 
+@pytest.mark.skipif(BACKEND != "sim", reason="starts ranks of its own")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("examples/gemm/benchmark.py", SMALL),
+        ("benchmark/examples/benchmark_all_gather_gemm_push.py", [*SIZES, "--output_dir", "."]),
+    ],
+    ids=["benchmark", "sweep"],
+)
+def test_results_are_written_even_if_nobody_reads_what_is_printed(
+    path: str, options: list[str], tmp_path: Path
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [python(), str(ROOT / path), "--validate", "--num_ranks=2", *options],
+        cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=90,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+    (file,) = tmp_path.glob("*.json")
+    result = json.loads(file.read_text())
+    assert result.get("success") or result["validated"]
+
+
 def run_reference(collective: str, arguments: list[str], port: int) -> tuple[int, str]:
     """Exit status and output of a reference program, run as by torchrun."""
     folder, printed = ROOT / "examples" / "gemm" / "reference", io.StringIO()

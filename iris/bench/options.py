@@ -32,7 +32,7 @@ DTYPES = DTYPE_NAMES | {
 
 def rank_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser with ``--num_ranks`` and ``--help``, which shows ``doc``, the program's own docstring."""
-    parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add_num_ranks(parser)
     return parser
 

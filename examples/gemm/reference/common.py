@@ -25,6 +25,7 @@ from iris.bench.accuracy import Accuracy, accuracy, worst
 from iris.bench.options import output_file, positive, rank_parser, ranks_to_start
 from iris.bench.programs.gemm_cli import recorded_status, write_result
 from iris.bench.programs.gemm_options import DATATYPES
+from iris.console import counted
 from iris.errors import ArgumentError
 from iris.identity import Identity, identity
 from iris.mesh import Mesh
@@ -152,7 +153,7 @@ def report(job: Job, name: str, op: Steps, options: argparse.Namespace) -> bool:
     flops = 2 * job.m * job.n * job.k / job.world_size
     rates = {step: {"ms": ms, "tflops_per_gpu": flops / ms / 1e9} for step, ms in times.items()}
     hardware = "CPU" if job.device.type == "cpu" else torch.cuda.get_device_name(job.device)
-    print(f"{name} ({dist.get_backend()}) and torch.matmul, {job.world_size} ranks, {hardware}: "
+    print(f"{name} ({dist.get_backend()}) and torch.matmul, {counted(job.world_size, 'rank')}, {hardware}: "
           f"M={job.m} N={job.n} K={job.k} {options.datatype}")  # fmt: skip
     print(f"validation {'passed' if success else 'FAILED'}: {found}")
     for step, rate in rates.items():

@@ -19,7 +19,7 @@ from iris.bench.programs.gather_options import OP, Options
 from iris.bench.records import Record, line_of
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, State
-from iris.console import STOPPED, counted, error_line
+from iris.console import STOPPED, counted, error_line, tell
 from iris.context import Iris, iris
 from iris.errors import IrisError
 from iris.launch import in_full, launch
@@ -52,22 +52,22 @@ def sweep(options: Options) -> int:
         known, total, first = environment(ctx, None), len(options.shapes), ctx.rank == 0
         if first:
             ranks = counted(ctx.world_size, "rank")
-            print(f"{OP} by {options.algorithm}, {ranks}, {known['hardware']}, configurations: {total}")
+            tell(f"{OP} by {options.algorithm}, {ranks}, {known['hardware']}, configurations: {total}")
         right = wrong = 0
         for number, shape in enumerate(options.shapes, 1):
             params = fused.local_params({"algorithm": options.algorithm, **shape}, ctx.world_size, op=OP)
             if first:
                 title = f"{params['shape']} {params['dtype']} gather_dim {params['gather_dim']}"
-                print(f"[{number}/{total}] {title}: ", end="", flush=True)
+                tell(f"[{number}/{total}] {title}: ", end="")
             record = _record(ctx, params, options, dated(known))
             right += record["validated"] is True
             wrong += not records.succeeded(record)
             if first:
-                print(_told(record), flush=True)
                 files.write("benchmark", "--output_dir", options.output_dir / _file_name(record), line_of(record))
+                tell(_told(record))
         session.close_rank()
         if first:
-            print(f"{right} right, {wrong} failed, {total - right - wrong} skipped; files in {options.output_dir}")
+            tell(f"{right} right, {wrong} failed, {total - right - wrong} skipped; files in {options.output_dir}")
     return 0 if right and not wrong else 1
 
 

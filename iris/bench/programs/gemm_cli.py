@@ -41,7 +41,7 @@ from iris.bench.programs.gemm_options import (
     shared_extent,
 )
 from iris.bench.timing import median_seconds, slowest
-from iris.console import STOPPED, counted, error_line
+from iris.console import STOPPED, counted, error_line, tell
 from iris.context import Iris, iris
 from iris.device.matmul import matmul_kernel
 from iris.errors import ArgumentError, IrisError
@@ -150,7 +150,7 @@ def free_memory_bytes() -> int:
 def say(ctx: Iris, text: str) -> None:
     """Print on rank 0."""
     if ctx.rank == 0:
-        print(text, flush=True)
+        tell(text)
 
 
 def show_worst(work: Work) -> None:
@@ -161,7 +161,7 @@ def show_worst(work: Work) -> None:
         row, col = divmod(index, work.arguments.n)
         got, expected = work.output[row, col].item(), reference[row, col].item()
         lines.append(f"debug: rank {work.ctx.rank}: C[{row}, {col}] is {got:.9g}, float64 {expected:.9g}\n")
-    print("".join(lines), end="", flush=True)
+    tell("".join(lines), end="")
 
 
 def show_details(work: Work) -> None:
@@ -192,7 +192,7 @@ def write_result(file: str, record: dict[str, Any]) -> None:
         ArgumentError: the file cannot be written.
     """
     _write(file, record)
-    print(f"written: {file}", flush=True)
+    tell(f"written: {file}")
 
 
 def write_failure(file: str, why: str) -> None:
@@ -217,9 +217,9 @@ def draw_trace(work: Work, path: str) -> None:
     if work.ctx.rank == 0:
         title = f"{work.op}, {counted(work.ctx.world_size, 'rank')}, {work.ctx.backend_name}"
         try:
-            print(f"trace: {draw(events, path, title)}")
+            tell(f"trace: {draw(events, path, title)}")
         except OSError as error:
-            print(no_picture(path, error))
+            tell(no_picture(path, error))
 
 
 def run(asked: Arguments, given: frozenset[str], stream_k: bool) -> int:
@@ -301,8 +301,8 @@ def recorded_status(program: str, output_file: str, launched: Callable[[Identity
         return STOPPED
     except IrisError as error:
         why = in_full(error)
-        print(by_option(error_line(f"{program}{f', rank {who.rank}' if who else ''}", why)), file=sys.stderr)
         if who is None or who.rank == 0:
-            with suppress(ArgumentError):  # said above
+            with suppress(ArgumentError):  # said below
                 write_failure(output_file, by_option(f"{type(why).__name__}: {why}"))
+        print(by_option(error_line(f"{program}{f', rank {who.rank}' if who else ''}", why)), file=sys.stderr)
         return 1
