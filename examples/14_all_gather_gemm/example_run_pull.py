@@ -27,7 +27,6 @@ from iris.bench.timing import median_seconds, slowest
 from iris.ops import FusedConfig
 
 GPU_SHAPE, SIM_SHAPE = (4096, 8192, 8192), (64, 96, 128)
-HEAP_SIZE = 1 << 30
 
 
 def relative_error(ctx: iris.Iris, output: torch.Tensor, A_sharded: torch.Tensor, B: torch.Tensor, dim: int) -> float:
@@ -40,7 +39,8 @@ def relative_error(ctx: iris.Iris, output: torch.Tensor, A_sharded: torch.Tensor
 def main(sizes: tuple[int | None, ...], dtype: torch.dtype, gather_dim: int) -> None:
     """What each rank runs."""
     torch.seed()  # else every rank draws the same numbers, in every run
-    with iris.iris(HEAP_SIZE) as ctx:
+    a_nbytes = (sizes[0] or GPU_SHAPE[0]) * (sizes[2] or GPU_SHAPE[2]) * dtype.itemsize
+    with iris.iris(max(1 << 28, 4 * a_nbytes)) as ctx:  # room for this rank's part of A
         default = SIM_SHAPE if ctx.backend_name == "sim" else GPU_SHAPE
         usual = [-(-size // ctx.world_size) * ctx.world_size for size in default]  # what the ranks can share evenly
         m, n, k = (size if given is None else given for given, size in zip(sizes, usual, strict=True))
