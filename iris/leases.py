@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import time
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -79,8 +80,8 @@ class Leases:
     def holding(self, offset: int) -> Lease | None:
         """The lease of the block that ``offset`` lies in, if this rank holds it."""
         lease = self._leases.get(offset)  # mostly a block begins there
-        if lease is None and (block := self._table.holding(offset)) is not None:
-            lease = self._leases[block.offset]
+        if lease is None and 0 <= offset < self._table.size and (block := self._table.holding(offset)) is not None:
+            lease = self._leases.get(block.offset)
         return lease if lease is not None and lease.held else None
 
     def _free_what_all_released(self, tag: str, exchange: Exchange) -> None:
@@ -98,9 +99,18 @@ class Leases:
 
 def _collect_garbage() -> None:
     """Collect Python's garbage, even if another thread is about it: ``gc.collect`` then returns at once."""
+    garbage = _Cycle()
+    left = weakref.ref(garbage)
+    del garbage
     for _ in range(_WAITS):
-        before = gc.get_stats()[-1]["collections"]
         gc.collect()
-        if gc.get_stats()[-1]["collections"] > before:
+        if left() is None:
             return
         time.sleep(_WAIT_S)
+
+
+class _Cycle:
+    """Garbage, once nobody refers to it any more."""
+
+    def __init__(self) -> None:
+        self.me = self

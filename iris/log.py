@@ -39,8 +39,8 @@ class RankLogger:
         self._log.addHandler(self._handler)
 
     def set_log_level(self, level: str | int) -> None:
-        """Show messages of ``level`` (``"debug"``, ``"info"``, ``"warning"``, ``"error"``, ``"critical"``, or a number
-        as Python's logging has them) and above."""
+        """Show messages of ``level`` and above: ``"debug"``, ``"info"``, ``"warning"``, ``"error"``, ``"critical"``, or
+        a level's number in Python's ``logging``."""
         self._handler.setLevel(_level_of("set_log_level", level))
 
     def debug(self, message: str) -> None:

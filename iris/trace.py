@@ -75,11 +75,11 @@ class Trace:
     def _forget(self, op: str) -> None:
         """Forget earlier calls; the next one is of ``op``."""
         self.op, self.programs, self.buffer = op, 0, None
-        self._told.clear()
 
     def _make_room(self, ctx: Iris, programs: int) -> None:
         """Make room for a call with ``programs`` programs."""
         self.programs = programs
+        self._told.clear()
         words = programs * device_trace.WORDS_PER_PROGRAM.value
         self.buffer = torch.zeros(words, dtype=torch.int64, device=ctx.device)
         self.buffer[device_trace.PROGRAMS.value] = programs

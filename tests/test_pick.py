@@ -450,6 +450,9 @@ def test_a_search_that_ended_early_does_not_count_near_a_shape_that_a_finished_o
     assert pick_config(near, H200) == early
     shipped_rows(ours)
     assert pick_config(near, H200) == good
+    other = next(name for name in ALGORITHMS[GATHER.op] if name != good.algorithm)
+    shipped_rows(replace(ours, config=FusedConfig(other)))  # says nothing of this algorithm
+    assert pick_config(GATHER, H200, good.algorithm) == early
 
 
 def test_a_search_that_ended_early_counts_before_a_finished_one_of_a_shape_near() -> None:

@@ -442,11 +442,13 @@ def gradients_of_what_is_on_the_heap() -> list[list[float]]:
     torch.relu_(Doubled.apply(ctx_device)).sum().backward(retain_graph=True)
     first = w.grad.tolist() if w.grad is not None else []
     (memory.sum() + memory.detach_().sum()).backward()  # the second adds nothing
-    return [first, memory.tolist()]
+    return [first, w.grad.tolist() if w.grad is not None else [], memory.tolist()]
 
 
 def test_to_autograd_a_tensor_of_the_heap_is_no_view(ranks: Ranks) -> None:
-    assert ranks.run(gradients_of_what_is_on_the_heap) == [[[2.0, 0.0], [0.0, 6.0, -8.0]]] * ranks.world_size
+    assert (
+        ranks.run(gradients_of_what_is_on_the_heap) == [[[2.0, 0.0], [4.0, 2.0], [0.0, 6.0, -8.0]]] * ranks.world_size
+    )
 
 
 def views_that_change_values() -> list[Failure]:

@@ -40,7 +40,7 @@ def main(sizes: tuple[int | None, ...], dtype: torch.dtype, gather_dim: int) -> 
     """What each rank runs."""
     torch.seed()  # else every rank draws the same numbers, in every run
     a_nbytes = (sizes[0] or GPU_SHAPE[0]) * (sizes[2] or GPU_SHAPE[2]) * dtype.itemsize
-    with iris.iris(max(1 << 28, 4 * a_nbytes)) as ctx:  # room for this rank's part of A, and twice for all of A
+    with iris.iris(max(1 << 30, 6 * a_nbytes)) as ctx:  # room for this rank's part of A, and twice for all of A
         default = SIM_SHAPE if ctx.backend_name == "sim" else GPU_SHAPE
         usual = [-(-size // ctx.world_size) * ctx.world_size for size in default]  # what the ranks can share evenly
         m, n, k = (size if given is None else given for given, size in zip(sizes, usual, strict=True))

@@ -94,7 +94,7 @@ def run(
     counters = _counters(plan, workspace)
     partials, split = _split_memory(problem, config, tiling, workspace)
     if trace is not None:
-        trace._make_room(ctx, tiling.programs)
+        (trace._make_room if plan.site else trace.begin)(ctx, tiling.programs)  # an op of one's own has no name
     few = tiling.tiles < DEFER_FROM_TILES * tiling.programs
     courier_m, courier_n = (config.comm_block_m, config.comm_block_n) if plan.courier is not None else (0, 0)
     start_kernel.get()(kernels.matmul_kernel, (tiling.programs,))(

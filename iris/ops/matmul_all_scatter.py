@@ -145,7 +145,7 @@ def _send_chunks(
     SITE: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
     """Send this program's share, as one of ``senders``, of all chunks of this rank's columns."""
-    # No chunk is complete before all ranks have entered, anyway; but this wait names a peer that is missing.
+    # Chunks may be complete before peers may be written to: programs that compute do not wait for this.
     wait_all_entered(flags.turnstile, epoch, handle, SITE)
     for chunk in range(tl.cdiv(M, chunk_rows)):
         wait(flags.ready + chunk, epoch, handles.rank(handle), handle, SITE)

@@ -207,13 +207,11 @@ def _beside_exchange(row: tuned.Row, config: FusedConfig) -> FusedConfig | None:
 
 def _near(problem: Problem, target: Target, user_path: Path | None, *, local: bool = False) -> list[tuned.Row]:
     """The rows to try, in order: those of exactly this shape first, and among equals the user's; the others as
-    :meth:`iris.ops.tuned.Rows.near` has them. If a finished search was of a shape, unfinished ones of it are left
-    out."""
+    :meth:`iris.ops.tuned.Rows.near` has them. If a finished search was of a shape, unfinished ones of it come last."""
     sources = tuned.user_rows(user_path), tuned.shipped_rows()
     near = [row for rows in sources for row in rows.near(problem, target.hardware, local=local)]
     finished = {row.shape for row in near if not row.unfinished}
-    left = (row for row in near if not (row.unfinished and row.shape in finished))
-    return sorted(left, key=lambda row: not row.exact(problem))
+    return sorted(near, key=lambda row: (row.unfinished and row.shape in finished, not row.exact(problem)))
 
 
 def _counts(

@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with trials.own():
         try:
             findings, stopped = session.run(options) if who is not None else _supervised(num_ranks, options)
-        except KeyboardInterrupt:  # before there were ranks to tell, or a second time
+        except KeyboardInterrupt:  # before there were ranks to tell, or a second time, or a candidate ended the ranks
             findings, stopped = [], True
     found = [(finding, finding.row) for finding in findings if finding.row is not None]
     simulated = any(row.hardware == tuned.SIMULATED for _, row in found)
@@ -194,7 +194,8 @@ def _supervised(num_ranks: int, options: Options) -> tuple[list[Finding], bool]:
             if len(lost) == 1:
                 ((name, config),) = lost
                 trials.add(json.loads(name), config, DROPPED, why=ENDED)
-            if stopping.is_set():
+            if stopping.is_set() and lost:
+                print(f"a candidate ended its ranks: {error}", file=sys.stderr)
                 raise KeyboardInterrupt from error
             if not lost or attempt == _RESTARTS:
                 if isinstance(error.__cause__, IrisError):

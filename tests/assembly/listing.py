@@ -294,6 +294,7 @@ AMD_READS_SCC = re.compile(r"s_(cbranch_scc|cselect|cmov|addc|subb)")
 AMD_NO_RESULT = re.compile(
     r"s_(barrier|waitcnt|nop|endpgm|cbranch|branch|cmp|bitcmp|setprio|sleep|sethalt)|ds_write|buffer_(wbl2|inv)"
 )
+AMD_TWO_RESULTS = re.compile(r"_(add|sub|subb|addc)\w*_co_|^v_mad_[iu]64|^v_div_scale")
 AMD_FAR = re.compile(r"\((\.LBB\w+)-\.Lpost_getpc\d+\)")
 """The distance of a label: LLVM adds it to the program counter for a jump of more than 128 KiB."""
 
@@ -345,7 +346,7 @@ def _amd_instruction(text: str, inline: bool) -> Instruction:
     memory = op.startswith(("global_", "buffer_", "flat_", "scratch_"))
     no_result = bool(AMD_NO_RESULT.match(op)) or "_store" in op or ("_atomic" in op and "sc0" not in text.split())
     into_shared = memory and "_load" in op and "lds" in text.split()
-    results = 0 if no_result or into_shared else 2 if re.search(r"_(add|sub|subb|addc)\w*_co_", op) else 1
+    results = 0 if no_result or into_shared else 2 if AMD_TWO_RESULTS.search(op) else 1
     found.writes = _amd_registers(" , ".join(words[:results]))
     found.reads = _amd_registers(" , ".join(words[results:]))
     found.address = found.reads

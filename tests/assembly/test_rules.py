@@ -440,6 +440,7 @@ NARROWED = ("s_mov_b64 s[10:11], exec", "s_and_b64 exec, s[10:11], s[12:13]")
         ((*NARROWED, "s_or_b64 exec, exec, s[12:13]"), True),
         ((*NARROWED, "s_mov_b32 s11, 1", "s_or_b64 exec, exec, s[10:11]"), True),
         ((*NARROWED, *NARROWED, "s_or_b64 exec, exec, s[10:11]"), True),
+        ((*NARROWED, "v_mad_u64_u32 v[0:1], s[10:11], v2, v3, v[0:1]", "s_or_b64 exec, exec, s[10:11]"), True),
         (("v_cmpx_ne_u32_e32 1, v4", "s_mov_b64 s[10:11], exec", "s_or_b64 exec, exec, s[10:11]"), True),
     ],
 )
