@@ -470,15 +470,14 @@ def test_intervals_of_an_unknown_kind_are_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1023, 1024, 1025, 5000])
 def test_a_trace_that_lacks_events_says_so(count: int) -> None:
     """Once for each call."""
-    ctx, trace, times = mock.Mock(rank=0, device="cpu"), trace_of(mock.Mock(), "matmul", iris.Trace()), 0
-    assert trace is not None
-    for name in ("the trace of matmul", "a trace"):
-        trace._make_room(ctx, 2) if times == 0 else trace.begin(ctx, programs=2)
+    ctx, trace = mock.Mock(rank=0, device="cpu"), iris.Trace()
+    trace_of(ctx, "matmul", trace)
+    for times, (name, begin) in enumerate([("the trace of matmul", trace._make_room), ("a trace", trace.begin)], 1):
+        begin(ctx, 2)
         assert trace.buffer is not None
         trace.buffer.view(2, -1)[1, 0] = count
         for _ in range(2):
             assert len(trace.events(ctx)) == min(count, 1024)
-        times += 1
         told = [call.args[0] for call in ctx.warning.call_args_list]
         assert len(told) == times * (count > 1024)
         words = f"{name} lacks events: a program had {count}, and the first 1024 are kept"

@@ -177,7 +177,7 @@ def _unreached(ctx: Iris, shape: Shape, options: Options, why: str) -> Finding:
     row = past.finished_row() if past is not None else None
     if past is None or row is None:
         return Finding(shape.name, why=why, failed=True, unfinished=True)
-    if past.kept_row() is not None:
+    if past.done:
         return Finding(shape.name, row)
     return Finding(shape.name, row, f"{why}: the finished row from before is kept", unfinished=True)
 
@@ -294,11 +294,15 @@ class Past:
             return None
         return next((row for row in rows if row.key == self.key and not row.unfinished), None)
 
+    @property
+    def done(self) -> bool:
+        """Whether the problem need not be tuned again if it has a finished row."""
+        kept = self.options.resume or any(history.measured_ms is not None for history in self._own())
+        return kept and not any(history.left for history in self.histories.values())
+
     def kept_row(self) -> Row | None:
         """The finished row of this problem, if it need not be tuned again."""
-        done = self.options.resume or any(history.measured_ms is not None for history in self._own())
-        left = any(history.left for history in self.histories.values())
-        return self.finished_row() if done and not left else None
+        return self.finished_row() if self.done else None
 
     def begin(self) -> None:
         """Forget the candidates, unless the run goes on with them."""
