@@ -14,7 +14,7 @@ By rows, a rank computes the tiles of its own rows first. The other ranks' rows 
 rounds, so that tiles computed at the same time share columns of B. That is faster where B is larger than L2 and each
 rank has few rows.
 
-Algorithms. "When it wins" was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 28.
+Algorithms. "When it wins" was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 30.
 
 **pull**: the matmul kernel loads each tile of A from the rank that owns it, beginning with its own. On entry every
 rank flags "my A is ready" at all peers; a tile's source waits for its owner's flag. When it wins: where no memory can
@@ -24,7 +24,7 @@ be spared to gather A. Each tile of A crosses the link once per column of output
 waits for what a tile needs. With ``comm_sms``, that many programs only store, one group of K after the other, in the
 order in which peers use them, while the others compute. Without it, every program stores its share, in ``num_chunks``
 chunks of rows, before it computes. When it wins: with ``comm_sms``, 512 to 4096 rows on 8 ranks where tiles make few
-waves and the transfer takes little more than 0.1 ms; about 512 rows on 2 and 4 ranks.
+waves and the transfer takes little more than 0.1 ms; some gathers of 512 to 2048 rows on 4 ranks.
 
 **hbm_buffer**: some programs only fetch: they load the other ranks' parts into this rank's staging memory, one group of
 K after the other, and flag each; the others compute as groups arrive. Every remote byte crosses the link once. When it
@@ -33,14 +33,14 @@ wins: where the copy engines are busy with other work; on 8 ranks, some gathers.
 **copy_engine**: every rank's copy engine puts the rank's part into the staging memory of all peers, previous rank
 first, in ``num_chunks`` chunks, and after each chunk the call's epoch into a flag. The matmul reads its own rows in
 place, then each chunk as it arrives. (By columns, its programs first copy its own part to the staging memory, which
-takes 10 to 30 µs.) No SM moves data over the links. When it wins: parts of a few MiB and more, cut into chunks too
-small for the library's tiles to fill the device.
+takes 10 to 30 µs.) No SM moves data over the links. When it wins: by columns, mostly, from 1024 rows on; by rows, parts
+of a few MiB and more, cut into chunks too small for the library's tiles to fill the device.
 
 **decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk, alternately on two lanes,
 each time after a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). By rows, only the part
 that arrives last is cut into ``num_chunks``: while any other part is computed, the next one is on its way. With
-``owners_per_matmul``, one matmul computes the rows of several ranks. When it wins: mostly, from 1024 rows on (2048 on 8
-ranks), where the library's matmul is faster than this one.
+``owners_per_matmul``, one matmul computes the rows of several ranks. When it wins: by rows, mostly, from 1024 rows on
+(4096 on 8 ranks), where the library's matmul is faster than this one.
 
 **low_latency**: a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`), then ``torch.matmul``.
 When it wins: few rows, as in decoding, where flags and launches take the time, and bytes do not.

@@ -6,7 +6,7 @@ Unfused::
     torch.distributed.all_gather(parts, columns)
     output = torch.cat(parts, dim=1)
 
-Algorithms. "When it wins" was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 28.
+Algorithms. "When it wins" was measured in bf16 on 2, 4 and 8 × H200 and on two H100s, 2026-11-21 to 30.
 
 **push**: the epilogue stores every finished tile into the output of every rank. When it wins: small outputs. (In larger
 ones all programs push at the same time and wait for the link together.)

@@ -7,7 +7,7 @@ Unfused::
     output += bias
 
 Algorithms (:mod:`iris.ops.reduction` has the signals). "When it wins" was measured in bf16 on 2, 4 and 8 × H200 and on
-two H100s, 2026-11-21 to 28.
+two H100s, 2026-11-21 to 30.
 
 **push**: the epilogue stores every finished tile into a slot at the rank that owns its rows, in the output's dtype,
 next rank's rows first. Each rank computes its own rows last and adds the others' tiles from its slots, in float32 and
