@@ -180,7 +180,7 @@ def print_table(
     paper.print(table)
 
 
-def aligned(lines: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+def aligned(lines: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
     """Each line's cells in columns, two spaces apart, those numbered ``right`` aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = (

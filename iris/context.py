@@ -27,14 +27,15 @@ from iris.errors import (
     RankMismatch,
     explaining_too_many_files,
     ranks_text,
+    whole_number,
 )
 from iris.failure import Failure
 from iris.heap import HeapTable, format_bytes
 from iris.identity import Identity
 from iris.leases import Leases
-from iris.live import OPEN, Live, Opened, abandon_all, end_all, ending, failure, hold
+from iris.live import OPEN, Live, Opened, abandon_all, end_all, ending, hold, real_error
 from iris.log import RankLogger
-from iris.membership import Group, global_ranks, identify, members, number
+from iris.membership import Group, global_ranks, identify, members
 from iris.mesh import Mesh
 from iris.symmetric import SymmetricHeap
 from iris.timeouts import Timeouts, timeouts
@@ -123,7 +124,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         first_timeout_s: float | None = None,
         log_level: str | int | None = None,
     ) -> None:
-        nbytes = number(heap_size)
+        nbytes = whole_number(heap_size)
         if not MIN_HEAP_BYTES <= nbytes <= _MAX_HEAP_BYTES:
             expected = f"a whole number of bytes from {MIN_HEAP_BYTES} to {_MAX_HEAP_BYTES}"
             raise ArgumentError("iris", "heap_size", expected, repr(heap_size))
@@ -136,7 +137,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         if who.world_size > MAX_RANKS:
             raise ArgumentError("iris", "world size", f"at most {MAX_RANKS} ranks", who.world_size)
         self.rank, self.world_size, self.timeout_s = who.rank, who.world_size, limits.steady_s
-        self.backend_name, self.launched_by = choice.name, who.source
+        self.backend_name = choice.name
         self._global_ranks = global_ranks(group)
         self._start_logging(self.rank, log_level)
         self._mesh = Mesh(who.rank, who.world_size, who.job, limits.first_s)
@@ -369,7 +370,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         return members(op, group, self.rank, self.world_size, self._global_ranks)
 
     def _rank_of(self, op: str, argument: str, rank: object) -> int:
-        found = number(rank)
+        found = whole_number(rank)
         if not 0 <= found < self.world_size:
             raise ArgumentError(op, argument, f"a rank from 0 to {self.world_size - 1}", repr(rank))
         return found
@@ -478,7 +479,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        failed = failure(error)
+        failed = real_error(error)
         if failed is None:
             self.close()
         elif self._open and self._pid == os.getpid():

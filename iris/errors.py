@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import operator
 from collections.abc import Iterable, Iterator
 
 
@@ -110,6 +111,17 @@ class PeerDied(_AboutRanks, IrisError):
     """A peer's process ended without closing its context, or left it on an error, which the message then quotes, unless
     the peer was in the middle of sending a message.
     ``ranks`` are the ranks that have left."""
+
+
+def whole_number(value: object) -> int:
+    """A rank, a count or a size as a number, from a whole number of Python or NumPy; -1, which is never valid, for
+    anything else."""
+    if isinstance(value, bool):
+        return -1
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return -1
 
 
 def words_of(error: BaseException) -> str:

@@ -29,7 +29,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from iris.device.handle import MAX_RANKS
-from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, WaitTimeout, words_of
+from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, WaitTimeout, whole_number, words_of
 from iris.forkserver import GUARD, NO_GUARD, RANK_NAME, check_importable, launch_errors, no_false_main, start_server
 from iris.identity import identity
 from iris.timeouts import MAX_WAIT_S
@@ -360,7 +360,7 @@ def _packed(fn: Callable[..., Any], args: Sequence[Any], last: bool) -> bytes:
 
 
 def _check_number(num_ranks: object) -> None:
-    if isinstance(num_ranks, bool) or not isinstance(num_ranks, numbers.Integral) or int(num_ranks) < 1:
+    if whole_number(num_ranks) < 1:
         raise LaunchError(f"num_ranks must be a whole number, at least 1, got {num_ranks!r}")
 
 

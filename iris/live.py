@@ -61,7 +61,7 @@ def hold(one: Live, opened: Opened) -> None:
         _hooked = True
 
 
-def failure(error: BaseException | None) -> BaseException | None:
+def real_error(error: BaseException | None) -> BaseException | None:
     """``error``, or None if it only ends a program that has succeeded, as ``sys.exit()`` does. For ``sys.exit(1)`` in
     an exception handler, the exception that was handled there."""
     if not isinstance(error, SystemExit):
@@ -100,7 +100,7 @@ def end_all() -> None:
     global _ending
     _ending = True
     interactive = sys.flags.interactive or hasattr(sys, "ps1")
-    error = None if interactive else failure(sys.exc_info()[1] or _last_error())
+    error = None if interactive else real_error(sys.exc_info()[1] or _last_error())
     for opened in list(OPEN.values()):
         try:
             if error is None:

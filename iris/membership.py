@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import operator
 import os
 from collections.abc import Iterable
 from datetime import timedelta
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from iris.errors import ArgumentError, BackendError, PeerDied, WaitTimeout, ranks_text
+from iris.errors import ArgumentError, BackendError, PeerDied, WaitTimeout, ranks_text, whole_number
 from iris.identity import Identity, identity, require_one_host
 
 Group = Any
@@ -125,7 +124,7 @@ def members(op: str, group: Group, rank: int, world_size: int, of_torch: list[in
         ranks = [of_torch.index(one) if one in of_torch else -1 for one in listed]
     else:
         listed = _elements(op, group)
-        ranks = [number(one) for one in listed]
+        ranks = [whole_number(one) for one in listed]
     if not all(0 <= one < world_size for one in ranks) or rank not in ranks or len(set(ranks)) != len(ranks):
         raise ArgumentError(op, "group", expected, listed)
     return tuple(sorted(ranks))
@@ -151,17 +150,6 @@ def _elements(op: str, group: Group) -> list[Any]:
             return list(group)
     expected = "a torch ProcessGroup, as mesh.get_group(dimension) gives it, or a sequence of ranks"
     raise ArgumentError(op, "group", expected, type(group).__name__)
-
-
-def number(rank: object) -> int:
-    """A rank, or a count, as a number, from a whole number of Python or NumPy; -1, which is never valid, for anything
-    else."""
-    if isinstance(rank, bool):
-        return -1
-    try:
-        return operator.index(rank)  # type: ignore[arg-type]
-    except TypeError:
-        return -1
 
 
 def _index(device: Any) -> int:

@@ -18,7 +18,7 @@ import math
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -150,6 +150,11 @@ class Result:
     def outcome(self) -> str:
         """What happened to a result without a time, in a word or two."""
         return "wrong result" if self.wrong else "skipped" if self.skipped is not None else "failed"
+
+
+def without_sizes(names: Collection[str]) -> list[str]:
+    """``names`` without m, n and k if they include ``shape``, which tells the same."""
+    return [name for name in names if name not in ("m", "n", "k") or "shape" not in names]
 
 
 def read(path: Path) -> list[Result]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from iris import backends
-from iris.errors import ArgumentError
+from iris.errors import ArgumentError, whole_number
 
 _CACHE_BYTES = 256 << 20
 """Writing this much empties the L2 cache of any GPU."""
@@ -53,7 +53,7 @@ def do_bench(
         if not callable(called):
             raise ArgumentError("do_bench", name, "a function to call without arguments", repr(called))
     for name, count, least in (("n_warmup", n_warmup, 0), ("n_repeat", n_repeat, 1)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        if whole_number(count) < least:
             raise ArgumentError("do_bench", name, f"a whole number of calls, at least {least}", repr(count))
     if not isinstance(return_mode, str) or return_mode not in _SUMMARIES:
         raise ArgumentError("do_bench", "return_mode", f"one of {', '.join(_SUMMARIES)}", repr(return_mode))

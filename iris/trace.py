@@ -19,14 +19,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from pathlib import Path
 
 import torch
 
 from iris.context import Iris, require_context
 from iris.device import trace as device_trace
-from iris.errors import ArgumentError, BackendError
+from iris.errors import ArgumentError, BackendError, whole_number
 
 _WAIT = "wg_gemm_wait"
 _MEETINGS = 33
@@ -66,8 +65,7 @@ class Trace:
             ArgumentError: ``programs`` is no positive whole number, or ``ctx`` no context.
         """
         require_context("Trace.begin", ctx)
-        count: object = programs
-        if isinstance(count, bool) or not isinstance(count, Integral) or int(count) < 1:
+        if whole_number(programs) < 1:
             raise ArgumentError("Trace.begin", "programs", "a positive whole number", repr(programs))
         self._forget("")
         self._make_room(ctx, int(programs))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 
 from iris.errors import LaunchError
-from iris.live import OPEN, close, failure, give_up
+from iris.live import OPEN, close, give_up, real_error
 
 INTERPRET = "TRITON_INTERPRET"
 FAREWELL = b""
@@ -105,7 +105,7 @@ def _answer(call: bytes) -> tuple[str, bytes]:
         try:
             value = fn(*args)
         except SystemExit as left:  # handled as if a script or a torchrun rank left by it
-            if (failed := failure(left)) is not None:
+            if (failed := real_error(left)) is not None:
                 give_up(before, failed)
                 raise
             value = None

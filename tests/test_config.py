@@ -24,7 +24,7 @@ SIMULATED = Target("sim", 4)
 
 
 def problem(op: str = GATHER, m: int = 8192, n: int = 4096, dtype: torch.dtype = torch.bfloat16) -> Problem:
-    return Problem(op, m, n, 8192, dtype, 8)
+    return Problem(op, m, n, 8192, dtype, 8, 0 if op == GATHER else None)
 
 
 @pytest.mark.parametrize("op", ALGORITHMS)
@@ -112,7 +112,7 @@ def launches(way: Way, target: Target, configs: list[FusedConfig]) -> list[Any]:
         recorder = Recorder()
         patch.setattr(importlib.import_module("iris.ops.replay"), "_replays_of", lambda _: None)  # each call launches
         patch.setattr("iris.device.matmul.matmul_kernel", recorder)
-        patch.setattr(importlib.import_module("iris.ops.matmul"), "target_of", lambda *_: target)
+        patch.setattr(importlib.import_module("iris.ops.launching"), "target_of", lambda *_: target)
         for config in configs:
             recorder.launch = None
             one.run(config)

@@ -106,7 +106,7 @@ def test_every_function_that_a_part_may_call_has_an_entry(maker: ModuleType, ref
 
 def test_an_argument_of_run_is_described(reference: str) -> None:
     """Arguments that cannot be guessed must be: with the wrong kind of bias the kernel reads memory beyond it."""
-    (entry,) = re.findall(r"^#### `iris.ops.matmul.run`\n(.*?)^##", reference, re.DOTALL | re.MULTILINE)
+    (entry,) = re.findall(r"^#### `iris.ops.launching.run`\n(.*?)^##", reference, re.DOTALL | re.MULTILINE)
     assert all(f"- `{name}`: " in entry for name in ("own", "bias_is", "workspace", "gathered", "slots"))
 
 

@@ -25,7 +25,6 @@ from iris.bench.draws import random_bits, require, same_bits
 from iris.bench.matrix import (
     draw_matrix,
     format_rate,
-    gather_rows,
     measure_all,
     measure_pairs,
     parse_options,
@@ -33,6 +32,7 @@ from iris.bench.matrix import (
     report,
 )
 from iris.bench.options import DTYPES, ranks_to_start
+from iris.bench.timing import of_all
 
 ROOT = Path(__file__).parents[1]
 BANDWIDTH = {
@@ -316,7 +316,7 @@ def calls_and_rows() -> tuple[list[int], list[int], list[list[float]]]:
     together: list[int] = []
     shapes = [len(measure(ctx, seen.append, 64)) for measure, seen in ((measure_pairs, pairs), (measure_all, together))]
     assert shapes == [ctx.world_size, ctx.world_size]
-    return list(dict.fromkeys(pairs)), list(dict.fromkeys(together)), gather_rows(ctx, [float(ctx.rank)] * 2)
+    return list(dict.fromkeys(pairs)), list(dict.fromkeys(together)), of_all(ctx, [float(ctx.rank)] * 2)
 
 
 def test_measurements_visit_every_pair(ranks: Ranks) -> None:

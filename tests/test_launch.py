@@ -507,6 +507,7 @@ SCRIPT = """
     import json, os, sys
     import torch, triton, triton.language as tl
     import iris
+    from iris.identity import identity
 
     @triton.jit
     def tell(slots, handle):
@@ -522,7 +523,7 @@ SCRIPT = """
             ctx.barrier()
             seen = slots[: ctx.world_size].tolist()
             said = ctx.broadcast({"from": ctx.rank}, ctx.world_size - 1)
-            line = {"rank": ctx.rank, "size": ctx.world_size, "by": ctx.launched_by, "seen": seen, "said": said}
+            line = {"rank": ctx.rank, "size": ctx.world_size, "by": identity().source, "seen": seen, "said": said}
             with open(f"{sys.argv[1]}/{ctx.rank}.json", "w") as file:
                 json.dump(line, file)
 

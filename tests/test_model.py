@@ -246,6 +246,15 @@ def test_an_unknown_algorithm_is_an_error() -> None:
         predict_ms(problem_of("matmul", 64, 64, 64, 1), replace(TILE, algorithm="auto"), H200)
 
 
+def test_a_dtype_that_is_never_multiplied_is_an_error() -> None:
+    with pytest.raises(KeyError, match="float64"):
+        predict_ms(
+            replace(problem_of("matmul", 64, 64, 64, 1), dtype=torch.float64),
+            local_config(64, 64, 64, 4, 3, False),
+            H200,
+        )
+
+
 @pytest.mark.parametrize("hardware", HARDWARE.values(), ids=lambda one: one.name)
 @pytest.mark.parametrize(("op", "algorithm"), EVERY)
 def test_every_prediction_is_a_time(op: str, algorithm: str, hardware: Hardware) -> None:

@@ -41,7 +41,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import iris
 from iris.device import tile
 from iris.ops import ALGORITHMS, FusedConfig, Problem, choice, new_workspace, target
-from iris.ops.matmul import run
+from iris.ops.launching import run
 from iris.ops.operands import _share_memory, bias_kind
 from iris.ops.plan import Plan
 from iris.ops.room import GATHER_FLAGS

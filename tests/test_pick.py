@@ -499,6 +499,12 @@ def test_what_cannot_be_picked_for_is_an_error(backend: str, world_size: int) ->
             pick_config(replace(problem, **empty), target)
     with pytest.raises(ArgumentError, match=r"problem\.n: expected a whole number, at least 1, got nan"):
         pick_config(replace(problem, n=math.nan), target)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"problem\.m: expected at most 1073741824, got 1073741825"):
+        pick_config(replace(problem, m=(1 << 30) + 1), target)
+    with pytest.raises(ArgumentError, match=r"problem\.gather_dim: expected None, as nothing is gathered, got 0"):
+        pick_config(replace(problem, gather_dim=0), target)
+    with pytest.raises(ArgumentError, match=r"problem\.gather_dim: expected 0 or 1, got None"):
+        pick_config(replace(problem, op=GATHER.op), target)
     with pytest.raises(ArgumentError, match=r"problem\.world_size: expected at most 16, got 32"):
         pick_config(replace(problem, world_size=32), target)
     for op, shared, gather_dim in ((GATHER.op, "m", 0), (GATHER.op, "k", 1), ("matmul_reduce_scatter", "m", None)):

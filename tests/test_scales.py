@@ -18,7 +18,7 @@ from iris.device.tile import ScalePointers, Tile, scaled
 from iris.ops import FusedConfig, Problem, Target, new_workspace
 from iris.ops.algorithms import LIBRARY
 from iris.ops.choice import Adjusted, resolve
-from iris.ops.matmul import run, start_kernel
+from iris.ops.launching import run, start_kernel
 from iris.ops.plan import Plan
 from iris.ops.room import needed_nbytes, scales_blocks
 from iris.ops.scaled_mm import _takes_blocks

@@ -17,7 +17,7 @@ from iris.device.sync import signal, wait
 from iris.device.tile import Flags, Matrix
 from iris.ops import FusedConfig, Problem, new_workspace
 from iris.ops.gathering import arrived_source, pull_source
-from iris.ops.matmul import DEFER_FROM_TILES, run
+from iris.ops.launching import DEFER_FROM_TILES, run
 from iris.ops.plan import Plan
 
 EPOCH = 3

@@ -18,7 +18,7 @@ from iris.ops.algorithms import LIBRARY
 from iris.ops.candidates import TILES
 from iris.ops.config import FusedConfig, Target, min_block_size_k
 from iris.ops.hardware import HARDWARE
-from iris.ops.matmul import start_kernel
+from iris.ops.launching import start_kernel
 from iris.ops.model.machine import machine
 from iris.ops.model.matmul import Call
 from iris.ops.problem import DTYPES, QUANTISED, Problem

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -298,7 +299,8 @@ def test_do_bench_sums_times_up(
 
     monkeypatch.setattr(backends, "chosen", lambda: SimpleNamespace(name="sim"))
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    assert iris.do_bench(call, n_warmup=1, n_repeat=5, **options) == pytest.approx(expected)
+    counts: dict[str, Any] = {"n_warmup": np.int64(1), "n_repeat": 5}
+    assert iris.do_bench(call, **counts, **options) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

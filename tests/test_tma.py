@@ -37,7 +37,7 @@ CALLS: tuple[tuple[Shape, str, torch.dtype], ...] = (
 @contextmanager
 def by_tma() -> Iterator[list[int]]:
     """Make ops describe their operands as on GPUs with TMA. Yields the byte in its row at which each block begins."""
-    launches = importlib.import_module("iris.ops.matmul")
+    launches = importlib.import_module("iris.ops.launching")
     target_of, load = launches.target_of, interpreter.InterpreterBuilder.create_descriptor_load
     begins: list[int] = []
 

@@ -30,8 +30,8 @@ class Axis:
         variant: whether the values are ways of doing the same thing, which are timed in turns.
         closed: whether there are no other values.
         also: further values that the command line may name.
-        extended: whether the command line may add something to a word, after a ``+``; or a function of the word and
-            the addition that raises an error if the two do not go together.
+        extended: if the command line may add something to a word, after a ``+``: a function of the word and the
+            addition that raises an error if the two do not go together.
     """
 
     names: tuple[str, ...]
@@ -39,7 +39,7 @@ class Axis:
     variant: bool = False
     closed: bool = False
     also: tuple[Value, ...] = ()
-    extended: bool | Callable[[str, str], object] = False
+    extended: Callable[[str, str], object] | None = None
 
     def known(self, value: Value) -> Value:
         """The part of a value on the command line that must be one of the axis: if extended, what precedes ``+``."""
@@ -47,7 +47,7 @@ class Axis:
 
     def check(self, value: Value) -> None:
         """Refuse a value on the command line if the case says that its addition is wrong."""
-        if callable(self.extended) and isinstance(value, str) and "+" in value:
+        if self.extended and isinstance(value, str) and "+" in value:
             word, _, added = value.partition("+")
             self.extended(word, added)
 
@@ -74,7 +74,7 @@ def axis(
     variant: bool = False,
     closed: bool = False,
     also: Iterable[Value] = (),
-    extended: bool | Callable[[str, str], object] = False,
+    extended: Callable[[str, str], object] | None = None,
 ) -> Callable[[Function], Function]:
     """A parameter of a case and its values; a decorator.
 
@@ -87,9 +87,9 @@ def axis(
             clocks favour none of them. They may share data: see :meth:`iris.bench.State.share`.
         closed: the command line can name no other values, even if they are numbers.
         also: words that the command line can name in addition to ``values``.
-        extended: the command line can add something that the case interprets to a word, after a ``+``:
-            ``push+num_sms=64``. Instead of True it may be a function of the word and the addition, which is called
-            before anything runs and may raise an ``ArgumentError``.
+        extended: if the command line can add something that the case interprets to a word, after a ``+``:
+            ``push+num_sms=64``. A function of the word and the addition, which is called before anything runs and may
+            raise an ``ArgumentError``.
     """
     names = tuple(part.strip() for part in name.split(","))
     if isinstance(values, str):

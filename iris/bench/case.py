@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -18,12 +18,6 @@ Show = Callable[[Sequence[Mapping[str, Any]]], None]
 
 SHAPE_AXIS = ("M", "N", "K")
 """The axis whose points a data set replaces."""
-_SIZES = frozenset({"m", "n", "k"})
-
-
-def without_sizes(names: Collection[str]) -> list[str]:
-    """``names`` without m, n and k if they include ``shape``, which tells the same."""
-    return [name for name in names if name not in _SIZES or "shape" not in names]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from iris.bench.timing import of_all
 from iris.context import Iris
 from iris.errors import IrisError, ranks_text
 
@@ -52,6 +53,6 @@ def require(ctx: Iris, correct: bool, what: str) -> None:
     Raises:
         IrisError: ``what``, and the ranks where it is wrong.
     """
-    wrong = [rank for rank in range(ctx.world_size) if not ctx.broadcast(correct, rank)]
+    wrong = [rank for rank, right in enumerate(of_all(ctx, correct)) if not right]
     if wrong:
         raise IrisError(f"{what}: wrong result on {ranks_text(wrong)} of {ctx.world_size}")

@@ -15,7 +15,7 @@ from typing import Any
 
 from iris.bench import records, session
 from iris.bench.axes import Params
-from iris.bench.case import Case, without_sizes
+from iris.bench.case import Case
 from iris.bench.environment import dated
 from iris.bench.records import Record
 from iris.bench.session import Settings
@@ -24,6 +24,7 @@ from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMis
 from iris.forkserver import start_server
 from iris.identity import identity
 from iris.launch import RankPool
+from iris.results import without_sizes
 
 START_S = 300.0
 """The most seconds that ranks may take to start, which is to import PyTorch, make heaps and meet, or to close."""

@@ -15,6 +15,7 @@ import triton
 import iris
 from iris import backends
 from iris.context import Iris
+from iris.ops.target import target_of
 from iris.ops.tuned import SIMULATED
 
 _VARIABLES = (
@@ -32,7 +33,7 @@ _VARIABLES = (
 def environment(ctx: Iris, commit: str | None) -> dict[str, str | int | None]:
     """Hardware, versions and date of this rank's process; if ``commit`` is None, git is asked for it."""
     return {
-        "hardware": torch.cuda.get_device_name(ctx.device) if ctx.backend_name != "sim" else SIMULATED,
+        "hardware": target_of(ctx).hardware,
         "backend": ctx.backend_name,
         **versions(ctx.backend_name, commit),
         "date": now(),

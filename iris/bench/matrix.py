@@ -17,7 +17,7 @@ import torch
 
 from iris import backends
 from iris.bench.options import DTYPES, heap_bytes, no_picture, picture, positive, rank_parser, ranks_to_start
-from iris.bench.timing import median_seconds
+from iris.bench.timing import median_seconds, of_all
 from iris.console import counted, print_table
 from iris.context import Iris
 from iris.ops.config import MAX_BLOCK_ELEMENTS
@@ -92,7 +92,7 @@ def measure_pairs(ctx: Iris, move: Move, nbytes: int) -> Matrix:
         if rank == ctx.rank:
             row = [nbytes / median_seconds(ctx, partial(move, peer)) / 1e9 for peer in range(ctx.world_size)]
     ctx.barrier()
-    return gather_rows(ctx, row)
+    return of_all(ctx, row)
 
 
 def measure_all(ctx: Iris, move: Move, nbytes: int) -> Matrix:
@@ -105,12 +105,7 @@ def measure_all(ctx: Iris, move: Move, nbytes: int) -> Matrix:
         peer = (ctx.rank + shift) % ctx.world_size
         row[peer] = nbytes / median_seconds(ctx, partial(move, peer), together=True) / 1e9
         ctx.barrier()
-    return gather_rows(ctx, row)
-
-
-def gather_rows(ctx: Iris, row: list[float]) -> Matrix:
-    """Every rank's ``row``, in rank order. Collective."""
-    return [ctx.broadcast(row, rank) for rank in range(ctx.world_size)]
+    return of_all(ctx, row)
 
 
 def report(ctx: Iris, title: str, matrix: Matrix, plot: str | None) -> None:

@@ -75,6 +75,12 @@ def ranks_to_start(num_ranks: int | None) -> int:
     return SIMULATED_RANKS
 
 
+def world_size_of(num_ranks: int) -> int:
+    """The number of ranks of the job: a launcher's, or the ``num_ranks`` to start."""
+    who = identity()
+    return who.world_size if who is not None else num_ranks
+
+
 def several_gpus() -> bool:
     """Whether there are two or more GPUs to measure on; False if the backend that was asked for is missing."""
     try:
@@ -86,8 +92,7 @@ def several_gpus() -> bool:
 def share_evenly(parser: argparse.ArgumentParser, given: argparse.Namespace, names: str, num_ranks: int) -> None:
     """End the program with one line if the ranks cannot share a size evenly. ``names``: the options, a letter each; the
     ranks: a launcher's, or the ``num_ranks`` to start."""
-    who = identity()
-    world_size = who.world_size if who is not None else num_ranks
+    world_size = world_size_of(num_ranks)
     for name in names:
         size = getattr(given, name)
         if size is not None and size % world_size:

@@ -11,6 +11,7 @@ from triton.errors import TritonError
 
 from iris.bench.axes import Value
 from iris.bench.options import by_option
+from iris.bench.timing import of_all
 from iris.context import Iris
 from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, RankMismatch, WaitTimeout, ranks_text
 from iris.results import MAX_NUMBER
@@ -209,7 +210,7 @@ def agreed(ctx: Iris, complaint: str) -> str | None:
         LaunchError: this rank's complaint, if the others can no longer be asked.
     """
     try:
-        complaints = [str(ctx.broadcast(complaint, rank)) for rank in range(ctx.world_size)]
+        complaints = of_all(ctx, complaint)
     except IrisError as lost:
         if complaint:
             raise LaunchError(complaint) from lost

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from iris.bench import records
-from iris.bench.case import Case, without_sizes
+from iris.bench.case import Case
 from iris.bench.records import Record
 from iris.console import print_table
+from iris.results import without_sizes
 
 REFERENCE = "nccl"
 """The algorithm that speed-ups are relative to."""

@@ -7,10 +7,13 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import cache
+from typing import TypeVar
 
 import torch
 
 from iris.context import Iris
+
+T = TypeVar("T")
 
 _GPU_WARMUP, _GPU_ITERATIONS = 3, 11
 _SIM_WARMUP, _SIM_ITERATIONS = 1, 3
@@ -107,9 +110,14 @@ def host_seconds(ctx: Iris, call: Callable[[], object], calls: int) -> float:
     return statistics.median(taken)
 
 
+def of_all(ctx: Iris, value: T) -> list[T]:
+    """Every rank's ``value``, in rank order. Collective."""
+    return [ctx.broadcast(value, rank) for rank in range(ctx.world_size)]
+
+
 def slowest(ctx: Iris, value: float) -> float:
     """The largest of all ranks' values. Collective."""
-    return max(float(ctx.broadcast(value, rank)) for rank in range(ctx.world_size))
+    return max(map(float, of_all(ctx, value)))
 
 
 def _nothing() -> None:

@@ -152,9 +152,10 @@ def fence_async_proxy():
 
 
 @triton.jit
-def load_fresh(pointers, mask, other):
-    """Load the current value from memory, whichever rank wrote it; for words that are polled. Orders nothing."""
+def load_fresh(pointers, mask):
+    """Load the current value from memory, whichever rank wrote it, or 0 where masked; for words that are polled. Orders
+    nothing."""
     if on_amd():
-        return tl.load(pointers, mask=mask, other=other, cache_modifier=".cv")
+        return tl.load(pointers, mask=mask, other=0, cache_modifier=".cv")
     else:
-        return tl.load(pointers, mask=mask, other=other, volatile=True)
+        return tl.load(pointers, mask=mask, other=0, volatile=True)

@@ -270,18 +270,18 @@ def others(handle):
 
 
 @triton.jit
-def barrier(handle, site: tl.constexpr = SITE_BARRIER):
+def barrier(handle):
     """A barrier of all ranks of the job. Run by ONE program per rank.
 
     Sync: what each rank's program stored before the barrier, and what ran before that program's kernel on its stream,
     is visible to every rank's program after the barrier, and to what runs after that program's kernel.
     """
     peers, valid = everyone(handle)
-    _meet(peers, valid, handle, site)
+    _meet(peers, valid, handle)
 
 
 @triton.jit
-def barrier_among(members_ptr, count, handle, site: tl.constexpr = SITE_BARRIER):
+def barrier_among(members_ptr, count, handle):
     """:func:`barrier` of the ``count`` ranks listed at ``members_ptr`` (int32), this rank among them."""
     tl.static_assert(
         points_to(members_ptr, tl.int32) and is_whole(count),
@@ -289,7 +289,7 @@ def barrier_among(members_ptr, count, handle, site: tl.constexpr = SITE_BARRIER)
     )
     lanes = tl.arange(0, MAX_RANKS)
     valid = lanes < count
-    _meet(tl.load(members_ptr + lanes, mask=valid, other=rank(handle)), valid, handle, site)
+    _meet(tl.load(members_ptr + lanes, mask=valid, other=rank(handle)), valid, handle)
 
 
 @triton.jit
@@ -299,13 +299,13 @@ def barrier_kernel(handle, members_ptr, count):
 
 
 @triton.jit
-def _meet(peers, valid, handle, site: tl.constexpr):
+def _meet(peers, valid, handle):
     """Signal all ``peers`` and wait for them. Each pair of ranks counts the barriers that both took part in, so any mix
     of groups can share one set of flags."""
     flags, epochs = control_word(handle, BARRIER_FLAGS), control_word(handle, BARRIER_EPOCHS)
     wanted = following(tl.load(epochs + peers, mask=valid, other=0))
     signal_all(flags + rank(handle), wanted, peers, valid, handle)
-    wait_all(flags + peers, wanted, peers, valid, handle, site)
+    wait_all(flags + peers, wanted, peers, valid, handle, SITE_BARRIER)
     tl.store(epochs + peers, wanted, mask=valid)
     tl.debug_barrier()  # one thread stores each epoch, and all load it in the kernel's next barrier
 

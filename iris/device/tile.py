@@ -85,13 +85,13 @@ class Flags(NamedTuple):
     """
 
     turnstile: Any
-    ready: Any
-    split: Any
-    counters: Any
-    chunks: Any
-    blocks_per_chunk: Any
-    pieces: Any
-    piece_k: Any
+    ready: Any = None
+    split: Any = None
+    counters: Any = None
+    chunks: Any = 1
+    blocks_per_chunk: Any = 1
+    pieces: Any = 1
+    piece_k: Any = 1
 
 
 class Slots(NamedTuple):

@@ -63,7 +63,7 @@ def take_words(word_ptrs, epoch, peers, mask, handle, site: tl.constexpr = SITE_
     _require_warps(word_ptrs)
     require_site(site)
     mask = tl.broadcast_to(mask, word_ptrs.shape)
-    seen = load_fresh(word_ptrs, mask, 0)
+    seen = load_fresh(word_ptrs, mask)
     missing = _words_missing(seen)
     if missing > 0:
         started = clock_ns()
@@ -78,12 +78,12 @@ def take_words(word_ptrs, epoch, peers, mask, handle, site: tl.constexpr = SITE_
                 offset = first - own_base(handle)
                 stopped, gone = check_bounds(offset, epoch, NO_FLAG, peer, gone, started, handle, site)
                 polls = 0
-            seen = load_fresh(word_ptrs, mask, 0)
+            seen = load_fresh(word_ptrs, mask)
             missing = _words_missing(seen)
             polls += 1
     if repeated(word_ptrs):
         # Several threads hold the same word: the one that counts saw it arrive, the others may have looked earlier.
-        seen = load_fresh(word_ptrs, mask, 0)
+        seen = load_fresh(word_ptrs, mask)
         tl.debug_barrier()
     tl.store(word_ptrs, tl.zeros_like(seen) + NO_WORD, mask=mask)
     return seen.to(tl.int32)

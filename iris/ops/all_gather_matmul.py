@@ -66,7 +66,6 @@ import torch
 
 from iris.context import Iris
 from iris.device import schedule
-from iris.device.matmul import Crew
 from iris.device.tile import Flags, Matrix
 from iris.errors import ArgumentError, ShapeError
 from iris.ops.algorithms import GATHER, TRAITS
@@ -226,10 +225,7 @@ class _Call(OpCall):
     def push(self) -> None:
         config = self.config
         if config.comm_sms is None:
-            plan = replace(
-                self._plan(arrived_source, config.num_chunks), courier=push_courier,
-                couriers=config.num_sms or self.ctx.num_sms,
-            )  # fmt: skip
+            plan = replace(self._plan(arrived_source, config.num_chunks), courier=push_courier, couriers=self.programs)
         else:
             plan = self._carried(put_courier, GATHER_FLAGS // 2)
         staged, half_rows = self.workspace.stacked(self.problem.m, self.problem.k, self.a.dtype)
@@ -249,11 +245,11 @@ class _Call(OpCall):
         k_blocks = -(-cols // config.block_size_k)
         k_per_flag = min(max(config.k_per_flag, -(-k_blocks // most)), k_blocks)
         pieces = -(-k_blocks // k_per_flag)
-        dedicated = config.comm_programs(OP, self.ctx.num_sms)
+        dedicated = self.comm_programs
         first_couriers = max(dedicated, config.first_stage_fetch_sms or 0)
         units = (self.ctx.world_size - self.by_rows) * plan.chunks * pieces
         tiles = plan.shards * plan.tiles_per_shard(self.problem, config)
-        computing, across = (config.num_sms or self.ctx.num_sms) - dedicated, -(-self.problem.n // config.block_size_n)
+        computing, across = self.programs - dedicated, -(-self.problem.n // config.block_size_n)
         return replace(
             plan, courier=courier, piecewise=True, pieces=pieces, piece_k=k_per_flag * config.block_size_k,
             couriers=first_couriers, dedicated=dedicated, first_units=-(-units // config.num_fetch_stages),
@@ -264,7 +260,7 @@ class _Call(OpCall):
         own = row_major(self.workspace, self.a)
         plan = replace(
             self._plan(arrived_source, self.config.num_chunks), courier=None if self.by_rows else keep_courier,
-            couriers=0 if self.by_rows else self.config.num_sms or self.ctx.num_sms,
+            couriers=0 if self.by_rows else self.programs,
         )  # fmt: skip
         with self.workspace.engine.running():
             self._put(own, [chunks_of(own.shape[0], plan.chunks, self.config.block_size_m)] * self.ctx.world_size)
@@ -325,12 +321,11 @@ class _Call(OpCall):
     def baseline(self) -> None:
         (rows, cols), staged, config = self.a.shape, self._staged(), self.config
         blocks = -(-rows // config.comm_block_m) * -(-cols // config.comm_block_n)
-        programs = min(blocks, config.num_sms or self.ctx.num_sms)
-        flags = Flags(self.workspace.turnstile, None, None, None, 1, 1, 1, cols)
-        gather_kernel[(programs,)](
-            self.ctx.handle, flags, Matrix(self.a, *self.a.stride()), Matrix(staged, *staged.stride()), rows, cols,
-            Crew(programs, 0, 0, 1), rows, SITE=self.site, SEGMENTS=1 if self.by_rows else self.ctx.world_size,
-            COURIER_M=config.comm_block_m, COURIER_N=config.comm_block_n, num_warps=8,
+        gather_kernel[(min(blocks, self.programs),)](
+            self.ctx.handle, Flags(self.workspace.turnstile), Matrix(self.a, *self.a.stride()),
+            Matrix(staged, *staged.stride()), rows, cols, SITE=self.site,
+            SEGMENTS=1 if self.by_rows else self.ctx.world_size, COURIER_M=config.comm_block_m,
+            COURIER_N=config.comm_block_n, num_warps=8,
         )  # fmt: skip
         with self.workspace.engine.unbroken(announced=True):
             self.fill(staged)

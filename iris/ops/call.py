@@ -8,11 +8,12 @@ import torch
 
 from iris.context import Iris
 from iris.device.control import SITES
+from iris.device.tile import BIAS_ROW
 from iris.ops.config import FusedConfig
-from iris.ops.decomposed import Decomposition, bias_of
+from iris.ops.decomposed import Decomposition
 from iris.ops.exchange import Blocks
+from iris.ops.launching import run
 from iris.ops.local_matmul import plain_matmul
-from iris.ops.matmul import run
 from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.room import exchanged_blocks
@@ -54,6 +55,16 @@ class OpCall:
         """The op's number, for errors of waits."""
         return _SITES[self.problem.op]
 
+    @property
+    def programs(self) -> int:
+        """The most programs that run at once."""
+        return self.config.num_sms or self.ctx.num_sms
+
+    @property
+    def comm_programs(self) -> int:
+        """How many of them only communicate, for an algorithm that has such programs."""
+        return self.config.comm_programs(self.problem.op, self.ctx.num_sms)
+
     def launch(
         self,
         plan: Plan,
@@ -63,7 +74,7 @@ class OpCall:
         slots: object = None,
         config: FusedConfig | None = None,
     ) -> None:
-        """Launch Iris's matmul kernel as ``plan`` says; see :func:`iris.ops.matmul.run`."""
+        """Launch Iris's matmul kernel as ``plan`` says; see :func:`iris.ops.launching.run`."""
         run(
             self.ctx, self.problem, plan, self.output, self.a if a is None else a, self.b, self.bias, self.bias_is,
             config or self.config, self.workspace, self.trace, gathered, slots, self.scales,
@@ -83,7 +94,11 @@ class OpCall:
         if rows is None:
             self.multiply(self.output, a, self.bias)
         else:
-            self.multiply(rows.of(self.output), a, bias_of(rows, self.bias, self.bias_is), rows)
+            self.multiply(rows.of(self.output), a, self.bias_of(rows), rows)
+
+    def bias_of(self, rows: Rows) -> torch.Tensor | None:
+        """The bias for ``rows``: their part of it if there is one per row, else all of it."""
+        return self.bias if self.bias is None or self.bias_is != BIAS_ROW.value else rows.of(self.bias)
 
     def decomposition(self) -> Decomposition:
         """The small kernels and copies of this call."""

@@ -368,7 +368,7 @@ def _splits(problem: Problem, config: FusedConfig, target: Target, wide: bool) -
     splittable = wide or (kind in _STREAM_K and (problem.m > config.block_size_m or kind in _OF_FEW_ROWS))
     if has_no_tile(config) or config.algorithm == "pull" or not splittable:
         return ({},)
-    tiles = -(-problem.m // config.block_size_m) * -(-problem.n // config.block_size_n)
+    tiles = config.tiles(problem.m, problem.n)
     if -(-tiles // target.num_sms) * target.num_sms < _STREAM_K_FROM * tiles:
         return ({},)
     return {}, {"stream_k": True}, {"stream_k": True, "two_tiles": True}

@@ -20,7 +20,7 @@ from iris.ops.obstacles import has_no_tile, min_comm_programs, obstacle
 from iris.ops.operands import BIAS_KINDS, place_of
 from iris.ops.pick import can_run, has_row, pick_config
 from iris.ops.problem import QUANTISED, Problem
-from iris.ops.room import has_memory, needed_nbytes
+from iris.ops.room import has_room_for, needed_nbytes
 from iris.ops.scales import NO_SCALES, Scales
 from iris.ops.target import target_of
 from iris.ops.workspace import FusedWorkspace
@@ -96,7 +96,7 @@ def resolve(
     if key is not None and key not in (known := _settled(ctx)):
         # Settled only after the ranks have agreed: a rank that did not make this call would choose later, with another
         # heap. A call that finds no memory for any algorithm settles nothing: the next one may find more.
-        if problem.world_size == 1 or has_memory(ctx, problem, chosen, workspace, scales_nbytes):
+        if problem.world_size == 1 or has_room_for(ctx, problem, chosen, workspace, scales_nbytes):
             known[key] = chosen
             if ctx.rank == 0:
                 _tell(ctx, problem, chosen, fitting, key, workspace)
@@ -139,7 +139,7 @@ def _tell(
         ctx.debug(f"{taken}, as blocks have scales, with which the library's matmul is faster than {best.algorithm}'s")
     elif best.algorithm not in key.may:
         ctx.debug(f"{taken}, as this call's operands, trace or workspace rule out {best.algorithm}")
-    elif has_memory(ctx, problem, best, workspace, key.scales_nbytes):
+    elif has_room_for(ctx, problem, best, workspace, key.scales_nbytes):
         ctx.debug(f"{taken}, as {best.algorithm} would leave no program to compute")
     elif workspace is not None:
         ctx.debug(f"{taken}, as the workspace has no room for {best.algorithm}")
@@ -294,10 +294,10 @@ def _that_fits(ctx: Iris, key: _Choice, workspace: FusedWorkspace | None) -> Fus
     while True:
         config = completed(picked)
         if picked.algorithm in may and min_comm_programs(problem.op, config) < (config.num_sms or ctx.num_sms):
-            fits = has_memory(ctx, problem, config, workspace, key.scales_nbytes)
+            fits = has_room_for(ctx, problem, config, workspace, key.scales_nbytes)
             if not fits and not too_large and workspace is None:
                 ctx.collect(problem.op)  # memory that all ranks have released meanwhile may be enough
-                fits = has_memory(ctx, problem, config, workspace, key.scales_nbytes)
+                fits = has_room_for(ctx, problem, config, workspace, key.scales_nbytes)
             if fits:
                 return config
             too_large.append(picked)

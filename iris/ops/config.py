@@ -10,7 +10,7 @@ import torch
 
 from iris.errors import ArgumentError
 from iris.ops.algorithms import EXCHANGING
-from iris.ops.rows import Rows, chunks_of
+from iris.ops.rows import Rows, chunks_of, evenly
 
 LAYOUTS = ("k_contiguous", "m_contiguous")
 """Layouts of staged A: row by row, or column by column."""
@@ -205,9 +205,21 @@ class FusedConfig:
                 given_up["first_stage_fetch_sms"] = None
         return replace(self, **{**given_up, **values})
 
+    def tiles(self, rows: int, cols: int) -> int:
+        """The number of tiles in a matrix of ``rows`` × ``cols``."""
+        return -(-rows // self.block_size_m) * -(-cols // self.block_size_n)
+
     def groups(self, rows: int) -> int:
         """The number of groups, of ``group_size_m`` rows of tiles each, in ``rows`` rows."""
         return -(-rows // (self.block_size_m * self.group_size_m))
+
+    def cut_in_groups(self, rows: int, most: int | None = None) -> tuple[int, int]:
+        """The number of chunks, at most ``most`` (None: as many as possible), in which ``rows`` travel as their tiles
+        are finished, and the rows of tiles in each. A chunk is whole groups, so that its tiles are consecutive and its
+        rows complete."""
+        groups = self.groups(rows)
+        count, each = evenly(groups, most or groups)
+        return count, each * self.group_size_m
 
     def cut(self, rows: int) -> list[Rows]:
         """``rows`` in chunks, as ``decomposed`` cuts them."""
@@ -225,8 +237,7 @@ class FusedConfig:
         return -(-self.owners_per_matmul * chunks[0].count // chunks[chunk].count)
 
     def comm_programs(self, op: str, num_sms: int) -> int:
-        """The number of programs that only move data, for an algorithm that has such programs: ``comm_sms``, or an
-        eighth of those launched.
+        """The number of programs that only move data, for an algorithm that has such programs.
 
         Raises:
             ArgumentError: no program would be left to compute.
@@ -234,6 +245,10 @@ class FusedConfig:
         programs = self.num_sms or num_sms
         if programs < 2:
             raise ArgumentError(op, "config.num_sms", f"at least 2 for {self.algorithm}", programs)
+        return self.senders_among(programs)
+
+    def senders_among(self, programs: int) -> int:
+        """How many of ``programs`` only move data: ``comm_sms``, or an eighth."""
         return self.comm_sms or max(1, programs // 8)
 
     def launch_options(self, target: Target) -> dict[str, int]:

@@ -23,7 +23,6 @@ import triton.language as tl
 from iris.context import Iris
 from iris.device import handle as handles
 from iris.device.sync import COPIED, others, signal_all, wait, wait_all
-from iris.device.tile import BIAS_ROW
 from iris.device.turnstile import NEXT_EPOCH, coming_epoch, enter, leave, wait_entered
 from iris.engine import CopyEngine
 from iris.ops.config import flagged_one_by_one
@@ -82,11 +81,6 @@ def landing_kernel(handle, turnstile, ready, sent, chunk, SITE: tl.constexpr):
 def exit_kernel(handle, turnstile, SITE: tl.constexpr, MEET: tl.constexpr):
     """End the call; see :func:`iris.device.turnstile.leave`."""
     leave(turnstile, coming_epoch(turnstile), handle, SITE, MEET)
-
-
-def bias_of(rows: Rows, bias: torch.Tensor | None, bias_is: int) -> torch.Tensor | None:
-    """The bias for ``rows``: their part of it if there is one per row, else all of it."""
-    return bias if bias is None or bias_is != BIAS_ROW.value else rows.of(bias)
 
 
 def lanes_for(dtype: torch.dtype) -> int:

@@ -45,8 +45,8 @@ from iris.ops.rows import columns_in_vectors
 from iris.ops.words import in_words, word_dtype, words_nbytes
 from iris.ops.workspace import FusedWorkspace
 
-MAX_PROGRAMS = 512
-FLAGS = 2 * MAX_RANKS.value * MAX_PROGRAMS
+MAX_PROGRAMS: tl.constexpr = tl.constexpr(512)
+FLAGS = 2 * MAX_RANKS.value * MAX_PROGRAMS.value
 """Flags of a workspace: one per rank and program for parts, and as many for sums."""
 _MIN_ELEMENTS, _MAX_ELEMENTS = 512, 8192
 """Elements that a program moves at a time, with flags: the fewest and the most."""
@@ -196,7 +196,6 @@ def exchange_kernel(
     BY_ROWS: tl.constexpr,
     BIAS: tl.constexpr,
     ACC_DTYPE: tl.constexpr,
-    FLAGS_EACH: tl.constexpr,
     ROWS_IN_VECTORS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -224,8 +223,8 @@ def exchange_kernel(
         lanes = tl.arange(0, MAX_RANKS)
         others = (lanes < WORLD) & (lanes != me)
         peers = tl.where(others, lanes, me)
-        signal_all(ready + me * FLAGS_EACH + program, epoch, peers, others, handle)
-        wait_all(ready + peers * FLAGS_EACH + program, epoch, peers, others, handle, SITE)
+        signal_all(ready + me * MAX_PROGRAMS + program, epoch, peers, others, handle)
+        wait_all(ready + peers * MAX_PROGRAMS + program, epoch, peers, others, handle, SITE)
         for block in range(program, blocks, tl.num_programs(0)):
             tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
             if TOTAL:
@@ -245,9 +244,9 @@ def exchange_kernel(
                     c = tile.cols if BY_ROWS else tile.cols + source * cols
                     tl.store(tile_pointers(result, result.ptr, r, c), value, mask=tile_mask(tile))
         if EVERYWHERE:
-            sums = ready + WORLD * FLAGS_EACH
-            signal_all(sums + me * FLAGS_EACH + program, epoch, peers, others, handle)
-            wait_all(sums + peers * FLAGS_EACH + program, epoch, peers, others, handle, SITE)
+            sums = ready + WORLD * MAX_PROGRAMS
+            signal_all(sums + me * MAX_PROGRAMS + program, epoch, peers, others, handle)
+            wait_all(sums + peers * MAX_PROGRAMS + program, epoch, peers, others, handle, SITE)
     end_own_epoch(epochs, epoch, tl.num_programs(0))
 
 
@@ -385,7 +384,7 @@ def exchange(
     programs = (
         ctx.num_sms * _programs_per_sm(ctx.world_size, ctx.backend_name)
         if blocks.words
-        else min(ctx.num_sms, MAX_PROGRAMS)
+        else min(ctx.num_sms, MAX_PROGRAMS.value)
     )
     epochs = workspace.scratch("epochs", programs, torch.int32)
     if blocks.words:
@@ -398,5 +397,5 @@ def exchange(
         )  # fmt: skip
     else:
         exchange_kernel[(programs,)](
-            ctx.handle, epochs, workspace.ready, inbox, half, *operands, FLAGS_EACH=MAX_PROGRAMS, **constants,
+            ctx.handle, epochs, workspace.ready, inbox, half, *operands, **constants,
         )  # fmt: skip

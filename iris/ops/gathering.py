@@ -15,7 +15,7 @@ from iris.device import handle as handles
 from iris.device import peer as peers
 from iris.device.arch import copy_stages, fence_async_proxy
 from iris.device.handle import MAX_RANKS
-from iris.device.matmul import ring_start
+from iris.device.matmul import Crew, ring_start
 from iris.device.sync import arrive, signal, signal_all, wait_leading
 from iris.device.tile import block_at, tile_pointers
 from iris.device.turnstile import enter, leave, wait_all_entered, wait_entered
@@ -222,13 +222,13 @@ def _abreast(unit, turns, chunks, crew):
 
 @triton.jit
 def gather_kernel(
-    handle, flags, own, a, M, K, crew, chunk_rows,
+    handle, flags, own, a, M, K,
     SITE: tl.constexpr, SEGMENTS: tl.constexpr, COURIER_M: tl.constexpr, COURIER_N: tl.constexpr,
 ):  # fmt: skip
     """The collective alone: store this rank's part of A into every rank's staging memory."""
     epoch = enter(flags.turnstile, handle)
-    program = tl.program_id(0)
+    program, crew = tl.program_id(0), Crew(tl.num_programs(0), 0, 0, 1)
     last = handles.world_size(handle)
     wait_all_entered(flags.turnstile, epoch, handle, SITE)
-    _spread(handle, own, a, flags, epoch, program, crew, M, K, chunk_rows, 0, last, SEGMENTS, COURIER_M, COURIER_N)
+    _spread(handle, own, a, flags, epoch, program, crew, M, K, M, 0, last, SEGMENTS, COURIER_M, COURIER_N)
     leave(flags.turnstile, epoch, handle, SITE)

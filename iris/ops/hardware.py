@@ -51,11 +51,14 @@ class Hardware:
     store_bytes_per_s: float | None = None
     load_bytes_per_s: float | None = None
 
+    def format_of(self, dtype: torch.dtype) -> str:
+        """The number format in which it multiplies ``dtype``: hardware without TF32 multiplies float32 unrounded."""
+        name = number_format(dtype)
+        return "fp32" if name == "tf32" and name not in self.peak_flops else name
+
     def matmul_flops(self, dtype: torch.dtype) -> float | None:
         """The rate that a local matmul of ``dtype`` can have, per second: measured if known, else the peak."""
-        name = number_format(dtype)
-        if name == "tf32" and name not in self.peak_flops:  # hardware without TF32 multiplies float32 unrounded
-            name = "fp32"
+        name = self.format_of(dtype)
         return self.sustained_flops.get(name, self.peak_flops.get(name))
 
     def received_bytes_per_s(self, world_size: int) -> float:

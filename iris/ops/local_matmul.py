@@ -22,7 +22,7 @@ from iris.device.tile import local_sink, tile_mask, tile_pointers
 from iris.ops.algorithms import LOCAL
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
-from iris.ops.matmul import run
+from iris.ops.launching import run
 from iris.ops.operands import bias_kind, check_operands, check_rows_of_b, check_shape, has_contiguous_rows
 from iris.ops.plan import Plan
 from iris.ops.problem import QUANTISED, Problem
@@ -109,7 +109,7 @@ def _multiply(
     chosen = resolve(ctx, problem, config, workspace, trace, scales=scales)
     plan = Plan(SITE_MATMUL.value, alone=True, sink=sink, sliced=True)
     if workspace is None:
-        flags = ctx.kept((OP, chosen.algorithm), lambda: local_workspace(ctx))
+        flags = ctx.kept(OP, lambda: local_workspace(ctx))
     else:
         flags = workspace_for(ctx, OP, chosen.algorithm, workspace)
     run(ctx, problem, plan, output, A, B, bias, bias_is, chosen, flags, trace_of(ctx, op, trace), scales=scales)
@@ -123,7 +123,7 @@ def plain_matmul(
     bias: torch.Tensor | None,
     scales: Scales,
     config: FusedConfig,
-    trace: Trace | None = None,
+    trace: Trace | None,
 ) -> None:
     """``output = a @ b * scales + bias`` by PyTorch's library. Iris's kernel computes it instead, with flags from the
     call's ``workspace``, if ``config.own_matmul`` is set; and for 8-bit dtypes if ``config.num_sms`` is set, or, with a

@@ -108,7 +108,6 @@ from iris.ops.reduction import (
 )
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
-from iris.ops.rows import evenly
 from iris.ops.words import sent_in_words, word_dtype
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
@@ -245,7 +244,7 @@ def copied_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.co
         total = collected(handle, slots, acc, tile, flags, epoch, SITE)
         local_sink(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
     else:
-        keep(handle, slots, acc.to(c.ptr.dtype.element_ty), tile)
+        keep(slots, acc.to(c.ptr.dtype.element_ty), tile)
 
 
 @replayed
@@ -344,8 +343,7 @@ class _Call(SumCall):
         config, world, rank, engine = self.config, self.ctx.world_size, self.ctx.rank, self.workspace.engine
         rows = self.problem.m // world
         blocks, across = -(-rows // config.block_size_m), -(-self.problem.n // config.block_size_n)
-        # A chunk is whole groups of block rows, so that its tiles are consecutive and its rows complete.
-        chunk_blocks = evenly(config.groups(rows), config.num_chunks)[1] * config.group_size_m
+        _, chunk_blocks = config.cut_in_groups(rows, config.num_chunks)
         chunk_rows = chunk_blocks * config.block_size_m
         # A round is a chunk: this rank's tiles in it wait for whole chunks from the peers, which must compute them
         # before they wait themselves.

@@ -75,7 +75,6 @@ from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
-from iris.ops.rows import evenly
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -264,9 +263,9 @@ class _Call(OpCall):
         self._launch_with(relay_courier)
 
     def streams(self) -> None:
-        senders = self.config.comm_programs(OP, self.ctx.num_sms)
+        senders = self.comm_programs
         plan = replace(self._plan(), meet=False)
-        computing = replace(self.config, num_sms=(self.config.num_sms or self.ctx.num_sms) - senders)
+        computing = replace(self.config, num_sms=self.programs - senders)
         self.workspace.engine.then(
             lambda: self.launch(plan, slots=Slots(done=self.workspace.ready), config=computing),
             # The second kernel has a turnstile of its own, which counts the same calls.
@@ -313,29 +312,26 @@ class _Call(OpCall):
 
     def _launch_with(self, courier: Any) -> None:
         """Launch the matmul; some of its programs only send, by ``courier``."""
-        senders = self.config.comm_programs(OP, self.ctx.num_sms)
+        senders = self.comm_programs
         plan = replace(self._plan(), courier=courier, couriers=senders, dedicated=senders)
         self.launch(plan, slots=Slots(done=self.workspace.ready))
 
     def _plan(self, wanted_chunks: int | None = None) -> Plan:
-        """What the plans of all algorithms that send chunks have in common; None: as many chunks as possible. A chunk
-        is whole groups of block rows, so that its tiles are consecutive and its rows complete."""
-        config = self.config
-        groups = config.groups(self.problem.m)
-        count, per_chunk = evenly(groups, wanted_chunks or groups)
-        tiles = per_chunk * config.group_size_m * -(-self.problem.n // config.block_size_n)
+        """What the plans of all algorithms that send chunks have in common; None: as many chunks as possible."""
+        count, blocks = self.config.cut_in_groups(self.problem.m, wanted_chunks)
+        rows = blocks * self.config.block_size_m
         return Plan(
-            self.site, after=counted_after, eager=True, chunks=count, blocks_per_chunk=tiles, counts=count,
-            chunk_rows=per_chunk * config.group_size_m * config.block_size_m,
+            self.site, after=counted_after, eager=True, chunks=count, counts=count, chunk_rows=rows,
+            blocks_per_chunk=self.config.tiles(rows, self.problem.n),
         )  # fmt: skip
 
     def _send_all(self, first: int = 0) -> None:
         """Store the rows from ``first`` on at all peers, with all programs, and meet the peers."""
-        self._send(self.workspace.turnstile, self.config.num_sms or self.ctx.num_sms, first)
+        self._send(self.workspace.turnstile, self.programs, first)
 
     def _send(self, turnstile: torch.Tensor, programs: int, first: int = 0, chunk_rows: int | None = None) -> None:
         """Launch :func:`send_kernel`. ``chunk_rows``: beside the matmul, in chunks of so many rows."""
-        flags = Flags(turnstile, self.workspace.ready, None, None, 1, 1, 1, 1)
+        flags = Flags(turnstile, self.workspace.ready)
         send_kernel[(programs,)](
             self.ctx.handle, flags, Matrix(self.output, *self.output.stride()), first, self.problem.m, self.problem.n,
             chunk_rows or self.problem.m, SITE=self.site, BESIDE=chunk_rows is not None,

@@ -97,7 +97,7 @@ def keep_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl
     if tile.shard == handles.rank(handle):
         _store_rows(handle, c, collected(handle, slots, acc, tile, flags, epoch, SITE), bias_ptr, tile, BIAS)
     else:
-        keep(handle, slots, acc.to(c.ptr.dtype.element_ty), tile)
+        keep(slots, acc.to(c.ptr.dtype.element_ty), tile)
 
 
 @triton.jit

@@ -14,8 +14,8 @@ _SUM_NBYTES = 4
 """Bytes of a float32 sum. Before a tile is added by atomics, threads exchange its sums through shared memory."""
 _WORDS_SHARED = 0.25
 """The share of a tile's words that is in shared memory at a time when threads exchange them (gfx942)."""
-_ACCUMULATORS = 128
-"""float32 sums that a thread keeps in registers; more are spilled to memory."""
+SUMS_PER_THREAD = 128
+"""float32 sums that a thread keeps in registers, half of the 255 that it can have; more are spilled to memory."""
 
 
 def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | None:
@@ -71,8 +71,8 @@ def too_large(problem: Problem, config: FusedConfig, target: Target) -> str | No
     if config.num_warps > most_warps(backend):
         return f"{config.num_warps} warps: {most_warps(backend)} at most"
     threads = config.num_warps * (32 if backend == "cuda" else 64)
-    if m * n > _ACCUMULATORS * threads:
-        return f"{m * n // threads} sums per thread: {_ACCUMULATORS} at most"
+    if m * n > SUMS_PER_THREAD * threads:
+        return f"{m * n // threads} sums per thread: {SUMS_PER_THREAD} at most"
     return None
 
 

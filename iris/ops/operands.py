@@ -11,14 +11,12 @@ import torch
 from iris.context import Iris
 from iris.device import tile
 from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
-from iris.ops.problem import DTYPES, QUANTISED, output_dtypes
+from iris.ops.problem import DTYPES, MAX_EXTENT, QUANTISED, output_dtypes
 from iris.ops.scales import Scales, check_contiguous, scales_of
 from iris.ops.target import multiplies_fp8
 from iris.symmetric import whereabouts
 from iris.tensors import check_dense, has_memory, has_tangent
 
-_MOST = 1 << 30
-"""Kernels count rows and columns in 32 bits, and add up to twice as many."""
 BIAS_KINDS = {
     tile.BIAS_NONE.value: "no bias", tile.BIAS_COLUMN.value: "bias per column", tile.BIAS_ROW.value: "bias per row",
 }  # fmt: skip
@@ -51,8 +49,8 @@ def check_operands(
             raise ShapeError(op, argument, "2 dimensions", f"{matrix.dim()}: {tuple(matrix.shape)}")
         if 0 in matrix.shape:
             raise ShapeError(op, argument, "at least one row and column", tuple(matrix.shape))
-        if max(matrix.shape) > _MOST:
-            raise ShapeError(op, argument, f"at most {_MOST} rows and columns", tuple(matrix.shape))
+        if max(matrix.shape) > MAX_EXTENT:
+            raise ShapeError(op, argument, f"at most {MAX_EXTENT} rows and columns", tuple(matrix.shape))
         if matrix.device != ctx.device:
             raise PlacementError(op, argument, f"a tensor on {ctx.device}", matrix.device)
         _check_memory(op, argument, matrix)

@@ -17,7 +17,7 @@ from iris.ops.hardware import HARDWARE, Hardware, hardware, number_format
 from iris.ops.model import predicted_s
 from iris.ops.model.machine import machine
 from iris.ops.obstacles import obstacle
-from iris.ops.problem import DTYPES, Problem
+from iris.ops.problem import DTYPES, MAX_EXTENT, Problem
 
 _BACKENDS = ("cuda", "hip", "sim")
 _REMEMBERED = 1 << 15
@@ -91,6 +91,11 @@ def _check_sizes(problem: Problem) -> None:
     """Raise ArgumentError if no call can have these sizes."""
     for name in ("m", "n", "k", "world_size"):
         _check_count(f"problem.{name}", getattr(problem, name))
+        if getattr(problem, name) > MAX_EXTENT:
+            raise ArgumentError("pick_config", f"problem.{name}", f"at most {MAX_EXTENT}", getattr(problem, name))
+    if problem.gather_dim not in ((0, 1) if problem.op == GATHER else (None,)):
+        expected = "0 or 1" if problem.op == GATHER else "None, as nothing is gathered"
+        raise ArgumentError("pick_config", "problem.gather_dim", expected, repr(problem.gather_dim))
     if problem.world_size > MAX_RANKS:
         raise ArgumentError("pick_config", "problem.world_size", f"at most {MAX_RANKS}", problem.world_size)
     if problem.op in (GATHER, REDUCE_SCATTER):

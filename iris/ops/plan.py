@@ -96,7 +96,7 @@ class Plan:
 
     def tiles_per_shard(self, problem: Problem, config: FusedConfig) -> int:
         """Tiles of the output that belong to one rank."""
-        tiles = -(-self.rows(problem) // config.block_size_m) * -(-problem.n // config.block_size_n)
+        tiles = config.tiles(self.rows(problem), problem.n)
         return tiles if self.sharded else -(-tiles // self.shards)
 
 

@@ -13,6 +13,8 @@ QUANTISED = (torch.int8, torch.float8_e4m3fn)
 """Input dtypes of 8 bits, whose products may be scaled."""
 DTYPES = (*FLOATS, *QUANTISED)
 """Input dtypes that every op takes."""
+MAX_EXTENT = 1 << 30
+"""Kernels count rows and columns in 32 bits, and add up to twice as many."""
 
 
 def output_dtypes(dtype: torch.dtype, *, scaled: bool = False) -> tuple[torch.dtype, ...]:

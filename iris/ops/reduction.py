@@ -44,10 +44,10 @@ from iris.device.tile import (
 )
 from iris.device.turnstile import coming_epoch, enter, leave, wait_all_entered
 from iris.ops.call import OpCall
-from iris.ops.decomposed import Landing, bias_of, reduce_in_ring, wait_landed
+from iris.ops.decomposed import Landing, reduce_in_ring, wait_landed
 from iris.ops.exchange import exchange
+from iris.ops.launching import accumulator_of
 from iris.ops.local_matmul import add_product
-from iris.ops.matmul import accumulator_of
 from iris.ops.plan import Plan
 from iris.ops.rows import Rows, chunks_of, owned_from, owner_groups, summing_step
 from iris.ops.words import tiles_sent
@@ -77,7 +77,7 @@ def delivered_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: 
 
 
 @triton.jit
-def keep(handle, slots, value, tile):
+def keep(slots, value, tile):
     """Leave ``value``, this rank's part of a tile, for the copy engine."""
     tl.store(slot_pointers(slots.outgoing, tile.shard, tile, value.shape[0], value.shape[1]), value)
 
@@ -260,7 +260,7 @@ class SumCall(OpCall):
         def multiply(rows: Rows, begun: bool, last: bool) -> None:
             mine = Rows(rows.first - top, rows.count)
             total, a = mine.of(self.output) if last else rows.of(sums), rows.of(self.a)
-            bias = bias_of(mine, self.bias, self.bias_is) if last else None
+            bias = self.bias_of(mine) if last else None
             if not begun:
                 self.multiply(total, a, bias, rows)
                 return
@@ -384,7 +384,7 @@ class SumCall(OpCall):
     def _summing(self, rows: Rows) -> int:
         """Programs of a kernel that sums these rows. None waits for a later one, so they need not all be resident."""
         blocks = -(-max(1, rows.count) // self.config.comm_block_m) * -(-self.problem.n // self.config.comm_block_n)
-        return min(blocks, _SUM_PROGRAMS * (self.config.num_sms or self.ctx.num_sms))
+        return min(blocks, _SUM_PROGRAMS * (self.programs))
 
     def _sum_options(self) -> dict[str, Any]:
         return {

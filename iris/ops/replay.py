@@ -56,14 +56,13 @@ class _Seen:
 
 
 class Replays:
-    """The calls that one context has made; ``on``: whether they are replayed at all.
+    """The calls that one context has made.
 
     Each stream has a place of its own in which its calls are captured: graphs captured in one place share scratch
     memory, and calls on different streams may run at the same time.
     """
 
-    def __init__(self, device: torch.device, on: bool = True) -> None:
-        self.on = on
+    def __init__(self, device: torch.device) -> None:
         self._calls: dict[Hashable, _Seen] = {}
         self._turn = 0
         self._places: dict[torch.cuda.Stream, Place] = {}
@@ -191,8 +190,8 @@ def _replays_of(ctx: Iris) -> Replays | None:
     """The remembered calls of ``ctx``; None if the current call is not to be replayed."""
     if ctx.backend_name != "cuda":
         return None
-    replays: Replays = ctx.kept(Replays, lambda: Replays(ctx.device, on=_switched_on(ctx)))
-    return replays if replays.on and not torch.cuda.is_current_stream_capturing() else None
+    replays: Replays | None = ctx.kept(Replays, lambda: Replays(ctx.device) if _switched_on(ctx) else None)
+    return None if torch.cuda.is_current_stream_capturing() else replays
 
 
 def _switched_on(ctx: Iris) -> bool:

@@ -20,7 +20,6 @@ from iris.ops.workspace import (
     FusedWorkspace,
     size_class,
     stacked_nbytes,
-    staging_fits,
     workspace_for,
     workspace_nbytes,
 )
@@ -89,13 +88,17 @@ def memory_of(
         raise HeapError(f"{error} With room for the scales that it gathers: heap_size={enough}.") from error
 
 
-def has_memory(
+def has_room_for(
     ctx: Iris, problem: Problem, config: FusedConfig, workspace: FusedWorkspace | None, scales_nbytes: int
 ) -> bool:
     """Whether :func:`memory_of` would find a workspace, or could make one and leave room for ``scales_nbytes``; the
     same on all ranks."""
     needed = _room_in(ctx, problem, config, workspace)
-    return staging_fits(ctx, problem.op, config.algorithm, workspace, *needed, scales_nbytes)
+    if workspace is not None:  # memory_of refuses what is no workspace
+        return not isinstance(workspace, FusedWorkspace) or workspace.has_room(*needed)
+    sizes = size_class(*needed)
+    there = ctx.has_workspace((problem.op, config.algorithm, *sizes))
+    return there or ctx.heap_largest_free_bytes >= workspace_nbytes(*sizes) + scales_nbytes
 
 
 def needed_nbytes(ctx: Iris, problem: Problem, config: FusedConfig) -> int:

@@ -64,7 +64,7 @@ def tiles_sent(problem: Problem, config: FusedConfig) -> tuple[int, int]:
     world = problem.world_size
     by_rows = problem.op == REDUCE_SCATTER or config.algorithm == "copy_engine"
     rows = -(-problem.m // world) if by_rows else problem.m
-    tiles = -(-rows // config.block_size_m) * -(-problem.n // config.block_size_n)
+    tiles = config.tiles(rows, problem.n)
     if config.algorithm == "one_shot":
         return 1, tiles
     return 1 if config.algorithm == "atomic" else world, tiles if by_rows else -(-tiles // world)

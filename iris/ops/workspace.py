@@ -7,15 +7,13 @@ from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Integral
-from typing import Any
 
 import torch
 
 from iris.context import MAX_RANKS, Iris, require_context
 from iris.device import turnstile
 from iris.engine import CopyEngine
-from iris.errors import ArgumentError, CaptureError, HeapError
+from iris.errors import ArgumentError, CaptureError, HeapError, whole_number
 from iris.heap import align_up, format_bytes
 from iris.live import Live
 from iris.ops.algorithms import LOCAL, TRAITS, algorithms
@@ -62,6 +60,9 @@ class FusedWorkspace(Live):
         """Whether there are flags for all that its algorithm sends. If so, nothing travels as words: in memory where
         words are awaited, nothing else must ever be stored."""
         return bool(self.ready.numel() > MIN_FLAGS)
+
+    def has_room(self, staging_nbytes: int, num_flags: int) -> bool:
+        return bool(self.staging.numel() >= staging_nbytes and self.ready.numel() >= num_flags)
 
     def staged(self, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
         """The start of the staging memory as a matrix."""
@@ -175,7 +176,7 @@ def workspace_for(
             f"one for {workspace.op}, {workspace.algorithm}" + ("" if workspace.ctx is ctx else ", on another context"),
             f"Make it with {call}, {staging_nbytes}, {num_flags}).",
         )  # fmt: skip
-    if workspace.staging.numel() < staging_nbytes or workspace.ready.numel() < num_flags:
+    if not workspace.has_room(staging_nbytes, num_flags):
         raise ArgumentError(
             op, "workspace", f"{format_bytes(staging_nbytes)} of staging memory and {num_flags} flags",
             f"{format_bytes(workspace.staging.numel())} and {workspace.ready.numel()}",
@@ -187,26 +188,6 @@ def workspace_for(
 def _call_for(op: str, algorithm: str) -> str:
     """The start of the call that makes a workspace."""
     return f'iris.ops.new_workspace(ctx, "{op}", "{algorithm}"'
-
-
-def staging_fits(
-    ctx: Iris,
-    op: str,
-    algorithm: str,
-    workspace: FusedWorkspace | None,
-    staging_nbytes: int,
-    num_flags: int,
-    beside_nbytes: int,
-) -> bool:
-    """Whether :func:`workspace_for` would find this much staging memory and so many flags, or could make them and leave
-    ``beside_nbytes`` of the heap free; the same on all ranks."""
-    if workspace is not None:
-        if type(workspace) is not FusedWorkspace:
-            return True  # to be refused by workspace_for
-        return workspace.staging.numel() >= staging_nbytes and workspace.ready.numel() >= num_flags
-    size, flags = size_class(staging_nbytes, num_flags)
-    there = ctx.has_workspace((op, algorithm, size, flags))
-    return there or ctx.heap_largest_free_bytes >= workspace_nbytes(size, flags) + beside_nbytes
 
 
 def workspace_nbytes(staging_nbytes: int, num_flags: int) -> int:
@@ -224,7 +205,7 @@ def size_class(staging_nbytes: int, num_flags: int) -> tuple[int, int]:
     return power_of_two(staging_nbytes), max(MIN_FLAGS, power_of_two(num_flags))
 
 
-def stacked_nbytes(rows: int, cols: int, dtype: torch.dtype, workspace: FusedWorkspace | None = None) -> int:
+def stacked_nbytes(rows: int, cols: int, dtype: torch.dtype, workspace: FusedWorkspace | None) -> int:
     """Bytes of staging memory in which two such matrices fit, each in its own half (:meth:`FusedWorkspace.stacked`).
     Each takes one more row if the middle of the context's own workspace may lie within a row, or if ``workspace`` is
     too small for both."""
@@ -271,9 +252,8 @@ def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, n
     known = algorithms(op)  # of an op of the user's: none
     if known and algorithm not in known:
         raise ArgumentError("new_workspace", "algorithm", f"one of {op}: {', '.join(known)}", repr(algorithm))
-    sizes: dict[str, Any] = {"staging_nbytes": staging_nbytes, "num_flags": num_flags}
-    for name, count in sizes.items():
-        if isinstance(count, bool) or not isinstance(count, Integral) or count < 0:
+    for name, count in {"staging_nbytes": staging_nbytes, "num_flags": num_flags}.items():
+        if whole_number(count) < 0:
             raise ArgumentError("new_workspace", name, "a whole number, 0 or more", repr(count))
     _refuse_in_capture(ctx, op)
     return _made(ctx, op, algorithm, staging_nbytes, num_flags, CopyEngine(ctx), _in_words(op, algorithm))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from iris.console import counted, print_table
 from iris.errors import ArgumentError
 from iris.report.study import describe, in_words, time_of
-from iris.results import COMPARATORS, OPPONENTS, Result, Value, newest
+from iris.results import COMPARATORS, OPPONENTS, Result, newest, without_sizes
 
 REGRESSIONS = ("slower", "broken", "gone")
 MIN_CALLS = 3
@@ -175,7 +175,8 @@ def _row(change: Change, rivals: Rivals, with_hardware: bool) -> list[str]:
     result = change.result
     times = [_time(change.before), _time(change.after)]
     moved = [_percent(rivals.ratio(change, rival)) for rival in OPPONENTS]
-    where = [change.kind, result.case, str(result.world_size), describe(_told(result.params))]
+    told = {name: result.params[name] for name in without_sizes(result.params)}
+    where = [change.kind, result.case, str(result.world_size), describe(told)]
     failed = {"broken": change.after, "mended": change.before}.get(change.kind)
     why = failed.failure or "" if failed is not None else ""
     return [*where, result.hardware if with_hardware else "", *times, _percent(change.ratio), *moved, why]
@@ -187,11 +188,6 @@ def _counts(changed: Sequence[Change]) -> list[list[str]]:
     ordered = sorted(found.items(), key=lambda item: (_ALONE.index(item[0][0]), *item[0][1:]))
     blank = [""] * (len(_HEADINGS) - 4)
     return [[kind, case, str(size), counted(count, "case"), *blank] for (kind, case, size), count in ordered]
-
-
-def _told(params: Mapping[str, Value]) -> dict[str, Value]:
-    """Parameters without the sizes of one rank, if there is the shape of the whole, from which these follow."""
-    return {name: value for name, value in params.items() if "shape" not in params or name not in ("m", "n", "k")}
 
 
 def _percent(ratio: float | None) -> str:

@@ -46,7 +46,6 @@ ALGORITHMS = (
     Tone("low_latency_two_shot", "#2f6f6f", "#8fd0d0", "D"),
     Tone("baseline", "#6b5a86", "#b3a2d0", "*"),
     Tone("local", "#3a6ea5", "#8db8e8", "s"),
-    Tone("stream_k", "#a0522d", "#dd9b78", "D"),
     Tone("stream_k_one_tile", "#7a3e9d", "#c79be0", "^"),
     Tone("stream_k_two_tiles", "#a3561f", "#dea177", "v"),
     Tone("kernel", "#4b7f52", "#93c99a", "D"),

@@ -306,8 +306,7 @@ def _plain(value: Value) -> str:
 
 def _time_cell(problem: Problem, result: Result) -> Cell:
     if result.time is None:
-        word = "wrong result" if result.wrong else "failed" if result.skipped is None else "skipped"
-        return Cell(word, _wrong(result))
+        return Cell(result.outcome, _wrong(result))
     best = result.algorithm in problem.complete and time_of(result) == problem.best_ms
     return Cell(in_words(time_of(result)), "best" if best else "")
 

@@ -18,7 +18,7 @@ from iris import ops
 from iris.bench.cases.operands import B_LAYOUTS, ROW_MAJOR
 from iris.bench.dataset import Dataset
 from iris.bench.driver import as_failure, sheltered
-from iris.bench.options import add_heap_size, add_num_ranks, positive, ranks_to_start, seconds
+from iris.bench.options import add_heap_size, add_num_ranks, positive, ranks_to_start, seconds, world_size_of
 from iris.bench.tables import place
 from iris.console import STOPPED, Parser
 from iris.errors import ArgumentError, IrisError, LaunchError
@@ -101,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.out is not None and (users := tuned.user_path()) is not None:
         tuned.read(users)  # picked configs come from there, whatever --out says
     who, num_ranks = identity(), ranks_to_start(given.num_ranks)
-    shapes = _shapes(parser, given, who.world_size if who is not None else num_ranks)
+    world_size = world_size_of(num_ranks)
+    shapes = _shapes(parser, given, world_size)
     options = Options(tuple(shapes), out.absolute(), given.budget_s, given.resume, given.heap_size)
     if who is not None and who.rank != 0:
         session.run(options)
@@ -115,7 +116,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = [(finding, finding.row) for finding in findings if finding.row is not None]
     simulated = any(row.hardware == tuned.SIMULATED for _, row in found)
     if findings:
-        world_size = who.world_size if who is not None else num_ranks
         print_findings(findings, place(world_size, found[0][1].hardware, simulated) if found else "")
     if found:
         print(_TIMES)

@@ -15,7 +15,7 @@ import torch
 
 from iris.context import Iris
 from iris.ops import FusedWorkspace
-from iris.ops.matmul import start_kernel
+from iris.ops.launching import start_kernel
 
 
 class _IdleEngine:

@@ -22,7 +22,7 @@ from iris.bench.contexts import default_heap_size, roomy
 from iris.bench.environment import environment
 from iris.bench.options import DTYPES
 from iris.bench.state import FATAL, agreed, one_line
-from iris.bench.timing import call_seconds
+from iris.bench.timing import call_seconds, of_all
 from iris.console import counted
 from iris.context import Iris, iris
 from iris.errors import ArgumentError, IrisError
@@ -266,8 +266,7 @@ class Runner:
         seconds = call_seconds(
             self.ctx, call, together=True, warmup=0 if simulated else 1, iterations=calls, lead_s=_LEAD_S
         )
-        by_rank = [self.ctx.broadcast(seconds, rank) for rank in range(self.ctx.world_size)]
-        return [1e3 * max(call) for call in zip(*by_rank, strict=True)]
+        return [1e3 * max(call) for call in zip(*of_all(self.ctx, seconds), strict=True)]
 
 
 class Past:

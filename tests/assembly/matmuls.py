@@ -25,8 +25,8 @@ from iris.ops.gathering import (
     push_courier,
     put_courier,
 )
+from iris.ops.launching import accumulator_of
 from iris.ops.local_matmul import add_sink
-from iris.ops.matmul import accumulator_of
 from iris.ops.matmul_all_reduce import (
     Inbox,
     atomic_sink,
@@ -332,7 +332,6 @@ def collectives() -> list[Case]:
             partial(exchange_arguments, sizes),
             {
                 **exchanged,
-                "FLAGS_EACH": 512,
                 "SPLIT": kind in ("scatter", "twice"),
                 "TOTAL": kind != "gather",
                 "EVERYWHERE": kind == "twice",
@@ -389,8 +388,7 @@ def landing_arguments() -> Any:
 
 
 def gather_arguments() -> Any:
-    flags = tile.Flags(tensor(torch.int32), None, None, None, 1, 1, 1, 512)
-    return handle(), flags, half_matrix(), half_matrix(), 1024, 4096, matmul.Crew(16, 8, 100, 2), 1024
+    return handle(), tile.Flags(tensor(torch.int32)), half_matrix(), half_matrix(), 1024, 4096
 
 
 def sum_arguments() -> Any:
@@ -403,7 +401,7 @@ def chunk_arguments() -> Any:
 
 
 def send_arguments() -> Any:
-    flags = tile.Flags(tensor(torch.int32), tensor(torch.int32), None, None, 1, 1, 1, 1)
+    flags = tile.Flags(tensor(torch.int32), tensor(torch.int32))
     return handle(), flags, half_matrix(), 0, 1024, 4096, 256
 
 

@@ -269,9 +269,9 @@ def poll_that_returns_early(flag, out, limit):
 @triton.jit
 def poll_of_words(words, out, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
-    seen = load_fresh(words + offsets, offsets < BLOCK, 0)
+    seen = load_fresh(words + offsets, offsets < BLOCK)
     while tl.min(seen) < 1:
-        seen = load_fresh(words + offsets, offsets < BLOCK, 0)
+        seen = load_fresh(words + offsets, offsets < BLOCK)
     tl.store(out, tl.min(seen))
 
 

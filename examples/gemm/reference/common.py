@@ -22,7 +22,7 @@ import torch.distributed as dist
 import iris
 from iris import backends
 from iris.bench.accuracy import Accuracy, accuracy, worst
-from iris.bench.options import output_file, positive, rank_parser, ranks_to_start
+from iris.bench.options import output_file, positive, rank_parser, ranks_to_start, world_size_of
 from iris.bench.programs.gemm_cli import recorded_status, write_result
 from iris.bench.programs.gemm_options import DATATYPES
 from iris.console import counted
@@ -251,7 +251,7 @@ def main(doc: str | None, name: str, build: Callable[[Job], Steps], cut: str) ->
 
     def launched(who: Identity | None) -> int:
         num_ranks = ranks_to_start(options.num_ranks)
-        shape = shape_of(options, cut, who.world_size if who else num_ranks)
+        shape = shape_of(options, cut, world_size_of(num_ranks))
         told = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
         with tempfile.TemporaryDirectory() as folder:
             meet = f"file://{folder}/meet" if who is None else "env://" if told else None

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
-
 from iris.bench.axes import Function, Params, axis
 from iris.bench.case import SHAPE_AXIS, register
 from iris.bench.cases.l2 import COLD, L2_STATES, WARM, evict
@@ -22,6 +20,7 @@ from iris.ops.hardware import HARDWARE, Hardware, floor_s, hardware
 from iris.ops.model import predict_ms
 from iris.ops.pick import expected_ms
 from iris.ops.problem import DTYPES as OP_DTYPES
+from iris.ops.target import target_of
 from iris.ops.tuned import DTYPE_NAMES, changed_fields
 from iris.results import COMPARATORS, MATMUL
 
@@ -83,7 +82,7 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
         problem = Problem(LOCAL, *sizes, dtype, ctx.world_size)
     state.set_flops(problem.flops)
     state.set_bytes(problem.received_bytes)
-    known = None if ctx.backend_name == "sim" else hardware(torch.cuda.get_device_name(ctx.device))
+    known = hardware(target_of(ctx).hardware)
     cold = state.params.get("l2") == COLD
     state.set_floor(floor_s(problem, known, cold=cold))
     if chosen.config is not None:
@@ -118,8 +117,7 @@ def _tell(state: State, ctx: Iris, problem: Problem, config: FusedConfig, known:
     state.set_config(changed_fields(config))
     state.set_deterministic(not TRAITS[problem.op][config.algorithm].atomic or not problem.dtype.is_floating_point)
     if problem.op == LOCAL:
-        tiles = -(-problem.m // config.block_size_m) * -(-problem.n // config.block_size_n)
-        state.add_counter("waves", tiles / ctx.num_sms)
+        state.add_counter("waves", config.tiles(problem.m, problem.n) / ctx.num_sms)
     if known is not None:
         state.set_predicted(predict_ms(problem, config, known) / 1e3)
         state.add_counter("mi300x_predicted_ms", expected_ms(problem, HARDWARE["MI300X"]))

@@ -24,6 +24,7 @@ from iris.bench.state import State
 from iris.context import Iris
 from iris.device import peer as peers
 from iris.ops.hardware import hardware
+from iris.ops.target import target_of
 
 BUFFER_BYTES = 256 << 20 if several_gpus() else 64 << 10
 BLOCK = 16384
@@ -90,7 +91,7 @@ def rma(state: State, ctx: Iris) -> None:
     move = moves[state["way"]]
     following, giver = (ctx.rank + 1) % ctx.world_size, (ctx.rank + (-1 if put else 1)) % ctx.world_size
     expected = random_bits(ctx, giver, count, torch.int32)
-    known = hardware(torch.cuda.get_device_name(ctx.device)) if ctx.backend_name != "sim" else None
+    known = hardware(target_of(ctx).hardware)
     if ctx.world_size > 1:
         state.set_bytes(nbytes)
         state.set_floor(nbytes / known.received_bytes_per_s(2) if known is not None else None)

@@ -14,9 +14,16 @@ from pathlib import Path
 from iris import backends
 from iris.bench.axes import Params
 from iris.bench.dataset import Dataset
-from iris.bench.options import add_heap_size, folder_trouble, positive, rank_parser, ranks_to_start, tile_size
+from iris.bench.options import (
+    add_heap_size,
+    folder_trouble,
+    positive,
+    rank_parser,
+    ranks_to_start,
+    tile_size,
+    world_size_of,
+)
 from iris.errors import ArgumentError
-from iris.identity import identity
 from iris.ops.algorithms import GATHER
 from iris.ops.config import WARPS
 
@@ -75,8 +82,7 @@ def parse_options(doc: str | None, algorithm: str, data_set: Path, argv: Sequenc
     if any(sizes.values()) and (given.dataset or not alone):
         parser.error("-m, -n and -k: give all three and no --dataset, or none of them")
     num_ranks = ranks_to_start(given.num_ranks)
-    who = identity()
-    world_size = who.world_size if who is not None else num_ranks
+    world_size = world_size_of(num_ranks)
     try:
         shapes = [sizes] if alone else Dataset.read(given.dataset or data_set).shapes(OP, world_size)
     except ArgumentError as error:

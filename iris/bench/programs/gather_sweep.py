@@ -19,6 +19,7 @@ from iris.bench.programs.gather_options import OP, Options
 from iris.bench.records import Record, line_of
 from iris.bench.session import Settings
 from iris.bench.state import Outcome, State
+from iris.bench.timing import of_all
 from iris.console import STOPPED, counted, error_line, tell
 from iris.context import Iris, iris
 from iris.errors import IrisError
@@ -82,7 +83,7 @@ def _record(ctx: Iris, params: Params, options: Options, known: Mapping[str, str
     (mine,) = session.measure(case, [{**params, "algorithm": _way(options)}], Settings(LIMIT_S, options.heap_size))
     if not options.benchmark:
         mine = replace(mine, seconds=[], back_to_back_s=None, host_s=None)
-    outcomes = [Outcome(**ctx.broadcast(asdict(mine), rank)) for rank in range(ctx.world_size)]
+    outcomes = [Outcome(**each) for each in of_all(ctx, asdict(mine))]
     config = asdict(FusedConfig(**mine.config)) if mine.config is not None else None
     return records.record(OP, params, outcomes, known, ctx.world_size) | {"config": config}
 

@@ -29,7 +29,7 @@ from iris import files, ops
 from iris.bench.accuracy import Accuracy, worst
 from iris.bench.cases.operands import Operands
 from iris.bench.environment import environment
-from iris.bench.options import by_option, no_picture, ranks_to_start
+from iris.bench.options import by_option, no_picture, ranks_to_start, world_size_of
 from iris.bench.programs.gemm_options import (
     OPS,
     Arguments,
@@ -40,7 +40,7 @@ from iris.bench.programs.gemm_options import (
     parse,
     shared_extent,
 )
-from iris.bench.timing import median_seconds, slowest
+from iris.bench.timing import median_seconds, of_all, slowest
 from iris.console import STOPPED, counted, error_line, tell
 from iris.context import Iris, iris
 from iris.device.matmul import matmul_kernel
@@ -113,8 +113,8 @@ def checked(work: Work) -> Accuracy:
         found.append(work.accuracy_of(work.output, roundings))
         if work.arguments.debug:
             show_worst(work)
-    own = list(worst(found))
-    return worst(Accuracy(*work.ctx.broadcast(own, rank)) for rank in range(work.ctx.world_size))
+    own: list[Any] = [*worst(found)]
+    return worst(Accuracy(*each) for each in of_all(work.ctx, own))
 
 
 def registers_of(kernel: Any, device: torch.device) -> tuple[int | None, int | None]:
@@ -132,10 +132,7 @@ def device_of(ctx: Iris) -> Device:
         properties = triton.runtime.driver.active.utils.get_device_properties(ctx.device.index)
         shared, free = int(properties["max_shared_mem"]), torch.cuda.mem_get_info(ctx.device)[0]
     own = [ctx.num_sms, shared, free]
-    weakest = [
-        min(values) for values in zip(*(ctx.broadcast(own, rank) for rank in range(ctx.world_size)), strict=True)
-    ]
-    return Device(ctx.backend_name, ctx.world_size, *weakest)
+    return Device(ctx.backend_name, ctx.world_size, *map(min, zip(*of_all(ctx, own), strict=True)))
 
 
 def free_memory_bytes() -> int:
@@ -166,7 +163,7 @@ def show_worst(work: Work) -> None:
 
 def show_details(work: Work) -> None:
     """Print on rank 0 the config, shapes and bytes of the run."""
-    tiles = -(-work.arguments.m // work.config.block_size_m) * -(-work.n // work.config.block_size_n)
+    tiles = work.config.tiles(work.arguments.m, work.n)
     nbytes = work.problem.received_bytes
     for line in (
         str(work.config),
@@ -278,7 +275,7 @@ def main(doc: str | None, stream_k: bool, argv: Sequence[str] | None = None) -> 
 
     def launched(who: Identity | None) -> int:
         num_ranks = ranks_to_start(asked.num_ranks)
-        name, world = shared_extent(asked), who.world_size if who else num_ranks
+        name, world = shared_extent(asked), world_size_of(num_ranks)
         if name in given and getattr(asked, name) % world:
             raise ArgumentError("benchmark", f"-{name}", f"a multiple of the {world} ranks", getattr(asked, name))
         return int(max(launch(run, num_ranks, (asked, given, stream_k))))

@@ -16,7 +16,8 @@ from iris.bench.options import add_num_ranks, heap_bytes, not_negative, output_f
 from iris.console import Parser
 from iris.heap import format_bytes
 from iris.ops.algorithms import ALL_REDUCE, SCATTER
-from iris.ops.config import MAX_BLOCK_ELEMENTS, MAX_GROUP_M, WARPS, FusedConfig, min_block_size_k
+from iris.ops.config import MAX_BLOCK_ELEMENTS, MAX_GROUP_M, WARPS, FusedConfig, min_block_size_k, most_warps
+from iris.ops.obstacles import SUMS_PER_THREAD
 
 DATATYPES = {"fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "bf16": torch.bfloat16}
 OPS = {"all_reduce": ALL_REDUCE, "all_scatter": SCATTER, "one_shot": ALL_REDUCE}
@@ -24,10 +25,6 @@ OPS = {"all_reduce": ALL_REDUCE, "all_scatter": SCATTER, "one_shot": ALL_REDUCE}
 AMD_ONLY = ("waves_per_eu", "mfmaInstrSize", "kpack")
 SIMULATED_SHAPE = (608, 512, 1032)
 """M, N, K if kernels are interpreted and no other shape is given: an eighth of the default one."""
-SUMS_PER_THREAD = 128
-"""Sums of a tile that a thread can hold besides operands: half of the 255 registers that it can have."""
-THREADS = 1024
-"""The most threads of a block."""
 BLOCKS = (
     ("BLK_M", "BLK_N"), ("BLK_M", "BLK_K"), ("BLK_K", "BLK_N"), ("COMMUNICATION_TILE_M", "COMMUNICATION_TILE_N"),
 )  # fmt: skip
@@ -184,7 +181,7 @@ def fit(asked: Arguments, given: Collection[str], device: Device) -> tuple[Argum
         (_sms, f"the device has {device.num_sms} SMs"),
         (_blocks, f"Triton's blocks have at most {MAX_BLOCK_ELEMENTS} elements"),
         (_group, f"at most {MAX_GROUP_M} rows of tiles can be counted as one group"),
-        (_warps, f"a block has at most {THREADS} threads"),
+        (_warps, "a block has at most 1024 threads"),
         (_registers, f"a thread holds at most {SUMS_PER_THREAD} sums of its tile"),
         (_shared_memory, f"a block has {format_bytes(device.shared_bytes)} of shared memory"),
         (_heap, f"{format_bytes(device.free_bytes)} are free for each rank, {HEAP_SHARE:.0%} of that for its heap"),
@@ -231,7 +228,7 @@ def _group(asked: Arguments, given: Collection[str], device: Device) -> Changes:
 
 
 def _warps(asked: Arguments, given: Collection[str], device: Device) -> Changes:
-    return {"num_warps": min(asked.num_warps, THREADS // device.warp_size)}
+    return {"num_warps": min(asked.num_warps, most_warps(device.backend))}
 
 
 def _registers(asked: Arguments, given: Collection[str], device: Device) -> Changes:

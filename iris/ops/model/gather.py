@@ -70,8 +70,14 @@ def _keep_own_s(call: Call) -> float:
     return 2 * call.part_nbytes / call.machine.memory_rate if _by_columns(call) else 0.0
 
 
+def _part(call: Call) -> tuple[int, int, int]:
+    """The rows and columns of one rank's part of A, at least one each, and its rows of tiles."""
+    m, k, world = call.problem.m, call.problem.k, call.world
+    return (m, k // world or 1, call.rows) if _by_columns(call) else (m // world or 1, k, call.shard_rows)
+
+
 def _copied(call: Call) -> float:
-    rows = call.rows if _by_columns(call) else call.shard_rows
+    _, _, rows = _part(call)
     chunks, per_chunk = evenly(rows, call.config.num_chunks)
     each = _sending_s(call, 1 / chunks)
     deal, arrivals = _deal(call), []
@@ -103,12 +109,10 @@ def _sent(call: Call, senders: int) -> float:
     config, world, by_columns = call.config, call.world, _by_columns(call)
     senders = max(1, min(senders, call.programs() - 1))
     deal = _deal(call, senders, together=True)
-    part_m = call.problem.m if by_columns else call.problem.m // world or 1
-    part_k = call.problem.k // world or 1 if by_columns else call.problem.k
+    part_m, part_k, rows = _part(call)
     piece_k = min(config.k_per_flag * config.block_size_k, part_k)
     nbytes = min(config.block_size_m, part_m) * piece_k * call.problem.dtype.itemsize
     pieces = -(-part_k // piece_k) * (world if by_columns else 1)
-    rows = call.rows if by_columns else call.shard_rows
     chunks = rows if by_columns else (world - 1) * rows
     tiles = (1 if by_columns else world) * rows * call.columns
     rounds = 1 if by_columns else config.num_rounds
@@ -132,13 +136,12 @@ def _sent(call: Call, senders: int) -> float:
 
 def _fetched(call: Call) -> float:
     config, machine_, world = call.config, call.machine, call.world
-    fetchers = config.comm_sms or max(1, call.programs() // 8)
+    fetchers = config.senders_among(call.programs())
     first = max(fetchers, config.first_stage_fetch_sms or 0)
     deal = _deal(call, min(fetchers, call.programs() - 1), together=True)
     item = call.problem.dtype.itemsize
     tile = config.comm_block_m * config.comm_block_n * item
-    part_m = call.problem.m if _by_columns(call) else call.problem.m // world
-    part_k = call.problem.k // world if _by_columns(call) else call.problem.k
+    part_m, part_k, rows = _part(call)
     piece = min(config.block_size_m, part_m) * min(config.k_per_flag * config.block_size_k, part_k) * item
     parts = world if _by_columns(call) else world - 1
     nbytes = parts * call.part_nbytes
@@ -149,7 +152,6 @@ def _fetched(call: Call) -> float:
     def ready(share: float) -> float:
         return MEET_S + min(share, first_share) * first_s + max(0.0, share - first_share) * later_s
 
-    rows = call.rows if _by_columns(call) else call.shard_rows
     pieces = max(1, call.problem.k // (config.block_size_k * config.k_per_flag))
     arrivals = []
     for turn in range(1 if _by_columns(call) else world - 1):

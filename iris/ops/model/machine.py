@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from iris.ops.config import FusedConfig
-from iris.ops.hardware import Hardware, number_format
+from iris.ops.hardware import Hardware
 from iris.ops.problem import QUANTISED, Problem
 
 LAUNCH_S = 6e-6
@@ -176,9 +176,7 @@ def machine(known: Hardware, dtype: torch.dtype) -> Machine:
 
 def _flops(known: Hardware, dtype: torch.dtype, amd: bool) -> float:
     """The sustained rate of a large matmul of ``dtype`` on the whole GPU: measured, else a share of the peak."""
-    name = number_format(dtype)
-    if name not in known.peak_flops:  # hardware without TF32 multiplies float32 as it is
-        name = "fp32"
+    name = known.format_of(dtype)
     if name in known.sustained_flops:
         return known.sustained_flops[name]
     share = _FLOPS_SHARE_OF_AMD if amd else _FLOAT32_SHARE if name == "fp32" else _FLOPS_SHARE

@@ -13,7 +13,6 @@ from iris.ops.algorithms import EXCHANGING, GATHER, LOCAL, SCATTER
 from iris.ops.config import FusedConfig
 from iris.ops.model.machine import LAUNCH_S, Machine
 from iris.ops.problem import Problem
-from iris.ops.rows import evenly
 from iris.ops.split import sharers_of, split_tiles, strips_of
 
 _BOOST_S, _BOOST, _THROTTLED_S, _THROTTLED = 0.25e-3, 1.05, 1.2e-3, 0.91
@@ -189,10 +188,6 @@ class Call:
     def shares(self, rows: int) -> list[float]:
         """The chunks into which ``decomposed`` cuts ``rows``, as shares of all rows."""
         return [chunk.count / rows for chunk in self.config.cut(rows)]
-
-    def chunks_of_groups(self, rows: int) -> int:
-        """The number of chunks in which ``rows`` rows travel, if each consists of whole groups of block rows."""
-        return evenly(self.config.groups(rows), self.config.num_chunks)[0]
 
     def first_tile(self, row: int) -> int:
         """The number of the first tile in block row ``row``, in grouped order."""

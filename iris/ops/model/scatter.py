@@ -40,7 +40,7 @@ def _behind(deal: Deal, chunks: int, each_s: float) -> float:
 
 def _copied(call: Call) -> float:
     deal = call.deal(call.rows * call.columns, tile_s=KEEP_S)
-    chunks = call.chunks_of_groups(call.problem.m)
+    chunks, _ = call.config.cut_in_groups(call.problem.m, call.config.num_chunks)
     drifting = call.contention(_DRIFTING + (chunks - 1) * _CHUNK_DRIFTING)
     each = (call.world - 1) * call.machine.copy_s(drifting * call.output_nbytes / chunks) + 2 * WORD_S
     return _behind(deal, chunks, each) + LAUNCH_S
@@ -48,7 +48,7 @@ def _copied(call: Call) -> float:
 
 def _with_senders(call: Call) -> tuple[int, Deal, int]:
     """The number of programs that only send, the deal of the others, and the number of chunks that are sent."""
-    senders = max(1, min(call.config.comm_sms or call.programs() // 8, call.programs() - 1))
+    senders = max(1, min(call.config.senders_among(call.programs()), call.programs() - 1))
     deal = call.deal(call.rows * call.columns, senders, tile_s=KEEP_S)
     return senders, deal, call.config.groups(call.problem.m)
 

@@ -172,7 +172,7 @@ def _reduce_everywhere(call: Call) -> float:
 def _reduce_copied(call: Call) -> float:
     """In rounds: tiles go to their owners, then sums to all; the sums of one round follow the tiles of the next."""
     shard, world = call.shard_rows * call.columns, call.world
-    chunks = call.chunks_of_groups(call.problem.m // world or 1)
+    chunks, _ = call.config.cut_in_groups(call.problem.m // world or 1, call.config.num_chunks)
     deal = call.deal(world * shard, tile_s=KEEP_S, passes=call.passes)
     spreading = _CROWDED * _owner_copy_s(call, 1 / chunks)
     each = spreading + 2 * WORD_S
